@@ -1,0 +1,83 @@
+"""Build macros of Sluice: one place for the compiler's flags and the shape of a C test.
+
+    load("//third_party/bazel:sluice.bzl", "sluice_cc_library", "sluice_cc_test")
+
+Includes are written from the workspace root: `#include "backend/base/status.h"`.
+"""
+
+# Warnings are errors in our own code only. -Wconversion is left out: in index arithmetic it buries its rare
+# finds under casts; the checked arithmetic of backend/base covers sizes.
+_WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+    "-Wpointer-arith",
+    "-Wundef",
+    "-Wvla",
+    "-Wwrite-strings",
+    "-Wno-missing-field-initializers",
+    "-Werror",
+]
+
+_C_ONLY = [
+    "-std=c11",
+    "-Wstrict-prototypes",
+    "-Wmissing-prototypes",
+    "-Wold-style-definition",
+]
+
+# -D_GNU_SOURCE: -std=c11 hides POSIX. Hidden visibility: only SLUICE_API functions leave libsluice.
+# -ffp-contract=off: results must not depend on what the compiler fuses. No -march: kernels are chosen at run time.
+SLUICE_COPTS = [
+    "-D_GNU_SOURCE",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-pthread",
+] + _WARNINGS
+
+SLUICE_C_COPTS = _C_ONLY + SLUICE_COPTS
+
+SLUICE_LINKOPTS = ["-pthread"]
+
+def _is_cxx(name):
+    return name.endswith(".cc") or name.endswith(".cpp") or name.endswith(".cxx")
+
+def _copts(srcs):
+    # A target is C or C++, never both: the C flags are errors for g++.
+    for src in srcs:
+        if _is_cxx(src):
+            return SLUICE_COPTS
+    return SLUICE_C_COPTS
+
+def sluice_cc_library(name, srcs = [], hdrs = [], deps = [], copts = [], linkopts = [], visibility = None, **kwargs):
+    """A static C library with the house flags; headers without sources are fine."""
+    native.cc_library(
+        name = name,
+        srcs = srcs,
+        hdrs = hdrs,
+        copts = _copts(srcs) + copts,
+        linkopts = SLUICE_LINKOPTS + linkopts,
+        linkstatic = 1,
+        visibility = visibility,
+        deps = deps,
+        **kwargs
+    )
+
+def sluice_cc_test(name, srcs, deps = [], copts = [], linkopts = [], size = "small", timeout = None, cmocka = True, **kwargs):
+    """A cmocka test with a deadline: small 60 s, medium 300 s. `cmocka = False` is for plain programs.
+
+    Results stay text in the test's log: with cmocka's XML a failure, or the case that hung, would not show there.
+    """
+    cxx = _copts(srcs) == SLUICE_COPTS
+    native.cc_test(
+        name = name,
+        srcs = srcs + ([] if cxx else ["//third_party/bazel:line_buffered.c"]),
+        copts = _copts(srcs) + copts,
+        linkopts = SLUICE_LINKOPTS + linkopts + (["-lcmocka"] if cmocka else []) + ["-lm"],
+        linkstatic = 1,
+        size = size,
+        timeout = timeout,
+        deps = deps,
+        **kwargs
+    )

@@ -1,0 +1,7 @@
+# shellcheck shell=bash
+# Sourced: what runs of the checkout's own virtual environment need. Expects ROOT.
+export TORCHDYNAMO_DISABLE=1                              # no Inductor build of the gate's helpers in every worker
+export DS_ACCELERATOR="${DS_ACCELERATOR:-cpu}"            # no probing, no warning; a GPU run sets it itself
+export TORCH_EXTENSIONS_DIR="$ROOT/.venv/torch_extensions" # DeepSpeed's shm op, built once by setup.sh
+export PYTHONNOUSERSITE=1 PYTHONUNBUFFERED=1
+unset PYTHONHOME PYTHONPATH

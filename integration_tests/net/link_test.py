@@ -1,0 +1,175 @@
+"""The shaped link is as fast as it says, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from integration_tests.net.link import Link, Outcome, run_ranks
+from integration_tests.net.namespaces import NamespaceError, Namespaces, parse_rate
+
+HERE = Path(__file__).resolve().parent
+
+
+def _namespaces_allowed(user: bool) -> str:
+    try:
+        with Namespaces(2, 1e9, user):
+            return ""
+    except NamespaceError as why:
+        return str(why)
+
+
+def _shaped(user: bool) -> None:
+    why = _namespaces_allowed(user)
+    if why:
+        pytest.skip(f"no namespaces here: {why}")
+
+
+def _measure(
+    rate: str | None, total: int, world_size: int = 2, user: bool | None = None
+) -> tuple[Outcome, list[float]]:
+    seen: list[float] = []
+
+    def sink(_rank: int, line: str) -> None:
+        if line.startswith("mbit "):
+            seen.append(float(line.split()[1]))
+
+    argv = [sys.executable, str(HERE / "throughput.py"), str(total)]
+    outcome = run_ranks(argv, world_size=world_size, rate=rate, deadline_s=30, sink=sink, user=user)
+    return outcome, seen
+
+
+def _eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(("rate", "mbit", "total"), [("200mbit", 200, 12_000_000), ("1gbit", 1000, 60_000_000)])
+def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total: int) -> None:
+    """Upper bound sharp (the shaper works in both directions), lower bound loose (the machine may be busy)."""
+    _shaped(os.geteuid() != 0)
+    outcome, seen = _measure(rate, total)
+    assert outcome.status == 0, outcome
+    assert len(seen) == 2
+    for measured in seen:
+        assert 0.5 * mbit < measured < 1.05 * mbit, (rate, seen)
+
+
+def test_link_in_user_namespace_is_shaped_too() -> None:
+    """The way for people who are not root."""
+    _shaped(True)
+    outcome, seen = _measure("200mbit", 6_000_000, user=True)
+    assert outcome.status == 0, outcome
+    assert "user namespaces" in outcome.link
+    assert all(measured < 215 for measured in seen), seen
+
+
+def test_link_four_ranks_reach_each_other_through_the_bridge() -> None:
+    """Every rank gets its own address and reaches rank 0."""
+    _shaped(os.geteuid() != 0)
+    script = (
+        "import os,socket,time\n"
+        "rank=int(os.environ['RANK']); at=(os.environ['MASTER_ADDR'],int(os.environ['MASTER_PORT']))\n"
+        "if rank==0:\n"
+        "    server=socket.create_server(at)\n"
+        "    print(sorted(server.accept()[1][0] for _ in range(3)))\n"
+        "else:\n"
+        "    for _ in range(200):\n"
+        "        try:\n"
+        "            socket.create_connection(at); break\n"
+        "        except OSError: time.sleep(0.05)\n"
+        "    else: raise SystemExit('no connection')\n"
+    )
+    lines: list[str] = []
+    argv = [sys.executable, "-c", script]
+    outcome = run_ranks(argv, world_size=4, rate="1gbit", deadline_s=30, sink=lambda _rank, line: lines.append(line))
+    assert outcome.status == 0, outcome
+    assert lines == ["['10.77.0.2', '10.77.0.3', '10.77.0.4']"]
+
+
+def test_link_none_is_loopback() -> None:
+    """`none` needs no rights at all."""
+    with Link(2, "none") as link:
+        assert link.description == "loopback"
+        assert link.environment(1)["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_link_one_rank_fails_all_end_with_its_last_lines() -> None:
+    """The other rank sleeps for ever; it must not."""
+    script = "import os,time,sys\nif os.environ['RANK']=='1': print('alas'); sys.exit(7)\ntime.sleep(3600)"
+    lines: list[str] = []
+    begin = time.monotonic()
+    outcome = run_ranks(
+        [sys.executable, "-c", script], rate="none", grace_s=0.5, sink=lambda _rank, line: lines.append(line)
+    )
+    assert (outcome.status, outcome.reason) == (7, "rank 1 returned 7")
+    assert outcome.tails[1] == ["alas"] == lines
+    assert time.monotonic() - begin < 15
+
+
+def test_link_deadline_passes_everything_stops() -> None:
+    """Status 124, as timeout(1)."""
+    argv = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    assert run_ranks(argv, rate="none", deadline_s=0.5).status == 124
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_link_launcher_is_killed_nothing_stays(number: signal.Signals) -> None:
+    """Ranks, holders and namespaces go, also when the launcher gets no chance to clean up."""
+    why = _namespaces_allowed(os.geteuid() != 0)
+    rate = "none" if why else "1gbit"
+    script = "import os,time; print('pid', os.getpid(), os.readlink('/proc/self/ns/net'), flush=True); time.sleep(3600)"
+    argv = [sys.executable, str(HERE / "link.py"), "--rate", rate, "--", sys.executable, "-c", script]
+    links_before = Path("/proc/net/dev").read_text().count(":")
+    launcher = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    pids, spaces = [], set()
+    while len(pids) < 2:
+        words = launcher.stdout.readline().split()
+        assert words, "the launcher ended early"
+        if "pid" in words:
+            pids.append(int(words[2]))
+            spaces.add(words[3])
+    family = [*pids, *_children(launcher.pid)]
+    if not why:
+        assert len(spaces) == 2
+        assert os.readlink("/proc/self/ns/net") not in spaces
+    launcher.send_signal(number)
+    launcher.stdout.close()
+    launcher.wait(timeout=20)
+    assert launcher.returncode != 0
+    assert _eventually(lambda: not any(_alive(pid) for pid in family)), family
+    assert Path("/proc/net/dev").read_text().count(":") == links_before
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_rate_text_nonsense_is_refused() -> None:
+    """A typing slip must not become some other link."""
+    assert parse_rate("0.4gbit") == 4e8
+    for bad in ("", "fast", "1gb", "-1gbit", "0mbit"):
+        with pytest.raises(ValueError, match="not understood"):
+            parse_rate(bad)

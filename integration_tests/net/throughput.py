@@ -1,0 +1,55 @@
+"""What each rank of link_test runs: both ranks send at once, each prints what it received per second.
+
+Plain sockets, no torch: the test measures the link, not a library.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+
+BLOCK = bytes(1 << 18)
+
+
+def _connect(rank: int, address: str, port: int) -> socket.socket:
+    if rank == 0:
+        with socket.create_server((address, port)) as server:
+            return server.accept()[0]
+    for _ in range(200):
+        try:
+            return socket.create_connection((address, port))
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit("no connection")
+
+
+def _send(peer: socket.socket, total: int) -> None:
+    sent = 0
+    while sent < total:
+        sent += peer.send(BLOCK[: total - sent])
+
+
+def main() -> None:
+    """Send `argv[1]` bytes each way and report megabits per second received."""
+    total = int(sys.argv[1])
+    peer = _connect(int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1)
+    with peer:
+        sender = threading.Thread(target=_send, args=(peer, total))
+        begin = time.monotonic()
+        sender.start()
+        received = 0
+        while received < total:
+            data = peer.recv(1 << 20)
+            if not data:
+                raise SystemExit("the peer left early")
+            received += len(data)
+        seconds = time.monotonic() - begin
+        sender.join()
+    print(f"mbit {received * 8 / seconds / 1e6:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

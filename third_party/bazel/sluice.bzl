@@ -40,8 +40,10 @@ SLUICE_C_COPTS = _C_ONLY + SLUICE_COPTS
 
 SLUICE_LINKOPTS = ["-pthread"]
 
+
 def _is_cxx(name):
     return name.endswith(".cc") or name.endswith(".cpp") or name.endswith(".cxx")
+
 
 def _copts(srcs):
     # A target is C or C++, never both: the C flags are errors for g++.
@@ -49,6 +51,7 @@ def _copts(srcs):
         if _is_cxx(src):
             return SLUICE_COPTS
     return SLUICE_C_COPTS
+
 
 def sluice_cc_library(name, srcs = [], hdrs = [], deps = [], copts = [], linkopts = [], visibility = None, **kwargs):
     """A static C library with the house flags; headers without sources are fine."""
@@ -61,8 +64,9 @@ def sluice_cc_library(name, srcs = [], hdrs = [], deps = [], copts = [], linkopt
         linkstatic = 1,
         visibility = visibility,
         deps = deps,
-        **kwargs
+        **kwargs,
     )
+
 
 def sluice_cc_test(name, srcs, deps = [], copts = [], linkopts = [], size = "small", timeout = None, cmocka = True, **kwargs):
     """A cmocka test with a deadline: small 60 s, medium 300 s. `cmocka = False` is for plain programs.
@@ -79,5 +83,5 @@ def sluice_cc_test(name, srcs, deps = [], copts = [], linkopts = [], size = "sma
         size = size,
         timeout = timeout,
         deps = deps,
-        **kwargs
+        **kwargs,
     )

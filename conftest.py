@@ -1,0 +1,30 @@
+"""Settings of every Python test: the environment that the checkout's .venv needs, and the two markers."""
+
+import os
+
+import pytest
+
+ROOT = os.path.dirname(os.path.abspath(__file__))
+# As third_party/setup/env.sh says, for a pytest started by hand.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(ROOT, ".venv", "torch_extensions"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="also run the tests marked `full`")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--full"):
+        dropped = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device, none here")

@@ -1,0 +1,233 @@
+"""Builds libsluice, stages the `sluice` package around it, makes a wheel and installs it into this Python.
+
+    .venv/bin/python python_plugin/packaging/install.py [--force] [--wheel-dir DIR] [--no-install]
+
+Nothing is done when no input has changed since the last install.
+"""
+
+import argparse
+import base64
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, HERE)
+import cdef  # noqa: E402
+
+INCLUDE = os.path.join(ROOT, "capi", "include")
+TAG = "py3-none-linux_x86_64"
+LIBRARY = "//capi:libsluice.so.0"
+OPTIONAL_LIBRARIES = ("//backend/comm/mpi:libsluice_mpi.so",)  # opened on demand, so a wheel without it works
+PACKAGE = ("python_plugin/sluice", "sluice")
+SOURCE_SUFFIXES = (".py", ".pyi", ".typed", ".c", ".cc", ".cpp", ".h", ".json")
+SKIP_FOLDERS = {"test", "tests", "__pycache__"}
+
+
+class Failure(Exception):
+    """One line for the user: what failed and what to do."""
+
+
+def say(text):
+    print(f"install: {text}", flush=True)
+
+
+def run(command, **options):
+    return subprocess.run(command, cwd=ROOT, text=True, **options)
+
+
+def bazel(*arguments):
+    done = run(["nice", "bazel", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode != 0:
+        sys.stderr.write(done.stderr[-6000:])
+        raise Failure(f"bazel {' '.join(arguments)} failed (exit {done.returncode}): see above")
+    return done.stdout
+
+
+def adapter_packages():
+    """(folder, package) of each adapter that is a Python package."""
+    base = os.path.join(ROOT, "adapters")
+    for name in sorted(os.listdir(base)) if os.path.isdir(base) else ():
+        if os.path.isfile(os.path.join(base, name, "__init__.py")):
+            yield f"adapters/{name}", f"sluice/adapters/{name}"
+
+
+def files_below(folder):
+    """Paths relative to `folder`, in a fixed order."""
+    top = os.path.join(ROOT, folder)
+    for where, folders, names in os.walk(top):
+        folders[:] = sorted(name for name in folders if name not in SKIP_FOLDERS)
+        for name in sorted(names):
+            yield os.path.relpath(os.path.join(where, name), top)
+
+
+def input_hash():
+    """Over every file that the wheel is made from, sources of the library included."""
+    digest = hashlib.sha256(sys.version.encode())
+    folders = ["capi", "backend", "third_party/bazel", "python_plugin", "adapters"]
+    paths = ["WORKSPACE", "BUILD", ".bazelrc"]
+    for folder in folders:
+        paths += [os.path.join(folder, name) for name in files_below(folder)]
+    for path in paths:
+        digest.update(path.encode() + b"\0")
+        with open(os.path.join(ROOT, path), "rb") as file:
+            digest.update(hashlib.sha256(file.read()).digest())
+    return digest.hexdigest()
+
+
+def exists(target):
+    package, _, name = target[2:].partition(":")
+    build = os.path.join(ROOT, package, "BUILD")
+    if not os.path.isfile(build):
+        return False
+    with open(build) as file:
+        return f'"{name}"' in file.read()
+
+
+def build_libraries():
+    targets = [LIBRARY] + [target for target in OPTIONAL_LIBRARIES if exists(target)]
+    began = time.monotonic()
+    bazel("build", *targets)
+    say(f"built {', '.join(targets)} in {time.monotonic() - began:.1f} s")
+    bin_dir = bazel("info", "bazel-bin").strip()
+    return [os.path.join(bin_dir, target[2:].replace(":", "/")) for target in targets]
+
+
+def copy(source, destination):
+    os.makedirs(os.path.dirname(destination), exist_ok=True)
+    shutil.copyfile(source, destination)
+
+
+def stage(top, libraries, version):
+    """Lays the package out under `top` as it will be installed."""
+    for folder, package in [PACKAGE, *adapter_packages()]:
+        for name in files_below(folder):
+            if name.endswith(SOURCE_SUFFIXES):
+                copy(os.path.join(ROOT, folder, name), os.path.join(top, package, name))
+    adapters_init = os.path.join(top, "sluice/adapters/__init__.py")
+    if not os.path.exists(adapters_init):
+        os.makedirs(os.path.dirname(adapters_init), exist_ok=True)
+        with open(adapters_init, "w") as file:
+            file.write('"""Adapters of host frameworks; each is imported only where its host is."""\n')
+    for library in libraries:
+        copy(library, os.path.join(top, "sluice/lib", os.path.basename(library)))
+    for name in cdef.header_files(INCLUDE):
+        copy(os.path.join(INCLUDE, name), os.path.join(top, "sluice/include", name))
+    cdef.emit(INCLUDE, "sluice._sluice_abi", os.path.join(top, "sluice/_sluice_abi.py"))
+    with open(os.path.join(top, "sluice/_version.py"), "w") as file:
+        file.write(f'"""Written by the packaging; the C headers are the source."""\n\n__version__ = "{version}"\n')
+
+
+def make_wheel(top, version, wheel_dir):
+    """Writes the wheel by hand: it is a zip of the staged tree and four small files."""
+    info = f"sluice-{version}.dist-info"
+    metadata = (
+        f"Metadata-Version: 2.1\nName: sluice\nVersion: {version}\n"
+        "Summary: Expert-parallel mixture-of-experts engine that host frameworks swap in\n"
+        "License: Apache-2.0\nRequires-Python: >=3.9\nRequires-Dist: cffi>=1.15\n"
+    )
+    wheel = f"Wheel-Version: 1.0\nGenerator: sluice-packaging\nRoot-Is-Purelib: false\nTag: {TAG}\n"
+    entry_points = "[console_scripts]\nsluice = sluice.__main__:main\n\n"
+    entry_points += "[torch.backends]\nsluice = sluice.autoload:load\n"
+    for name, text in (("METADATA", metadata), ("WHEEL", wheel), ("entry_points.txt", entry_points)):
+        os.makedirs(os.path.join(top, info), exist_ok=True)
+        with open(os.path.join(top, info, name), "w") as file:
+            file.write(text)
+    copy(os.path.join(ROOT, "LICENSE"), os.path.join(top, info, "LICENSE"))
+
+    os.makedirs(wheel_dir, exist_ok=True)
+    path = os.path.join(wheel_dir, f"sluice-{version}-{TAG}.whl")
+    record = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for where, folders, names in os.walk(top):
+            folders.sort()
+            for name in sorted(names):
+                full = os.path.join(where, name)
+                inside = os.path.relpath(full, top)
+                with open(full, "rb") as file:
+                    data = file.read()
+                entry = zipfile.ZipInfo(inside)  # fixed date: equal inputs give equal wheels
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.external_attr = (0o755 if ".so" in name else 0o644) << 16
+                archive.writestr(entry, data)
+                digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+                record.append(f"{inside},sha256={digest},{len(data)}\n")
+        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD"), "".join(record) + f"{info}/RECORD,,\n")
+    return path
+
+
+def install(wheel):
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    done = run([*command, "--force-reinstall", "--no-index", wheel], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode != 0:
+        raise Failure(f"pip could not install {os.path.basename(wheel)}: {done.stdout.strip().splitlines()[-1:]}")
+
+
+def build_torch_adapter():
+    """The one C++ file is compiled against the torch at hand; its builder keeps what is still good."""
+    if not os.path.isfile(os.path.join(ROOT, "adapters/torch/build.py")):
+        return
+    if importlib.util.find_spec("torch") is None:
+        say("torch is not installed here: its adapter is compiled on first use")
+        return
+    began = time.monotonic()
+    # From elsewhere: in the checkout, `sluice` must never be found by accident.
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice.adapters.torch.build"], cwd=os.path.dirname(sys.executable), text=True
+    )
+    if done.returncode != 0:
+        raise Failure("the torch adapter did not compile: run `.venv/bin/python -m sluice.adapters.torch.build`")
+    say(f"torch adapter ready in {time.monotonic() - began:.1f} s")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--force", action="store_true", help="even if nothing changed")
+    parser.add_argument("--wheel-dir", help="keep the wheel here")
+    parser.add_argument("--no-install", action="store_true", help="make the wheel only")
+    options = parser.parse_args()
+    began = time.monotonic()
+
+    if sys.prefix == sys.base_prefix and not options.no_install:
+        raise Failure("this is the machine's own Python: run it with .venv/bin/python")
+    stamp_path = os.path.join(sys.prefix, ".sluice-package.json")
+    now = {"inputs": input_hash()}
+    if not (options.force or options.wheel_dir or options.no_install) and os.path.exists(stamp_path):
+        with open(stamp_path) as file:
+            unchanged = json.load(file) == now
+        if unchanged and importlib.util.find_spec("sluice") is not None:
+            say(f"nothing changed, sluice is installed ({time.monotonic() - began:.1f} s)")
+            return
+    if os.path.exists(stamp_path):
+        os.remove(stamp_path)
+
+    version = ".".join(str(cdef.macro(INCLUDE, f"SLUICE_VERSION_{part}")) for part in ("MAJOR", "MINOR", "PATCH"))
+    libraries = build_libraries()
+    with tempfile.TemporaryDirectory() as scratch:
+        top = os.path.join(scratch, "stage")
+        stage(top, libraries, version)
+        wheel = make_wheel(top, version, options.wheel_dir or scratch)
+        if not options.no_install:
+            install(wheel)
+    if not options.no_install:
+        build_torch_adapter()
+        with open(stamp_path, "w") as file:
+            json.dump(now, file)
+        say(f"sluice {version} installed in .venv in {time.monotonic() - began:.1f} s")
+    else:
+        say(f"made {os.path.basename(wheel)} in {time.monotonic() - began:.1f} s")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (Failure, RuntimeError) as error:
+        sys.exit(f"install: FAILED: {error}")

@@ -1,0 +1,95 @@
+#include "backend/base/alloc.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void sluice_allocator_init(sluice_allocator_t* allocator, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
+                           void* user) {
+  memset(allocator, 0, sizeof *allocator);
+  allocator->allocate = allocate;
+  allocator->release = release;
+  allocator->user = user;
+  allocator->fail_after = -1;
+  pthread_mutex_init(&allocator->mutex, NULL);
+}
+
+void sluice_allocator_deinit(sluice_allocator_t* allocator) { pthread_mutex_destroy(&allocator->mutex); }
+
+uint64_t sluice_align_up(uint64_t bytes) {
+  if (bytes > UINT64_MAX - SLUICE_ALIGNMENT) return UINT64_MAX & ~(uint64_t)(SLUICE_ALIGNMENT - 1);
+  return (bytes + SLUICE_ALIGNMENT - 1) & ~(uint64_t)(SLUICE_ALIGNMENT - 1);
+}
+
+static void account(sluice_allocator_t* allocator, uint64_t bytes) {
+  allocator->current_bytes += bytes;
+  if (allocator->current_bytes > allocator->peak_bytes) allocator->peak_bytes = allocator->current_bytes;
+}
+
+/* True when a test asked for this allocation to fail. */
+static int planned_failure(sluice_allocator_t* allocator) {
+  if (allocator->fail_after < 0) return 0;
+  return allocator->fail_after-- == 0;
+}
+
+void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* what) {
+  uint64_t rounded = sluice_align_up(bytes == 0 ? 1 : bytes);
+  void* data = NULL;
+  pthread_mutex_lock(&allocator->mutex);
+  if (!planned_failure(allocator)) {
+    data = allocator->allocate != NULL ? allocator->allocate(allocator->user, rounded)
+                                       : aligned_alloc(SLUICE_ALIGNMENT, rounded);
+  }
+  if (data != NULL) {
+    account(allocator, rounded);
+    ++allocator->num_live;
+  }
+  uint64_t current = allocator->current_bytes;
+  pthread_mutex_unlock(&allocator->mutex);
+  if (data == NULL) {
+    (void)SLUICE_FAIL(SLUICE_E_NO_MEMORY, "%s: %llu bytes refused by the allocator (%llu bytes in use by Sluice)", what,
+                      (unsigned long long)rounded, (unsigned long long)current);
+  }
+  return data;
+}
+
+void* sluice_alloc_zeroed(sluice_allocator_t* allocator, uint64_t bytes, const char* what) {
+  void* data = sluice_alloc(allocator, bytes, what);
+  if (data != NULL) memset(data, 0, bytes == 0 ? 1 : bytes);
+  return data;
+}
+
+void sluice_free(sluice_allocator_t* allocator, void* data, uint64_t bytes) {
+  if (data == NULL) return;
+  uint64_t rounded = sluice_align_up(bytes == 0 ? 1 : bytes);
+  pthread_mutex_lock(&allocator->mutex);
+  if (allocator->allocate != NULL) {
+    if (allocator->release != NULL) allocator->release(allocator->user, data, rounded);
+  } else {
+    free(data);
+  }
+  allocator->current_bytes -= rounded;
+  --allocator->num_live;
+  pthread_mutex_unlock(&allocator->mutex);
+}
+
+void sluice_allocator_charge(sluice_allocator_t* allocator, uint64_t bytes) {
+  pthread_mutex_lock(&allocator->mutex);
+  account(allocator, bytes);
+  pthread_mutex_unlock(&allocator->mutex);
+}
+
+void sluice_allocator_discharge(sluice_allocator_t* allocator, uint64_t bytes) {
+  pthread_mutex_lock(&allocator->mutex);
+  allocator->current_bytes -= bytes;
+  pthread_mutex_unlock(&allocator->mutex);
+}
+
+void sluice_allocator_reset_peak(sluice_allocator_t* allocator) {
+  pthread_mutex_lock(&allocator->mutex);
+  allocator->peak_bytes = allocator->current_bytes;
+  pthread_mutex_unlock(&allocator->mutex);
+}
+
+static sluice_allocator_t process_allocator = {.mutex = PTHREAD_MUTEX_INITIALIZER, .fail_after = -1};
+
+sluice_allocator_t* sluice_process_allocator(void) { return &process_allocator; }

@@ -1,0 +1,46 @@
+/* The allocator: every byte Sluice asks for on a rank goes through one of these, so that `peak_bytes` is the truth.
+ *
+ * Blocks are 64-byte aligned (a recomputed product then sees the same alignment and repeats the same bits). Accounting
+ * is exact: the bytes asked for, rounded up to 64. Thread-safe. */
+#ifndef SLUICE_BACKEND_BASE_ALLOC_H_
+#define SLUICE_BACKEND_BASE_ALLOC_H_
+
+#include <pthread.h>
+
+#include "backend/base/status.h"
+
+#define SLUICE_ALIGNMENT 64u
+
+typedef struct sluice_allocator_s {
+  sluice_allocate_fn_t allocate; /* NULL: aligned_alloc */
+  sluice_free_fn_t release;
+  void* user;
+  pthread_mutex_t mutex;
+  uint64_t current_bytes;
+  uint64_t peak_bytes;
+  uint64_t num_live;  /* blocks not yet freed */
+  int64_t fail_after; /* tests: the allocation with this number fails; < 0 never */
+} sluice_allocator_t;
+
+void sluice_allocator_init(sluice_allocator_t* allocator, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
+                           void* user);
+void sluice_allocator_deinit(sluice_allocator_t* allocator);
+
+/* bytes rounded up to the alignment; saturates instead of wrapping. */
+uint64_t sluice_align_up(uint64_t bytes);
+
+/* NULL records NO_MEMORY with `what` and the bytes. Zero bytes give a valid block. */
+void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
+void* sluice_alloc_zeroed(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
+/* Accepts NULL; bytes as given to sluice_alloc. */
+void sluice_free(sluice_allocator_t* allocator, void* data, uint64_t bytes);
+/* Counts bytes that the host allocated on our behalf (saved buffers). */
+void sluice_allocator_charge(sluice_allocator_t* allocator, uint64_t bytes);
+void sluice_allocator_discharge(sluice_allocator_t* allocator, uint64_t bytes);
+/* Starts a new peak at the current bytes. */
+void sluice_allocator_reset_peak(sluice_allocator_t* allocator);
+
+/* The process-wide allocator for handles and small records that outlive a context. */
+sluice_allocator_t* sluice_process_allocator(void);
+
+#endif /* SLUICE_BACKEND_BASE_ALLOC_H_ */

@@ -1,0 +1,16 @@
+/* Time: nanoseconds of CLOCK_MONOTONIC, CPU nanoseconds of this thread, and deadlines on condition variables. */
+#ifndef SLUICE_BACKEND_BASE_CLOCK_H_
+#define SLUICE_BACKEND_BASE_CLOCK_H_
+
+#include <pthread.h>
+#include <stdint.h>
+
+uint64_t sluice_now_ns(void);
+uint64_t sluice_thread_cpu_ns(void);
+
+/* A condition variable that waits on the monotonic clock. */
+void sluice_cond_init(pthread_cond_t* cond);
+/* Waits until signalled or until sluice_now_ns() >= deadline_ns; returns 0, or ETIMEDOUT. May wake spuriously. */
+int sluice_cond_wait_until(pthread_cond_t* cond, pthread_mutex_t* mutex, uint64_t deadline_ns);
+
+#endif /* SLUICE_BACKEND_BASE_CLOCK_H_ */

@@ -1,0 +1,27 @@
+/* How errors travel inside Sluice: the place that decides an error records it once with SLUICE_FAIL, everyone else only
+ * passes the status on. The record is per thread; lanes hand theirs to the calling thread (error_capture /
+ * error_adopt). */
+#ifndef SLUICE_BACKEND_BASE_STATUS_H_
+#define SLUICE_BACKEND_BASE_STATUS_H_
+
+#include "sluice/base.h"
+
+/* Records `status` with a formatted message (what, where, what to do) and returns it. */
+#define SLUICE_FAIL(status, ...) sluice_error_record((status), -1, -1, 0, __VA_ARGS__)
+/* The same with the reporting rank and the rank at fault; -1 where unknown. */
+#define SLUICE_FAIL_PEER(status, rank, peer, ...) sluice_error_record((status), (rank), (peer), 0, __VA_ARGS__)
+
+/* Returns early; for functions that hold nothing. */
+#define SLUICE_TRY(expr)                                            \
+  do {                                                              \
+    sluice_status_t sluice_try_status_ = (expr);                    \
+    if (sluice_try_status_ != SLUICE_OK) return sluice_try_status_; \
+  } while (0)
+
+sluice_status_t sluice_error_record(sluice_status_t status, int32_t rank, int32_t peer, int32_t native_code,
+                                    const char* format, ...) __attribute__((format(printf, 5, 6)));
+/* Copies this thread's record out / makes a record this thread's. adopt returns info->status. */
+void sluice_error_capture(sluice_error_info_t* out_info);
+sluice_status_t sluice_error_adopt(const sluice_error_info_t* info);
+
+#endif /* SLUICE_BACKEND_BASE_STATUS_H_ */

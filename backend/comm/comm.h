@@ -1,0 +1,69 @@
+/* Communicators behind the public handle: one vtable, several transports.
+ *
+ * The primitive is one all-to-all-v in two calls, start and wait; at most two requests are in flight on a communicator.
+ * Requests are matched by issue order, which is the same on all ranks. The engine agrees on counts before any payload,
+ * so implementations may trust that the peers' byte counts fit.
+ *
+ * Threads: start, wait and all_reduce are called by one thread at a time (comm-exclusive); abort from any thread.
+ */
+#ifndef SLUICE_BACKEND_COMM_COMM_H_
+#define SLUICE_BACKEND_COMM_COMM_H_
+
+#include <stdatomic.h>
+
+#include "backend/base/alloc.h"
+#include "backend/base/status.h"
+#include "sluice/comm.h"
+
+typedef struct sluice_comm_request_s sluice_comm_request_t; /* defined by each implementation */
+
+enum { SLUICE_REDUCE_SUM = 0, SLUICE_REDUCE_MAX = 1 };
+
+typedef struct sluice_comm_vtable_s {
+  void (*destroy)(sluice_comm_t* comm); /* first, so that any object can be released */
+  /* Posts all receives, then all sends, and returns. exchange's arrays are copied or used before returning; the
+   * buffers are borrowed until the wait. */
+  sluice_status_t (*exchange_start)(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                    sluice_comm_request_t** out_request);
+  /* Waits until `deadline_ns` (sluice_now_ns clock). Consumes the request except on TIMED_OUT, where it lives on;
+   * *out_peer (may be NULL) then names a rank whose message is missing, or -1. PEER_LOST and ABORTED are final. */
+  sluice_status_t (*exchange_wait)(sluice_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns,
+                                   int32_t* out_peer);
+  /* Element-wise over all ranks, in place; NULL: built from exchanges. */
+  sluice_status_t (*all_reduce_i64)(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op, uint64_t deadline_ns);
+  void (*abort)(sluice_comm_t* comm);
+  /* Leaves / reads a note that outlives a hang; NULL: no store. lookup returns bytes, 0 absent, -1 store gone. */
+  void (*publish)(sluice_comm_t* comm, const char* key, const char* value);
+  int32_t (*lookup)(sluice_comm_t* comm, const char* key, char* out, int32_t out_bytes);
+} sluice_comm_vtable_t;
+
+struct sluice_comm_s {
+  const sluice_comm_vtable_t* vtable;
+  _Atomic int32_t references;
+  const char* name;
+  int32_t rank;
+  int32_t world_size;
+  uint64_t timeout_ns; /* resolved: never 0 */
+  uint64_t warn_ns;
+  _Atomic int32_t broken; /* first PEER_LOST, TIMED_OUT or ABORTED; then only abort and destroy */
+  uint64_t call_number;   /* collective calls of the engine on this communicator, for headers and notes */
+};
+
+/* Fills the common part. config has been validated and copied. */
+void sluice_comm_init_base(sluice_comm_t* comm, const sluice_comm_vtable_t* vtable, const char* name,
+                           const sluice_comm_config_t* config);
+void sluice_comm_retain(sluice_comm_t* comm);
+void sluice_comm_release(sluice_comm_t* comm); /* accepts NULL; destroys at zero */
+
+/* Checked entries, used by the engine: refuse a broken communicator, remember the first failure. */
+sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                           sluice_comm_request_t** out_request);
+/* Waits until the communicator's deadline; warns every warn_ns with the rank waited for; at the deadline names the
+ * laggard (from the published notes if there are any, else the rank whose message is missing). `phase` says what is
+ * waited for ("dispatch of chunk 2 of layer 3, forward"). The request is consumed in every case: on a failure the
+ * communicator is broken, and a request that cannot be released safely is leaked to its implementation's destroy. */
+sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_request_t* request, const char* phase);
+sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
+                                           const char* phase);
+
+#endif /* SLUICE_BACKEND_COMM_COMM_H_ */

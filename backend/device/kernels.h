@@ -1,0 +1,73 @@
+/* The row kernels of a layer: everything that is not a matrix product.
+ *
+ * One table per device. Every entry takes the lane's native stream (NULL on a CPU) and is deterministic: sums run in a
+ * fixed order in f32 (f64 for f64) and are rounded once. Rows are row-major; *_stride is in elements. Indices are i32.
+ * dtype is the layer's: f32, bf16, f16, or f64 (finite differences). Route weights and gate scalars are f32 in f32,
+ * bf16 and f16 layers and still f32 in f64 ones (they are inputs). Zero rows or zero columns are fine everywhere.
+ */
+#ifndef SLUICE_BACKEND_DEVICE_KERNELS_H_
+#define SLUICE_BACKEND_DEVICE_KERNELS_H_
+
+#include "backend/base/status.h"
+#include "sluice/moe.h"
+
+/* A run of consecutive rows that moves from one buffer to another. */
+typedef struct sluice_row_run_s {
+  int64_t src_row;
+  int64_t dst_row;
+  int64_t rows;
+} sluice_row_run_t;
+
+typedef struct sluice_kernels_s {
+  /* dst[i, :] = src[index[i], :], i in [0, rows). dst is packed (stride width). */
+  void (*gather_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
+                      int64_t src_stride, const int32_t* index, void* dst);
+
+  /* For each run: dst rows = src rows; both packed with row_bytes each. */
+  void (*move_rows)(sluice_stream_t stream, int64_t row_bytes, const sluice_row_run_t* runs, int64_t num_runs,
+                    const void* src, void* dst);
+
+  /* out[t, :] = sum over k in order of scale[t, k] * rows[position[t * K + k], :]; position -1 contributes nothing (not
+   * even NaN). scale has strides (scale_t, scale_k) or is NULL for 1. Rounded once. T tokens, out has out_stride. */
+  void (*combine_rows)(sluice_stream_t stream, int32_t dtype, int64_t num_tokens, int64_t top_k, int64_t width,
+                       const void* rows, const int32_t* position, const float* scale, int64_t scale_t, int64_t scale_k,
+                       void* out, int64_t out_stride);
+
+  /* pre [rows, g*H] = [W1 x | W3 x] in place plus biases, which are kept in it; act [rows, H] = f(pre).
+   * gated: act = f(pre[:, :H]) * pre[:, H:]. b1, b3: [H] or NULL (strides 1, layer dtype). The addition is rounded to
+   * dtype before the activation reads it, so that a backward that reloads `pre` sees the same values. */
+  void (*activation_forward)(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                             int64_t hidden, void* pre, const void* b1, const void* b3, void* act);
+
+  /* Backward of the same, with the gate's scalar. In: pre [rows, g*H] (biases included), dact [rows, H] = dy W2 with dy
+   * NOT yet multiplied by the route weight, weight [rows] f32. Out:
+   *   dpre    [rows, g*H] = weight * d f / d pre * dact   (may be the same memory as dact when gated = 0)
+   *   act_w   [rows, H]   = weight * act                   (so that dW2 = dy^T act_w with the raw dy)
+   *   dweight [rows] f32  = sum over h of dact * act, in f32, fixed order
+   * act_w may be NULL (weight gradients not wanted). */
+  void (*activation_backward)(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                              int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
+                              void* act_w, float* dweight);
+
+  /* rows[i, :] += bias, rounded to dtype. */
+  void (*add_bias)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, void* data, const void* bias);
+
+  /* out[i] = (accumulate ? out[i] : 0) + dot(a[i, :], b[i or 0, :]); b_stride 0 repeats one row (a bias). f32 out. */
+  void (*dot_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* a, const void* b,
+                   int64_t b_stride, int32_t accumulate, float* out);
+
+  /* out[j] = (accumulate ? out[j] : 0) + sum over i of weight[i] * data[i, j]; weight NULL = 1. data has row stride
+   * data_stride. out has dtype_out (the layer's or f32) and stride 1; the sum is f32 and rounded once. */
+  void (*sum_columns)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* data,
+                      int64_t data_stride, const float* weight, int32_t accumulate, int32_t dtype_out, void* out);
+
+  /* dst[i, :] = weight[i] * src[i, :], rounded once. */
+  void (*scale_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
+                     const float* weight, void* dst);
+} sluice_kernels_t;
+
+/* The plain versions beside their equations, and the vectorised ones that are compared with them. */
+const sluice_kernels_t* sluice_cpu_kernels_ref(void);
+const sluice_kernels_t* sluice_cpu_kernels(void);
+
+#endif /* SLUICE_BACKEND_DEVICE_KERNELS_H_ */

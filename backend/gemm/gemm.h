@@ -1,0 +1,77 @@
+/* Matrix products: one interface, several libraries behind it.
+ *
+ * A product is C = A * B + beta * C with f32 accumulation (f64 in "ref" when the dtype is f64). A call carries a list of
+ * independent products (the local experts of one chunk), so that an implementation may group or split them as it likes.
+ * Matrices are described by element strides; a transposed operand is one with row_stride 1.
+ *
+ * `ref` is the plain loop that everything else is compared with. Implementations live in backend/gemm/<name>/ and meet
+ * only here. Threads: a gemm is used by one thread at a time (the compute lane); it may use the caller's OpenMP pool.
+ */
+#ifndef SLUICE_BACKEND_GEMM_GEMM_H_
+#define SLUICE_BACKEND_GEMM_GEMM_H_
+
+#include "backend/base/alloc.h"
+#include "backend/base/status.h"
+#include "sluice/context.h"
+
+typedef struct sluice_matrix_s {
+  void* data;
+  int64_t row_stride; /* elements */
+  int64_t col_stride;
+} sluice_matrix_t;
+
+typedef struct sluice_product_s {
+  int64_t m, n, k; /* C [m, n], A [m, k], B [k, n]; any may be 0 (k = 0: C = beta * C) */
+  sluice_matrix_t a, b, c;
+} sluice_product_t;
+
+typedef struct sluice_product_list_s {
+  const sluice_product_t* products;
+  int64_t count;
+  int32_t dtype_ab; /* SLUICE_DTYPE_* of A and B */
+  int32_t dtype_c;  /* of C: dtype_ab, or f32 */
+  float beta;       /* 0 (C may hold NaN) or 1 */
+} sluice_product_list_t;
+
+typedef struct sluice_gemm_s sluice_gemm_t;
+
+typedef struct sluice_gemm_vtable_s {
+  void (*destroy)(sluice_gemm_t* gemm);
+  /* Whether run() takes this list: dtypes, strides, sizes. Cheap. */
+  int (*supports)(const sluice_gemm_t* gemm, const sluice_product_list_t* list);
+  /* Only called when supports() said yes. Errors: NO_MEMORY, FOREIGN (with the library's text). */
+  sluice_status_t (*run)(sluice_gemm_t* gemm, const sluice_product_list_t* list);
+} sluice_gemm_vtable_t;
+
+struct sluice_gemm_s {
+  const sluice_gemm_vtable_t* vtable;
+  sluice_allocator_t* allocator; /* for temporaries; counted */
+  char name[64];                 /* "ref", "blas (libtorch_cpu)", ... */
+};
+
+/* What the chooser is given; mirrors sluice_context_config_t. */
+typedef struct sluice_gemm_options_s {
+  const char* name;    /* "auto", "ref", "onednn", "blas", "host"; NULL = "auto" */
+  const char* library; /* path or NULL */
+  sluice_host_gemm_fn_t host_gemm;
+  void* host_gemm_user;
+} sluice_gemm_options_t;
+
+/* Opens one by name. "auto" keeps every implementation that opens and, per dtype pair, operand layout and size class,
+ * measures them once on first use (a few ms) and remembers the fastest; `ref` takes what no other supports.
+ * A named one also falls back to `ref` for lists that it does not support. out_gemm: new, sluice_gemm_destroy.
+ * Errors: NOT_FOUND (names what was tried and what to install), INVALID_ARGUMENT (unknown name, with the known ones). */
+sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_allocator_t* allocator,
+                                   sluice_gemm_t** out_gemm);
+void sluice_gemm_destroy(sluice_gemm_t* gemm); /* accepts NULL */
+sluice_status_t sluice_gemm_run(sluice_gemm_t* gemm, const sluice_product_list_t* list);
+int sluice_gemm_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list);
+
+/* Single implementations, for tests and for the chooser. */
+sluice_status_t sluice_gemm_ref_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
+sluice_status_t sluice_gemm_onednn_create(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
+sluice_status_t sluice_gemm_blas_create(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
+sluice_status_t sluice_gemm_host_create(sluice_host_gemm_fn_t fn, void* user, sluice_allocator_t* allocator,
+                                        sluice_gemm_t** out_gemm);
+
+#endif /* SLUICE_BACKEND_GEMM_GEMM_H_ */

@@ -1,0 +1,161 @@
+/* Status codes, versions, tensors, allocation and logging: what every other header of Sluice uses.
+ *
+ * The whole ABI is plain C99. Nothing throws, exits or prints; every call returns a status. A struct that a caller
+ * fills begins with `struct_size` and is prepared by its `_init` function, so that it can grow: a shorter struct reads
+ * as defaults, a longer one is accepted when its unknown tail is zero.
+ *
+ * Words used in every comment below
+ *   new                 the caller must release it with the named function (release functions accept NULL)
+ *   borrowed until X    the library reads it until X and never frees it
+ *   immutable / thread-safe / context-exclusive / comm-exclusive / setup-only    who may call at the same time
+ *   host-complete       results are readable when the call returns
+ */
+#ifndef SLUICE_BASE_H_
+#define SLUICE_BASE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define SLUICE_EXPORT   __attribute__((visibility("default")))
+#define SLUICE_MUST_USE __attribute__((warn_unused_result))
+#else
+#define SLUICE_EXPORT
+#define SLUICE_MUST_USE
+#endif
+#define SLUICE_API SLUICE_EXPORT SLUICE_MUST_USE
+
+#define SLUICE_VERSION_MAJOR 0
+#define SLUICE_VERSION_MINOR 1
+#define SLUICE_VERSION_PATCH 0
+
+/* ---- status --------------------------------------------------------------------------------------------------- */
+
+/* 0 is success, negative values are errors; values are never reused.
+ *
+ * code              meaning                                      effect on the object         retry?  who can fix it
+ * INVALID_ARGUMENT  an argument is wrong                         none                         yes     caller
+ * ABI               a struct's size or tail is not understood    none                         yes     caller (rebuild)
+ * NO_MEMORY         the host or the allocator refused bytes      none; the step is released   yes     caller
+ * BUSY              another thread is inside this object         none                         yes     caller
+ * UNSUPPORTED       known, but not available here                none                         no      caller
+ * NOT_FOUND         a library or symbol could not be loaded      none                         no      installer
+ * STATE             not allowed in this state (backward twice)   none                         no      caller
+ * MISMATCH          ranks disagree; the message names them       none, the comm stays usable  yes     caller
+ * PEER_REFUSED      another rank refused its input               none, the comm stays usable  yes     that rank
+ * PEER_LOST         a rank died or closed its connection         comm takes abort, destroy    no      operator
+ * TIMED_OUT         a rank was silent until the deadline         comm takes abort, destroy    no      operator
+ * ABORTED           sluice_comm_abort was called                 comm takes abort, destroy    no      caller
+ * FOREIGN           a host callback or library failed            as its message says          -       see message
+ * OVER_BUDGET       the plan does not fit the memory budget      none                         yes     caller
+ * INTERNAL          an invariant of Sluice broke: report it      undefined                    no      Sluice
+ */
+typedef int32_t sluice_status_t;
+enum {
+  SLUICE_OK = 0,
+  SLUICE_E_INVALID_ARGUMENT = -1,
+  SLUICE_E_ABI = -2,
+  SLUICE_E_NO_MEMORY = -3,
+  SLUICE_E_BUSY = -4,
+  SLUICE_E_UNSUPPORTED = -5,
+  SLUICE_E_NOT_FOUND = -6,
+  SLUICE_E_STATE = -7,
+  SLUICE_E_MISMATCH = -8,
+  SLUICE_E_PEER_REFUSED = -9,
+  SLUICE_E_PEER_LOST = -10,
+  SLUICE_E_TIMED_OUT = -11,
+  SLUICE_E_ABORTED = -12,
+  SLUICE_E_FOREIGN = -13,
+  SLUICE_E_OVER_BUDGET = -14,
+  SLUICE_E_INTERNAL = -15
+};
+
+/* The story behind a failing call, copied out: nothing to release. */
+typedef struct sluice_error_info_s {
+  size_t struct_size;  /* set by sluice_error_info_init */
+  int32_t status;      /* the status that was returned */
+  int32_t rank;        /* rank of the communicator that reported it, -1 without one */
+  int32_t peer;        /* the rank at fault, -1 if none is known */
+  int32_t native_code; /* code of the foreign library, 0 if none */
+  char message[1024];  /* what, where, what to do; UTF-8, always terminated */
+} sluice_error_info_t;
+
+SLUICE_EXPORT void sluice_error_info_init(sluice_error_info_t* out_info, size_t struct_size);
+/* Copies this thread's last failing call; SLUICE_OK and an empty message if none failed. Thread-safe. */
+SLUICE_EXPORT void sluice_error_last(sluice_error_info_t* out_info);
+/* "INVALID_ARGUMENT" and so on; "UNKNOWN" for other values. Immutable string. */
+SLUICE_EXPORT const char* sluice_status_name(sluice_status_t status);
+
+/* ---- version -------------------------------------------------------------------------------------------------- */
+
+/* The version of the loaded library, which may be newer than these headers. Thread-safe. */
+SLUICE_EXPORT void sluice_version(int32_t* out_major, int32_t* out_minor, int32_t* out_patch);
+/* One immutable line: version, compiler, what was compiled in. */
+SLUICE_EXPORT const char* sluice_build_info(void);
+
+/* ---- log ------------------------------------------------------------------------------------------------------ */
+
+enum { SLUICE_LOG_ERROR = 0, SLUICE_LOG_WARN = 1, SLUICE_LOG_INFO = 2, SLUICE_LOG_DEBUG = 3 };
+/* May be called from any thread of the library; must not call back into Sluice. `message` is borrowed for the call. */
+typedef void (*sluice_log_fn_t)(void* user, int32_t level, const char* message);
+/* Replaces the process-wide log callback; NULL silences (the default). Messages above `max_level` are not formatted.
+ * Setup-only. */
+SLUICE_EXPORT void sluice_set_log(sluice_log_fn_t fn, void* user, int32_t max_level);
+
+/* ---- tensors -------------------------------------------------------------------------------------------------- */
+
+/* DLPack's type codes and device types, so that a `DLTensor*` may be passed as `sluice_tensor_t*` unchanged. */
+enum { SLUICE_TYPE_INT = 0, SLUICE_TYPE_UINT = 1, SLUICE_TYPE_FLOAT = 2, SLUICE_TYPE_BFLOAT = 4 };
+enum { SLUICE_DEVICE_CPU = 1, SLUICE_DEVICE_CUDA = 2 };
+
+/* Layout of DLTensor (DLPack 1.x). Shapes and strides are in elements; strides NULL = row-major. Borrowed. */
+typedef struct sluice_tensor_s {
+  void* data;
+  int32_t device_type; /* SLUICE_DEVICE_* */
+  int32_t device_id;
+  int32_t ndim;
+  uint8_t type_code; /* SLUICE_TYPE_* */
+  uint8_t type_bits;
+  uint16_t type_lanes; /* 1 */
+  int64_t* shape;      /* [ndim] */
+  int64_t* strides;    /* [ndim] or NULL */
+  uint64_t byte_offset;
+} sluice_tensor_t;
+
+/* Element types of configs. */
+enum {
+  SLUICE_DTYPE_F32 = 1,
+  SLUICE_DTYPE_BF16 = 2,
+  SLUICE_DTYPE_F16 = 3,
+  SLUICE_DTYPE_F64 = 4, /* gemm "ref" only: for finite differences */
+  SLUICE_DTYPE_I32 = 5,
+  SLUICE_DTYPE_I64 = 6
+};
+
+/* ---- growing structs ------------------------------------------------------------------------------------------ */
+
+/* Head of a typed optional block chained to a config. Types are given out in this header; unknown types are errors. */
+typedef struct sluice_ext_header_s {
+  int32_t type;
+  int32_t reserved; /* 0 */
+  const struct sluice_ext_header_s* next;
+} sluice_ext_header_t;
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+/* Both may be called from the calling thread only. `allocate` returns 64-byte aligned bytes or NULL. */
+typedef void* (*sluice_allocate_fn_t)(void* user, uint64_t bytes);
+typedef void (*sluice_free_fn_t)(void* user, void* data, uint64_t bytes);
+
+/* A host stream (cudaStream_t); NULL on a CPU. */
+typedef void* sluice_stream_t;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_BASE_H_ */

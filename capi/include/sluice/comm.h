@@ -1,0 +1,113 @@
+/* Communicators: how the ranks of one expert-parallel group exchange rows.
+ *
+ *   local   the ranks are threads of this process: the embedded default, for examples and tests
+ *   host    callbacks into the host's own process group (torch c10d through the adapter)
+ *   mpi     Open MPI, in its own shared object loaded on demand
+ *
+ * A communicator belongs to one group of ranks; every rank issues the same calls in the same order.
+ */
+#ifndef SLUICE_COMM_H_
+#define SLUICE_COMM_H_
+
+#include "sluice/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sluice_comm_s sluice_comm_t;
+typedef struct sluice_local_group_s sluice_local_group_t;
+
+typedef struct sluice_comm_config_s {
+  size_t struct_size;              /* set by sluice_comm_config_init */
+  const sluice_ext_header_t* next; /* NULL */
+  int32_t rank;                    /* [0, world_size) */
+  int32_t world_size;              /* >= 1 */
+  uint64_t timeout_ns;             /* a silent peer becomes TIMED_OUT after this; 0 = 30 minutes */
+  uint64_t warn_ns;                /* a waiting rank logs whom it waits for this often; 0 = 30 s */
+} sluice_comm_config_t;
+
+SLUICE_EXPORT void sluice_comm_config_init(sluice_comm_config_t* out_config, size_t struct_size);
+
+/* ---- local ---------------------------------------------------------------------------------------------------- */
+
+/* Makes the meeting place of `world_size` threads. out_group: new, sluice_local_group_destroy (its communicators keep
+ * it alive). Thread-safe. Errors: INVALID_ARGUMENT, NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_local_group_create(int32_t world_size, sluice_local_group_t** out_group);
+SLUICE_EXPORT void sluice_local_group_destroy(sluice_local_group_t* group);
+/* Makes this rank's end. Does not wait for the others. out_comm: new, sluice_comm_destroy. Thread-safe.
+ * Errors: INVALID_ARGUMENT (rank taken or out of range, world sizes differ), NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_comm_create_local(sluice_local_group_t* group, const sluice_comm_config_t* config,
+                                                    sluice_comm_t** out_comm);
+
+/* ---- host ----------------------------------------------------------------------------------------------------- */
+
+/* One all-to-all-v: entry r of each array is about rank r; the entry of the caller's own rank is never read.
+ * Zero bytes: no message. Buffers are borrowed until the request has been waited for. */
+typedef struct sluice_exchange_s {
+  const void* const* send;    /* [W] */
+  const uint64_t* send_bytes; /* [W] */
+  void* const* recv;          /* [W] */
+  const uint64_t* recv_bytes; /* [W] */
+} sluice_exchange_t;
+
+/* What a callback reports beside its status. */
+typedef struct sluice_host_failure_s {
+  int32_t peer;        /* the rank at fault, -1 unknown */
+  int32_t native_code; /* 0 if none */
+  char message[512];   /* terminated */
+} sluice_host_failure_t;
+
+/* Callbacks into the host's process group. They are called from the calling thread and from the library's
+ * communication thread, never from two threads at once except `abort`. They return a sluice_status_t (PEER_LOST,
+ * TIMED_OUT, FOREIGN) and fill `out_failure` when they fail; nothing may be thrown through them. */
+typedef struct sluice_host_comm_vtable_s {
+  size_t struct_size; /* sizeof this struct as the host knows it */
+  /* Posts all receives, then all sends, and returns at once. Two requests may be in flight. */
+  sluice_status_t (*exchange_start)(void* user, const sluice_exchange_t* exchange, void** out_request,
+                                    sluice_host_failure_t* out_failure);
+  /* Waits up to `timeout_ns` for the request. On TIMED_OUT the request lives on and may be waited for again, and
+   * out_failure->peer names a rank whose message is missing. On every other result the request is released. */
+  sluice_status_t (*exchange_wait)(void* user, void* request, uint64_t timeout_ns, sluice_host_failure_t* out_failure);
+  /* Optional: makes every wait of this rank return soon. May be called from any thread, more than once. */
+  void (*abort)(void* user);
+  /* Optional: leaves a note under `key` where all ranks can read it, and reads one without waiting (returns the bytes
+   * written to `out`, 0 if absent, -1 if the store is gone). Only called when a wait lasts unusually long. */
+  void (*publish)(void* user, const char* key, const char* value);
+  int32_t (*lookup)(void* user, const char* key, char* out, int32_t out_bytes);
+  /* Optional: called once when the communicator is destroyed. */
+  void (*destroy)(void* user);
+} sluice_host_comm_vtable_t;
+
+/* vtable is copied; `user` is borrowed until vtable->destroy. out_comm: new, sluice_comm_destroy. Not collective.
+ * Errors: INVALID_ARGUMENT, ABI, NO_MEMORY. On failure vtable->destroy is not called. */
+SLUICE_API sluice_status_t sluice_comm_create_host(const sluice_comm_config_t* config,
+                                                   const sluice_host_comm_vtable_t* vtable, void* user,
+                                                   sluice_comm_t** out_comm);
+
+/* ---- mpi ------------------------------------------------------------------------------------------------------ */
+
+/* Uses a duplicate of the MPI communicator with Fortran handle `mpi_comm_f` (MPI_Comm_c2f), or of MPI_COMM_WORLD when
+ * it is negative; MPI must be initialised with MPI_THREAD_MULTIPLE, or not at all (then it is initialised so, and
+ * finalised at destroy). Rank and world_size of the config are ignored. `library` is the path of libsluice_mpi.so, or
+ * NULL: beside libsluice, then the loader's search. Collective over that communicator. Errors: NOT_FOUND (names the
+ * library and what to install), UNSUPPORTED (thread level), FOREIGN (MPI's text). */
+SLUICE_API sluice_status_t sluice_comm_create_mpi(const sluice_comm_config_t* config, int64_t mpi_comm_f,
+                                                  const char* library, sluice_comm_t** out_comm);
+
+/* ---- all ------------------------------------------------------------------------------------------------------ */
+
+SLUICE_EXPORT int32_t sluice_comm_rank(const sluice_comm_t* comm);
+SLUICE_EXPORT int32_t sluice_comm_world_size(const sluice_comm_t* comm);
+/* "local", "host", "mpi": immutable string. */
+SLUICE_EXPORT const char* sluice_comm_name(const sluice_comm_t* comm);
+/* Makes every present and later wait on this rank fail with ABORTED, in bounded time. Thread-safe, repeatable. */
+SLUICE_EXPORT void sluice_comm_abort(sluice_comm_t* comm);
+/* Releases the handle; contexts made from it keep the communicator alive. Not collective. */
+SLUICE_EXPORT void sluice_comm_destroy(sluice_comm_t* comm);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_COMM_H_ */

@@ -1,0 +1,108 @@
+/* The context: what the layers of one model on one rank share: device, lanes, slots, the choice of products.
+ *
+ * One pass (forward or backward of one layer) runs at a time per context; a second thread gets BUSY. Layers of one
+ * model should share a context, so that L layers cost one set of temporaries.
+ */
+#ifndef SLUICE_CONTEXT_H_
+#define SLUICE_CONTEXT_H_
+
+#include "sluice/base.h"
+#include "sluice/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sluice_context_s sluice_context_t;
+
+/* Matrix products supplied by the host (for example torch's own), used by gemm "host".
+ * C[m,n] = A[m,k] * B[k,n] + beta * C; all three are described by element strides, one of which is 1 for each matrix.
+ * Called on the calling thread only. dtypes are SLUICE_DTYPE_*; A and B share one. Returns 0, or another value when
+ * it cannot do this case (the library then uses another gemm for it). */
+typedef struct sluice_host_gemm_args_s {
+  int64_t m, n, k;
+  const void* a;
+  const void* b;
+  void* c;
+  int64_t a_row_stride, a_col_stride;
+  int64_t b_row_stride, b_col_stride;
+  int64_t c_row_stride, c_col_stride;
+  int32_t dtype_ab;
+  int32_t dtype_c;
+  float beta; /* 0 or 1; with 0 C may hold anything, NaN included */
+  int32_t reserved;
+} sluice_host_gemm_args_t;
+typedef int32_t (*sluice_host_gemm_fn_t)(void* user, const sluice_host_gemm_args_t* args);
+
+typedef struct sluice_context_config_s {
+  size_t struct_size;              /* set by sluice_context_config_init */
+  const sluice_ext_header_t* next; /* NULL */
+  int32_t device_type;             /* SLUICE_DEVICE_CPU */
+  int32_t device_id;               /* 0 */
+  const char* gemm;                /* "auto", "ref", "onednn", "blas", "host"; NULL = "auto" */
+  const char* gemm_library;        /* path for "onednn" or "blas", or NULL: the loader's search */
+  sluice_host_gemm_fn_t host_gemm; /* needed by gemm "host", considered by "auto"; may be NULL */
+  void* host_gemm_user;
+  sluice_allocate_fn_t allocate; /* for slots and temporaries; NULL = the library's own */
+  sluice_free_fn_t release;
+  void* allocate_user;
+} sluice_context_config_t;
+
+SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size);
+
+/* comm: NULL for one rank, otherwise retained. out_context: new, sluice_context_destroy. Not collective, makes no
+ * thread until the first pass that needs one. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (a named gemm is
+ * missing). */
+SLUICE_API sluice_status_t sluice_context_create(const sluice_context_config_t* config, sluice_comm_t* comm,
+                                                 sluice_context_t** out_context);
+/* Layers and steps keep the context alive. Steps outstanding at process exit are harmless. */
+SLUICE_EXPORT void sluice_context_destroy(sluice_context_t* context);
+
+typedef struct sluice_context_stats_s {
+  size_t struct_size;     /* set by the caller: sizeof */
+  uint64_t current_bytes; /* slots, temporaries and kept step data, allocated now */
+  uint64_t peak_bytes;    /* highest current_bytes since the last reset, host-allocated saved buffers included */
+  uint64_t slot_bytes;    /* of those, slots and temporaries of the last pass */
+  uint64_t saved_bytes;   /* of those, saved buffers of the last forward */
+  uint64_t bytes_sent;    /* payload bytes to other ranks, all passes */
+  uint64_t num_passes;
+  uint64_t compute_ns;     /* time the compute lane spent inside ops, all passes */
+  uint64_t comm_ns;        /* time the comm lane spent inside ops, all passes */
+  uint64_t comm_cpu_ns;    /* CPU time of the comm lane's thread, all passes */
+  uint64_t pass_ns;        /* wall time inside passes */
+  int32_t last_num_chunks; /* n of the last pass */
+  int32_t reserved;
+  char gemm[64]; /* what does the products, for example "blas (libtorch_cpu)" */
+} sluice_context_stats_t;
+
+/* Context-exclusive. reset_peak != 0 starts a new peak at the current bytes. Errors: INVALID_ARGUMENT, ABI. */
+SLUICE_API sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t reset_peak,
+                                                    sluice_context_stats_t* out_stats);
+
+/* ---- trace ---------------------------------------------------------------------------------------------------- */
+
+enum { SLUICE_LANE_COMPUTE = 0, SLUICE_LANE_COMM = 1, SLUICE_LANE_COPY_OUT = 2, SLUICE_LANE_COPY_IN = 3 };
+enum { SLUICE_FORWARD = 0, SLUICE_BACKWARD = 1 };
+
+typedef struct sluice_trace_event_s {
+  uint64_t begin_ns; /* CLOCK_MONOTONIC */
+  uint64_t end_ns;
+  const char* op;    /* immutable name: "dispatch", "gemm1", ... */
+  int32_t layer;     /* config's layer_id */
+  int32_t chunk;     /* -1: the whole pass */
+  int32_t lane;      /* SLUICE_LANE_* */
+  int32_t direction; /* SLUICE_FORWARD or SLUICE_BACKWARD */
+  uint64_t bytes;    /* payload of communication ops, sent and received */
+} sluice_trace_event_t;
+
+/* Keeps the newest `capacity` events from now on; 0 stops and forgets. Context-exclusive. */
+SLUICE_API sluice_status_t sluice_context_trace(sluice_context_t* context, int64_t capacity);
+/* Copies up to `capacity` events, oldest first, and forgets them; *out_count is how many. Context-exclusive. */
+SLUICE_API sluice_status_t sluice_context_take_trace(sluice_context_t* context, sluice_trace_event_t* out_events,
+                                                     int64_t capacity, int64_t* out_count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_CONTEXT_H_ */

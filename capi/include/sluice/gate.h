@@ -1,0 +1,70 @@
+/* Sluice's own gate, for hosts without one: from logits to expert ids and route weights, and back.
+ *
+ * Local to a rank; deterministic; f32 throughout. Ties go to the lower expert id.
+ */
+#ifndef SLUICE_GATE_H_
+#define SLUICE_GATE_H_
+
+#include "sluice/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { SLUICE_SCORE_SOFTMAX = 0, SLUICE_SCORE_SIGMOID = 1 };
+
+/* Which routes an expert keeps when more than its capacity choose it. */
+enum {
+  SLUICE_DROP_NONE = 0,     /* dropless; capacity is ignored */
+  SLUICE_DROP_POSITION = 1, /* first come: all first choices in token order, then all second choices, ... */
+  SLUICE_DROP_SCORE = 2     /* highest score first, then token order */
+};
+
+typedef struct sluice_gate_config_s {
+  size_t struct_size;              /* set by sluice_gate_config_init */
+  const sluice_ext_header_t* next; /* NULL */
+  int32_t num_experts;             /* E >= 1 */
+  int32_t top_k;                   /* K in [1, E] */
+  int32_t score;                   /* SLUICE_SCORE_* */
+  int32_t renormalize;             /* 1: the K chosen scores are divided by their sum (after dropping) */
+  int32_t num_groups;              /* 0 or 1: no groups; else E divisible by it */
+  int32_t top_groups;              /* groups kept per token; [1, num_groups] with groups */
+  int32_t group_score_top;         /* a group's score = sum of its best this many (biased) scores; 0 = 2 */
+  int32_t drop_policy;             /* SLUICE_DROP_* */
+  int64_t capacity;                /* routes one expert keeps from this rank; 0: from capacity_factor */
+  float capacity_factor;           /* capacity = ceil(T * K / E * factor), at least min_capacity */
+  float scaling;                   /* the weights are multiplied by it (DeepSeek); 1 by default */
+  int64_t min_capacity;
+} sluice_gate_config_t;
+
+SLUICE_EXPORT void sluice_gate_config_init(sluice_gate_config_t* out_config, size_t struct_size);
+
+/* logits        in   [T, E] f32, unit column stride
+ * bias          in   [E] f32 or NULL: added to the scores for choosing only (bias correction)
+ * expert_ids    out  [T, K] i32, any strides; -1 where dropped
+ * route_weights out  [T, K] f32, any strides; 0 where dropped
+ * counts        out  [E] i64 routes per expert before dropping, or NULL
+ * out_aux_loss  out  E * sum over e of (share of the T*K routes that chose e) * (mean score of e), or NULL.
+ *                    Sigmoid scores are normalised to sum 1 per token for the mean. 1 when perfectly balanced.
+ * out_z_loss    out  mean over t of logsumexp(logits[t])^2, or NULL
+ *
+ * T = 0: losses are 0. Threads: thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY: no effect.
+ * Source: Switch Transformer eq. 4 (aux), ST-MoE eq. 5 (z), DeepSeek-V3 section 2.1.2 (groups, bias). */
+SLUICE_API sluice_status_t sluice_gate_forward(const sluice_gate_config_t* config, const sluice_tensor_t* logits,
+                                               const sluice_tensor_t* bias, const sluice_tensor_t* expert_ids,
+                                               const sluice_tensor_t* route_weights, const sluice_tensor_t* counts,
+                                               float* out_aux_loss, float* out_z_loss);
+
+/* grad_logits [T, E] f32 out, unit column stride, overwritten: the sum of what flows from grad_route_weights [T, K]
+ * (NULL: none), grad_aux_loss and grad_z_loss. expert_ids are those that forward wrote; choices, counts and bias carry no
+ * gradient. Threads, errors: as forward. */
+SLUICE_API sluice_status_t sluice_gate_backward(const sluice_gate_config_t* config, const sluice_tensor_t* logits,
+                                                const sluice_tensor_t* bias, const sluice_tensor_t* expert_ids,
+                                                const sluice_tensor_t* grad_route_weights, float grad_aux_loss,
+                                                float grad_z_loss, const sluice_tensor_t* grad_logits);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_GATE_H_ */

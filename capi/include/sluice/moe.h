@@ -1,0 +1,192 @@
+/* The Mixture-of-Experts layer: dispatch -> experts -> combine, forward and backward.
+ *
+ * Symbols: T tokens on this rank, M model width, H expert hidden width, E experts, E_local experts on this rank,
+ * K routes per token, W ranks, n chunks, R rows received. Ranks of one group call the same layers in the same order;
+ * T may differ between ranks and may be 0.
+ *
+ * y[t] = sum over k of route_weight[t,k] * expert[id[t,k]](x[t]), summed in k order in f32 and rounded once.
+ * expert(x)       = W2 act(W1 x + b1) + b2                     (gated = 0)
+ * expert(x)       = W2 (act(W1 x + b1) * (W3 x + b3)) + b2     (gated = 1)
+ */
+#ifndef SLUICE_MOE_H_
+#define SLUICE_MOE_H_
+
+#include "sluice/base.h"
+#include "sluice/comm.h"
+#include "sluice/context.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sluice_moe_s sluice_moe_t;
+typedef struct sluice_step_s sluice_step_t;
+
+enum {
+  SLUICE_ACTIVATION_IDENTITY = 0,
+  SLUICE_ACTIVATION_RELU = 1,
+  SLUICE_ACTIVATION_GELU = 2,      /* x * Phi(x), by erf */
+  SLUICE_ACTIVATION_GELU_TANH = 3, /* the tanh form */
+  SLUICE_ACTIVATION_SILU = 4
+};
+
+/* When weight gradients are computed. Same values up to the order of sums; bit-identical at equal n and mode. */
+enum {
+  SLUICE_WGRAD_DEFERRED = 0, /* once, over all chunks, beside the last combines: fewest bytes moved */
+  SLUICE_WGRAD_PER_CHUNK = 1 /* accumulated chunk by chunk: no gradient rows are kept */
+};
+
+typedef struct sluice_moe_config_s {
+  size_t struct_size;              /* set by sluice_moe_config_init */
+  const sluice_ext_header_t* next; /* NULL */
+  int64_t model_width;             /* M >= 1 */
+  int64_t hidden_width;            /* H >= 1; ignored with callbacks */
+  int32_t num_experts;             /* E >= 1 */
+  int32_t top_k;                   /* K in [1, E] */
+  int32_t dtype;                   /* SLUICE_DTYPE_* of tokens and parameters */
+  int32_t activation;              /* SLUICE_ACTIVATION_* */
+  int32_t gated;                   /* 0 or 1 */
+  int32_t bias;                    /* 0 or 1 */
+  int32_t num_chunks;              /* n >= 1, or 0: chosen by Sluice, the same on all ranks */
+  int32_t wgrad_mode;              /* SLUICE_WGRAD_* */
+  int32_t callback_experts;        /* 1: the host computes experts through sluice_expert_callbacks_t */
+  int32_t layer_id;                /* names the layer in messages and traces; equal on all ranks */
+  const int32_t* expert_rank;      /* [E] the rank that owns each expert, or NULL: contiguous, E divisible by W.
+                                      Equal on all ranks. Local index = order among the experts of that rank. */
+} sluice_moe_config_t;
+
+SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);
+
+/* Checks the config and makes the layer; no communication. config is copied; context is retained.
+ * out_moe: new, sluice_moe_destroy. Context-exclusive. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, UNSUPPORTED. */
+SLUICE_API sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_config_t* config,
+                                             sluice_moe_t** out_moe);
+SLUICE_EXPORT void sluice_moe_destroy(sluice_moe_t* moe);
+SLUICE_EXPORT int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe);
+
+/* ---- experts -------------------------------------------------------------------------------------------------- */
+
+/* Parameters of the local experts, or gradients towards them: arrays of E_local tensors, borrowed for the call.
+ * One of the two strides of a matrix is 1; nothing is copied. Absent members are NULL. */
+typedef struct sluice_expert_tensors_s {
+  size_t struct_size;        /* sizeof, set by the caller */
+  const sluice_tensor_t* w1; /* [H, M] */
+  const sluice_tensor_t* w3; /* [H, M], gated */
+  const sluice_tensor_t* w2; /* [M, H] */
+  const sluice_tensor_t* b1; /* [H], bias */
+  const sluice_tensor_t* b3; /* [H], gated and bias */
+  const sluice_tensor_t* b2; /* [M], bias */
+} sluice_expert_tensors_t;
+
+/* The host's own experts, called on the calling thread once per chunk and local expert that has rows, in order.
+ * Rows are row-major [rows, M] in the layer's dtype, borrowed for the call.
+ * forward writes y. backward gets the rows x again, dy already multiplied by the route weights, and writes dx; it keeps
+ * parameter gradients itself. A non-zero return stops the pass on all ranks with FOREIGN. */
+typedef struct sluice_expert_callbacks_s {
+  size_t struct_size; /* sizeof, set by the caller */
+  void* user;
+  int32_t (*forward)(void* user, int32_t chunk, int32_t local_expert, int64_t rows, const void* x, void* y);
+  int32_t (*backward)(void* user, int32_t chunk, int32_t local_expert, int64_t rows, const void* x, const void* dy,
+                      void* dx);
+} sluice_expert_callbacks_t;
+
+/* ---- forward -------------------------------------------------------------------------------------------------- */
+
+/* What a forward leaves for its backward, each a plain run of bytes. */
+enum {
+  SLUICE_SAVED_META = 0,   /* counts and permutation */
+  SLUICE_SAVED_INPUT = 1,  /* T_DI [R, M]: dispatched rows */
+  SLUICE_SAVED_MIDDLE = 2, /* T_M [R, g*H]: pre-activations; with callbacks their outputs [R, M] */
+  SLUICE_SAVED_COUNT = 3
+};
+
+/* Gives `bytes` (may be 0: any pointer, NULL too) for saved buffer `which`, 64-byte aligned; NULL refuses. Called on
+ * the calling thread once counts are known and before any payload. The host frees the bytes, after the backward. */
+typedef void* (*sluice_save_fn_t)(void* user, int32_t which, uint64_t bytes);
+
+typedef struct sluice_moe_forward_args_s {
+  size_t struct_size;                         /* set by sluice_moe_forward_args_init */
+  const sluice_ext_header_t* next;            /* NULL */
+  const sluice_tensor_t* tokens;              /* [T, M] unit column stride */
+  const sluice_tensor_t* expert_ids;          /* [T, K] i32 or i64, any strides; -1 drops the route */
+  const sluice_tensor_t* route_weights;       /* [T, K] f32, any strides; NaN and infinities pass through */
+  const sluice_expert_tensors_t* params;      /* NULL with callbacks */
+  const sluice_expert_callbacks_t* callbacks; /* NULL without */
+  const sluice_tensor_t* out_tokens;          /* [T, M] unit column stride, written */
+  sluice_save_fn_t save;                      /* NULL: the library allocates, and the step owns the bytes */
+  void* save_user;
+  int32_t needs_backward;    /* 0: nothing is saved and out_step may be NULL */
+  int32_t local_status;      /* not 0: the host refuses its input with this status; the header tells all ranks */
+  const char* local_message; /* the host's reason, or NULL */
+} sluice_moe_forward_args_t;
+
+SLUICE_EXPORT void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_args, size_t struct_size);
+
+/* Runs the layer forward. Collective over the context's communicator, also when an argument is wrong: the other ranks
+ * then get PEER_REFUSED. Host-complete on a CPU; stream must be NULL there. Allocates slots on first use.
+ *
+ * out_step   new, sluice_step_drop or consumed by nothing; NULL when needs_backward is 0
+ * Owns       all arguments are borrowed for the call
+ * Threads    context-exclusive
+ * Errors     INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, MISMATCH, PEER_REFUSED, FOREIGN: no effect, the comm stays usable.
+ *            PEER_LOST, TIMED_OUT, ABORTED: the comm takes only abort and destroy.
+ * Numerics   bit-identical for every n with gemm "ref"
+ * Source     MPipeMoE section III-A (pipeline S, C, R); chunks cut by tokens
+ */
+SLUICE_API sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args,
+                                              sluice_stream_t stream, sluice_step_t** out_step);
+
+/* ---- steps ---------------------------------------------------------------------------------------------------- */
+
+/* Releases a step, with or without a backward. Host-allocated saved buffers stay the host's. Accepts NULL. */
+SLUICE_EXPORT void sluice_step_drop(sluice_step_t* step);
+/* Rebuilds a step from its saved buffers, perhaps at other addresses (activation checkpointing, saved-tensor hooks).
+ * saved, saved_bytes: [SLUICE_SAVED_COUNT]; borrowed until the step is dropped. out_step: new, sluice_step_drop.
+ * Errors: INVALID_ARGUMENT (not a step of this layer, or damaged), NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_step_restore(sluice_moe_t* moe, void* const* saved, const uint64_t* saved_bytes,
+                                               sluice_step_t** out_step);
+/* The number of chunks of this step and its received rows per local expert, [E_local]; either may be NULL. */
+SLUICE_API sluice_status_t sluice_step_info(const sluice_step_t* step, int32_t* out_num_chunks,
+                                            int64_t* out_rows_per_expert);
+
+/* ---- backward ------------------------------------------------------------------------------------------------- */
+
+enum { SLUICE_GRAD_OVERWRITE = 0, SLUICE_GRAD_ACCUMULATE = 1 };
+enum { SLUICE_HALF_INPUT = 1, SLUICE_HALF_WEIGHT = 2, SLUICE_HALF_BOTH = 3 };
+
+/* Called on the calling thread when all gradients of a local expert are final. */
+typedef void (*sluice_expert_ready_fn_t)(void* user, int32_t local_expert);
+
+typedef struct sluice_moe_backward_args_s {
+  size_t struct_size;                         /* set by sluice_moe_backward_args_init */
+  const sluice_ext_header_t* next;            /* NULL */
+  const sluice_tensor_t* tokens;              /* as in forward: same values, perhaps another address */
+  const sluice_tensor_t* route_weights;       /* as in forward */
+  const sluice_expert_tensors_t* params;      /* as in forward */
+  const sluice_expert_callbacks_t* callbacks; /* as in forward */
+  const sluice_tensor_t* grad_out;            /* [T, M] dtype of the layer, unit column stride */
+  const sluice_tensor_t* grad_tokens;         /* [T, M] written, or NULL: not wanted (then NULL on all ranks) */
+  const sluice_tensor_t* grad_route_weights;  /* [T, K] f32, any strides, written (0 for dropped routes), or NULL */
+  const sluice_expert_tensors_t* grad_params; /* dtype of the layer or f32, or NULL: not wanted */
+  int32_t grad_mode;                          /* SLUICE_GRAD_*, for grad_params */
+  int32_t halves;                             /* SLUICE_HALF_*; WEIGHT alone follows INPUT alone, without payload */
+  sluice_expert_ready_fn_t expert_ready;      /* may be NULL */
+  void* expert_ready_user;
+  int32_t local_status; /* as in forward */
+  int32_t reserved;
+  const char* local_message;
+} sluice_moe_backward_args_t;
+
+SLUICE_EXPORT void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out_args, size_t struct_size);
+
+/* Runs the layer backward. Collective as forward is (HALF_WEIGHT alone is local). Idle experts get zero gradients.
+ * A step takes one backward, or one INPUT half and then one WEIGHT half; more is STATE.
+ * Threads, errors: as forward. Host-complete on a CPU. */
+SLUICE_API sluice_status_t sluice_moe_backward(sluice_moe_t* moe, sluice_step_t* step,
+                                               const sluice_moe_backward_args_t* args, sluice_stream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_MOE_H_ */

@@ -1,0 +1,12 @@
+/* Sluice: the expert-parallel engine that a training framework swaps in. Includes the whole C ABI. */
+#ifndef SLUICE_SLUICE_H_
+#define SLUICE_SLUICE_H_
+
+#include "sluice/base.h"
+#include "sluice/comm.h"
+#include "sluice/context.h"
+#include "sluice/gate.h"
+#include "sluice/moe.h"
+#include "sluice/parts.h"
+
+#endif /* SLUICE_SLUICE_H_ */

@@ -1,0 +1,32 @@
+#include "backend/base/structs.h"
+
+#include <string.h>
+
+/* No struct of the ABI comes near this: a larger size is an uninitialised struct, whose tail must not be read. */
+enum { MAX_STRUCT_BYTES = 65536 };
+
+sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, size_t min_size, const char* name) {
+  if (src == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s is NULL; pass one prepared by its _init function", name);
+  }
+  size_t src_size;
+  memcpy(&src_size, src, sizeof src_size);
+  if (src_size < min_size || src_size > MAX_STRUCT_BYTES) {
+    return SLUICE_FAIL(SLUICE_E_ABI,
+                       "%s: struct_size is %zu, this library knows %zu bytes and needs at least %zu; prepare the "
+                       "struct with its _init function and sizeof",
+                       name, src_size, dst_size, min_size);
+  }
+  const unsigned char* bytes = src;
+  for (size_t i = dst_size; i < src_size; ++i) {
+    if (bytes[i] != 0) {
+      return SLUICE_FAIL(SLUICE_E_ABI,
+                         "%s: byte %zu of %zu is set, but this library knows only %zu bytes of the struct; the caller "
+                         "was built against newer headers and uses a field that this library does not have",
+                         name, i, src_size, dst_size);
+    }
+  }
+  memcpy(dst, src, src_size < dst_size ? src_size : dst_size);
+  memcpy(dst, &dst_size, sizeof dst_size);
+  return SLUICE_OK;
+}

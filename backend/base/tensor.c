@@ -1,0 +1,94 @@
+#include "backend/base/tensor.h"
+
+#include "backend/base/dtype.h"
+
+int32_t sluice_tensor_dtype(const sluice_tensor_t* tensor) {
+  if (tensor == NULL || tensor->type_lanes != 1) return 0;
+  switch (tensor->type_code) {
+    case SLUICE_TYPE_FLOAT:
+      if (tensor->type_bits == 32) return SLUICE_DTYPE_F32;
+      if (tensor->type_bits == 16) return SLUICE_DTYPE_F16;
+      return tensor->type_bits == 64 ? SLUICE_DTYPE_F64 : 0;
+    case SLUICE_TYPE_BFLOAT: return tensor->type_bits == 16 ? SLUICE_DTYPE_BF16 : 0;
+    case SLUICE_TYPE_INT:
+      if (tensor->type_bits == 32) return SLUICE_DTYPE_I32;
+      return tensor->type_bits == 64 ? SLUICE_DTYPE_I64 : 0;
+    default: return 0;
+  }
+}
+
+static sluice_status_t check_type(const sluice_tensor_t* tensor, const char* name, int32_t dtype) {
+  if (tensor->type_lanes != 1) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: type_lanes is %u, want 1", name, (unsigned)tensor->type_lanes);
+  }
+  int32_t found = sluice_tensor_dtype(tensor);
+  if (found == 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "%s: elements of type code %u with %u bits are unknown, want %s: convert it", name,
+                       (unsigned)tensor->type_code, (unsigned)tensor->type_bits,
+                       dtype == 0 ? "f32, bf16, f16, f64, i32 or i64" : sluice_dtype_name(dtype));
+  }
+  if (dtype != 0 && found != dtype) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s, want %s: convert it", name,
+                       sluice_dtype_name(found), sluice_dtype_name(dtype));
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_tensor_check(const sluice_tensor_t* tensor, const char* name, int32_t dtype, int32_t ndim,
+                                    const int64_t* shape) {
+  if (tensor == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: tensor is NULL, but it is required", name);
+  if (tensor->device_type != SLUICE_DEVICE_CPU) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: device_type is %d, want %d (CPU): copy it to the host", name,
+                       (int)tensor->device_type, (int)SLUICE_DEVICE_CPU);
+  }
+  SLUICE_TRY(check_type(tensor, name, dtype));
+  if (tensor->ndim != ndim) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: has %d dimensions, want %d", name, (int)tensor->ndim, (int)ndim);
+  }
+  if (ndim > 0 && tensor->shape == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: shape is NULL, want %d sizes", name, (int)ndim);
+  }
+  /* A size of 0 counts as 1 here, so that strides and products of accepted tensors cannot overflow either. */
+  int64_t volume = 1;
+  int empty = 0;
+  for (int32_t d = 0; d < ndim; ++d) {
+    int64_t size = tensor->shape[d];
+    if (size < 0) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dimension %d is %lld, want a size >= 0", name, (int)d,
+                         (long long)size);
+    }
+    if (shape != NULL && shape[d] >= 0 && size != shape[d]) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dimension %d is %lld, want %lld", name, (int)d,
+                         (long long)size, (long long)shape[d]);
+    }
+    if (size == 0) {
+      empty = 1;
+    } else if (__builtin_mul_overflow(volume, size, &volume) || volume > INT64_MAX / 8) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: its sizes multiply to more bytes than an int64 holds", name);
+    }
+  }
+  if (!empty && tensor->data == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: data is NULL, but the tensor has %lld elements", name,
+                       (long long)volume);
+  }
+  return SLUICE_OK;
+}
+
+void* sluice_tensor_data(const sluice_tensor_t* tensor) {
+  return tensor->data == NULL ? NULL : (char*)tensor->data + tensor->byte_offset;
+}
+
+int64_t sluice_tensor_stride(const sluice_tensor_t* tensor, int32_t dim) {
+  if (tensor->strides != NULL) return tensor->strides[dim];
+  int64_t stride = 1;
+  /* A size of 0 counts as 1, so that the stride of an empty tensor is still a row's. */
+  for (int32_t d = tensor->ndim - 1; d > dim; --d) stride *= tensor->shape[d] > 1 ? tensor->shape[d] : 1;
+  return stride;
+}
+
+int64_t sluice_tensor_elements(const sluice_tensor_t* tensor) {
+  int64_t elements = 1;
+  for (int32_t d = 0; d < tensor->ndim; ++d) elements *= tensor->shape[d];
+  return elements;
+}

@@ -1,0 +1,26 @@
+/* Checked access to a host's tensors. A public call checks each tensor once with sluice_tensor_check, naming it; after
+ * that the other functions may trust it. */
+#ifndef SLUICE_BACKEND_BASE_TENSOR_H_
+#define SLUICE_BACKEND_BASE_TENSOR_H_
+
+#include "backend/base/status.h"
+
+/* SLUICE_DTYPE_* of the elements; 0 for NULL, for lanes other than 1 and for types that Sluice does not know. */
+int32_t sluice_tensor_dtype(const sluice_tensor_t* tensor);
+
+/* INVALID_ARGUMENT with a message naming the tensor, what was found and what is wanted, unless the tensor lies on the
+ * CPU, has `ndim` dimensions of shape[d] elements (-1: any size), elements of `dtype` (0: any that Sluice knows), and
+ * data where it has elements. `shape` may be NULL: any sizes. Sizes whose product overflows are refused. */
+sluice_status_t sluice_tensor_check(const sluice_tensor_t* tensor, const char* name, int32_t dtype, int32_t ndim,
+                                    const int64_t* shape);
+
+/* The first element: data plus byte_offset; NULL where data is NULL. */
+void* sluice_tensor_data(const sluice_tensor_t* tensor);
+
+/* Elements from one index of `dim` to the next, also where strides is NULL (row-major). */
+int64_t sluice_tensor_stride(const sluice_tensor_t* tensor, int32_t dim);
+
+/* The product of the sizes. */
+int64_t sluice_tensor_elements(const sluice_tensor_t* tensor);
+
+#endif /* SLUICE_BACKEND_BASE_TENSOR_H_ */

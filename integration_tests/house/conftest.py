@@ -1,0 +1,38 @@
+"""The built library, shared by the tests of the house."""
+
+import os
+import subprocess
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def bazel(*arguments):
+    done = subprocess.run(["bazel", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"bazel {' '.join(arguments)}:\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def root():
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def include_dir():
+    return os.path.join(ROOT, "capi", "include")
+
+
+@pytest.fixture(scope="session")
+def public_headers(include_dir):
+    names = sorted(name for name in os.listdir(os.path.join(include_dir, "sluice")) if name.endswith(".h"))
+    assert "sluice.h" in names
+    return ["sluice/" + name for name in names]
+
+
+@pytest.fixture(scope="session")
+def libsluice():
+    """The library as it is shipped."""
+    bazel("build", "--noshow_progress", "//capi:libsluice.so.0")
+    return os.path.join(bazel("info", "bazel-bin").strip(), "capi", "libsluice.so.0")

@@ -1,0 +1,149 @@
+"""The layering of the house as a function over edges, so that it can be tried on a planted one.
+
+An edge says that one package uses another: by a Bazel dependency, or by an `#include` line (Bazel lets a source include
+the headers of everything below its direct dependencies).
+"""
+
+import os
+import re
+import subprocess
+import xml.etree.ElementTree
+from typing import NamedTuple
+
+# Who may use whom: strictly lower levels, and the own area.
+LEVELS = {
+    "base": 0,
+    "device": 1,
+    "comm": 1,
+    "gemm": 1,
+    "schedule": 1,
+    "memory": 2,
+    "moe": 3,
+    "tune": 4,
+    "planner": 5,
+    "stage": 6,
+    "optim": 6,
+}
+# Areas with implementations: the area's own package holds the vtable, each folder below it an implementation.
+VTABLES = ("device", "comm", "gemm")
+# Implementations that may use one of another area.
+PAIRS = {("backend/comm/nccl", "backend/device/cuda"), ("backend/gemm/cublas", "backend/device/cuda")}
+OUTSIDE = ("adapters", "python_plugin", "integration_tests", "examples")
+INCLUDE = re.compile(
+    r'^\s*#\s*include\s+"((?:backend|capi|adapters|python_plugin|integration_tests)/[^"]+)"', re.MULTILINE
+)
+
+
+class Edge(NamedTuple):
+    source: str  # package, such as backend/comm/local
+    target: str
+    is_test: bool = False  # the user is a test or testonly
+    why: str = ""  # where it stands, for the message
+
+
+def _test_package(package):
+    return package.endswith("/test") or package.startswith("backend/cts")
+
+
+def _area(package):
+    """("comm", "local") of backend/comm/local/test; ("moe", "") of backend/moe."""
+    parts = [part for part in package.split("/")[1:] if part != "test"]
+    return parts[0] if parts else "", parts[1] if len(parts) > 1 else ""
+
+
+def reason(edge):
+    """Why the edge is forbidden, or None."""
+    source, target = edge.source, edge.target
+    if source == target or target.split("/")[0] in ("third_party", ""):
+        return None
+    top = source.split("/")[0]
+    if top in OUTSIDE:
+        if target.startswith("backend") or target.startswith("capi/"):
+            return f"{top} may use //capi only"
+        return None
+    if target == "capi":
+        # The public headers are everyone's vocabulary; the library above them is for outsiders.
+        return (
+            None
+            if "headers" in edge.why or edge.is_test or not source.startswith("backend")
+            else "backend may use //capi:headers only"
+        )
+    if target.split("/")[0] in OUTSIDE:
+        return "the library may not use what stands around it"
+    if top == "capi":
+        return None  # capi/src stands on top of the whole backend
+    if target.startswith("capi"):
+        return "backend may not use capi/src"
+    if top != "backend" or not target.startswith("backend"):
+        return None
+
+    is_test = edge.is_test or _test_package(source)
+    if _test_package(target) and not is_test:
+        return "tests are for tests only"
+    if source.startswith("backend/cts") or target.startswith("backend/cts"):
+        return None if is_test else "conformance suites are for tests only"
+    area, implementation = _area(source)
+    target_area, target_implementation = _area(target)
+    if area not in LEVELS or target_area not in LEVELS:
+        return (
+            f"backend/{area if area not in LEVELS else target_area} has no level in integration_tests/house/layering.py"
+        )
+    if area != target_area and LEVELS[target_area] >= LEVELS[area] and (source, target) not in PAIRS:
+        if not (is_test and target_area in VTABLES):
+            return f"{area} may not use {target_area}: it does not stand below it"
+    if target_area in VTABLES and target_implementation and not is_test:
+        if (area, implementation) != (target_area, target_implementation) and (source, target) not in PAIRS:
+            return f"implementations of {target_area} are met through backend/{target_area}/{target_area}.h only"
+    return None
+
+
+def violations(edges):
+    found = []
+    for edge in sorted(set(edges)):
+        why = reason(edge)
+        if why:
+            found.append(f"{edge.source} -> {edge.target}: {why} ({edge.why})")
+    return found
+
+
+def _package(label):
+    return label[2:].split(":")[0] if label.startswith("//") else ""
+
+
+def bazel_edges(root):
+    """Edges of the build graph."""
+    command = ["bazel", "query", "--noshow_progress", "--noimplicit_deps", "--output=xml", "kind(rule, //...)"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError("bazel query failed:\n" + done.stderr[-3000:])
+    edges = []
+    # Bazel says XML 1.1, which Python's parser does not read; nothing here needs it.
+    document = xml.etree.ElementTree.fromstring(done.stdout.replace('version="1.1"', 'version="1.0"', 1))
+    for rule in document.iter("rule"):
+        testonly = rule.find("boolean[@name='testonly']")
+        is_test = rule.get("class").endswith("_test") or (testonly is not None and testonly.get("value") == "true")
+        for used in rule.iter("rule-input"):
+            label = used.get("name")
+            if label.startswith("//"):
+                why = f"{rule.get('name')} uses {label}"
+                edges.append(Edge(_package(rule.get("name")), _package(label), is_test, why))
+    return edges
+
+
+def include_edges(root):
+    """Edges that `#include` lines make."""
+    edges = []
+    for top in ("backend", "capi", *OUTSIDE):
+        for where, folders, names in os.walk(os.path.join(root, top)):
+            folders.sort()
+            package = os.path.relpath(where, root)
+            for name in sorted(names):
+                if not name.endswith((".c", ".h", ".cc", ".cpp", ".cu", ".inc")):
+                    continue
+                with open(os.path.join(where, name), errors="replace") as file:
+                    text = file.read()
+                is_test = "_test." in name or "_fuzz." in name
+                for path in INCLUDE.findall(text):
+                    why = f"{package}/{name} includes {path}"
+                    edges.append(Edge(package, os.path.dirname(path), is_test, why))
+    return edges

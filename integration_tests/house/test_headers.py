@@ -1,0 +1,34 @@
+"""Each public header compiles alone, as every dialect of C and C++ that a user may have, without a warning."""
+
+import subprocess
+
+import pytest
+
+DIALECTS = [
+    *((compiler, "c", standard) for compiler in ("gcc", "clang-14") for standard in ("c99", "c11", "c17")),
+    *((compiler, "c++", standard) for compiler in ("g++", "clang++-14") for standard in ("c++11", "c++17", "c++20")),
+]
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wundef", "-Werror"]
+
+
+def compile_text(compiler, language, standard, include_dir, text):
+    command = [compiler, f"-std={standard}", *WARNINGS, "-I", include_dir, "-fsyntax-only", "-x", language, "-"]
+    if language == "c":
+        command[2:2] = ["-Wstrict-prototypes", "-Wc++-compat"]
+    return subprocess.run(command, input=text, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("compiler", "language", "standard"), DIALECTS, ids=lambda value: value)
+def test_PublicHeader_CompiledAlone_HasNoWarning(compiler, language, standard, include_dir, public_headers):
+    for header in public_headers:
+        # Twice: the guard works. The declaration keeps C's pedantry about empty files quiet.
+        text = f'#include "{header}"\n#include "{header}"\nextern int translation_unit_is_not_empty;\n'
+        done = compile_text(compiler, language, standard, include_dir, text)
+        assert done.returncode == 0, f"{header} as {standard}:\n{done.stderr}"
+
+
+@pytest.mark.parametrize(("compiler", "language", "standard"), DIALECTS, ids=lambda value: value)
+def test_Checker_HeaderWithWarning_IsRefused(compiler, language, standard, tmp_path):
+    (tmp_path / "bad.h").write_text("enum { BAD = 1, };\nstatic int unused_function(int x) { return 0; }\n")
+    done = compile_text(compiler, language, standard, str(tmp_path), '#include "bad.h"\nextern int x;\n')
+    assert done.returncode != 0

@@ -1,0 +1,102 @@
+"""What libsluice.so.0 exports and what it needs."""
+
+import os
+import re
+import subprocess
+
+ALLOWED_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
+FOREIGN = re.compile(
+    r"^(_Z|__cxa_throw|__gxx_|Py[A-Z]|_Py|aoti_|torch_|cuda|nccl|cublas|MPI_|dnnl_|cblas_|[sd]gemm_|GOMP_|omp_)"
+)
+
+
+def readelf(option, path):
+    return subprocess.run(["readelf", "-W", option, path], check=True, capture_output=True, text=True).stdout
+
+
+def map_symbols(text):
+    """{symbol: version} of a linker's version script."""
+    text = re.sub(r"/\*.*?\*/|#[^\n]*", "", text, flags=re.DOTALL)
+    symbols = {}
+    for version, body in re.findall(r"(\w[\w.]*)\s*\{(.*?)\}", text, re.DOTALL):
+        found = re.search(r"global:(.*?)(?:local:|$)", body, re.DOTALL)
+        for name in (found.group(1) if found else "").replace(";", " ").split():
+            assert "*" not in name, f"a wildcard exports what nobody decided on: {name}"
+            assert name not in symbols, f"{name} stands in the map twice"
+            symbols[name] = version
+    return symbols
+
+
+def dynamic_symbols(path):
+    """({exported symbol: version}, {imported symbols with their version})."""
+    exported, imported = {}, set()
+    for line in readelf("--dyn-syms", path).splitlines():
+        fields = line.split()
+        if len(fields) < 8 or not fields[0].rstrip(":").isdigit():
+            continue
+        name, bind, index = fields[7], fields[4], fields[6]
+        if index == "UND":
+            imported.add(name)
+        elif bind in ("GLOBAL", "WEAK") and index != "ABS":
+            plain, _, version = name.partition("@")
+            exported[plain] = version.lstrip("@")
+    return exported, imported
+
+
+def declared_functions(root):
+    """Functions that the public headers declare."""
+    import sys
+
+    sys.path.insert(0, os.path.join(root, "python_plugin", "packaging"))
+    import cdef
+
+    text = cdef.generate(os.path.join(root, "capi", "include"))
+    text = re.sub(r"\{[^{}]*\}", "", re.sub(r"\{[^{}]*\}", "", text))  # members of structs are no functions
+    statements = [statement.strip() for statement in text.split(";")]
+    names = set()
+    for statement in statements:
+        found = re.match(r"^(?!typedef\b)[\w\s*]*?\b(sluice_\w+)\s*\(", statement.split("\n#")[-1], re.DOTALL)
+        if found:
+            names.add(found.group(1))
+    return names
+
+
+def test_ExportedSymbols_EqualTheVersionScript(libsluice, root):
+    with open(os.path.join(root, "capi", "abi", "sluice.lds")) as file:
+        wanted = map_symbols(file.read())
+    exported, _ = dynamic_symbols(libsluice)
+    assert len(wanted) > 10
+    assert exported == wanted
+
+
+def test_VersionScript_EqualsTheHeaders(root):
+    with open(os.path.join(root, "capi", "abi", "sluice.lds")) as file:
+        wanted = set(map_symbols(file.read()))
+    declared = declared_functions(root)
+    assert declared - wanted == set(), "declared in a header, absent from capi/abi/sluice.lds"
+    assert wanted - declared == set(), "in capi/abi/sluice.lds, declared nowhere"
+
+
+def test_Needed_IsTheCLibraryOnly(libsluice):
+    dynamic = readelf("--dynamic", libsluice)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
+    assert "libc.so.6" in needed
+    assert needed <= ALLOWED_LIBRARIES
+    assert re.findall(r"\(SONAME\).*\[(.*)\]", dynamic) == ["libsluice.so.0"]
+    assert "TEXTREL" not in dynamic and "RPATH" not in dynamic and "RUNPATH" not in dynamic
+
+
+def test_Imports_NothingOfTorchCxxOrPython(libsluice):
+    _, imported = dynamic_symbols(libsluice)
+    assert "malloc@GLIBC_2.2.5" in " ".join(sorted(imported))
+    assert sorted(name for name in imported if FOREIGN.match(name) or "GLIBCXX" in name or "CXXABI" in name) == []
+
+
+def test_Stack_IsNotExecutable(libsluice):
+    line = next(line for line in readelf("--program-headers", libsluice).splitlines() if "GNU_STACK" in line)
+    assert " RW " in line and "RWE" not in line
+
+
+def test_MapReader_SeesVersionsAndRefusesWildcards():
+    text = "SLUICE_1 { global: a; b; local: *; }; /* c; */\nSLUICE_2 { global: d; } SLUICE_1;"
+    assert map_symbols(text) == {"a": "SLUICE_1", "b": "SLUICE_1", "d": "SLUICE_2"}

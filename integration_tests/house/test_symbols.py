@@ -88,7 +88,7 @@ def test_Needed_IsTheCLibraryOnly(libsluice):
 
 def test_Imports_NothingOfTorchCxxOrPython(libsluice):
     _, imported = dynamic_symbols(libsluice)
-    assert "malloc@GLIBC_2.2.5" in " ".join(sorted(imported))
+    assert any("@GLIBC_" in name for name in imported)
     assert sorted(name for name in imported if FOREIGN.match(name) or "GLIBCXX" in name or "CXXABI" in name) == []
 
 

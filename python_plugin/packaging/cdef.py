@@ -5,6 +5,8 @@ cffi's parser takes declarations only. So the preprocessor runs with empty syste
 parser when it is imported.
 """
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -73,5 +75,6 @@ def emit(include_dir, module, path):
     ffi = cffi.FFI()
     ffi.set_source(module, None)
     ffi.cdef(text)
-    ffi.emit_python_code(path)
+    with contextlib.redirect_stdout(io.StringIO()):  # it says "generating ..."
+        ffi.emit_python_code(path)
     return text

@@ -1,20 +1,18 @@
 #!/usr/bin/env bash
 # Formatters and linters, all pinned. Prints `ok`/`FAIL` for each check; details of a failing one follow it.
 #
-#   third_party/lint/lint.sh [--fix] [--tidy] [PATH...]
+#   third_party/lint/lint.sh [--fix] [PATH...]
 #
 # --fix   rewrites what the formatters can
-# --tidy  also runs clang-tidy over all C files (minutes)
 # PATH    only files below these
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$ROOT"
-fix=0 tidy=0 only=()
+fix=0 only=()
 for argument in "$@"; do
   case $argument in
     --fix) fix=1 ;;
-    --tidy) tidy=1 ;;
-    -*) echo "usage: $0 [--fix] [--tidy] [PATH...]" >&2 && exit 2 ;;
+    -*) echo "usage: $0 [--fix] [PATH...]" >&2 && exit 2 ;;
     *) only+=("${argument%/}") ;;
   esac
 done
@@ -98,11 +96,11 @@ tidy_all() {
 }
 
 ((${#c_files[@]} == 0)) || check "C: clang-format 14 (${#c_files[@]} files)" pinned_clang_format
+((${#c_files[@]} == 0)) || check "C: clang-tidy 14" tidy_all
 ((${#python_files[@]} == 0)) || check "Python: ruff check (${#python_files[@]} files)" ruff_check
 ((${#python_files[@]} == 0)) || check "Python: ruff format" ruff_format
 ((${#bazel_files[@]} == 0)) || check "Bazel: format (${#bazel_files[@]} files)" bazel_format
 ((${#shell_files[@]} == 0)) || check "shell: syntax (${#shell_files[@]} files)" shell_syntax
 check "no paths of one machine, no registry hosts" no_private_paths
-((tidy == 0)) || check "C: clang-tidy 14" tidy_all
 printf 'lint: %d passed, %d failed\n' "$passed" "$failed"
 ((failed == 0))

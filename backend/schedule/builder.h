@@ -1,0 +1,26 @@
+/* Collects ops in program order and derives their dependencies. Private to backend/schedule. */
+#ifndef SLUICE_BACKEND_SCHEDULE_BUILDER_H_
+#define SLUICE_BACKEND_SCHEDULE_BUILDER_H_
+
+#include "backend/schedule/schedule.h"
+
+typedef struct sluice_builder_s {
+  sluice_op_t* ops;
+  int32_t num_ops;
+  int32_t capacity;
+  int32_t ring[SLUICE_T_COUNT];
+  int32_t single_rank;
+} sluice_builder_t;
+
+/* Adds an op and returns it, for sluice_op_read / sluice_op_write. Capacity was sized by the caller. */
+sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t lane, int32_t chunk);
+/* Declares an access of the op's chunk (slot chunk mod ring; a chunk of -1 accesses every slot). */
+void sluice_op_read(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);
+void sluice_op_write(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);
+
+/* Dependencies between lanes, from the accesses: read after write, write after read, write after write, in program
+ * order; those implied by lane order and by other dependencies are left out. Writes op->first_dep, op->num_deps and at
+ * most `capacity` indices to `deps` (NULL: only counts). Returns their number, or -1 without memory. */
+int32_t sluice_builder_derive_deps(sluice_builder_t* builder, int32_t* deps, int32_t capacity);
+
+#endif /* SLUICE_BACKEND_SCHEDULE_BUILDER_H_ */

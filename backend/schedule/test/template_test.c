@@ -1,0 +1,157 @@
+/* Templates: every conflicting pair of ops is ordered by lane order and dependencies, and no dependency is superfluous. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/schedule/schedule.h"
+#include "sluice/moe.h"
+
+static int same_slot(sluice_slot_ref_t a, sluice_slot_ref_t b) {
+  return a.tensor == b.tensor && (a.slot == b.slot || a.slot < 0 || b.slot < 0);
+}
+
+static int touches(const sluice_slot_ref_t* a, int32_t na, const sluice_slot_ref_t* b, int32_t nb) {
+  for (int32_t i = 0; i < na; ++i)
+    for (int32_t j = 0; j < nb; ++j)
+      if (same_slot(a[i], b[j])) return 1;
+  return 0;
+}
+
+/* Counts conflicting pairs that are not ordered by happens-before, leaving out dependency `without` (-1: none). */
+static int64_t unordered_pairs(const sluice_template_t* t, int32_t without) {
+  int32_t n = t->num_ops;
+  unsigned char* before = calloc((size_t)n * (size_t)n, 1); /* before[i][j]: j ends before i starts */
+  int64_t bad = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    const sluice_op_t* op = &t->ops[i];
+    unsigned char* row = before + (size_t)i * (size_t)n;
+    for (int32_t j = 0; j < i; ++j) {
+      int direct = t->ops[j].lane == op->lane;
+      for (int32_t d = 0; d < op->num_deps; ++d) {
+        if (op->first_dep + d != without && t->deps[op->first_dep + d] == j) direct = 1;
+      }
+      if (!direct) continue;
+      row[j] = 1;
+      for (int32_t k = 0; k < j; ++k) row[k] |= before[(size_t)j * (size_t)n + k];
+    }
+    for (int32_t j = 0; j < i; ++j) {
+      const sluice_op_t* o = &t->ops[j];
+      int conflict = touches(o->writes, o->num_writes, op->reads, op->num_reads) ||
+                     touches(o->reads, o->num_reads, op->writes, op->num_writes) ||
+                     touches(o->writes, o->num_writes, op->writes, op->num_writes);
+      if (conflict && !row[j]) ++bad;
+    }
+  }
+  free(before);
+  return bad;
+}
+
+/* Every spec with n chunks that builds; returns how many were seen. */
+static int64_t for_each_template(int32_t n, void (*visit)(const sluice_template_t*)) {
+  int64_t seen = 0;
+  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 3 * 2; ++bits) {
+    int32_t x = bits;
+    sluice_template_spec_t spec = {.num_chunks = n};
+    spec.direction = x % 2, x /= 2;
+    spec.single_rank = x % 2, x /= 2;
+    spec.keep = x % 2, x /= 2;
+    spec.callback = x % 2, x /= 2;
+    spec.input_half = x % 2, x /= 2;
+    spec.weight_half = x % 3, x /= 3;
+    spec.wgrad_mode = x % 2;
+    sluice_template_t* t = NULL;
+    if (sluice_template_build(&spec, sluice_process_allocator(), &t) != SLUICE_OK) continue;
+    visit(t);
+    ++seen;
+    sluice_template_destroy(t, sluice_process_allocator());
+  }
+  return seen;
+}
+
+static void assert_ordered(const sluice_template_t* t) { assert_int_equal(unordered_pairs(t, -1), 0); }
+
+static void assert_minimal(const sluice_template_t* t) {
+  for (int32_t d = 0; d < t->num_deps; ++d) assert_true(unordered_pairs(t, d) > 0);
+}
+
+static void Template_AnySpec_OrdersEveryConflict(void** state) {
+  (void)state;
+  int64_t seen = 0;
+  const int32_t chunks[] = {1, 2, 3, 4, 7, 16, 32};
+  for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; ++i) seen += for_each_template(chunks[i], assert_ordered);
+  assert_true(seen > 100);
+}
+
+static void Template_AnyDependencyRemoved_LeavesAConflictUnordered(void** state) {
+  (void)state;
+  assert_true(for_each_template(1, assert_minimal) > 0);
+  assert_true(for_each_template(2, assert_minimal) > 0);
+  assert_true(for_each_template(5, assert_minimal) > 0);
+}
+
+static sluice_template_t* build(sluice_template_spec_t spec) {
+  sluice_template_t* t = NULL;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
+  return t;
+}
+
+static void Template_OneRank_HasNoExchangeAndOneLane(void** state) {
+  (void)state;
+  sluice_template_t* t = build((sluice_template_spec_t){.num_chunks = 3, .single_rank = 1, .keep = 1});
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    assert_int_equal(t->ops[i].lane, SLUICE_LANE_COMPUTE);
+    assert_false(sluice_op_is_exchange(t->ops[i].kind));
+  }
+  assert_int_equal(t->num_deps, 0);
+  sluice_template_destroy(t, sluice_process_allocator());
+}
+
+static void Template_SlotsReused_AlternatesDispatchAndCombine(void** state) {
+  (void)state;
+  sluice_template_t* t = build((sluice_template_spec_t){.num_chunks = 4});
+  char order[64] = "";
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    if (t->ops[i].kind == SLUICE_OP_DISPATCH) strcat(order, "S");
+    if (t->ops[i].kind == SLUICE_OP_COMBINE) strcat(order, "R");
+  }
+  assert_string_equal(order, "SSRSRSRR");
+  sluice_template_destroy(t, sluice_process_allocator());
+}
+
+static void Template_SameSpec_HasSameHash(void** state) {
+  (void)state;
+  sluice_template_t* a = build((sluice_template_spec_t){.num_chunks = 4, .keep = 1});
+  sluice_template_t* b = build((sluice_template_spec_t){.num_chunks = 4, .keep = 1});
+  sluice_template_t* c = build((sluice_template_spec_t){.num_chunks = 5, .keep = 1});
+  assert_true(a->hash == b->hash);
+  assert_true(a->hash != c->hash);
+  sluice_template_destroy(a, sluice_process_allocator());
+  sluice_template_destroy(b, sluice_process_allocator());
+  sluice_template_destroy(c, sluice_process_allocator());
+}
+
+static void Template_ChunksOutOfRange_AreRefused(void** state) {
+  (void)state;
+  sluice_template_t* t = NULL;
+  sluice_template_spec_t spec = {.num_chunks = 0};
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
+  spec.num_chunks = SLUICE_MAX_CHUNKS + 1;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Template_AnySpec_OrdersEveryConflict),
+      cmocka_unit_test(Template_AnyDependencyRemoved_LeavesAConflictUnordered),
+      cmocka_unit_test(Template_OneRank_HasNoExchangeAndOneLane),
+      cmocka_unit_test(Template_SlotsReused_AlternatesDispatchAndCombine),
+      cmocka_unit_test(Template_SameSpec_HasSameHash),
+      cmocka_unit_test(Template_ChunksOutOfRange_AreRefused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

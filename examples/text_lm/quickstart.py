@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Trains a small MoE language model under DeepSpeed, stock and with Sluice, over a real link, and compares them.
+
+    quickstart.py [--steps N] [--link 1gbit|200mbit|none] [--json FILE]
+
+Two expert-parallel ranks, each in its own network namespace with its own core. At the end: one table, a picture of both
+timelines and a trace for Perfetto in quickstart_out/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import timeline
+
+from integration_tests.benchmarks import launch, memory, sluice_side
+from integration_tests.benchmarks.machine import machine
+from integration_tests.net.namespaces import parse_rate
+
+HERE = Path(__file__).resolve().parent
+RANKS = 2
+WARM_STEPS = 2  # first steps of each side allocate, connect and choose; they count for the loss, not for the time
+DEADLINE_S = 900.0  # far above the five minutes it takes, so that a hang ends in a message
+
+
+def arguments() -> argparse.Namespace:
+    """Read and check the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60, help="training steps of each side (default 60)")
+    parser.add_argument("--link", default="1gbit", help="1gbit (default), 200mbit, 0.4gbit ..., or none for loopback")
+    parser.add_argument("--json", type=Path, help="also write the result here")
+    parser.add_argument("--out", type=Path, default=Path("quickstart_out"), help="folder for picture and trace")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stock-only", action="store_true", help="without Sluice (for people who work on this)")
+    parser.add_argument("--verbose", action="store_true", help="show everything the ranks print")
+    args = parser.parse_args()
+    if args.steps < WARM_STEPS + 1:
+        parser.error(f"--steps must be at least {WARM_STEPS + 1}")
+    if args.link != "none":
+        try:
+            parse_rate(args.link)
+        except ValueError as why:
+            parser.error(str(why))
+    return args
+
+
+def plan_of(args: argparse.Namespace, out: Path) -> dict:
+    """Everything the ranks need to know, as they read it."""
+    return {
+        "steps": args.steps,
+        "block": max(1, min(5, args.steps // 4)),
+        "seed": args.seed,
+        "shape": {"ep_size": RANKS},
+        "config": json.loads((HERE / "ds_config.json").read_text()),
+        "one_chunk_rounds": 2,
+        "stock_only": args.stock_only,
+        "out": str(out),
+    }
+
+
+def result_of(raw: dict, args: argparse.Namespace, link: str) -> dict:
+    """The JSON record: per side loss, median step time, peak bytes; then what compares them."""
+    record: dict = {}
+    for side in ("stock", "sluice"):
+        if side not in raw:
+            continue
+        step_s = raw[side]["step_s"][WARM_STEPS:]
+        peaks = [rank[side]["peak_bytes"] for rank in raw["memory"]] if raw["memory"] else None
+        record[side] = {
+            "loss": raw[side]["loss"],
+            "step_ms": statistics.median(step_s) * 1e3,
+            "moe_peak_bytes": max(peaks) if peaks else None,
+        }
+    if "sluice" in raw:
+        pairs = zip(raw["stock"]["loss"], raw["sluice"]["loss"], strict=True)
+        record["speedup"] = record["stock"]["step_ms"] / record["sluice"]["step_ms"]
+        record["max_loss_difference"] = max(abs(a - b) for a, b in pairs)
+        record["one_chunk"] = {
+            "step_ms": statistics.median(raw["one_chunk"]["one_chunk"]) * 1e3,
+            "chosen_step_ms": statistics.median(raw["one_chunk"]["chosen"]) * 1e3,
+            "chunks": max(s.get("chunks", 0) for s in raw["sluice_stats"]),
+        }
+    record.update(link=link, ranks=RANKS, seed=args.seed, machine=machine(), versions=raw["versions"])
+    return record
+
+
+def table(record: dict) -> list[str]:
+    """The one table at the end, as lines."""
+
+    def mib(side: dict) -> str:
+        return "not measured" if side["moe_peak_bytes"] is None else f"{side['moe_peak_bytes'] / 2**20:.1f} MiB"
+
+    stock, sluice = record["stock"], record.get("sluice")
+    rows = [("", "stock", "Sluice", "")]
+
+    def row(name: str, of: object, compare: str = "") -> None:
+        rows.append((name, of(stock), of(sluice) if sluice else "-", compare if sluice else ""))  # type: ignore[operator]
+
+    def ratio(key: str) -> str:
+        if not sluice or not stock[key] or not sluice[key]:
+            return ""
+        return f"{stock[key] / sluice[key]:.2f}x"
+
+    gap = f"largest difference {record['max_loss_difference']:.1e}" if sluice else ""
+    row("loss, first step", lambda side: f"{side['loss'][0]:.4f}")
+    row("loss, last step", lambda side: f"{side['loss'][-1]:.4f}", gap)
+    row("step time, median", lambda side: f"{side['step_ms']:.0f} ms", f"{ratio('step_ms')} as fast")
+    if sluice:
+        one = record["one_chunk"]
+        chosen = f"{one['chosen_step_ms']:.0f} ms with {one['chunks']} chunks beside it"
+        rows.append(("  with one chunk", "", f"{one['step_ms']:.0f} ms", chosen))
+    row("MoE activation memory", mib, f"{ratio('moe_peak_bytes')} less" if ratio("moe_peak_bytes") else "")
+    widths = [max(len(r[c]) for r in rows) for c in range(4)]
+    lines = ["  ".join(cell.ljust(widths[c]) for c, cell in enumerate(r)).rstrip() for r in rows]
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+
+
+def main() -> int:
+    """Run the ranks, then print the table and write the files."""
+    args = arguments()
+    progress = launch.Progress()
+    why = "" if args.stock_only else sluice_side.missing()
+    if why:
+        print(f"{why} ./quickstart installs it; `python -m sluice doctor` says more.", file=sys.stderr)
+        return 3
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        preload, note = memory.build_watch(work)
+        if note:
+            progress.line(note)
+        plan_file = work / "plan.json"
+        plan_file.write_text(json.dumps(plan_of(args, work)))
+
+        def on_progress(event: dict) -> None:
+            head = f"{event['phase']:>9} {launch.bar(event['done'])} {event['done']:4.0%}"
+            if event["phase"] == "train":
+                head += f"  {event['side']:>6} step {event['step']:3d}"
+                head += f"  loss {event['loss']:.3f}  {event['s'] * 1e3:5.0f} ms"
+            progress.show(head, now=event["phase"] != "train")
+
+        outcome = launch.run(
+            [sys.executable, str(HERE / "quickstart_rank.py"), str(plan_file)],
+            world_size=RANKS,
+            rate=args.link,
+            deadline_s=DEADLINE_S,
+            on_progress=on_progress,
+            progress=progress,
+            env=launch.environment(preload),
+            verbose=args.verbose,
+        )
+        if outcome.status != 0:
+            return outcome.status
+        raw = json.loads((work / "rank0.json").read_text())
+        events = [json.loads((work / f"events_{rank}.json").read_text()) for rank in range(RANKS)]
+    record = result_of(raw, args, outcome.link)
+    timelines = {side: [e for rank in events for e in rank.get(side, [])] for side in ("stock", "sluice")}
+    title = f"MoE operations of one training step, {RANKS} ranks, link {outcome.link}"
+    written = timeline.write(timelines, args.out, title)
+    (args.out / "result.json").write_text(json.dumps(record, indent=1) + "\n")
+    if args.json:
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    progress.line("")
+    for line in table(record):
+        progress.line(line)
+    progress.line("")
+    progress.line(f"Link: {outcome.link}. Pictures and data: {args.out}/{{{', '.join([*written, 'result.json'])}}}")
+    progress.line("Open trace.json at ui.perfetto.dev.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

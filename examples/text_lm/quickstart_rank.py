@@ -1,0 +1,193 @@
+"""What each rank of the quickstart does: the same training twice in one process, stock and with Sluice.
+
+Two engines start from equal parameters and see equal data and equal random draws (the gate's token selection draws from
+torch's generator, which is seeded per step). They take turns in blocks, A B B A, so that a slow moment of the machine
+falls on both. A step's time is that of its slowest rank, from a common start.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from pathlib import Path
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from data import Batches
+from model import Shape, TextLM
+
+from integration_tests.benchmarks import memory, sluice_side
+from integration_tests.benchmarks.launch import report
+from integration_tests.benchmarks.machine import versions
+from integration_tests.benchmarks.stock_parts import StockParts
+
+SIDES = {"A": "stock", "B": "sluice"}
+
+
+class Runner:
+    """One engine and how far it has trained."""
+
+    def __init__(self, plan: dict, with_sluice: bool) -> None:
+        config = copy.deepcopy(plan["config"])
+        config.setdefault("sluice", {})["enabled"] = with_sluice
+        self.seed, self.rank = plan["seed"], dist.get_rank()
+        torch.manual_seed(self.seed)  # the same initial state on both sides; experts differ by rank's copy below
+        model = TextLM(Shape(**plan["shape"]))
+        _spread_experts(model, self.seed, self.rank)
+        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+        self.batches = Batches(self.seed, self.rank, config["train_micro_batch_size_per_gpu"], model.shape.length)
+        self.losses: list[float] = []
+        self.step_s: list[float] = []
+
+    def layers(self) -> list[nn.Module]:
+        """Return the engine's MoE layers."""
+        return sluice_side.moe_layers(self.engine.module)
+
+    def step(self, record: bool = True) -> float:
+        """One training step; returns the seconds of the slowest rank."""
+        number = len(self.losses) if record else 10_000 + len(self.step_s)
+        inputs, targets = self.batches[number]
+        torch.manual_seed(self.seed * 7_919 + number * 31 + self.rank)
+        dist.barrier()
+        begin = time.perf_counter()
+        total, loss = self.engine(inputs, targets)
+        self.engine.backward(total)
+        self.engine.step()
+        figures = torch.tensor([time.perf_counter() - begin, loss.item()], dtype=torch.float64)
+        slowest = figures.clone()
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(figures)
+        if record:
+            self.losses.append(figures[1].item() / dist.get_world_size())
+            self.step_s.append(slowest[0].item())
+        return slowest[0].item()
+
+
+def _spread_experts(model: nn.Module, seed: int, rank: int) -> None:
+    """Give every expert of the model its own initial values: DeepSpeed copies one expert to all."""
+    generator = torch.Generator().manual_seed(seed * 101 + rank)
+    for name, parameter in model.named_parameters():
+        if ".deepspeed_experts." in name and parameter.dim() == 2:
+            bound = parameter.shape[1] ** -0.5
+            with torch.no_grad():
+                parameter.uniform_(-bound, bound, generator=generator)
+
+
+def blocks(steps: int, block: int) -> list[tuple[str, int]]:
+    """A B B A A B B A ... in blocks of at most `block` steps, each side `steps` in all."""
+    sizes = [min(block, steps - at) for at in range(0, steps, block)]
+    return [(side, size) for i, size in enumerate(sizes) for side in ("AB" if i % 2 == 0 else "BA") for size in [size]]
+
+
+def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
+    """Peak bytes of the MoE layers, stock and swapped, on fresh layers before anything else has run."""
+    torch.manual_seed(plan["seed"])
+    shape = Shape(**plan["shape"])
+    model = TextLM(shape)
+    batch = plan["config"]["train_micro_batch_size_per_gpu"]
+    for module in model.modules():
+        if hasattr(module, "set_deepspeed_parallelism"):
+            module.set_deepspeed_parallelism()
+    layers = sluice_side.moe_layers(model)
+    inputs = [torch.randn(batch, shape.length, shape.width) for _ in layers]
+    gradients = [torch.randn(batch, shape.length, shape.width) for _ in layers]
+
+    def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return layer(x, None)
+
+    def measure(prepare: object = None) -> dict[str, int]:
+        torch.manual_seed(plan["seed"] + dist.get_rank())
+        return memory.moe_peak_bytes(layers, inputs, gradients, call, prepare)
+
+    measured = {"stock": measure()}
+    if not plan["stock_only"]:
+        handles: list[sluice_side.Handle] = []
+        options = {k: v for k, v in plan["config"].get("sluice", {}).items() if k != "enabled"}
+        measured["sluice"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
+        handles[0].unswap()
+    return measured
+
+
+def trace(runners: dict[str, Runner], out: Path) -> None:
+    """One more step of each side with its operations recorded."""
+    rank = dist.get_rank()
+    events = {}
+    with StockParts(runners["A"].layers(), rank) as parts:
+        runners["A"].step(record=False)
+    events["stock"] = parts.events
+    if "B" in runners:
+        sluice_side.trace_start()
+        runners["B"].step(record=False)
+        events["sluice"] = sluice_side.trace_stop()
+    (out / f"events_{rank}.json").write_text(json.dumps(events))
+
+
+def one_chunk(runners: dict[str, Runner], plan: dict) -> dict[str, list[float]]:
+    """Sluice with one chunk against Sluice as configured, A B B A: the first engine is swapped for it."""
+    options = {k: v for k, v in plan["config"].get("sluice", {}).items() if k != "enabled"}
+    handle = sluice_side.swap(runners["A"].engine.module, {**options, "chunks": 1})
+    seconds: dict[str, list[float]] = {"A": [], "B": []}
+    for side in "AB":
+        runners[side].step(record=False)
+    for count, side in enumerate("ABBA" * plan["one_chunk_rounds"]):
+        seconds[side].append(runners[side].step(record=False))
+        _tell(phase="one chunk", done=(count + 1) / (4 * plan["one_chunk_rounds"]))
+    handle.unswap()
+    return {"one_chunk": seconds["A"], "chosen": seconds["B"]}
+
+
+def _tell(**fields: object) -> None:
+    if dist.get_rank() == 0:
+        report(**fields)
+
+
+def main() -> None:
+    """Measure memory, train both sides, trace one step, compare with one chunk; rank 0 writes the result."""
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    out = Path(plan["out"])
+    deepspeed.init_distributed()
+    rank = dist.get_rank()
+    result: dict[str, object] = {"versions": versions(), "memory": None}
+    if memory.Watch.available():
+        _tell(phase="memory", done=0.0)
+        gathered: list[dict] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, measure_memory(plan))
+        result["memory"] = gathered
+
+    _tell(phase="warm-up", done=0.0)
+    sides = "A" if plan["stock_only"] else "AB"
+    runners = {side: Runner(plan, with_sluice=side == "B") for side in sides}
+    if "B" in runners:
+        kinds = {side: [sluice_side.is_swapped(layer) for layer in runners[side].layers()] for side in sides}
+        if any(kinds["A"]) or not all(kinds["B"]):
+            raise SystemExit(f"the key should have swapped all layers of one engine and none of the other, got {kinds}")
+    turns = [(s, n) for s, n in blocks(plan["steps"], plan["block"]) if s in sides]
+    total, done = sum(n for _, n in turns), 0
+    for side, count in turns:
+        for _ in range(count):
+            seconds = runners[side].step()
+            done += 1
+            name, loss = SIDES[side], runners[side].losses[-1]
+            _tell(phase="train", done=done / total, side=name, step=len(runners[side].losses), loss=loss, s=seconds)
+    for side, runner in runners.items():
+        result[SIDES[side]] = {"loss": runner.losses, "step_s": runner.step_s}
+    _tell(phase="trace", done=0.0)
+    trace(runners, out)
+    if "B" in runners:
+        result["sluice_stats"] = [sluice_side.stats(layer) for layer in runners["B"].layers()]
+        result["one_chunk"] = one_chunk(runners, plan)
+    if rank == 0:
+        (out / "rank0.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The quickstart's own machinery: its turns, its picture, and a short run of the stock side."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+import timeline  # noqa: E402
+
+from integration_tests.benchmarks import memory  # noqa: E402
+
+
+def _event(side_shift: int, op: str, begin: int, rank: int = 0) -> dict:
+    return {
+        "rank": rank,
+        "lane": "compute" if op == "C" else "comm",
+        "op": op,
+        "chunk": 0,
+        "direction": "forward",
+        "layer": 0,
+        "begin_ns": side_shift + begin * 1_000_000,
+        "end_ns": side_shift + (begin + 5) * 1_000_000,
+    }
+
+
+def test_timeline_two_sides_picture_and_trace_parse(tmp_path: Path) -> None:
+    """Both files are well formed and hold every operation; an op this file does not know is no reason to fail."""
+    events = {"stock": [_event(0, op, at) for at, op in enumerate("SCR")], "sluice": [_event(7, op, 1) for op in "SCM"]}
+    written = timeline.write(events, tmp_path, "a < b & c")
+    assert {"timeline.svg", "trace.json"} <= set(written)
+    root = ElementTree.fromstring((tmp_path / "timeline.svg").read_text())
+    assert len(root.findall(".//{*}title")) == 5  # M has no lane here, and is in the trace
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(e["ph"] == "X" for e in trace) == 6
+
+
+def test_memory_log_kept_gradient_is_not_counted() -> None:
+    """Blocks: a 100 stays, a 50 comes and goes, a gradient of 70 is kept, an older block is freed."""
+    import numpy as np
+
+    log = [(1000, 100), (5, -999), (2000, 50), (2000, -50), (3000, 70), (4000, 20), (3000, -70), (4000, -20)]
+    events = np.array(log, dtype=memory.EVENT)
+    live = memory.live_bytes(events, [memory.Kept(6, (3008,))])
+    assert live.tolist() == [100, 100, 150, 100, 100, 120, 120, 100]
+
+
+def test_memory_watch_counts_a_tensor(tmp_path: Path) -> None:
+    """One tensor of 1 MiB that lives for a moment is a peak of 1 MiB."""
+    path, why = memory.build_watch(tmp_path)
+    if path is None:
+        pytest.skip(why)
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import torch\n"
+        "from integration_tests.benchmarks.memory import Watch, live_bytes\n"
+        "w = Watch(); w.start(); t = torch.ones(2**18); del t\n"
+        "live = live_bytes(w.stop(), []); print(int(live.max()), int(live[-1]))\n"
+    )
+    command = [sys.executable, "-c", script, str(HERE.parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, env={"LD_PRELOAD": str(path)}, check=True)
+    peak, rest = map(int, done.stdout.split())
+    assert 2**20 <= peak < 2**20 + 65536
+    assert rest < 65536
+
+
+def test_quickstart_stock_only_writes_its_record(tmp_path: Path) -> None:
+    """Three steps over loopback: the record has what the brief promises, and the loss is that of an untrained model."""
+    record_file = tmp_path / "record.json"
+    command = [sys.executable, str(HERE / "quickstart.py"), "--stock-only", "--steps", "3", "--link", "none"]
+    command += ["--json", str(record_file), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(record_file.read_text())
+    assert len(record["stock"]["loss"]) == 3
+    assert 3.0 < record["stock"]["loss"][0] < 6.0
+    assert record["stock"]["step_ms"] > 0
+    assert record["link"] == "loopback"
+    assert record["ranks"] == 2
+    assert record["versions"]["deepspeed"]
+    assert (tmp_path / "out" / "timeline.svg").exists()
+
+
+def test_quickstart_rate_misspelt_is_refused() -> None:
+    """Before anything is started."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "quickstart.py"), "--link", "1gb"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "not understood" in done.stderr

@@ -1,0 +1,108 @@
+"""Starts rank processes over a link with what DeepSpeed needs on a CPU, and shows their progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from integration_tests.net.link import Outcome, run_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "@progress "  # a rank's line that starts so carries JSON for whoever watches, not text for people
+
+
+def environment(preload: Path | None = None) -> dict[str, str]:
+    """Return what every rank needs; values the caller has set already stand."""
+    wanted = {
+        "TORCHDYNAMO_DISABLE": "1",  # no Inductor build of the gate's small helpers in every worker
+        "DS_ACCELERATOR": "cpu",
+        "TORCH_EXTENSIONS_DIR": str(ROOT / ".venv" / "torch_extensions"),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # inside a namespace no address has a name, and c10d would say so
+        "KINETO_LOG_LEVEL": "5",
+    }
+    found = {name: os.environ.get(name, value) for name, value in wanted.items()}
+    found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # ninja
+    found["PYTHONUNBUFFERED"] = "1"
+    found["OMP_NUM_THREADS"] = "1"
+    if preload is not None:
+        found["LD_PRELOAD"] = str(preload)
+    return found
+
+
+def report(**fields: object) -> None:
+    """Send progress to the launcher; called by a rank."""
+    print(MARK + json.dumps(fields), flush=True)
+
+
+class Progress:
+    """One line that is rewritten on a terminal; elsewhere a plain line every few seconds."""
+
+    def __init__(self, every_s: float = 5.0) -> None:
+        self.terminal = sys.stdout.isatty()
+        self.every_s = every_s
+        self._last = float("-inf")
+        self._width = 0
+
+    def show(self, text: str, now: bool = False) -> None:
+        """Show `text` as the present state."""
+        if self.terminal:
+            sys.stdout.write("\r" + text.ljust(self._width))
+            sys.stdout.flush()
+            self._width = len(text)
+        elif now or time.monotonic() - self._last >= self.every_s:
+            print(text, flush=True)
+            self._last = time.monotonic()
+
+    def line(self, text: str) -> None:
+        """Print a line that stays."""
+        if self.terminal and self._width:
+            sys.stdout.write("\r" + " " * self._width + "\r")
+            self._width = 0
+        print(text, flush=True)
+
+
+def bar(done: float, width: int = 24) -> str:
+    """Draw a share in [0, 1] as text."""
+    full = round(max(0.0, min(1.0, done)) * width)
+    return "█" * full + "·" * (width - full)
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    world_size: int,
+    rate: str,
+    deadline_s: float,
+    on_progress: Callable[[dict[str, object]], None],
+    progress: Progress,
+    env: Mapping[str, str],
+    verbose: bool = False,
+) -> Outcome:
+    """Run `argv` on every rank; progress reports go to `on_progress`, ordinary lines are shown only if `verbose`."""
+
+    def sink(rank: int, line: str) -> None:
+        if line.startswith(MARK):
+            on_progress(json.loads(line[len(MARK) :]))
+        elif verbose or line.startswith("[sluice]"):
+            progress.line(f"[{rank}] {line}")
+
+    outcome = run_ranks(
+        argv,
+        world_size=world_size,
+        rate=rate,
+        deadline_s=deadline_s,
+        env=env,
+        sink=sink,
+        announce=progress.line,
+    )
+    if outcome.status != 0:
+        progress.line(f"Failed: {outcome.reason}. Last lines:")
+        for rank, tail in outcome.tails.items():
+            for text in tail:
+                if not text.startswith(MARK):
+                    progress.line(f"  [{rank}] {text}")
+    return outcome

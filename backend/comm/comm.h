@@ -5,11 +5,13 @@
  * so implementations may trust that the peers' byte counts fit.
  *
  * Threads: start, wait and all_reduce are called by one thread at a time (comm-exclusive); abort from any thread.
+ * After fork the child's handles are inert: the entries below return STATE, abort and destroy do nothing.
  */
 #ifndef SLUICE_BACKEND_COMM_COMM_H_
 #define SLUICE_BACKEND_COMM_COMM_H_
 
 #include <stdatomic.h>
+#include <sys/types.h>
 
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
@@ -26,15 +28,20 @@ typedef struct sluice_comm_vtable_s {
   sluice_status_t (*exchange_start)(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                     sluice_comm_request_t** out_request);
   /* Waits until `deadline_ns` (sluice_now_ns clock). Consumes the request except on TIMED_OUT, where it lives on;
-   * *out_peer (may be NULL) then names a rank whose message is missing, or -1. PEER_LOST and ABORTED are final. */
+   * *out_peer (may be NULL) then names a rank whose message is missing, or -1. PEER_LOST and ABORTED are final.
+   * TIMED_OUT is returned without a record (it ends a slice of a longer wait); other failures record themselves. */
   sluice_status_t (*exchange_wait)(sluice_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns,
                                    int32_t* out_peer);
   /* Element-wise over all ranks, in place; NULL: built from exchanges. */
-  sluice_status_t (*all_reduce_i64)(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op, uint64_t deadline_ns);
+  sluice_status_t (*all_reduce_i64)(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
+                                    uint64_t deadline_ns);
   void (*abort)(sluice_comm_t* comm);
   /* Leaves / reads a note that outlives a hang; NULL: no store. lookup returns bytes, 0 absent, -1 store gone. */
   void (*publish)(sluice_comm_t* comm, const char* key, const char* value);
   int32_t (*lookup)(sluice_comm_t* comm, const char* key, char* out, int32_t out_bytes);
+  /* Gives up a request whose wait timed out, in bounded time: afterwards the implementation touches its buffers no more
+   * where the transport allows that. Releases it, or keeps it until destroy. NULL: kept until destroy. */
+  void (*abandon)(sluice_comm_t* comm, sluice_comm_request_t* request);
 } sluice_comm_vtable_t;
 
 struct sluice_comm_s {
@@ -45,24 +52,33 @@ struct sluice_comm_s {
   int32_t world_size;
   uint64_t timeout_ns; /* resolved: never 0 */
   uint64_t warn_ns;
-  _Atomic int32_t broken; /* first PEER_LOST, TIMED_OUT or ABORTED; then only abort and destroy */
+  _Atomic int32_t broken; /* first failure of a collective step, or ABORTED; then only abort and destroy */
   uint64_t call_number;   /* collective calls of the engine on this communicator, for headers and notes */
+  uint64_t num_started;   /* exchanges started on this rank: how far it has come, for notes */
+  pid_t pid;              /* of the process that made it */
 };
 
+/* Copies and checks a caller's config. Errors: INVALID_ARGUMENT, ABI. */
+sluice_status_t sluice_comm_config_read(const sluice_comm_config_t* config, sluice_comm_config_t* out_config);
 /* Fills the common part. config has been validated and copied. */
 void sluice_comm_init_base(sluice_comm_t* comm, const sluice_comm_vtable_t* vtable, const char* name,
                            const sluice_comm_config_t* config);
 void sluice_comm_retain(sluice_comm_t* comm);
 void sluice_comm_release(sluice_comm_t* comm); /* accepts NULL; destroys at zero */
 
-/* Checked entries, used by the engine: refuse a broken communicator, remember the first failure. */
+/* Checked entries, used by the engine: refuse a broken communicator (with the status that broke it), remember the
+ * first failure. A step that fails on this rank before its messages were posted aborts the communicator, so that the
+ * peers learn at once instead of waiting for messages that never come. */
 sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                            sluice_comm_request_t** out_request);
 /* Waits until the communicator's deadline; warns every warn_ns with the rank waited for; at the deadline names the
  * laggard (from the published notes if there are any, else the rank whose message is missing). `phase` says what is
  * waited for ("dispatch of chunk 2 of layer 3, forward"). The request is consumed in every case: on a failure the
- * communicator is broken, and a request that cannot be released safely is leaked to its implementation's destroy. */
+ * communicator is broken, and a request that cannot be released safely is leaked to its implementation's destroy.
+ * Other requests in flight are still to be waited for; that returns soon. */
 sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_request_t* request, const char* phase);
+/* Sums wrap around. Without an all-reduce of the transport's own: one exchange for small data, two (reduce-scatter,
+ * then all-gather) for large; no request need be free, but at most one may be in flight. */
 sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
                                            const char* phase);
 

@@ -34,7 +34,7 @@ step() {
   while kill -0 "$pid" 2>/dev/null; do
     sleep 0.5
     if ((SECONDS - began >= next)); then
-      last=$(tail -n 1 "$LOG" | tr '\r' '\n' | tail -n 1 | cut -c1-80)
+      last=$(tail -c 600 "$LOG" | tr '\r' '\n' | grep -v '^[[:space:]]*$' | tail -n 1 | cut -c1-80 || true)
       say "  $title: $((SECONDS - began)) s, at: $last"
       next=$((next + 15))
     fi
@@ -127,7 +127,7 @@ if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
   rm -f .venv/.sluice-*.stamp
   pip_hint="check the network, then run this again"
   pip=(.venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off)
-  step "PyTorch ($(grep -v '^#' "$HERE/requirements-torch.txt"))" "$pip_hint" "${pip[@]}" -r "$HERE/requirements-torch.txt"
+  step "PyTorch ($(grep ^torch= "$HERE/requirements-torch.txt"))" "$pip_hint" "${pip[@]}" -r "$HERE/requirements-torch.txt"
   rest=()
   for file in "${requirement_files[@]:1}"; do rest+=(-r "$file"); done
   # DeepSpeed is a source package; its setup.py imports torch only to prebuild what we do not use.

@@ -1,8 +1,8 @@
 /* Matrix products: one interface, several libraries behind it.
  *
- * A product is C = A * B + beta * C with f32 accumulation (f64 in "ref" when the dtype is f64). A call carries a list of
- * independent products (the local experts of one chunk), so that an implementation may group or split them as it likes.
- * Matrices are described by element strides; a transposed operand is one with row_stride 1.
+ * A product is C = A * B + beta * C with f32 accumulation (f64 in "ref" when the dtype is f64). A call carries a list
+ * of independent products (the local experts of one chunk), so that an implementation may group or split them as it
+ * likes. Matrices are described by element strides; a transposed operand is one with row_stride 1.
  *
  * `ref` is the plain loop that everything else is compared with. Implementations live in backend/gemm/<name>/ and meet
  * only here. Threads: a gemm is used by one thread at a time (the compute lane); it may use the caller's OpenMP pool.
@@ -35,6 +35,10 @@ typedef struct sluice_product_list_s {
 
 typedef struct sluice_gemm_s sluice_gemm_t;
 
+/* What run() may borrow from the allocator at one time beyond the objects made by create: temporaries of "blas" and the
+ * operands on which "auto" measures. All of it is given back before run() returns. */
+#define SLUICE_GEMM_SCRATCH_BYTES ((uint64_t)8 << 20)
+
 typedef struct sluice_gemm_vtable_s {
   void (*destroy)(sluice_gemm_t* gemm);
   /* Whether run() takes this list: dtypes, strides, sizes. Cheap. */
@@ -46,7 +50,7 @@ typedef struct sluice_gemm_vtable_s {
 struct sluice_gemm_s {
   const sluice_gemm_vtable_t* vtable;
   sluice_allocator_t* allocator; /* for temporaries; counted */
-  char name[64];                 /* "ref", "blas (libtorch_cpu)", ... */
+  char name[64];                 /* "ref", "blas (libtorch_cpu)", ...; "auto" lists its choices once it made some */
 };
 
 /* What the chooser is given; mirrors sluice_context_config_t. */
@@ -59,11 +63,15 @@ typedef struct sluice_gemm_options_s {
 
 /* Opens one by name. "auto" keeps every implementation that opens and, per dtype pair, operand layout and size class,
  * measures them once on first use (a few ms) and remembers the fastest; `ref` takes what no other supports.
- * A named one also falls back to `ref` for lists that it does not support. out_gemm: new, sluice_gemm_destroy.
- * Errors: NOT_FOUND (names what was tried and what to install), INVALID_ARGUMENT (unknown name, with the known ones). */
+ * A named one also falls back to `ref` for lists that it does not support. The environment variable SLUICE_GEMM, if set
+ * and not empty, replaces options->name: a run with a fixed name repeats its bits, whatever "auto" would have measured.
+ * out_gemm: new, sluice_gemm_destroy.
+ * Errors: NOT_FOUND (names what was tried and what to install), INVALID_ARGUMENT (unknown name, with the known ones).
+ */
 sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_allocator_t* allocator,
                                    sluice_gemm_t** out_gemm);
 void sluice_gemm_destroy(sluice_gemm_t* gemm); /* accepts NULL */
+/* Errors: INVALID_ARGUMENT, UNSUPPORTED (never from sluice_gemm_create's), and run()'s above. */
 sluice_status_t sluice_gemm_run(sluice_gemm_t* gemm, const sluice_product_list_t* list);
 int sluice_gemm_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list);
 

@@ -1,0 +1,429 @@
+/* The chooser behind sluice_gemm_create: which implementation does which products.
+ *
+ * Lists fall into classes (dtypes, layout, sizes, beta). The first list of a class makes the chooser measure its
+ * candidates on operands of its own, shaped like that list's largest product but bounded; the order found is kept for
+ * the whole process, so that every context, and a recomputation, repeats the same choice and the same bits. `ref`
+ * stands last and takes what no other does; it is not measured.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/dtype.h"
+#include "backend/base/log.h"
+#include "backend/gemm/blas/gemm_blas.h"
+#include "backend/gemm/gemm.h"
+#include "backend/gemm/gemm_form.h"
+#include "backend/gemm/host/gemm_host.h"
+#include "backend/gemm/onednn/gemm_onednn.h"
+
+enum { BLAS, ONEDNN, HOST, REF, NUM_KINDS };
+enum { NUM_DTYPES = 3, NUM_LAYOUTS = 4, NUM_M = 5, NUM_NK = 3 };
+enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_M * NUM_NK * 2 };
+
+/* Measuring one class: at most this much arithmetic per run (about 0.6 ms at 100 GFLOP/s), this many bytes of operands
+ * and, shared by the candidates, this much time. */
+#define MEASURE_FLOP  (64.0 * 1024 * 1024)
+#define MEASURE_BYTES (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
+#define MEASURE_NS    ((uint64_t)16 * 1000 * 1000)
+/* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose. */
+#define MEASURE_MARGIN 1.1
+
+/* Candidates in the order in which they are tried: four bits each, kind + 1, the lowest first. 0: not known. */
+typedef uint16_t order_t;
+
+typedef struct sluice_gemm_auto_s {
+  sluice_gemm_t base;
+  sluice_gemm_t* kinds[NUM_KINDS]; /* NULL: not there; REF always is */
+  int measures;                    /* 0: a named one, always tried before ref */
+  order_t named;                   /* the order when nothing is measured */
+  uint64_t signature;              /* of the candidates: choices are shared between equal sets */
+  order_t classes[NUM_CLASSES];
+} sluice_gemm_auto_t;
+
+/* ---- the process's memory of choices --------------------------------------------------------------------------- */
+
+static struct {
+  pthread_mutex_t mutex; /* also held while measuring: two ranks in one process would disturb each other */
+  int count;
+  struct {
+    uint64_t signature;
+    int32_t class_id;
+    order_t order;
+  } entries[1024]; /* when it is full, further choices are kept by their gemm alone */
+} known = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static order_t known_find(uint64_t signature, int32_t class_id) {
+  for (int i = 0; i < known.count; ++i) {
+    if (known.entries[i].signature == signature && known.entries[i].class_id == class_id) {
+      return known.entries[i].order;
+    }
+  }
+  return 0;
+}
+
+static void known_add(uint64_t signature, int32_t class_id, order_t order) {
+  if (known.count == (int)(sizeof known.entries / sizeof known.entries[0])) return;
+  known.entries[known.count].signature = signature;
+  known.entries[known.count].class_id = class_id;
+  known.entries[known.count].order = order;
+  ++known.count;
+}
+
+static uint64_t hash(uint64_t seed, const void* data, size_t bytes) {
+  uint64_t h = seed ^ 0xcbf29ce484222325u;
+  for (size_t i = 0; i < bytes; ++i) h = (h ^ ((const unsigned char*)data)[i]) * 0x100000001b3u;
+  return h;
+}
+
+/* ---- classes --------------------------------------------------------------------------------------------------- */
+
+typedef struct sluice_gemm_class_s {
+  int32_t id;
+  char text[96];
+  sluice_gemm_form_t form; /* of the largest product */
+} sluice_gemm_class_t;
+
+static double volume(const sluice_product_t* p) { return (double)p->m * (double)p->n * (double)p->k; }
+
+/* 0 when the list has no class: nothing to compute, or dtypes or strides that only ref takes. */
+static int classify(const sluice_product_list_t* list, sluice_gemm_class_t* out) {
+  int dtype;
+  switch (list->dtype_ab) {
+    case SLUICE_DTYPE_F32: dtype = 0; break;
+    case SLUICE_DTYPE_BF16: dtype = 1; break;
+    case SLUICE_DTYPE_F16: dtype = 2; break;
+    default: return 0;
+  }
+  const sluice_product_t* largest = NULL;
+  int64_t rows = 0;
+  int64_t busy = 0;
+  for (int64_t i = 0; i < list->count; ++i) {
+    const sluice_product_t* p = &list->products[i];
+    if (volume(p) == 0) continue;
+    rows += p->m;
+    ++busy;
+    if (largest == NULL || volume(p) > volume(largest)) largest = p;
+  }
+  if (largest == NULL || !sluice_gemm_form(largest, &out->form)) return 0;
+
+  static const int64_t m_limits[NUM_M - 1] = {16, 64, 256, 1024};
+  static const double nk_limits[NUM_NK - 1] = {1 << 18, 1 << 21};
+  static const char* const layouts[NUM_LAYOUTS] = {"NN", "NT", "TN", "TT"};
+  int layout = out->form.trans_a * 2 + out->form.trans_b;
+  int mixed = list->dtype_c != list->dtype_ab;
+  int m_class = 0;
+  while (m_class < NUM_M - 1 && rows / busy > m_limits[m_class]) ++m_class;
+  int nk_class = 0;
+  while (nk_class < NUM_NK - 1 && (double)largest->n * (double)largest->k > nk_limits[nk_class]) ++nk_class;
+
+  out->id = dtype;
+  out->id = out->id * 2 + mixed;
+  out->id = out->id * NUM_LAYOUTS + layout;
+  out->id = out->id * NUM_M + m_class;
+  out->id = out->id * NUM_NK + nk_class;
+  out->id = out->id * 2 + (list->beta != 0.0f);
+  static const char* const m_texts[NUM_M] = {"m <= 16", "m <= 64", "m <= 256", "m <= 1024", "m > 1024"};
+  static const char* const nk_texts[NUM_NK] = {"nk <= 2^18", "nk <= 2^21", "nk > 2^21"};
+  snprintf(out->text, sizeof out->text, "%s -> %s %s, %s, %s, beta %d", sluice_dtype_name(list->dtype_ab),
+           sluice_dtype_name(list->dtype_c), layouts[layout], m_texts[m_class], nk_texts[nk_class], (int)list->beta);
+  return 1;
+}
+
+/* ---- measuring ------------------------------------------------------------------------------------------------- */
+
+static order_t order_append(order_t order, int kind) {
+  int shift = 0;
+  while ((order >> shift) & 0xf) shift += 4;
+  return (order_t)(order | (kind + 1) << shift);
+}
+
+/* What host declines, without touching C, goes to the next that takes it, one product at a time. */
+static sluice_status_t run_host(sluice_gemm_auto_t* chooser, const sluice_product_list_t* list) {
+  for (int64_t i = 0; i < list->count; ++i) {
+    if (sluice_gemm_host_call(chooser->kinds[HOST], list, i) == 0) continue;
+    sluice_product_list_t one = *list;
+    one.products = &list->products[i];
+    one.count = 1;
+    sluice_gemm_t* next = chooser->kinds[REF];
+    for (int kind = 0; kind < HOST; ++kind) {
+      sluice_gemm_t* gemm = chooser->kinds[kind];
+      if (gemm != NULL && gemm->vtable->supports(gemm, &one)) {
+        next = gemm;
+        break;
+      }
+    }
+    SLUICE_TRY(next->vtable->run(next, &one));
+  }
+  return SLUICE_OK;
+}
+
+/* Values in [-1, 1) of any float dtype, none of them subnormal. */
+static void fill(void* data, int64_t count, int32_t dtype) {
+  uint32_t state = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    state = state * 1664525u + 1013904223u;
+    float value = (float)((int)(state >> 25) - 64) / 64.0f;
+    switch (dtype) {
+      case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16(value); break;
+      case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16(value); break;
+      default: ((float*)data)[i] = value; break;
+    }
+  }
+}
+
+static uint64_t scratch_bytes(const sluice_product_t* p, const sluice_product_list_t* list) {
+  uint64_t ab = sluice_dtype_bytes(list->dtype_ab);
+  return sluice_align_up((uint64_t)(p->m * p->k) * ab) + sluice_align_up((uint64_t)(p->k * p->n) * ab) +
+         sluice_align_up((uint64_t)(p->m * p->n) * sluice_dtype_bytes(list->dtype_c));
+}
+
+/* The shortest of several runs that together take about `share`, or UINT64_MAX when this one fails or declines. The
+ * first also makes threads and code. NO_MEMORY is passed on: it says nothing about the candidate. */
+static sluice_status_t best_time(sluice_gemm_auto_t* chooser, int kind, const sluice_product_list_t* list,
+                                 uint64_t share, uint64_t* out_best) {
+  sluice_gemm_t* gemm = chooser->kinds[kind];
+  uint64_t spent = 0;
+  *out_best = UINT64_MAX;
+  for (int i = 0; i < 8 && (i == 0 || spent + *out_best < share); ++i) {
+    uint64_t begin = sluice_now_ns();
+    sluice_status_t status = SLUICE_OK;
+    if (kind != HOST) {
+      status = gemm->vtable->run(gemm, list);
+    } else if (sluice_gemm_host_call(gemm, list, 0) != 0) {
+      status = SLUICE_E_UNSUPPORTED;
+    }
+    if (status != SLUICE_OK) {
+      *out_best = UINT64_MAX;
+      return status == SLUICE_E_NO_MEMORY ? status : SLUICE_OK;
+    }
+    uint64_t ns = sluice_now_ns() - begin;
+    spent += ns;
+    if (ns < *out_best) *out_best = ns;
+  }
+  return SLUICE_OK;
+}
+
+/* Doubles the smallest size until a call's overhead is not all there is to see, then halves the largest until a run is
+ * short and its operands are small. */
+static sluice_product_t bounded(const sluice_gemm_form_t* form, const sluice_product_list_t* list) {
+  sluice_product_t p = {.m = form->m, .n = form->n, .k = form->k};
+  while (2 * volume(&p) < MEASURE_FLOP / 64) {
+    int64_t* smallest = &p.m;
+    if (p.n < *smallest) smallest = &p.n;
+    if (p.k < *smallest) smallest = &p.k;
+    *smallest *= 2;
+  }
+  while (2 * volume(&p) > MEASURE_FLOP || scratch_bytes(&p, list) > MEASURE_BYTES) {
+    int64_t* largest = &p.m;
+    if (p.n > *largest) largest = &p.n;
+    if (p.k > *largest) largest = &p.k;
+    *largest = (*largest + 1) / 2;
+  }
+  return p;
+}
+
+static order_t sort(const uint64_t* times) {
+  order_t order = 0;
+  int taken[NUM_KINDS] = {0};
+  for (;;) {
+    uint64_t best = UINT64_MAX;
+    for (int kind = 0; kind < REF; ++kind) {
+      if (!taken[kind] && times[kind] < best) best = times[kind];
+    }
+    if (best == UINT64_MAX) return order_append(order, REF);
+    for (int kind = 0; kind < REF; ++kind) {
+      if (taken[kind] || (double)times[kind] > MEASURE_MARGIN * (double)best) continue;
+      taken[kind] = 1;
+      order = order_append(order, kind);
+      break;
+    }
+  }
+}
+
+static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product_list_t* list,
+                               const sluice_gemm_class_t* class, order_t* out_order) {
+  const sluice_gemm_form_t* form = &class->form;
+  sluice_product_t p = bounded(form, list);
+  uint64_t bytes = scratch_bytes(&p, list);
+  char* scratch = sluice_alloc(chooser->base.allocator, bytes, "gemm auto: operands to measure on");
+  if (scratch == NULL) return SLUICE_E_NO_MEMORY;
+  uint64_t ab = sluice_dtype_bytes(list->dtype_ab);
+  char* b = scratch + sluice_align_up((uint64_t)(p.m * p.k) * ab);
+  char* c = b + sluice_align_up((uint64_t)(p.k * p.n) * ab);
+  p.a = form->trans_a ? (sluice_matrix_t){scratch, 1, p.m} : (sluice_matrix_t){scratch, p.k, 1};
+  p.b = form->trans_b ? (sluice_matrix_t){b, 1, p.k} : (sluice_matrix_t){b, p.n, 1};
+  p.c = (sluice_matrix_t){c, p.n, 1};
+  fill(scratch, p.m * p.k, list->dtype_ab);
+  fill(b, p.k * p.n, list->dtype_ab);
+  memset(c, 0, (uint64_t)(p.m * p.n) * sluice_dtype_bytes(list->dtype_c));
+  sluice_product_list_t one = *list;
+  one.products = &p;
+  one.count = 1;
+
+  uint64_t times[NUM_KINDS];
+  int candidates = 0;
+  for (int kind = 0; kind < NUM_KINDS; ++kind) {
+    sluice_gemm_t* gemm = chooser->kinds[kind];
+    times[kind] = UINT64_MAX;
+    if (kind != REF && gemm != NULL && gemm->vtable->supports(gemm, &one)) {
+      times[kind] = 0;
+      ++candidates;
+    }
+  }
+  char text[256] = "ref: nothing else takes it";
+  int length = 0;
+  sluice_status_t status = SLUICE_OK;
+  for (int kind = 0; kind < REF && status == SLUICE_OK; ++kind) {
+    if (times[kind] != 0) continue;
+    status = best_time(chooser, kind, &one, MEASURE_NS / (uint64_t)candidates, &times[kind]);
+    if (times[kind] == UINT64_MAX || length >= (int)sizeof text) continue;
+    length += snprintf(text + length, sizeof text - (size_t)length, "%s%s %.1f", length == 0 ? "" : ", ",
+                       chooser->kinds[kind]->name, 2 * volume(&p) / (double)(times[kind] == 0 ? 1 : times[kind]));
+  }
+  sluice_free(chooser->base.allocator, scratch, bytes);
+  if (status != SLUICE_OK) return status;
+  *out_order = sort(times);
+  sluice_log(SLUICE_LOG_INFO, "gemm auto: %s: %s (GFLOP/s of %s at [%lld, %lld, %lld])", class->text,
+             chooser->kinds[(*out_order & 0xf) - 1]->name, text, (long long)p.m, (long long)p.n, (long long)p.k);
+  return SLUICE_OK;
+}
+
+/* Adds a choice to the name that contexts show. */
+static void name_add(sluice_gemm_auto_t* chooser, int kind) {
+  char* name = chooser->base.name;
+  const char* choice = chooser->kinds[kind]->name;
+  if (strcmp(name, "auto") == 0) name[0] = '\0';
+  if (strstr(name, choice) != NULL) return;
+  size_t used = strlen(name);
+  snprintf(name + used, sizeof chooser->base.name - used, "%s%s", used == 0 ? "" : " + ", choice);
+}
+
+static sluice_status_t order_of(sluice_gemm_auto_t* chooser, const sluice_product_list_t* list, order_t* out_order) {
+  sluice_gemm_class_t class;
+  *out_order = chooser->named;
+  if (!chooser->measures || !classify(list, &class)) return SLUICE_OK;
+  if (chooser->classes[class.id] == 0) {
+    order_t order;
+    sluice_status_t status = SLUICE_OK;
+    pthread_mutex_lock(&known.mutex);
+    order = known_find(chooser->signature, class.id);
+    if (order == 0) {
+      status = measure(chooser, list, &class, &order);
+      if (status == SLUICE_OK) known_add(chooser->signature, class.id, order);
+    }
+    pthread_mutex_unlock(&known.mutex);
+    if (status != SLUICE_OK) return status;
+    chooser->classes[class.id] = order;
+    name_add(chooser, (order & 0xf) - 1);
+  }
+  *out_order = chooser->classes[class.id];
+  return SLUICE_OK;
+}
+
+/* ---- the gemm -------------------------------------------------------------------------------------------------- */
+
+static void auto_destroy(sluice_gemm_t* gemm) {
+  sluice_gemm_auto_t* chooser = (sluice_gemm_auto_t*)gemm;
+  for (int kind = 0; kind < NUM_KINDS; ++kind) sluice_gemm_destroy(chooser->kinds[kind]);
+  sluice_free(gemm->allocator, chooser, sizeof *chooser);
+}
+
+static int auto_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+  return sluice_gemm_supports(((const sluice_gemm_auto_t*)gemm)->kinds[REF], list);
+}
+
+static sluice_status_t auto_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+  sluice_gemm_auto_t* chooser = (sluice_gemm_auto_t*)gemm;
+  order_t order;
+  SLUICE_TRY(order_of(chooser, list, &order));
+  for (; order != 0; order >>= 4) {
+    int kind = (order & 0xf) - 1;
+    sluice_gemm_t* next = chooser->kinds[kind];
+    if (!next->vtable->supports(next, list)) continue;
+    if (kind != HOST) return next->vtable->run(next, list);
+    return run_host(chooser, list);
+  }
+  return SLUICE_FAIL(SLUICE_E_INTERNAL, "gemm %s: no implementation takes this list", gemm->name);
+}
+
+static const sluice_gemm_vtable_t auto_vtable = {
+    .destroy = auto_destroy,
+    .supports = auto_supports,
+    .run = auto_run,
+};
+
+/* Fills chooser->kinds for `name`. "auto" goes on without what is missing, unless options->library is what is. */
+static sluice_status_t open_kinds(sluice_gemm_auto_t* chooser, const char* name, const char* library,
+                                  const sluice_gemm_options_t* options) {
+  sluice_allocator_t* allocator = chooser->base.allocator;
+  if (strcmp(name, "blas") == 0) return sluice_gemm_blas_create(library, allocator, &chooser->kinds[BLAS]);
+  if (strcmp(name, "onednn") == 0) return sluice_gemm_onednn_create(library, allocator, &chooser->kinds[ONEDNN]);
+  if (strcmp(name, "host") == 0) {
+    return sluice_gemm_host_create(options->host_gemm, options->host_gemm_user, allocator, &chooser->kinds[HOST]);
+  }
+  if (strcmp(name, "ref") == 0) return SLUICE_OK;
+  if (strcmp(name, "auto") != 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "gemm \"%.64s\" is unknown: auto, ref, onednn, blas or host", name);
+  }
+
+  /* A library given with "auto" is a BLAS or a oneDNN, as its symbols tell; the other is looked for as usual. */
+  char why_blas[512] = "";
+  char why_onednn[512] = "";
+  sluice_status_t status = sluice_gemm_blas_open(library, allocator, &chooser->kinds[BLAS], why_blas, sizeof why_blas);
+  if (status == SLUICE_E_NO_MEMORY) return status;
+  status = sluice_gemm_onednn_open(library, allocator, &chooser->kinds[ONEDNN], why_onednn, sizeof why_onednn);
+  if (status == SLUICE_E_NO_MEMORY) return status;
+  if (library != NULL && chooser->kinds[BLAS] == NULL && chooser->kinds[ONEDNN] == NULL) {
+    return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "gemm_library is neither a BLAS nor a oneDNN: %s; %s", why_blas, why_onednn);
+  }
+  if (library != NULL && chooser->kinds[BLAS] == NULL) {
+    status = sluice_gemm_blas_open(NULL, allocator, &chooser->kinds[BLAS], why_blas, sizeof why_blas);
+  } else if (library != NULL && chooser->kinds[ONEDNN] == NULL) {
+    status = sluice_gemm_onednn_open(NULL, allocator, &chooser->kinds[ONEDNN], why_onednn, sizeof why_onednn);
+  }
+  if (status == SLUICE_E_NO_MEMORY) return status;
+  if (chooser->kinds[BLAS] == NULL) sluice_log(SLUICE_LOG_INFO, "gemm auto, without blas: %s", why_blas);
+  if (chooser->kinds[ONEDNN] == NULL) sluice_log(SLUICE_LOG_INFO, "gemm auto, without onednn: %s", why_onednn);
+  if (options->host_gemm == NULL) return SLUICE_OK;
+  return sluice_gemm_host_create(options->host_gemm, options->host_gemm_user, allocator, &chooser->kinds[HOST]);
+}
+
+sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_allocator_t* allocator,
+                                   sluice_gemm_t** out_gemm) {
+  *out_gemm = NULL;
+  const char* asked = options->name != NULL ? options->name : "auto";
+  const char* library = options->library;
+  const char* name = asked;
+  const char* environment = getenv("SLUICE_GEMM");
+  if (environment != NULL && environment[0] != '\0' && strcmp(environment, asked) != 0) {
+    name = environment;
+    if (strcmp(asked, "auto") != 0) library = NULL; /* it belongs to the name that was replaced */
+    sluice_log(SLUICE_LOG_INFO, "gemm %.64s: SLUICE_GEMM replaces \"%.64s\"", name, asked);
+  }
+
+  sluice_gemm_auto_t* chooser = sluice_alloc_zeroed(allocator, sizeof *chooser, "gemm chooser");
+  if (chooser == NULL) return SLUICE_E_NO_MEMORY;
+  chooser->base.vtable = &auto_vtable;
+  chooser->base.allocator = allocator;
+  chooser->measures = strcmp(name, "auto") == 0;
+  sluice_status_t status = sluice_gemm_ref_create(allocator, &chooser->kinds[REF]);
+  if (status == SLUICE_OK) status = open_kinds(chooser, name, library, options);
+  if (status != SLUICE_OK) {
+    auto_destroy(&chooser->base);
+    return status;
+  }
+  for (int kind = 0; kind < NUM_KINDS; ++kind) {
+    const sluice_gemm_t* gemm = chooser->kinds[kind];
+    if (gemm == NULL) continue;
+    chooser->named = order_append(chooser->named, kind);
+    chooser->signature = hash(chooser->signature, gemm->name, strlen(gemm->name) + 1);
+  }
+  chooser->signature = hash(chooser->signature, &options->host_gemm, sizeof options->host_gemm);
+  const char* shown = chooser->measures ? "auto" : chooser->kinds[(chooser->named & 0xf) - 1]->name;
+  snprintf(chooser->base.name, sizeof chooser->base.name, "%s", shown);
+  *out_gemm = &chooser->base;
+  return SLUICE_OK;
+}

@@ -1,0 +1,73 @@
+/* The form that BLAS-like libraries take: row-major matrices with a leading dimension, each of A and B perhaps
+ * transposed. Internal to backend/gemm. */
+#ifndef SLUICE_BACKEND_GEMM_GEMM_FORM_H_
+#define SLUICE_BACKEND_GEMM_GEMM_FORM_H_
+
+#include <string.h>
+
+#include "backend/base/dtype.h"
+#include "backend/gemm/gemm.h"
+
+/* C [m, n] is row-major with `ldc`. A is stored [m, k] or, with trans_a, [k, m]; B [k, n] or, with trans_b, [n, k]. */
+typedef struct sluice_gemm_form_s {
+  int64_t m, n, k;
+  const void* a;
+  const void* b;
+  void* c;
+  int64_t lda, ldb, ldc;
+  int trans_a, trans_b;
+} sluice_gemm_form_t;
+
+/* The leading dimension of [rows, cols] stored row by row, or 0 if the strides do not allow it. A single row has no
+ * row stride and a single column no column stride: whatever stands there is ignored. */
+static inline int64_t sluice_gemm_leading(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+  int64_t width = cols > 1 ? cols : 1;
+  if (cols > 1 && col_stride != 1) return 0;
+  if (rows <= 1) return width;
+  return row_stride >= width ? row_stride : 0;
+}
+
+static inline int sluice_gemm_side(int64_t rows, int64_t cols, const sluice_matrix_t* matrix, int64_t* out_ld,
+                                   int* out_trans) {
+  *out_trans = 0;
+  *out_ld = sluice_gemm_leading(rows, cols, matrix->row_stride, matrix->col_stride);
+  if (*out_ld != 0) return 1;
+  *out_trans = 1;
+  *out_ld = sluice_gemm_leading(cols, rows, matrix->col_stride, matrix->row_stride);
+  return *out_ld != 0;
+}
+
+/* 1 and the form, or 0 when the strides have none. A column-major C is computed as C^T = B^T A^T. */
+static inline int sluice_gemm_form(const sluice_product_t* product, sluice_gemm_form_t* out) {
+  sluice_product_t p = *product;
+  int trans_c;
+  if (!sluice_gemm_side(p.m, p.n, &p.c, &out->ldc, &trans_c)) return 0;
+  if (trans_c) {
+    const sluice_matrix_t a = p.a;
+    p.a = (sluice_matrix_t){p.b.data, p.b.col_stride, p.b.row_stride};
+    p.b = (sluice_matrix_t){a.data, a.col_stride, a.row_stride};
+    p.m = product->n;
+    p.n = product->m;
+  }
+  out->m = p.m;
+  out->n = p.n;
+  out->k = p.k;
+  out->a = p.a.data;
+  out->b = p.b.data;
+  out->c = p.c.data;
+  return sluice_gemm_side(p.m, p.k, &p.a, &out->lda, &out->trans_a) &&
+         sluice_gemm_side(p.k, p.n, &p.b, &out->ldb, &out->trans_b);
+}
+
+/* 1 when nothing is left for a library to do: no elements, or k = 0, which it settles itself (C = beta * C). */
+static inline int sluice_gemm_form_is_trivial(const sluice_gemm_form_t* form, int32_t dtype_c, float beta) {
+  if (form->m == 0 || form->n == 0) return 1;
+  if (form->k != 0) return 0;
+  uint64_t bytes = sluice_dtype_bytes(dtype_c);
+  for (int64_t i = 0; beta == 0.0f && i < form->m; ++i) {
+    memset((char*)form->c + (uint64_t)(i * form->ldc) * bytes, 0, (uint64_t)form->n * bytes);
+  }
+  return 1;
+}
+
+#endif /* SLUICE_BACKEND_GEMM_GEMM_FORM_H_ */

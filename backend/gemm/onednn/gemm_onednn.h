@@ -1,0 +1,32 @@
+/* oneDNN reached by one table of symbols, which tests may fill themselves. The few types it needs are declared here, so
+ * that nothing of oneDNN is needed to build. */
+#ifndef SLUICE_BACKEND_GEMM_ONEDNN_GEMM_ONEDNN_H_
+#define SLUICE_BACKEND_GEMM_ONEDNN_GEMM_ONEDNN_H_
+
+#include <stddef.h>
+
+#include "backend/gemm/gemm.h"
+
+typedef struct sluice_onednn_version_s {
+  int major, minor, patch; /* more follows */
+} sluice_onednn_version_t;
+
+typedef struct sluice_onednn_symbols_s {
+#define SYMBOL(required, result, name, parameters) result(*name) parameters;
+#include "backend/gemm/onednn/onednn_symbols.inc"
+#undef SYMBOL
+  /* Of the OpenMP runtime that this oneDNN uses; NULL when it uses none or the process's own. With both set, every call
+   * into oneDNN runs with one thread. */
+  int (*omp_get_max_threads)(void);
+  void (*omp_set_num_threads)(int);
+} sluice_onednn_symbols_t;
+
+/* As sluice_gemm_onednn_create, but NOT_FOUND is not recorded: its text goes to `why`, for a caller with alternatives.
+ */
+sluice_status_t sluice_gemm_onednn_open(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm,
+                                        char* why, size_t why_bytes);
+/* From a filled table. */
+sluice_status_t sluice_gemm_onednn_create_from(const sluice_onednn_symbols_t* symbols, sluice_allocator_t* allocator,
+                                               sluice_gemm_t** out_gemm);
+
+#endif /* SLUICE_BACKEND_GEMM_ONEDNN_GEMM_ONEDNN_H_ */

@@ -28,6 +28,8 @@ LEVELS = {
 VTABLES = ("device", "comm", "gemm")
 # Implementations that may use one of another area.
 PAIRS = {("backend/comm/nccl", "backend/device/cuda"), ("backend/gemm/cublas", "backend/device/cuda")}
+# The implementation that chooses among its siblings, by name or by measurement, has to know them.
+CHOOSER = "auto"
 OUTSIDE = ("adapters", "python_plugin", "integration_tests", "examples")
 INCLUDE = re.compile(
     r'^\s*#\s*include\s+"((?:backend|capi|adapters|python_plugin|integration_tests)/[^"]+)"', re.MULTILINE
@@ -92,6 +94,8 @@ def reason(edge):
         if not (is_test and target_area in VTABLES):
             return f"{area} may not use {target_area}: it does not stand below it"
     if target_area in VTABLES and target_implementation and not is_test:
+        if area == target_area and implementation == CHOOSER:
+            return None
         if (area, implementation) != (target_area, target_implementation) and (source, target) not in PAIRS:
             return f"implementations of {target_area} are met through backend/{target_area}/{target_area}.h only"
     return None

@@ -7,6 +7,7 @@ Nothing is done when no input has changed since the last install.
 
 import argparse
 import base64
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -198,6 +199,9 @@ def main():
 
     if sys.prefix == sys.base_prefix and not options.no_install:
         raise Failure("this is the machine's own Python: run it with .venv/bin/python")
+    if not options.no_install:
+        lock = open(os.path.join(sys.prefix, ".sluice-package.lock"), "w")  # held until this process ends
+        fcntl.flock(lock, fcntl.LOCK_EX)
     stamp_path = os.path.join(sys.prefix, ".sluice-package.json")
     now = {"inputs": input_hash()}
     if not (options.force or options.wheel_dir or options.no_install) and os.path.exists(stamp_path):

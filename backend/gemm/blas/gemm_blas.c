@@ -152,7 +152,7 @@ static sluice_status_t take(void* handle, const char* library, sluice_blas_symbo
   memset(out_symbols, 0, sizeof *out_symbols);
 #define SYMBOL(required, result, name, parameters)                                            \
   *(void**)&out_symbols->name = dlsym(handle, #name);                                         \
-  if (required && out_symbols->name == NULL) {                                                \
+  if ((required) && out_symbols->name == NULL) {                                              \
     snprintf(why, why_bytes, "%s has no symbol %s: give the path of a BLAS", library, #name); \
     return SLUICE_E_NOT_FOUND;                                                                \
   }

@@ -7,6 +7,7 @@
 #include "backend/gemm/gemm.h"
 
 typedef struct sluice_blas_symbols_s {
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator */
 #define SYMBOL(required, result, name, parameters) result(*name) parameters;
 #include "backend/gemm/blas/blas_symbols.inc"
 #undef SYMBOL

@@ -91,7 +91,7 @@ static sluice_status_t find(const char* library, sluice_onednn_symbols_t* out_sy
   }
 #define SYMBOL(required, result, name, parameters)                                               \
   *(void**)&out_symbols->name = dlsym(handle, #name);                                            \
-  if (required && out_symbols->name == NULL) {                                                   \
+  if ((required) && out_symbols->name == NULL) {                                                 \
     snprintf(why, why_bytes, "%s has no symbol %s: give the path of a oneDNN 2.x", path, #name); \
     return SLUICE_E_NOT_FOUND;                                                                   \
   }

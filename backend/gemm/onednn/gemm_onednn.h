@@ -12,6 +12,7 @@ typedef struct sluice_onednn_version_s {
 } sluice_onednn_version_t;
 
 typedef struct sluice_onednn_symbols_s {
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator */
 #define SYMBOL(required, result, name, parameters) result(*name) parameters;
 #include "backend/gemm/onednn/onednn_symbols.inc"
 #undef SYMBOL

@@ -1,0 +1,523 @@
+/* Conformance of backend/gemm: every implementation computes these cases, or lists with a reason which it does not
+ * take; one that is listed and taken all the same fails, so that the lists stay true.
+ *
+ *   gemm_cts NAME     ref, onednn, blas_openblas, blas_torch, host, auto
+ *
+ * Results are compared with sums in f64. The tolerance is the bound for adding k f32 products in any order,
+ * (k + 2) * 2^-24 * sum |a||b| with |c| counted in, plus one rounding to C's dtype; f64 has 2^-53 in its place. Where
+ * data are small whole numbers every order gives the same sum, so bits are compared. Memory around C must not change.
+ */
+#include <dlfcn.h>
+#include <glob.h>
+#include <limits.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/gemm/gemm.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define SANITIZED_THREADS 1
+#else
+#define SANITIZED_THREADS 0
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define SANITIZED_ADDRESSES 1
+#else
+#define SANITIZED_ADDRESSES 0
+#endif
+
+/* ---- cases ----------------------------------------------------------------------------------------------------- */
+
+enum { GUARD = 64 }; /* elements around each matrix */
+
+typedef struct cts_case_s {
+  const char* name;
+  int64_t m, n, k;
+  int a_columns, b_columns, c_columns; /* 1: stored column by column */
+  int64_t padding;                     /* leading dimension beyond the width */
+  int64_t gap;                         /* stride of the inner dimension, 0 = 1 */
+  int64_t shift;                       /* elements by which the data miss their alignment */
+  float beta;
+  int whole;     /* small whole numbers, bits compared */
+  int64_t count; /* products; the i-th has (i * 7) % (m + 1) rows when there are several */
+} cts_case_t;
+
+static const cts_case_t cases[] = {
+    {.name = "Gemm_NN_MatchesF64", .m = 32, .n = 64, .k = 48},
+    {.name = "Gemm_NT_MatchesF64", .m = 32, .n = 64, .k = 48, .b_columns = 1},
+    {.name = "Gemm_TN_MatchesF64", .m = 32, .n = 64, .k = 48, .a_columns = 1},
+    {.name = "Gemm_TT_MatchesF64", .m = 32, .n = 64, .k = 48, .a_columns = 1, .b_columns = 1},
+    {.name = "Gemm_TNBeta1_Accumulates", .m = 64, .n = 96, .k = 40, .a_columns = 1, .beta = 1},
+    {.name = "Gemm_ColumnMajorC_MatchesF64", .m = 20, .n = 33, .k = 17, .c_columns = 1},
+    {.name = "Gemm_ColumnMajorAll_MatchesF64",
+     .m = 20,
+     .n = 33,
+     .k = 17,
+     .a_columns = 1,
+     .b_columns = 1,
+     .c_columns = 1,
+     .beta = 1},
+    {.name = "Gemm_OddSizesNN_MatchesF64", .m = 17, .n = 71, .k = 131},
+    {.name = "Gemm_OddSizesNT_MatchesF64", .m = 33, .n = 67, .k = 129, .b_columns = 1},
+    {.name = "Gemm_OddSizesTN_MatchesF64", .m = 65, .n = 31, .k = 37, .a_columns = 1, .beta = 1},
+    {.name = "Gemm_SubMatrixNN_LeavesTheRest", .m = 19, .n = 40, .k = 24, .padding = 5},
+    {.name = "Gemm_SubMatrixNT_LeavesTheRest", .m = 19, .n = 40, .k = 24, .padding = 5, .b_columns = 1, .beta = 1},
+    {.name = "Gemm_SubMatrixTN_LeavesTheRest", .m = 19, .n = 40, .k = 24, .padding = 5, .a_columns = 1},
+    {.name = "Gemm_InnerStrideTwo_MatchesF64", .m = 9, .n = 10, .k = 11, .gap = 2},
+    {.name = "Gemm_NoRows_LeavesC", .m = 0, .n = 16, .k = 16, .beta = 1},
+    {.name = "Gemm_NoColumns_LeavesC", .m = 16, .n = 0, .k = 16},
+    {.name = "Gemm_NoDepthBeta0_ClearsNan", .m = 16, .n = 24, .k = 0, .padding = 3},
+    {.name = "Gemm_NoDepthBeta1_KeepsC", .m = 16, .n = 24, .k = 0, .beta = 1},
+    {.name = "Gemm_OneRow_MatchesF64", .m = 1, .n = 40, .k = 56},
+    {.name = "Gemm_OneColumn_MatchesF64", .m = 40, .n = 1, .k = 56, .b_columns = 1},
+    {.name = "Gemm_DepthOne_MatchesF64", .m = 24, .n = 40, .k = 1, .a_columns = 1},
+    {.name = "Gemm_AllOnes_MatchesF64", .m = 1, .n = 1, .k = 1, .beta = 1},
+    {.name = "Gemm_WholeNumbersNN_Exact", .m = 80, .n = 96, .k = 256, .whole = 1},
+    {.name = "Gemm_WholeNumbersNT_Exact", .m = 80, .n = 96, .k = 256, .b_columns = 1, .whole = 1, .beta = 1},
+    {.name = "Gemm_WholeNumbersTN_Exact", .m = 256, .n = 96, .k = 80, .a_columns = 1, .whole = 1, .beta = 1},
+    {.name = "Gemm_Unaligned_MatchesF64", .m = 21, .n = 48, .k = 32, .shift = 1, .beta = 1},
+    {.name = "Gemm_ManyProducts_EachItsOwn", .m = 40, .n = 32, .k = 24, .b_columns = 1, .beta = 1, .count = 24},
+    {.name = "Gemm_ManyWeightGradients_EachItsOwn", .m = 40, .n = 32, .k = 24, .a_columns = 1, .count = 24},
+    {.name = "Gemm_MoreThanOneTile_MatchesF64", .m = 600, .n = 530, .k = 16, .padding = 2, .beta = 1},
+};
+enum { NUM_CASES = sizeof cases / sizeof cases[0] };
+
+static const int32_t dtypes[][2] = {
+    {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32}, {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32}, {SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16},
+    {SLUICE_DTYPE_F16, SLUICE_DTYPE_F32}, {SLUICE_DTYPE_F16, SLUICE_DTYPE_F16},  {SLUICE_DTYPE_F64, SLUICE_DTYPE_F64},
+};
+enum { NUM_DTYPES = sizeof dtypes / sizeof dtypes[0] };
+
+/* ---- implementations ------------------------------------------------------------------------------------------- */
+
+typedef struct cts_exception_s {
+  const char* case_part; /* part of the case's name; "" = every case */
+  int32_t dtype_ab;      /* 0 = any */
+  int32_t dtype_c;
+  int by_machine; /* 1: some machines take it */
+  const char* reason;
+} cts_exception_t;
+
+typedef struct cts_implementation_s {
+  const char* name;
+  sluice_status_t (*create)(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
+  int foreign;               /* code without sanitizers, with threads of its own */
+  const char* expected_name; /* part of gemm->name */
+  const cts_exception_t* exceptions;
+} cts_implementation_t;
+
+static sluice_status_t create_onednn(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  return sluice_gemm_onednn_create(NULL, allocator, out_gemm);
+}
+
+static sluice_status_t create_blas(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  return sluice_gemm_blas_create(NULL, allocator, out_gemm);
+}
+
+/* A process with torch, without Python: its library is loaded as `import torch` would, then found without a path. */
+static sluice_status_t create_blas_torch(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  static int loaded;
+  if (!loaded) {
+    /* The test's own sources are links into the checkout, whose .venv has torch. */
+    char here[PATH_MAX];
+    char pattern[PATH_MAX + 64];
+    *out_gemm = NULL;
+    if (realpath("backend/cts/gemm/BUILD", here) == NULL) return SLUICE_E_NOT_FOUND;
+    here[strlen(here) - strlen("backend/cts/gemm/BUILD")] = '\0';
+    snprintf(pattern, sizeof pattern, "%s.venv/lib/python3*/site-packages/torch/lib/libtorch_cpu.so", here);
+    glob_t found;
+    if (glob(pattern, 0, NULL, &found) != 0) {
+      print_message("no %s\n", pattern);
+      return SLUICE_E_NOT_FOUND;
+    }
+    loaded = dlopen(found.gl_pathv[0], RTLD_NOW | RTLD_LOCAL) != NULL;
+    if (!loaded) print_message("%s\n", dlerror());
+    globfree(&found);
+    if (!loaded) return SLUICE_E_NOT_FOUND;
+  }
+  return sluice_gemm_blas_create(NULL, allocator, out_gemm);
+}
+
+static double element(const void* data, int64_t at, int32_t dtype) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: return (double)sluice_bf16_to_f32(((const uint16_t*)data)[at]);
+    case SLUICE_DTYPE_F16: return (double)sluice_f16_to_f32(((const uint16_t*)data)[at]);
+    case SLUICE_DTYPE_F64: return ((const double*)data)[at];
+    default: return (double)((const float*)data)[at];
+  }
+}
+
+static void set_element(void* data, int64_t at, int32_t dtype, double value) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[at] = sluice_f32_to_bf16((float)value); break;
+    case SLUICE_DTYPE_F16: ((uint16_t*)data)[at] = sluice_f32_to_f16((float)value); break;
+    case SLUICE_DTYPE_F64: ((double*)data)[at] = value; break;
+    default: ((float*)data)[at] = (float)value; break;
+  }
+}
+
+/* A host that multiplies in f64, declines every third call, and insists on the unit stride it was promised. */
+static int32_t host_gemm(void* user, const sluice_host_gemm_args_t* args) {
+  int* calls = user;
+  if (calls != NULL && ++*calls % 3 == 0) return 7;
+  assert_true(args->a_row_stride == 1 || args->a_col_stride == 1);
+  assert_true(args->b_row_stride == 1 || args->b_col_stride == 1);
+  assert_true(args->c_row_stride == 1 || args->c_col_stride == 1);
+  for (int64_t i = 0; i < args->m; ++i) {
+    for (int64_t j = 0; j < args->n; ++j) {
+      int64_t at = i * args->c_row_stride + j * args->c_col_stride;
+      double sum = args->beta != 0 ? element(args->c, at, args->dtype_c) : 0;
+      for (int64_t l = 0; l < args->k; ++l) {
+        sum += element(args->a, i * args->a_row_stride + l * args->a_col_stride, args->dtype_ab) *
+               element(args->b, l * args->b_row_stride + j * args->b_col_stride, args->dtype_ab);
+      }
+      set_element(args->c, at, args->dtype_c, sum);
+    }
+  }
+  return 0;
+}
+
+static sluice_status_t create_host(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  return sluice_gemm_host_create(host_gemm, NULL, allocator, out_gemm);
+}
+
+static sluice_status_t create_named(const char* name, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  static int calls;
+  sluice_gemm_options_t options = {.name = name, .host_gemm = host_gemm, .host_gemm_user = &calls};
+  return sluice_gemm_create(&options, allocator, out_gemm);
+}
+
+static sluice_status_t create_auto(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  return create_named("auto", allocator, out_gemm);
+}
+
+static sluice_status_t create_named_host(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  return create_named("host", allocator, out_gemm);
+}
+
+static const cts_exception_t none[] = {{0}};
+static const cts_exception_t onednn_exceptions[] = {
+    {"", SLUICE_DTYPE_F64, 0, 0, "f64 is for finite differences, with ref"},
+    {"InnerStrideTwo", 0, 0, 0, "needs a unit stride"},
+    {"", SLUICE_DTYPE_F16, 0, 0, "oneDNN 2.x has no f16 on a CPU"},
+    {"", SLUICE_DTYPE_BF16, 0, 0, "not built yet"},
+    {0},
+};
+static const cts_exception_t openblas_exceptions[] = {
+    {"", SLUICE_DTYPE_F64, 0, 0, "f64 is for finite differences, with ref"},
+    {"InnerStrideTwo", 0, 0, 0, "needs a unit stride"},
+    {"", SLUICE_DTYPE_F16, 0, 0, "sgemm_ is f32"},
+    {"", SLUICE_DTYPE_BF16, 0, 0, "OpenBLAS has no cblas_gemm_bf16bf16f32"},
+    {0},
+};
+static const cts_exception_t torch_exceptions[] = {
+    {"", SLUICE_DTYPE_F64, 0, 0, "f64 is for finite differences, with ref"},
+    {"InnerStrideTwo", 0, 0, 0, "needs a unit stride"},
+    {"", SLUICE_DTYPE_F16, 0, 0, "sgemm_ is f32"},
+    {"", SLUICE_DTYPE_BF16, 0, 1, "a torch without MKL has no cblas_gemm_bf16bf16f32"},
+    {0},
+};
+static const cts_exception_t host_exceptions[] = {
+    {"", SLUICE_DTYPE_F64, 0, 0, "f64 is for finite differences, with ref"},
+    {"InnerStrideTwo", 0, 0, 0, "the callback is promised a unit stride"},
+    {0},
+};
+
+static const cts_implementation_t implementations[] = {
+    {"ref", sluice_gemm_ref_create, 0, "ref", none},
+    {"onednn", create_onednn, 1, "onednn (", onednn_exceptions},
+    {"blas_openblas", create_blas, 1, "blas (libopenblas)", openblas_exceptions},
+    {"blas_torch", create_blas_torch, 1, "blas (libtorch_cpu)", torch_exceptions},
+    {"host", create_host, 0, "host", host_exceptions},
+    {"named_host", create_named_host, 0, "host", none},
+    {"auto", create_auto, 1, "auto", none},
+};
+
+static const cts_implementation_t* implementation;
+static int missing; /* its library */
+static sluice_allocator_t allocator;
+
+static const cts_exception_t* exception_for(const char* name, int32_t dtype_ab, int32_t dtype_c) {
+  for (const cts_exception_t* e = implementation->exceptions; e->reason != NULL; ++e) {
+    if (strstr(name, e->case_part) == NULL) continue;
+    if (e->dtype_ab != 0 && e->dtype_ab != dtype_ab) continue;
+    if (e->dtype_c != 0 && e->dtype_c != dtype_c) continue;
+    return e;
+  }
+  return NULL;
+}
+
+/* ---- one case -------------------------------------------------------------------------------------------------- */
+
+static uint32_t random_state = 1;
+
+static double random_value(int whole) {
+  random_state = random_state * 1664525u + 1013904223u;
+  if (whole) return (double)((random_state >> 24) % 9) - 4; /* 256 products of these stay below 2^12 */
+  return (double)(random_state >> 8) / (1 << 23) - 1;
+}
+
+typedef struct cts_operand_s {
+  sluice_matrix_t matrix;
+  int64_t elements; /* with guards */
+  void* block;
+  void* before; /* a copy */
+} cts_operand_t;
+
+static cts_operand_t make_operand(const cts_case_t* c, int64_t rows, int64_t cols, int columns, int32_t dtype) {
+  cts_operand_t o = {0};
+  int64_t inner = columns ? rows : cols;
+  int64_t outer = columns ? cols : rows;
+  int64_t step = c->gap > 0 ? c->gap : 1;
+  int64_t leading = (inner > 0 ? inner : 1) * step + c->padding;
+  uint64_t bytes = sluice_dtype_bytes(dtype);
+  o.elements = leading * outer + 2 * GUARD;
+  uint64_t size = sluice_align_up((uint64_t)o.elements * bytes);
+  o.block = aligned_alloc(64, size);
+  o.before = malloc(size);
+  assert_non_null(o.block);
+  assert_non_null(o.before);
+  for (int64_t i = 0; i < o.elements; ++i) set_element(o.block, i, dtype, random_value(c->whole));
+  o.matrix.data = (char*)o.block + (uint64_t)(GUARD / 2 + c->shift) * bytes;
+  o.matrix.row_stride = columns ? step : leading;
+  o.matrix.col_stride = columns ? leading : step;
+  memcpy(o.before, o.block, (uint64_t)o.elements * bytes);
+  return o;
+}
+
+static void free_operand(cts_operand_t* o) {
+  free(o->block);
+  free(o->before);
+}
+
+static void check_product(const cts_case_t* c, int32_t dtype_ab, int32_t dtype_c, const sluice_product_t* p,
+                          const cts_operand_t* out) {
+  const double unit = dtype_ab == SLUICE_DTYPE_F64 ? 0x1p-53 : 0x1p-24;
+  double last = 0; /* one rounding to C's dtype; f32 and f64 sums already end there */
+  if (dtype_c == SLUICE_DTYPE_BF16) last = 0x1p-8;
+  if (dtype_c == SLUICE_DTYPE_F16) last = 0x1p-11;
+  const uint64_t bytes = sluice_dtype_bytes(dtype_c);
+  const int64_t first = ((const char*)p->c.data - (const char*)out->block) / (int64_t)bytes;
+  char* written = calloc((size_t)out->elements, 1);
+  assert_non_null(written);
+  for (int64_t i = 0; i < p->m; ++i) {
+    for (int64_t j = 0; j < p->n; ++j) {
+      int64_t at = first + i * p->c.row_stride + j * p->c.col_stride;
+      written[at] = 1;
+      double sum = 0;
+      double size = 0;
+      for (int64_t l = 0; l < p->k; ++l) {
+        double x = element(p->a.data, i * p->a.row_stride + l * p->a.col_stride, dtype_ab) *
+                   element(p->b.data, l * p->b.row_stride + j * p->b.col_stride, dtype_ab);
+        sum += x;
+        size += fabs(x);
+      }
+      if (c->beta != 0) {
+        double x = element(out->before, at, dtype_c);
+        sum += x;
+        size += fabs(x);
+      }
+      double got = element(out->block, at, dtype_c);
+      double tolerance = (double)(p->k + 2) * unit * size;
+      tolerance += last * (fabs(sum) + tolerance);
+      if (dtype_c == SLUICE_DTYPE_F16) tolerance += 0x1p-25; /* half a step of its subnormals */
+      int good = fabs(got - sum) <= tolerance;
+      if (c->whole) {
+        double rounded[1];
+        set_element(rounded, 0, dtype_c, sum);
+        good = memcmp(rounded, (const char*)out->block + (uint64_t)at * bytes, bytes) == 0;
+      }
+      if (!good) {
+        fail_msg("%s, %s -> %s: C[%lld][%lld] is %.9g, expected %.9g within %.3g", c->name, sluice_dtype_name(dtype_ab),
+                 sluice_dtype_name(dtype_c), (long long)i, (long long)j, got, sum, c->whole ? 0.0 : tolerance);
+      }
+    }
+  }
+  for (int64_t at = 0; at < out->elements; ++at) {
+    if (written[at]) continue;
+    if (memcmp((const char*)out->block + (uint64_t)at * bytes, (const char*)out->before + (uint64_t)at * bytes,
+               bytes) != 0) {
+      fail_msg("%s, %s -> %s: element %lld outside C was written", c->name, sluice_dtype_name(dtype_ab),
+               sluice_dtype_name(dtype_c), (long long)(at - first));
+    }
+  }
+  free(written);
+}
+
+static void run_dtype(sluice_gemm_t* gemm, const cts_case_t* c, int32_t dtype_ab, int32_t dtype_c) {
+  enum { MOST = 32 };
+  int64_t count = c->count > 0 ? c->count : 1;
+  assert_true(count <= MOST);
+  sluice_product_t products[MOST];
+  cts_operand_t operands[MOST][3];
+  for (int64_t i = 0; i < count; ++i) {
+    sluice_product_t* p = &products[i];
+    p->m = c->m;
+    p->n = c->n;
+    p->k = c->k;
+    /* The rows of an expert: m, or k in a weight gradient. */
+    if (c->count > 0 && c->a_columns) p->k = i * 7 % (c->k + 1);
+    if (c->count > 0 && !c->a_columns) p->m = i * 7 % (c->m + 1);
+    operands[i][0] = make_operand(c, p->m, p->k, c->a_columns, dtype_ab);
+    operands[i][1] = make_operand(c, p->k, p->n, c->b_columns, dtype_ab);
+    operands[i][2] = make_operand(c, p->m, p->n, c->c_columns, dtype_c);
+    p->a = operands[i][0].matrix;
+    p->b = operands[i][1].matrix;
+    p->c = operands[i][2].matrix;
+    for (int64_t r = 0; c->beta == 0 && r < p->m; ++r) {
+      for (int64_t s = 0; s < p->n; ++s) {
+        set_element(p->c.data, r * p->c.row_stride + s * p->c.col_stride, dtype_c, (double)NAN);
+      }
+    }
+  }
+  sluice_product_list_t list = {products, count, dtype_ab, dtype_c, c->beta};
+  const cts_exception_t* exception = exception_for(c->name, dtype_ab, dtype_c);
+  int taken = sluice_gemm_supports(gemm, &list);
+  if (exception != NULL && taken && !exception->by_machine) {
+    fail_msg("%s takes %s, %s -> %s, though listed (%s): strike it from the list", implementation->name, c->name,
+             sluice_dtype_name(dtype_ab), sluice_dtype_name(dtype_c), exception->reason);
+  }
+  if (exception == NULL && !taken) {
+    fail_msg("%s does not take %s, %s -> %s, and does not say why", implementation->name, c->name,
+             sluice_dtype_name(dtype_ab), sluice_dtype_name(dtype_c));
+  }
+  if (taken) {
+    uint64_t live = allocator.num_live;
+    sluice_status_t status = sluice_gemm_run(gemm, &list);
+    sluice_error_info_t why;
+    sluice_error_info_init(&why, sizeof why);
+    sluice_error_last(&why);
+    if (status != SLUICE_OK) fail_msg("%s: %s", c->name, why.message);
+    assert_int_equal(allocator.num_live, live);
+    for (int64_t i = 0; i < count; ++i) check_product(c, dtype_ab, dtype_c, &products[i], &operands[i][2]);
+  } else {
+    print_message("not taken: %s -> %s: %s\n", sluice_dtype_name(dtype_ab), sluice_dtype_name(dtype_c),
+                  exception->reason);
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_E_UNSUPPORTED);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    for (int j = 0; j < 3; ++j) free_operand(&operands[i][j]);
+  }
+}
+
+static void skip_when_missing(void) {
+  if (implementation->foreign && SANITIZED_THREADS) {
+    print_message("SKIPPED: the thread sanitizer does not see inside %s\n", implementation->name);
+    skip();
+  }
+  if (strcmp(implementation->name, "blas_torch") == 0 && SANITIZED_ADDRESSES) {
+    print_message("SKIPPED: torch is not loaded under the address sanitizer\n");
+    skip();
+  }
+  if (missing) {
+    print_message("SKIPPED: the library of %s is not installed\n", implementation->name);
+    skip();
+  }
+}
+
+static void run_case(void** state) {
+  skip_when_missing();
+  allocator.num_live = 0; /* a case that failed has left some */
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(implementation->create(&allocator, &gemm), SLUICE_OK);
+  assert_non_null(strstr(gemm->name, implementation->expected_name));
+  for (int i = 0; i < NUM_DTYPES; ++i) run_dtype(gemm, *state, dtypes[i][0], dtypes[i][1]);
+  sluice_gemm_destroy(gemm);
+  assert_int_equal(allocator.num_live, 0);
+}
+
+static void Gemm_NthAllocationFails_LeaksNothing(void** state) {
+  (void)state;
+  skip_when_missing();
+  allocator.num_live = allocator.current_bytes = 0; /* a case that failed has left some */
+  for (int32_t dtype = 0; dtype < 2; ++dtype) {
+    int64_t nth = 0;
+    for (int done = 0; !done; ++nth) {
+      uint16_t a[6] = {0};
+      uint16_t b[6] = {0};
+      uint16_t c[4];
+      float a32[6] = {0};
+      float b32[6] = {0};
+      float c32[4];
+      sluice_product_t p = {2, 2, 3, {a32, 3, 1}, {b32, 2, 1}, {c32, 2, 1}};
+      sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+      if (dtype == 1) {
+        p.a.data = a;
+        p.b.data = b;
+        p.c.data = c;
+        list.dtype_ab = list.dtype_c = SLUICE_DTYPE_BF16;
+      }
+      assert_true(nth < 100);
+      allocator.fail_after = nth;
+      sluice_gemm_t* gemm = NULL;
+      sluice_status_t status = implementation->create(&allocator, &gemm);
+      if (status == SLUICE_OK && sluice_gemm_supports(gemm, &list)) status = sluice_gemm_run(gemm, &list);
+      assert_true(status == SLUICE_OK || status == SLUICE_E_NO_MEMORY);
+      done = allocator.fail_after >= 0; /* nothing was left to refuse */
+      if (done) assert_int_equal(status, SLUICE_OK);
+      allocator.fail_after = -1;
+      sluice_gemm_destroy(gemm);
+      assert_int_equal(allocator.num_live, 0);
+      assert_int_equal(allocator.current_bytes, 0);
+    }
+    assert_true(nth > 1);
+  }
+}
+
+static void Gemm_UnknownDtypeOrBeta_Refused(void** state) {
+  (void)state;
+  skip_when_missing();
+  float x[1] = {1};
+  sluice_product_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {x, 1, 1}};
+  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_I64, SLUICE_DTYPE_F32, 0};
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(implementation->create(&allocator, &gemm), SLUICE_OK);
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_E_UNSUPPORTED);
+  list.dtype_ab = SLUICE_DTYPE_F32;
+  list.beta = 0.5f;
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_E_INVALID_ARGUMENT);
+  list.beta = 0;
+  p.k = -1;
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_E_INVALID_ARGUMENT);
+  list.count = 0;
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  sluice_gemm_destroy(gemm);
+}
+
+int main(int argc, char** argv) {
+  for (size_t i = 0; i < sizeof implementations / sizeof implementations[0]; ++i) {
+    if (argc > 1 && strcmp(argv[1], implementations[i].name) == 0) implementation = &implementations[i];
+  }
+  if (implementation == NULL) {
+    fprintf(stderr, "usage: gemm_cts ref|onednn|blas_openblas|blas_torch|host|named_host|auto\n");
+    return 2;
+  }
+  unsetenv("SLUICE_GEMM");
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  sluice_gemm_t* gemm = NULL;
+  int sanitized = (implementation->foreign && SANITIZED_THREADS) ||
+                  (strcmp(implementation->name, "blas_torch") == 0 && SANITIZED_ADDRESSES);
+  if (!sanitized) {
+    missing = implementation->create(&allocator, &gemm) == SLUICE_E_NOT_FOUND;
+    sluice_gemm_destroy(gemm);
+  }
+  struct CMUnitTest tests[NUM_CASES + 2];
+  for (int i = 0; i < NUM_CASES; ++i) {
+    const struct CMUnitTest test = {.name = cases[i].name, .test_func = run_case, .initial_state = (void*)&cases[i]};
+    tests[i] = test;
+  }
+  const struct CMUnitTest faults = cmocka_unit_test(Gemm_NthAllocationFails_LeaksNothing);
+  const struct CMUnitTest refusals = cmocka_unit_test(Gemm_UnknownDtypeOrBeta_Refused);
+  tests[NUM_CASES] = faults;
+  tests[NUM_CASES + 1] = refusals;
+  int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  sluice_allocator_deinit(&allocator);
+  return failed;
+}

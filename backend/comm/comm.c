@@ -246,7 +246,9 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
     if (status == SLUICE_OK) return SLUICE_OK;
     if (status != SLUICE_E_TIMED_OUT) {
       mark_broken(comm, status);
-      return status;
+      /* What a transport says about its connections after our own abort is no news. */
+      int is_aborted = atomic_load(&comm->broken) == SLUICE_E_ABORTED;
+      return is_aborted && status != SLUICE_E_ABORTED ? check_usable(comm) : status;
     }
     if (atomic_load(&comm->broken) != SLUICE_OK) { /* aborted meanwhile, on a transport that did not notice */
       abandon(comm, request);

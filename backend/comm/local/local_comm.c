@@ -45,6 +45,7 @@ typedef struct local_note_s {
 
 typedef struct local_end_s { /* the group's view of one rank */
   int32_t state;
+  int32_t lost_to;    /* END_LOST: the rank at fault, itself or the one it waited for in vain */
   local_comm_t* comm; /* while it has not been destroyed */
   local_note_t note;
 } local_end_t;
@@ -161,14 +162,20 @@ sluice_status_t sluice_comm_create_local(sluice_local_group_t* group, const slui
   return SLUICE_OK;
 }
 
+/* Says once that this rank takes no further part, and whose fault that is: a rank that gives up because of another
+ * passes the blame on. */
+static void leave(local_comm_t* comm, int32_t culprit) {
+  local_end_t* ends = comm->group->ends;
+  if (ends[comm->base.rank].state == END_LOST) return;
+  ends[comm->base.rank].lost_to = ends[culprit].state == END_LOST ? ends[culprit].lost_to : culprit;
+  ends[comm->base.rank].state = END_LOST;
+  pthread_cond_broadcast(&comm->group->changed);
+}
+
 /* Takes a request back: once nobody copies out of it, its buffers are the caller's again. */
-static void withdraw(local_comm_t* comm, sluice_comm_request_t* request) {
+static void withdraw(local_comm_t* comm, sluice_comm_request_t* request, int32_t culprit) {
   while (request->readers > 0) pthread_cond_wait(&comm->group->changed, &comm->group->mutex);
-  if (request->pending > 0) {
-    /* Peers that still need something of it will never get it. */
-    comm->group->ends[comm->base.rank].state = END_LOST;
-    pthread_cond_broadcast(&comm->group->changed);
-  }
+  if (request->pending > 0) leave(comm, culprit); /* peers that still need something of it will never get it */
   request->is_used = 0;
 }
 
@@ -177,11 +184,10 @@ static void local_destroy(sluice_comm_t* base) {
   sluice_local_group_t* group = comm->group;
   pthread_mutex_lock(&group->mutex);
   for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
-    if (comm->requests[i].is_used) withdraw(comm, &comm->requests[i]);
+    if (comm->requests[i].is_used) withdraw(comm, &comm->requests[i], base->rank);
   }
-  group->ends[base->rank].state = END_LOST;
+  leave(comm, base->rank);
   group->ends[base->rank].comm = NULL;
-  pthread_cond_broadcast(&group->changed);
   pthread_mutex_unlock(&group->mutex);
   sluice_free(sluice_process_allocator(), comm, comm_bytes(base->world_size));
   sluice_local_group_destroy(group);
@@ -274,10 +280,11 @@ static void fetch(local_comm_t* comm, sluice_comm_request_t* request, int32_t p)
   pthread_cond_broadcast(&group->changed);
 }
 
-/* Why the request can never complete, or OK. */
-static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_request_t* request) {
+/* Why the request can never complete, and which rank is at fault; or OK. */
+static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_request_t* request, int32_t* out_culprit) {
   const sluice_local_group_t* group = comm->group;
   int32_t rank = comm->base.rank;
+  *out_culprit = rank;
   if (comm->is_aborted) {
     return SLUICE_FAIL_PEER(SLUICE_E_ABORTED, rank, -1, "rank %d: this communicator was aborted", rank);
   }
@@ -291,12 +298,15 @@ static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_reques
                             (unsigned long long)group->mismatch_expected);
   }
   if (group->aborted_by >= 0) {
+    *out_culprit = group->aborted_by;
     return SLUICE_FAIL_PEER(SLUICE_E_PEER_LOST, rank, group->aborted_by,
                             "rank %d: rank %d aborted the group; see its log for the reason", rank, group->aborted_by);
   }
   for (int32_t p = 0; p < comm->base.world_size; ++p) {
     int is_needed = !request->peers[p].is_sent || !request->peers[p].is_received;
     if (is_needed && group->ends[p].state == END_LOST) {
+      p = group->ends[p].lost_to;
+      *out_culprit = p;
       return SLUICE_FAIL_PEER(SLUICE_E_PEER_LOST, rank, p,
                               "rank %d: rank %d left in the middle of an exchange: it destroyed its communicator or "
                               "gave up waiting; see its log for the reason",
@@ -319,6 +329,7 @@ static sluice_status_t local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
                                            int32_t* out_peer) {
   local_comm_t* comm = downcast(base);
   sluice_status_t status = SLUICE_OK;
+  int32_t culprit = base->rank;
   pthread_mutex_lock(&comm->group->mutex);
   for (;;) {
     for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
@@ -327,7 +338,7 @@ static sluice_status_t local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
       }
     }
     if (request->pending == 0) break;
-    status = find_failure(comm, request);
+    status = find_failure(comm, request, &culprit);
     if (status != SLUICE_OK) break;
     if (sluice_cond_wait_until(&comm->group->changed, &comm->group->mutex, deadline_ns) == ETIMEDOUT) {
       if (out_peer != NULL) *out_peer = find_missing(comm, request);
@@ -335,7 +346,7 @@ static sluice_status_t local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
       break;
     }
   }
-  if (status != SLUICE_E_TIMED_OUT) withdraw(comm, request);
+  if (status != SLUICE_E_TIMED_OUT) withdraw(comm, request, culprit);
   pthread_mutex_unlock(&comm->group->mutex);
   return status;
 }
@@ -343,7 +354,8 @@ static sluice_status_t local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
 static void local_abandon(sluice_comm_t* base, sluice_comm_request_t* request) {
   local_comm_t* comm = downcast(base);
   pthread_mutex_lock(&comm->group->mutex);
-  withdraw(comm, request);
+  int32_t missing = find_missing(comm, request);
+  withdraw(comm, request, missing >= 0 ? missing : base->rank);
   pthread_mutex_unlock(&comm->group->mutex);
 }
 

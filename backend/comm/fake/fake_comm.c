@@ -1,0 +1,212 @@
+#include "backend/comm/fake/fake_comm.h"
+
+#include <assert.h>
+#include <time.h>
+
+#include "backend/base/clock.h"
+
+enum { MAX_IN_FLIGHT = 2 };
+#define NAP_NS 2000000
+
+struct sluice_comm_request_s { /* this implementation's own; the inner one's is opaque here */
+  int32_t is_used;
+  int32_t is_waited; /* the wait has been counted */
+  sluice_comm_request_t* inner;
+  uint64_t exchange;
+  sluice_fake_call_t* call;         /* of the wait; NULL if not kept */
+  const sluice_fake_fault_t* fault; /* that strikes this wait, or NULL */
+  uint64_t waited_since_ns;
+};
+
+typedef struct fake_comm_s {
+  sluice_comm_t base;
+  sluice_comm_t* inner;
+  uint64_t num_started;
+  uint64_t num_waited;
+  uint64_t num_calls;
+  int32_t num_faults;
+  sluice_comm_request_t requests[MAX_IN_FLIGHT];
+  sluice_fake_fault_t faults[SLUICE_FAKE_MAX_FAULTS];
+  sluice_fake_call_t calls[SLUICE_FAKE_MAX_CALLS];
+} fake_comm_t;
+
+static const sluice_comm_vtable_t fake_comm_vtable;
+
+static fake_comm_t* downcast(sluice_comm_t* comm) {
+  assert(comm->vtable == &fake_comm_vtable);
+  return (fake_comm_t*)comm;
+}
+
+sluice_status_t sluice_fake_comm_create(sluice_comm_t* inner, sluice_comm_t** out_comm) {
+  *out_comm = NULL;
+  fake_comm_t* comm = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *comm, "fake communicator");
+  if (comm == NULL) return SLUICE_E_NO_MEMORY;
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = inner->rank;
+  config.world_size = inner->world_size;
+  config.timeout_ns = inner->timeout_ns;
+  config.warn_ns = inner->warn_ns;
+  sluice_comm_init_base(&comm->base, &fake_comm_vtable, "fake", &config);
+  sluice_comm_retain(inner);
+  comm->inner = inner;
+  *out_comm = &comm->base;
+  return SLUICE_OK;
+}
+
+void sluice_fake_comm_inject(sluice_comm_t* comm, const sluice_fake_fault_t* fault) {
+  fake_comm_t* fake = downcast(comm);
+  assert(fake->num_faults < SLUICE_FAKE_MAX_FAULTS);
+  fake->faults[fake->num_faults++] = *fault;
+}
+
+uint64_t sluice_fake_comm_calls(sluice_comm_t* comm, const sluice_fake_call_t** out_calls) {
+  *out_calls = downcast(comm)->calls;
+  return downcast(comm)->num_calls;
+}
+
+static const sluice_fake_fault_t* find_fault(const fake_comm_t* comm, int32_t on, uint64_t nth) {
+  for (int32_t i = 0; i < comm->num_faults; ++i) {
+    if (comm->faults[i].on == on && comm->faults[i].nth == nth) return &comm->faults[i];
+  }
+  return NULL;
+}
+
+static sluice_fake_call_t* add_call(fake_comm_t* comm, int32_t op, uint64_t exchange) {
+  uint64_t index = comm->num_calls++;
+  if (index >= SLUICE_FAKE_MAX_CALLS) return NULL;
+  comm->calls[index] = (sluice_fake_call_t){.op = op, .exchange = exchange};
+  return &comm->calls[index];
+}
+
+static sluice_status_t strike(const fake_comm_t* comm, const sluice_fake_fault_t* fault, const char* where) {
+  return SLUICE_FAIL_PEER(fault->status, comm->base.rank, fault->peer, "rank %d: %s %llu failed on command",
+                          comm->base.rank, where, (unsigned long long)fault->nth);
+}
+
+/* Sleeps until then, or until the communicator is broken from outside. */
+static void nap_until(const fake_comm_t* comm, uint64_t until_ns) {
+  for (uint64_t now_ns = sluice_now_ns(); now_ns < until_ns && atomic_load(&comm->base.broken) == SLUICE_OK;
+       now_ns = sluice_now_ns()) {
+    struct timespec nap = {.tv_sec = 0, .tv_nsec = until_ns - now_ns < NAP_NS ? (long)(until_ns - now_ns) : NAP_NS};
+    nanosleep(&nap, NULL);
+  }
+}
+
+static sluice_status_t fake_exchange_start(sluice_comm_t* base, const sluice_exchange_t* exchange,
+                                           sluice_comm_request_t** out_request) {
+  fake_comm_t* comm = downcast(base);
+  uint64_t number = comm->num_started++;
+  sluice_fake_call_t* call = add_call(comm, SLUICE_FAKE_START, number);
+  for (int32_t r = 0; r < base->world_size && call != NULL; ++r) {
+    if (r == base->rank) continue;
+    call->send_bytes += exchange->send_bytes[r];
+    call->recv_bytes += exchange->recv_bytes[r];
+  }
+  sluice_comm_request_t* request = NULL;
+  for (int i = 0; i < MAX_IN_FLIGHT && request == NULL; ++i) {
+    if (!comm->requests[i].is_used) request = &comm->requests[i];
+  }
+  const sluice_fake_fault_t* fault = find_fault(comm, SLUICE_FAKE_START, number);
+  sluice_status_t status;
+  if (request == NULL) {
+    status = SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, base->rank, -1, "rank %d started a third exchange, two are in flight",
+                              base->rank);
+  } else if (fault != NULL && fault->action == SLUICE_FAKE_FAIL) {
+    status = strike(comm, fault, "start");
+  } else {
+    if (fault != NULL && fault->action == SLUICE_FAKE_DELAY) nap_until(comm, sluice_now_ns() + fault->delay_ns);
+    if (fault != NULL && fault->action == SLUICE_FAKE_ABORT) sluice_comm_abort(base);
+    *request = (sluice_comm_request_t){.exchange = number};
+    status = comm->inner->vtable->exchange_start(comm->inner, exchange, &request->inner);
+  }
+  if (call != NULL) call->status = status;
+  if (status != SLUICE_OK) return status;
+  request->is_used = 1;
+  *out_request = request;
+  return SLUICE_OK;
+}
+
+static void put_away(fake_comm_t* comm, sluice_comm_request_t* request) {
+  const sluice_comm_vtable_t* inner = comm->inner->vtable;
+  if (inner->exchange_wait(comm->inner, request->inner, 0, NULL) == SLUICE_E_TIMED_OUT && inner->abandon != NULL) {
+    inner->abandon(comm->inner, request->inner);
+  }
+  request->is_used = 0;
+}
+
+static sluice_status_t wait_out(const fake_comm_t* comm, uint64_t until_ns, int32_t peer, int32_t* out_peer) {
+  nap_until(comm, until_ns);
+  if (out_peer != NULL) *out_peer = peer;
+  return SLUICE_E_TIMED_OUT;
+}
+
+static sluice_status_t wait_slice(fake_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns,
+                                  int32_t* out_peer) {
+  const sluice_fake_fault_t* fault = request->fault;
+  if (atomic_load(&comm->base.broken) == SLUICE_OK && fault != NULL) {
+    if (fault->action == SLUICE_FAKE_SILENCE) return wait_out(comm, deadline_ns, fault->peer, out_peer);
+    uint64_t until_ns = request->waited_since_ns + fault->delay_ns;
+    if (fault->action == SLUICE_FAKE_DELAY && sluice_now_ns() < until_ns) {
+      if (until_ns > deadline_ns) return wait_out(comm, deadline_ns, fault->peer, out_peer);
+      nap_until(comm, until_ns);
+    }
+    if (fault->action == SLUICE_FAKE_FAIL) {
+      put_away(comm, request);
+      return strike(comm, fault, "wait");
+    }
+    if (fault->action == SLUICE_FAKE_ABORT) sluice_comm_abort(&comm->base);
+  }
+  sluice_status_t status = comm->inner->vtable->exchange_wait(comm->inner, request->inner, deadline_ns, out_peer);
+  if (status != SLUICE_E_TIMED_OUT) request->is_used = 0;
+  return status;
+}
+
+static sluice_status_t fake_exchange_wait(sluice_comm_t* base, sluice_comm_request_t* request, uint64_t deadline_ns,
+                                          int32_t* out_peer) {
+  fake_comm_t* comm = downcast(base);
+  if (!request->is_waited) {
+    request->is_waited = 1;
+    request->waited_since_ns = sluice_now_ns();
+    request->fault = find_fault(comm, SLUICE_FAKE_WAIT, comm->num_waited++);
+    request->call = add_call(comm, SLUICE_FAKE_WAIT, request->exchange);
+  }
+  sluice_fake_call_t* call = request->call;
+  sluice_status_t status = wait_slice(comm, request, deadline_ns, out_peer);
+  if (call != NULL) call->status = status;
+  return status;
+}
+
+static void fake_abort(sluice_comm_t* base) { sluice_comm_abort(downcast(base)->inner); }
+
+static void fake_abandon(sluice_comm_t* base, sluice_comm_request_t* request) { put_away(downcast(base), request); }
+
+static void fake_publish(sluice_comm_t* base, const char* key, const char* value) {
+  sluice_comm_t* inner = downcast(base)->inner;
+  if (inner->vtable->publish != NULL) inner->vtable->publish(inner, key, value);
+}
+
+static int32_t fake_lookup(sluice_comm_t* base, const char* key, char* out, int32_t out_bytes) {
+  sluice_comm_t* inner = downcast(base)->inner;
+  return inner->vtable->lookup != NULL ? inner->vtable->lookup(inner, key, out, out_bytes) : 0;
+}
+
+static void fake_destroy(sluice_comm_t* base) {
+  fake_comm_t* comm = downcast(base);
+  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+    if (comm->requests[i].is_used) put_away(comm, &comm->requests[i]);
+  }
+  sluice_comm_release(comm->inner);
+  sluice_free(sluice_process_allocator(), comm, sizeof *comm);
+}
+
+static const sluice_comm_vtable_t fake_comm_vtable = {
+    .destroy = fake_destroy,
+    .exchange_start = fake_exchange_start,
+    .exchange_wait = fake_exchange_wait,
+    .all_reduce_i64 = NULL, /* always from exchanges, so that a test sees and hits each of them */
+    .abort = fake_abort,
+    .publish = fake_publish,
+    .lookup = fake_lookup,
+    .abandon = fake_abandon,
+};

@@ -1,0 +1,45 @@
+/* A communicator that wraps another one, fails or dawdles on command, and keeps the sequence of calls: for tests. */
+#ifndef SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_
+#define SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_
+
+#include "backend/comm/comm.h"
+
+enum { SLUICE_FAKE_START = 0, SLUICE_FAKE_WAIT = 1 };
+
+enum {
+  SLUICE_FAKE_FAIL = 0,    /* returns `status` with `peer`; a failing start posts nothing, a failing wait takes the
+                              request back (peers that need it see PEER_LOST) */
+  SLUICE_FAKE_SILENCE = 1, /* waits only: `peer` never answers, until the deadline */
+  SLUICE_FAKE_DELAY = 2,   /* goes on after `delay_ns`; a wait says meanwhile that `peer` is missing */
+  SLUICE_FAKE_ABORT = 3    /* aborts the communicator first, as another thread would */
+};
+
+typedef struct sluice_fake_fault_s {
+  int32_t on;        /* SLUICE_FAKE_START or _WAIT */
+  int32_t action;    /* SLUICE_FAKE_FAIL ... */
+  uint64_t nth;      /* counted from 0 over all exchanges started, or over all requests waited for */
+  int32_t status;    /* FAIL */
+  int32_t peer;      /* FAIL, SILENCE, DELAY; -1 unknown */
+  uint64_t delay_ns; /* DELAY */
+} sluice_fake_fault_t;
+
+/* One call as the engine made it; the slices of one wait are one call. */
+typedef struct sluice_fake_call_s {
+  int32_t op;          /* SLUICE_FAKE_START or _WAIT */
+  int32_t status;      /* as returned; TIMED_OUT while a wait still goes on */
+  uint64_t exchange;   /* number of the exchange started or waited for, from 0 */
+  uint64_t send_bytes; /* START: to all peers together */
+  uint64_t recv_bytes;
+} sluice_fake_call_t;
+
+enum { SLUICE_FAKE_MAX_FAULTS = 8, SLUICE_FAKE_MAX_CALLS = 1024 };
+
+/* inner: retained. out_comm: new, sluice_comm_destroy. It has inner's rank, size and times. Errors: NO_MEMORY. */
+sluice_status_t sluice_fake_comm_create(sluice_comm_t* inner, sluice_comm_t** out_comm);
+/* Adds a fault; at most SLUICE_FAKE_MAX_FAULTS, each strikes once. comm-exclusive. */
+void sluice_fake_comm_inject(sluice_comm_t* comm, const sluice_fake_fault_t* fault);
+/* The calls so far: returns how many there were, of which the first SLUICE_FAKE_MAX_CALLS are kept. comm-exclusive;
+ * borrowed until destroy. */
+uint64_t sluice_fake_comm_calls(sluice_comm_t* comm, const sluice_fake_call_t** out_calls);
+
+#endif /* SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_ */

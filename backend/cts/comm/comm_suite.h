@@ -1,0 +1,32 @@
+/* Conformance of transports: every implementation of backend/comm/comm.h passes these cases at several world sizes.
+ *
+ * Ranks are threads of the test (local, host, fake), or each process is one rank (mpi). A transport lists, with
+ * reasons, the cases it cannot pass; they run all the same, and one that passes fails the test until it is struck off
+ * the list. */
+#ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_
+#define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_
+
+#include "backend/comm/comm.h"
+
+typedef struct cts_exception_s {
+  const char* case_name;
+  const char* reason; /* NULL case_name ends the list */
+} cts_exception_t;
+
+typedef struct cts_transport_s {
+  const char* name;
+  /* What the ranks of one group share; NULL on failure. Called once per group in each process. */
+  void* (*open)(int32_t world_size);
+  void (*close)(void* shared);
+  /* Makes one rank's end, from the rank's own thread. */
+  sluice_status_t (*create)(void* shared, const sluice_comm_config_t* config, sluice_comm_t** out_comm);
+  const cts_exception_t* cannot;
+  /* Ranks are processes: this one's rank, and a communicator that outlives all cases, to meet outside the one under
+   * test. NULL: ranks are threads. */
+  sluice_comm_t* meeting;
+} cts_transport_t;
+
+/* Runs every case at each of the world sizes under cmocka; returns the number of failures. Call once per process. */
+int cts_comm_suite_run(const cts_transport_t* transport, const int32_t* world_sizes, int32_t num_world_sizes);
+
+#endif /* SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_ */

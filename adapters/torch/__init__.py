@@ -1,0 +1,12 @@
+"""Sluice under torch: layers with autograd, over a torch.distributed process group.
+
+`EpGroup` says who takes part, `Context` holds what the layers of one model share, `MoeLayer` is called with tensors.
+Framework adapters are built on these three; nothing here knows a framework.
+"""
+
+from .context import Context, ContextOptions
+from .experts import CallbackExperts
+from .group import EpGroup
+from .layer import MoeLayer
+
+__all__ = ["CallbackExperts", "Context", "ContextOptions", "EpGroup", "MoeLayer"]

@@ -1,0 +1,110 @@
+"""The adapter's own shared object: callbacks over c10d, products by torch, signals during a wait.
+
+It holds no Python, so ctypes opens it; addresses go from here to libsluice, which is linked to neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import threading
+from typing import Any
+
+import torch
+
+from ..._library import Library
+from ...errors import Foreign, from_status
+from . import build
+
+
+class Native:
+    """The functions of the shared object at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        handle = ctypes.CDLL(path)
+        self._open = handle.sluice_torch_comm_open
+        self._open.restype = ctypes.c_int32
+        self._open.argtypes = [ctypes.c_char_p] + [ctypes.c_void_p] * 2 + [ctypes.c_char_p, ctypes.c_int32]
+        self.gemm_address = ctypes.cast(handle.sluice_torch_gemm, ctypes.c_void_p).value
+        # Two system calls each: not worth giving up the interpreter's lock for.
+        quick = ctypes.PyDLL(path)
+        self.interrupt_enter = quick.sluice_torch_interrupt_enter
+        self.interrupt_leave = quick.sluice_torch_interrupt_leave
+        for function in (self.interrupt_enter, self.interrupt_leave):
+            function.restype = None
+            function.argtypes = []
+
+    def open_group(self, library: Library, group_name: str) -> tuple[Any, Any]:
+        """The callbacks and their `user` for a registered process group; the caller hands both to libsluice."""
+        ffi = library.ffi
+        vtable = ffi.new("sluice_host_comm_vtable_t *")
+        user = ffi.new("void **")
+        message = ctypes.create_string_buffer(512)
+        status = self._open(
+            group_name.encode(),
+            int(ffi.cast("uintptr_t", vtable)),
+            int(ffi.cast("uintptr_t", user)),
+            message,
+            len(message),
+        )
+        if status != 0:
+            text = message.value.decode(errors="replace")
+            raise from_status(status, f"process group {group_name!r} cannot carry Sluice's messages: {text}")
+        return vtable, user[0]
+
+
+@functools.cache
+def native() -> Native:
+    """Opens the shared object of this torch, compiling it first if there is none."""
+    path = build.ensure()
+    try:
+        return Native(path)
+    except (OSError, AttributeError) as error:
+        raise Foreign(
+            f"{path} does not load into torch {torch.__version__} ({error}): delete it and run "
+            "`python -m sluice.adapters.torch.build`"
+        ) from error
+
+
+class interruptible:
+    """While it is entered on the main thread, Ctrl-C ends waits for other ranks.
+
+    Python's handler runs only after the call into the library has returned. Only Python's default handler is helped in
+    this way: a host with its own (say, "save a checkpoint after this step") does not want its step torn down.
+    """
+
+    __slots__ = ("_entered",)
+
+    def __init__(self) -> None:
+        self._entered = False
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            native().interrupt_enter()
+            self._entered = True
+
+    def __exit__(self, *details: object) -> None:
+        if self._entered:
+            native().interrupt_leave()
+
+
+# Counts forks: what was made before one belongs to the parent.
+_generation = 0
+
+
+def _after_fork() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def generation() -> int:
+    """Differs between a process and its forked children."""
+    return _generation

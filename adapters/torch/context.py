@@ -1,0 +1,139 @@
+"""What all layers of one model on one rank share: slots, lanes, products, statistics."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from ..._library import load
+from ...errors import InvalidState
+from ._native import generation, native
+from .group import EpGroup
+
+_LANES = ("compute", "comm", "copy_out", "copy_in")
+_DIRECTIONS = ("forward", "backward")
+_STATS = (
+    "current_bytes",
+    "peak_bytes",
+    "slot_bytes",
+    "saved_bytes",
+    "bytes_sent",
+    "num_passes",
+    "compute_ns",
+    "comm_ns",
+    "comm_cpu_ns",
+    "pass_ns",
+    "last_num_chunks",
+)
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """gemm: "auto", "ref", "onednn", "blas" or "host" (torch's own products, which "auto" considers too)."""
+
+    gemm: str = "auto"
+    gemm_library: str | None = None
+
+
+def release(destroy: Any, handle: Any, made_in: int) -> None:
+    """Destroys a handle where it was made: in a forked child the library's threads do not exist."""
+    if made_in == generation():
+        destroy(handle)
+
+
+class Context:
+    """One per EP group and model. `close` it, or let it go with its last layer."""
+
+    def __init__(self, ep_group: EpGroup | None = None, options: ContextOptions | None = None) -> None:
+        self.ep_group = ep_group or EpGroup.for_ranks()
+        self.options = options or ContextOptions()
+        library = load()
+        ffi = library.ffi
+        if not self.ep_group.alive:
+            raise InvalidState(f"{self.ep_group!r} cannot carry a context any more")
+        config = library.new("context_config")
+        gemm = ffi.new("char[]", self.options.gemm.encode())
+        config.gemm = gemm
+        if self.options.gemm_library is not None:
+            path = ffi.new("char[]", self.options.gemm_library.encode())
+            config.gemm_library = path
+        config.host_gemm = ffi.cast("sluice_host_gemm_fn_t", native().gemm_address)
+        out = ffi.new("sluice_context_t **")
+        comm = ffi.NULL if self.ep_group.comm is None else self.ep_group.comm
+        library.check(library.lib.sluice_context_create(config, comm, out))
+        self._handle = out[0]
+        self._generation = generation()
+        self._layers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._finalizer = weakref.finalize(
+            self, release, library.lib.sluice_context_destroy, self._handle, self._generation
+        )
+        self._finalizer.atexit = False  # the group's own exit handler does it in the right order
+        self.ep_group.adopt(self)
+
+    @property
+    def alive(self) -> bool:
+        return self._finalizer.alive and self._generation == generation()
+
+    @property
+    def handle(self) -> Any:
+        """The library's pointer, or an error that says why there is none."""
+        if self._generation != generation():
+            raise InvalidState("this context was made before a fork: only the parent process may use it")
+        if not self._finalizer.alive:
+            raise InvalidState("this context has been closed")
+        return self._handle
+
+    def adopt(self, layer: Any) -> None:
+        """Closes this layer together with the context."""
+        self._layers.add(layer)
+
+    def close(self) -> None:
+        for layer in list(self._layers):
+            layer.close()
+        self._finalizer()
+
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+        """Bytes, times and counts of all passes so far."""
+        library = load()
+        out = library.ffi.new("sluice_context_stats_t *")
+        out.struct_size = library.ffi.sizeof(out[0])
+        library.check(library.lib.sluice_context_get_stats(self.handle, int(reset_peak), out))
+        values: dict[str, Any] = {name: int(getattr(out, name)) for name in _STATS}
+        values["gemm"] = library.ffi.string(out.gemm).decode()
+        return values
+
+    def trace_start(self, capacity: int = 1 << 16) -> None:
+        """Keeps the newest `capacity` events from now on."""
+        library = load()
+        library.check(library.lib.sluice_context_trace(self.handle, capacity))
+
+    def trace_stop(self) -> None:
+        self.trace_start(0)
+
+    def trace_take(self, capacity: int = 1 << 16) -> list[dict[str, Any]]:
+        """The kept events, oldest first; they are forgotten. Times are CLOCK_MONOTONIC, as time.monotonic_ns()."""
+        library = load()
+        ffi = library.ffi
+        events = ffi.new("sluice_trace_event_t[]", capacity)
+        count = ffi.new("int64_t *")
+        library.check(library.lib.sluice_context_take_trace(self.handle, events, capacity, count))
+        names: dict[Any, str] = {}
+        taken = []
+        for index in range(count[0]):
+            event = events[index]
+            if event.op not in names:
+                names[event.op] = ffi.string(event.op).decode()
+            taken.append(
+                {
+                    "layer": event.layer,
+                    "chunk": event.chunk,
+                    "lane": _LANES[event.lane],
+                    "op": names[event.op],
+                    "direction": _DIRECTIONS[event.direction],
+                    "begin_ns": event.begin_ns,
+                    "end_ns": event.end_ns,
+                    "bytes": event.bytes,
+                }
+            )
+        return taken

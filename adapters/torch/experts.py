@@ -1,0 +1,198 @@
+"""Experts computed by the host's own modules, row block by row block, with gradients.
+
+The library hands over the rows of one expert and takes back its output; in backward it hands over the output's
+gradient. Between the two lies an autograd graph of the module. The tensors which that graph saves are not left in it:
+they are collected and saved by the layer's own autograd.Function (see function.py), so that whatever the host does to
+saved tensors (activation checkpointing, offloading) reaches them, at one place and in one order on every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+
+from ..._library import load
+
+
+class CallbackExperts:
+    """The local experts as callables.
+
+    modules     one per local expert: rows in, rows out
+    parameters  for each of them, the tensors it reads that want gradients; asked for anew at each call
+    view        gives rows [R, M] the shape that the modules expect
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[Callable[[torch.Tensor], Any]],
+        parameters: Callable[[], list[list[torch.Tensor]]] | None = None,
+        view: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        self.modules = list(modules)
+        self._parameters = parameters
+        self.view = view or (lambda rows: rows)
+
+    def parameters(self) -> list[list[torch.Tensor]]:
+        if self._parameters is not None:
+            return self._parameters()
+        return [list(module.parameters()) for module in self.modules]
+
+    def __call__(self, local_expert: int, rows: torch.Tensor) -> torch.Tensor:
+        """The expert's output as [R, M] in the dtype of the rows."""
+        out = self.modules[local_expert](self.view(rows))
+        if isinstance(out, tuple):  # (output, bias for later): DeepSpeed's own layer ignores the second as well
+            out = out[0]
+        return out.reshape(rows.shape).to(rows.dtype)
+
+
+class _Entry(torch.autograd.Function):
+    """Starts a graph at rows without the graph keeping them alive, as a leaf would."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None]:
+        return None, None  # never reached: the gradient is captured here
+
+
+@contextlib.contextmanager
+def _hooks_silenced(tensors: list[torch.Tensor]) -> Iterator[None]:
+    """Tensor hooks of the parameters run once, on the gradient that the layer returns, not on each part of it."""
+    kept = [(hooks, dict(hooks)) for hooks in (tensor._backward_hooks for tensor in tensors) if hooks]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, items in kept:
+            hooks.update(items)
+
+
+def _borrow(address: Any, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """The library's rows as a tensor; it is valid during the callback only."""
+    count = rows * width
+    raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(int(load().ffi.cast("uintptr_t", address)))
+    return torch.frombuffer(raw, dtype=dtype, count=count).view(rows, width)
+
+
+class ExpertRun:
+    """The callbacks of one forward and its backward.
+
+    parameters  per local expert, the host's own tensors (not what saved-tensor hooks make of them); empty when no
+                backward may follow
+    """
+
+    def __init__(
+        self, experts: CallbackExperts, dtype: torch.dtype, width: int, parameters: list[list[torch.Tensor]]
+    ) -> None:
+        self.experts = experts
+        self.dtype = dtype
+        self.width = width
+        self.record = len(parameters) > 0
+        self._given = parameters
+        self.error: BaseException | None = None
+        self.saved: list[torch.Tensor] = []  # what the graphs save; moved out after forward, back in for backward
+        self._graphs: dict[tuple[int, int], tuple[GradientEdge, GradientEdge] | None] = {}
+        self._parameters: list[list[torch.Tensor]] = []
+        self._grads: list[list[torch.Tensor | None]] = []
+
+    def _pack(self, tensor: torch.Tensor) -> int:
+        self.saved.append(tensor)
+        return len(self.saved) - 1
+
+    def _unpack(self, index: int) -> torch.Tensor:
+        return self.saved[index]
+
+    def forward(self, chunk: int, expert: int, rows: int, x: Any, y: Any) -> None:
+        data = _borrow(x, rows, self.width, self.dtype)
+        target = _borrow(y, rows, self.width, self.dtype)
+        if not self.record:
+            with torch.no_grad():
+                target.copy_(self.experts(expert, data))
+            return
+        with torch.enable_grad(), saved_tensors_hooks(self._pack, self._unpack):
+            anchor = torch.zeros((), requires_grad=True, device="cpu")
+            entry = _Entry.apply(anchor, data.clone())
+            start = get_gradient_edge(entry)
+            out = self.experts(expert, entry)
+        self._graphs[chunk, expert] = (get_gradient_edge(out), start) if out.requires_grad else None
+        with torch.no_grad():
+            target.copy_(out)
+
+    def begin_backward(self, wanted: list[list[bool]]) -> None:
+        """wanted: which parameters take part in autograd; others may not be asked about."""
+        self.error = None
+        self._parameters = [[p for p, want in zip(*pair) if want] for pair in zip(self._given, wanted)]
+        self._grads = [[None] * len(mine) for mine in self._parameters]
+
+    def backward(self, chunk: int, expert: int, rows: int, x: Any, dy: Any, dx: Any) -> None:
+        target = _borrow(dx, rows, self.width, self.dtype)
+        graph = self._graphs[chunk, expert]
+        if graph is None:
+            target.zero_()
+            return
+        end, start = graph
+        parameters = self._parameters[expert]
+        # A copy, because a gradient may be a view of it and outlive this callback.
+        grad_out = _borrow(dy, rows, self.width, self.dtype).clone()
+        with _hooks_silenced(parameters):
+            grads = torch.autograd.grad(
+                [end], [start, *parameters], grad_outputs=[grad_out], retain_graph=True, allow_unused=True
+            )
+        if grads[0] is None:
+            target.zero_()
+        else:
+            target.copy_(grads[0])
+        sums = self._grads[expert]
+        for index, grad in enumerate(grads[1:]):
+            if grad is not None:
+                before = sums[index]
+                sums[index] = grad if before is None else before + grad
+
+    def take_grads(self) -> list[list[torch.Tensor]]:
+        """The sums over chunks; zeros for what no row touched."""
+        taken = [
+            [torch.zeros_like(p) if grad is None else grad for p, grad in zip(*pair)]
+            for pair in zip(self._parameters, self._grads)
+        ]
+        self._grads = []
+        self._parameters = []
+        return taken
+
+
+_callbacks: Any = None
+
+
+def callbacks() -> Any:
+    """The library's callback table without `user`. Made once: the addresses serve every layer."""
+    global _callbacks
+    if _callbacks is not None:
+        return _callbacks
+    ffi = load().ffi
+
+    def guarded(user: Any, action: Callable[[ExpertRun], None]) -> int:
+        run = ffi.from_handle(user)
+        try:
+            action(run)
+            return 0
+        except BaseException as error:  # KeyboardInterrupt too: it must not pass through C
+            run.error = error
+            return 1
+
+    @ffi.callback("int32_t(void *, int32_t, int32_t, int64_t, const void *, void *)")
+    def forward(user: Any, chunk: int, expert: int, rows: int, x: Any, y: Any) -> int:
+        return guarded(user, lambda run: run.forward(chunk, expert, rows, x, y))
+
+    @ffi.callback("int32_t(void *, int32_t, int32_t, int64_t, const void *, const void *, void *)")
+    def backward(user: Any, chunk: int, expert: int, rows: int, x: Any, dy: Any, dx: Any) -> int:
+        return guarded(user, lambda run: run.backward(chunk, expert, rows, x, dy, dx))
+
+    _callbacks = (forward, backward)
+    return _callbacks

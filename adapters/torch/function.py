@@ -1,0 +1,72 @@
+"""The layer as one node of the autograd graph.
+
+Tokens, route weights and every expert parameter are its inputs, and all their gradients its outputs. So whatever a
+host hangs on gradients (ZeRO's, FSDP's and DDP's hooks, accumulation) happens as with torch's own operations, for idle
+experts too. Everything that outlives forward is given to `save_for_backward`: the version counters then catch an
+in-place change, and activation checkpointing and saved-tensor hooks reach all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from .passes import Pass
+
+
+class _MoeFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, work: Any, expert_ids: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        tokens, route_weights, *flat = inputs
+        out = work.layer.forward_pass(work, tokens, expert_ids, route_weights, flat)
+        saved, work.saved = work.saved, []
+        ctx.work = work
+        ctx.num_inputs = len(inputs)
+        ctx.num_saved = len(saved)
+        graphs: list[torch.Tensor] = []
+        if work.experts is not None:
+            graphs, work.experts.saved = work.experts.saved, []
+        ctx.save_for_backward(*inputs, *saved, *graphs)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        work = ctx.work
+        try:
+            kept = ctx.saved_tensors  # raises if an input was changed in place, or freed by an earlier backward
+        except RuntimeError as error:
+            work.layer.refuse(error, backward=True)
+            raise
+        tokens, route_weights, *flat = kept[: ctx.num_inputs]
+        end = ctx.num_inputs + ctx.num_saved
+        saved = kept[ctx.num_inputs : end]
+        if work.experts is not None:
+            work.experts.saved = list(kept[end:])
+        try:
+            grads = work.layer.backward_pass(
+                work, tokens, route_weights, flat, saved, grad_out, ctx.needs_input_grad[2:]
+            )
+        finally:
+            if work.experts is not None:
+                work.experts.saved = []
+        return (None, None, *grads)
+
+
+def run_layer(
+    layer: Any,
+    tokens: torch.Tensor,
+    expert_ids: torch.Tensor,
+    route_weights: torch.Tensor,
+    flat: Sequence[torch.Tensor],
+    counts: Sequence[int],
+) -> torch.Tensor:
+    """Forward, recorded for autograd when a gradient can be asked for."""
+    record = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (tokens, route_weights, *flat))
+    work = Pass(layer, record, flat, counts)
+    if not record:
+        return layer.forward_pass(work, tokens, expert_ids, route_weights, flat)
+    return _MoeFunction.apply(work, expert_ids, tokens, route_weights, *flat)

@@ -1,0 +1,155 @@
+"""Process groups of Sluice's own, one per distinct list of expert-parallel ranks.
+
+gloo matches messages by issue order, so Sluice cannot share a group with the host: each list of ranks gets one more
+gloo group, which all layers with these ranks share.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..._library import load
+from ...errors import InvalidArgument, InvalidState
+from ._native import generation, native
+
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+_groups: dict[tuple[int, ...], EpGroup] = {}
+
+
+def _host_timeout() -> timedelta:
+    """The deadline that the host chose for its own group, so that both give up at the same time."""
+    try:
+        return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return _DEFAULT_TIMEOUT
+
+
+class EpGroup:
+    """The ranks that share the experts of a layer, with a communicator over them. Made by `for_ranks`.
+
+    ranks       global ranks, ascending
+    rank        this process's place among them
+    comm        the library's communicator, None when it is alone
+    """
+
+    def __init__(self, ranks: tuple[int, ...], timeout: timedelta | None) -> None:
+        self.ranks = ranks
+        self.world_size = len(ranks)
+        self.rank = 0
+        self.timeout = timeout or _DEFAULT_TIMEOUT
+        self.process_group: Any = None
+        self.comm: Any = None
+        self.closed = False
+        self._generation = generation()
+        self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
+        if self.world_size > 1:
+            self._connect(timeout)
+
+    @classmethod
+    def for_ranks(cls, ranks: Sequence[int] | None = None, timeout: timedelta | None = None) -> EpGroup:
+        """The group of these global ranks; None: this process alone.
+
+        Collective over the ranks named, not over others. Asked again, it answers with the same group.
+        """
+        key = (0,) if ranks is None else tuple(int(rank) for rank in ranks)
+        if len(key) == 1:
+            return cls(key, timeout)
+        if not key or list(key) != sorted(set(key)):
+            raise InvalidArgument(f"ranks of an expert-parallel group must ascend without repeats, not {list(key)}")
+        known = _groups.get(key)
+        if known is not None and known.alive:
+            return known
+        if known is not None:
+            known.close()
+        if not _groups:
+            # Registered late, so that it runs before the exit handlers of everything imported until now.
+            atexit.unregister(_close_all)
+            atexit.register(_close_all)
+        made = cls(key, timeout)
+        _groups[key] = made
+        return made
+
+    @property
+    def alive(self) -> bool:
+        """False once closed, in a forked child, and after the host has torn torch.distributed down."""
+        if self.closed or self._generation != generation():
+            return False
+        return self.process_group is None or self.process_group in dist.distributed_c10d._world.pg_map
+
+    def _connect(self, timeout: timedelta | None) -> None:
+        if not dist.is_initialized():
+            raise InvalidState(f"torch.distributed must be initialised before ranks {list(self.ranks)} can be joined")
+        if dist.get_rank() not in self.ranks:
+            raise InvalidArgument(f"rank {dist.get_rank()} is not one of {list(self.ranks)}")
+        self.rank = self.ranks.index(dist.get_rank())
+        self.timeout = timeout or _host_timeout()
+        library = load()
+        opener = native()  # before anything collective: compiling may fail here
+        self.process_group = dist.new_group(
+            list(self.ranks), timeout=self.timeout, backend="gloo", use_local_synchronization=True
+        )
+        try:
+            vtable, user = opener.open_group(library, self.process_group.group_name)
+            config = library.new("comm_config")
+            config.rank = self.rank
+            config.world_size = self.world_size
+            config.timeout_ns = int(self.timeout.total_seconds() * 1e9)
+            out = library.ffi.new("sluice_comm_t **")
+            try:
+                library.check(library.lib.sluice_comm_create_host(config, vtable, user, out))
+            except BaseException:
+                vtable.destroy(user)
+                raise
+            self.comm = out[0]
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        group, self.process_group = self.process_group, None
+        if group is not None and group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(group)
+
+    def adopt(self, context: Any) -> None:
+        """Closes this context before the group, whose communicator it uses."""
+        self._contexts.add(context)
+
+    def abort(self) -> None:
+        """Makes every wait of this rank fail soon; peers learn it at once. Any thread may call it."""
+        if self.comm is not None and not self.closed and self._generation == generation():
+            load().lib.sluice_comm_abort(self.comm)
+
+    def close(self) -> None:
+        """Releases the communicator and the process group, and the contexts on them. Not collective."""
+        if self.closed:
+            return
+        self.closed = True
+        if _groups.get(self.ranks) is self:
+            del _groups[self.ranks]
+        if self._generation != generation():
+            return  # the parent's: its threads do not exist here
+        for context in list(self._contexts):
+            context.close()
+        comm, self.comm = self.comm, None
+        if comm is not None:
+            load().lib.sluice_comm_destroy(comm)
+        self._disconnect()
+
+    def __repr__(self) -> str:
+        state = "alive" if self.alive else "closed"
+        return f"EpGroup(ranks={list(self.ranks)}, rank={self.rank}, {state})"
+
+
+def _close_all() -> None:
+    """At exit, while torch and its groups still exist. Steps outstanding hold no handle, so nothing is waited for."""
+    for group in list(_groups.values()):
+        with contextlib.suppress(Exception):
+            group.close()

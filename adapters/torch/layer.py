@@ -1,0 +1,349 @@
+"""One Mixture-of-Experts layer: what the library needs to know of it, and its passes.
+
+A pass is a call into the library on the calling thread. It is collective when the group has several ranks: a rank that
+cannot go on therefore makes the call all the same and says so in it, and the others fail with it instead of waiting.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..._library import load
+from ...errors import InvalidArgument, InvalidState, SluiceError
+from ._native import generation, interruptible
+from .context import Context, release
+from .descriptors import Descriptors, config_dtype
+from .experts import CallbackExperts, callbacks
+from .function import run_layer
+from .passes import Pass, save_callback
+
+ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+WGRAD_MODES = {"deferred": 0, "per_chunk": 1}
+_INVALID = -1
+_MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
+_OVERWRITE = 0
+_BOTH_HALVES = 3
+_SAVED_COUNT = 3
+_NOTHING = torch.empty(0, device="cpu")  # stands where no gradient is wanted
+
+
+def _number(table: dict[str, int], name: str, what: str) -> int:
+    if name not in table:
+        raise InvalidArgument(f"{what} {name!r} is unknown: use one of {', '.join(table)}")
+    return table[name]
+
+
+def member_names(gated: bool, bias: bool) -> tuple[str, ...]:
+    """The parameters that one expert has."""
+    absent = set() if gated else {"w3", "b3"}
+    if not bias:
+        absent |= {"b1", "b3", "b2"}
+    return tuple(name for name in _MEMBERS if name not in absent)
+
+
+class _Frame:
+    """The C structs of one pass. A layer keeps them for the next pass: most of what they say does not change."""
+
+    def __init__(self, layer: MoeLayer) -> None:
+        library = load()
+        ffi = library.ffi
+        self.tensors = Descriptors(5)
+        self.forward_args = library.new("moe_forward_args")
+        self.backward_args = library.new("moe_backward_args")
+        self.step = ffi.new("sluice_step_t **")
+        self.saved = ffi.new("void *[]", _SAVED_COUNT)
+        self.saved_bytes = ffi.new("uint64_t[]", _SAVED_COUNT)
+        self.params, self.params_struct = self._members(layer)
+        self.grads, self.grads_struct = self._members(layer)
+        self.callbacks = ffi.new("sluice_expert_callbacks_t *")
+        self.callbacks.struct_size = ffi.sizeof(self.callbacks[0])
+        self.run_handle: Any = None  # keeps the callbacks' `user` alive
+
+    @staticmethod
+    def _members(layer: MoeLayer) -> tuple[Descriptors, Any]:
+        ffi = load().ffi
+        experts = layer.num_local_experts
+        items = Descriptors(experts * len(layer.members))
+        struct = ffi.new("sluice_expert_tensors_t *")
+        struct.struct_size = ffi.sizeof(struct[0])
+        for number, name in enumerate(layer.members):
+            setattr(struct, name, items.pointer(number * experts))
+        return items, struct
+
+
+class MoeLayer:
+    """A layer of the model. Call it with tokens [T, M], expert ids [T, K], route weights [T, K] f32 and parameters.
+
+    parameters: per local expert a dict of `members` (w1 [H, M], w2 [M, H], gated also w3, bias also b1, b2, b3), of any
+    strides of which one is 1. With callback experts there are none to give.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        model_width: int,
+        hidden_width: int = 1,
+        num_experts: int,
+        top_k: int,
+        dtype: torch.dtype = torch.float32,
+        activation: str = "gelu",
+        gated: bool = False,
+        bias: bool = False,
+        num_chunks: int = 0,
+        expert_rank: Sequence[int] | None = None,
+        layer_id: int = 0,
+        wgrad_mode: str = "deferred",
+        experts: CallbackExperts | None = None,
+    ) -> None:
+        library = load()
+        ffi = library.ffi
+        self.context = context
+        self.model_width = model_width
+        self.dtype = dtype
+        self.experts = experts
+        self.layer_id = layer_id
+        self.members = () if experts is not None else member_names(gated, bias)
+        config = library.new("moe_config")
+        config.model_width = model_width
+        config.hidden_width = hidden_width
+        config.num_experts = num_experts
+        config.top_k = top_k
+        config.dtype = config_dtype(dtype)
+        config.activation = _number(ACTIVATIONS, activation, "activation")
+        config.gated = int(gated)
+        config.bias = int(bias)
+        config.num_chunks = num_chunks
+        config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
+        config.callback_experts = int(experts is not None)
+        config.layer_id = layer_id
+        table = None
+        if expert_rank is not None:
+            if len(expert_rank) != num_experts:
+                raise InvalidArgument(f"expert_rank names {len(expert_rank)} experts, the layer has {num_experts}")
+            table = ffi.new("int32_t[]", [int(rank) for rank in expert_rank])
+            config.expert_rank = table
+        out = ffi.new("sluice_moe_t **")
+        library.check(library.lib.sluice_moe_create(context.handle, config, out))
+        self._handle = out[0]
+        self._finalizer = weakref.finalize(self, release, library.lib.sluice_moe_destroy, out[0], generation())
+        self._finalizer.atexit = False
+        context.adopt(self)
+        self.num_local_experts: int = library.lib.sluice_moe_num_local_experts(self._handle)
+        if experts is not None and len(experts.modules) != self.num_local_experts:
+            self.close()
+            raise InvalidArgument(f"{len(experts.modules)} modules for {self.num_local_experts} local experts")
+        self._collective = context.ep_group.world_size > 1
+        self._frames: list[_Frame] = []
+
+    @property
+    def handle(self) -> Any:
+        if not self.context.alive or not self._finalizer.alive:
+            self.context.handle  # noqa: B018  (says which of the reasons it is)
+            raise InvalidState("this layer has been closed")
+        return self._handle
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        expert_ids: torch.Tensor,
+        route_weights: torch.Tensor,
+        params: Sequence[dict[str, torch.Tensor]] | None = None,
+    ) -> torch.Tensor:
+        """The layer's output [T, M]. Collective over the group."""
+        try:
+            flat, counts = self._flatten(params)
+            if tokens.dim() == 2 and tokens.stride(1) != 1:
+                tokens = tokens.contiguous()
+        except Exception as error:
+            self.refuse(error)
+            raise
+        return run_layer(self, tokens, expert_ids, route_weights, flat, counts)
+
+    def _flatten(self, params: Sequence[dict[str, torch.Tensor]] | None) -> tuple[list[torch.Tensor], list[int]]:
+        """All parameters, expert by expert, and how many each has: the order in which autograd sees them."""
+        if self.experts is not None:
+            own = self.experts.parameters()
+            return [tensor for tensors in own for tensor in tensors], [len(tensors) for tensors in own]
+        if params is None or len(params) != self.num_local_experts:
+            count = "no" if params is None else len(params)
+            raise InvalidArgument(f"{count} parameter sets for {self.num_local_experts} local experts")
+        missing = [name for expert in params for name in self.members if name not in expert]
+        if missing:
+            raise InvalidArgument(f"an expert lacks {missing[0]}; this layer's members are {', '.join(self.members)}")
+        return [expert[name] for expert in params for name in self.members], [len(self.members)] * len(params)
+
+    # ---- passes, called by function.py ----
+
+    def forward_pass(
+        self,
+        work: Pass,
+        tokens: torch.Tensor,
+        expert_ids: torch.Tensor,
+        route_weights: torch.Tensor,
+        flat: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """Runs forward; the buffers it saves are in `work.saved` afterwards."""
+        library = load()
+        ffi, lib = library.ffi, library.lib
+        moe = self.handle
+        frame = self._frames.pop() if self._frames else _Frame(self)
+        try:
+            if tokens.dim() != 2 or tokens.shape[1] != self.model_width:
+                raise InvalidArgument(f"tokens have shape {list(tokens.shape)}, not [T, {self.model_width}]")
+            out = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu")
+            args = frame.forward_args
+            args.tokens = frame.tensors.fill(0, tokens, "tokens")
+            args.expert_ids = frame.tensors.fill(1, expert_ids, "expert_ids")
+            args.route_weights = frame.tensors.fill(2, route_weights, "route_weights")
+            args.out_tokens = frame.tensors.fill(3, out, "the output")
+            user = ffi.new_handle(work)
+            self._fill_experts(frame, args, work, flat)
+            args.save = save_callback()
+            args.save_user = user
+            args.needs_backward = int(work.record)
+        except Exception as error:
+            self.refuse(error)
+            raise
+        frame.step[0] = ffi.NULL
+        status = self._call(lib.sluice_moe_forward, moe, args, ffi.NULL, frame.step if work.record else ffi.NULL)
+        lib.sluice_step_drop(frame.step[0])  # backward rebuilds it from the saved buffers
+        error = self._error(status, work)
+        self._frames.append(frame)
+        if error is not None:
+            raise error from work.cause()
+        return out
+
+    def backward_pass(
+        self,
+        work: Pass,
+        tokens: torch.Tensor,
+        route_weights: torch.Tensor,
+        flat: Sequence[torch.Tensor],
+        saved: Sequence[torch.Tensor],
+        grad_out: torch.Tensor,
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        """Gradients of tokens, route weights and each of `flat`; None where `needs` says so."""
+        library = load()
+        ffi, lib = library.ffi, library.lib
+        moe = self.handle
+        frame = self._frames.pop() if self._frames else _Frame(self)
+        work.error = None
+        try:
+            if grad_out.stride(1) != 1:
+                grad_out = grad_out.contiguous()
+            grad_tokens = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu") if needs[0] else None
+            grad_weights = torch.empty(route_weights.shape, dtype=torch.float32, device="cpu") if needs[1] else None
+            args = frame.backward_args
+            args.tokens = frame.tensors.fill(0, tokens, "tokens")
+            args.route_weights = frame.tensors.fill(1, route_weights, "route_weights")
+            args.grad_out = frame.tensors.fill(2, grad_out, "the output's gradient")
+            args.grad_tokens = ffi.NULL if grad_tokens is None else frame.tensors.fill(3, grad_tokens, "a gradient")
+            args.grad_route_weights = (
+                ffi.NULL if grad_weights is None else frame.tensors.fill(4, grad_weights, "a gradient")
+            )
+            self._fill_experts(frame, args, work, flat)
+            grads = self._fill_grads(frame, args, work, flat, needs[2:])
+            args.grad_mode = _OVERWRITE
+            args.halves = _BOTH_HALVES
+            kept = [_aligned(buffer) for buffer in saved]
+            for index in range(_SAVED_COUNT):
+                buffer = kept[index] if index < len(kept) else _NOTHING
+                frame.saved[index] = ffi.cast("void *", buffer.data_ptr())
+                frame.saved_bytes[index] = buffer.numel()
+            library.check(lib.sluice_step_restore(moe, frame.saved, frame.saved_bytes, frame.step))
+        except Exception as error:
+            self.refuse(error, backward=True)
+            raise
+        status = self._call(lib.sluice_moe_backward, moe, frame.step[0], args, ffi.NULL)
+        lib.sluice_step_drop(frame.step[0])
+        error = self._error(status, work)
+        self._frames.append(frame)
+        if error is not None:
+            raise error from work.cause()
+        if work.experts is not None:
+            grads = self._callback_grads(work, needs[2:])
+        wanted = [grad if need else None for grad, need in zip(grads, needs[2:])]
+        return [grad_tokens, grad_weights, *wanted]
+
+    def _fill_experts(self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
+        ffi = load().ffi
+        if work.experts is None:
+            self._fill_members(frame.params, flat, "")
+            args.params = frame.params_struct
+            return
+        frame.run_handle = ffi.new_handle(work.experts)
+        frame.callbacks.user = frame.run_handle
+        frame.callbacks.forward, frame.callbacks.backward = callbacks()
+        args.callbacks = frame.callbacks
+
+    def _fill_members(self, items: Descriptors, flat: Sequence[torch.Tensor], what: str) -> None:
+        experts, members = self.num_local_experts, len(self.members)
+        for expert in range(experts):
+            for number, name in enumerate(self.members):
+                items.fill(number * experts + expert, flat[expert * members + number], what + name)
+
+    def _fill_grads(
+        self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
+    ) -> list[torch.Tensor]:
+        """Fresh memory each time: torch may keep it as `.grad` without a copy."""
+        args.grad_params = load().ffi.NULL
+        if work.experts is not None:
+            work.experts.begin_backward(work.by_expert(needs))
+            return []
+        if not any(needs):
+            return [_NOTHING] * len(flat)
+        grads = [torch.empty_like(tensor) for tensor in flat]
+        self._fill_members(frame.grads, grads, "the gradient of ")
+        args.grad_params = frame.grads_struct
+        return grads
+
+    def _callback_grads(self, work: Pass, needs: Sequence[bool]) -> list[torch.Tensor]:
+        given = iter([grad for grads in work.experts.take_grads() for grad in grads])
+        return [next(given) if need else _NOTHING for need in needs]
+
+    def _call(self, function: Any, *arguments: Any) -> int:
+        if not self._collective:
+            return function(*arguments)
+        with interruptible():
+            return function(*arguments)
+
+    def _error(self, status: int, work: Pass) -> SluiceError | None:
+        """What to raise for a status. An interrupt inside a callback stays what it is."""
+        if status == 0:
+            return None
+        error = load().last_error(status)
+        cause = work.cause()
+        if cause is not None and not isinstance(cause, Exception):
+            raise cause
+        return error
+
+    def refuse(self, error: Exception, backward: bool = False) -> None:
+        """Tells the other ranks that this one cannot take its input; the caller then raises `error`."""
+        if not self._collective or not self.context.alive:
+            return
+        library = load()
+        ffi, lib = library.ffi, library.lib
+        text = ffi.new("char[]", str(error).encode()[:900])
+        args = library.new("moe_backward_args" if backward else "moe_forward_args")
+        args.local_status = error.status if isinstance(error, SluiceError) else _INVALID
+        args.local_message = text
+        if backward:
+            self._call(lib.sluice_moe_backward, self.handle, ffi.NULL, args, ffi.NULL)
+        else:
+            self._call(lib.sluice_moe_forward, self.handle, args, ffi.NULL, ffi.new("sluice_step_t **"))
+
+
+def _aligned(buffer: torch.Tensor) -> torch.Tensor:
+    """A host's saved-tensor hooks may bring bytes back anywhere."""
+    if buffer.numel() == 0 or (buffer.data_ptr() % 64 == 0 and buffer.is_contiguous()):
+        return buffer
+    return torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu").copy_(buffer)

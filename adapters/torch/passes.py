@@ -1,0 +1,66 @@
+"""What one forward and its backward have in common, and where the library's callbacks put things."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..._library import load
+from .experts import ExpertRun
+
+
+class Pass:
+    """State of one call of a layer, from its forward to its backward.
+
+    record  whether a backward may follow
+    counts  with callback experts, how many parameters each local expert has in the flat list
+    """
+
+    def __init__(self, layer: Any, record: bool, flat: Sequence[torch.Tensor], counts: Sequence[int]) -> None:
+        self.layer = layer
+        self.record = record
+        self.counts = counts
+        self.saved: list[torch.Tensor] = []
+        self.error: BaseException | None = None
+        self.experts: ExpertRun | None = None
+        if layer.experts is not None:
+            parameters = self.by_expert(flat) if record else []
+            self.experts = ExpertRun(layer.experts, layer.dtype, layer.model_width, parameters)
+
+    def by_expert(self, flat: Sequence[Any]) -> list[list[Any]]:
+        """Cuts a flat list where the experts' parameters end."""
+        items = iter(flat)
+        return [[next(items) for _ in range(count)] for count in self.counts]
+
+    def cause(self) -> BaseException | None:
+        """The exception that a callback could not raise through C, if there was one."""
+        return self.error or (self.experts.error if self.experts is not None else None)
+
+
+_save: Any = None
+
+
+def save_callback() -> Any:
+    """Allocates what a step leaves behind as tensors, so that torch can own it. Made once for all layers."""
+    global _save
+    if _save is not None:
+        return _save
+    ffi = load().ffi
+
+    @ffi.callback("void *(void *, int32_t, uint64_t)")
+    def save(user: Any, which: int, size: int) -> Any:
+        work = ffi.from_handle(user)
+        try:
+            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")  # torch aligns to 64 bytes
+            while len(work.saved) <= which:
+                work.saved.append(torch.empty(0, dtype=torch.uint8, device="cpu"))
+            work.saved[which] = buffer
+            return ffi.cast("void *", buffer.data_ptr())
+        except BaseException as error:
+            work.error = error
+            return ffi.NULL
+
+    _save = save
+    return _save

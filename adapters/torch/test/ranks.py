@@ -1,0 +1,122 @@
+"""Runs one function in several processes that form a gloo group over loopback, with a deadline.
+
+A job is "module:function" of this folder; it is called with its keyword arguments and returns something that pickles.
+Started processes import torch once each, so a job should do many cases.
+"""
+
+import importlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Ended:
+    """How one rank ended: `result`, or `error` (its traceback), or neither if it died; `code` is its exit status."""
+
+    def __init__(self, path, code, output):
+        self.code = code
+        self.output = output
+        self.result = None
+        self.error = None
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                good, value = pickle.load(file)
+            if good:
+                self.result = value
+            else:
+                self.error = value
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(world, job, deadline=120, threads=1, group_timeout=60, **arguments):
+    """Starts the ranks and returns what `finish` takes."""
+    folder = tempfile.mkdtemp(prefix="sluice_ranks_")
+    environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(world))
+    environment.update(OMP_NUM_THREADS=str(threads), TORCHDYNAMO_DISABLE="1", GLOO_SOCKET_IFNAME="lo")
+    with open(os.path.join(folder, "job"), "wb") as file:
+        pickle.dump((job, group_timeout, arguments), file)
+    processes = []
+    for rank in range(world):
+        with open(os.path.join(folder, f"log{rank}"), "wb") as log:
+            command = [sys.executable, os.path.abspath(__file__), folder]
+            processes.append(
+                subprocess.Popen(command, env=dict(environment, RANK=str(rank)), stdout=log, stderr=log, cwd=HERE)
+            )
+    return folder, processes, time.monotonic() + deadline
+
+
+def finish(started):
+    """Waits for all ranks; those that outlive the deadline are asked for their stacks, then killed."""
+    folder, processes, deadline = started
+    late = []
+    for rank, process in enumerate(processes):
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            late.append(rank)
+    for rank in late:
+        processes[rank].send_signal(signal.SIGABRT)  # faulthandler prints the stacks
+    ended = []
+    for rank, process in enumerate(processes):
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        with open(os.path.join(folder, f"log{rank}"), errors="replace") as log:
+            ended.append(Ended(os.path.join(folder, f"result{rank}"), process.returncode, log.read()))
+    if late:
+        texts = "\n".join(f"--- rank {rank} ---\n{ended[rank].output[-6000:]}" for rank in late)
+        raise AssertionError(f"ranks {late} missed the deadline:\n{texts}")
+    return ended
+
+
+def run(world, job, **options):
+    """Results of all ranks, which must all have ended well."""
+    ended = finish(start(world, job, **options))
+    for rank, end in enumerate(ended):
+        if end.code != 0 or end.error is not None:
+            raise AssertionError(f"rank {rank} ended with {end.code}\n{end.error or ''}\n{end.output[-6000:]}")
+    return [end.result for end in ended]
+
+
+def _main():
+    import faulthandler
+
+    faulthandler.enable()
+    folder = sys.argv[1]
+    rank = int(os.environ["RANK"])
+    with open(os.path.join(folder, "job"), "rb") as file:
+        job, group_timeout, arguments = pickle.load(file)
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=group_timeout))
+    module, function = job.split(":")
+    try:
+        value = (True, getattr(importlib.import_module(module), function)(**arguments))
+    except BaseException:
+        value = (False, traceback.format_exc())
+    path = os.path.join(folder, f"result{rank}")
+    with open(path + ".part", "wb") as file:
+        pickle.dump(value, file)
+    os.replace(path + ".part", path)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,60 @@
+"""The communicator over c10d, by itself: order, failures, deadlines, signals."""
+
+import pytest
+import ranks
+import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+
+OK, PEER_LOST, TIMED_OUT, ABORTED = 0, -10, -11, -12
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_Exchange_UnevenBlocksTwoInFlight_ArriveIntact(world):
+    took = ranks.run(world, "exchange_jobs:uneven")
+    print(f"{world} ranks: {1e3 * max(took):.2f} ms per exchange")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_Wait_PeerIsLate_ExpiresNamingItThenSucceeds(world):
+    results = ranks.run(world, "exchange_jobs:late", seconds=2.0)
+    for expiries in results[:-1]:
+        assert len(expiries) >= 3
+        for took, peer, text in expiries:
+            assert 0.25 < took < 1.0
+            assert peer == world - 1 and "has not arrived" in text
+    assert results[-1] == []
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_Wait_PeerIsKilled_IsLostByNameSoon(world):
+    ended = ranks.finish(ranks.start(world, "exchange_jobs:dead"))
+    assert ended[-1].code == -9
+    for end in ended[:-1]:
+        assert end.error is None, end.error
+        status, took, (peer, text), again = end.result
+        assert status == PEER_LOST and took < 3, (status, took, peer, text)
+        # The killed rank, or one that learnt of it first and closed its connections.
+        assert peer >= 0 and text
+        assert again in (PEER_LOST, ABORTED)
+    assert any(end.result[2][0] == world - 1 for end in ended[:-1])
+
+
+def test_Abort_AfterSilence_EndsAllRanksSoon():
+    results = ranks.run(3, "exchange_jobs:silent")
+    (status0, took0, why0), (status1, took1, why1), (status2, _, why2) = results
+    assert status0 == TIMED_OUT and why0[0] in (1, 2) and took0 < 2, results[0]
+    assert status1 == PEER_LOST and took1 < 5, results[1]
+    assert status2 == PEER_LOST, results[2]
+
+
+def test_Abort_FromAnotherThread_EndsTheWait():
+    status, took = ranks.run(2, "exchange_jobs:aborted_elsewhere")[0]
+    assert status == ABORTED and took < 1.5
+
+
+def test_CtrlC_DuringWait_RaisesWithinASecond():
+    raised, took = ranks.run(2, "exchange_jobs:interrupted")[0]
+    assert raised and took < 1.5, took  # sent after 0.5 s
+
+
+def test_Destroy_MessagesOutstanding_Returns():
+    assert ranks.run(2, "exchange_jobs:close_unfinished") == [True, True]

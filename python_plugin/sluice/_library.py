@@ -1,0 +1,84 @@
+"""Loads libsluice, once per process.
+
+The description of the ABI is the module `sluice._sluice_abi`, which the packaging writes from the C headers; so neither
+a compiler nor a parser is needed here. The library lies in `sluice/lib`; SLUICE_LIBRARY names another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from .errors import AbiMismatch, LibraryNotFound, SluiceError, from_status
+
+ENVIRONMENT = "SLUICE_LIBRARY"
+FILE_NAME = "libsluice.so.0"
+REINSTALL = "run `.venv/bin/python python_plugin/packaging/install.py` in the checkout, or reinstall the wheel"
+
+
+class Library:
+    """The loaded library: `ffi` makes and reads C values, `lib` holds the functions."""
+
+    def __init__(self, ffi: Any, lib: Any, path: str, version: tuple[int, int, int]) -> None:
+        self.ffi = ffi
+        self.lib = lib
+        self.path = path
+        self.version = version
+
+    def new(self, name: str) -> Any:
+        """A `sluice_<name>_t` with its defaults."""
+        value = self.ffi.new(f"sluice_{name}_t *")
+        getattr(self.lib, f"sluice_{name}_init")(value, self.ffi.sizeof(value[0]))
+        return value
+
+    def last_error(self, status: int) -> SluiceError:
+        """The exception for a call of this thread that has just returned `status`."""
+        info = self.new("error_info")
+        self.lib.sluice_error_last(info)
+        message = self.ffi.string(info.message).decode(errors="replace")
+        if info.status != status or not message:
+            message = message or "no details"
+        return from_status(status, message, info.peer, info.native_code)
+
+    def check(self, status: int) -> None:
+        """Raises unless the call succeeded."""
+        if status != 0:
+            raise self.last_error(status)
+
+
+def library_path() -> str:
+    """The file that `load` opens."""
+    named = os.environ.get(ENVIRONMENT)
+    return named or os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", FILE_NAME)
+
+
+def header_version(ffi: Any) -> tuple[int, int, int]:
+    major, minor, patch = (ffi.integer_const(f"SLUICE_VERSION_{part}") for part in ("MAJOR", "MINOR", "PATCH"))
+    return major, minor, patch
+
+
+@functools.cache
+def load() -> Library:
+    """Opens the library. Raises LibraryNotFound or AbiMismatch, which say what to do."""
+    try:
+        from ._sluice_abi import ffi
+    except ImportError as error:
+        raise LibraryNotFound(f"sluice is not completely installed ({error}): {REINSTALL}") from error
+    path = library_path()
+    remedy = f"unset {ENVIRONMENT}, or set it to a {FILE_NAME}" if os.environ.get(ENVIRONMENT) else REINSTALL
+    if not os.path.exists(path):
+        raise LibraryNotFound(f"{path} does not exist: {remedy}")
+    try:
+        lib = ffi.dlopen(path)
+        numbers = ffi.new("int32_t[3]")
+        lib.sluice_version(numbers, numbers + 1, numbers + 2)
+    except (OSError, AttributeError) as error:
+        raise LibraryNotFound(f"{path} does not load as libsluice ({error}): {remedy}") from error
+    version = (numbers[0], numbers[1], numbers[2])
+    expected = header_version(ffi)
+    # Before 1.0 a minor version may change anything.
+    if version[:2] != expected[:2]:
+        text = "{} is version {}.{}.{}, but this package was made for {}.{}".format(path, *version, *expected[:2])
+        raise AbiMismatch(f"{text}: {remedy}")
+    return Library(ffi, lib, path, version)

@@ -1,0 +1,158 @@
+"""Errors of the library as Python exceptions.
+
+One class per status that a caller may want to treat apart. Importing this needs neither the library nor a host.
+"""
+
+from __future__ import annotations
+
+
+class SluiceError(RuntimeError):
+    """A call into Sluice failed.
+
+    status   the library's number; `status_name` spells it
+    peer     the rank at fault, -1 if none is known
+    message  what, where, what to do
+    """
+
+    default_status = -15
+
+    def __init__(self, message: str, *, status: int | None = None, peer: int = -1, native_code: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = self.default_status if status is None else status
+        self.peer = peer
+        self.native_code = native_code
+
+    @property
+    def status_name(self) -> str:
+        return STATUS_NAMES.get(self.status, "UNKNOWN")
+
+    def __str__(self) -> str:
+        return f"{self.status_name}: {self.message}"
+
+    def __reduce__(self) -> tuple:
+        """Pickled by launchers that carry a worker's exception to its parent."""
+        return _rebuild, (type(self), self.message, self.status, self.peer, self.native_code)
+
+
+def _rebuild(kind: type[SluiceError], message: str, status: int, peer: int, native_code: int) -> SluiceError:
+    return kind(message, status=status, peer=peer, native_code=native_code)
+
+
+class InvalidArgument(SluiceError, ValueError):
+    default_status = -1
+
+
+class AbiMismatch(SluiceError):
+    """The library and the headers, or two of their structs, do not belong together."""
+
+    default_status = -2
+
+
+class NoMemory(SluiceError, MemoryError):
+    default_status = -3
+
+
+class Busy(SluiceError):
+    default_status = -4
+
+
+class Unsupported(SluiceError):
+    default_status = -5
+
+
+class NotFound(SluiceError):
+    default_status = -6
+
+
+class LibraryNotFound(NotFound, ImportError):
+    """libsluice, or the module that describes it, is not there or does not load."""
+
+
+class InvalidState(SluiceError):
+    default_status = -7
+
+
+class Mismatch(SluiceError):
+    """The ranks do not agree; the message names them. The group stays usable."""
+
+    default_status = -8
+
+
+class PeerRefused(SluiceError):
+    """Another rank refused its input. The group stays usable."""
+
+    default_status = -9
+
+
+class PeerLost(SluiceError):
+    default_status = -10
+
+
+class TimedOut(SluiceError, TimeoutError):
+    default_status = -11
+
+
+class Aborted(SluiceError):
+    default_status = -12
+
+
+class Foreign(SluiceError):
+    """A callback or a foreign library failed; `__cause__` is the callback's own exception."""
+
+    default_status = -13
+
+
+class OverBudget(SluiceError):
+    default_status = -14
+
+
+class InternalError(SluiceError):
+    default_status = -15
+
+
+STATUS_NAMES = {
+    0: "OK",
+    -1: "INVALID_ARGUMENT",
+    -2: "ABI",
+    -3: "NO_MEMORY",
+    -4: "BUSY",
+    -5: "UNSUPPORTED",
+    -6: "NOT_FOUND",
+    -7: "STATE",
+    -8: "MISMATCH",
+    -9: "PEER_REFUSED",
+    -10: "PEER_LOST",
+    -11: "TIMED_OUT",
+    -12: "ABORTED",
+    -13: "FOREIGN",
+    -14: "OVER_BUDGET",
+    -15: "INTERNAL",
+}
+
+_CLASSES: dict[int, type[SluiceError]] = {
+    kind.default_status: kind
+    for kind in (
+        InvalidArgument,
+        AbiMismatch,
+        NoMemory,
+        Busy,
+        Unsupported,
+        NotFound,
+        InvalidState,
+        Mismatch,
+        PeerRefused,
+        PeerLost,
+        TimedOut,
+        Aborted,
+        Foreign,
+        OverBudget,
+        InternalError,
+    )
+}
+
+
+def from_status(status: int, message: str, peer: int = -1, native_code: int = 0) -> SluiceError:
+    """The exception for a status of the library."""
+    kind = _CLASSES.get(status, SluiceError)
+    return kind(message, status=status, peer=peer, native_code=native_code)

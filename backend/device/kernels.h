@@ -4,6 +4,9 @@
  * fixed order in f32 (f64 for f64) and are rounded once. Rows are row-major; *_stride is in elements. Indices are i32.
  * dtype is the layer's: f32, bf16, f16, or f64 (finite differences). Route weights and gate scalars are f32 in f32,
  * bf16 and f16 layers and still f32 in f64 ones (they are inputs). Zero rows or zero columns are fine everywhere.
+ *
+ * A row's bits do not depend on how many rows a call has. A sum along a row keeps 32 partial sums, element j in partial
+ * j mod 32, folded by halves: the order that every CPU version keeps. NaN and infinities pass through.
  */
 #ifndef SLUICE_BACKEND_DEVICE_KERNELS_H_
 #define SLUICE_BACKEND_DEVICE_KERNELS_H_
@@ -35,16 +38,17 @@ typedef struct sluice_kernels_s {
 
   /* pre [rows, g*H] = [W1 x | W3 x] in place plus biases, which are kept in it; act [rows, H] = f(pre).
    * gated: act = f(pre[:, :H]) * pre[:, H:]. b1, b3: [H] or NULL (strides 1, layer dtype). The addition is rounded to
-   * dtype before the activation reads it, so that a backward that reloads `pre` sees the same values. */
+   * dtype before the activation reads it, so that a backward that reloads `pre` sees the same values. act may be pre
+   * when gated = 0 (then pre is not kept). */
   void (*activation_forward)(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
                              int64_t hidden, void* pre, const void* b1, const void* b3, void* act);
 
   /* Backward of the same, with the gate's scalar. In: pre [rows, g*H] (biases included), dact [rows, H] = dy W2 with dy
    * NOT yet multiplied by the route weight, weight [rows] f32. Out:
-   *   dpre    [rows, g*H] = weight * d f / d pre * dact   (may be the same memory as dact when gated = 0)
-   *   act_w   [rows, H]   = weight * act                   (so that dW2 = dy^T act_w with the raw dy)
+   *   dpre    [rows, g*H] = weight * d f / d pre * dact   (may be pre; may be dact when gated = 0)
+   *   act_w   [rows, H]   = weight * act                   (so that dW2 = dy^T act_w with the raw dy; may be dact)
    *   dweight [rows] f32  = sum over h of dact * act, in f32, fixed order
-   * act_w may be NULL (weight gradients not wanted). */
+   * act is what forward stored, to the bit. act_w may be NULL (weight gradients not wanted). */
   void (*activation_backward)(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
                               int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
                               void* act_w, float* dweight);
@@ -52,16 +56,18 @@ typedef struct sluice_kernels_s {
   /* rows[i, :] += bias, rounded to dtype. */
   void (*add_bias)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, void* data, const void* bias);
 
-  /* out[i] = (accumulate ? out[i] : 0) + dot(a[i, :], b[i or 0, :]); b_stride 0 repeats one row (a bias). f32 out. */
+  /* out[i] = (accumulate ? out[i] : 0) + dot(a[i, :], b[i or 0, :]); b_stride 0 repeats one row (a bias). f32 out. a is
+   * packed (stride width). */
   void (*dot_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* a, const void* b,
                    int64_t b_stride, int32_t accumulate, float* out);
 
   /* out[j] = (accumulate ? out[j] : 0) + sum over i of weight[i] * data[i, j]; weight NULL = 1. data has row stride
-   * data_stride. out has dtype_out (the layer's or f32) and stride 1; the sum is f32 and rounded once. */
+   * data_stride. out has dtype_out (the layer's or f32) and stride 1; the sum is f32, starts from out[j] and is rounded
+   * once: f32 sums in pieces have the bits of one sum. */
   void (*sum_columns)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* data,
                       int64_t data_stride, const float* weight, int32_t accumulate, int32_t dtype_out, void* out);
 
-  /* dst[i, :] = weight[i] * src[i, :], rounded once. */
+  /* dst[i, :] = weight[i] * src[i, :], rounded once; dst may be src. */
   void (*scale_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                      const float* weight, void* dst);
 } sluice_kernels_t;

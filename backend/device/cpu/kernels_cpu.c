@@ -1,3 +1,14 @@
-#include "backend/device/kernels.h"
+/* The choice of the vectorised kernels, made at run time: the build has no -march, and ifuncs run before a sanitizer is
+ * ready. */
+#include "backend/device/cpu/kernels_paths.h"
 
-const sluice_kernels_t* sluice_cpu_kernels(void) { return sluice_cpu_kernels_ref(); }
+const sluice_kernels_t* sluice_cpu_kernels(void) {
+  const sluice_kernels_t* kernels = sluice_cpu_kernels_avx512();
+  if (kernels == NULL) kernels = sluice_cpu_kernels_avx2();
+  return kernels != NULL ? kernels : sluice_cpu_kernels_portable();
+}
+
+const char* sluice_cpu_kernels_name(void) {
+  if (sluice_cpu_kernels_avx512() != NULL) return "avx512";
+  return sluice_cpu_kernels_avx2() != NULL ? "avx2" : "portable";
+}

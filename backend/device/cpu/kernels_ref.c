@@ -2,7 +2,7 @@
  *
  * Elements are read into double. `rounded` then makes every operation the layer's arithmetic: f32 for f32, bf16 and f16
  * (a sum or product of two floats in double, rounded to float, is exactly the f32 operation), f64 for f64. Activations
- * are evaluated in double and rounded once. */
+ * are evaluated in double and rounded to it. */
 #include "backend/device/kernels.h"
 
 #include <math.h>
@@ -161,7 +161,7 @@ static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t ac
       int64_t at1 = i * width + h, at3 = at1 + hidden;
       if (b1 != NULL) store(dtype, pre, at1, load(dtype, pre, at1) + load(dtype, b1, h));
       if (gated && b3 != NULL) store(dtype, pre, at3, load(dtype, pre, at3) + load(dtype, b3, h));
-      double f = sluice_activation_value(activation, load(dtype, pre, at1));
+      double f = rounded(dtype, sluice_activation_value(activation, load(dtype, pre, at1)));
       store(dtype, act, i * hidden + h, gated ? f * load(dtype, pre, at3) : f);
     }
   }
@@ -183,12 +183,13 @@ static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t a
       double x = load(dtype, pre, at1);
       double up = gated ? load(dtype, pre, at3) : 1.0;
       double d = load(dtype, dact, i * hidden + h);
-      double f = sluice_activation_value(activation, x);
-      double slope = sluice_activation_slope(activation, x);
+      double f = rounded(dtype, sluice_activation_value(activation, x));
+      double slope = rounded(dtype, sluice_activation_slope(activation, x));
       double a = through(dtype, f * up);
       partial_add(dtype, partial, h, rounded(dtype, d * a));
-      store(dtype, dpre, at1, w * d * slope * up);
-      if (gated) store(dtype, dpre, at3, w * d * f);
+      double wd = rounded(dtype, w * d);
+      store(dtype, dpre, at1, rounded(dtype, wd * up) * slope);
+      if (gated) store(dtype, dpre, at3, wd * f);
       if (act_w != NULL) store(dtype, act_w, i * hidden + h, w * a);
     }
     dweight[i] = (float)partial_fold(dtype, partial);

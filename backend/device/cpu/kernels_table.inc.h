@@ -1,0 +1,12 @@
+/* The table of the instruction set that includes this. */
+static const sluice_kernels_t table = {
+    .gather_rows = gather_rows,
+    .move_rows = move_rows,
+    .combine_rows = combine_rows,
+    .activation_forward = activation_forward,
+    .activation_backward = activation_backward,
+    .add_bias = add_bias,
+    .dot_rows = dot_rows,
+    .sum_columns = sum_columns,
+    .scale_rows = scale_rows,
+};

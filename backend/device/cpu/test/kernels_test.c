@@ -1,0 +1,494 @@
+/* The vectorised kernels against the plain ones.
+ *
+ * Every entry gives the same bits as the plain version, for every dtype, width and stride, except activations, whose
+ * tolerance is stated at `close_enough`. Data has random values of mixed sizes, outputs start as NaN, guard elements
+ * behind every output must survive. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/device/cpu/kernels_paths.h"
+
+enum { GUARD = 80 };
+
+static const int32_t DTYPES[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
+static const int64_t ROWS[] = {0, 2, 1, 3, 5, 9};
+
+static uint64_t seed = 1;
+static uint32_t random_bits(void) {
+  seed = seed * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(seed >> 33);
+}
+static double random_real(void) { return ((double)random_bits() / 2147483648.0 - 0.5) * 6; }
+
+static double get(int32_t dtype, const void* data, int64_t i) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: return ((const float*)data)[i];
+    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(((const uint16_t*)data)[i]);
+    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(((const uint16_t*)data)[i]);
+    default: return ((const double*)data)[i];
+  }
+}
+
+static void put(int32_t dtype, void* data, int64_t i, double x) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: ((float*)data)[i] = (float)x; break;
+    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16((float)x); break;
+    case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16((float)x); break;
+    default: ((double*)data)[i] = x; break;
+  }
+}
+
+/* A buffer of `count` elements that starts one element off any alignment, with a guard behind it. */
+typedef struct {
+  void* data;
+  void* block;
+  int32_t dtype;
+  int64_t count;
+} buffer_t;
+
+static buffer_t buffer(int32_t dtype, int64_t count) {
+  size_t bytes = sluice_dtype_bytes(dtype);
+  buffer_t b = {.dtype = dtype, .count = count};
+  b.block = malloc((size_t)(count + GUARD + 1) * bytes);
+  assert_non_null(b.block);
+  b.data = (char*)b.block + bytes;
+  for (int64_t i = 0; i < count + GUARD; ++i) put(dtype, b.data, i, NAN);
+  return b;
+}
+
+static buffer_t random_buffer(int32_t dtype, int64_t count) {
+  buffer_t b = buffer(dtype, count);
+  for (int64_t i = 0; i < count; ++i) put(dtype, b.data, i, random_real());
+  return b;
+}
+
+static buffer_t copy_of(const buffer_t* a) {
+  buffer_t b = buffer(a->dtype, a->count);
+  memcpy(b.data, a->data, (size_t)a->count * sluice_dtype_bytes(a->dtype));
+  return b;
+}
+
+static void release(buffer_t* b) {
+  for (int64_t i = 0; i < GUARD; ++i) assert_true(isnan(get(b->dtype, b->data, b->count + i)));
+  free(b->block);
+}
+
+static int same(double x, double y) { return x == y || (isnan(x) && isnan(y)); }
+
+static void assert_same(const buffer_t* a, const buffer_t* b, const char* what) {
+  for (int64_t i = 0; i < a->count; ++i) {
+    double x = get(a->dtype, a->data, i), y = get(b->dtype, b->data, i);
+    if (!same(x, y))
+      fail_msg("%s, %s: element %lld is %.9g, want %.9g", what, sluice_dtype_name(a->dtype), (long long)i, y, x);
+  }
+}
+
+static const sluice_kernels_t* ref;
+
+typedef void (*case_fn_t)(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width);
+
+/* Runs a case for every version of the kernels, dtype, number of rows and width; `few` leaves most numbers of rows and
+ * wide widths out. */
+static void sweep_over(case_fn_t run, int few) {
+  const sluice_kernels_t* paths[] = {sluice_cpu_kernels_avx512(), sluice_cpu_kernels_avx2(),
+                                     sluice_cpu_kernels_portable()};
+  static const int64_t wide[] = {129, 513, 1056, 96, 127, 128, 511, 512, 1023, 2051};
+  ref = sluice_cpu_kernels_ref();
+  for (int p = 0; p < 3; ++p) {
+    if (paths[p] == NULL) {
+      print_message("skipped: this processor lacks the instructions of path %d\n", p);
+      continue;
+    }
+    for (int d = 0; d < 4; ++d) {
+      for (int r = 0; r < (few ? 2 : 6); ++r) {
+        for (int64_t width = 0; width <= 67; ++width) run(paths[p], DTYPES[d], ROWS[r], width);
+        for (int w = 0; w < (few ? 3 : 10); ++w) run(paths[p], DTYPES[d], ROWS[r], wide[w]);
+      }
+    }
+  }
+}
+static void sweep(case_fn_t run) { sweep_over(run, 0); }
+
+/* ---- moving --------------------------------------------------------------------------------------------------- */
+
+static void gather_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  int32_t index[16];
+  buffer_t src = random_buffer(dtype, 7 * (width + 3)), want = buffer(dtype, rows * width),
+           got = buffer(dtype, rows * width);
+  for (int64_t i = 0; i < rows; ++i) index[i] = (int32_t)(random_bits() % 7);
+  ref->gather_rows(NULL, dtype, rows, width, src.data, width + 3, index, want.data);
+  kernels->gather_rows(NULL, dtype, rows, width, src.data, width + 3, index, got.data);
+  for (int64_t i = 0; i < rows * width; ++i) {
+    assert_true(same(get(dtype, want.data, i), get(dtype, src.data, index[i / width] * (width + 3) + i % width)));
+  }
+  assert_same(&want, &got, "gather_rows");
+  release(&src), release(&want), release(&got);
+}
+
+static void GatherRows_EveryDtypeAndWidth_CopiesTheRows(void** state) {
+  (void)state;
+  sweep(gather_case);
+}
+
+static void move_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  sluice_row_run_t runs[] = {{4, 0, rows}, {0, rows, 3}, {3, rows + 3, 0}};
+  int64_t row_bytes = width * (int64_t)sluice_dtype_bytes(dtype);
+  buffer_t src = random_buffer(dtype, (rows + 4) * width), want = buffer(dtype, (rows + 4) * width),
+           got = copy_of(&want);
+  ref->move_rows(NULL, row_bytes, runs, 3, src.data, want.data);
+  kernels->move_rows(NULL, row_bytes, runs, 3, src.data, got.data);
+  for (int64_t i = 0; i < rows * width; ++i)
+    assert_true(get(dtype, want.data, i) == get(dtype, src.data, i + 4 * width));
+  assert_same(&want, &got, "move_rows");
+  release(&src), release(&want), release(&got);
+}
+
+static void MoveRows_RunsWithEmptyOnes_CopiesTheRows(void** state) {
+  (void)state;
+  sweep(move_case);
+}
+
+/* ---- combine -------------------------------------------------------------------------------------------------- */
+
+static void combine_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  enum { K = 3, ROWS_IN = 8 };
+  int32_t position[16 * K];
+  float scale[16 * K];
+  buffer_t in = random_buffer(dtype, ROWS_IN * width);
+  for (int64_t j = 0; j < width; ++j) put(dtype, in.data, j, NAN); /* row 0 is never read */
+  for (int64_t i = 0; i < rows * K; ++i) {
+    position[i] = random_bits() % 4 == 0 ? -1 : (int32_t)(1 + random_bits() % (ROWS_IN - 1));
+    scale[i] = position[i] < 0 ? NAN : (float)random_real();
+  }
+  if (rows > 1) position[K] = position[K + 1] = position[K + 2] = -1;
+  for (int with_scale = 0; with_scale < 3; ++with_scale) {
+    buffer_t want = buffer(dtype, rows * (width + 5)), got = buffer(dtype, rows * (width + 5));
+    /* Token-major, then k-major scales, then none. */
+    int64_t scale_t = with_scale == 2 ? 1 : K, scale_k = with_scale == 2 ? rows : 1;
+    float major[16 * K];
+    for (int64_t i = 0; i < rows * K; ++i) major[i / K * scale_t + i % K * scale_k] = scale[i];
+    const float* s = with_scale == 0 ? NULL : major;
+    ref->combine_rows(NULL, dtype, rows, K, width, in.data, position, s, scale_t, scale_k, want.data, width + 5);
+    kernels->combine_rows(NULL, dtype, rows, K, width, in.data, position, s, scale_t, scale_k, got.data, width + 5);
+    assert_same(&want, &got, "combine_rows");
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < width + 5; ++j) {
+        double x = get(dtype, got.data, i * (width + 5) + j);
+        assert_int_equal(j >= width, isnan(x) != 0); /* -1 brings no NaN, and what lies between rows stays */
+        if (i == 1 && j < width) assert_true(x == 0);
+      }
+    }
+    release(&want), release(&got);
+  }
+  release(&in);
+}
+
+static void CombineRows_DroppedRoutesAndStrides_SameBitsAsPlain(void** state) {
+  (void)state;
+  sweep(combine_case);
+}
+
+static void CombineRows_NanAndInfinity_PassThrough(void** state) {
+  (void)state;
+  const sluice_kernels_t* kernels = sluice_cpu_kernels();
+  float rows[2 * 3] = {1, INFINITY, NAN, 4, 5, 6}, out[3];
+  int32_t position[2] = {0, 1};
+  float scale[2] = {2, 0.5f};
+  kernels->combine_rows(NULL, SLUICE_DTYPE_F32, 1, 2, 3, rows, position, scale, 2, 1, out, 3);
+  assert_true(out[0] == 4 && isinf(out[1]) && isnan(out[2]));
+  scale[1] = NAN;
+  kernels->combine_rows(NULL, SLUICE_DTYPE_F32, 1, 2, 3, rows, position, scale, 2, 1, out, 3);
+  assert_true(isnan(out[0]) && isnan(out[1]) && isnan(out[2]));
+}
+
+/* ---- rows and sums -------------------------------------------------------------------------------------------- */
+
+static void scale_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  buffer_t src = random_buffer(dtype, rows * width), want = buffer(dtype, rows * width),
+           got = buffer(dtype, rows * width);
+  buffer_t w = random_buffer(SLUICE_DTYPE_F32, rows);
+  if (rows > 2) ((float*)w.data)[2] = INFINITY;
+  ref->scale_rows(NULL, dtype, rows, width, src.data, w.data, want.data);
+  kernels->scale_rows(NULL, dtype, rows, width, src.data, w.data, got.data);
+  assert_same(&want, &got, "scale_rows");
+  kernels->scale_rows(NULL, dtype, rows, width, src.data, w.data, src.data); /* in place */
+  assert_same(&want, &src, "scale_rows in place");
+  release(&src), release(&want), release(&got), release(&w);
+}
+
+static void ScaleRows_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
+  (void)state;
+  sweep(scale_case);
+}
+
+static void bias_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  buffer_t want = random_buffer(dtype, rows * width), got = copy_of(&want), bias = random_buffer(dtype, width);
+  ref->add_bias(NULL, dtype, rows, width, want.data, bias.data);
+  kernels->add_bias(NULL, dtype, rows, width, got.data, bias.data);
+  assert_same(&want, &got, "add_bias");
+  release(&want), release(&got), release(&bias);
+}
+
+static void AddBias_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
+  (void)state;
+  sweep(bias_case);
+}
+
+static void dot_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  buffer_t a = random_buffer(dtype, rows * width), b = random_buffer(dtype, rows * (width + 1) + width);
+  for (int mode = 0; mode < 4; ++mode) {
+    int64_t stride = mode & 1 ? 0 : width + 1;
+    buffer_t want = mode & 2 ? random_buffer(SLUICE_DTYPE_F32, rows) : buffer(SLUICE_DTYPE_F32, rows),
+             got = copy_of(&want);
+    buffer_t part = copy_of(&want);
+    ref->dot_rows(NULL, dtype, rows, width, a.data, b.data, stride, mode & 2, want.data);
+    kernels->dot_rows(NULL, dtype, rows, width, a.data, b.data, stride, mode & 2, got.data);
+    assert_same(&want, &got, "dot_rows");
+    /* Row by row: the bits do not depend on how many rows a call has. */
+    size_t bytes = sluice_dtype_bytes(dtype);
+    for (int64_t i = 0; i < rows; ++i) {
+      kernels->dot_rows(NULL, dtype, 1, width, (char*)a.data + (size_t)(i * width) * bytes,
+                        (char*)b.data + (size_t)(i * stride) * bytes, stride, mode & 2, (float*)part.data + i);
+    }
+    assert_same(&want, &part, "dot_rows, row by row");
+    for (int64_t i = 0; i < rows && !(mode & 2); ++i) {
+      /* 32 partial sums of w/32 terms each: error below (w/32 + 6) * 2^-24 of the sum of sizes. */
+      double sum = 0, sizes = 0;
+      for (int64_t j = 0; j < width; ++j) {
+        double product = get(dtype, a.data, i * width + j) * get(dtype, b.data, i * stride + j);
+        sum += product, sizes += fabs(product);
+      }
+      assert_true(fabs((double)((float*)got.data)[i] - sum) <= sizes * ((double)width / 32 + 6) * 0x1p-24);
+    }
+    release(&want), release(&got), release(&part);
+  }
+  release(&a), release(&b);
+}
+
+static void DotRows_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
+  (void)state;
+  sweep(dot_case);
+}
+
+static void columns_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  buffer_t data = random_buffer(dtype, rows * (width + 2)), w = random_buffer(SLUICE_DTYPE_F32, rows);
+  for (int mode = 0; mode < 8; ++mode) {
+    int32_t dtype_out = mode & 4 ? SLUICE_DTYPE_F32 : dtype;
+    buffer_t want = mode & 2 ? random_buffer(dtype_out, width) : buffer(dtype_out, width), got = copy_of(&want);
+    const float* weight = mode & 1 ? w.data : NULL;
+    ref->sum_columns(NULL, dtype, rows, width, data.data, width + 2, weight, mode & 2, dtype_out, want.data);
+    kernels->sum_columns(NULL, dtype, rows, width, data.data, width + 2, weight, mode & 2, dtype_out, got.data);
+    assert_same(&want, &got, "sum_columns");
+    release(&want), release(&got);
+  }
+  release(&data), release(&w);
+}
+
+static void SumColumns_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
+  (void)state;
+  sweep(columns_case);
+}
+
+static void SumColumns_AccumulatedInPieces_SameBitsAsWhole(void** state) {
+  (void)state;
+  enum { N = 23, W = 37 };
+  const sluice_kernels_t* kernels = sluice_cpu_kernels();
+  buffer_t data = random_buffer(SLUICE_DTYPE_BF16, N * W), whole = buffer(SLUICE_DTYPE_F32, W),
+           pieces = buffer(SLUICE_DTYPE_F32, W);
+  kernels->sum_columns(NULL, SLUICE_DTYPE_BF16, N, W, data.data, W, NULL, 0, SLUICE_DTYPE_F32, whole.data);
+  for (int64_t i = 0; i < N; i += 5) {
+    int64_t n = N - i < 5 ? N - i : 5;
+    kernels->sum_columns(NULL, SLUICE_DTYPE_BF16, n, W, (uint16_t*)data.data + i * W, W, NULL, i > 0, SLUICE_DTYPE_F32,
+                         pieces.data);
+  }
+  assert_same(&whole, &pieces, "sum_columns in pieces");
+  release(&data), release(&whole), release(&pieces);
+}
+
+/* ---- activations ---------------------------------------------------------------------------------------------- */
+
+/* Relative to `size`, the sum of the sizes of the terms of the equation: 8 * 2^-24 for the activation (its errors are
+ * in kernels_accuracy_test.c) and the few products around it, then one rounding to dtype: a value next to a tie may
+ * fall on either side, a whole ulp apart, at most 2^-7 of it in bf16 and 2^-10 in f16. Subnormal f16 results are exact
+ * to 2^-24. */
+static int close_enough(int32_t dtype, double got, double want, double size) {
+  double tolerance = 8 * 0x1p-24;
+  if (dtype == SLUICE_DTYPE_F64) tolerance = 0;
+  if (dtype == SLUICE_DTYPE_BF16) tolerance = 0x1p-7;
+  if (dtype == SLUICE_DTYPE_F16) tolerance = 0x1p-10;
+  if (same(got, want)) return 1;
+  return fabs(got - want) <= tolerance * size + (dtype == SLUICE_DTYPE_F16 ? 0x1p-24 : 0);
+}
+
+static void assert_close(const buffer_t* want, const buffer_t* got, double roundings, double slack, const char* what) {
+  for (int64_t i = 0; i < want->count; ++i) {
+    double x = get(want->dtype, want->data, i), y = get(got->dtype, got->data, i);
+    if (!close_enough(want->dtype, y, x, roundings * fmax(fabs(x), slack))) {
+      fail_msg("%s, %s: element %lld is %.9g, want %.9g", what, sluice_dtype_name(want->dtype), (long long)i, y, x);
+    }
+  }
+}
+
+/* A few edges among the random values. */
+static void sprinkle(buffer_t* b) {
+  static const double edges[] = {0, -0.0, INFINITY, -INFINITY, NAN, -0.7517916, 60000, -60000, -20, 1e-7};
+  if (b->count < 40) return;
+  for (int i = 0; i < 10; ++i) put(b->dtype, b->data, (int64_t)(random_bits() % (uint32_t)b->count), edges[i]);
+}
+
+static void forward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t hidden) {
+  for (int mode = 0; mode < 5 * 2 * 3; ++mode) {
+    int32_t activation = mode % 5, gated = mode / 5 % 2, bias = mode / 10;
+    int64_t width = gated ? 2 * hidden : hidden;
+    buffer_t pre = random_buffer(dtype, rows * width), b1 = random_buffer(dtype, hidden),
+             b3 = random_buffer(dtype, hidden);
+    sprinkle(&pre);
+    buffer_t pre2 = copy_of(&pre), act = buffer(dtype, rows * hidden), act2 = buffer(dtype, rows * hidden);
+    const void* p1 = bias >= 1 ? b1.data : NULL;
+    const void* p3 = bias == 2 ? b3.data : NULL;
+    ref->activation_forward(NULL, dtype, activation, gated, rows, hidden, pre.data, p1, p3, act.data);
+    kernels->activation_forward(NULL, dtype, activation, gated, rows, hidden, pre2.data, p1, p3, act2.data);
+    assert_same(&pre, &pre2, "activation_forward: pre");
+    assert_close(&act, &act2, 1, 0, "activation_forward: act");
+    release(&pre), release(&pre2), release(&act), release(&act2), release(&b1), release(&b3);
+  }
+}
+
+static void ActivationForward_EveryKind_CloseToPlain(void** state) {
+  (void)state;
+  sweep_over(forward_case, 1);
+}
+
+static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t hidden) {
+  for (int mode = 0; mode < 5 * 2 * 2; ++mode) {
+    int32_t activation = mode % 5, gated = mode / 5 % 2, want_act = mode / 10;
+    int64_t width = gated ? 2 * hidden : hidden;
+    buffer_t pre = random_buffer(dtype, rows * width), dact = random_buffer(dtype, rows * hidden);
+    buffer_t w = random_buffer(SLUICE_DTYPE_F32, rows);
+    buffer_t dpre = buffer(dtype, rows * width), act = buffer(dtype, rows * hidden),
+             dw = buffer(SLUICE_DTYPE_F32, rows);
+    buffer_t dpre2 = copy_of(&dpre), act2 = copy_of(&act), dw2 = copy_of(&dw);
+    ref->activation_backward(NULL, dtype, activation, gated, rows, hidden, pre.data, dact.data, w.data, dpre.data,
+                             want_act ? act.data : NULL, dw.data);
+    kernels->activation_backward(NULL, dtype, activation, gated, rows, hidden, pre.data, dact.data, w.data, dpre2.data,
+                                 want_act ? act2.data : NULL, dw2.data);
+    /* act_w is rounded twice: act, then its product with the weight. */
+    /* The largest product of factors below 3 is 3 * 3 * 3 * 1.2; a slope near 0 is compared with its terms, below 0.5.
+     */
+    assert_close(&dpre, &dpre2, 1, 3 * 3 * 3 * 0.5, "activation_backward: dpre");
+    assert_close(&act, &act2, 2, 0, "activation_backward: act_w");
+    for (int64_t i = 0; i < rows; ++i) {
+      /* Each act may differ by one rounding of dtype: |dact| <= 3, |act| <= 9. */
+      double unit = dtype == SLUICE_DTYPE_BF16 ? 0x1p-7 : dtype == SLUICE_DTYPE_F16 ? 0x1p-10 : 0x1p-21;
+      assert_true(fabs((double)((float*)dw.data)[i] - (double)((float*)dw2.data)[i]) <= 27.0 * (double)hidden * unit);
+    }
+    /* In place, as kernels.h allows: dpre over dact without a gate, dpre over pre, act_w over dact with a gate. */
+    buffer_t pre3 = copy_of(&pre), dact3 = copy_of(&dact);
+    kernels->activation_backward(NULL, dtype, activation, gated, rows, hidden, pre3.data, dact3.data, w.data, pre3.data,
+                                 want_act ? dact3.data : NULL, dw2.data);
+    assert_same(&dpre2, &pre3, "activation_backward: dpre over pre");
+    if (want_act) assert_same(&act2, &dact3, "activation_backward: act_w over dact");
+    if (!gated) {
+      buffer_t dact4 = copy_of(&dact);
+      kernels->activation_backward(NULL, dtype, activation, gated, rows, hidden, pre.data, dact4.data, w.data,
+                                   dact4.data, NULL, dw2.data);
+      assert_same(&dpre2, &dact4, "activation_backward: dpre over dact");
+      release(&dact4);
+    }
+    release(&pre3), release(&dact3), release(&pre), release(&dact), release(&w);
+    release(&dpre), release(&act), release(&dw), release(&dpre2), release(&act2), release(&dw2);
+  }
+}
+
+static void ActivationBackward_EveryKind_CloseToPlain(void** state) {
+  (void)state;
+  sweep_over(backward_case, 1);
+}
+
+/* The scalar for the gate and act_w use the bits that forward stored. */
+static void ActivationBackward_RecomputedAct_IsForwardsToTheBit(void** state) {
+  (void)state;
+  enum { R = 3, H = 77 };
+  const sluice_kernels_t* kernels = sluice_cpu_kernels();
+  for (int mode = 0; mode < 5 * 2 * 3; ++mode) {
+    int32_t activation = mode % 5, gated = mode / 5 % 2, dtype = DTYPES[mode / 10];
+    buffer_t pre = random_buffer(dtype, R * H * (gated ? 2 : 1)), dact = random_buffer(dtype, R * H);
+    buffer_t act = buffer(dtype, R * H), act_w = buffer(dtype, R * H), dpre = copy_of(&pre);
+    float one[R] = {1, 1, 1}, dw[R], want[R];
+    kernels->activation_forward(NULL, dtype, activation, gated, R, H, pre.data, NULL, NULL, act.data);
+    kernels->activation_backward(NULL, dtype, activation, gated, R, H, pre.data, dact.data, one, dpre.data, act_w.data,
+                                 dw);
+    kernels->dot_rows(NULL, dtype, R, H, dact.data, act.data, H, 0, want);
+    assert_same(&act, &act_w, "act_w with weight 1");
+    assert_memory_equal(dw, want, sizeof dw);
+    release(&pre), release(&dact), release(&act), release(&act_w), release(&dpre);
+  }
+}
+
+/* Row by row, and on each instruction set with fused multiply-add: the same bits. */
+static void Activations_ChunksAndInstructionSets_SameBits(void** state) {
+  (void)state;
+  enum { R = 7, H = 601 };
+  const sluice_kernels_t *fast = sluice_cpu_kernels(), *avx2 = sluice_cpu_kernels_avx2();
+  for (int mode = 0; mode < 5 * 2 * 3; ++mode) {
+    int32_t activation = mode % 5, gated = mode / 5 % 2, dtype = DTYPES[mode / 10];
+    int64_t g = gated ? 2 : 1;
+    size_t bytes = sluice_dtype_bytes(dtype);
+    buffer_t pre = random_buffer(dtype, R * H * g), dact = random_buffer(dtype, R * H),
+             w = random_buffer(SLUICE_DTYPE_F32, R);
+    buffer_t act = buffer(dtype, R * H), dpre = buffer(dtype, R * H * g), dw = buffer(SLUICE_DTYPE_F32, R);
+    buffer_t act2 = copy_of(&act), dpre2 = copy_of(&dpre), dw2 = copy_of(&dw);
+    fast->activation_forward(NULL, dtype, activation, gated, R, H, pre.data, NULL, NULL, act.data);
+    for (int64_t i = 0; i < R; ++i) {
+      fast->activation_forward(NULL, dtype, activation, gated, 1, H, (char*)pre.data + (size_t)(i * H * g) * bytes,
+                               NULL, NULL, (char*)act2.data + (size_t)(i * H) * bytes);
+    }
+    assert_same(&act, &act2, "activation_forward, row by row");
+    fast->activation_backward(NULL, dtype, activation, gated, R, H, pre.data, dact.data, w.data, dpre.data, act.data,
+                              dw.data);
+    if (avx2 != NULL) {
+      avx2->activation_backward(NULL, dtype, activation, gated, R, H, pre.data, dact.data, w.data, dpre2.data,
+                                act2.data, dw2.data);
+      assert_same(&dpre, &dpre2, "dpre, avx2"), assert_same(&act, &act2, "act_w, avx2"),
+          assert_same(&dw, &dw2, "dweight, avx2");
+    }
+    for (int64_t i = 0; i < R; ++i) {
+      fast->activation_backward(NULL, dtype, activation, gated, 1, H, (char*)pre.data + (size_t)(i * H * g) * bytes,
+                                (char*)dact.data + (size_t)(i * H) * bytes, (float*)w.data + i,
+                                (char*)dpre2.data + (size_t)(i * H * g) * bytes,
+                                (char*)act2.data + (size_t)(i * H) * bytes, (float*)dw2.data + i);
+    }
+    assert_same(&dpre, &dpre2, "dpre, row by row"), assert_same(&act, &act2, "act_w, row by row");
+    assert_same(&dw, &dw2, "dweight, row by row");
+    release(&pre), release(&dact), release(&w), release(&act), release(&dpre), release(&dw);
+    release(&act2), release(&dpre2), release(&dw2);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(GatherRows_EveryDtypeAndWidth_CopiesTheRows),
+      cmocka_unit_test(MoveRows_RunsWithEmptyOnes_CopiesTheRows),
+      cmocka_unit_test(CombineRows_DroppedRoutesAndStrides_SameBitsAsPlain),
+      cmocka_unit_test(CombineRows_NanAndInfinity_PassThrough),
+      cmocka_unit_test(ScaleRows_EveryDtypeAndWidth_SameBitsAsPlain),
+      cmocka_unit_test(AddBias_EveryDtypeAndWidth_SameBitsAsPlain),
+      cmocka_unit_test(DotRows_EveryDtypeAndWidth_SameBitsAsPlain),
+      cmocka_unit_test(SumColumns_EveryDtypeAndWidth_SameBitsAsPlain),
+      cmocka_unit_test(SumColumns_AccumulatedInPieces_SameBitsAsWhole),
+      cmocka_unit_test(ActivationForward_EveryKind_CloseToPlain),
+      cmocka_unit_test(ActivationBackward_EveryKind_CloseToPlain),
+      cmocka_unit_test(ActivationBackward_RecomputedAct_IsForwardsToTheBit),
+      cmocka_unit_test(Activations_ChunksAndInstructionSets_SameBits),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -12,9 +12,9 @@
 #define SLUICE_BACKEND_SCHEDULE_SCHEDULE_H_
 
 #include "backend/base/alloc.h"
+#include "backend/base/lanes.h"
 #include "sluice/context.h"
 
-#define SLUICE_NUM_LANES 4
 #define SLUICE_MAX_CHUNKS 256
 
 /* What one op does. S, C and R of the papers are op kinds: dispatch; gemm1 .. gemm2; combine. */
@@ -48,7 +48,8 @@ typedef enum sluice_tensor_kind_e {
   SLUICE_T_ACT,       /* activated rows [rows, H] */
   SLUICE_T_DO,        /* expert output [rows, M] */
   SLUICE_T_OUT,       /* the host's output tokens (or input gradients), written by chunks of tokens */
-  SLUICE_T_DDO,       /* dT_DO [rows, M] and route weight per row */
+  SLUICE_T_DDO,       /* dT_DO [rows, M], not yet multiplied by the route weights */
+  SLUICE_T_ROUTE,     /* route weight of each row [rows], f32 */
   SLUICE_T_DACT,      /* gradient of the activated rows [rows, H] */
   SLUICE_T_DM,        /* dT_M [rows, g*H] */
   SLUICE_T_WACT,      /* route weight times activated rows [rows, H] */
@@ -64,7 +65,7 @@ typedef struct sluice_slot_ref_s {
   int16_t slot;
 } sluice_slot_ref_t;
 
-#define SLUICE_OP_MAX_ACCESSES 4
+#define SLUICE_OP_MAX_ACCESSES 6
 
 typedef struct sluice_op_s {
   int16_t kind; /* sluice_op_kind_t */

@@ -102,7 +102,7 @@ static void backward_rings(const sluice_template_spec_t* spec, int32_t* ring) {
     if (spec->weight_half) ring[SLUICE_T_WACT] = deferred ? n : RING_WITHIN_LANE;
   }
   if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
-  ring[SLUICE_T_DDO] = deferred ? n : min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+  ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
   if (!spec->input_half) return; /* the weight half alone reads what the input half left */
   ring[SLUICE_T_OUT] = n;
   if (!spec->single_rank) ring[SLUICE_T_SEND] = ring[SLUICE_T_RECV] = RING_WITHIN_LANE;
@@ -119,12 +119,14 @@ static void add_dispatch_grad(sluice_builder_t* b, int32_t i) {
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK_GRAD, SLUICE_LANE_COMM, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DDO);
+  sluice_op_write(b, u, SLUICE_T_ROUTE);
 }
 
 static void add_weight_grad(sluice_builder_t* b, int32_t chunk) {
   sluice_op_t* w = sluice_builder_add(b, SLUICE_OP_WEIGHT_GRAD, SLUICE_LANE_COMPUTE, chunk);
   sluice_op_read(b, w, SLUICE_T_DI);
   sluice_op_read(b, w, SLUICE_T_DDO);
+  sluice_op_read(b, w, SLUICE_T_ROUTE); /* for the gradient of b2 */
   sluice_op_read(b, w, SLUICE_T_DM);
   sluice_op_read(b, w, SLUICE_T_WACT);
   sluice_op_write(b, w, SLUICE_T_DW);
@@ -135,7 +137,9 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
     sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT_GRAD, SLUICE_LANE_COMPUTE, i);
     sluice_op_read(b, e, SLUICE_T_DI);
     sluice_op_read(b, e, SLUICE_T_DO);
+    sluice_op_read(b, e, SLUICE_T_ROUTE);
     sluice_op_read(b, e, SLUICE_T_DDO);
+    sluice_op_write(b, e, SLUICE_T_DDO); /* scaled in place by the route weights */
     sluice_op_write(b, e, SLUICE_T_DDI);
     sluice_op_write(b, e, SLUICE_T_DGATE);
     if (spec->weight_half == SLUICE_WEIGHTS_NOW) sluice_op_write(b, e, SLUICE_T_DW);
@@ -147,7 +151,8 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
   sluice_op_t* act = sluice_builder_add(b, SLUICE_OP_ACTIVATION_GRAD, SLUICE_LANE_COMPUTE, i);
   sluice_op_read(b, act, SLUICE_T_M);
   sluice_op_read(b, act, SLUICE_T_DACT);
-  sluice_op_read(b, act, SLUICE_T_DDO); /* row weights; and dT_DO . b2 with bias */
+  sluice_op_read(b, act, SLUICE_T_DDO); /* dT_DO . b2 with bias */
+  sluice_op_read(b, act, SLUICE_T_ROUTE);
   sluice_op_write(b, act, SLUICE_T_DM);
   if (spec->weight_half) sluice_op_write(b, act, SLUICE_T_WACT);
   sluice_op_write(b, act, SLUICE_T_DGATE);

@@ -1,0 +1,7 @@
+/* How many lanes there are; their numbers are public (SLUICE_LANE_* in sluice/context.h). */
+#ifndef SLUICE_BACKEND_BASE_LANES_H_
+#define SLUICE_BACKEND_BASE_LANES_H_
+
+#define SLUICE_NUM_LANES 4
+
+#endif /* SLUICE_BACKEND_BASE_LANES_H_ */

@@ -1,0 +1,54 @@
+/* A device: lanes (ordered queues) and the events between them, and the row kernels.
+ *
+ * A pass submits its ops in program order, each to a lane, with the ops it waits for; then it joins. The device decides
+ * how lanes run: on a CPU the compute lane is the calling thread and every other lane one thread; on CUDA lanes are
+ * streams and events. Event i belongs to op i and fires when the op has ended.
+ *
+ * Failure: the first failing job decides the pass's status. Afterwards only jobs marked `run_on_failure` run (exchanges:
+ * the group must stay in step), until one of those fails too; skipped jobs still fire their events.
+ *
+ * Threads: begin, submit and join are called by one thread at a time (context-exclusive).
+ */
+#ifndef SLUICE_BACKEND_DEVICE_DEVICE_H_
+#define SLUICE_BACKEND_DEVICE_DEVICE_H_
+
+#include "backend/base/alloc.h"
+#include "backend/base/status.h"
+#include "backend/device/kernels.h"
+#include "sluice/context.h"
+
+typedef struct sluice_device_s sluice_device_t;
+
+/* Does op `index` of the pass `user`; `stream` is the lane's (NULL on a CPU). */
+typedef sluice_status_t (*sluice_job_fn_t)(void* user, int32_t index, sluice_stream_t stream);
+
+typedef struct sluice_job_s {
+  int32_t index; /* the op, and its event */
+  int32_t lane;  /* SLUICE_LANE_* */
+  const int32_t* waits; /* events of other lanes; borrowed until join */
+  int32_t num_waits;
+  int32_t run_on_failure;
+} sluice_job_t;
+
+typedef struct sluice_device_vtable_s {
+  void (*destroy)(sluice_device_t* device); /* first; joins and ends all threads */
+  /* Starts a pass of `num_events` jobs. stream: the host's (NULL on a CPU). */
+  sluice_status_t (*begin)(sluice_device_t* device, int32_t num_events, sluice_job_fn_t fn, void* user,
+                           sluice_stream_t stream);
+  sluice_status_t (*submit)(sluice_device_t* device, const sluice_job_t* job);
+  /* Runs or awaits everything; returns the first failure with its error record on this thread. On a CPU all results are
+   * host-complete. Must be called once after each successful begin. */
+  sluice_status_t (*join)(sluice_device_t* device);
+} sluice_device_vtable_t;
+
+struct sluice_device_s {
+  const sluice_device_vtable_t* vtable;
+  const sluice_kernels_t* kernels;
+  sluice_allocator_t* allocator;
+  const char* name;
+};
+
+/* out_device: new, device->vtable->destroy. No thread is made before the first job of another lane. */
+sluice_status_t sluice_cpu_device_create(sluice_allocator_t* allocator, sluice_device_t** out_device);
+
+#endif /* SLUICE_BACKEND_DEVICE_DEVICE_H_ */

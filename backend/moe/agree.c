@@ -1,0 +1,253 @@
+#include "backend/moe/agree.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/clock.h"
+
+#define HEADER_MAGIC 0x51ce4844u
+#define ENVELOPE_BYTES 1024u
+
+typedef struct header_s {
+  uint32_t magic;
+  int32_t direction;
+  uint64_t call_number;
+  int32_t layer_id;
+  int32_t num_chunks;
+  uint64_t fingerprint;
+  uint64_t template_hash;
+  int64_t num_tokens;
+  int64_t model_width;
+  int64_t hidden_width;
+  int32_t num_experts;
+  int32_t top_k;
+  int32_t dtype;
+  int32_t local_status;
+  sluice_parts_report_t parts;
+  char message[256];
+} header_t;
+
+#define COUNTS_IN_ENVELOPE ((int64_t)((ENVELOPE_BYTES - sizeof(header_t)) / sizeof(int32_t)))
+
+static const char* direction_name(int32_t direction) { return direction == SLUICE_FORWARD ? "forward" : "backward"; }
+
+static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_proposal_t* proposal) {
+  const sluice_moe_config_t* c = &moe->config;
+  memset(h, 0, sizeof *h);
+  h->magic = HEADER_MAGIC;
+  h->direction = proposal->direction;
+  h->call_number = moe->context->comm->call_number;
+  h->layer_id = c->layer_id;
+  h->num_chunks = proposal->num_chunks;
+  h->fingerprint = moe->fingerprint;
+  h->template_hash = proposal->template_hash;
+  h->num_tokens = proposal->num_tokens;
+  h->model_width = c->model_width;
+  h->hidden_width = c->hidden_width;
+  h->num_experts = c->num_experts;
+  h->top_k = c->top_k;
+  h->dtype = c->dtype;
+  h->local_status = proposal->local_status;
+  h->parts = moe->granularity.own;
+  if (proposal->local_message != NULL) snprintf(h->message, sizeof h->message, "%s", proposal->local_message);
+}
+
+/* The first difference that explains the others, in words; 0 when the headers agree. */
+static int describe_mismatch(const header_t* own, const header_t* peer, int32_t rank, int32_t peer_rank, char* text,
+                             size_t text_bytes) {
+  if (peer->magic != HEADER_MAGIC) {
+    return snprintf(text, text_bytes, "rank %d sent no Sluice header (another version of Sluice, or another protocol)", peer_rank);
+  }
+  if (peer->call_number != own->call_number || peer->layer_id != own->layer_id || peer->direction != own->direction) {
+    return snprintf(text, text_bytes,
+                    "rank %d is in call %llu (layer %d, %s) while rank %d is in call %llu (layer %d, %s): the ranks do not "
+                    "call the same layers in the same order",
+                    peer_rank, (unsigned long long)peer->call_number, peer->layer_id, direction_name(peer->direction), rank,
+                    (unsigned long long)own->call_number, own->layer_id, direction_name(own->direction));
+  }
+#define DIFFERS(field, label)                                                                                           \
+  if ((int64_t)peer->field != (int64_t)own->field)                                                                      \
+  return snprintf(text, text_bytes, "layer %d: %s is %lld on rank %d and %lld on rank %d", own->layer_id, label,        \
+                  (long long)peer->field, peer_rank, (long long)own->field, rank)
+  DIFFERS(model_width, "model_width");
+  DIFFERS(hidden_width, "hidden_width");
+  DIFFERS(num_experts, "num_experts");
+  DIFFERS(top_k, "top_k");
+  DIFFERS(dtype, "dtype");
+  DIFFERS(num_chunks, "num_chunks");
+#undef DIFFERS
+  if (peer->fingerprint != own->fingerprint) {
+    return snprintf(text, text_bytes,
+                    "layer %d: rank %d and rank %d have different configs (activation, gated, bias, wgrad_mode, callbacks, the "
+                    "chosen chunks or the table of expert owners)",
+                    own->layer_id, peer_rank, rank);
+  }
+  if (peer->template_hash != own->template_hash) {
+    return snprintf(text, text_bytes,
+                    "layer %d: rank %d and rank %d run different schedules for the %s (needs_backward, halves or wanted "
+                    "gradients differ)",
+                    own->layer_id, peer_rank, rank, direction_name(own->direction));
+  }
+  return 0;
+}
+
+static const header_t* header_of(const char* envelopes, int32_t rank) {
+  return (const header_t*)(const void*)(envelopes + (size_t)rank * ENVELOPE_BYTES);
+}
+
+/* Local refusal first, then refusals of others, then differences: every rank reports the same cause where it can. */
+static sluice_status_t judge(const sluice_moe_t* moe, const header_t* own, const char* received,
+                             const sluice_proposal_t* proposal) {
+  const sluice_context_t* context = moe->context;
+  if (proposal->local_status != SLUICE_OK) return proposal->local_status;
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    if (r == context->rank) continue;
+    const header_t* peer = header_of(received, r);
+    if (peer->magic == HEADER_MAGIC && peer->local_status != SLUICE_OK) {
+      return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, context->rank, r, "layer %d: rank %d refused its %s: %s: %.*s",
+                              own->layer_id, r, direction_name(peer->direction), sluice_status_name(peer->local_status),
+                              (int)sizeof peer->message, peer->message);
+    }
+  }
+  char text[512];
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    if (r == context->rank) continue;
+    if (describe_mismatch(own, header_of(received, r), context->rank, r, text, sizeof text) > 0) {
+      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, context->rank, r, "%s", text);
+    }
+  }
+  return SLUICE_OK;
+}
+
+typedef struct exchange_arrays_s {
+  const void** send;
+  uint64_t* send_bytes;
+  void** recv;
+  uint64_t* recv_bytes;
+} exchange_arrays_t;
+
+static sluice_status_t run_exchange(sluice_comm_t* comm, const exchange_arrays_t* a, const char* phase) {
+  const sluice_exchange_t exchange = {a->send, a->send_bytes, a->recv, a->recv_bytes};
+  sluice_comm_request_t* request = NULL;
+  SLUICE_TRY(sluice_comm_exchange_start(comm, &exchange, &request));
+  return sluice_comm_exchange_wait(comm, request, phase);
+}
+
+/* Counts towards rank r start where its places start; chunks are rows of [n, E]. */
+static void pack_counts(const sluice_binding_t* b, int32_t r, int32_t* out) {
+  const sluice_moe_t* moe = b->moe;
+  int32_t experts = sluice_layer_experts_of(moe, r);
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    memcpy(out + (int64_t)i * experts, b->send_counts + (int64_t)i * moe->config.num_experts + moe->first_place[r],
+           (size_t)experts * sizeof(int32_t));
+  }
+}
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+typedef struct agree_buffers_s {
+  char* send;           /* [W] envelopes */
+  char* recv;
+  int32_t* send_counts; /* all counts, by destination rank: [W][n * E_local(r)] */
+  exchange_arrays_t arrays;
+} agree_buffers_t;
+
+static sluice_status_t take_buffers(sluice_moe_t* moe, const sluice_binding_t* binding, agree_buffers_t* buffers) {
+  sluice_context_t* context = moe->context;
+  uint64_t w = (uint64_t)context->world_size;
+  uint64_t counts = binding == NULL ? 0 : (uint64_t)binding->num_chunks * (uint64_t)moe->config.num_experts * 4;
+  uint64_t bytes = 2 * sluice_align_up(w * ENVELOPE_BYTES) + sluice_align_up(counts) + 4 * sluice_align_up(w * 8);
+  SLUICE_TRY(sluice_arena_reset(&context->envelope, bytes, "headers"));
+  sluice_arena_t* arena = &context->envelope;
+  buffers->send = sluice_arena_take(arena, w * ENVELOPE_BYTES);
+  buffers->recv = sluice_arena_take(arena, w * ENVELOPE_BYTES);
+  buffers->send_counts = sluice_arena_take(arena, counts);
+  buffers->arrays.send = sluice_arena_take(arena, w * 8);
+  buffers->arrays.recv = sluice_arena_take(arena, w * 8);
+  buffers->arrays.send_bytes = sluice_arena_take(arena, w * 8);
+  buffers->arrays.recv_bytes = sluice_arena_take(arena, w * 8);
+  return SLUICE_OK;
+}
+
+/* What did not fit the envelopes; nothing at all in most layers. */
+static sluice_status_t exchange_rest(const sluice_binding_t* b, const agree_buffers_t* buffers, const char* phase) {
+  const sluice_moe_t* moe = b->moe;
+  sluice_context_t* context = moe->context;
+  const exchange_arrays_t* a = &buffers->arrays;
+  int64_t mine = (int64_t)b->num_chunks * b->num_local;
+  int any = 0;
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    int64_t theirs = (int64_t)b->num_chunks * sluice_layer_experts_of(moe, r);
+    const int32_t* counts = buffers->send_counts + (int64_t)b->num_chunks * moe->first_place[r];
+    int64_t sent = min_i64(theirs, COUNTS_IN_ENVELOPE), received = min_i64(mine, COUNTS_IN_ENVELOPE);
+    a->send[r] = counts + sent;
+    a->send_bytes[r] = (uint64_t)(theirs - sent) * sizeof(int32_t);
+    a->recv[r] = b->recv_counts + (int64_t)r * mine + received;
+    a->recv_bytes[r] = (uint64_t)(mine - received) * sizeof(int32_t);
+    /* Decided from what every rank knows: some rank has more counts than an envelope holds. */
+    any |= theirs > COUNTS_IN_ENVELOPE;
+  }
+  return any ? run_exchange(context->comm, a, phase) : SLUICE_OK;
+}
+
+/* A bad count from a peer would become a bad address here. */
+static sluice_status_t check_counts(const sluice_binding_t* b) {
+  int64_t mine = (int64_t)b->num_chunks * b->num_local;
+  for (int64_t i = 0; i < mine * b->world_size; ++i) {
+    if (b->recv_counts[i] < 0) {
+      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, b->moe->context->rank, (int32_t)(i / mine),
+                              "layer %d: rank %d announced a negative number of rows", b->moe->config.layer_id,
+                              (int32_t)(i / mine));
+    }
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
+                             uint64_t* out_header_ns) {
+  sluice_context_t* context = moe->context;
+  *out_header_ns = 0;
+  if (context->world_size == 1) return proposal->local_status;
+  sluice_error_info_t refusal; /* the record of a local refusal survives the exchange */
+  sluice_error_capture(&refusal);
+  agree_buffers_t buffers;
+  SLUICE_TRY(take_buffers(moe, binding, &buffers));
+  ++context->comm->call_number;
+  header_t own;
+  fill_header(&own, moe, proposal);
+  int64_t mine = binding == NULL ? 0 : (int64_t)binding->num_chunks * binding->num_local;
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    char* envelope = buffers.send + (size_t)r * ENVELOPE_BYTES;
+    memset(envelope, 0, ENVELOPE_BYTES);
+    memcpy(envelope, &own, sizeof own);
+    if (binding != NULL && proposal->local_status == SLUICE_OK) {
+      int32_t* counts = buffers.send_counts + (int64_t)binding->num_chunks * moe->first_place[r];
+      int64_t theirs = (int64_t)binding->num_chunks * sluice_layer_experts_of(moe, r);
+      pack_counts(binding, r, counts);
+      memcpy(envelope + sizeof own, counts, (size_t)min_i64(theirs, COUNTS_IN_ENVELOPE) * sizeof(int32_t));
+    }
+    buffers.arrays.send[r] = envelope;
+    buffers.arrays.recv[r] = buffers.recv + (size_t)r * ENVELOPE_BYTES;
+    buffers.arrays.send_bytes[r] = buffers.arrays.recv_bytes[r] = ENVELOPE_BYTES;
+  }
+  memcpy(buffers.recv + (size_t)context->rank * ENVELOPE_BYTES, &own, sizeof own);
+  char phase[96];
+  snprintf(phase, sizeof phase, "header of layer %d, %s", moe->config.layer_id, direction_name(proposal->direction));
+  uint64_t begin = sluice_now_ns();
+  SLUICE_TRY(run_exchange(context->comm, &buffers.arrays, phase));
+  *out_header_ns = sluice_now_ns() - begin;
+  sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);
+  if (verdict != SLUICE_OK) return proposal->local_status != SLUICE_OK ? sluice_error_adopt(&refusal) : verdict;
+  if (binding == NULL) return SLUICE_OK;
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    if (r == context->rank) continue;
+    memcpy(binding->recv_counts + (int64_t)r * mine, buffers.recv + (size_t)r * ENVELOPE_BYTES + sizeof(header_t),
+           (size_t)min_i64(mine, COUNTS_IN_ENVELOPE) * sizeof(int32_t));
+  }
+  /* The reports are read before the arrays are used again. */
+  const sluice_parts_report_t** reports = (const sluice_parts_report_t**)(void*)buffers.arrays.send;
+  for (int32_t r = 0; r < context->world_size; ++r) reports[r] = &header_of(buffers.recv, r)->parts;
+  sluice_granularity_agree(&moe->granularity, reports, context->world_size);
+  SLUICE_TRY(exchange_rest(binding, &buffers, phase));
+  return check_counts(binding);
+}

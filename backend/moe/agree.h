@@ -1,0 +1,27 @@
+/* The header that opens every collective call: the ranks agree on what they are about to do, or all refuse alike.
+ *
+ * Each rank sends every other a fixed-size envelope: the header, and as many of the counts for that peer as fit. Fixed,
+ * because ranks that disagree about anything (another layer, another n) would otherwise disagree about sizes, which some
+ * transports answer by killing the process. Counts that do not fit follow in a second exchange, once the headers agree.
+ */
+#ifndef SLUICE_BACKEND_MOE_AGREE_H_
+#define SLUICE_BACKEND_MOE_AGREE_H_
+
+#include "backend/moe/binding.h"
+
+typedef struct sluice_proposal_s {
+  int32_t direction;     /* SLUICE_FORWARD, SLUICE_BACKWARD */
+  int32_t num_chunks;
+  uint64_t template_hash;
+  int64_t num_tokens;
+  int32_t local_status;  /* not 0: this rank refuses */
+  const char* local_message;
+} sluice_proposal_t;
+
+/* Exchanges headers, and with `binding` (forward) also the counts: its recv_counts are filled in. binding may be NULL
+ * when this rank refuses. out_header_ns: how long the first exchange took.
+ * Errors: the local refusal itself; PEER_REFUSED, MISMATCH naming ranks and values; what the communicator reports. */
+sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
+                             uint64_t* out_header_ns);
+
+#endif /* SLUICE_BACKEND_MOE_AGREE_H_ */

@@ -1,0 +1,126 @@
+#include "backend/base/clock.h"
+#include "backend/base/tensor.h"
+#include "backend/moe/agree.h"
+#include "backend/moe/pass.h"
+#include "backend/moe/run.h"
+
+/* What the weight half needs from the input half. */
+static const int32_t deferred_tensors[] = {SLUICE_T_DDO, SLUICE_T_ROUTE, SLUICE_T_DM, SLUICE_T_WACT};
+#define NUM_DEFERRED ((int32_t)(sizeof deferred_tensors / sizeof deferred_tensors[0]))
+
+static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args, int32_t num_chunks) {
+  int32_t weights = SLUICE_WEIGHTS_NONE;
+  if (!(args->halves & SLUICE_HALF_WEIGHT)) weights = SLUICE_WEIGHTS_LATER;
+  if ((args->halves & SLUICE_HALF_WEIGHT) && (args->grad_params != NULL || moe->config.callback_experts)) {
+    weights = SLUICE_WEIGHTS_NOW;
+  }
+  return (sluice_template_spec_t){
+      .direction = SLUICE_BACKWARD,
+      .num_chunks = num_chunks,
+      .single_rank = moe->context->world_size == 1,
+      .callback = moe->config.callback_experts,
+      .input_half = (args->halves & SLUICE_HALF_INPUT) != 0,
+      .weight_half = weights,
+      .wgrad_mode = moe->config.wgrad_mode,
+  };
+}
+
+static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, const sluice_step_t* step,
+                                  const sluice_moe_backward_args_t* args) {
+  SLUICE_TRY(sluice_binding_restore(moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
+                                    &pass->binding));
+  const sluice_template_spec_t spec = spec_of(moe, args, pass->binding.num_chunks);
+  SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
+  /* Only now are the token counts of the step known. */
+  if (args->grad_out != NULL && args->grad_out->shape[0] != pass->binding.num_tokens) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_out has %lld rows, but this step's forward had %lld tokens",
+                       moe->config.layer_id, (long long)args->grad_out->shape[0], (long long)pass->binding.num_tokens);
+  }
+  return SLUICE_OK;
+}
+
+/* Gradient rows that outlive this call belong to the step. */
+static sluice_status_t allocate_deferred(sluice_pass_t* pass, sluice_step_t* step) {
+  for (int32_t i = 0; i < NUM_DEFERRED; ++i) {
+    int32_t t = deferred_tensors[i];
+    step->deferred_bytes[t] = (uint64_t)pass->binding.num_rows * sluice_pass_row_bytes(pass->moe, t);
+    step->deferred[t] = sluice_alloc(&pass->context->allocator, step->deferred_bytes[t], "gradient rows of the weight half");
+    if (step->deferred[t] == NULL) return SLUICE_E_NO_MEMORY;
+  }
+  return SLUICE_OK;
+}
+
+static void free_deferred(sluice_step_t* step) {
+  for (int32_t i = 0; i < NUM_DEFERRED; ++i) {
+    int32_t t = deferred_tensors[i];
+    sluice_free(&step->moe->context->allocator, step->deferred[t], step->deferred_bytes[t]);
+    step->deferred[t] = NULL;
+  }
+}
+
+static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
+  void* given[SLUICE_T_COUNT] = {NULL};
+  given[SLUICE_T_DI] = step->saved[SLUICE_SAVED_INPUT];
+  given[pass->moe->config.callback_experts ? SLUICE_T_DO : SLUICE_T_M] = step->saved[SLUICE_SAVED_MIDDLE];
+  if (pass->schedule->spec.weight_half == SLUICE_WEIGHTS_LATER) SLUICE_TRY(allocate_deferred(pass, step));
+  for (int32_t i = 0; i < NUM_DEFERRED; ++i) given[deferred_tensors[i]] = step->deferred[deferred_tensors[i]];
+  SLUICE_TRY(sluice_pass_prepare(pass, given));
+  pass->params = args->params;
+  pass->callbacks = args->callbacks;
+  pass->in_rows = args->grad_out;
+  pass->out_rows = args->grad_tokens;
+  pass->route_weights = args->route_weights;
+  pass->grad_route_weights = args->grad_route_weights;
+  pass->grad_params = args->grad_params;
+  pass->grad_mode = args->grad_mode;
+  pass->expert_ready = args->expert_ready;
+  pass->expert_ready_user = args->expert_ready_user;
+  return sluice_pass_run(pass);
+}
+
+static sluice_status_t check_state(const sluice_step_t* step, int32_t halves) {
+  if (step->state == SLUICE_STEP_FRESH && halves != SLUICE_HALF_WEIGHT) return SLUICE_OK;
+  if (step->state == SLUICE_STEP_INPUT_DONE && halves == SLUICE_HALF_WEIGHT) return SLUICE_OK;
+  static const char* const done[] = {"has not had its input half yet", "has had its input half; only the weight half is open",
+                                     "has had its backward already"};
+  return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: this step %s", step->moe->config.layer_id, done[step->state]);
+}
+
+static void advance(sluice_step_t* step, int32_t halves) {
+  step->state = halves == SLUICE_HALF_INPUT ? SLUICE_STEP_INPUT_DONE : SLUICE_STEP_DONE;
+  if (step->state == SLUICE_STEP_DONE) free_deferred(step);
+}
+
+sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
+                                    sluice_status_t refusal) {
+  sluice_context_t* context = moe->context;
+  sluice_pass_t pass = {.context = context, .moe = moe, .begin_ns = sluice_now_ns()};
+  int collective = args->halves != SLUICE_HALF_WEIGHT;
+  char text[256] = "";
+  if (collective) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
+  sluice_status_t status = refusal;
+  if (status == SLUICE_OK) status = check_state(step, args->halves);
+  if (status == SLUICE_OK) status = bind_local(&pass, moe, step, args);
+  if (!collective) {
+    SLUICE_TRY(status);
+  } else {
+    if (refusal == SLUICE_OK && status != SLUICE_OK) status = sluice_take_refusal(context, status, text, sizeof text);
+    const sluice_proposal_t proposal = {
+        .direction = SLUICE_BACKWARD,
+        .num_chunks = status == SLUICE_OK ? pass.binding.num_chunks : 0,
+        .template_hash = status == SLUICE_OK ? pass.schedule->hash : 0,
+        .num_tokens = status == SLUICE_OK ? pass.binding.num_tokens : 0,
+        .local_status = status,
+        .local_message = text,
+    };
+    SLUICE_TRY(sluice_agree(moe, &proposal, NULL, &pass.header_ns));
+  }
+  status = execute(&pass, step, args);
+  if (status != SLUICE_OK) {
+    if (collective) status = sluice_fail_pass(context, status);
+    if (step->state == SLUICE_STEP_FRESH) free_deferred(step);
+    return status;
+  }
+  advance(step, args->halves);
+  return SLUICE_OK;
+}

@@ -1,0 +1,221 @@
+/* The ops of a backward pass. With dy the output gradient of a row, w its route weight, a = f(T_M):
+ *   dT_ACT = dy W2            dgate = dT_ACT . a (+ dy . b2)       the gradient of w
+ *   dT_M   = w f'(T_M) dT_ACT dT_DI = dT_M [W1; W3]
+ *   dW2   += dy^T (w a)       dW1, dW3 += dT_M^T T_DI              db1, db3 += sum dT_M, db2 += sum w dy */
+#include "backend/base/dtype.h"
+#include "backend/moe/exchange_ops.h"
+#include "backend/moe/expert_math.h"
+
+static int64_t rows_of(const sluice_pass_t* pass, int32_t chunk, int32_t local) {
+  const sluice_binding_t* b = &pass->binding;
+  if (chunk >= 0) return b->rows_of_expert[(int64_t)chunk * b->num_local + local];
+  int64_t rows = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) rows += b->rows_of_expert[(int64_t)i * b->num_local + local];
+  return rows;
+}
+
+/* Rows of a chunk, or of all chunks (-1), which then lie one behind the other in expert-major tensors. */
+static void* rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local) {
+  return sluice_pass_rows(pass, tensor, chunk < 0 ? 0 : chunk, local);
+}
+
+static sluice_status_t dispatch_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0}, route = {0};
+  SLUICE_TRY(sluice_send_tokens_start(pass, op->chunk, pass->in_rows, &rows));
+  SLUICE_TRY(sluice_send_route_start(pass, op->chunk, &route));
+  pass->times[index].bytes = rows.bytes + route.bytes;
+  SLUICE_TRY(sluice_finish(pass, op, &rows));
+  return sluice_finish(pass, op, &route);
+}
+
+static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t count = 0;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op->chunk, e);
+    if (rows == 0) continue;
+    pass->products[count++] = (sluice_product_t){
+        rows,
+        c->hidden_width,
+        c->model_width,
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e), c->model_width, 0, element),
+        sluice_tensor_matrix(&pass->params->w2[e]),
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e), c->hidden_width, 0, element)};
+  }
+  return sluice_products_run(pass, count, c->dtype, 0);
+}
+
+static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  int wanted = pass->schedule->spec.weight_half != SLUICE_WEIGHTS_NONE;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op->chunk, e);
+    if (rows == 0) continue;
+    float* dgate = sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e);
+    kernels->activation_backward(NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width,
+                                 sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e),
+                                 sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e),
+                                 sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e),
+                                 sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e),
+                                 wanted ? sluice_pass_rows(pass, SLUICE_T_WACT, op->chunk, e) : NULL, dgate);
+    if (!c->bias) continue;
+    kernels->dot_rows(NULL, c->dtype, rows, c->model_width, sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
+                      sluice_tensor_data(&pass->params->b2[e]), 0, 1, dgate);
+  }
+}
+
+/* dT_DI = dT_M[:, :H] W1 (+ dT_M[:, H:] W3). Where W1 and W3 are one matrix, one product rounds once. */
+static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t width = pass->moe->gate_factor * c->hidden_width;
+  for (int32_t half = 0; half < pass->moe->gate_factor; ++half) {
+    int64_t count = 0;
+    for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+      int64_t rows = rows_of(pass, op->chunk, e);
+      int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, c->hidden_width, element);
+      if (rows == 0 || (half == 1 && fused)) continue;
+      pass->products[count++] = (sluice_product_t){
+          rows,
+          c->model_width,
+          fused ? 2 * c->hidden_width : c->hidden_width,
+          sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e), width, half * c->hidden_width, element),
+          sluice_tensor_matrix(half == 0 ? &pass->params->w1[e] : &pass->params->w3[e]),
+          sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e), c->model_width, 0, element)};
+    }
+    SLUICE_TRY(sluice_products_run(pass, count, c->dtype, half == 0 ? 0 : 1));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t host_expert_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op->chunk, e);
+    if (rows == 0) continue;
+    void* dy = sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e);
+    kernels->dot_rows(NULL, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
+                      c->model_width, 0, sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e));
+    kernels->scale_rows(NULL, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e), dy);
+    int32_t result =
+        pass->callbacks->backward(pass->callbacks->user, op->chunk, e, rows, sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e),
+                                  dy, sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e));
+    if (result != 0) {
+      return SLUICE_FAIL(SLUICE_E_FOREIGN, "layer %d: the host's expert %d failed in backward of chunk %d (it returned %d)",
+                         c->layer_id, e, op->chunk, result);
+    }
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t combine_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0}, gate = {0};
+  SLUICE_TRY(sluice_return_rows_start(pass, op->chunk, SLUICE_T_DDI, &rows));
+  SLUICE_TRY(sluice_return_gate_start(pass, op->chunk, &gate));
+  pass->times[index].bytes = rows.bytes + gate.bytes;
+  SLUICE_TRY(sluice_finish(pass, op, &rows));
+  return sluice_finish(pass, op, &gate);
+}
+
+static void write_route_gradients(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_tensor_t* out = pass->grad_route_weights;
+  const float* scalars = b->world_size == 1 ? sluice_pass_chunk(pass, SLUICE_T_DGATE, op->chunk) : pass->gate_recv;
+  float* data = sluice_tensor_data(out);
+  int64_t stride_t = sluice_tensor_stride(out, 0), stride_k = sluice_tensor_stride(out, 1);
+  for (int64_t t = b->first_token[op->chunk]; t < b->first_token[op->chunk + 1]; ++t) {
+    for (int32_t k = 0; k < b->top_k; ++k) {
+      int32_t row = b->position[t * b->top_k + k];
+      data[t * stride_t + k * stride_k] = row < 0 ? 0.0f : scalars[row];
+    }
+  }
+}
+
+static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_moe_config_t* c = &pass->moe->config;
+  int64_t t = b->first_token[op->chunk];
+  if (sluice_chunk_tokens(b, op->chunk) == 0) return;
+  if (pass->out_rows != NULL) {
+    int64_t stride = sluice_tensor_stride(pass->out_rows, 0);
+    char* out = sluice_tensor_data(pass->out_rows);
+    const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DDI : SLUICE_T_RECV, op->chunk);
+    pass->context->device->kernels->combine_rows(NULL, c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width,
+                                                 rows, b->position + t * b->top_k, NULL, 0, 0,
+                                                 out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
+  }
+  if (pass->grad_route_weights != NULL) write_route_gradients(pass, op);
+}
+
+/* ---- weight gradients ---- */
+
+static sluice_product_t weight_product(sluice_matrix_t dy, sluice_matrix_t x, int64_t rows, const sluice_tensor_t* dw) {
+  return (sluice_product_t){dw->shape[0], dw->shape[1], rows, sluice_transpose(dy), x, sluice_tensor_matrix(dw)};
+}
+
+static sluice_status_t expert_products(sluice_pass_t* pass, int32_t chunk, int32_t e, int accumulate) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_expert_tensors_t* dw = pass->grad_params;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t rows = rows_of(pass, chunk, e), count = 0, width = pass->moe->gate_factor * c->hidden_width;
+  sluice_matrix_t dy = sluice_rows_matrix(rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width, 0, element);
+  sluice_matrix_t x = sluice_rows_matrix(rows_at(pass, SLUICE_T_DI, chunk, e), c->model_width, 0, element);
+  sluice_matrix_t act = sluice_rows_matrix(rows_at(pass, SLUICE_T_WACT, chunk, e), c->hidden_width, 0, element);
+  void* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
+  pass->products[count++] = weight_product(dy, act, rows, &dw->w2[e]);
+  pass->products[count++] = weight_product(sluice_rows_matrix(dm, width, 0, element), x, rows, &dw->w1[e]);
+  SLUICE_TRY(sluice_products_run(pass, count, sluice_tensor_dtype(&dw->w1[e]), accumulate ? 1 : 0));
+  if (!c->gated) return SLUICE_OK;
+  pass->products[0] = weight_product(sluice_rows_matrix(dm, width, c->hidden_width, element), x, rows, &dw->w3[e]);
+  return sluice_products_run(pass, 1, sluice_tensor_dtype(&dw->w3[e]), accumulate ? 1 : 0);
+}
+
+static void expert_bias_sums(sluice_pass_t* pass, int32_t chunk, int32_t e, int accumulate) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_expert_tensors_t* dw = pass->grad_params;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  int64_t rows = rows_of(pass, chunk, e), width = pass->moe->gate_factor * c->hidden_width;
+  char* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
+  kernels->sum_columns(NULL, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
+                       rows_at(pass, SLUICE_T_ROUTE, chunk, e), accumulate, sluice_tensor_dtype(&dw->b2[e]),
+                       sluice_tensor_data(&dw->b2[e]));
+  kernels->sum_columns(NULL, c->dtype, rows, c->hidden_width, dm, width, NULL, accumulate, sluice_tensor_dtype(&dw->b1[e]),
+                       sluice_tensor_data(&dw->b1[e]));
+  if (!c->gated) return;
+  kernels->sum_columns(NULL, c->dtype, rows, c->hidden_width,
+                       dm + (uint64_t)c->hidden_width * sluice_dtype_bytes(c->dtype), width, NULL, accumulate,
+                       sluice_tensor_dtype(&dw->b3[e]), sluice_tensor_data(&dw->b3[e]));
+}
+
+/* Every local expert, idle ones too: their gradients are zeros, not absent. */
+static sluice_status_t weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  int last = op->chunk < 0 || op->chunk == pass->binding.num_chunks - 1;
+  int accumulate = pass->grad_mode == SLUICE_GRAD_ACCUMULATE || op->chunk > 0;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    SLUICE_TRY(expert_products(pass, op->chunk, e, accumulate));
+    if (pass->moe->config.bias) expert_bias_sums(pass, op->chunk, e, accumulate);
+    if (last && pass->expert_ready != NULL) pass->expert_ready(pass->expert_ready_user, e);
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  switch (op->kind) {
+    case SLUICE_OP_DISPATCH_GRAD: return dispatch_grad(pass, op, index);
+    case SLUICE_OP_UNPACK_GRAD:
+      sluice_unpack_tokens(pass, op->chunk, pass->in_rows, SLUICE_T_DDO);
+      sluice_unpack_route(pass, op->chunk);
+      return SLUICE_OK;
+    case SLUICE_OP_GEMM2_GRAD: return gemm2_grad(pass, op);
+    case SLUICE_OP_ACTIVATION_GRAD: activation_grad(pass, op); return SLUICE_OK;
+    case SLUICE_OP_GEMM1_GRAD: return gemm1_grad(pass, op);
+    case SLUICE_OP_EXPERT_GRAD: return host_expert_grad(pass, op);
+    case SLUICE_OP_COMBINE_GRAD: return combine_grad(pass, op, index);
+    case SLUICE_OP_REDUCE_GRAD: reduce_grad(pass, op); return SLUICE_OK;
+    case SLUICE_OP_WEIGHT_GRAD: return weight_grad(pass, op);
+    default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "backward: op %s does not belong here", sluice_op_name(op->kind));
+  }
+}

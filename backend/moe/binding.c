@@ -1,0 +1,321 @@
+#include "backend/moe/binding.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "backend/base/tensor.h"
+
+#define META_MAGIC 0x51ce4d45u
+
+typedef struct meta_header_s {
+  uint32_t magic;
+  int32_t num_chunks;
+  uint64_t fingerprint;
+  int64_t num_tokens;
+  int64_t num_sent;
+  int64_t num_rows;
+} meta_header_t;
+
+/* ---- where the arrays lie ---- */
+
+static uint64_t arena_bytes(const sluice_binding_t* b, int64_t num_routes, int with_orders) {
+  uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, l = (uint64_t)b->num_local;
+  uint64_t experts = (uint64_t)b->moe->config.num_experts;
+  uint64_t bytes = 3 * sluice_align_up((n + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) + 3 * sluice_align_up(n * l * 8);
+  bytes += sluice_align_up((uint64_t)num_routes * 4); /* order_token */
+  if (with_orders) {
+    bytes += sluice_align_up(n * experts * 4) + sluice_align_up(w * n * l * 4) + 2 * sluice_align_up((uint64_t)num_routes * 4);
+  }
+  return bytes;
+}
+
+static void take_offsets(sluice_binding_t* b, int64_t num_routes) {
+  sluice_arena_t* arena = &b->moe->context->binding;
+  uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, l = (uint64_t)b->num_local;
+  b->first_token = sluice_arena_take(arena, (n + 1) * 8);
+  b->first_sent = sluice_arena_take(arena, (n + 1) * 8);
+  b->first_of_chunk = sluice_arena_take(arena, (n + 1) * 8);
+  b->sent_of_rank = sluice_arena_take(arena, n * (w + 1) * 8);
+  b->recv_of_rank = sluice_arena_take(arena, n * (w + 1) * 8);
+  b->rows_of_expert = sluice_arena_take(arena, n * l * 8);
+  b->first_in_chunk = sluice_arena_take(arena, n * l * 8);
+  b->first_in_pass = sluice_arena_take(arena, n * l * 8);
+  b->order_token = sluice_arena_take(arena, (uint64_t)num_routes * 4);
+}
+
+static void init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
+  memset(b, 0, sizeof *b);
+  b->moe = moe;
+  b->num_chunks = num_chunks;
+  b->world_size = moe->context->world_size;
+  b->num_local = moe->num_local;
+  b->top_k = moe->config.top_k;
+  b->num_tokens = num_tokens;
+}
+
+static void cut_tokens(sluice_binding_t* b) {
+  for (int32_t i = 0; i <= b->num_chunks; ++i) b->first_token[i] = b->num_tokens * i / b->num_chunks;
+}
+
+/* ---- routing ---- */
+
+typedef struct id_reader_s {
+  const char* data;
+  int64_t stride_t, stride_k; /* bytes */
+  int wide;                   /* i64 */
+} id_reader_t;
+
+static id_reader_t open_ids(const sluice_tensor_t* ids) {
+  id_reader_t reader = {.data = sluice_tensor_data(ids), .wide = sluice_tensor_dtype(ids) == SLUICE_DTYPE_I64};
+  int64_t bytes = reader.wide ? 8 : 4;
+  reader.stride_t = sluice_tensor_stride(ids, 0) * bytes;
+  reader.stride_k = sluice_tensor_stride(ids, 1) * bytes;
+  return reader;
+}
+
+static inline int64_t read_id(const id_reader_t* reader, int64_t t, int32_t k) {
+  const char* p = reader->data + t * reader->stride_t + k * reader->stride_k;
+  if (!reader->wide) {
+    int32_t value;
+    memcpy(&value, p, sizeof value);
+    return value;
+  }
+  int64_t value;
+  memcpy(&value, p, sizeof value);
+  return value;
+}
+
+/* Counts per chunk and place; leaves each route's place in `position`. */
+static sluice_status_t count_routes(sluice_binding_t* b, const sluice_tensor_t* expert_ids) {
+  id_reader_t reader = open_ids(expert_ids);
+  int32_t num_experts = b->moe->config.num_experts;
+  memset(b->send_counts, 0, (size_t)b->num_chunks * (size_t)num_experts * sizeof(int32_t));
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    int32_t* counts = b->send_counts + (int64_t)i * num_experts;
+    for (int64_t t = b->first_token[i]; t < b->first_token[i + 1]; ++t) {
+      for (int32_t k = 0; k < b->top_k; ++k) {
+        int64_t id = read_id(&reader, t, k);
+        if (id < -1 || id >= num_experts) {
+          return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                             "layer %d: expert_ids[%lld, %d] is %lld; ids lie in [0, %d), or -1 to drop the route",
+                             b->moe->config.layer_id, (long long)t, k, (long long)id, num_experts);
+        }
+        int32_t place = id < 0 ? -1 : b->moe->place_of_expert[id];
+        b->position[t * b->top_k + k] = place;
+        if (place >= 0) ++counts[place];
+      }
+    }
+  }
+  return SLUICE_OK;
+}
+
+/* Turns places into rows of the sent order: a counting sort that keeps (token, k) order within a place. */
+static void order_routes(sluice_binding_t* b, int64_t* cursor) {
+  int32_t num_experts = b->moe->config.num_experts;
+  int64_t first = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    const int32_t* counts = b->send_counts + (int64_t)i * num_experts;
+    b->first_sent[i] = first;
+    int64_t row = 0;
+    for (int32_t place = 0; place < num_experts; ++place) {
+      cursor[place] = row;
+      row += counts[place];
+    }
+    for (int64_t route = b->first_token[i] * b->top_k; route < b->first_token[i + 1] * b->top_k; ++route) {
+      int32_t place = b->position[route];
+      if (place < 0) continue;
+      int64_t at = cursor[place]++;
+      b->position[route] = (int32_t)at;
+      b->order[first + at] = (int32_t)route;
+    }
+    first += row;
+  }
+  b->first_sent[b->num_chunks] = first;
+  b->num_sent = first;
+}
+
+sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                     sluice_binding_t* b) {
+  int64_t num_tokens = expert_ids->shape[0];
+  int64_t num_routes = num_tokens * moe->config.top_k;
+  init(b, moe, num_chunks, num_tokens);
+  if (num_routes > INT32_MAX) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %lld tokens with %d routes each are more than 2^31 routes",
+                       moe->config.layer_id, (long long)num_tokens, moe->config.top_k);
+  }
+  uint64_t num_experts = (uint64_t)moe->config.num_experts;
+  uint64_t bytes = arena_bytes(b, num_routes, 1) + sluice_align_up(num_experts * 8);
+  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, bytes, "routes and offsets of a pass"));
+  sluice_arena_t* arena = &moe->context->binding;
+  take_offsets(b, num_routes);
+  b->send_counts = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
+  b->recv_counts = sluice_arena_take(arena, (uint64_t)b->world_size * (uint64_t)num_chunks * (uint64_t)b->num_local * 4);
+  b->order = sluice_arena_take(arena, (uint64_t)num_routes * 4);
+  b->position = sluice_arena_take(arena, (uint64_t)num_routes * 4);
+  int64_t* cursor = sluice_arena_take(arena, num_experts * 8);
+  cut_tokens(b);
+  SLUICE_TRY(count_routes(b, expert_ids));
+  order_routes(b, cursor);
+  /* What this rank sends to itself is known already. */
+  const int32_t own = moe->first_place[moe->context->rank];
+  for (int32_t i = 0; i < num_chunks; ++i) {
+    memcpy(b->recv_counts + ((int64_t)moe->context->rank * num_chunks + i) * b->num_local,
+           b->send_counts + (int64_t)i * (int64_t)num_experts + own, (size_t)b->num_local * sizeof(int32_t));
+  }
+  return SLUICE_OK;
+}
+
+/* ---- offsets ---- */
+
+static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static void finish_sent(sluice_binding_t* b, int32_t i) {
+  const sluice_moe_t* moe = b->moe;
+  int64_t* of_rank = b->sent_of_rank + (int64_t)i * (b->world_size + 1);
+  int64_t row = 0;
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    of_rank[r] = row;
+    for (int32_t p = moe->first_place[r]; p < moe->first_place[r + 1]; ++p) row += sluice_send_count(b, i, p);
+  }
+  of_rank[b->world_size] = row;
+}
+
+static void finish_received(sluice_binding_t* b, int32_t i) {
+  int64_t* of_rank = b->recv_of_rank + (int64_t)i * (b->world_size + 1);
+  int64_t* rows = b->rows_of_expert + (int64_t)i * b->num_local;
+  int64_t remote = 0;
+  for (int32_t e = 0; e < b->num_local; ++e) rows[e] = 0;
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    of_rank[r] = remote;
+    for (int32_t e = 0; e < b->num_local; ++e) {
+      int64_t count = sluice_recv_count(b, r, i, e);
+      rows[e] += count;
+      if (r != b->moe->context->rank) remote += count;
+    }
+  }
+  of_rank[b->world_size] = remote;
+  int64_t row = 0;
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    b->first_in_chunk[(int64_t)i * b->num_local + e] = row;
+    row += rows[e];
+  }
+  b->first_of_chunk[i + 1] = b->first_of_chunk[i] + row;
+}
+
+sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
+  int32_t self = b->moe->context->rank;
+  b->first_of_chunk[0] = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    finish_sent(b, i);
+    finish_received(b, i);
+    const int64_t* sent = b->sent_of_rank + (int64_t)i * (b->world_size + 1);
+    int64_t remote_sent = sent[b->world_size] - (sent[self + 1] - sent[self]);
+    int64_t remote_received = b->recv_of_rank[(int64_t)i * (b->world_size + 1) + b->world_size];
+    b->max_chunk_remote = max_i64(b->max_chunk_remote, max_i64(remote_sent, remote_received));
+    b->max_chunk_sent = max_i64(b->max_chunk_sent, sent[b->world_size]);
+    b->max_chunk_rows = max_i64(b->max_chunk_rows, b->first_of_chunk[i + 1] - b->first_of_chunk[i]);
+  }
+  b->num_rows = b->first_of_chunk[b->num_chunks];
+  int64_t row = 0;
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    for (int32_t i = 0; i < b->num_chunks; ++i) {
+      b->first_in_pass[(int64_t)i * b->num_local + e] = row;
+      row += b->rows_of_expert[(int64_t)i * b->num_local + e];
+    }
+  }
+  for (int64_t s = 0; s < b->num_sent; ++s) b->order_token[s] = b->order[s] / b->top_k;
+  if (b->num_rows > INT32_MAX) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this rank would receive %lld rows; at most 2^31 are possible",
+                       b->moe->config.layer_id, (long long)b->num_rows);
+  }
+  return SLUICE_OK;
+}
+
+/* ---- saved form: header, send_counts, recv_counts, order, position ---- */
+
+static uint64_t counts_in_meta(const sluice_moe_t* moe, int32_t num_chunks) {
+  return (uint64_t)num_chunks * ((uint64_t)moe->config.num_experts + (uint64_t)moe->context->world_size * (uint64_t)moe->num_local);
+}
+
+static uint64_t meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent) {
+  return sizeof(meta_header_t) +
+         4 * (counts_in_meta(moe, num_chunks) + (uint64_t)num_sent + (uint64_t)(num_tokens * moe->config.top_k));
+}
+
+uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
+  return meta_bytes_of(b->moe, b->num_chunks, b->num_tokens, b->num_sent);
+}
+
+static char* put(char* at, const void* data, uint64_t bytes) {
+  if (bytes > 0) memcpy(at, data, bytes);
+  return at + bytes;
+}
+
+void sluice_binding_save(const sluice_binding_t* b, void* meta) {
+  const meta_header_t header = {META_MAGIC,    b->num_chunks, b->moe->fingerprint,
+                                b->num_tokens, b->num_sent,   b->num_rows};
+  uint64_t n = (uint64_t)b->num_chunks;
+  char* at = put(meta, &header, sizeof header);
+  at = put(at, b->send_counts, n * (uint64_t)b->moe->config.num_experts * 4);
+  at = put(at, b->recv_counts, n * (uint64_t)b->world_size * (uint64_t)b->num_local * 4);
+  at = put(at, b->order, (uint64_t)b->num_sent * 4);
+  put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
+}
+
+static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, meta_header_t* header) {
+  int whole = meta != NULL && meta_bytes >= sizeof *header;
+  if (whole) memcpy(header, meta, sizeof *header);
+  if (!whole || header->magic != META_MAGIC || header->fingerprint != moe->fingerprint || header->num_chunks < 1 ||
+      header->num_chunks > SLUICE_MAX_CHUNKS || header->num_tokens < 0 || header->num_sent < 0 ||
+      header->num_sent > header->num_tokens * moe->config.top_k ||
+      meta_bytes < meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote; pass the "
+                       "buffers of the step unchanged and in order",
+                       moe->config.layer_id, (unsigned long long)meta_bytes);
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, sluice_binding_t* b) {
+  meta_header_t header;
+  SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
+  init(b, moe, header.num_chunks, header.num_tokens);
+  b->num_sent = header.num_sent;
+  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, arena_bytes(b, header.num_sent, 0), "offsets of a pass"));
+  take_offsets(b, header.num_sent);
+  /* The counts and orders are read where the host keeps them. */
+  b->send_counts = (int32_t*)((const char*)meta + sizeof header);
+  b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->config.num_experts;
+  b->order = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
+  b->position = b->order + b->num_sent;
+  cut_tokens(b);
+  int64_t first = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    b->first_sent[i] = first;
+    for (int32_t place = 0; place < moe->config.num_experts; ++place) first += sluice_send_count(b, i, place);
+  }
+  b->first_sent[b->num_chunks] = first;
+  if (first == b->num_sent) SLUICE_TRY(sluice_binding_finish(b));
+  if (first != b->num_sent || b->num_rows != header.num_rows) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: the saved buffer META is damaged: its counts do not add up",
+                       moe->config.layer_id);
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
+                                    int32_t* out_num_chunks, int64_t* out_num_rows, int64_t* out_rows_per_expert) {
+  meta_header_t header;
+  SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
+  if (out_num_chunks != NULL) *out_num_chunks = header.num_chunks;
+  if (out_num_rows != NULL) *out_num_rows = header.num_rows;
+  if (out_rows_per_expert == NULL) return SLUICE_OK;
+  const int32_t* counts = (const int32_t*)((const char*)meta + sizeof header) +
+                          (int64_t)header.num_chunks * moe->config.num_experts;
+  memset(out_rows_per_expert, 0, (size_t)moe->num_local * sizeof *out_rows_per_expert);
+  for (int64_t s = 0; s < (int64_t)moe->context->world_size * header.num_chunks; ++s) {
+    for (int32_t e = 0; e < moe->num_local; ++e) out_rows_per_expert[e] += counts[s * moe->num_local + e];
+  }
+  return SLUICE_OK;
+}

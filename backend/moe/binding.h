@@ -1,0 +1,73 @@
+/* What depends on counts in one pass: boundaries, row orders, offsets. Bound once per call; a template never sees it.
+ *
+ * Three row orders of a chunk:
+ *   sent      by place (destination rank, local expert), then token, then k: rows this rank sends and gets back
+ *   received  by source rank, then local expert, then the sender's order: rows as they arrive
+ *   expert    by local expert, then source rank, then the sender's order: rows as experts see them
+ * Tensors in expert order over the whole pass lie by (local expert, chunk), so that one product may run over all chunks.
+ */
+#ifndef SLUICE_BACKEND_MOE_BINDING_H_
+#define SLUICE_BACKEND_MOE_BINDING_H_
+
+#include "backend/moe/layer.h"
+
+typedef struct sluice_binding_s {
+  const sluice_moe_t* moe;
+  int32_t num_chunks;
+  int32_t world_size;
+  int32_t num_local;
+  int32_t top_k;
+  int64_t num_tokens;  /* T */
+  int64_t num_sent;    /* kept routes */
+  int64_t num_rows;    /* R, all chunks */
+  int64_t max_chunk_rows;   /* of R */
+  int64_t max_chunk_sent;   /* kept routes of a chunk */
+  int64_t max_chunk_remote; /* of either direction: rows to or from other ranks, whichever is more */
+
+  int32_t* send_counts; /* [n][E] by place */
+  int32_t* recv_counts; /* [W][n][E_local] */
+  int32_t* order;       /* [num_sent] flat routes t*K+k in sent order, chunk after chunk */
+  int32_t* order_token; /* [num_sent] their tokens */
+  int32_t* position;    /* [T*K] row of each route in its chunk's sent order; -1 dropped */
+
+  int64_t* first_token;   /* [n + 1] */
+  int64_t* first_sent;    /* [n + 1] into order */
+  int64_t* sent_of_rank;  /* [n][W + 1] rows of the chunk's sent order, by destination */
+  int64_t* recv_of_rank;  /* [n][W + 1] rows of the chunk's received order, by source; own rows take no place */
+  int64_t* rows_of_expert;  /* [n][E_local] */
+  int64_t* first_in_chunk;  /* [n][E_local] first row in the chunk's expert order */
+  int64_t* first_in_pass;   /* [n][E_local] first row in the whole pass, by (expert, chunk) */
+  int64_t* first_of_chunk;  /* [n + 1] first row in the whole pass, by (chunk, expert) */
+} sluice_binding_t;
+
+/* Orders the routes of `expert_ids` [T, K] and counts them; everything about received rows is still open. The arrays lie
+ * in the context's binding arena. Errors: INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
+sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                     sluice_binding_t* out_binding);
+/* Derives all offsets once recv_counts are filled in. */
+sluice_status_t sluice_binding_finish(sluice_binding_t* binding);
+
+/* The saved form, from which a backward is bound without ids and without an exchange. */
+uint64_t sluice_binding_meta_bytes(const sluice_binding_t* binding);
+void sluice_binding_save(const sluice_binding_t* binding, void* meta);
+/* INVALID_ARGUMENT when the bytes are not of this layer, or damaged. `meta` is borrowed by the binding. */
+sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
+                                       sluice_binding_t* out_binding);
+/* What sluice_step_info needs, without binding. */
+sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
+                                    int32_t* out_num_chunks, int64_t* out_num_rows, int64_t* out_rows_per_expert);
+
+static inline int64_t sluice_chunk_tokens(const sluice_binding_t* b, int32_t chunk) {
+  return b->first_token[chunk + 1] - b->first_token[chunk];
+}
+static inline int64_t sluice_chunk_sent(const sluice_binding_t* b, int32_t chunk) {
+  return b->first_sent[chunk + 1] - b->first_sent[chunk];
+}
+static inline int32_t sluice_recv_count(const sluice_binding_t* b, int32_t source, int32_t chunk, int32_t local) {
+  return b->recv_counts[((int64_t)source * b->num_chunks + chunk) * b->num_local + local];
+}
+static inline int32_t sluice_send_count(const sluice_binding_t* b, int32_t chunk, int32_t place) {
+  return b->send_counts[(int64_t)chunk * b->moe->config.num_experts + place];
+}
+
+#endif /* SLUICE_BACKEND_MOE_BINDING_H_ */

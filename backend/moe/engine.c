@@ -1,0 +1,105 @@
+#include "backend/moe/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
+                                     void* allocate_user, sluice_context_t** out_context) {
+  *out_context = NULL;
+  sluice_context_t* context = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *context, "context");
+  if (context == NULL) return SLUICE_E_NO_MEMORY;
+  atomic_init(&context->references, 1);
+  atomic_init(&context->busy, 0);
+  context->pid = getpid();
+  sluice_allocator_init(&context->allocator, allocate, release, allocate_user);
+  context->world_size = 1;
+  if (comm != NULL) {
+    sluice_comm_retain(comm);
+    context->comm = comm;
+    context->rank = comm->rank;
+    context->world_size = comm->world_size;
+  }
+  const char* poison = getenv("SLUICE_POISON");
+  context->poison = poison != NULL && strcmp(poison, "1") == 0;
+  sluice_arena_init(&context->slots, &context->allocator);
+  sluice_arena_init(&context->binding, &context->allocator);
+  sluice_arena_init(&context->envelope, &context->allocator);
+  *out_context = context;
+  return SLUICE_OK;
+}
+
+void sluice_engine_retain(sluice_context_t* context) { atomic_fetch_add(&context->references, 1); }
+
+static void destroy(sluice_context_t* context) {
+  /* In a forked child the lanes' threads do not exist: joining them would hang, so their memory is left alone. */
+  if (context->pid != getpid()) return;
+  if (context->device != NULL) context->device->vtable->destroy(context->device);
+  sluice_gemm_destroy(context->gemm);
+  for (int32_t i = 0; i < context->templates.count; ++i) {
+    sluice_template_destroy(context->templates.items[i], &context->allocator);
+  }
+  sluice_free(&context->allocator, context->templates.items,
+              (uint64_t)context->templates.capacity * sizeof(sluice_template_t*));
+  sluice_free(&context->allocator, context->trace.events,
+              (uint64_t)context->trace.capacity * sizeof(sluice_trace_event_t));
+  sluice_arena_deinit(&context->slots);
+  sluice_arena_deinit(&context->binding);
+  sluice_arena_deinit(&context->envelope);
+  sluice_comm_release(context->comm);
+  sluice_allocator_deinit(&context->allocator);
+  sluice_free(sluice_process_allocator(), context, sizeof *context);
+}
+
+void sluice_engine_release(sluice_context_t* context) {
+  if (context != NULL && atomic_fetch_sub(&context->references, 1) == 1) destroy(context);
+}
+
+sluice_status_t sluice_engine_enter(sluice_context_t* context, const char* what) {
+  if (context->pid != getpid()) {
+    return SLUICE_FAIL(SLUICE_E_STATE, "%s: this context was made before fork(); make a new one in the child process", what);
+  }
+  int32_t expected = 0;
+  if (!atomic_compare_exchange_strong(&context->busy, &expected, 1)) {
+    return SLUICE_FAIL(SLUICE_E_BUSY, "%s: another thread is inside this context; give each thread its own context", what);
+  }
+  return SLUICE_OK;
+}
+
+void sluice_engine_leave(sluice_context_t* context) { atomic_store(&context->busy, 0); }
+
+static sluice_status_t cache_grow(sluice_context_t* context) {
+  sluice_template_cache_t* cache = &context->templates;
+  int32_t capacity = cache->capacity == 0 ? 16 : 2 * cache->capacity;
+  sluice_template_t** items = sluice_alloc(&context->allocator, (uint64_t)capacity * sizeof *items, "template cache");
+  if (items == NULL) return SLUICE_E_NO_MEMORY;
+  if (cache->count > 0) memcpy(items, cache->items, (size_t)cache->count * sizeof *items);
+  sluice_free(&context->allocator, cache->items, (uint64_t)cache->capacity * sizeof *items);
+  cache->items = items;
+  cache->capacity = capacity;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_engine_template(sluice_context_t* context, const sluice_template_spec_t* spec,
+                                       const sluice_template_t** out_template) {
+  sluice_template_cache_t* cache = &context->templates;
+  for (int32_t i = 0; i < cache->count; ++i) {
+    if (memcmp(&cache->items[i]->spec, spec, sizeof *spec) == 0) {
+      *out_template = cache->items[i];
+      return SLUICE_OK;
+    }
+  }
+  if (cache->count == cache->capacity) SLUICE_TRY(cache_grow(context));
+  sluice_template_t* made = NULL;
+  SLUICE_TRY(sluice_template_build(spec, &context->allocator, &made));
+  cache->items[cache->count++] = made;
+  *out_template = made;
+  return SLUICE_OK;
+}
+
+void sluice_trace_add(sluice_trace_t* trace, const sluice_trace_event_t* event) {
+  if (trace->capacity == 0) return;
+  trace->events[trace->next] = *event;
+  trace->next = (trace->next + 1) % trace->capacity;
+  if (trace->count < trace->capacity) ++trace->count;
+}

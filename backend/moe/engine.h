@@ -1,0 +1,67 @@
+/* The context behind the public handle: what the layers of one model on one rank share. */
+#ifndef SLUICE_BACKEND_MOE_ENGINE_H_
+#define SLUICE_BACKEND_MOE_ENGINE_H_
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "backend/base/alloc.h"
+#include "backend/comm/comm.h"
+#include "backend/device/device.h"
+#include "backend/gemm/gemm.h"
+#include "backend/memory/arena.h"
+#include "backend/schedule/schedule.h"
+#include "sluice/context.h"
+
+typedef struct sluice_template_cache_s {
+  sluice_template_t** items;
+  int32_t count;
+  int32_t capacity;
+} sluice_template_cache_t;
+
+typedef struct sluice_trace_s {
+  sluice_trace_event_t* events; /* a ring */
+  int64_t capacity;
+  int64_t count;
+  int64_t next;
+} sluice_trace_t;
+
+struct sluice_context_s {
+  _Atomic int32_t references;
+  _Atomic int32_t busy;
+  pid_t pid; /* after a fork the child's handles are inert */
+  sluice_allocator_t allocator;
+  sluice_comm_t* comm; /* NULL: one rank */
+  sluice_device_t* device;
+  sluice_gemm_t* gemm;
+  int32_t rank;
+  int32_t world_size;
+  int32_t poison;        /* SLUICE_POISON=1: slots start as NaN in every pass */
+  int32_t told_failure;  /* a pass failed here after its header: the next header tells the others */
+  char failure_text[256];
+  sluice_arena_t slots;    /* temporaries of the running pass */
+  sluice_arena_t binding;  /* offsets and boundaries of the running pass */
+  sluice_arena_t envelope; /* headers to and from the other ranks */
+  sluice_template_cache_t templates;
+  sluice_trace_t trace;
+  sluice_context_stats_t stats;
+};
+
+/* Makes a context without device and gemm; the caller makes them with &context->allocator and puts them in (release
+ * destroys them). Retains comm. The allocator functions may be NULL. */
+sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
+                                     void* allocate_user, sluice_context_t** out_context);
+void sluice_engine_retain(sluice_context_t* context);
+void sluice_engine_release(sluice_context_t* context);
+
+/* BUSY for a second thread, STATE in a forked child. Every enter is paired with a leave. */
+sluice_status_t sluice_engine_enter(sluice_context_t* context, const char* what);
+void sluice_engine_leave(sluice_context_t* context);
+
+/* The cached template of a spec. Borrowed until the context is destroyed. */
+sluice_status_t sluice_engine_template(sluice_context_t* context, const sluice_template_spec_t* spec,
+                                       const sluice_template_t** out_template);
+
+void sluice_trace_add(sluice_trace_t* trace, const sluice_trace_event_t* event);
+
+#endif /* SLUICE_BACKEND_MOE_ENGINE_H_ */

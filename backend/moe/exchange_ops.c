@@ -1,0 +1,220 @@
+#include "backend/moe/exchange_ops.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/dtype.h"
+#include "backend/base/tensor.h"
+
+/* ---- offsets of one chunk ---- */
+
+static int32_t self_of(const sluice_pass_t* pass) { return pass->context->rank; }
+
+static const int64_t* sent_of(const sluice_binding_t* b, int32_t chunk) {
+  return b->sent_of_rank + (int64_t)chunk * (b->world_size + 1);
+}
+
+static const int64_t* received_of(const sluice_binding_t* b, int32_t chunk) {
+  return b->recv_of_rank + (int64_t)chunk * (b->world_size + 1);
+}
+
+/* Sent order without own rows. */
+static int64_t packed_row(const int64_t* sent, int32_t rank, int32_t self) {
+  return sent[rank] - (rank > self ? sent[self + 1] - sent[self] : 0);
+}
+
+/* Describes expert `local`'s remote rows as runs between received order and expert order, and says where its own rows
+ * start in expert order. Called for ascending experts; pass->cursor carries each source's place from one to the next. */
+static int64_t expert_runs(sluice_pass_t* pass, int32_t chunk, int32_t local, int to_expert, int64_t* out_own_row) {
+  const sluice_binding_t* b = &pass->binding;
+  int64_t row = 0, num_runs = 0;
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    int64_t count = sluice_recv_count(b, r, chunk, local);
+    if (r == self_of(pass)) {
+      *out_own_row = row;
+    } else if (count > 0) {
+      int64_t at = pass->cursor[r];
+      pass->runs[num_runs++] = to_expert ? (sluice_row_run_t){at, row, count} : (sluice_row_run_t){row, at, count};
+      pass->cursor[r] += count;
+    }
+    row += count;
+  }
+  return num_runs;
+}
+
+static void reset_cursor(sluice_pass_t* pass, int32_t chunk) {
+  memcpy(pass->cursor, received_of(&pass->binding, chunk), (size_t)pass->binding.world_size * sizeof(int64_t));
+}
+
+/* ---- starting and finishing ---- */
+
+static sluice_status_t start(sluice_pass_t* pass, sluice_transfer_t* out_transfer) {
+  const sluice_exchange_t exchange = {pass->send, pass->send_bytes, pass->recv, pass->recv_bytes};
+  out_transfer->bytes = 0;
+  for (int32_t r = 0; r < pass->binding.world_size; ++r) out_transfer->bytes += pass->send_bytes[r];
+  return sluice_comm_exchange_start(pass->context->comm, &exchange, &out_transfer->request);
+}
+
+/* Tokens' side -> experts' side: `out` is packed, `in` in received order. */
+static sluice_status_t start_towards_experts(sluice_pass_t* pass, int32_t chunk, const char* out, char* in,
+                                             uint64_t row_bytes, sluice_transfer_t* out_transfer) {
+  const int64_t* sent = sent_of(&pass->binding, chunk);
+  const int64_t* received = received_of(&pass->binding, chunk);
+  int32_t self = self_of(pass);
+  for (int32_t r = 0; r < pass->binding.world_size; ++r) {
+    int own = r == self;
+    pass->send[r] = out + (uint64_t)packed_row(sent, r, self) * row_bytes;
+    pass->send_bytes[r] = own ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
+    pass->recv[r] = in + (uint64_t)received[r] * row_bytes;
+    pass->recv_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
+  }
+  return start(pass, out_transfer);
+}
+
+/* Experts' side -> tokens' side: `out` is in received order, `in` in sent order. */
+static sluice_status_t start_towards_tokens(sluice_pass_t* pass, int32_t chunk, const char* out, char* in,
+                                            uint64_t row_bytes, sluice_transfer_t* out_transfer) {
+  const int64_t* sent = sent_of(&pass->binding, chunk);
+  const int64_t* received = received_of(&pass->binding, chunk);
+  for (int32_t r = 0; r < pass->binding.world_size; ++r) {
+    int own = r == self_of(pass);
+    pass->send[r] = out + (uint64_t)received[r] * row_bytes;
+    pass->send_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
+    pass->recv[r] = in + (uint64_t)sent[r] * row_bytes;
+    pass->recv_bytes[r] = own ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
+  }
+  return start(pass, out_transfer);
+}
+
+sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer) {
+  char phase[96];
+  snprintf(phase, sizeof phase, "%s of chunk %d, layer %d", sluice_op_name(op->kind), op->chunk, pass->moe->config.layer_id);
+  return sluice_comm_exchange_wait(pass->context->comm, transfer->request, phase);
+}
+
+/* ---- rows ---- */
+
+sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, int32_t chunk, const sluice_tensor_t* tokens,
+                                         sluice_transfer_t* out_transfer) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const sluice_moe_config_t* c = &pass->moe->config;
+  const int64_t* sent = sent_of(b, chunk);
+  const int32_t* token = b->order_token + b->first_sent[chunk];
+  int64_t own_first = sent[self_of(pass)], own_end = sent[self_of(pass) + 1], end = sent[b->world_size];
+  uint64_t row_bytes = pass->slots[SLUICE_T_SEND].row_bytes;
+  char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, chunk);
+  const void* src = sluice_tensor_data(tokens);
+  int64_t stride = sluice_tensor_stride(tokens, 0);
+  kernels->gather_rows(NULL, c->dtype, own_first, c->model_width, src, stride, token, out);
+  kernels->gather_rows(NULL, c->dtype, end - own_end, c->model_width, src, stride, token + own_end,
+                       out + (uint64_t)own_first * row_bytes);
+  return start_towards_experts(pass, chunk, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), row_bytes, out_transfer);
+}
+
+void sluice_unpack_tokens(sluice_pass_t* pass, int32_t chunk, const sluice_tensor_t* tokens, int32_t tensor) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const sluice_moe_config_t* c = &pass->moe->config;
+  uint64_t row_bytes = pass->slots[tensor].row_bytes;
+  int single = b->world_size == 1;
+  const char* in = single ? NULL : sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
+  const int32_t* token = b->order_token + b->first_sent[chunk] + sent_of(b, chunk)[self_of(pass)];
+  reset_cursor(pass, chunk);
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    char* rows = sluice_pass_rows(pass, tensor, chunk, e);
+    int64_t own_row = 0;
+    int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);
+    if (num_runs > 0) kernels->move_rows(NULL, (int64_t)row_bytes, pass->runs, num_runs, in, rows);
+    int64_t own = sluice_recv_count(b, self_of(pass), chunk, e);
+    kernels->gather_rows(NULL, c->dtype, own, c->model_width, sluice_tensor_data(tokens), sluice_tensor_stride(tokens, 0),
+                         token, rows + (uint64_t)own_row * row_bytes);
+    token += own;
+  }
+}
+
+/* Expert order -> received order, remote rows only. */
+static void pack_by_source(sluice_pass_t* pass, int32_t chunk, int32_t tensor, char* out) {
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  uint64_t row_bytes = pass->slots[tensor].row_bytes;
+  reset_cursor(pass, chunk);
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t own_row = 0;
+    int64_t num_runs = expert_runs(pass, chunk, e, 0, &own_row);
+    if (num_runs > 0) {
+      kernels->move_rows(NULL, (int64_t)row_bytes, pass->runs, num_runs, sluice_pass_rows(pass, tensor, chunk, e), out);
+    }
+  }
+}
+
+/* Own rows, expert order -> sent order. */
+static void copy_own(sluice_pass_t* pass, int32_t chunk, int32_t tensor, char* in) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  uint64_t row_bytes = pass->slots[tensor].row_bytes;
+  int64_t at = sent_of(b, chunk)[self_of(pass)];
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    int64_t own_row = 0;
+    for (int32_t r = 0; r < self_of(pass); ++r) own_row += sluice_recv_count(b, r, chunk, e);
+    const sluice_row_run_t run = {own_row, at, sluice_recv_count(b, self_of(pass), chunk, e)};
+    kernels->move_rows(NULL, (int64_t)row_bytes, &run, 1, sluice_pass_rows(pass, tensor, chunk, e), in);
+    at += run.rows;
+  }
+}
+
+sluice_status_t sluice_return_rows_start(sluice_pass_t* pass, int32_t chunk, int32_t tensor,
+                                         sluice_transfer_t* out_transfer) {
+  char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, chunk);
+  char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
+  pack_by_source(pass, chunk, tensor, out);
+  SLUICE_TRY(start_towards_tokens(pass, chunk, out, in, pass->slots[tensor].row_bytes, out_transfer));
+  copy_own(pass, chunk, tensor, in);
+  return SLUICE_OK;
+}
+
+/* ---- scalars ---- */
+
+static float route_weight(const sluice_pass_t* pass, int32_t route) {
+  const sluice_tensor_t* w = pass->route_weights;
+  int32_t k = pass->binding.top_k;
+  const float* data = sluice_tensor_data(w);
+  return data[(route / k) * sluice_tensor_stride(w, 0) + (route % k) * sluice_tensor_stride(w, 1)];
+}
+
+sluice_status_t sluice_send_route_start(sluice_pass_t* pass, int32_t chunk, sluice_transfer_t* out_transfer) {
+  const sluice_binding_t* b = &pass->binding;
+  const int64_t* sent = sent_of(b, chunk);
+  const int32_t* route = b->order + b->first_sent[chunk];
+  int64_t own_first = sent[self_of(pass)], own_end = sent[self_of(pass) + 1];
+  float* out = pass->route_send;
+  for (int64_t i = 0; i < own_first; ++i) *out++ = route_weight(pass, route[i]);
+  for (int64_t i = own_end; i < sent[b->world_size]; ++i) *out++ = route_weight(pass, route[i]);
+  return start_towards_experts(pass, chunk, (const char*)pass->route_send, (char*)pass->scalar_recv, sizeof(float),
+                               out_transfer);
+}
+
+void sluice_unpack_route(sluice_pass_t* pass, int32_t chunk) {
+  const sluice_binding_t* b = &pass->binding;
+  const int32_t* route = b->order + b->first_sent[chunk] + sent_of(b, chunk)[self_of(pass)];
+  reset_cursor(pass, chunk);
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    float* rows = sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, e);
+    int64_t own_row = 0;
+    int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);
+    if (num_runs > 0) {
+      pass->context->device->kernels->move_rows(NULL, sizeof(float), pass->runs, num_runs, pass->scalar_recv, rows);
+    }
+    int64_t own = sluice_recv_count(b, self_of(pass), chunk, e);
+    for (int64_t i = 0; i < own; ++i) rows[own_row + i] = route_weight(pass, route[i]);
+    route += own;
+  }
+}
+
+/* scalar_recv is free again: its route weights were unpacked by the op before. */
+sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, int32_t chunk, sluice_transfer_t* out_transfer) {
+  pack_by_source(pass, chunk, SLUICE_T_DGATE, (char*)pass->scalar_recv);
+  SLUICE_TRY(start_towards_tokens(pass, chunk, (const char*)pass->scalar_recv, (char*)pass->gate_recv, sizeof(float),
+                                  out_transfer));
+  copy_own(pass, chunk, SLUICE_T_DGATE, (char*)pass->gate_recv);
+  return SLUICE_OK;
+}

@@ -1,0 +1,80 @@
+/* Walks a template on a device. Nothing runs that is not an op of the schedule. */
+#include "backend/base/clock.h"
+#include "backend/moe/pass.h"
+
+static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream) {
+  (void)stream;
+  sluice_pass_t* pass = user;
+  const sluice_op_t* op = &pass->schedule->ops[index];
+  int on_comm = op->lane == SLUICE_LANE_COMM;
+  uint64_t cpu = on_comm ? sluice_thread_cpu_ns() : 0;
+  pass->times[index].begin_ns = sluice_now_ns();
+  sluice_status_t status = pass->schedule->spec.direction == SLUICE_FORWARD ? sluice_run_forward_op(pass, op, index)
+                                                                            : sluice_run_backward_op(pass, op, index);
+  pass->times[index].end_ns = sluice_now_ns();
+  if (on_comm) pass->comm_cpu_ns += sluice_thread_cpu_ns() - cpu; /* one thread per lane: no race */
+  return status;
+}
+
+static sluice_status_t submit_all(sluice_pass_t* pass) {
+  sluice_device_t* device = pass->context->device;
+  for (int32_t i = 0; i < pass->schedule->num_ops; ++i) {
+    const sluice_op_t* op = &pass->schedule->ops[i];
+    const sluice_job_t job = {
+        .index = i,
+        .lane = op->lane,
+        .waits = pass->schedule->deps + op->first_dep,
+        .num_waits = op->num_deps,
+        .run_on_failure = sluice_op_is_exchange(op->kind),
+    };
+    SLUICE_TRY(device->vtable->submit(device, &job));
+  }
+  return SLUICE_OK;
+}
+
+static void record(sluice_pass_t* pass) {
+  sluice_context_t* context = pass->context;
+  sluice_context_stats_t* stats = &context->stats;
+  const sluice_template_spec_t* spec = &pass->schedule->spec;
+  uint64_t lane_ns[SLUICE_NUM_LANES] = {0};
+  uint64_t exchange_ns = 0;
+  uint64_t now = sluice_now_ns();
+  for (int32_t i = 0; i < pass->schedule->num_ops; ++i) {
+    const sluice_op_t* op = &pass->schedule->ops[i];
+    const sluice_op_times_t* t = &pass->times[i];
+    lane_ns[op->lane] += t->end_ns - t->begin_ns;
+    if (sluice_op_is_exchange(op->kind)) exchange_ns += t->end_ns - t->begin_ns;
+    stats->bytes_sent += t->bytes;
+    const sluice_trace_event_t event = {
+        .begin_ns = t->begin_ns, .end_ns = t->end_ns, .op = sluice_op_name(op->kind), .layer = pass->moe->config.layer_id,
+        .chunk = op->chunk,      .lane = op->lane,    .direction = spec->direction,   .bytes = t->bytes};
+    sluice_trace_add(&context->trace, &event);
+  }
+  const sluice_trace_event_t whole = {.begin_ns = pass->begin_ns,
+                                      .end_ns = now,
+                                      .op = "pass",
+                                      .layer = pass->moe->config.layer_id,
+                                      .chunk = -1,
+                                      .lane = SLUICE_LANE_COMPUTE,
+                                      .direction = spec->direction};
+  sluice_trace_add(&context->trace, &whole);
+  ++stats->num_passes;
+  stats->compute_ns += lane_ns[SLUICE_LANE_COMPUTE];
+  stats->comm_ns += lane_ns[SLUICE_LANE_COMM];
+  stats->comm_cpu_ns += pass->comm_cpu_ns;
+  stats->pass_ns += now - pass->begin_ns;
+  stats->last_num_chunks = spec->num_chunks;
+  sluice_granularity_observe(&pass->moe->granularity, spec->direction, spec->num_chunks, pass->binding.num_tokens,
+                             exchange_ns, lane_ns[SLUICE_LANE_COMPUTE], pass->header_ns);
+}
+
+sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
+  sluice_device_t* device = pass->context->device;
+  SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_op, pass, NULL));
+  sluice_status_t submitted = submit_all(pass);
+  /* join even then: lanes may be running what was submitted. It reports the first failure. */
+  sluice_status_t status = device->vtable->join(device);
+  if (status == SLUICE_OK) status = submitted;
+  if (status == SLUICE_OK) record(pass);
+  return status;
+}

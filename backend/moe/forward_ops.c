@@ -1,0 +1,152 @@
+/* The ops of a forward pass. Equations per row x of expert e, in expert order:
+ *   T_M = [W1 x + b1 | W3 x + b3],  T_DO = W2 f(T_M) + b2,  y[t] = sum over k of w[t,k] T_DO(t, k). */
+#include "backend/base/dtype.h"
+#include "backend/moe/exchange_ops.h"
+#include "backend/moe/expert_math.h"
+
+int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local, int64_t hidden, uint64_t element) {
+  const sluice_tensor_t* w1 = &params->w1[local];
+  const sluice_tensor_t* w3 = &params->w3[local];
+  if (sluice_tensor_stride(w1, 0) != sluice_tensor_stride(w3, 0)) return 0;
+  if (sluice_tensor_stride(w1, 1) != sluice_tensor_stride(w3, 1)) return 0;
+  return (char*)sluice_tensor_data(w3) - (char*)sluice_tensor_data(w1) ==
+         (int64_t)element * hidden * sluice_tensor_stride(w1, 0);
+}
+
+sluice_status_t sluice_products_run(sluice_pass_t* pass, int64_t count, int32_t dtype_c, float beta) {
+  if (count == 0) return SLUICE_OK;
+  const sluice_product_list_t list = {pass->products, count, pass->moe->config.dtype, dtype_c, beta};
+  return sluice_gemm_run(pass->context->gemm, &list);
+}
+
+static int64_t rows_of(const sluice_pass_t* pass, const sluice_op_t* op, int32_t local) {
+  return pass->binding.rows_of_expert[(int64_t)op->chunk * pass->binding.num_local + local];
+}
+
+static sluice_status_t dispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0};
+  SLUICE_TRY(sluice_send_tokens_start(pass, op->chunk, pass->in_rows, &rows));
+  pass->times[index].bytes = rows.bytes;
+  return sluice_finish(pass, op, &rows);
+}
+
+static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t width = pass->moe->gate_factor * c->hidden_width;
+  int64_t count = 0;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op, e);
+    if (rows == 0) continue;
+    sluice_matrix_t x = sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), c->model_width, 0, element);
+    void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
+    int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, c->hidden_width, element);
+    pass->products[count++] = (sluice_product_t){rows,
+                                                 fused ? 2 * c->hidden_width : c->hidden_width,
+                                                 c->model_width,
+                                                 x,
+                                                 sluice_transpose(sluice_tensor_matrix(&pass->params->w1[e])),
+                                                 sluice_rows_matrix(pre, width, 0, element)};
+    if (!c->gated || fused) continue;
+    pass->products[count++] = (sluice_product_t){rows,
+                                                 c->hidden_width,
+                                                 c->model_width,
+                                                 x,
+                                                 sluice_transpose(sluice_tensor_matrix(&pass->params->w3[e])),
+                                                 sluice_rows_matrix(pre, width, c->hidden_width, element)};
+  }
+  return sluice_products_run(pass, count, c->dtype, 0);
+}
+
+static const void* bias_of(const sluice_tensor_t* biases, int32_t local) {
+  return biases == NULL ? NULL : sluice_tensor_data(&biases[local]);
+}
+
+static void activation(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op, e);
+    if (rows == 0) continue;
+    pass->context->device->kernels->activation_forward(
+        NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width, sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e),
+        c->bias ? bias_of(pass->params->b1, e) : NULL, c->bias && c->gated ? bias_of(pass->params->b3, e) : NULL,
+        sluice_pass_rows(pass, SLUICE_T_ACT, op->chunk, e));
+  }
+}
+
+static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t count = 0;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op, e);
+    if (rows == 0) continue;
+    pass->products[count++] = (sluice_product_t){
+        rows,
+        c->model_width,
+        c->hidden_width,
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_ACT, op->chunk, e), c->hidden_width, 0, element),
+        sluice_transpose(sluice_tensor_matrix(&pass->params->w2[e])),
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e), c->model_width, 0, element)};
+  }
+  SLUICE_TRY(sluice_products_run(pass, count, c->dtype, 0));
+  if (!c->bias) return SLUICE_OK;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    pass->context->device->kernels->add_bias(NULL, c->dtype, rows_of(pass, op, e), c->model_width,
+                                             sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
+                                             bias_of(pass->params->b2, e));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op, e);
+    if (rows == 0) continue;
+    int32_t result =
+        pass->callbacks->forward(pass->callbacks->user, op->chunk, e, rows, sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e),
+                                 sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e));
+    if (result != 0) {
+      return SLUICE_FAIL(SLUICE_E_FOREIGN, "layer %d: the host's expert %d failed in forward of chunk %d (it returned %d)",
+                         pass->moe->config.layer_id, e, op->chunk, result);
+    }
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t combine(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0};
+  SLUICE_TRY(sluice_return_rows_start(pass, op->chunk, SLUICE_T_DO, &rows));
+  pass->times[index].bytes = rows.bytes;
+  return sluice_finish(pass, op, &rows);
+}
+
+static void reduce(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_moe_config_t* c = &pass->moe->config;
+  int64_t t = b->first_token[op->chunk];
+  int64_t stride = sluice_tensor_stride(pass->out_rows, 0);
+  int64_t weight_t = sluice_tensor_stride(pass->route_weights, 0), weight_k = sluice_tensor_stride(pass->route_weights, 1);
+  const float* weights = sluice_tensor_data(pass->route_weights);
+  char* out = sluice_tensor_data(pass->out_rows);
+  if (sluice_chunk_tokens(b, op->chunk) == 0) return;
+  /* One rank: T_DO of a chunk lies in sent order already. */
+  const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DO : SLUICE_T_RECV, op->chunk);
+  pass->context->device->kernels->combine_rows(NULL, c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width,
+                                               rows, b->position + t * b->top_k, weights + t * weight_t, weight_t, weight_k,
+                                               out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
+}
+
+sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  switch (op->kind) {
+    case SLUICE_OP_DISPATCH: return dispatch(pass, op, index);
+    case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op->chunk, pass->in_rows, SLUICE_T_DI); return SLUICE_OK;
+    case SLUICE_OP_GEMM1: return gemm1(pass, op);
+    case SLUICE_OP_ACTIVATION: activation(pass, op); return SLUICE_OK;
+    case SLUICE_OP_GEMM2: return gemm2(pass, op);
+    case SLUICE_OP_EXPERT: return host_expert(pass, op);
+    case SLUICE_OP_COMBINE: return combine(pass, op, index);
+    case SLUICE_OP_REDUCE: reduce(pass, op); return SLUICE_OK;
+    default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "forward: op %s does not belong here", sluice_op_name(op->kind));
+  }
+}

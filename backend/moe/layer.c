@@ -1,0 +1,71 @@
+#include "backend/moe/layer.h"
+
+#include <string.h>
+
+static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
+  const unsigned char* p = data;
+  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
+  return hash;
+}
+
+static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
+  const sluice_moe_config_t* c = &moe->config;
+  const int64_t numbers[] = {c->model_width, c->hidden_width, c->num_experts, c->top_k,      c->dtype,           c->activation,
+                             c->gated,       c->bias,         c->num_chunks,  c->wgrad_mode, c->callback_experts, world_size};
+  uint64_t hash = fnv1a(0xcbf29ce484222325u, numbers, sizeof numbers);
+  hash = fnv1a(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
+  return fnv1a(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
+}
+
+/* Counting sort of experts by rank; contiguous blocks without a table. */
+static void fill_places(sluice_moe_t* moe, const int32_t* expert_rank, int32_t world_size) {
+  int32_t num_experts = moe->config.num_experts;
+  int32_t per_rank = num_experts / world_size;
+  for (int32_t e = 0; e < num_experts; ++e) ++moe->first_place[(expert_rank != NULL ? expert_rank[e] : e / per_rank) + 1];
+  for (int32_t r = 0; r < world_size; ++r) moe->first_place[r + 1] += moe->first_place[r];
+  /* Expert ids ascend within a rank, so its next free place is its first plus how many it has got. */
+  for (int32_t e = 0; e < num_experts; ++e) {
+    int32_t rank = expert_rank != NULL ? expert_rank[e] : e / per_rank;
+    int32_t before = 0;
+    for (int32_t other = 0; other < e; ++other) before += (expert_rank != NULL ? expert_rank[other] : other / per_rank) == rank;
+    moe->place_of_expert[e] = moe->first_place[rank] + before;
+  }
+}
+
+sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config, sluice_moe_t** out_moe) {
+  *out_moe = NULL;
+  int32_t world_size = context->world_size;
+  uint64_t tables = (uint64_t)(config->num_experts + world_size + 1) * sizeof(int32_t);
+  sluice_moe_t* moe = sluice_alloc_zeroed(&context->allocator, sizeof *moe, "layer");
+  if (moe == NULL) return SLUICE_E_NO_MEMORY;
+  moe->place_of_expert = sluice_alloc_zeroed(&context->allocator, tables, "layer tables");
+  if (moe->place_of_expert == NULL) {
+    sluice_free(&context->allocator, moe, sizeof *moe);
+    return SLUICE_E_NO_MEMORY;
+  }
+  moe->tables_bytes = tables;
+  moe->first_place = moe->place_of_expert + config->num_experts;
+  atomic_init(&moe->references, 1);
+  moe->config = *config;
+  moe->config.next = NULL;
+  moe->config.expert_rank = NULL;
+  moe->gate_factor = config->gated ? 2 : 1;
+  fill_places(moe, config->expert_rank, world_size);
+  moe->num_local = sluice_layer_experts_of(moe, context->rank);
+  moe->fingerprint = fingerprint(moe, world_size);
+  sluice_granularity_init(&moe->granularity, config->num_chunks, world_size);
+  sluice_engine_retain(context);
+  moe->context = context;
+  *out_moe = moe;
+  return SLUICE_OK;
+}
+
+void sluice_layer_retain(sluice_moe_t* moe) { atomic_fetch_add(&moe->references, 1); }
+
+void sluice_layer_release(sluice_moe_t* moe) {
+  if (moe == NULL || atomic_fetch_sub(&moe->references, 1) != 1) return;
+  sluice_context_t* context = moe->context;
+  sluice_free(&context->allocator, moe->place_of_expert, moe->tables_bytes);
+  sluice_free(&context->allocator, moe, sizeof *moe);
+  sluice_engine_release(context);
+}

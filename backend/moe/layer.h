@@ -1,0 +1,33 @@
+/* The layer behind the public handle: a checked config and the table of who owns which expert. */
+#ifndef SLUICE_BACKEND_MOE_LAYER_H_
+#define SLUICE_BACKEND_MOE_LAYER_H_
+
+#include "backend/moe/engine.h"
+#include "backend/moe/granularity.h"
+#include "sluice/moe.h"
+
+/* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders use
+ * places, so that the rows for one rank, and for one expert on it, are consecutive. */
+struct sluice_moe_s {
+  _Atomic int32_t references;
+  sluice_context_t* context;
+  sluice_moe_config_t config; /* expert_rank: NULL, see place_of_expert */
+  int32_t num_local;          /* E_local of this rank */
+  int32_t gate_factor;        /* g: 2 for gated experts, else 1 */
+  int32_t* place_of_expert;   /* [E] */
+  int32_t* first_place;       /* [W + 1] places of each rank's experts */
+  uint64_t tables_bytes;
+  uint64_t fingerprint;       /* of everything that must be equal on all ranks */
+  sluice_granularity_t granularity;
+};
+
+/* config has been validated and copied. Retains context. */
+sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config, sluice_moe_t** out_moe);
+void sluice_layer_retain(sluice_moe_t* moe);
+void sluice_layer_release(sluice_moe_t* moe);
+
+static inline int32_t sluice_layer_experts_of(const sluice_moe_t* moe, int32_t rank) {
+  return moe->first_place[rank + 1] - moe->first_place[rank];
+}
+
+#endif /* SLUICE_BACKEND_MOE_LAYER_H_ */

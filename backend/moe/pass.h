@@ -1,0 +1,80 @@
+/* One pass in execution: a template, a binding, where each tensor's slots lie, and the host's tensors. */
+#ifndef SLUICE_BACKEND_MOE_PASS_H_
+#define SLUICE_BACKEND_MOE_PASS_H_
+
+#include "backend/moe/binding.h"
+
+/* How the rows of a tensor lie. A ring slot holds one chunk in expert order. */
+typedef enum sluice_layout_e {
+  SLUICE_LAYOUT_NONE = 0,
+  SLUICE_LAYOUT_RING,         /* ring slots, each as large as the largest chunk */
+  SLUICE_LAYOUT_CHUNK_MAJOR,  /* all rows of the pass, by (chunk, expert) */
+  SLUICE_LAYOUT_EXPERT_MAJOR  /* all rows of the pass, by (expert, chunk): one product may run over all chunks */
+} sluice_layout_t;
+
+typedef struct sluice_slots_s {
+  char* data;
+  uint64_t slot_bytes; /* RING: from one slot to the next */
+  uint64_t row_bytes;
+  int32_t layout;
+} sluice_slots_t;
+
+typedef struct sluice_op_times_s {
+  uint64_t begin_ns;
+  uint64_t end_ns;
+  uint64_t bytes;
+} sluice_op_times_t;
+
+typedef struct sluice_pass_s {
+  sluice_context_t* context;
+  sluice_moe_t* moe;
+  const sluice_template_t* schedule;
+  sluice_binding_t binding;
+  sluice_slots_t slots[SLUICE_T_COUNT];
+  const sluice_expert_tensors_t* params;
+  const sluice_expert_callbacks_t* callbacks;
+  /* forward: tokens in, tokens out. backward: output gradients in, input gradients out (may be NULL). */
+  const sluice_tensor_t* in_rows;
+  const sluice_tensor_t* out_rows;
+  const sluice_tensor_t* route_weights;      /* [T, K] */
+  const sluice_tensor_t* grad_route_weights; /* [T, K] or NULL */
+  const sluice_expert_tensors_t* grad_params;
+  int32_t grad_mode;
+  sluice_expert_ready_fn_t expert_ready;
+  void* expert_ready_user;
+  /* scratch of the communication lane, of the compute lane, and records per op */
+  const void** send;
+  void** recv;
+  uint64_t* send_bytes;
+  uint64_t* recv_bytes;
+  int64_t* cursor;             /* [W] communication lane */
+  sluice_row_run_t* runs;      /* [W] communication lane */
+  float* route_send;           /* [largest chunk] route weights on their way out */
+  float* gate_recv;            /* [largest chunk] the gate's scalars as they return */
+  float* scalar_recv;          /* [largest chunk] route weights as they arrive; gate scalars on their way out */
+  sluice_product_t* products;  /* [E_local] compute lane */
+  sluice_op_times_t* times;    /* [num_ops] */
+  uint64_t begin_ns;
+  uint64_t comm_cpu_ns;
+  uint64_t header_ns;
+} sluice_pass_t;
+
+/* Row bytes, and the bytes that all slots of the tensor take, for tensors in expert order. */
+uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor);
+
+/* Lays all tensors that `given` does not provide into the context's slot arena, and the scratch behind them.
+ * given[tensor] != NULL: the tensor's data over the whole pass (saved buffers, deferred gradients). */
+sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given);
+
+/* Runs the schedule on the device; adds to the context's statistics and trace. */
+sluice_status_t sluice_pass_run(sluice_pass_t* pass);
+
+/* Address of the rows of (tensor, chunk, local expert), and of the chunk's first row (RING and CHUNK_MAJOR). */
+void* sluice_pass_rows(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local);
+void* sluice_pass_chunk(const sluice_pass_t* pass, int32_t tensor, int32_t chunk);
+
+/* The ops, by kind. */
+sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index);
+sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index);
+
+#endif /* SLUICE_BACKEND_MOE_PASS_H_ */

@@ -1,0 +1,21 @@
+/* A forward and a backward of one layer: arguments checked by capi, here they are agreed on, bound and executed. */
+#ifndef SLUICE_BACKEND_MOE_RUN_H_
+#define SLUICE_BACKEND_MOE_RUN_H_
+
+#include "backend/moe/step.h"
+
+/* `refusal`: SLUICE_OK, or why this rank's arguments were refused (with the record on this thread); the header is sent
+ * even then. The context has been entered. */
+sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_status_t refusal,
+                                   sluice_step_t** out_step);
+sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
+                                    sluice_status_t refusal);
+
+/* Shared by both: the failure of an earlier pass that the other ranks have not been told about, else `refusal`. */
+sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t refusal, char* text, uint64_t text_bytes);
+/* After a pass that failed beyond its header; returns `status` with its record. The other ranks learn it from the next
+ * header; a rank that could not take part in the payload at all (no memory) aborts its communicator instead of leaving
+ * them waiting. */
+sluice_status_t sluice_fail_pass(sluice_context_t* context, sluice_status_t status);
+
+#endif /* SLUICE_BACKEND_MOE_RUN_H_ */

@@ -1,0 +1,50 @@
+#include "backend/moe/step.h"
+
+#include <unistd.h>
+
+static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE"};
+
+sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
+  *out_step = NULL;
+  sluice_step_t* step = sluice_alloc_zeroed(&moe->context->allocator, sizeof *step, "step");
+  if (step == NULL) return SLUICE_E_NO_MEMORY;
+  sluice_layer_retain(moe);
+  step->moe = moe;
+  *out_step = step;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save, void* save_user) {
+  sluice_allocator_t* allocator = &step->moe->context->allocator;
+  step->owns_saved = save == NULL;
+  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+    if (save == NULL) {
+      step->saved[i] = sluice_alloc(allocator, bytes[i], saved_names[i]);
+      if (step->saved[i] == NULL) return SLUICE_E_NO_MEMORY;
+    } else {
+      step->saved[i] = save(save_user, i, bytes[i]);
+      if (step->saved[i] == NULL && bytes[i] > 0) {
+        return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "layer %d: the host refused %llu bytes for the saved buffer %s",
+                           step->moe->config.layer_id, (unsigned long long)bytes[i], saved_names[i]);
+      }
+      sluice_allocator_charge(allocator, bytes[i]);
+      step->charged = 1;
+    }
+    step->saved_bytes[i] = bytes[i];
+  }
+  return SLUICE_OK;
+}
+
+void sluice_step_drop(sluice_step_t* step) {
+  if (step == NULL) return;
+  sluice_moe_t* moe = step->moe;
+  if (moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
+  sluice_allocator_t* allocator = &moe->context->allocator;
+  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+    if (step->owns_saved) sluice_free(allocator, step->saved[i], step->saved_bytes[i]);
+    if (step->charged) sluice_allocator_discharge(allocator, step->saved_bytes[i]);
+  }
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) sluice_free(allocator, step->deferred[t], step->deferred_bytes[t]);
+  sluice_free(allocator, step, sizeof *step);
+  sluice_layer_release(moe);
+}

@@ -10,7 +10,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 def bazel(*arguments):
     done = subprocess.run(["bazel", *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, f"bazel {' '.join(arguments)}:\n{done.stderr[-4000:]}"
+    if done.returncode != 0:
+        pytest.fail(f"bazel {' '.join(arguments)}:\n{done.stderr[-3000:]}", pytrace=False)
     return done.stdout
 
 

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Formatters and linters, all pinned. Prints `ok`/`FAIL` for each check; details of a failing one follow it.
 #
-#   third_party/lint/lint.sh [--fix] [PATH...]
+#   third_party/lint/lint.sh [--fix] [--analyze] [PATH...]
 #
-# --fix   rewrites what the formatters can
-# PATH    only files below these
+# --fix      rewrites what the formatters can
+# --analyze  also the path-sensitive checks of clang-tidy (seconds a file; part of ./test --full)
+# PATH       only files below these
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$ROOT"
-fix=0 only=()
+fix=0 analyze=() only=()
 for argument in "$@"; do
   case $argument in
     --fix) fix=1 ;;
-    -*) echo "usage: $0 [--fix] [PATH...]" >&2 && exit 2 ;;
+    --analyze) analyze=(--analyze) ;;
+    -*) echo "usage: $0 [--fix] [--analyze] [PATH...]" >&2 && exit 2 ;;
     *) only+=("${argument%/}") ;;
   esac
 done
@@ -83,20 +85,8 @@ shell_syntax() {
 no_private_paths() {
   ! git grep -nIE '(^|[^A-Za-z0-9_./])/(work|root|home/[a-z]+)/|(pypi|pythonhosted)\.org|deb\.debian\.org|proxy\.golang' -- ':!third_party/lint/lint.sh' ':!docs/*'
 }
-tidy_all() {
-  local -a sources=()
-  local file
-  for file in "${c_files[@]}"; do
-    case $file in capi/src/*.c | backend/*.c) [[ $file == */test/* || $file == */cts/* ]] || sources+=("$file") ;; esac
-  done
-  ((${#sources[@]})) || return 0
-  # shellcheck disable=SC2016
-  printf '%s\0' "${sources[@]}" | nice xargs -0 -P 2 -n 1 sh -c \
-    'clang-tidy-14 --quiet "$1" -- -std=c11 -D_GNU_SOURCE -I. -Icapi/include 2>/dev/null' tidy
-}
-
 ((${#c_files[@]} == 0)) || check "C: clang-format 14 (${#c_files[@]} files)" pinned_clang_format
-((${#c_files[@]} == 0)) || check "C: clang-tidy 14" tidy_all
+((${#c_files[@]} == 0)) || check "C: clang-tidy 14" .venv/bin/python third_party/lint/tidy.py "${analyze[@]}" "${only[@]}"
 ((${#python_files[@]} == 0)) || check "Python: ruff check (${#python_files[@]} files)" ruff_check
 ((${#python_files[@]} == 0)) || check "Python: ruff format" ruff_format
 ((${#bazel_files[@]} == 0)) || check "Bazel: format (${#bazel_files[@]} files)" bazel_format

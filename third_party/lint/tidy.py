@@ -2,8 +2,9 @@
 
     tidy.py [--analyze] [PREFIX...]
 
-Without --analyze the path-sensitive checks (clang-analyzer-*) are left out: they take seconds a file, the others a tenth
-of one. A file that was clean is not looked at again until it, a header, its flags or .clang-tidy change (.test/tidy).
+Without --analyze the path-sensitive checks (clang-analyzer-*) are left out: they take seconds a file, the others a
+tenth of one. A file that was clean is not looked at again until it, a header, its flags or .clang-tidy change; what is
+known lies in .test/tidy.
 """
 
 import concurrent.futures

@@ -1,4 +1,8 @@
-/* Products by oneDNN, found at run time: f32 by dnnl_sgemm.
+/* Products by oneDNN, found at run time: f32 by dnnl_sgemm, bf16 by matmul primitives of oneDNN 2.x.
+ *
+ * Making a primitive takes up to a millisecond, and the rows of an expert are new in each step. So the dimension that
+ * counts rows is left open until the call: m, or k where A is transposed (a weight gradient). The others are weights'
+ * sizes, so a few primitives serve a whole model.
  *
  * A system oneDNN brings the OpenMP runtime it was linked with. In a torch process that can be a second one, with a
  * second pool of threads that fights the first for the cores; then every call here is held to one thread.
@@ -13,16 +17,48 @@
 #include "backend/base/log.h"
 #include "backend/gemm/gemm_form.h"
 
+/* oneDNN's own numbers. */
+enum { DNNL_BF16 = 2, DNNL_F32 = 3, DNNL_CPU = 1, DNNL_ARG_SRC = 1, DNNL_ARG_DST = 17, DNNL_ARG_WEIGHTS = 33 };
+#define DNNL_RUNTIME INT64_MIN
+
+typedef struct sluice_onednn_key_s {
+  int64_t m, n, k; /* DNNL_RUNTIME where open */
+  int64_t lda, ldb, ldc;
+  int32_t dtype_c, accumulate, trans_a, trans_b;
+} sluice_onednn_key_t;
+
+enum { NUM_PRIMITIVES = 32 };
+
 typedef struct sluice_gemm_onednn_s {
   sluice_gemm_t base;
   sluice_onednn_symbols_t dnnl;
+  void* engine; /* NULL: no bf16 */
+  void* stream;
+  int next; /* the entry that a new primitive replaces */
+  struct {
+    sluice_onednn_key_t key;
+    void* primitive; /* NULL: free */
+  } primitives[NUM_PRIMITIVES];
 } sluice_gemm_onednn_t;
 
-static void onednn_destroy(sluice_gemm_t* gemm) { sluice_free(gemm->allocator, gemm, sizeof(sluice_gemm_onednn_t)); }
+static void onednn_destroy(sluice_gemm_t* gemm) {
+  sluice_gemm_onednn_t* onednn = (sluice_gemm_onednn_t*)gemm;
+  for (int i = 0; i < NUM_PRIMITIVES; ++i) {
+    if (onednn->primitives[i].primitive != NULL) onednn->dnnl.dnnl_primitive_destroy(onednn->primitives[i].primitive);
+  }
+  if (onednn->stream != NULL) onednn->dnnl.dnnl_stream_destroy(onednn->stream);
+  if (onednn->engine != NULL) onednn->dnnl.dnnl_engine_destroy(onednn->engine);
+  sluice_free(gemm->allocator, onednn, sizeof *onednn);
+}
 
 static int onednn_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
-  (void)gemm;
-  if (list->dtype_ab != SLUICE_DTYPE_F32 || list->dtype_c != SLUICE_DTYPE_F32) return 0;
+  const sluice_gemm_onednn_t* onednn = (const sluice_gemm_onednn_t*)gemm;
+  if (list->dtype_ab == SLUICE_DTYPE_BF16) {
+    if (onednn->engine == NULL) return 0;
+    if (list->dtype_c != SLUICE_DTYPE_BF16 && list->dtype_c != SLUICE_DTYPE_F32) return 0;
+  } else if (list->dtype_ab != SLUICE_DTYPE_F32 || list->dtype_c != SLUICE_DTYPE_F32) {
+    return 0;
+  }
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->products[i], &form)) return 0;
@@ -30,14 +66,144 @@ static int onednn_supports(const sluice_gemm_t* gemm, const sluice_product_list_
   return 1;
 }
 
+/* ---- bf16 ------------------------------------------------------------------------------------------------------ */
+
+static int describe(const sluice_gemm_onednn_t* onednn, int64_t rows, int64_t cols, int64_t leading, int trans,
+                    int dtype, sluice_onednn_memory_desc_t* out) {
+  const int64_t dims[2] = {rows, cols};
+  const int64_t strides[2] = {trans ? 1 : leading, trans ? leading : 1};
+  return onednn->dnnl.dnnl_memory_desc_init_by_strides(out, 2, dims, dtype, strides);
+}
+
+/* a, b, c; returns oneDNN's status, 0 for success. */
+static int describe_all(const sluice_gemm_onednn_t* onednn, const sluice_onednn_key_t* key,
+                        sluice_onednn_memory_desc_t out[3]) {
+  int dtype_c = key->dtype_c == SLUICE_DTYPE_BF16 ? DNNL_BF16 : DNNL_F32;
+  int answer = describe(onednn, key->m, key->k, key->lda, key->trans_a, DNNL_BF16, &out[0]);
+  if (answer == 0) answer = describe(onednn, key->k, key->n, key->ldb, key->trans_b, DNNL_BF16, &out[1]);
+  if (answer == 0) answer = describe(onednn, key->m, key->n, key->ldc, 0, dtype_c, &out[2]);
+  return answer;
+}
+
+static int make_primitive(const sluice_gemm_onednn_t* onednn, const sluice_onednn_key_t* key, void** out_primitive) {
+  const sluice_onednn_symbols_t* dnnl = &onednn->dnnl;
+  sluice_onednn_memory_desc_t descs[3];
+  sluice_onednn_matmul_desc_t matmul;
+  void* attributes = NULL;
+  void* ops = NULL;
+  void* primitive_desc = NULL;
+  *out_primitive = NULL;
+  int answer = describe_all(onednn, key, descs);
+  if (answer == 0) answer = dnnl->dnnl_matmul_desc_init(&matmul, &descs[0], &descs[1], NULL, &descs[2]);
+  if (answer == 0) answer = dnnl->dnnl_primitive_attr_create(&attributes);
+  if (answer == 0 && key->accumulate) {
+    answer = dnnl->dnnl_post_ops_create(&ops);
+    if (answer == 0) answer = dnnl->dnnl_post_ops_append_sum(ops, 1.0f);
+    if (answer == 0) answer = dnnl->dnnl_primitive_attr_set_post_ops(attributes, ops);
+  }
+  if (answer == 0) {
+    answer = dnnl->dnnl_primitive_desc_create(&primitive_desc, &matmul, attributes, onednn->engine, NULL);
+  }
+  if (answer == 0) answer = dnnl->dnnl_primitive_create(out_primitive, primitive_desc);
+  if (primitive_desc != NULL) dnnl->dnnl_primitive_desc_destroy(primitive_desc);
+  if (ops != NULL) dnnl->dnnl_post_ops_destroy(ops);
+  if (attributes != NULL) dnnl->dnnl_primitive_attr_destroy(attributes);
+  return answer;
+}
+
+static int find_primitive(sluice_gemm_onednn_t* onednn, const sluice_onednn_key_t* key, void** out_primitive) {
+  for (int i = 0; i < NUM_PRIMITIVES; ++i) {
+    *out_primitive = onednn->primitives[i].primitive;
+    if (*out_primitive != NULL && memcmp(&onednn->primitives[i].key, key, sizeof *key) == 0) return 0;
+  }
+  int answer = make_primitive(onednn, key, out_primitive);
+  if (answer != 0) return answer;
+  int at = onednn->next;
+  onednn->next = (at + 1) % NUM_PRIMITIVES;
+  if (onednn->primitives[at].primitive != NULL) onednn->dnnl.dnnl_primitive_destroy(onednn->primitives[at].primitive);
+  onednn->primitives[at].key = *key;
+  onednn->primitives[at].primitive = *out_primitive;
+  return 0;
+}
+
+static int product_bf16(sluice_gemm_onednn_t* onednn, const sluice_product_list_t* list, const sluice_gemm_form_t* f) {
+  const sluice_onednn_symbols_t* dnnl = &onednn->dnnl;
+  sluice_onednn_key_t key;
+  memset(&key, 0, sizeof key); /* compared as bytes */
+  key.m = f->m;
+  key.n = f->n;
+  key.k = f->k;
+  key.lda = f->lda;
+  key.ldb = f->ldb;
+  key.ldc = f->ldc;
+  key.dtype_c = list->dtype_c;
+  key.accumulate = list->beta != 0.0f;
+  key.trans_a = f->trans_a;
+  key.trans_b = f->trans_b;
+  sluice_onednn_memory_desc_t descs[3];
+  int answer = describe_all(onednn, &key, descs);
+  if (f->trans_a) {
+    key.k = DNNL_RUNTIME;
+  } else {
+    key.m = DNNL_RUNTIME;
+  }
+  void* primitive = NULL;
+  if (answer == 0) answer = find_primitive(onednn, &key, &primitive);
+  sluice_onednn_arg_t args[3] = {{DNNL_ARG_SRC, NULL}, {DNNL_ARG_WEIGHTS, NULL}, {DNNL_ARG_DST, NULL}};
+  void* const data[3] = {(void*)f->a, (void*)f->b, f->c};
+  for (int i = 0; i < 3 && answer == 0; ++i) {
+    answer = dnnl->dnnl_memory_create(&args[i].memory, &descs[i], onednn->engine, data[i]);
+  }
+  if (answer == 0) answer = dnnl->dnnl_primitive_execute(primitive, onednn->stream, 3, args);
+  if (answer == 0) answer = dnnl->dnnl_stream_wait(onednn->stream);
+  for (int i = 0; i < 3; ++i) {
+    if (args[i].memory != NULL) dnnl->dnnl_memory_destroy(args[i].memory);
+  }
+  return answer;
+}
+
+/* Sets engine and stream where this oneDNN and this CPU can multiply bf16; otherwise leaves both NULL. */
+static void start_bf16(sluice_gemm_onednn_t* onednn) {
+  const sluice_onednn_symbols_t* dnnl = &onednn->dnnl;
+  int complete = dnnl->dnnl_version()->major == 2;
+#define SYMBOL(required, result, name, parameters) complete &= dnnl->name != NULL;
+#include "backend/gemm/onednn/onednn_symbols.inc"
+#undef SYMBOL
+  if (!complete || dnnl->dnnl_engine_create(&onednn->engine, DNNL_CPU, 0) != 0) {
+    onednn->engine = NULL;
+    return;
+  }
+  /* A CPU without AVX-512 has no bf16 there: ask for one primitive. */
+  const sluice_onednn_key_t key = {DNNL_RUNTIME, 32, 32, 32, 32, 32, SLUICE_DTYPE_BF16, 0, 0, 0};
+  void* primitive = NULL;
+  int answer = dnnl->dnnl_stream_create(&onednn->stream, onednn->engine, 1);
+  if (answer == 0) answer = make_primitive(onednn, &key, &primitive);
+  if (primitive != NULL) dnnl->dnnl_primitive_destroy(primitive);
+  if (answer == 0) return;
+  sluice_log(SLUICE_LOG_INFO, "gemm %s: no bf16 on this CPU (%d)", onednn->base.name, answer);
+  if (onednn->stream != NULL) dnnl->dnnl_stream_destroy(onednn->stream);
+  dnnl->dnnl_engine_destroy(onednn->engine);
+  onednn->stream = NULL;
+  onednn->engine = NULL;
+}
+
+/* ---- both ------------------------------------------------------------------------------------------------------ */
+
 static sluice_status_t product(sluice_gemm_onednn_t* onednn, const sluice_product_list_t* list,
                                const sluice_gemm_form_t* f) {
-  int answer = onednn->dnnl.dnnl_sgemm(f->trans_a ? 'T' : 'N', f->trans_b ? 'T' : 'N', f->m, f->n, f->k, 1.0f, f->a,
-                                       f->lda, f->b, f->ldb, list->beta, f->c, f->ldc);
+  int answer;
+  if (list->dtype_ab == SLUICE_DTYPE_BF16) {
+    answer = product_bf16(onednn, list, f);
+  } else {
+    answer = onednn->dnnl.dnnl_sgemm(f->trans_a ? 'T' : 'N', f->trans_b ? 'T' : 'N', f->m, f->n, f->k, 1.0f, f->a,
+                                     f->lda, f->b, f->ldb, list->beta, f->c, f->ldc);
+  }
   if (answer == 0) return SLUICE_OK;
   return sluice_error_record(SLUICE_E_FOREIGN, -1, -1, answer,
-                             "%s: dnnl_sgemm of [%lld, %lld, %lld] returned %d: choose another gemm with SLUICE_GEMM",
-                             onednn->base.name, (long long)f->m, (long long)f->n, (long long)f->k, answer);
+                             "%s refused a product [%lld, %lld, %lld] of %s with its status %d: choose another gemm, "
+                             "by name or with SLUICE_GEMM",
+                             onednn->base.name, (long long)f->m, (long long)f->n, (long long)f->k,
+                             sluice_dtype_name(list->dtype_ab), answer);
 }
 
 static sluice_status_t onednn_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
@@ -114,6 +280,7 @@ sluice_status_t sluice_gemm_onednn_create_from(const sluice_onednn_symbols_t* sy
   onednn->base.allocator = allocator;
   snprintf(onednn->base.name, sizeof onednn->base.name, "onednn (%d.%d)", version->major, version->minor);
   onednn->dnnl = *symbols;
+  start_bf16(onednn);
   *out_gemm = &onednn->base;
   return SLUICE_OK;
 }

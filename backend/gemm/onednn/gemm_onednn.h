@@ -11,6 +11,20 @@ typedef struct sluice_onednn_version_s {
   int major, minor, patch; /* more follows */
 } sluice_onednn_version_t;
 
+/* Filled and read by oneDNN 2.x only; 2.6 uses 696 and 2800 bytes. */
+typedef union sluice_onednn_memory_desc_s {
+  int64_t align;
+  char bytes[1024];
+} sluice_onednn_memory_desc_t;
+typedef union sluice_onednn_matmul_desc_s {
+  int64_t align;
+  char bytes[4096];
+} sluice_onednn_matmul_desc_t;
+typedef struct sluice_onednn_arg_s {
+  int arg;
+  void* memory;
+} sluice_onednn_arg_t;
+
 typedef struct sluice_onednn_symbols_s {
 /* NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator */
 #define SYMBOL(required, result, name, parameters) result(*name) parameters;

@@ -1,0 +1,115 @@
+#include "capi/src/check_layer.h"
+
+#include <stdio.h>
+
+#include "backend/base/dtype.h"
+
+sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
+                                  int64_t num_tokens) {
+  const int64_t shape[] = {num_tokens, moe->config.model_width};
+  SLUICE_TRY(sluice_tensor_check(tensor, name, moe->config.dtype, 2, shape));
+  if (tensor->shape[0] > 0 && tensor->shape[1] > 1 && sluice_tensor_stride(tensor, 1) != 1) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 1 is %lld; rows must be contiguous (stride 1)", name,
+                       (long long)sluice_tensor_stride(tensor, 1));
+  }
+  if (tensor->shape[0] > 1 && sluice_tensor_stride(tensor, 0) < 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 0 is %lld; it may not be negative", name,
+                       (long long)sluice_tensor_stride(tensor, 0));
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t* tensor, int64_t num_tokens) {
+  const int64_t shape[] = {num_tokens, moe->config.top_k};
+  SLUICE_TRY(sluice_tensor_check(tensor, "expert_ids", 0, 2, shape));
+  int32_t dtype = sluice_tensor_dtype(tensor);
+  if (dtype != SLUICE_DTYPE_I32 && dtype != SLUICE_DTYPE_I64) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "expert_ids: dtype is %s; ids are i32 or i64", sluice_dtype_name(dtype));
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
+                                           int64_t num_tokens) {
+  const int64_t shape[] = {num_tokens, moe->config.top_k};
+  return sluice_tensor_check(tensor, name, SLUICE_DTYPE_F32, 2, shape);
+}
+
+static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_t* tensors, const char* name, int32_t ndim,
+                                   const int64_t* shape, int gradients) {
+  if (tensors == NULL && moe->num_local > 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL; this layer's config needs it (%d tensors)",
+                       moe->config.layer_id, name, moe->num_local);
+  }
+  for (int32_t e = 0; e < moe->num_local; ++e) {
+    char label[64];
+    snprintf(label, sizeof label, "%s[%d]", name, e);
+    SLUICE_TRY(sluice_tensor_check(&tensors[e], label, gradients ? 0 : moe->config.dtype, ndim, shape));
+    int32_t dtype = sluice_tensor_dtype(&tensors[e]);
+    if (dtype != moe->config.dtype && dtype != SLUICE_DTYPE_F32) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s; gradients are %s like the layer, or f32", label,
+                         sluice_dtype_name(dtype), sluice_dtype_name(moe->config.dtype));
+    }
+    if (dtype != sluice_tensor_dtype(&tensors[0])) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s, but that of %s[0] is %s; one dtype per kind", label,
+                         sluice_dtype_name(dtype), name, sluice_dtype_name(sluice_tensor_dtype(&tensors[0])));
+    }
+    int64_t first = sluice_tensor_stride(&tensors[e], 0), second = ndim == 2 ? sluice_tensor_stride(&tensors[e], 1) : 1;
+    if ((ndim == 1 && shape[0] > 1 && first != 1) || (ndim == 2 && first != 1 && second != 1)) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: strides are %lld, %lld; one of them must be 1", label,
+                         (long long)first, (long long)second);
+    }
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
+                                     int gradients) {
+  const sluice_moe_config_t* c = &moe->config;
+  if (experts == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL", c->layer_id, name);
+  if (experts->struct_size < sizeof *experts) {
+    return SLUICE_FAIL(SLUICE_E_ABI, "%s: struct_size of sluice_expert_tensors_t is %zu, this library needs %zu", name,
+                       experts->struct_size, sizeof *experts);
+  }
+  const int64_t up[] = {c->hidden_width, c->model_width}, down[] = {c->model_width, c->hidden_width};
+  char label[64];
+#define ARRAY(member, ndim, shape)                                     \
+  snprintf(label, sizeof label, "%s.%s", name, #member);               \
+  SLUICE_TRY(check_array(moe, experts->member, label, ndim, shape, gradients))
+  ARRAY(w1, 2, up);
+  ARRAY(w2, 2, down);
+  if (c->gated) {
+    ARRAY(w3, 2, up);
+  }
+  if (c->bias) {
+    ARRAY(b1, 1, up);
+    ARRAY(b2, 1, down);
+    if (c->gated) {
+      ARRAY(b3, 1, up);
+    }
+  }
+#undef ARRAY
+  if (gradients && moe->num_local > 0 && sluice_tensor_dtype(&experts->w1[0]) != sluice_tensor_dtype(&experts->w2[0])) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: w1 is %s and w2 is %s; weight gradients share one dtype", name,
+                       sluice_dtype_name(sluice_tensor_dtype(&experts->w1[0])),
+                       sluice_dtype_name(sluice_tensor_dtype(&experts->w2[0])));
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks) {
+  if (callbacks == NULL || callbacks->forward == NULL || callbacks->backward == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: callback experts need callbacks with both forward and backward set", moe->config.layer_id);
+  }
+  if (callbacks->struct_size < sizeof *callbacks) {
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_expert_callbacks_t: struct_size is %zu, this library needs %zu",
+                       callbacks->struct_size, sizeof *callbacks);
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream) {
+  if (stream == NULL) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: stream must be NULL on a CPU", moe->config.layer_id);
+}

@@ -1,0 +1,22 @@
+/* Checks of the tensors that a layer's calls take; used by the whole-layer calls and by the parts. Private to capi. */
+#ifndef SLUICE_CAPI_CHECK_LAYER_H_
+#define SLUICE_CAPI_CHECK_LAYER_H_
+
+#include "backend/base/tensor.h"
+#include "backend/moe/layer.h"
+
+/* [T, width] of the layer's dtype with unit column stride; num_tokens -1: any. */
+sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
+                                  int64_t num_tokens);
+/* [T, K] i32 or i64. */
+sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t* tensor, int64_t num_tokens);
+/* [T, K] f32. */
+sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
+                                           int64_t num_tokens);
+/* All arrays that the config asks for. dtype 0: the layer's, or f32 (gradients); all of one kind share it. */
+sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
+                                     int gradients);
+sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks);
+sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream);
+
+#endif /* SLUICE_CAPI_CHECK_LAYER_H_ */

@@ -1,0 +1,124 @@
+/* The public context: checks the config, then puts a device and a gemm into an engine. */
+#include <string.h>
+
+#include "backend/base/structs.h"
+#include "backend/moe/engine.h"
+
+void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size) {
+  sluice_context_config_t defaults;
+  if (out_config == NULL || struct_size < sizeof(size_t)) return;
+  memset(&defaults, 0, sizeof defaults);
+  defaults.device_type = SLUICE_DEVICE_CPU;
+  memset(out_config, 0, struct_size);
+  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
+  out_config->struct_size = struct_size;
+}
+
+static sluice_status_t read_config(const sluice_context_config_t* config, sluice_context_config_t* out) {
+  sluice_context_config_init(out, sizeof *out);
+  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, config, sizeof *out, "sluice_context_config_t"));
+  if (out->next != NULL) {
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_context_config_t: extension of unknown type %d", out->next->type);
+  }
+  if (out->device_type != SLUICE_DEVICE_CPU) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "context: device_type is %d; this build runs on the CPU only (SLUICE_DEVICE_CPU, %d)",
+                       out->device_type, SLUICE_DEVICE_CPU);
+  }
+  if ((out->allocate == NULL) != (out->release == NULL)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: set allocate and release together, or neither");
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t fill_engine(sluice_context_t* context, const sluice_context_config_t* config) {
+  const sluice_gemm_options_t gemm = {
+      .name = config->gemm,
+      .library = config->gemm_library,
+      .host_gemm = config->host_gemm,
+      .host_gemm_user = config->host_gemm_user,
+  };
+  SLUICE_TRY(sluice_cpu_device_create(&context->allocator, &context->device));
+  return sluice_gemm_create(&gemm, &context->allocator, &context->gemm);
+}
+
+sluice_status_t sluice_context_create(const sluice_context_config_t* config, sluice_comm_t* comm,
+                                      sluice_context_t** out_context) {
+  if (out_context == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_create: out_context is NULL");
+  *out_context = NULL;
+  sluice_context_config_t checked;
+  SLUICE_TRY(read_config(config, &checked));
+  sluice_context_t* context = NULL;
+  SLUICE_TRY(sluice_engine_create(comm, checked.allocate, checked.release, checked.allocate_user, &context));
+  sluice_status_t status = fill_engine(context, &checked);
+  if (status != SLUICE_OK) {
+    sluice_engine_release(context);
+    return status;
+  }
+  *out_context = context;
+  return SLUICE_OK;
+}
+
+void sluice_context_destroy(sluice_context_t* context) { sluice_engine_release(context); }
+
+sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t reset_peak, sluice_context_stats_t* out_stats) {
+  if (context == NULL || out_stats == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_get_stats: %s is NULL", context == NULL ? "context" : "out_stats");
+  }
+  size_t size = out_stats->struct_size;
+  if (size < sizeof(size_t)) {
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_context_stats_t: struct_size is %zu; set it to sizeof the struct", size);
+  }
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_get_stats"));
+  sluice_context_stats_t stats = context->stats;
+  stats.struct_size = size;
+  stats.current_bytes = context->allocator.current_bytes;
+  stats.peak_bytes = context->allocator.peak_bytes;
+  memcpy(stats.gemm, context->gemm->name, sizeof stats.gemm < sizeof context->gemm->name ? sizeof stats.gemm : sizeof context->gemm->name);
+  memset(out_stats, 0, size);
+  memcpy(out_stats, &stats, size < sizeof stats ? size : sizeof stats);
+  if (reset_peak != 0) sluice_allocator_reset_peak(&context->allocator);
+  sluice_engine_leave(context);
+  return SLUICE_OK;
+}
+
+static sluice_status_t set_trace(sluice_context_t* context, int64_t capacity) {
+  sluice_trace_event_t* events = NULL;
+  if (capacity > 0) {
+    events = sluice_alloc(&context->allocator, (uint64_t)capacity * sizeof *events, "trace");
+    if (events == NULL) return SLUICE_E_NO_MEMORY;
+  }
+  sluice_free(&context->allocator, context->trace.events, (uint64_t)context->trace.capacity * sizeof *events);
+  context->trace = (sluice_trace_t){.events = events, .capacity = capacity};
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_context_trace(sluice_context_t* context, int64_t capacity) {
+  if (context == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_trace: context is NULL");
+  if (capacity < 0 || capacity > ((int64_t)1 << 32)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_trace: capacity is %lld; it must be in [0, 2^32]",
+                       (long long)capacity);
+  }
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_trace"));
+  sluice_status_t status = set_trace(context, capacity);
+  sluice_engine_leave(context);
+  return status;
+}
+
+sluice_status_t sluice_context_take_trace(sluice_context_t* context, sluice_trace_event_t* out_events, int64_t capacity,
+                                          int64_t* out_count) {
+  if (context == NULL || out_count == NULL || capacity < 0 || (out_events == NULL && capacity > 0)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_take_trace: context, out_events or out_count is NULL, or the "
+                                                  "capacity is negative");
+  }
+  *out_count = 0;
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_take_trace"));
+  sluice_trace_t* trace = &context->trace;
+  int64_t count = trace->count < capacity ? trace->count : capacity;
+  for (int64_t i = 0; i < count; ++i) {
+    out_events[i] = trace->events[(trace->next - trace->count + i + trace->capacity) % trace->capacity];
+  }
+  *out_count = count;
+  trace->count = trace->next = 0;
+  sluice_engine_leave(context);
+  return SLUICE_OK;
+}

@@ -1,0 +1,287 @@
+/* The layer through the public ABI against a plain f64 reference, over ranks, chunks, dtypes and layouts. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/world.h"
+
+static case_t base_case(void) {
+  return (case_t){.world_size = 1, .tokens = {13, 9, 17, 5}, .model_width = 11, .hidden_width = 19, .num_experts = 12, .top_k = 2,
+                  .num_chunks = 1, .dtype = SLUICE_DTYPE_F32, .activation = SLUICE_ACTIVATION_GELU, .hot_expert = -1};
+}
+
+/* f64 layers still carry f32 gate scalars; bf16 rounds every tensor between ops to 8 bits, f16 to 11. */
+static double tolerance(const case_t* c) {
+  switch (c->dtype) {
+    case SLUICE_DTYPE_F64: return 3e-7;
+    case SLUICE_DTYPE_F32: return 5e-6;
+    case SLUICE_DTYPE_F16: return 1e-2;
+    default: return 6e-2;
+  }
+}
+
+static void check(const case_t* c) {
+  result_t got, want;
+  world_run(c, &got);
+  world_reference(c, &want);
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    if (got.status[r] != SLUICE_OK) fail_msg("rank %d: %d: %s", r, got.status[r], got.message[r]);
+  }
+  double d = world_distance(c, &got, &want);
+  if (!(d >= 0 && d <= tolerance(c))) {
+    fail_msg("W %d n %d K %d E %d dtype %d act %d gated %d bias %d: distance %g", c->world_size, c->num_chunks, c->top_k,
+             c->num_experts, c->dtype, c->activation, c->gated, c->bias, d);
+  }
+  world_free(&got);
+  world_free(&want);
+}
+
+static void Layer_RanksAndChunks_MatchReference(void** state) {
+  (void)state;
+  const int32_t ranks[] = {1, 2, 3, 4}, chunks[] = {1, 2, 3, 5, 16};
+  for (size_t w = 0; w < 4; ++w) {
+    for (size_t n = 0; n < 5; ++n) {
+      case_t c = base_case();
+      c.world_size = ranks[w];
+      c.num_chunks = chunks[n];
+      c.bias = (w + n) % 2 == 0;
+      c.gated = (w + n) % 3 == 0;
+      c.wgrad_mode = n % 2 == 0 ? SLUICE_WGRAD_DEFERRED : SLUICE_WGRAD_PER_CHUNK;
+      check(&c);
+    }
+  }
+}
+
+static void Layer_EveryActivationGatedAndBias_MatchesReference(void** state) {
+  (void)state;
+  for (int32_t a = SLUICE_ACTIVATION_IDENTITY; a <= SLUICE_ACTIVATION_SILU; ++a) {
+    for (int32_t bits = 0; bits < 4; ++bits) {
+      case_t c = base_case();
+      c.world_size = 2, c.num_chunks = 2, c.activation = a, c.gated = bits & 1, c.bias = bits >> 1;
+      check(&c);
+    }
+  }
+}
+
+static void Layer_EveryDtype_MatchesReference(void** state) {
+  (void)state;
+  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
+  for (size_t i = 0; i < 4; ++i) {
+    for (int32_t w = 1; w <= 2; ++w) {
+      case_t c = base_case();
+      c.world_size = w, c.num_chunks = 3, c.dtype = dtypes[i], c.gated = w == 2, c.bias = 1;
+      check(&c);
+      c.grad_f32 = 1, c.accumulate = 1;
+      check(&c);
+    }
+  }
+}
+
+static void Layer_AnyTopK_MatchesReference(void** state) {
+  (void)state;
+  const int32_t top[] = {1, 2, 4, 12};
+  for (size_t i = 0; i < 4; ++i) {
+    case_t c = base_case();
+    c.world_size = 3, c.num_chunks = 2, c.top_k = top[i];
+    check(&c);
+  }
+}
+
+static void Layer_NoTokensOnSomeRanks_MatchesReference(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.world_size = 3, c.num_chunks = 4;
+  c.tokens[1] = 0;
+  check(&c);
+  c.tokens[0] = c.tokens[2] = 0;
+  check(&c);
+  c.world_size = 1;
+  check(&c);
+}
+
+static void Layer_DroppedRoutes_ContributeNothing(void** state) {
+  (void)state;
+  const int32_t every[] = {1, 2, 3};
+  for (size_t i = 0; i < 3; ++i) {
+    for (int32_t w = 1; w <= 2; ++w) {
+      case_t c = base_case();
+      c.world_size = w, c.num_chunks = 3, c.drop_every = every[i], c.bias = 1;
+      check(&c);
+    }
+  }
+}
+
+static void Layer_OneHotExpert_MatchesReference(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.world_size = 4, c.num_chunks = 3, c.hot_expert = 11;
+  check(&c);
+  c.top_k = 1;
+  check(&c);
+}
+
+static void Layer_TransposedParametersAndGradients_MatchReference(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.world_size = 2, c.transposed = 1, c.gated = 1;
+  check(&c);
+}
+
+static void Layer_Accumulate_AddsToWhatWasThere(void** state) {
+  (void)state;
+  for (int32_t mode = 0; mode < 2; ++mode) {
+    case_t c = base_case();
+    c.world_size = 2, c.num_chunks = 3, c.accumulate = 1, c.bias = 1, c.wgrad_mode = mode;
+    check(&c);
+  }
+}
+
+static void Layer_HalvesApart_MatchReference(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    case_t c = base_case();
+    c.world_size = w, c.num_chunks = 3, c.halves_apart = 1, c.bias = 1, c.gated = 1;
+    check(&c);
+    c.restore = 1;
+    check(&c);
+  }
+}
+
+static void Layer_StepRestoredElsewhere_MatchesReference(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.world_size = 2, c.num_chunks = 3, c.restore = 1;
+  check(&c);
+}
+
+static void Layer_CallbackExperts_MatchReference(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    for (int32_t n = 1; n <= 4; n += 3) {
+      case_t c = base_case();
+      c.world_size = w, c.num_chunks = n, c.callback_experts = 1, c.restore = n > 1;
+      check(&c);
+    }
+  }
+}
+
+static void Layer_UnevenExpertOwners_MatchReference(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.world_size = 3, c.num_experts = 7, c.uneven_owners = 1, c.num_chunks = 2;
+  check(&c);
+}
+
+static void Layer_ManyExperts_CountsOverflowTheEnvelope(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.world_size = 2, c.num_experts = 300, c.num_chunks = 3, c.model_width = 3, c.hidden_width = 2;
+  check(&c);
+}
+
+static void Layer_EveryExpertReady_IsSignalledOnce(void** state) {
+  (void)state;
+  for (int32_t mode = 0; mode < 2; ++mode) {
+    case_t c = base_case();
+    c.world_size = 3, c.num_chunks = 3, c.wgrad_mode = mode;
+    result_t got;
+    world_run(&c, &got);
+    for (int32_t r = 0; r < 3; ++r) assert_int_equal(got.ready[r], 4);
+    world_free(&got);
+  }
+}
+
+static void Layer_AnyChunks_BitIdenticalWithRef(void** state) {
+  (void)state;
+  const int32_t chunks[] = {2, 3, 7};
+  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16};
+  for (size_t d = 0; d < 2; ++d) {
+    case_t c = base_case();
+    c.world_size = 3, c.dtype = dtypes[d], c.gated = 1, c.bias = 1;
+    result_t one;
+    world_run(&c, &one);
+    for (size_t i = 0; i < 3; ++i) {
+      c.num_chunks = chunks[i];
+      result_t many, again;
+      world_run(&c, &many);
+      world_run(&c, &again);
+      assert_true(world_identical(&c, &one, &many, 0));
+      assert_true(world_identical(&c, &many, &again, 1)); /* and between runs, weight gradients too */
+      world_free(&many);
+      world_free(&again);
+    }
+    world_free(&one);
+  }
+}
+
+static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
+  (void)state;
+  for (int32_t a = SLUICE_ACTIVATION_GELU; a <= SLUICE_ACTIVATION_SILU; ++a) {
+    case_t c = base_case();
+    c.dtype = SLUICE_DTYPE_F64, c.tokens[0] = 4, c.model_width = 3, c.hidden_width = 4, c.num_experts = 3, c.num_chunks = 2;
+    c.activation = a, c.gated = a != SLUICE_ACTIVATION_GELU_TANH, c.bias = 1;
+    result_t got;
+    world_run(&c, &got);
+    for (int which = 0; which < 8; ++which) {
+      /* Route weights are f32 inputs: a wide step keeps its rounding small; the layer is linear in them. */
+      double h = which == 1 ? 0.25 : 1e-5;
+      for (int64_t i = 0; i < world_count(&c, which); ++i) {
+        double slope = (world_objective(&c, which, i, h) - world_objective(&c, which, i, -h)) / (2 * h);
+        double analytic = which == 0 ? got.grad_tokens[0][i] : which == 1 ? got.grad_weights[0][i] : got.grad_params[which - 2][i];
+        if (fabs(slope - analytic) > 2e-6 * (1 + fabs(analytic))) {
+          fail_msg("activation %d input %d index %lld: finite difference %.9g, gradient %.9g", a, which, (long long)i, slope, analytic);
+        }
+      }
+    }
+    world_free(&got);
+  }
+}
+
+static void Layer_EveryGemm_MatchesReference(void** state) {
+  (void)state;
+  const char* const gemms[] = {"auto", "blas", "onednn"};
+  for (size_t i = 0; i < 3; ++i) {
+    case_t c = base_case();
+    c.world_size = 2, c.num_chunks = 2, c.gemm = gemms[i], c.gated = 1, c.bias = 1;
+    result_t probe;
+    world_run(&c, &probe);
+    sluice_status_t status = probe.status[0];
+    world_free(&probe);
+    if (status == SLUICE_E_NOT_FOUND) {
+      printf("SKIPPED: gemm \"%s\" is not installed here\n", gemms[i]);
+      continue;
+    }
+    check(&c);
+  }
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Layer_RanksAndChunks_MatchReference),
+      cmocka_unit_test(Layer_EveryActivationGatedAndBias_MatchesReference),
+      cmocka_unit_test(Layer_EveryDtype_MatchesReference),
+      cmocka_unit_test(Layer_AnyTopK_MatchesReference),
+      cmocka_unit_test(Layer_NoTokensOnSomeRanks_MatchesReference),
+      cmocka_unit_test(Layer_DroppedRoutes_ContributeNothing),
+      cmocka_unit_test(Layer_OneHotExpert_MatchesReference),
+      cmocka_unit_test(Layer_TransposedParametersAndGradients_MatchReference),
+      cmocka_unit_test(Layer_Accumulate_AddsToWhatWasThere),
+      cmocka_unit_test(Layer_HalvesApart_MatchReference),
+      cmocka_unit_test(Layer_StepRestoredElsewhere_MatchesReference),
+      cmocka_unit_test(Layer_CallbackExperts_MatchReference),
+      cmocka_unit_test(Layer_UnevenExpertOwners_MatchReference),
+      cmocka_unit_test(Layer_ManyExperts_CountsOverflowTheEnvelope),
+      cmocka_unit_test(Layer_EveryExpertReady_IsSignalledOnce),
+      cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithRef),
+      cmocka_unit_test(Layer_FiniteDifferences_MatchEveryGradient),
+      cmocka_unit_test(Layer_EveryGemm_MatchesReference),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

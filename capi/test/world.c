@@ -1,0 +1,598 @@
+#include "capi/test/world.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/base/dtype.h"
+
+/* ---- data: every value is a function of what it is and where it stands, rounded to the layer's dtype ---- */
+
+enum { W1, W3, W2, B1, B3, B2, NUM_PARAMS, TOKENS, WEIGHTS, GRAD_OUT };
+
+static double noise(uint64_t kind, uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t x = kind * 0x9e3779b97f4a7c15u ^ (a + 1) * 0xbf58476d1ce4e5b9u ^ (b + 1) * 0x94d049bb133111ebu ^ (c + 1) * 0xd6e8feb86659fd93u;
+  x ^= x >> 31, x *= 0x7fb5d329728ea185u, x ^= x >> 27, x *= 0x81dadef4bc2dd44du, x ^= x >> 33;
+  return (double)(x >> 11) / 9007199254740992.0 * 2 - 1;
+}
+
+static double rounded(int32_t dtype, double x) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: return (float)x;
+    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(sluice_f32_to_bf16((float)x));
+    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(sluice_f32_to_f16((float)x));
+    default: return x;
+  }
+}
+
+/* One input moved, for finite differences. */
+static _Thread_local struct {
+  int which;
+  int64_t index;
+  double delta;
+} moved = {-1, 0, 0};
+
+static double shifted(int which, int64_t index, double x) {
+  return moved.which == which && moved.index == index ? x + moved.delta : x;
+}
+
+static int64_t tokens_before(const case_t* c, int32_t rank) {
+  int64_t total = 0;
+  for (int32_t r = 0; r < rank; ++r) total += c->tokens[r];
+  return total;
+}
+
+static double token_value(const case_t* c, int32_t rank, int64_t t, int64_t m) {
+  double x = rounded(c->dtype, noise(TOKENS, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
+  return shifted(0, (tokens_before(c, rank) + t) * c->model_width + m, x);
+}
+
+static float weight_value(const case_t* c, int32_t rank, int64_t t, int32_t k) {
+  double x = 0.5 + 0.5 * noise(WEIGHTS, (uint64_t)rank, (uint64_t)t, (uint64_t)k);
+  return (float)shifted(1, (tokens_before(c, rank) + t) * c->top_k + k, (float)x);
+}
+
+static double grad_value(const case_t* c, int32_t rank, int64_t t, int64_t m) {
+  return rounded(c->dtype, noise(GRAD_OUT, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
+}
+
+static int64_t param_rows(const case_t* c, int kind) { return kind == W2 || kind == B2 ? c->model_width : c->hidden_width; }
+static int64_t param_cols(const case_t* c, int kind) {
+  return kind == B1 || kind == B2 || kind == B3 ? 1 : kind == W2 ? c->hidden_width : c->model_width;
+}
+static int64_t param_size(const case_t* c, int kind) { return param_rows(c, kind) * param_cols(c, kind); }
+
+static int param_used(const case_t* c, int kind) {
+  if (kind == W3) return c->gated;
+  if (kind == B3) return c->gated && c->bias;
+  return kind == B1 || kind == B2 ? c->bias : 1;
+}
+
+static double param_value(const case_t* c, int kind, int32_t e, int64_t i) {
+  double scale = kind >= B1 ? 0.3 : 1.0 / sqrt((double)param_cols(c, kind));
+  return shifted(2 + kind, (int64_t)e * param_size(c, kind) + i,
+                 rounded(c->dtype, scale * noise((uint64_t)kind, (uint64_t)e, (uint64_t)i, 0)));
+}
+
+/* The k-th expert of a token: distinct within the token. */
+static int64_t expert_id(const case_t* c, int32_t rank, int64_t t, int32_t k) {
+  int64_t flat = t * c->top_k + k;
+  if (c->drop_every > 0 && flat % c->drop_every == c->drop_every - 1) return -1;
+  if (c->hot_expert >= 0 && k == 0) return c->hot_expert;
+  int64_t first = (int64_t)((noise(99, (uint64_t)rank, (uint64_t)t, 0) + 1) / 2 * c->num_experts) % c->num_experts;
+  int64_t id = (first + k) % c->num_experts;
+  if (c->hot_expert >= 0 && k > 0 && id == c->hot_expert) id = (first + c->top_k) % c->num_experts;
+  return id;
+}
+
+static int32_t owner(const case_t* c, int32_t e) {
+  if (!c->uneven_owners) return e / (c->num_experts / c->world_size);
+  return e < c->world_size ? e : c->world_size - 1;
+}
+
+/* ---- typed memory ---- */
+
+static void store(int32_t dtype, void* data, int64_t i, double x) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: ((float*)data)[i] = (float)x; break;
+    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16((float)x); break;
+    case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16((float)x); break;
+    case SLUICE_DTYPE_I64: ((int64_t*)data)[i] = (int64_t)x; break;
+    default: ((double*)data)[i] = x;
+  }
+}
+
+static double load(int32_t dtype, const void* data, int64_t i) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: return ((const float*)data)[i];
+    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(((const uint16_t*)data)[i]);
+    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(((const uint16_t*)data)[i]);
+    default: return ((const double*)data)[i];
+  }
+}
+
+typedef struct array_s {
+  sluice_tensor_t tensor;
+  int64_t shape[2];
+  int64_t strides[2];
+} array_t;
+
+static void make(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+  memset(a, 0, sizeof *a);
+  int64_t elements = rows * (ndim == 2 ? (row_stride > cols ? row_stride : cols) : 1) + (col_stride > 1 ? cols * col_stride : 0);
+  uint64_t bytes = (uint64_t)(elements + 1) * sluice_dtype_bytes(dtype);
+  a->tensor.data = malloc(bytes);
+  memset(a->tensor.data, 0xff, bytes); /* NaN */
+  a->tensor.device_type = SLUICE_DEVICE_CPU;
+  a->tensor.ndim = ndim;
+  a->tensor.type_code = dtype == SLUICE_DTYPE_I64 ? SLUICE_TYPE_INT : dtype == SLUICE_DTYPE_BF16 ? SLUICE_TYPE_BFLOAT : SLUICE_TYPE_FLOAT;
+  a->tensor.type_bits = (uint8_t)(8 * sluice_dtype_bytes(dtype));
+  a->tensor.type_lanes = 1;
+  a->shape[0] = rows, a->shape[1] = cols;
+  a->strides[0] = row_stride, a->strides[1] = col_stride;
+}
+
+/* Shape pointers are set where the array finally lies. */
+static const sluice_tensor_t* tensor_of(array_t* a) {
+  a->tensor.shape = a->shape;
+  a->tensor.strides = a->strides;
+  return &a->tensor;
+}
+
+static void make_rows(array_t* a, int32_t dtype, int64_t rows, int64_t cols, int64_t pad) {
+  make(a, dtype, 2, rows, cols, cols + pad, 1);
+}
+
+/* ---- one rank ---- */
+
+typedef struct rank_s {
+  const case_t* c;
+  result_t* out;
+  sluice_local_group_t* group;
+  int32_t rank;
+} rank_t;
+
+typedef struct experts_s {
+  array_t* arrays[NUM_PARAMS];
+  sluice_tensor_t* tensors[NUM_PARAMS];
+  sluice_expert_tensors_t table;
+} experts_t;
+
+static int32_t local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
+  int32_t count = 0;
+  for (int32_t e = 0; e < c->num_experts; ++e) {
+    if (owner(c, e) == rank) out_ids[count++] = e;
+  }
+  return count;
+}
+
+static void make_experts(experts_t* x, const case_t* c, int32_t dtype, const int32_t* ids, int32_t count, int gradients) {
+  memset(x, 0, sizeof *x);
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    if (!param_used(c, kind) || count == 0) continue;
+    x->arrays[kind] = calloc((size_t)count, sizeof(array_t));
+    x->tensors[kind] = calloc((size_t)count, sizeof(sluice_tensor_t));
+    for (int32_t l = 0; l < count; ++l) {
+      array_t* a = &x->arrays[kind][l];
+      int64_t rows = param_rows(c, kind), cols = param_cols(c, kind);
+      int matrix = kind <= W2;
+      make(a, dtype, matrix ? 2 : 1, rows, cols, matrix && c->transposed ? 1 : cols, matrix && c->transposed ? rows : 1);
+      for (int64_t i = 0; i < rows * cols; ++i) {
+        int64_t at = (i / cols) * a->strides[0] + (i % cols) * a->strides[1];
+        if (gradients) {
+          if (c->accumulate) store(dtype, a->tensor.data, at, 1);
+        } else {
+          store(dtype, a->tensor.data, at, param_value(c, kind, ids[l], i));
+        }
+      }
+      x->tensors[kind][l] = *tensor_of(a);
+    }
+  }
+  x->table = (sluice_expert_tensors_t){sizeof x->table, x->tensors[W1], x->tensors[W3], x->tensors[W2],
+                                       x->tensors[B1],  x->tensors[B3], x->tensors[B2]};
+}
+
+static void free_experts(experts_t* x, int32_t count) {
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    for (int32_t l = 0; x->arrays[kind] != NULL && l < count; ++l) free(x->arrays[kind][l].tensor.data);
+    free(x->arrays[kind]);
+    free(x->tensors[kind]);
+  }
+}
+
+static void count_ready(void* user, int32_t local) {
+  (void)local;
+  ++*(int32_t*)user;
+}
+
+/* Callback experts of the tests: y = x * (e + 2) elementwise, so dx = dy * (e + 2). */
+typedef struct toy_s {
+  const case_t* c;
+  const int32_t* ids;
+} toy_t;
+
+static void toy_scale(const toy_t* toy, int32_t local, int64_t rows, const void* in, void* out) {
+  for (int64_t i = 0; i < rows * toy->c->model_width; ++i) {
+    store(toy->c->dtype, out, i, load(toy->c->dtype, in, i) * (toy->ids[local] + 2));
+  }
+}
+static int32_t toy_forward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, void* y) {
+  (void)chunk;
+  toy_scale(user, local, rows, x, y);
+  return 0;
+}
+static int32_t toy_backward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, const void* dy, void* dx) {
+  (void)chunk, (void)x;
+  toy_scale(user, local, rows, dy, dx);
+  return 0;
+}
+
+static void note(rank_t* r, sluice_status_t status) {
+  if (status == SLUICE_OK || r->out->status[r->rank] != SLUICE_OK) return;
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  r->out->status[r->rank] = status;
+  snprintf(r->out->message[r->rank], sizeof r->out->message[r->rank], "%s", why.message);
+}
+
+static double* copy_rows(const array_t* a, int32_t dtype) {
+  double* out = malloc((size_t)(a->shape[0] * a->shape[1] + 1) * sizeof(double));
+  for (int64_t i = 0; i < a->shape[0]; ++i)
+    for (int64_t j = 0; j < a->shape[1]; ++j)
+      out[i * a->shape[1] + j] = load(dtype, a->tensor.data, i * a->strides[0] + j * a->strides[1]);
+  return out;
+}
+
+typedef struct saved_s {
+  void* data[SLUICE_SAVED_COUNT];
+  uint64_t bytes[SLUICE_SAVED_COUNT];
+} saved_t;
+
+static void* save_host(void* user, int32_t which, uint64_t bytes) {
+  saved_t* saved = user;
+  saved->bytes[which] = bytes;
+  saved->data[which] = aligned_alloc(64, (bytes + 127) / 64 * 64);
+  return saved->data[which];
+}
+
+/* Moves the saved buffers elsewhere and rebuilds the step from them. */
+static sluice_status_t rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t** step) {
+  sluice_step_drop(*step);
+  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+    void* copy = aligned_alloc(64, (saved->bytes[i] + 127) / 64 * 64);
+    memcpy(copy, saved->data[i], saved->bytes[i]);
+    memset(saved->data[i], 0xff, saved->bytes[i]);
+    free(saved->data[i]);
+    saved->data[i] = copy;
+  }
+  return sluice_step_restore(moe, saved->data, saved->bytes, step);
+}
+
+static void run_rank(rank_t* r) {
+  const case_t* c = r->c;
+  int64_t T = c->tokens[r->rank];
+  int32_t* ids = calloc((size_t)c->num_experts, sizeof(int32_t));
+  int32_t* owners = calloc((size_t)c->num_experts, sizeof(int32_t));
+  int32_t count = local_experts(c, r->rank, ids);
+  for (int32_t e = 0; e < c->num_experts; ++e) owners[e] = owner(c, e);
+  int32_t grad_dtype = c->grad_f32 && c->dtype != SLUICE_DTYPE_F64 ? SLUICE_DTYPE_F32 : c->dtype;
+
+  sluice_comm_t* comm = NULL;
+  sluice_comm_config_t comm_config;
+  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  comm_config.rank = r->rank;
+  comm_config.world_size = c->world_size;
+  comm_config.timeout_ns = 20000000000u;
+  if (r->group != NULL) note(r, sluice_comm_create_local(r->group, &comm_config, &comm));
+  sluice_context_config_t context_config;
+  sluice_context_config_init(&context_config, sizeof context_config);
+  context_config.gemm = c->gemm != NULL ? c->gemm : "ref";
+  sluice_context_t* context = NULL;
+  note(r, sluice_context_create(&context_config, comm, &context));
+  sluice_moe_config_t config;
+  sluice_moe_config_init(&config, sizeof config);
+  config.model_width = c->model_width, config.hidden_width = c->hidden_width, config.num_experts = c->num_experts;
+  config.top_k = c->top_k, config.dtype = c->dtype, config.activation = c->activation, config.gated = c->gated;
+  config.bias = c->bias, config.num_chunks = c->num_chunks, config.wgrad_mode = c->wgrad_mode;
+  config.callback_experts = c->callback_experts, config.layer_id = 7;
+  config.expert_rank = c->uneven_owners ? owners : NULL;
+  sluice_moe_t* moe = NULL;
+  note(r, sluice_moe_create(context, &config, &moe));
+
+  array_t x, id, w, y, dy, dx, dw;
+  make_rows(&x, c->dtype, T, c->model_width, 3);
+  make(&id, SLUICE_DTYPE_I64, 2, T, c->top_k, 1, T > 0 ? T : 1); /* K-major, as DeepSpeed gives them */
+  make_rows(&w, SLUICE_DTYPE_F32, T, c->top_k, 1);
+  make_rows(&y, c->dtype, T, c->model_width, 2);
+  make_rows(&dy, c->dtype, T, c->model_width, 0);
+  make_rows(&dx, c->dtype, T, c->model_width, 1);
+  make_rows(&dw, SLUICE_DTYPE_F32, T, c->top_k, 0);
+  for (int64_t t = 0; t < T; ++t) {
+    for (int64_t m = 0; m < c->model_width; ++m) {
+      store(c->dtype, x.tensor.data, t * x.strides[0] + m, token_value(c, r->rank, t, m));
+      store(c->dtype, dy.tensor.data, t * dy.strides[0] + m, grad_value(c, r->rank, t, m));
+    }
+    for (int32_t k = 0; k < c->top_k; ++k) {
+      store(SLUICE_DTYPE_I64, id.tensor.data, t * id.strides[0] + k * id.strides[1], (double)expert_id(c, r->rank, t, k));
+      store(SLUICE_DTYPE_F32, w.tensor.data, t * w.strides[0] + k, weight_value(c, r->rank, t, k));
+    }
+  }
+  experts_t params, grads;
+  make_experts(&params, c, c->dtype, ids, count, 0);
+  make_experts(&grads, c, grad_dtype, ids, count, 1);
+  toy_t toy = {c, ids};
+  sluice_expert_callbacks_t callbacks = {sizeof callbacks, &toy, toy_forward, toy_backward};
+  saved_t saved = {{NULL}, {0}};
+
+  sluice_step_t* step = NULL;
+  if (r->out->status[r->rank] == SLUICE_OK) {
+    sluice_moe_forward_args_t f;
+    sluice_moe_forward_args_init(&f, sizeof f);
+    f.tokens = tensor_of(&x), f.expert_ids = tensor_of(&id), f.route_weights = tensor_of(&w), f.out_tokens = tensor_of(&y);
+    f.params = c->callback_experts ? NULL : &params.table;
+    f.callbacks = c->callback_experts ? &callbacks : NULL;
+    f.needs_backward = 1;
+    if (c->restore) f.save = save_host, f.save_user = &saved;
+    note(r, sluice_moe_forward(moe, &f, NULL, &step));
+  }
+  if (r->out->status[r->rank] == SLUICE_OK && c->restore) note(r, rebuild(moe, &saved, &step));
+  if (r->out->status[r->rank] == SLUICE_OK) {
+    sluice_moe_backward_args_t b;
+    sluice_moe_backward_args_init(&b, sizeof b);
+    b.tokens = tensor_of(&x), b.route_weights = tensor_of(&w), b.grad_out = tensor_of(&dy);
+    b.grad_tokens = tensor_of(&dx), b.grad_route_weights = tensor_of(&dw);
+    b.params = c->callback_experts ? NULL : &params.table;
+    b.callbacks = c->callback_experts ? &callbacks : NULL;
+    b.grad_params = c->callback_experts ? NULL : &grads.table;
+    b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
+    b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
+    if (c->halves_apart) {
+      b.halves = SLUICE_HALF_INPUT;
+      note(r, sluice_moe_backward(moe, step, &b, NULL));
+      b.halves = SLUICE_HALF_WEIGHT;
+      b.grad_out = NULL;
+    }
+    note(r, sluice_moe_backward(moe, step, &b, NULL));
+  }
+  r->out->out[r->rank] = copy_rows(&y, c->dtype);
+  r->out->grad_tokens[r->rank] = copy_rows(&dx, c->dtype);
+  r->out->grad_weights[r->rank] = copy_rows(&dw, SLUICE_DTYPE_F32);
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    for (int32_t l = 0; grads.arrays[kind] != NULL && l < count; ++l) {
+      const array_t* a = &grads.arrays[kind][l];
+      int64_t cols = param_cols(c, kind);
+      for (int64_t i = 0; i < param_size(c, kind); ++i) {
+        r->out->grad_params[kind][(int64_t)ids[l] * param_size(c, kind) + i] =
+            load(grad_dtype, a->tensor.data, (i / cols) * a->strides[0] + (i % cols) * a->strides[1]);
+      }
+    }
+  }
+  sluice_step_drop(step);
+  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) free(saved.data[i]);
+  sluice_moe_destroy(moe);
+  sluice_context_destroy(context);
+  sluice_comm_destroy(comm);
+  free_experts(&params, count);
+  free_experts(&grads, count);
+  array_t* all[] = {&x, &id, &w, &y, &dy, &dx, &dw};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) free(all[i]->tensor.data);
+  free(ids);
+  free(owners);
+}
+
+static void* rank_main(void* argument) {
+  run_rank(argument);
+  return NULL;
+}
+
+static void make_result(const case_t* c, result_t* out) {
+  memset(out, 0, sizeof *out);
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    int64_t size = c->num_experts * param_size(c, kind);
+    out->grad_params[kind] = calloc((size_t)size + 1, sizeof(double));
+  }
+}
+
+void world_run(const case_t* c, result_t* out) {
+  make_result(c, out);
+  sluice_local_group_t* group = NULL;
+  if (c->world_size > 1 && sluice_local_group_create(c->world_size, &group) != SLUICE_OK) abort();
+  pthread_t threads[WORLD_MAX_RANKS];
+  rank_t ranks[WORLD_MAX_RANKS];
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    ranks[r] = (rank_t){c, out, group, r};
+    pthread_create(&threads[r], NULL, rank_main, &ranks[r]);
+  }
+  for (int32_t r = 0; r < c->world_size; ++r) pthread_join(threads[r], NULL);
+  sluice_local_group_destroy(group);
+}
+
+/* ---- the reference: y[t] = sum over k of w * expert(x), and its gradients by hand, all in f64 ---- */
+
+static double act(int32_t kind, double x) {
+  switch (kind) {
+    case SLUICE_ACTIVATION_RELU: return x > 0 ? x : 0;
+    case SLUICE_ACTIVATION_GELU: return 0.5 * x * (1 + erf(x / sqrt(2)));
+    case SLUICE_ACTIVATION_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case SLUICE_ACTIVATION_SILU: return x / (1 + exp(-x));
+    default: return x;
+  }
+}
+
+static double act_slope(int32_t kind, double x) {
+  double u, s;
+  switch (kind) {
+    case SLUICE_ACTIVATION_RELU: return x > 0;
+    case SLUICE_ACTIVATION_GELU: return 0.5 * (1 + erf(x / sqrt(2))) + x * exp(-x * x / 2) / sqrt(2 * M_PI);
+    case SLUICE_ACTIVATION_GELU_TANH:
+      u = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+      return 0.5 * (1 + u) + 0.5 * x * (1 - u * u) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+    case SLUICE_ACTIVATION_SILU:
+      s = 1 / (1 + exp(-x));
+      return s * (1 + x * (1 - s));
+    default: return 1;
+  }
+}
+
+typedef struct scratch_s {
+  double *x, *pre, *gate, *a, *y, *dy, *da;
+} scratch_t;
+
+/* One row through one expert; backward adds to dx and the parameter gradients and returns dy . y. */
+static double reference_row(const case_t* c, const scratch_t* s, int32_t e, double weight, double* dx, result_t* out) {
+  int64_t M = c->model_width, H = c->hidden_width;
+  for (int64_t h = 0; h < H; ++h) {
+    double pre = c->bias ? param_value(c, B1, e, h) : 0, gate = c->gated && c->bias ? param_value(c, B3, e, h) : 0;
+    for (int64_t m = 0; m < M; ++m) {
+      pre += param_value(c, W1, e, h * M + m) * s->x[m];
+      if (c->gated) gate += param_value(c, W3, e, h * M + m) * s->x[m];
+    }
+    s->pre[h] = pre, s->gate[h] = gate, s->a[h] = act(c->activation, pre) * (c->gated ? gate : 1), s->da[h] = 0;
+  }
+  double dot = 0;
+  for (int64_t m = 0; m < M; ++m) {
+    double y = c->bias ? param_value(c, B2, e, m) : 0;
+    for (int64_t h = 0; h < H; ++h) {
+      double w2 = param_value(c, W2, e, m * H + h);
+      y += w2 * s->a[h];
+      s->da[h] += s->dy[m] * w2;
+      out->grad_params[W2][(int64_t)e * M * H + m * H + h] += weight * s->dy[m] * s->a[h];
+    }
+    s->y[m] = y;
+    dot += s->dy[m] * y;
+    if (c->bias) out->grad_params[B2][(int64_t)e * M + m] += weight * s->dy[m];
+  }
+  for (int64_t h = 0; h < H; ++h) {
+    double dpre = weight * s->da[h] * act_slope(c->activation, s->pre[h]) * (c->gated ? s->gate[h] : 1);
+    double dgate = c->gated ? weight * s->da[h] * act(c->activation, s->pre[h]) : 0;
+    for (int64_t m = 0; m < M; ++m) {
+      dx[m] += dpre * param_value(c, W1, e, h * M + m);
+      out->grad_params[W1][((int64_t)e * H + h) * M + m] += dpre * s->x[m];
+      if (!c->gated) continue;
+      dx[m] += dgate * param_value(c, W3, e, h * M + m);
+      out->grad_params[W3][((int64_t)e * H + h) * M + m] += dgate * s->x[m];
+    }
+    if (c->bias) out->grad_params[B1][(int64_t)e * H + h] += dpre;
+    if (c->bias && c->gated) out->grad_params[B3][(int64_t)e * H + h] += dgate;
+  }
+  return dot;
+}
+
+static double toy_row(const case_t* c, const scratch_t* s, int32_t e, double weight, double* dx) {
+  double dot = 0;
+  for (int64_t m = 0; m < c->model_width; ++m) {
+    s->y[m] = s->x[m] * (e + 2);
+    dot += s->dy[m] * s->y[m];
+    dx[m] += weight * s->dy[m] * (e + 2);
+  }
+  return dot;
+}
+
+void world_reference(const case_t* c, result_t* out) {
+  make_result(c, out);
+  int64_t M = c->model_width, H = c->hidden_width > 0 ? c->hidden_width : 1;
+  double* memory = calloc((size_t)(3 * M + 4 * H), sizeof(double));
+  scratch_t s = {memory, memory + M, memory + M + H, memory + M + 2 * H, memory + M + 3 * H, memory + 2 * M + 3 * H,
+                 memory + 3 * M + 3 * H};
+  for (int kind = 0; kind < NUM_PARAMS && c->accumulate; ++kind) {
+    for (int64_t i = 0; i < c->num_experts * param_size(c, kind); ++i) out->grad_params[kind][i] = param_used(c, kind) ? 1 : 0;
+  }
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    int64_t T = c->tokens[r];
+    out->out[r] = calloc((size_t)(T * M) + 1, sizeof(double));
+    out->grad_tokens[r] = calloc((size_t)(T * M) + 1, sizeof(double));
+    out->grad_weights[r] = calloc((size_t)(T * c->top_k) + 1, sizeof(double));
+    for (int64_t t = 0; t < T; ++t) {
+      for (int64_t m = 0; m < M; ++m) s.x[m] = token_value(c, r, t, m), s.dy[m] = grad_value(c, r, t, m);
+      for (int32_t k = 0; k < c->top_k; ++k) {
+        int64_t e = expert_id(c, r, t, k);
+        if (e < 0) continue;
+        double weight = weight_value(c, r, t, k);
+        double* dx = out->grad_tokens[r] + t * M;
+        double dot = c->callback_experts ? toy_row(c, &s, (int32_t)e, weight, dx)
+                                         : reference_row(c, &s, (int32_t)e, weight, dx, out);
+        for (int64_t m = 0; m < M; ++m) out->out[r][t * M + m] += weight * s.y[m];
+        out->grad_weights[r][t * c->top_k + k] = dot;
+      }
+    }
+  }
+  free(memory);
+}
+
+void world_free(result_t* result) {
+  for (int r = 0; r < WORLD_MAX_RANKS; ++r) {
+    free(result->out[r]);
+    free(result->grad_tokens[r]);
+    free(result->grad_weights[r]);
+  }
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) free(result->grad_params[kind]);
+}
+
+/* ---- comparing ---- */
+
+static double distance(const double* a, const double* b, int64_t count) {
+  double worst = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (isnan(a[i]) && !isnan(b[i])) return -1;
+    double d = fabs(a[i] - b[i]) / (1 + fabs(b[i]));
+    if (d > worst) worst = d;
+  }
+  return worst;
+}
+
+double world_distance(const case_t* c, const result_t* a, const result_t* b) {
+  double worst = 0;
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    const double d[] = {distance(a->out[r], b->out[r], c->tokens[r] * c->model_width),
+                        distance(a->grad_tokens[r], b->grad_tokens[r], c->tokens[r] * c->model_width),
+                        distance(a->grad_weights[r], b->grad_weights[r], c->tokens[r] * c->top_k)};
+    for (int i = 0; i < 3; ++i) {
+      if (d[i] < 0) return -1;
+      if (d[i] > worst) worst = d[i];
+    }
+  }
+  for (int kind = 0; kind < NUM_PARAMS && !c->callback_experts; ++kind) {
+    double d = distance(a->grad_params[kind], b->grad_params[kind], c->num_experts * param_size(c, kind));
+    if (d < 0) return -1;
+    if (d > worst) worst = d;
+  }
+  return worst;
+}
+
+int world_identical(const case_t* c, const result_t* a, const result_t* b, int params) {
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    size_t bytes = (size_t)(c->tokens[r] * c->model_width) * sizeof(double);
+    if (memcmp(a->out[r], b->out[r], bytes) != 0 || memcmp(a->grad_tokens[r], b->grad_tokens[r], bytes) != 0) return 0;
+    if (memcmp(a->grad_weights[r], b->grad_weights[r], (size_t)(c->tokens[r] * c->top_k) * sizeof(double)) != 0) return 0;
+  }
+  for (int kind = 0; params && kind < NUM_PARAMS; ++kind) {
+    size_t bytes = (size_t)(c->num_experts * param_size(c, kind)) * sizeof(double);
+    if (memcmp(a->grad_params[kind], b->grad_params[kind], bytes) != 0) return 0;
+  }
+  return 1;
+}
+
+int64_t world_count(const case_t* c, int which) {
+  if (which == 0) return tokens_before(c, c->world_size) * c->model_width;
+  if (which == 1) return tokens_before(c, c->world_size) * c->top_k;
+  return param_used(c, which - 2) ? c->num_experts * param_size(c, which - 2) : 0;
+}
+
+/* One rank only, on this thread, so that the moved input is seen. */
+double world_objective(const case_t* c, int which, int64_t index, double delta) {
+  moved.which = which, moved.index = index, moved.delta = delta;
+  result_t result;
+  make_result(c, &result);
+  rank_t rank = {c, &result, NULL, 0};
+  run_rank(&rank);
+  moved.which = -1;
+  double sum = 0;
+  for (int64_t t = 0; t < c->tokens[0]; ++t) {
+    for (int64_t m = 0; m < c->model_width; ++m) sum += result.out[0][t * c->model_width + m] * grad_value(c, 0, t, m);
+  }
+  world_free(&result);
+  return sum;
+}

@@ -1,0 +1,55 @@
+/* A small world for tests of the layer: W ranks as threads, parameters and tokens of all ranks, and a plain reference in
+ * f64 that computes the unsplit layer with its gradients. */
+#ifndef SLUICE_CAPI_TEST_WORLD_H_
+#define SLUICE_CAPI_TEST_WORLD_H_
+
+#include <stdint.h>
+
+#include "sluice/sluice.h"
+
+#define WORLD_MAX_RANKS 8
+
+typedef struct case_s {
+  int32_t world_size;
+  int64_t tokens[WORLD_MAX_RANKS]; /* T of each rank */
+  int64_t model_width, hidden_width;
+  int32_t num_experts, top_k, num_chunks, dtype, activation, gated, bias, wgrad_mode, callback_experts;
+  int32_t drop_every;   /* every how many routes one is dropped; 0 none; 1 all */
+  int32_t hot_expert;   /* all first routes go to it; -1 none */
+  int32_t transposed;   /* parameters are stored [in, out] */
+  int32_t accumulate;   /* gradients are added to ones */
+  int32_t grad_f32;     /* gradients in f32 whatever the dtype */
+  int32_t halves_apart; /* INPUT, then WEIGHT */
+  int32_t restore;      /* the step is dropped and rebuilt from copies of its saved buffers */
+  int32_t uneven_owners; /* expert_rank table: most experts on the last rank */
+  const char* gemm;      /* NULL: "ref" */
+} case_t;
+
+/* Everything a case computes, in f64, indexed by rank; freed by world_free. */
+typedef struct result_s {
+  double* out[WORLD_MAX_RANKS];
+  double* grad_tokens[WORLD_MAX_RANKS];
+  double* grad_weights[WORLD_MAX_RANKS];
+  double* grad_params[6]; /* w1 w3 w2 b1 b3 b2 over all E experts */
+  int32_t ready[WORLD_MAX_RANKS];      /* readiness signals seen */
+  sluice_status_t status[WORLD_MAX_RANKS];
+  char message[WORLD_MAX_RANKS][1024];
+} result_t;
+
+/* Runs forward and backward on all ranks through the public ABI. */
+void world_run(const case_t* c, result_t* out);
+/* The same layer, unsplit, in f64 on the same (rounded) inputs. */
+void world_reference(const case_t* c, result_t* out);
+void world_free(result_t* result);
+
+/* Largest |a - b| / (1 + |b|) over everything; -1 when a value is NaN that should not be. */
+double world_distance(const case_t* c, const result_t* a, const result_t* b);
+/* Whether outputs and input gradients (and with params != 0 parameter gradients) are bit-identical. */
+int world_identical(const case_t* c, const result_t* a, const result_t* b, int params);
+
+/* The sum that finite differences take: of all outputs times fixed factors, with one input moved by `delta`.
+ * which: 0 tokens, 1 route weights, 2.. parameters; index counts over all ranks. */
+double world_objective(const case_t* c, int which, int64_t index, double delta);
+int64_t world_count(const case_t* c, int which);
+
+#endif /* SLUICE_CAPI_TEST_WORLD_H_ */

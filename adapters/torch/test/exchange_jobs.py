@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-
 from sluice._sluice_abi import ffi
 from sluice.adapters.torch._native import interruptible, native
 

@@ -1,0 +1,137 @@
+"""Layers in real processes beside a plain loop over experts."""
+
+import functools
+
+import pytest
+import ranks
+import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+
+CASES = [
+    "plain",
+    "one route",
+    "four routes",
+    "every expert",
+    "gated",
+    "bias",
+    "gated bias",
+    "identity",
+    "two chunks",
+    "five chunks",
+    "chunks per_chunk",
+    "more chunks than tokens",
+    "chosen chunks",
+    "uneven",
+    "nothing on one rank",
+    "nothing anywhere",
+    "nothing in chunks",
+    "dropped",
+    "all dropped",
+    "idle expert",
+    "hot expert",
+    "int32 ids",
+    "transposed",
+    "padded",
+    "double",
+    "bf16",
+    "bf16 gated chunks",
+]
+WORLDS = [1, 2, 3, 4]
+
+
+@functools.cache
+def numbers(world, gemm):
+    return ranks.run(world, "layer_jobs:numbers", gemm=gemm, deadline=200)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("world,gemm", [(1, "auto"), (1, "host"), (1, "ref"), (2, "auto"), (3, "host"), (4, "auto")])
+def test_Layer_AgainstLoopOverExperts_Agrees(world, gemm, case):
+    for rank, results in enumerate(numbers(world, gemm)):
+        assert case in results, f"rank {rank} did not get so far: {results}"
+        assert results[case] is None, f"rank {rank}: {results[case]}"
+
+
+def test_Cases_AllOfThem_AreListed():
+    assert set(numbers(1, "auto")[0]) == {*CASES, "stats"}
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_Layer_AnyNumberOfChunks_GivesTheSameBits(world):
+    for result in ranks.run(world, "layer_jobs:same_for_all_chunks"):
+        assert result == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_Autograd_UsersExpectations_Hold(world):
+    ranks.run(world, "layer_jobs:autograd_manners")
+
+
+@pytest.mark.parametrize("callback", [False, True])
+@pytest.mark.parametrize("world", [1, 2])
+def test_Checkpointing_BothKindsAndHooks_SameGradients(world, callback):
+    ranks.run(world, "layer_jobs:hooks_and_checkpoints", callback=callback)
+
+
+@pytest.mark.parametrize("callback", [False, True])
+def test_Checkpointing_WithoutReentry_FreesWhatForwardSaved(callback):
+    plain, saved, inputs = ranks.run(1, "layer_jobs:checkpoint_memory", callback=callback)[0]
+    print(f"held after forward: {plain / 1e6:.1f} MB plain, {saved / 1e6:.1f} MB checkpointed")
+    # What a checkpoint keeps is each layer's input; what a layer saves is several times that.
+    assert saved < 0.4 * plain, (plain, saved, inputs)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_CallbackExperts_ModulesOfTheHost_AgreeAndReport(world):
+    ranks.run(world, "layer_jobs:callback_experts")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_Refusal_WrongInputOnOneRank_IsAnErrorOnAll(world):
+    ranks.run(world, "layer_jobs:refusals")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_Lifetimes_CloseAndCollect_SayWhatHappened(world):
+    ranks.run(world, "layer_jobs:lifetimes")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_Fork_DataLoaderWorkers_RunAndExit(world):
+    assert ranks.run(world, "layer_jobs:forked_workers", deadline=90) == [4] * world
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_Exit_StepsOutstanding_NeitherHangsNorCrashes(world):
+    assert ranks.run(world, "layer_jobs:outstanding_at_exit", deadline=60) == [True] * world
+
+
+def test_SilentPeer_Forward_IsNamedAtTheDeadline():
+    results = ranks.run(3, "layer_jobs:silent_peer")
+    for name, _, took, text in results[:-1]:
+        # The first to reach the deadline ends the connections, and may be what the other notices.
+        assert name in ("TimedOut", "PeerLost") and took < 8, text
+    assert any(name == "TimedOut" and peer == 2 for name, peer, _, _ in results[:-1]), results
+
+
+def test_KilledPeer_Backward_IsLostByName():
+    ended = ranks.finish(ranks.start(3, "layer_jobs:killed_peer"))
+    found = [end.result for end in ended[:-1]]
+    assert all(result and result[0] == "PeerLost" and result[2] < 5 for result in found), found
+    assert any(result[1] == 2 for result in found), found
+
+
+def test_CtrlC_DuringForward_RaisesWithinASecond():
+    took = ranks.run(2, "layer_jobs:interrupted")[0]
+    assert took is not None and took < 1.5  # sent after 0.5 s
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_Trace_ForwardAndBackward_IsPlainData(world):
+    for events, stats in ranks.run(world, "layer_jobs:traces"):
+        assert {"layer", "chunk", "lane", "op", "direction", "begin_ns", "end_ns", "bytes"} == set(events[0])
+        assert {event["layer"] for event in events} == {7}
+        assert {event["direction"] for event in events} == {"forward", "backward"}
+        assert {event["chunk"] for event in events} >= {0, 1}
+        assert all(event["begin_ns"] <= event["end_ns"] for event in events)
+        assert stats["num_passes"] == 2 and stats["last_num_chunks"] == 2 and stats["gemm"]
+        assert (stats["bytes_sent"] > 0) == (world > 1)

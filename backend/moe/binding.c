@@ -231,6 +231,25 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert, sluice_binding_t* b) {
+  init(b, moe, 1, 0);
+  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, arena_bytes(b, 0, 0), "offsets of a pass"));
+  take_offsets(b, 0);
+  int64_t row = 0;
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    if (rows_per_expert[e] < 0 || rows_per_expert[e] > INT32_MAX - row) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: rows_per_expert[%d] is %lld; counts are not negative and sum to less "
+                         "than 2^31", moe->config.layer_id, e, (long long)rows_per_expert[e]);
+    }
+    b->rows_of_expert[e] = rows_per_expert[e];
+    b->first_in_chunk[e] = b->first_in_pass[e] = row;
+    row += rows_per_expert[e];
+  }
+  b->first_of_chunk[0] = 0;
+  b->first_of_chunk[1] = b->num_rows = b->max_chunk_rows = row;
+  return SLUICE_OK;
+}
+
 /* ---- saved form: header, send_counts, recv_counts, order, position ---- */
 
 static uint64_t counts_in_meta(const sluice_moe_t* moe, int32_t num_chunks) {

@@ -44,6 +44,8 @@ typedef struct sluice_binding_s {
  * in the context's binding arena. Errors: INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
 sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                      sluice_binding_t* out_binding);
+/* Binds rows that lie by local expert already, for the experts alone: one chunk, no tokens. */
+sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert, sluice_binding_t* out_binding);
 /* Derives all offsets once recv_counts are filled in. */
 sluice_status_t sluice_binding_finish(sluice_binding_t* binding);
 

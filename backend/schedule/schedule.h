@@ -82,6 +82,10 @@ typedef struct sluice_op_s {
 /* LATER: what they need is kept (rings of n) for a pass of the weight half alone. */
 enum { SLUICE_WEIGHTS_NONE = 0, SLUICE_WEIGHTS_NOW = 1, SLUICE_WEIGHTS_LATER = 2 };
 
+/* The parts of a pass that hosts may call alone. Backward: DISPATCH brings output gradients to the experts, COMBINE input
+ * gradients back to the tokens. */
+enum { SLUICE_PART_DISPATCH = 1, SLUICE_PART_EXPERTS = 2, SLUICE_PART_COMBINE = 4 };
+
 /* What a template is built from. Two equal specs give the same template. */
 typedef struct sluice_template_spec_s {
   int32_t direction;     /* SLUICE_FORWARD, SLUICE_BACKWARD */
@@ -92,6 +96,7 @@ typedef struct sluice_template_spec_s {
   int32_t input_half;    /* backward: input gradients (and the gate's) are computed */
   int32_t weight_half;   /* backward: weight gradients: SLUICE_WEIGHTS_NONE, _NOW or _LATER */
   int32_t wgrad_mode;    /* SLUICE_WGRAD_* */
+  int32_t only;          /* 0: the whole pass; else SLUICE_PART_* bits */
 } sluice_template_spec_t;
 
 typedef struct sluice_template_s {

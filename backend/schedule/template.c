@@ -73,14 +73,17 @@ static void add_combine(sluice_builder_t* b, int32_t i) {
   sluice_op_write(b, y, SLUICE_T_OUT);
 }
 
+static int has_part(const sluice_template_spec_t* spec, int32_t part) { return spec->only == 0 || (spec->only & part) != 0; }
+
 static void build_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks;
   int32_t ahead = b->ring[SLUICE_T_DI]; /* dispatches that may run ahead of computation */
-  for (int32_t i = 0; i < min_i32(ahead, n); ++i) add_dispatch(b, i);
+  int dispatches = has_part(spec, SLUICE_PART_DISPATCH);
+  for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_dispatch(b, i);
   for (int32_t i = 0; i < n; ++i) {
-    add_experts(b, spec, i);
-    add_combine(b, i);
-    if (i + ahead < n) add_dispatch(b, i + ahead);
+    if (has_part(spec, SLUICE_PART_EXPERTS)) add_experts(b, spec, i);
+    if (has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, i);
+    if (i + ahead < n && dispatches) add_dispatch(b, i + ahead);
   }
 }
 
@@ -187,14 +190,17 @@ static void build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     return;
   }
   int32_t ahead = b->ring[SLUICE_T_DDO];
-  for (int32_t i = 0; i < min_i32(ahead, n); ++i) add_dispatch_grad(b, i);
+  int dispatches = has_part(spec, SLUICE_PART_DISPATCH);
+  int experts = has_part(spec, SLUICE_PART_EXPERTS);
+  int weights = experts && spec->weight_half == SLUICE_WEIGHTS_NOW && !spec->callback;
+  for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_dispatch_grad(b, i);
   for (int32_t i = 0; i < n; ++i) {
-    add_experts_grad(b, spec, i);
-    add_combine_grad(b, i);
-    if (spec->weight_half == SLUICE_WEIGHTS_NOW && !deferred && !spec->callback) add_weight_grad(b, i);
-    if (i + ahead < n) add_dispatch_grad(b, i + ahead);
+    if (experts) add_experts_grad(b, spec, i);
+    if (has_part(spec, SLUICE_PART_COMBINE)) add_combine_grad(b, i);
+    if (weights && !deferred) add_weight_grad(b, i);
+    if (i + ahead < n && dispatches) add_dispatch_grad(b, i + ahead);
   }
-  if (deferred && spec->weight_half == SLUICE_WEIGHTS_NOW) add_weight_grad(b, -1);
+  if (weights && deferred) add_weight_grad(b, -1);
 }
 
 static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
@@ -216,6 +222,18 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "schedule: callback experts compute both halves of a backward at once");
   }
   return SLUICE_OK;
+}
+
+/* Tensors that no op of this template touches need no slots. */
+static void drop_unused_rings(sluice_builder_t* b) {
+  int used[SLUICE_T_COUNT] = {0};
+  for (int32_t i = 0; i < b->num_ops; ++i) {
+    for (int32_t r = 0; r < b->ops[i].num_reads; ++r) used[b->ops[i].reads[r].tensor] = 1;
+    for (int32_t w = 0; w < b->ops[i].num_writes; ++w) used[b->ops[i].writes[w].tensor] = 1;
+  }
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    if (!used[t]) b->ring[t] = 0;
+  }
 }
 
 sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
@@ -245,6 +263,7 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
     sluice_template_destroy(schedule, allocator);
     return SLUICE_FAIL(num_deps < 0 ? SLUICE_E_NO_MEMORY : SLUICE_E_INTERNAL, "schedule: dependencies of %d ops", max_ops);
   }
+  drop_unused_rings(&builder);
   schedule->num_ops = builder.num_ops;
   schedule->num_deps = num_deps;
   memcpy(schedule->ring, builder.ring, sizeof schedule->ring);

@@ -171,6 +171,19 @@ static void Layer_CallbackExperts_MatchReference(void** state) {
   }
 }
 
+static void Layer_FromItsParts_MatchesReference(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    case_t c = base_case();
+    c.world_size = w, c.parts = 1, c.bias = 1, c.gated = w > 1, c.drop_every = w == 2 ? 3 : 0;
+    check(&c);
+    c.dtype = SLUICE_DTYPE_BF16, c.accumulate = 1;
+    check(&c);
+    c.tokens[w - 1] = 0;
+    check(&c);
+  }
+}
+
 static void Layer_UnevenExpertOwners_MatchReference(void** state) {
   (void)state;
   case_t c = base_case();
@@ -276,6 +289,7 @@ int main(void) {
       cmocka_unit_test(Layer_HalvesApart_MatchReference),
       cmocka_unit_test(Layer_StepRestoredElsewhere_MatchesReference),
       cmocka_unit_test(Layer_CallbackExperts_MatchReference),
+      cmocka_unit_test(Layer_FromItsParts_MatchesReference),
       cmocka_unit_test(Layer_UnevenExpertOwners_MatchReference),
       cmocka_unit_test(Layer_ManyExperts_CountsOverflowTheEnvelope),
       cmocka_unit_test(Layer_EveryExpertReady_IsSignalledOnce),

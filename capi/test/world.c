@@ -271,6 +271,39 @@ static sluice_status_t rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t*
   return sluice_step_restore(moe, saved->data, saved->bytes, step);
 }
 
+typedef struct parts_s {
+  const sluice_tensor_t *x, *id, *w, *y, *dy, *dx, *dw;
+  const sluice_expert_tensors_t *params, *grads;
+} parts_t;
+
+/* The layer from its parts; the steps between are this host's. */
+static void run_parts(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
+  const case_t* c = r->c;
+  sluice_dispatch_t* dispatch = NULL;
+  note(r, sluice_dispatch_forward(moe, p->x, p->id, NULL, &dispatch));
+  if (dispatch == NULL) return;
+  void* rows = NULL;
+  int64_t num_rows = 0;
+  int64_t* counts = calloc((size_t)c->num_experts + 1, sizeof(int64_t));
+  note(r, sluice_dispatch_rows(dispatch, &rows, &num_rows, counts));
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  uint64_t row_bytes = (uint64_t)c->model_width * element, pre_bytes = (uint64_t)c->hidden_width * element * (c->gated ? 2 : 1);
+  char* memory = malloc((size_t)num_rows * (3 * row_bytes + pre_bytes + 4) + 64);
+  char *out = memory, *grad = out + (uint64_t)num_rows * row_bytes, *grad_in = grad + (uint64_t)num_rows * row_bytes;
+  char* pre = grad_in + (uint64_t)num_rows * row_bytes;
+  float* grad_weight = calloc((size_t)num_rows + 1, sizeof(float));
+  note(r, sluice_experts_forward(moe, rows, counts, p->params, pre, out, NULL));
+  note(r, sluice_dispatch_combine(dispatch, out, p->w, p->y, NULL));
+  note(r, sluice_dispatch_combine_backward(dispatch, out, p->w, p->dy, grad, grad_weight, NULL));
+  note(r, sluice_experts_backward(moe, rows, pre, counts, p->params, grad, grad_in, p->grads,
+                                  c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE, NULL));
+  note(r, sluice_dispatch_backward(dispatch, grad_in, grad_weight, p->dx, p->dw, NULL));
+  sluice_dispatch_destroy(dispatch);
+  free(grad_weight);
+  free(memory);
+  free(counts);
+}
+
 static void run_rank(rank_t* r) {
   const case_t* c = r->c;
   int64_t T = c->tokens[r->rank];
@@ -327,8 +360,12 @@ static void run_rank(rank_t* r) {
   sluice_expert_callbacks_t callbacks = {sizeof callbacks, &toy, toy_forward, toy_backward};
   saved_t saved = {{NULL}, {0}};
 
+  if (c->parts && r->out->status[r->rank] == SLUICE_OK) {
+    run_parts(r, moe, &(parts_t){tensor_of(&x), tensor_of(&id), tensor_of(&w), tensor_of(&y), tensor_of(&dy), tensor_of(&dx),
+                                 tensor_of(&dw), &params.table, &grads.table});
+  }
   sluice_step_t* step = NULL;
-  if (r->out->status[r->rank] == SLUICE_OK) {
+  if (r->out->status[r->rank] == SLUICE_OK && !c->parts) {
     sluice_moe_forward_args_t f;
     sluice_moe_forward_args_init(&f, sizeof f);
     f.tokens = tensor_of(&x), f.expert_ids = tensor_of(&id), f.route_weights = tensor_of(&w), f.out_tokens = tensor_of(&y);
@@ -339,7 +376,7 @@ static void run_rank(rank_t* r) {
     note(r, sluice_moe_forward(moe, &f, NULL, &step));
   }
   if (r->out->status[r->rank] == SLUICE_OK && c->restore) note(r, rebuild(moe, &saved, &step));
-  if (r->out->status[r->rank] == SLUICE_OK) {
+  if (r->out->status[r->rank] == SLUICE_OK && !c->parts) {
     sluice_moe_backward_args_t b;
     sluice_moe_backward_args_init(&b, sizeof b);
     b.tokens = tensor_of(&x), b.route_weights = tensor_of(&w), b.grad_out = tensor_of(&dy);

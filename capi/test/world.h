@@ -22,6 +22,7 @@ typedef struct case_s {
   int32_t halves_apart; /* INPUT, then WEIGHT */
   int32_t restore;      /* the step is dropped and rebuilt from copies of its saved buffers */
   int32_t uneven_owners; /* expert_rank table: most experts on the last rank */
+  int32_t parts;         /* dispatch, experts, combine called one by one */
   const char* gemm;      /* NULL: "ref" */
 } case_t;
 

@@ -19,11 +19,11 @@ typedef struct sluice_gemm_form_s {
 } sluice_gemm_form_t;
 
 /* The leading dimension of [rows, cols] stored row by row, or 0 if the strides do not allow it. A single row has no
- * row stride and a single column no column stride: whatever stands there is ignored. */
+ * row stride, a single column no column stride, an empty matrix neither: whatever stands there is ignored. */
 static inline int64_t sluice_gemm_leading(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
   int64_t width = cols > 1 ? cols : 1;
   if (cols > 1 && col_stride != 1) return 0;
-  if (rows <= 1) return width;
+  if (rows <= 1 || cols == 0) return width;
   return row_stride >= width ? row_stride : 0;
 }
 

@@ -5,6 +5,7 @@
  * the whole process, so that every context, and a recomputation, repeats the same choice and the same bits. `ref`
  * stands last and takes what no other does; it is not measured.
  */
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +31,8 @@ enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_M * NUM_NK * 2 };
 #define MEASURE_NS    ((uint64_t)16 * 1000 * 1000)
 /* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose. */
 #define MEASURE_MARGIN 1.1
+/* Where some library is already in use, another counts as slower by this: its idle threads spin on the same cores. */
+#define MEASURE_NEWCOMER 1.25
 
 /* Candidates in the order in which they are tried: four bits each, kind + 1, the lowest first. 0: not known. */
 typedef uint16_t order_t;
@@ -38,6 +41,7 @@ typedef struct sluice_gemm_auto_s {
   sluice_gemm_t base;
   sluice_gemm_t* kinds[NUM_KINDS]; /* NULL: not there; REF always is */
   int measures;                    /* 0: a named one, always tried before ref */
+  int in_use;                      /* bit per kind: first choice of some class */
   order_t named;                   /* the order when nothing is measured */
   uint64_t signature;              /* of the candidates: choices are shared between equal sets */
   order_t classes[NUM_CLASSES];
@@ -227,17 +231,22 @@ static sluice_product_t bounded(const sluice_gemm_form_t* form, const sluice_pro
   return p;
 }
 
-static order_t sort(const uint64_t* times) {
+static order_t sort(const uint64_t* measured, int in_use) {
   order_t order = 0;
+  double times[NUM_KINDS];
+  for (int kind = 0; kind < REF; ++kind) {
+    times[kind] = measured[kind] == UINT64_MAX ? INFINITY : (double)measured[kind];
+    if (in_use != 0 && (in_use & 1 << kind) == 0) times[kind] *= MEASURE_NEWCOMER;
+  }
   int taken[NUM_KINDS] = {0};
   for (;;) {
-    uint64_t best = UINT64_MAX;
+    double best = INFINITY;
     for (int kind = 0; kind < REF; ++kind) {
       if (!taken[kind] && times[kind] < best) best = times[kind];
     }
-    if (best == UINT64_MAX) return order_append(order, REF);
+    if (best == INFINITY) return order_append(order, REF);
     for (int kind = 0; kind < REF; ++kind) {
-      if (taken[kind] || (double)times[kind] > MEASURE_MARGIN * (double)best) continue;
+      if (taken[kind] || times[kind] > MEASURE_MARGIN * best) continue;
       taken[kind] = 1;
       order = order_append(order, kind);
       break;
@@ -287,14 +296,15 @@ static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product
   }
   sluice_free(chooser->base.allocator, scratch, bytes);
   if (status != SLUICE_OK) return status;
-  *out_order = sort(times);
+  *out_order = sort(times, chooser->in_use);
   sluice_log(SLUICE_LOG_INFO, "gemm auto: %s: %s (GFLOP/s of %s at [%lld, %lld, %lld])", class->text,
              chooser->kinds[(*out_order & 0xf) - 1]->name, text, (long long)p.m, (long long)p.n, (long long)p.k);
   return SLUICE_OK;
 }
 
-/* Adds a choice to the name that contexts show. */
-static void name_add(sluice_gemm_auto_t* chooser, int kind) {
+/* Marks a first choice, and adds it to the name that contexts show. */
+static void note_choice(sluice_gemm_auto_t* chooser, int kind) {
+  if (kind != REF) chooser->in_use |= 1 << kind;
   char* name = chooser->base.name;
   const char* choice = chooser->kinds[kind]->name;
   if (strcmp(name, "auto") == 0) name[0] = '\0';
@@ -319,7 +329,7 @@ static sluice_status_t order_of(sluice_gemm_auto_t* chooser, const sluice_produc
     pthread_mutex_unlock(&known.mutex);
     if (status != SLUICE_OK) return status;
     chooser->classes[class.id] = order;
-    name_add(chooser, (order & 0xf) - 1);
+    note_choice(chooser, (order & 0xf) - 1);
   }
   *out_order = chooser->classes[class.id];
   return SLUICE_OK;

@@ -1,0 +1,286 @@
+/* The chooser: names, the environment, fallbacks, what is measured and how often. The host's callback stands in for a
+ * library, so nothing needs to be installed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/gemm/gemm.h"
+
+static int num_calls;
+static int declined_call; /* the call with this number is declined; 0 none */
+static float* own_c;      /* calls on other memory are measurements */
+static int own_calls;
+
+static void multiply_f32(const sluice_host_gemm_args_t* args) {
+  for (int64_t i = 0; i < args->m; ++i) {
+    for (int64_t j = 0; j < args->n; ++j) {
+      float* c = (float*)args->c + i * args->c_row_stride + j * args->c_col_stride;
+      float sum = args->beta != 0 ? *c : 0;
+      for (int64_t l = 0; l < args->k; ++l) {
+        sum += ((const float*)args->a)[i * args->a_row_stride + l * args->a_col_stride] *
+               ((const float*)args->b)[l * args->b_row_stride + j * args->b_col_stride];
+      }
+      *c = sum;
+    }
+  }
+}
+
+static int32_t host(void* user, const sluice_host_gemm_args_t* args) {
+  (void)user;
+  if (++num_calls == declined_call) return 1;
+  own_calls += args->c == own_c;
+  multiply_f32(args);
+  return 0;
+}
+
+/* Faster than any library, and wrong: only who was chosen matters. */
+static int32_t instant_host(void* user, const sluice_host_gemm_args_t* args) {
+  (void)user;
+  ++num_calls;
+  own_calls += args->c == own_c;
+  return 0;
+}
+
+static int32_t slow_host(void* user, const sluice_host_gemm_args_t* args) {
+  (void)user;
+  const struct timespec pause = {0, 30 * 1000 * 1000};
+  ++num_calls;
+  own_calls += args->c == own_c;
+  nanosleep(&pause, NULL);
+  multiply_f32(args);
+  return 0;
+}
+
+static int32_t declining_host(void* user, const sluice_host_gemm_args_t* args) {
+  (void)user;
+  (void)args;
+  ++num_calls;
+  return 1;
+}
+
+static char log_text[4096];
+static void on_log(void* user, int32_t level, const char* message) {
+  (void)user;
+  if (level == SLUICE_LOG_INFO) strncat(log_text, message, sizeof log_text - strlen(log_text) - 1);
+}
+
+static sluice_allocator_t allocator;
+
+static int set_up(void** state) {
+  (void)state;
+  unsetenv("SLUICE_GEMM");
+  num_calls = own_calls = declined_call = 0;
+  log_text[0] = '\0';
+  sluice_set_log(on_log, NULL, SLUICE_LOG_INFO);
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  return 0;
+}
+
+static int tear_down(void** state) {
+  (void)state;
+  sluice_set_log(NULL, NULL, 0);
+  int leaked = allocator.num_live != 0;
+  sluice_allocator_deinit(&allocator);
+  return leaked;
+}
+
+static sluice_status_t create(const char* name, sluice_host_gemm_fn_t fn, sluice_gemm_t** out_gemm) {
+  sluice_gemm_options_t options = {.name = name, .host_gemm = fn};
+  return sluice_gemm_create(&options, &allocator, out_gemm);
+}
+
+/* C = ones [m, k] * ones [k, n] (+ C). */
+static float a[64 * 64], b[64 * 64], c[64 * 64];
+static sluice_status_t multiply(sluice_gemm_t* gemm, int64_t m, int64_t n, int64_t k, float beta) {
+  for (int i = 0; i < 64 * 64; ++i) a[i] = b[i] = 1;
+  own_c = c;
+  sluice_product_t p = {m, n, k, {a, k, 1}, {b, n, 1}, {c, n, 1}};
+  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta};
+  return sluice_gemm_run(gemm, &list);
+}
+
+static void GemmCreate_UnknownName_InvalidArgumentListsNames(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create("cublas", NULL, &gemm), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(gemm);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "auto, ref, onednn, blas or host"));
+}
+
+static void GemmCreate_HostWithoutFunction_InvalidArgument(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create("host", NULL, &gemm), SLUICE_E_INVALID_ARGUMENT);
+}
+
+static void GemmCreate_AutoWithMissingLibrary_NotFound(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  sluice_gemm_options_t options = {.library = "/nowhere/lib.so"};
+  assert_int_equal(sluice_gemm_create(&options, &allocator, &gemm), SLUICE_E_NOT_FOUND);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "/nowhere/lib.so"));
+  assert_non_null(strstr(why.message, "apt-get install"));
+}
+
+static void GemmCreate_Environment_ReplacesNameAndItsLibrary(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  sluice_gemm_options_t options = {.name = "onednn", .library = "/nowhere/lib.so"};
+  setenv("SLUICE_GEMM", "ref", 1);
+  assert_int_equal(sluice_gemm_create(&options, &allocator, &gemm), SLUICE_OK);
+  assert_string_equal(gemm->name, "ref");
+  assert_non_null(strstr(log_text, "SLUICE_GEMM"));
+  sluice_gemm_destroy(gemm);
+  setenv("SLUICE_GEMM", "", 1);
+  assert_int_equal(create("host", host, &gemm), SLUICE_OK);
+  assert_string_equal(gemm->name, "host");
+  sluice_gemm_destroy(gemm);
+}
+
+static void Gemm_F64_GoesToRefUnmeasured(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  double x[1] = {3}, y[1] = {5}, z[1] = {0};
+  sluice_product_t p = {1, 1, 1, {x, 1, 1}, {y, 1, 1}, {z, 1, 1}};
+  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F64, SLUICE_DTYPE_F64, 0};
+  assert_int_equal(create("auto", instant_host, &gemm), SLUICE_OK);
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  assert_true(z[0] == 15);
+  assert_int_equal(num_calls, 0);
+  assert_string_equal(gemm->name, "auto");
+  sluice_gemm_destroy(gemm);
+}
+
+/* Products before the declined one must not be added twice, the rest must not be lost. */
+static void Gemm_HostDeclinesOneOfMany_EachAddedOnce(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  sluice_product_t products[5];
+  assert_int_equal(create("host", host, &gemm), SLUICE_OK);
+  for (int i = 0; i < 4; ++i) a[i] = b[i] = 1;
+  for (int i = 0; i < 5; ++i) {
+    c[i] = (float)i;
+    products[i] = (sluice_product_t){1, 1, 4, {a, 4, 1}, {b, 1, 1}, {&c[i], 1, 1}};
+  }
+  sluice_product_list_t list = {products, 5, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 1};
+  declined_call = 3;
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  for (int i = 0; i < 5; ++i) assert_true(c[i] == (float)i + 4);
+  assert_int_equal(num_calls, 5);
+  sluice_gemm_destroy(gemm);
+}
+
+static void Gemm_AutoFirstUse_MeasuresOncePerProcess(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
+  assert_string_equal(gemm->name, "auto");
+  uint64_t before = allocator.current_bytes;
+  sluice_allocator_reset_peak(&allocator);
+  assert_int_equal(multiply(gemm, 20, 16, 24, 0), SLUICE_OK);
+  assert_int_equal(allocator.current_bytes, before);
+  assert_true(allocator.peak_bytes - before <= SLUICE_GEMM_SCRATCH_BYTES);
+  assert_string_equal(gemm->name, "host");
+  assert_non_null(strstr(log_text, "f32 -> f32 NN, m <= 64"));
+  assert_non_null(strstr(log_text, "host"));
+  assert_true(num_calls > 1);
+  assert_int_equal(own_calls, 1);
+
+  num_calls = own_calls = 0;
+  assert_int_equal(multiply(gemm, 30, 10, 12, 0), SLUICE_OK);
+  assert_int_equal(num_calls, 1);
+  sluice_gemm_destroy(gemm);
+
+  num_calls = own_calls = 0;
+  assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
+  assert_int_equal(multiply(gemm, 30, 10, 12, 0), SLUICE_OK);
+  assert_int_equal(num_calls, 1);
+  assert_string_equal(gemm->name, "host");
+
+  /* Another class is measured again. */
+  assert_int_equal(multiply(gemm, 8, 10, 12, 0), SLUICE_OK);
+  assert_true(num_calls > 2);
+  sluice_gemm_destroy(gemm);
+}
+
+static void Gemm_LargeProduct_MeasuredWithinBounds(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
+  uint64_t before = allocator.current_bytes;
+  sluice_allocator_reset_peak(&allocator);
+  /* The host touches nothing, so no memory is needed behind this. */
+  sluice_product_t p = {100000, 50000, 20000, {a, 20000, 1}, {b, 1, 20000}, {c, 50000, 1}};
+  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  assert_true(allocator.peak_bytes - before <= SLUICE_GEMM_SCRATCH_BYTES);
+  assert_string_equal(gemm->name, "host");
+  sluice_gemm_destroy(gemm);
+}
+
+static void Gemm_SlowHost_NotChosenWhereAnotherIs(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create(NULL, slow_host, &gemm), SLUICE_OK);
+  assert_int_equal(multiply(gemm, 20, 16, 24, 0), SLUICE_OK);
+  for (int i = 0; i < 20 * 16; ++i) assert_true(c[i] == 24);
+  int others = strstr(log_text, "without blas") == NULL || strstr(log_text, "without onednn") == NULL;
+  assert_int_equal(own_calls, others ? 0 : 1);
+  if (!others) print_message("no library installed: the slow host is the only one\n");
+  sluice_gemm_destroy(gemm);
+}
+
+static void Gemm_DecliningHost_OthersDoIt(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create(NULL, declining_host, &gemm), SLUICE_OK);
+  assert_int_equal(multiply(gemm, 20, 16, 24, 0), SLUICE_OK);
+  for (int i = 0; i < 20 * 16; ++i) assert_true(c[i] == 24);
+  num_calls = 0;
+  assert_int_equal(multiply(gemm, 20, 16, 24, 0), SLUICE_OK);
+  assert_int_equal(num_calls, 0);
+  assert_null(strstr(gemm->name, "host"));
+  sluice_gemm_destroy(gemm);
+}
+
+/* A class that could not be measured for want of memory is measured later. */
+static void Gemm_NoMemoryToMeasure_ReportedAndRetried(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
+  allocator.fail_after = 0;
+  assert_int_equal(multiply(gemm, 64, 64, 1, 1), SLUICE_E_NO_MEMORY);
+  allocator.fail_after = -1;
+  assert_int_equal(multiply(gemm, 64, 64, 1, 1), SLUICE_OK);
+  assert_string_equal(gemm->name, "host");
+  sluice_gemm_destroy(gemm);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(GemmCreate_UnknownName_InvalidArgumentListsNames, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(GemmCreate_HostWithoutFunction_InvalidArgument, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(GemmCreate_AutoWithMissingLibrary_NotFound, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(GemmCreate_Environment_ReplacesNameAndItsLibrary, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_F64_GoesToRefUnmeasured, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_HostDeclinesOneOfMany_EachAddedOnce, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_AutoFirstUse_MeasuresOncePerProcess, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_LargeProduct_MeasuredWithinBounds, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_SlowHost_NotChosenWhereAnotherIs, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_DecliningHost_OthersDoIt, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_NoMemoryToMeasure_ReportedAndRetried, set_up, tear_down),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,184 @@
+/* The BLAS room through a replaced symbol table: what is passed, how large products are cut, what is missing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/gemm/blas/gemm_blas.h"
+
+typedef struct call_s {
+  char trans_a, trans_b;
+  int64_t m, n, k, lda, ldb, ldc;
+  const float* a;
+  const float* b;
+  float* c;
+  float beta;
+} call_t;
+
+static call_t calls[16];
+static int num_calls;
+
+/* Reads 32-bit ints, as most BLAS do. */
+static void fake_sgemm(const char* trans_a, const char* trans_b, const void* m, const void* n, const void* k,
+                       const float* alpha, const float* a, const void* lda, const float* b, const void* ldb,
+                       const float* beta, float* c, const void* ldc) {
+  assert_true(num_calls < 16);
+  assert_true(*alpha == 1.0f);
+  calls[num_calls++] = (call_t){*trans_a,
+                                *trans_b,
+                                *(const int32_t*)m,
+                                *(const int32_t*)n,
+                                *(const int32_t*)k,
+                                *(const int32_t*)lda,
+                                *(const int32_t*)ldb,
+                                *(const int32_t*)ldc,
+                                a,
+                                b,
+                                c,
+                                *beta};
+}
+
+static const sluice_blas_symbols_t fake = {.sgemm_ = fake_sgemm};
+static sluice_gemm_t* gemm;
+
+static int set_up(void** state) {
+  (void)state;
+  num_calls = 0;
+  return sluice_gemm_blas_create_from(&fake, "fake", sluice_process_allocator(), &gemm);
+}
+
+static int tear_down(void** state) {
+  (void)state;
+  sluice_gemm_destroy(gemm);
+  return 0;
+}
+
+static sluice_status_t multiply(sluice_product_t product, float beta) {
+  sluice_product_list_t list = {&product, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta};
+  return sluice_gemm_run(gemm, &list);
+}
+
+static void Blas_RowMajor_OperandsSwapped(void** state) {
+  (void)state;
+  float a[1], b[1], c[1];
+  assert_string_equal(gemm->name, "blas (fake)");
+  assert_int_equal(multiply((sluice_product_t){2, 3, 4, {a, 9, 1}, {b, 1, 8}, {c, 7, 1}}, 1), SLUICE_OK);
+  assert_int_equal(num_calls, 1);
+  const call_t* call = &calls[0];
+  assert_int_equal(call->trans_a, 'T');
+  assert_int_equal(call->trans_b, 'N');
+  assert_int_equal(call->m, 3);
+  assert_int_equal(call->n, 2);
+  assert_int_equal(call->k, 4);
+  assert_ptr_equal(call->a, b);
+  assert_ptr_equal(call->b, a);
+  assert_int_equal(call->lda, 8);
+  assert_int_equal(call->ldb, 9);
+  assert_int_equal(call->ldc, 7);
+  assert_true(call->beta == 1.0f);
+}
+
+/* BLAS refuses a leading dimension below the width, whatever stands in the stride of a single row or column. */
+static void Blas_SizeOne_LeadingDimensionAtLeastWidth(void** state) {
+  (void)state;
+  float a[1], b[1], c[1];
+  assert_int_equal(multiply((sluice_product_t){1, 5, 6, {a, 0, 1}, {b, 5, 1}, {c, 0, 1}}, 0), SLUICE_OK);
+  assert_int_equal(multiply((sluice_product_t){4, 1, 1, {a, 1, 0}, {b, 0, 0}, {c, 1, 99}}, 0), SLUICE_OK);
+  assert_int_equal(num_calls, 2);
+  for (int i = 0; i < num_calls; ++i) {
+    const call_t* call = &calls[i];
+    assert_true(call->lda >= (call->trans_a == 'N' ? call->m : call->k) && call->lda >= 1);
+    assert_true(call->ldb >= (call->trans_b == 'N' ? call->k : call->n) && call->ldb >= 1);
+    assert_true(call->ldc >= call->m);
+  }
+}
+
+static void Blas_NothingToDo_NoCall(void** state) {
+  (void)state;
+  float a[1], b[1], c[6] = {1, 2, 3, 4, 5, 6};
+  assert_int_equal(multiply((sluice_product_t){0, 3, 4, {a, 4, 1}, {b, 3, 1}, {c, 3, 1}}, 0), SLUICE_OK);
+  assert_int_equal(multiply((sluice_product_t){2, 2, 0, {a, 0, 1}, {b, 2, 1}, {c, 3, 1}}, 0), SLUICE_OK);
+  assert_int_equal(num_calls, 0);
+  const float expected[6] = {0, 0, 3, 0, 0, 6};
+  assert_memory_equal(c, expected, sizeof expected);
+}
+
+/* No memory behind these addresses is touched: the fake only writes them down. */
+static void Blas_LargerThanAnInt_CutInPieces(void** state) {
+  (void)state;
+  const int64_t piece = (int64_t)1 << 30;
+  const int64_t large = 2 * piece + 5;
+  float* const base = (float*)(uintptr_t)0x1000;
+  assert_int_equal(multiply((sluice_product_t){large, 4, 3, {base, 3, 1}, {base, 4, 1}, {base, 4, 1}}, 0), SLUICE_OK);
+  assert_int_equal(num_calls, 3);
+  for (int i = 0; i < 3; ++i) {
+    assert_int_equal(calls[i].n, i < 2 ? piece : 5);
+    assert_ptr_equal(calls[i].b, base + i * piece * 3);
+    assert_ptr_equal(calls[i].a, base);
+    assert_ptr_equal(calls[i].c, base + i * piece * 4);
+    assert_true(calls[i].beta == 0.0f);
+  }
+
+  /* Pieces of k add up in C. */
+  num_calls = 0;
+  assert_int_equal(multiply((sluice_product_t){2, 4, large, {base, 1, 2}, {base, 4, 1}, {base, 4, 1}}, 0), SLUICE_OK);
+  assert_int_equal(num_calls, 3);
+  for (int i = 0; i < 3; ++i) {
+    assert_int_equal(calls[i].k, i < 2 ? piece : 5);
+    assert_ptr_equal(calls[i].b, base + i * piece * 2);
+    assert_ptr_equal(calls[i].a, base + i * piece * 4);
+    assert_ptr_equal(calls[i].c, base);
+    assert_true(calls[i].beta == (i == 0 ? 0.0f : 1.0f));
+  }
+
+  /* A leading dimension cannot be cut. */
+  sluice_product_t p = {2, 4, 3, {base, (int64_t)INT32_MAX + 1, 1}, {base, 4, 1}, {base, 4, 1}};
+  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  assert_false(sluice_gemm_supports(gemm, &list));
+}
+
+static void Blas_NoBf16Symbol_NotSupported(void** state) {
+  (void)state;
+  uint16_t x[4] = {0};
+  sluice_product_t p = {2, 2, 2, {x, 2, 1}, {x, 2, 1}, {x, 2, 1}};
+  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0};
+  assert_false(sluice_gemm_supports(gemm, &list));
+}
+
+static void assert_not_found(const char* library, const char* text, const char* advice) {
+  sluice_gemm_t* none = gemm;
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  assert_int_equal(sluice_gemm_blas_create(library, sluice_process_allocator(), &none), SLUICE_E_NOT_FOUND);
+  sluice_error_last(&why);
+  assert_null(none);
+  assert_non_null(strstr(why.message, text));
+  assert_non_null(strstr(why.message, advice));
+}
+
+static void Blas_MissingPath_NotFoundSaysWhatToInstall(void** state) {
+  (void)state;
+  assert_not_found("/nowhere/libblas.so.3", "/nowhere/libblas.so.3", "apt-get install libopenblas0");
+}
+
+static void Blas_LibraryWithoutSgemm_NotFoundNamesSymbol(void** state) {
+  (void)state;
+  assert_not_found("libm.so.6", "sgemm_", "libm.so.6");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(Blas_RowMajor_OperandsSwapped, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Blas_SizeOne_LeadingDimensionAtLeastWidth, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Blas_NothingToDo_NoCall, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Blas_LargerThanAnInt_CutInPieces, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Blas_NoBf16Symbol_NotSupported, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Blas_MissingPath_NotFoundSaysWhatToInstall, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Blas_LibraryWithoutSgemm_NotFoundNamesSymbol, set_up, tear_down),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

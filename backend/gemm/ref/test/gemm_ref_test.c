@@ -1,0 +1,106 @@
+/* What only ref promises: the bits of a row do not depend on how many rows, products or strides surround it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/gemm/gemm.h"
+
+enum { M = 70, N = 75, K = 150 };
+
+static sluice_gemm_t* gemm;
+static float a[M * K], b[K * N], whole[M * N], parts[M * N];
+
+static int set_up(void** state) {
+  (void)state;
+  uint32_t x = 1;
+  for (int i = 0; i < M * K; ++i) a[i] = (float)((x = x * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1;
+  for (int i = 0; i < K * N; ++i) b[i] = (float)((x = x * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1;
+  return sluice_gemm_ref_create(sluice_process_allocator(), &gemm);
+}
+
+static int tear_down(void** state) {
+  (void)state;
+  sluice_gemm_destroy(gemm);
+  return 0;
+}
+
+static void multiply(sluice_product_t product, float beta) {
+  sluice_product_list_t list = {&product, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta};
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+}
+
+static void GemmRef_RowsInAnyChunks_SameBits(void** state) {
+  (void)state;
+  multiply((sluice_product_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
+  for (int64_t chunk = 1; chunk <= M; chunk += chunk < 5 ? 1 : 13) {
+    memset(parts, 0xff, sizeof parts);
+    for (int64_t i = 0; i < M; i += chunk) {
+      int64_t rows = M - i < chunk ? M - i : chunk;
+      multiply((sluice_product_t){rows, N, K, {a + i * K, K, 1}, {b, N, 1}, {parts + i * N, N, 1}}, 0);
+    }
+    assert_memory_equal(parts, whole, sizeof whole);
+  }
+}
+
+static void GemmRef_ColumnsInAnyChunks_SameBits(void** state) {
+  (void)state;
+  multiply((sluice_product_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
+  memset(parts, 0xff, sizeof parts);
+  for (int64_t j = 0; j < N; j += 7) {
+    int64_t columns = N - j < 7 ? N - j : 7;
+    multiply((sluice_product_t){M, columns, K, {a, K, 1}, {b + j, N, 1}, {parts + j, N, 1}}, 0);
+  }
+  assert_memory_equal(parts, whole, sizeof whole);
+}
+
+static void GemmRef_OtherStrides_SameBits(void** state) {
+  (void)state;
+  static float a_columns[M * K], b_columns[K * N], c_columns[M * N];
+  for (int i = 0; i < M; ++i) {
+    for (int l = 0; l < K; ++l) a_columns[l * M + i] = a[i * K + l];
+  }
+  for (int l = 0; l < K; ++l) {
+    for (int j = 0; j < N; ++j) b_columns[j * K + l] = b[l * N + j];
+  }
+  multiply((sluice_product_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
+  multiply((sluice_product_t){M, N, K, {a_columns, 1, M}, {b_columns, 1, K}, {c_columns, 1, M}}, 0);
+  for (int i = 0; i < M; ++i) {
+    for (int j = 0; j < N; ++j) assert_memory_equal(&c_columns[j * M + i], &whole[i * N + j], sizeof(float));
+  }
+}
+
+/* A row of A that repeats: a stride of 0 is a stride. */
+static void GemmRef_StrideZero_Repeats(void** state) {
+  (void)state;
+  multiply((sluice_product_t){M, N, K, {a, 0, 1}, {b, N, 1}, {whole, N, 1}}, 0);
+  for (int i = 1; i < M; ++i) assert_memory_equal(&whole[(size_t)i * N], whole, N * sizeof(float));
+}
+
+/* The equation, one element at a time in the order that the file states. */
+static void GemmRef_Sums_InTheStatedOrder(void** state) {
+  (void)state;
+  for (int i = 0; i < M * N; ++i) whole[i] = parts[i] = (float)i / 7;
+  multiply((sluice_product_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 1);
+  for (int i = 0; i < M; ++i) {
+    for (int j = 0; j < N; ++j) {
+      float sum = 0;
+      for (int l = 0; l < K; ++l) sum += a[i * K + l] * b[l * N + j];
+      sum += parts[i * N + j];
+      assert_memory_equal(&sum, &whole[i * N + j], sizeof sum);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(GemmRef_RowsInAnyChunks_SameBits), cmocka_unit_test(GemmRef_ColumnsInAnyChunks_SameBits),
+      cmocka_unit_test(GemmRef_OtherStrides_SameBits),    cmocka_unit_test(GemmRef_StrideZero_Repeats),
+      cmocka_unit_test(GemmRef_Sums_InTheStatedOrder),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}

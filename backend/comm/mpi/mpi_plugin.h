@@ -1,0 +1,31 @@
+/* What libsluice_mpi.so exports. It shares no symbol with libsluice: only these functions and the callbacks they
+ * return.
+ */
+#ifndef SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_
+#define SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_
+
+#include "sluice/comm.h"
+
+/* Raised when anything below changes; the loader refuses another number. */
+enum { SLUICE_MPI_PLUGIN_VERSION = 1 };
+
+typedef struct sluice_mpi_plugin_s {
+  sluice_host_comm_vtable_t vtable;
+  void* user; /* released by vtable.destroy */
+  int32_t rank;
+  int32_t world_size;
+} sluice_mpi_plugin_t;
+
+typedef int32_t (*sluice_mpi_plugin_version_fn_t)(void);
+/* Collective over the communicator. mpi_comm_f: a Fortran handle, or negative for MPI_COMM_WORLD. max_message_bytes:
+ * longer blocks travel as several messages; 0 = 1 GiB. Errors: UNSUPPORTED, FOREIGN, NO_MEMORY; out_failure says why.
+ */
+typedef sluice_status_t (*sluice_mpi_plugin_open_fn_t)(int64_t mpi_comm_f, uint64_t max_message_bytes,
+                                                       sluice_mpi_plugin_t* out_plugin,
+                                                       sluice_host_failure_t* out_failure);
+
+SLUICE_EXPORT int32_t sluice_mpi_plugin_version(void);
+SLUICE_API sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_bytes,
+                                                  sluice_mpi_plugin_t* out_plugin, sluice_host_failure_t* out_failure);
+
+#endif /* SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_ */

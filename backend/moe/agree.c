@@ -22,6 +22,13 @@ typedef struct header_s {
   int32_t num_experts;
   int32_t top_k;
   int32_t dtype;
+  int32_t activation;
+  int32_t gated;
+  int32_t bias;
+  int32_t wgrad_mode;
+  int32_t callback_experts;
+  int32_t config_chunks; /* as configured: 0 where Sluice chooses */
+  int32_t num_local;     /* experts that this rank believes it owns */
   int32_t local_status;
   sluice_parts_report_t parts;
   char message[256];
@@ -47,6 +54,13 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->num_experts = c->num_experts;
   h->top_k = c->top_k;
   h->dtype = c->dtype;
+  h->activation = c->activation;
+  h->gated = c->gated;
+  h->bias = c->bias;
+  h->wgrad_mode = c->wgrad_mode;
+  h->callback_experts = c->callback_experts;
+  h->config_chunks = c->num_chunks;
+  h->num_local = moe->num_local;
   h->local_status = proposal->local_status;
   h->parts = moe->granularity.own;
   if (proposal->local_message != NULL) snprintf(h->message, sizeof h->message, "%s", proposal->local_message);
@@ -74,13 +88,19 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(num_experts, "num_experts");
   DIFFERS(top_k, "top_k");
   DIFFERS(dtype, "dtype");
+  DIFFERS(activation, "activation");
+  DIFFERS(gated, "gated");
+  DIFFERS(bias, "bias");
+  DIFFERS(wgrad_mode, "wgrad_mode");
+  DIFFERS(callback_experts, "callback_experts");
+  DIFFERS(config_chunks, "num_chunks of the config");
   DIFFERS(num_chunks, "num_chunks");
 #undef DIFFERS
   if (peer->fingerprint != own->fingerprint) {
     return snprintf(text, text_bytes,
-                    "layer %d: rank %d and rank %d have different configs (activation, gated, bias, wgrad_mode, callbacks, the "
-                    "chosen chunks or the table of expert owners)",
-                    own->layer_id, peer_rank, rank);
+                    "layer %d: rank %d and rank %d have different tables expert_rank (who owns which expert; by its own table "
+                    "rank %d owns %d, rank %d owns %d): give all ranks the same",
+                    own->layer_id, peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
   }
   if (peer->template_hash != own->template_hash) {
     return snprintf(text, text_bytes,
@@ -148,20 +168,24 @@ static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 typedef struct agree_buffers_s {
   char* send;           /* [W] envelopes */
   char* recv;
-  int32_t* send_counts; /* all counts, by destination rank: [W][n * E_local(r)] */
   exchange_arrays_t arrays;
 } agree_buffers_t;
 
-static sluice_status_t take_buffers(sluice_moe_t* moe, const sluice_binding_t* binding, agree_buffers_t* buffers) {
-  sluice_context_t* context = moe->context;
+static uint64_t buffer_bytes(const sluice_context_t* context) {
   uint64_t w = (uint64_t)context->world_size;
-  uint64_t counts = binding == NULL ? 0 : (uint64_t)binding->num_chunks * (uint64_t)moe->config.num_experts * 4;
-  uint64_t bytes = 2 * sluice_align_up(w * ENVELOPE_BYTES) + sluice_align_up(counts) + 4 * sluice_align_up(w * 8);
-  SLUICE_TRY(sluice_arena_reset(&context->envelope, bytes, "headers"));
+  return 2 * sluice_align_up(w * ENVELOPE_BYTES) + 4 * sluice_align_up(w * 8);
+}
+
+sluice_status_t sluice_agree_reserve(sluice_context_t* context) {
+  return context->world_size == 1 ? SLUICE_OK : sluice_arena_reset(&context->envelope, buffer_bytes(context), "headers");
+}
+
+static sluice_status_t take_buffers(sluice_context_t* context, agree_buffers_t* buffers) {
+  uint64_t w = (uint64_t)context->world_size;
   sluice_arena_t* arena = &context->envelope;
+  SLUICE_TRY(sluice_arena_reset(arena, buffer_bytes(context), "headers")); /* reserved: cannot fail */
   buffers->send = sluice_arena_take(arena, w * ENVELOPE_BYTES);
   buffers->recv = sluice_arena_take(arena, w * ENVELOPE_BYTES);
-  buffers->send_counts = sluice_arena_take(arena, counts);
   buffers->arrays.send = sluice_arena_take(arena, w * 8);
   buffers->arrays.recv = sluice_arena_take(arena, w * 8);
   buffers->arrays.send_bytes = sluice_arena_take(arena, w * 8);
@@ -178,7 +202,7 @@ static sluice_status_t exchange_rest(const sluice_binding_t* b, const agree_buff
   int any = 0;
   for (int32_t r = 0; r < context->world_size; ++r) {
     int64_t theirs = (int64_t)b->num_chunks * sluice_layer_experts_of(moe, r);
-    const int32_t* counts = buffers->send_counts + (int64_t)b->num_chunks * moe->first_place[r];
+    const int32_t* counts = b->counts_out + (int64_t)b->num_chunks * moe->first_place[r];
     int64_t sent = min_i64(theirs, COUNTS_IN_ENVELOPE), received = min_i64(mine, COUNTS_IN_ENVELOPE);
     a->send[r] = counts + sent;
     a->send_bytes[r] = (uint64_t)(theirs - sent) * sizeof(int32_t);
@@ -211,7 +235,7 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   sluice_error_info_t refusal; /* the record of a local refusal survives the exchange */
   sluice_error_capture(&refusal);
   agree_buffers_t buffers;
-  SLUICE_TRY(take_buffers(moe, binding, &buffers));
+  SLUICE_TRY(take_buffers(context, &buffers));
   ++context->comm->call_number;
   header_t own;
   fill_header(&own, moe, proposal);
@@ -221,7 +245,7 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
     memset(envelope, 0, ENVELOPE_BYTES);
     memcpy(envelope, &own, sizeof own);
     if (binding != NULL && proposal->local_status == SLUICE_OK) {
-      int32_t* counts = buffers.send_counts + (int64_t)binding->num_chunks * moe->first_place[r];
+      int32_t* counts = binding->counts_out + (int64_t)binding->num_chunks * moe->first_place[r];
       int64_t theirs = (int64_t)binding->num_chunks * sluice_layer_experts_of(moe, r);
       pack_counts(binding, r, counts);
       memcpy(envelope + sizeof own, counts, (size_t)min_i64(theirs, COUNTS_IN_ENVELOPE) * sizeof(int32_t));

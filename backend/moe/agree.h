@@ -18,6 +18,9 @@ typedef struct sluice_proposal_s {
   const char* local_message;
 } sluice_proposal_t;
 
+/* Reserves what a header needs, when a layer is made: a rank that is out of memory must still be able to say so. */
+sluice_status_t sluice_agree_reserve(sluice_context_t* context);
+
 /* Exchanges headers, and with `binding` (forward) also the counts: its recv_counts are filled in. binding may be NULL
  * when this rank refuses. out_header_ns: how long the first exchange took.
  * Errors: the local refusal itself; PEER_REFUSED, MISMATCH naming ranks and values; what the communicator reports. */

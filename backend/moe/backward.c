@@ -32,7 +32,7 @@ static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, const 
   const sluice_template_spec_t spec = spec_of(moe, args, pass->binding.num_chunks);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
   /* Only now are the token counts of the step known. */
-  if (args->grad_out != NULL && args->grad_out->shape[0] != pass->binding.num_tokens) {
+  if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_out has %lld rows, but this step's forward had %lld tokens",
                        moe->config.layer_id, (long long)args->grad_out->shape[0], (long long)pass->binding.num_tokens);
   }
@@ -117,7 +117,7 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
   }
   status = execute(&pass, step, args);
   if (status != SLUICE_OK) {
-    if (collective) status = sluice_fail_pass(context, status);
+    if (collective) status = sluice_fail_pass(context, status, pass.is_complete);
     if (step->state == SLUICE_STEP_FRESH) free_deferred(step);
     return status;
   }

@@ -14,7 +14,29 @@ typedef struct meta_header_s {
   int64_t num_tokens;
   int64_t num_sent;
   int64_t num_rows;
+  uint64_t checksum; /* of everything behind the header, and of the header with this member 0 */
 } meta_header_t;
+
+/* Positions and orders become addresses, so that damaged bytes must not pass. Four independent sums of eight bytes each
+ * keep up with memory. */
+static uint64_t mix(uint64_t hash, uint64_t word) { return (hash ^ word) * 0x9e3779b97f4a7c15u; }
+
+static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t bytes) {
+  uint64_t sums[4] = {1, 2, 3, 4}, words[4];
+  uint64_t i = 0;
+  for (; i + sizeof words <= bytes; i += sizeof words) {
+    memcpy(words, body + i, sizeof words);
+    for (int lane = 0; lane < 4; ++lane) sums[lane] = mix(sums[lane], words[lane]), sums[lane] ^= sums[lane] >> 29;
+  }
+  memset(words, 0, sizeof words);
+  if (i < bytes) memcpy(words, body + i, bytes - i);
+  for (int lane = 0; lane < 4; ++lane) sums[lane] = mix(sums[lane], words[lane]);
+  header.checksum = 0;
+  memcpy(words, &header, sizeof words);
+  uint64_t hash = mix(mix(mix(mix(bytes, sums[0]), sums[1]), sums[2]), sums[3]);
+  for (int lane = 0; lane < 4; ++lane) hash = mix(hash ^ (hash >> 31), words[lane]);
+  return mix(hash ^ (hash >> 31), (uint64_t)header.num_rows);
+}
 
 /* ---- where the arrays lie ---- */
 
@@ -24,7 +46,7 @@ static uint64_t arena_bytes(const sluice_binding_t* b, int64_t num_routes, int w
   uint64_t bytes = 3 * sluice_align_up((n + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) + 3 * sluice_align_up(n * l * 8);
   bytes += sluice_align_up((uint64_t)num_routes * 4); /* order_token */
   if (with_orders) {
-    bytes += sluice_align_up(n * experts * 4) + sluice_align_up(w * n * l * 4) + 2 * sluice_align_up((uint64_t)num_routes * 4);
+    bytes += 2 * sluice_align_up(n * experts * 4) + sluice_align_up(w * n * l * 4) + 2 * sluice_align_up((uint64_t)num_routes * 4);
   }
   return bytes;
 }
@@ -150,6 +172,7 @@ sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* e
   take_offsets(b, num_routes);
   b->send_counts = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
   b->recv_counts = sluice_arena_take(arena, (uint64_t)b->world_size * (uint64_t)num_chunks * (uint64_t)b->num_local * 4);
+  b->counts_out = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
   b->order = sluice_arena_take(arena, (uint64_t)num_routes * 4);
   b->position = sluice_arena_take(arena, (uint64_t)num_routes * 4);
   int64_t* cursor = sluice_arena_take(arena, num_experts * 8);
@@ -271,27 +294,36 @@ static char* put(char* at, const void* data, uint64_t bytes) {
 }
 
 void sluice_binding_save(const sluice_binding_t* b, void* meta) {
-  const meta_header_t header = {META_MAGIC,    b->num_chunks, b->moe->fingerprint,
-                                b->num_tokens, b->num_sent,   b->num_rows};
+  meta_header_t header = {META_MAGIC, b->num_chunks, b->moe->fingerprint, b->num_tokens, b->num_sent, b->num_rows, 0};
   uint64_t n = (uint64_t)b->num_chunks;
-  char* at = put(meta, &header, sizeof header);
+  char* const body = (char*)meta + sizeof header;
+  char* at = body;
   at = put(at, b->send_counts, n * (uint64_t)b->moe->config.num_experts * 4);
   at = put(at, b->recv_counts, n * (uint64_t)b->world_size * (uint64_t)b->num_local * 4);
   at = put(at, b->order, (uint64_t)b->num_sent * 4);
   put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
+  header.checksum = checksum_of(header, body, sluice_binding_meta_bytes(b) - sizeof header);
+  put(meta, &header, sizeof header);
 }
 
 static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, meta_header_t* header) {
   int whole = meta != NULL && meta_bytes >= sizeof *header;
   if (whole) memcpy(header, meta, sizeof *header);
   if (!whole || header->magic != META_MAGIC || header->fingerprint != moe->fingerprint || header->num_chunks < 1 ||
-      header->num_chunks > SLUICE_MAX_CHUNKS || header->num_tokens < 0 || header->num_sent < 0 ||
+      header->num_chunks > SLUICE_MAX_CHUNKS || header->num_tokens < 0 ||
+      header->num_tokens > INT32_MAX / moe->config.top_k || header->num_sent < 0 ||
       header->num_sent > header->num_tokens * moe->config.top_k ||
       meta_bytes < meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote; pass the "
                        "buffers of the step unchanged and in order",
                        moe->config.layer_id, (unsigned long long)meta_bytes);
+  }
+  uint64_t body_bytes = meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent) - sizeof *header;
+  if (header->checksum != checksum_of(*header, (const char*)meta + sizeof *header, body_bytes)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: the saved buffer META is damaged: it changed after the forward that wrote it",
+                       moe->config.layer_id);
   }
   return SLUICE_OK;
 }

@@ -26,6 +26,7 @@ typedef struct sluice_binding_s {
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */
+  int32_t* counts_out;  /* [W][n][E_local(r)] send_counts by destination, for the header; not in a restored binding */
   int32_t* order;       /* [num_sent] flat routes t*K+k in sent order, chunk after chunk */
   int32_t* order_token; /* [num_sent] their tokens */
   int32_t* position;    /* [T*K] row of each route in its chunk's sent order; -1 dropped */

@@ -54,6 +54,8 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
 void sluice_engine_retain(sluice_context_t* context);
 void sluice_engine_release(sluice_context_t* context);
 
+/* STATE in a forked child, where the handles of the parent are inert. */
+sluice_status_t sluice_engine_check_process(const sluice_context_t* context, const char* what);
 /* BUSY for a second thread, STATE in a forked child. Every enter is paired with a leave. */
 sluice_status_t sluice_engine_enter(sluice_context_t* context, const char* what);
 void sluice_engine_leave(sluice_context_t* context);

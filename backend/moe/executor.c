@@ -72,6 +72,7 @@ sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
   sluice_device_t* device = pass->context->device;
   SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_op, pass, NULL));
   sluice_status_t submitted = submit_all(pass);
+  pass->is_complete = submitted == SLUICE_OK;
   /* join even then: lanes may be running what was submitted. It reports the first failure. */
   sluice_status_t status = device->vtable->join(device);
   if (status == SLUICE_OK) status = submitted;

@@ -81,7 +81,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
   sluice_status_t status = sluice_binding_finish(&f.pass.binding);
   if (status == SLUICE_OK) status = execute(&f, moe);
   if (status != SLUICE_OK) {
-    status = sluice_fail_pass(context, status);
+    status = sluice_fail_pass(context, status, f.pass.is_complete);
     sluice_step_drop(f.step);
     return status;
   }

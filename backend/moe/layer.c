@@ -1,6 +1,9 @@
 #include "backend/moe/layer.h"
 
 #include <string.h>
+#include <unistd.h>
+
+#include "backend/moe/agree.h"
 
 static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
   const unsigned char* p = data;
@@ -17,24 +20,28 @@ static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   return fnv1a(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
 }
 
+static int32_t rank_of_expert(const sluice_moe_t* moe, const int32_t* expert_rank, int32_t world_size, int32_t e) {
+  return expert_rank != NULL ? expert_rank[e] : e / (moe->config.num_experts / world_size);
+}
+
 /* Counting sort of experts by rank; contiguous blocks without a table. */
 static void fill_places(sluice_moe_t* moe, const int32_t* expert_rank, int32_t world_size) {
   int32_t num_experts = moe->config.num_experts;
-  int32_t per_rank = num_experts / world_size;
-  for (int32_t e = 0; e < num_experts; ++e) ++moe->first_place[(expert_rank != NULL ? expert_rank[e] : e / per_rank) + 1];
-  for (int32_t r = 0; r < world_size; ++r) moe->first_place[r + 1] += moe->first_place[r];
-  /* Expert ids ascend within a rank, so its next free place is its first plus how many it has got. */
+  int32_t* first = moe->first_place;
+  for (int32_t e = 0; e < num_experts; ++e) ++first[rank_of_expert(moe, expert_rank, world_size, e) + 1];
+  for (int32_t r = 0; r < world_size; ++r) first[r + 1] += first[r];
+  /* first[r] walks through the places of rank r and ends at the first of r + 1; then all are moved back by one. */
   for (int32_t e = 0; e < num_experts; ++e) {
-    int32_t rank = expert_rank != NULL ? expert_rank[e] : e / per_rank;
-    int32_t before = 0;
-    for (int32_t other = 0; other < e; ++other) before += (expert_rank != NULL ? expert_rank[other] : other / per_rank) == rank;
-    moe->place_of_expert[e] = moe->first_place[rank] + before;
+    moe->place_of_expert[e] = first[rank_of_expert(moe, expert_rank, world_size, e)]++;
   }
+  for (int32_t r = world_size; r > 0; --r) first[r] = first[r - 1];
+  first[0] = 0;
 }
 
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config, sluice_moe_t** out_moe) {
   *out_moe = NULL;
   int32_t world_size = context->world_size;
+  SLUICE_TRY(sluice_agree_reserve(context));
   uint64_t tables = (uint64_t)(config->num_experts + world_size + 1) * sizeof(int32_t);
   sluice_moe_t* moe = sluice_alloc_zeroed(&context->allocator, sizeof *moe, "layer");
   if (moe == NULL) return SLUICE_E_NO_MEMORY;
@@ -63,7 +70,8 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
 void sluice_layer_retain(sluice_moe_t* moe) { atomic_fetch_add(&moe->references, 1); }
 
 void sluice_layer_release(sluice_moe_t* moe) {
-  if (moe == NULL || atomic_fetch_sub(&moe->references, 1) != 1) return;
+  if (moe == NULL || moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
+  if (atomic_fetch_sub(&moe->references, 1) != 1) return;
   sluice_context_t* context = moe->context;
   sluice_free(&context->allocator, moe->place_of_expert, moe->tables_bytes);
   sluice_free(&context->allocator, moe, sizeof *moe);

@@ -73,7 +73,7 @@ sluice_status_t sluice_part_dispatch(sluice_moe_t* moe, const sluice_tensor_t* t
   status = agree(&pass, SLUICE_FORWARD, status, &pass.binding);
   if (status == SLUICE_OK) {
     status = receive(&pass, dispatch);
-    if (status != SLUICE_OK) status = sluice_fail_pass(moe->context, status);
+    if (status != SLUICE_OK) status = sluice_fail_pass(moe->context, status, pass.is_complete);
   }
   if (status != SLUICE_OK) {
     if (dispatch != NULL) sluice_step_drop(dispatch->step);
@@ -117,7 +117,7 @@ static sluice_status_t follow(sluice_pass_t* pass, sluice_dispatch_t* dispatch, 
   if (status == SLUICE_OK) status = sluice_engine_template(pass->context, &spec, &pass->schedule);
   SLUICE_TRY(agree(pass, f->direction, status, NULL));
   status = run(pass, given);
-  return status == SLUICE_OK ? SLUICE_OK : sluice_fail_pass(pass->context, status);
+  return status == SLUICE_OK ? SLUICE_OK : sluice_fail_pass(pass->context, status, pass->is_complete);
 }
 
 /* The templates only read what a host gives as const; slots have one pointer type. */

@@ -54,6 +54,7 @@ typedef struct sluice_pass_s {
   float* scalar_recv;          /* [largest chunk] route weights as they arrive; gate scalars on their way out */
   sluice_product_t* products;  /* [E_local] compute lane */
   sluice_op_times_t* times;    /* [num_ops] */
+  int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
   uint64_t begin_ns;
   uint64_t comm_cpu_ns;
   uint64_t header_ns;

@@ -7,11 +7,11 @@ static int is_final(sluice_status_t status) {
   return status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED;
 }
 
-sluice_status_t sluice_fail_pass(sluice_context_t* context, sluice_status_t status) {
+sluice_status_t sluice_fail_pass(sluice_context_t* context, sluice_status_t status, int in_step) {
   if (context->world_size == 1 || is_final(status)) return status;
   sluice_error_info_t info;
   sluice_error_capture(&info);
-  if (status == SLUICE_E_NO_MEMORY) {
+  if (!in_step) {
     sluice_comm_abort(context->comm);
     return sluice_error_adopt(&info);
   }

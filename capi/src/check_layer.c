@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/structs.h"
 
 sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                   int64_t num_tokens) {
@@ -15,6 +16,16 @@ sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t
   if (tensor->shape[0] > 1 && sluice_tensor_stride(tensor, 0) < 0) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 0 is %lld; it may not be negative", name,
                        (long long)sluice_tensor_stride(tensor, 0));
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_check_out_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
+                                      int64_t num_tokens) {
+  SLUICE_TRY(sluice_check_rows(moe, tensor, name, num_tokens));
+  if (num_tokens > 1 && sluice_tensor_stride(tensor, 0) < moe->config.model_width) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 0 is %lld; rows that are written may not overlap (>= %lld)",
+                       name, (long long)sluice_tensor_stride(tensor, 0), (long long)moe->config.model_width);
   }
   return SLUICE_OK;
 }
@@ -33,6 +44,12 @@ sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice
                                            int64_t num_tokens) {
   const int64_t shape[] = {num_tokens, moe->config.top_k};
   return sluice_tensor_check(tensor, name, SLUICE_DTYPE_F32, 2, shape);
+}
+
+/* Row-major or column-major, perhaps with padding: no element lies on another. Sizes of 1 have any stride. */
+static int is_matrix(const int64_t* shape, int64_t first, int64_t second) {
+  if (second == 1 && (shape[0] == 1 || first >= shape[1])) return 1;
+  return first == 1 && (shape[1] == 1 || second >= shape[0]);
 }
 
 static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_t* tensors, const char* name, int32_t ndim,
@@ -55,9 +72,14 @@ static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_
                          sluice_dtype_name(dtype), name, sluice_dtype_name(sluice_tensor_dtype(&tensors[0])));
     }
     int64_t first = sluice_tensor_stride(&tensors[e], 0), second = ndim == 2 ? sluice_tensor_stride(&tensors[e], 1) : 1;
-    if ((ndim == 1 && shape[0] > 1 && first != 1) || (ndim == 2 && first != 1 && second != 1)) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: strides are %lld, %lld; one of them must be 1", label,
-                         (long long)first, (long long)second);
+    if (ndim == 1 && shape[0] > 1 && first != 1) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride is %lld; it must be 1", label, (long long)first);
+    }
+    if (ndim == 2 && !is_matrix(shape, first, second)) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                         "%s: the strides of [%lld, %lld] are %lld, %lld; one must be 1 and the other at least the size of that "
+                         "dimension",
+                         label, (long long)shape[0], (long long)shape[1], (long long)first, (long long)second);
     }
   }
   return SLUICE_OK;
@@ -67,10 +89,8 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
                                      int gradients) {
   const sluice_moe_config_t* c = &moe->config;
   if (experts == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL", c->layer_id, name);
-  if (experts->struct_size < sizeof *experts) {
-    return SLUICE_FAIL(SLUICE_E_ABI, "%s: struct_size of sluice_expert_tensors_t is %zu, this library needs %zu", name,
-                       experts->struct_size, sizeof *experts);
-  }
+  sluice_expert_tensors_t known;
+  SLUICE_TRY(sluice_struct_copy(&known, sizeof known, experts, sizeof known, "sluice_expert_tensors_t"));
   const int64_t up[] = {c->hidden_width, c->model_width}, down[] = {c->model_width, c->hidden_width};
   char label[64];
 #define ARRAY(member, ndim, shape)                                     \
@@ -98,13 +118,11 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
 }
 
 sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks) {
-  if (callbacks == NULL || callbacks->forward == NULL || callbacks->backward == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: callback experts need callbacks with both forward and backward set", moe->config.layer_id);
-  }
-  if (callbacks->struct_size < sizeof *callbacks) {
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_expert_callbacks_t: struct_size is %zu, this library needs %zu",
-                       callbacks->struct_size, sizeof *callbacks);
+  sluice_expert_callbacks_t known;
+  SLUICE_TRY(sluice_struct_copy(&known, sizeof known, callbacks, sizeof known, "sluice_expert_callbacks_t"));
+  if (known.forward == NULL || known.backward == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: callback experts need both callbacks, %s is NULL",
+                       moe->config.layer_id, known.forward == NULL ? "forward" : "backward");
   }
   return SLUICE_OK;
 }

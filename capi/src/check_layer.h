@@ -8,6 +8,9 @@
 /* [T, width] of the layer's dtype with unit column stride; num_tokens -1: any. */
 sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                   int64_t num_tokens);
+/* The same for rows that are written: they may not overlap. */
+sluice_status_t sluice_check_out_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
+                                      int64_t num_tokens);
 /* [T, K] i32 or i64. */
 sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t* tensor, int64_t num_tokens);
 /* [T, K] f32. */

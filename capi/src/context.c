@@ -24,6 +24,9 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "context: device_type is %d; this build runs on the CPU only (SLUICE_DEVICE_CPU, %d)",
                        out->device_type, SLUICE_DEVICE_CPU);
   }
+  if (out->device_id != 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: device_id is %d; the CPU has only device 0", out->device_id);
+  }
   if ((out->allocate == NULL) != (out->release == NULL)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: set allocate and release together, or neither");
   }
@@ -65,7 +68,7 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_get_stats: %s is NULL", context == NULL ? "context" : "out_stats");
   }
   size_t size = out_stats->struct_size;
-  if (size < sizeof(size_t)) {
+  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_context_stats_t: struct_size is %zu; set it to sizeof the struct", size);
   }
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_get_stats"));

@@ -42,7 +42,7 @@ static sluice_status_t check_forward(const sluice_moe_t* moe, const sluice_moe_f
   int64_t num_tokens = a->tokens->shape[0];
   SLUICE_TRY(sluice_check_ids(moe, a->expert_ids, num_tokens));
   SLUICE_TRY(sluice_check_route_weights(moe, a->route_weights, "route_weights", num_tokens));
-  SLUICE_TRY(sluice_check_rows(moe, a->out_tokens, "out_tokens", num_tokens));
+  SLUICE_TRY(sluice_check_out_rows(moe, a->out_tokens, "out_tokens", num_tokens));
   if (moe->config.callback_experts) return sluice_check_callbacks(moe, a->callbacks);
   return sluice_check_experts(moe, a->params, "params", 0);
 }
@@ -96,8 +96,9 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
   if (a->halves == SLUICE_HALF_WEIGHT) return SLUICE_OK;
   SLUICE_TRY(sluice_check_rows(moe, a->grad_out, "grad_out", -1));
   int64_t num_tokens = a->grad_out->shape[0];
+  SLUICE_TRY(sluice_check_rows(moe, a->tokens, "tokens", num_tokens));
   SLUICE_TRY(sluice_check_route_weights(moe, a->route_weights, "route_weights", num_tokens));
-  if (a->grad_tokens != NULL) SLUICE_TRY(sluice_check_rows(moe, a->grad_tokens, "grad_tokens", num_tokens));
+  if (a->grad_tokens != NULL) SLUICE_TRY(sluice_check_out_rows(moe, a->grad_tokens, "grad_tokens", num_tokens));
   if (a->grad_route_weights != NULL) {
     SLUICE_TRY(sluice_check_route_weights(moe, a->grad_route_weights, "grad_route_weights", num_tokens));
   }
@@ -125,6 +126,7 @@ sluice_status_t sluice_step_restore(sluice_moe_t* moe, void* const* saved, const
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_step_restore: %s is NULL",
                        moe == NULL ? "moe" : saved == NULL ? "saved" : "saved_bytes");
   }
+  SLUICE_TRY(sluice_engine_check_process(moe->context, "sluice_step_restore"));
   int64_t rows = 0;
   SLUICE_TRY(sluice_binding_peek(moe, saved[SLUICE_SAVED_META], saved_bytes[SLUICE_SAVED_META], NULL, &rows, NULL));
   const sluice_moe_config_t* c = &moe->config;
@@ -150,6 +152,7 @@ sluice_status_t sluice_step_restore(sluice_moe_t* moe, void* const* saved, const
 
 sluice_status_t sluice_step_info(const sluice_step_t* step, int32_t* out_num_chunks, int64_t* out_rows_per_expert) {
   if (step == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_step_info: step is NULL");
+  SLUICE_TRY(sluice_engine_check_process(step->moe->context, "sluice_step_info"));
   return sluice_binding_peek(step->moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META], out_num_chunks,
                              NULL, out_rows_per_expert);
 }

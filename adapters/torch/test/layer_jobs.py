@@ -481,7 +481,7 @@ def _runner(case, context, rank, callback):
 
 
 def live_bytes():
-    """Bytes in all tensors that Python or the graphs of this process can still reach are hard to count; RSS is not."""
+    """Resident bytes; the test has malloc give large blocks back at once."""
     gc.collect()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -551,7 +551,8 @@ def callback_experts():
             assert torch.equal(layer(tokens, ids, weights), y)
         out[n] = len(modules[0].shapes)
 
-    # An exception in a module arrives as what it is, behind FOREIGN; other ranks fail too.
+    # An exception in a module arrives as what it is, behind FOREIGN. The other ranks learn of it in the next call,
+    # which fails on all of them; the one after that is free again.
     def broken(rows):
         raise KeyError("no such thing")
 
@@ -565,15 +566,21 @@ def callback_experts():
         experts = CallbackExperts(calls, lambda modules=modules: [list(m.parameters()) for m in modules])
         layer = case.layer(context, experts=experts)
         tokens, ids, weights, _ = case.inputs(rank)
+        broke = None
         try:
             y = layer(tokens, ids, weights)
-            assert where == "backward", "a broken forward went through"
-            y.backward(case.cotangents[rank])
-            raise AssertionError(f"a broken {where} went through")
-        except SluiceError as error:
-            if rank == 0:
-                assert isinstance(error, Foreign), repr(error)
-                assert isinstance(error.__cause__, KeyError), repr(error.__cause__)
+            if where == "backward":
+                y.backward(case.cotangents[rank])
+        except Foreign as error:
+            broke = error
+        assert (broke is not None) == (rank == 0), repr(broke)
+        assert broke is None or isinstance(broke.__cause__, KeyError), repr(broke.__cause__)
+        if W > 1:
+            try:
+                case.layer(context)(*case.inputs(rank))
+                raise AssertionError("the other ranks were not told")
+            except (PeerRefused, Foreign) as error:
+                assert isinstance(error, Foreign) == (rank == 0), repr(error)
     # The group is still usable.
     case = Case(W, tokens=(12,), bias=True, seed=64)
     layer = case.layer(context)
@@ -646,7 +653,7 @@ def lifetimes():
     """Closed objects say so; layers keep what they need; a group is shared and remade."""
     W, rank = world()
     first = group()
-    assert group() is first
+    assert W == 1 or group() is first
     context = Context(first)
     case = Case(W, tokens=(8,), seed=80)
     layer = case.layer(context)

@@ -42,11 +42,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(world, job, deadline=120, threads=1, group_timeout=60, **arguments):
+def start(world, job, deadline=120, threads=1, group_timeout=60, extra_environment=None, **arguments):
     """Starts the ranks and returns what `finish` takes."""
     folder = tempfile.mkdtemp(prefix="sluice_ranks_")
     environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(world))
     environment.update(OMP_NUM_THREADS=str(threads), TORCHDYNAMO_DISABLE="1", GLOO_SOCKET_IFNAME="lo")
+    environment.update(extra_environment or {})
     with open(os.path.join(folder, "job"), "wb") as file:
         pickle.dump((job, group_timeout, arguments), file)
     processes = []

@@ -74,7 +74,9 @@ def test_Checkpointing_BothKindsAndHooks_SameGradients(world, callback):
 
 @pytest.mark.parametrize("callback", [False, True])
 def test_Checkpointing_WithoutReentry_FreesWhatForwardSaved(callback):
-    plain, saved, inputs = ranks.run(1, "layer_jobs:checkpoint_memory", callback=callback)[0]
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    job = "layer_jobs:checkpoint_memory"
+    plain, saved, inputs = ranks.run(1, job, callback=callback, extra_environment=malloc)[0]
     print(f"held after forward: {plain / 1e6:.1f} MB plain, {saved / 1e6:.1f} MB checkpointed")
     # What a checkpoint keeps is each layer's input; what a layer saves is several times that.
     assert saved < 0.4 * plain, (plain, saved, inputs)

@@ -273,9 +273,9 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
                  seconds(deadline_ns - now_ns));
       next_warn_ns = add_saturating(now_ns, comm->warn_ns);
     }
-    if (now_ns + 1000000 < slice_end_ns) {
+    if (now_ns < slice_end_ns) {
       /* A transport that returns early must not make this a busy loop. */
-      struct timespec pause = {.tv_sec = 0, .tv_nsec = 1000000};
+      struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)min_u64(slice_end_ns - now_ns, 1000000)};
       nanosleep(&pause, NULL);
     }
   }

@@ -1,0 +1,343 @@
+/* The common entries over a transport made of a script: config, deadlines, notes, and who is blamed. */
+#include "backend/comm/comm.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+
+#define MS UINT64_C(1000000)
+
+/* ---- config ----------------------------------------------------------------------------------------------------- */
+
+static void last_error(sluice_error_info_t* out_why) {
+  sluice_error_info_init(out_why, sizeof *out_why);
+  sluice_error_last(out_why);
+}
+
+static void config_defaults(void** state) {
+  (void)state;
+  sluice_comm_config_t config, read;
+  sluice_comm_config_init(&config, sizeof config);
+  assert_int_equal(config.struct_size, sizeof config);
+  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_OK);
+  sluice_comm_t comm;
+  sluice_comm_init_base(&comm, NULL, "script", &read);
+  assert_true(comm.timeout_ns == UINT64_C(1800000000000));
+  assert_true(comm.warn_ns == UINT64_C(30000000000));
+}
+
+static void config_short(void** state) {
+  (void)state;
+  sluice_comm_config_t config, read;
+  sluice_comm_config_init(&config, offsetof(sluice_comm_config_t, timeout_ns));
+  config.rank = 1;
+  config.world_size = 2;
+  config.timeout_ns = config.warn_ns = 12345; /* beyond the caller's struct: not read */
+  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_OK);
+  assert_int_equal(read.world_size, 2);
+  assert_true(read.timeout_ns == 0 && read.warn_ns == 0);
+  assert_int_equal(read.struct_size, sizeof read);
+  config.struct_size = offsetof(sluice_comm_config_t, world_size);
+  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
+  config.struct_size = 0;
+  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
+  config.struct_size = SIZE_MAX; /* uninitialised: the tail is not there to be read */
+  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
+}
+
+static void config_tail(void** state) {
+  (void)state;
+  struct {
+    sluice_comm_config_t known;
+    uint64_t since_later;
+  } config;
+  sluice_comm_config_t read;
+  sluice_comm_config_init(&config.known, sizeof config);
+  assert_true(config.since_later == 0);
+  assert_int_equal(sluice_comm_config_read(&config.known, &read), SLUICE_OK);
+  config.since_later = 7;
+  assert_int_equal(sluice_comm_config_read(&config.known, &read), SLUICE_E_ABI);
+  sluice_error_info_t why;
+  last_error(&why);
+  char size[16];
+  snprintf(size, sizeof size, "%zu", sizeof config);
+  assert_non_null(strstr(why.message, "sluice_comm_config_t"));
+  assert_non_null(strstr(why.message, size));
+}
+
+static void config_bad_values(void** state) {
+  (void)state;
+  static const int32_t bad[][2] = {{0, 0}, {-1, 1}, {1, 1}, {0, -3}};
+  sluice_comm_config_t config, read;
+  assert_int_equal(sluice_comm_config_read(NULL, &read), SLUICE_E_INVALID_ARGUMENT);
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
+    sluice_comm_config_init(&config, sizeof config);
+    config.rank = bad[i][0];
+    config.world_size = bad[i][1];
+    assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_INVALID_ARGUMENT);
+  }
+  sluice_ext_header_t block = {.type = 42};
+  sluice_comm_config_init(&config, sizeof config);
+  config.next = &block;
+  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_INVALID_ARGUMENT);
+}
+
+static void handles_null(void** state) {
+  (void)state;
+  sluice_comm_abort(NULL);
+  sluice_comm_destroy(NULL);
+  assert_int_equal(sluice_comm_rank(NULL), -1);
+  assert_int_equal(sluice_comm_world_size(NULL), 0);
+  assert_string_equal(sluice_comm_name(NULL), "");
+  sluice_comm_config_init(NULL, 8);
+}
+
+/* ---- a transport that never delivers ---------------------------------------------------------------------------- */
+
+enum { W = 4 };
+
+typedef struct script_s {
+  sluice_comm_t base;
+  sluice_status_t start_status;
+  sluice_status_t wait_status;
+  int returns_early; /* waits do not wait */
+  int32_t missing;
+  const char* notes[W]; /* NULL: none */
+  int is_store_gone;
+  char published_key[32];
+  char published_value[160];
+  int num_waits, num_published, num_aborted, num_abandoned, num_destroyed;
+} script_t;
+
+static void script_destroy(sluice_comm_t* comm) { ++((script_t*)comm)->num_destroyed; }
+static sluice_status_t script_start(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                    sluice_comm_request_t** out_request) {
+  script_t* s = (script_t*)comm;
+  (void)exchange;
+  *out_request = NULL;
+  return s->start_status != SLUICE_OK ? SLUICE_FAIL(s->start_status, "scripted") : SLUICE_OK;
+}
+static sluice_status_t script_wait(sluice_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns,
+                                   int32_t* out_peer) {
+  script_t* s = (script_t*)comm;
+  (void)request;
+  ++s->num_waits;
+  while (!s->returns_early && sluice_now_ns() < deadline_ns) {
+    struct timespec nap = {0, 1000000};
+    nanosleep(&nap, NULL);
+  }
+  if (out_peer != NULL) *out_peer = s->missing;
+  return s->wait_status;
+}
+static void script_abort(sluice_comm_t* comm) { ++((script_t*)comm)->num_aborted; }
+static void script_publish(sluice_comm_t* comm, const char* key, const char* value) {
+  script_t* s = (script_t*)comm;
+  ++s->num_published;
+  snprintf(s->published_key, sizeof s->published_key, "%s", key);
+  snprintf(s->published_value, sizeof s->published_value, "%s", value);
+}
+static int32_t script_lookup(sluice_comm_t* comm, const char* key, char* out, int32_t out_bytes) {
+  script_t* s = (script_t*)comm;
+  int rank = -1;
+  if (s->is_store_gone) return -1;
+  assert_int_equal(sscanf(key, "sluice/%d", &rank), 1);
+  assert_in_range(rank, 0, W - 1);
+  return s->notes[rank] != NULL ? snprintf(out, (size_t)out_bytes, "%s", s->notes[rank]) : 0;
+}
+static void script_abandon(sluice_comm_t* comm, sluice_comm_request_t* request) {
+  (void)request;
+  ++((script_t*)comm)->num_abandoned;
+}
+
+static const sluice_comm_vtable_t script_vtable = {.destroy = script_destroy,
+                                                   .exchange_start = script_start,
+                                                   .exchange_wait = script_wait,
+                                                   .abort = script_abort,
+                                                   .publish = script_publish,
+                                                   .lookup = script_lookup,
+                                                   .abandon = script_abandon};
+
+static void script_init(script_t* s) {
+  sluice_comm_config_t config;
+  memset(s, 0, sizeof *s);
+  sluice_comm_config_init(&config, sizeof config);
+  config.world_size = W;
+  config.timeout_ns = 60 * MS;
+  sluice_comm_init_base(&s->base, &script_vtable, "script", &config);
+  s->wait_status = SLUICE_E_TIMED_OUT;
+  s->missing = -1;
+  s->base.call_number = 7;
+}
+
+/* Lets a wait run into its deadline. */
+static void time_out(script_t* s, sluice_error_info_t* out_why) {
+  sluice_exchange_t none = {NULL, NULL, NULL, NULL};
+  sluice_comm_request_t* request;
+  assert_int_equal(sluice_comm_exchange_start(&s->base, &none, &request), SLUICE_OK);
+  uint64_t begin_ns = sluice_now_ns();
+  assert_int_equal(sluice_comm_exchange_wait(&s->base, request, "dispatch of chunk 2"), SLUICE_E_TIMED_OUT);
+  assert_true(sluice_now_ns() - begin_ns >= 60 * MS);
+  last_error(out_why);
+  assert_int_equal(out_why->status, SLUICE_E_TIMED_OUT);
+  assert_non_null(strstr(out_why->message, "dispatch of chunk 2"));
+  assert_int_equal(s->num_abandoned, 1);
+}
+
+static void wait_no_note_of_call(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  s.missing = 1; /* its message is missing because it waits itself: rank 3 never came */
+  s.notes[1] = "call=7 started=1 phase=dispatch of chunk 1";
+  s.notes[2] = "call=8 started=5 phase=header";
+  s.notes[3] = "call=6 started=40 phase=combine";
+  time_out(&s, &why);
+  assert_int_equal(why.peer, 3);
+  assert_non_null(strstr(why.message, "from rank 1"));
+  assert_non_null(strstr(why.message, "rank 3 (last seen at \"call=6"));
+  assert_null(strstr(why.message, "rank 2"));
+  assert_int_equal(s.num_published, 1);
+  assert_string_equal(s.published_key, "sluice/0");
+  assert_string_equal(s.published_value, "call=7 started=1 phase=dispatch of chunk 2");
+}
+
+static void wait_two_without_note(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  s.missing = 3;
+  s.notes[2] = "call=7 started=1 phase=header";
+  time_out(&s, &why);
+  assert_int_equal(why.peer, 3); /* among the laggards: the one whose message is missing */
+  assert_non_null(strstr(why.message, "rank 1, 3."));
+}
+
+static void wait_all_have_notes(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  s.base.num_started = 4;
+  s.missing = 1;
+  s.notes[1] = "call=7 started=3 phase=dispatch of chunk 1";
+  s.notes[2] = "call=7 started=2 phase=dispatch of chunk 0"; /* furthest behind */
+  s.notes[3] = "call=7 started=5 phase=dispatch of chunk 2";
+  time_out(&s, &why);
+  assert_int_equal(why.peer, 2);
+}
+
+static void wait_store_gone(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  s.missing = 2;
+  s.is_store_gone = 1;
+  time_out(&s, &why);
+  assert_int_equal(why.peer, 2);
+  assert_non_null(strstr(why.message, "store does not answer"));
+}
+
+static void wait_nobody_known(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  for (int r = 0; r < W; ++r) s.notes[r] = "call=7 started=1 phase=x";
+  time_out(&s, &why);
+  assert_int_equal(why.peer, -1);
+  assert_null(strstr(why.message, "rank -1"));
+}
+
+static void wait_early_return(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  s.returns_early = 1;
+  time_out(&s, &why);
+  assert_in_range(s.num_waits, 2, 70); /* at most one per millisecond */
+}
+
+static void wait_broken(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  time_out(&s, &why);
+  sluice_exchange_t none = {NULL, NULL, NULL, NULL};
+  sluice_comm_request_t* request = (sluice_comm_request_t*)&s;
+  assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_TIMED_OUT);
+  assert_null(request);
+  int64_t x = 1;
+  assert_int_equal(sluice_comm_all_reduce_i64(&s.base, &x, 1, SLUICE_REDUCE_SUM, NULL), SLUICE_E_TIMED_OUT);
+  /* The second of two requests in flight is put away at once. */
+  uint64_t begin_ns = sluice_now_ns();
+  assert_int_equal(sluice_comm_exchange_wait(&s.base, request, NULL), SLUICE_E_TIMED_OUT);
+  assert_true(sluice_now_ns() - begin_ns < 50 * MS);
+  assert_int_equal(s.num_abandoned, 2);
+  sluice_comm_abort(&s.base); /* the first failure stays the one that is told */
+  assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_TIMED_OUT);
+}
+
+static void start_fails(void** state) {
+  (void)state;
+  script_t s;
+  script_init(&s);
+  s.start_status = SLUICE_E_NO_MEMORY;
+  sluice_exchange_t none = {NULL, NULL, NULL, NULL};
+  sluice_comm_request_t* request;
+  assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_NO_MEMORY);
+  assert_int_equal(s.num_aborted, 1); /* the peers learn */
+  assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_NO_MEMORY);
+}
+
+static void wait_fails_after_abort(void** state) {
+  (void)state;
+  script_t s;
+  script_init(&s);
+  s.wait_status = SLUICE_E_FOREIGN; /* "connection closed", says the library that we told to close it */
+  sluice_comm_abort(&s.base);
+  assert_int_equal(sluice_comm_exchange_wait(&s.base, NULL, NULL), SLUICE_E_ABORTED);
+}
+
+static void release_last(void** state) {
+  (void)state;
+  script_t s;
+  script_init(&s);
+  sluice_comm_retain(&s.base);
+  sluice_comm_destroy(&s.base);
+  assert_int_equal(s.num_destroyed, 0);
+  sluice_comm_release(&s.base);
+  assert_int_equal(s.num_destroyed, 1);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"CommConfig_Init_ReadsAsDefaults", config_defaults},
+      {"CommConfig_Shorter_ReadsAsDefaultsOrIsAbiError", config_short},
+      {"CommConfig_DirtyTail_IsAbiError", config_tail},
+      {"CommConfig_BadValues_AreInvalid", config_bad_values},
+      {"Comm_NullHandle_IsHarmless", handles_null},
+      {"Wait_RankWithoutNoteOfThisCall_IsBlamed", wait_no_note_of_call},
+      {"Wait_TwoWithoutNote_ListsBothAndBlamesTheMissing", wait_two_without_note},
+      {"Wait_AllHaveNotes_BlamesTheFurthestBehind", wait_all_have_notes},
+      {"Wait_StoreGone_SaysSo", wait_store_gone},
+      {"Wait_NobodyKnown_NamesNobody", wait_nobody_known},
+      {"Wait_TransportReturnsEarly_DoesNotSpin", wait_early_return},
+      {"Comm_Broken_RefusesAndPutsRequestsAway", wait_broken},
+      {"Start_Fails_AbortsForThePeers", start_fails},
+      {"Wait_ForeignFailureAfterAbort_IsAborted", wait_fails_after_abort},
+      {"Comm_LastReference_Destroys", release_last},
+  };
+  return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
+}

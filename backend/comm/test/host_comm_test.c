@@ -1,0 +1,129 @@
+/* What the host adapter makes of its callbacks' answers. */
+#include "backend/comm/host/host_comm.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct host_s {
+  sluice_status_t start_status;
+  sluice_status_t wait_status;
+  int num_destroyed;
+} host_t;
+
+static sluice_status_t exchange_start(void* user, const sluice_exchange_t* exchange, void** out_request,
+                                      sluice_host_failure_t* out_failure) {
+  (void)exchange;
+  *out_request = NULL; /* a host may number its requests from NULL */
+  out_failure->peer = 1;
+  out_failure->native_code = 104;
+  snprintf(out_failure->message, sizeof out_failure->message, "Connection reset by peer");
+  return ((host_t*)user)->start_status;
+}
+static sluice_status_t exchange_wait(void* user, void* request, uint64_t timeout_ns,
+                                     sluice_host_failure_t* out_failure) {
+  (void)request, (void)timeout_ns;
+  out_failure->peer = 99;                                         /* out of range: unknown */
+  memset(out_failure->message, 'x', sizeof out_failure->message); /* not terminated */
+  return ((host_t*)user)->wait_status;
+}
+static void destroy(void* user) { ++((host_t*)user)->num_destroyed; }
+
+static sluice_comm_t* open_host(host_t* host) {
+  sluice_host_comm_vtable_t vtable = {.struct_size = sizeof vtable,
+                                      .exchange_start = exchange_start,
+                                      .exchange_wait = exchange_wait,
+                                      .destroy = destroy};
+  sluice_comm_config_t config;
+  sluice_comm_t* comm;
+  sluice_comm_config_init(&config, sizeof config);
+  config.world_size = 2;
+  config.timeout_ns = 20000000;
+  assert_int_equal(sluice_comm_create_host(&config, &vtable, host, &comm), SLUICE_OK);
+  return comm;
+}
+
+static const sluice_exchange_t none = {NULL, NULL, NULL, NULL};
+
+static void start_fails(void** state) {
+  (void)state;
+  host_t host = {.start_status = SLUICE_E_PEER_LOST};
+  sluice_comm_t* comm = open_host(&host);
+  sluice_comm_request_t* request;
+  sluice_error_info_t why;
+  assert_int_equal(sluice_comm_exchange_start(comm, &none, &request), SLUICE_E_PEER_LOST);
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  assert_int_equal(why.rank, 0);
+  assert_int_equal(why.peer, 1);
+  assert_int_equal(why.native_code, 104);
+  assert_non_null(strstr(why.message, "Connection reset by peer"));
+  sluice_comm_destroy(comm);
+  assert_int_equal(host.num_destroyed, 1);
+}
+
+static void wait_bad_answers(void** state) {
+  (void)state;
+  static const sluice_status_t bad[] = {1, -999, SLUICE_E_INVALID_ARGUMENT};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
+    host_t host = {.wait_status = bad[i]};
+    sluice_comm_t* comm = open_host(&host);
+    sluice_comm_request_t* request;
+    sluice_error_info_t why;
+    assert_int_equal(sluice_comm_exchange_start(comm, &none, &request), SLUICE_OK);
+    assert_int_equal(sluice_comm_exchange_wait(comm, request, NULL), SLUICE_E_FOREIGN);
+    sluice_error_info_init(&why, sizeof why);
+    sluice_error_last(&why);
+    assert_int_equal(why.peer, -1);
+    sluice_comm_destroy(comm);
+  }
+}
+
+static void wait_never_returns_request(void** state) {
+  (void)state;
+  host_t host = {.wait_status = SLUICE_E_TIMED_OUT}; /* and no abort: the request stays with the host */
+  sluice_comm_t* comm = open_host(&host);
+  sluice_comm_request_t* request;
+  assert_int_equal(sluice_comm_exchange_start(comm, &none, &request), SLUICE_OK);
+  assert_int_equal(sluice_comm_exchange_wait(comm, request, NULL), SLUICE_E_TIMED_OUT);
+  sluice_comm_destroy(comm);
+  assert_int_equal(host.num_destroyed, 1);
+}
+
+static void create_bad_vtable(void** state) {
+  (void)state;
+  host_t host = {0};
+  sluice_comm_t* comm = (sluice_comm_t*)&host;
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  sluice_host_comm_vtable_t vtable = {
+      .struct_size = sizeof vtable, .exchange_start = exchange_start, .destroy = destroy};
+  assert_int_equal(sluice_comm_create_host(&config, NULL, &host, &comm), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(comm);
+  assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, &comm), SLUICE_E_INVALID_ARGUMENT);
+  vtable.exchange_wait = exchange_wait;
+  vtable.struct_size = 8;
+  assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, &comm), SLUICE_E_ABI);
+  assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, NULL), SLUICE_E_INVALID_ARGUMENT);
+  assert_int_equal(host.num_destroyed, 0);
+  /* A host that knows only the required callbacks. */
+  vtable.struct_size = offsetof(sluice_host_comm_vtable_t, abort);
+  assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, &comm), SLUICE_OK);
+  sluice_comm_abort(comm);
+  sluice_comm_destroy(comm);
+  assert_int_equal(host.num_destroyed, 0); /* beyond the struct: not known */
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"Host_StartFails_TextPeerAndCodeAreRecorded", start_fails},
+      {"Host_UnknownStatus_IsForeign", wait_bad_answers},
+      {"Host_RequestNeverReturns_EndsAtTheDeadline", wait_never_returns_request},
+      {"HostCreate_BadVtable_IsRefusedWithoutEffect", create_bad_vtable},
+  };
+  return cmocka_run_group_tests_name("host", tests, NULL, NULL);
+}

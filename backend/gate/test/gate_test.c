@@ -1,0 +1,450 @@
+/* The gate's forward: hand-computed cases, a slow reference over many configs, edges, and refusals. */
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/alloc.h"
+#include "backend/gate/gate_choice.h"
+#include "backend/gate/test/gate_reference.h"
+
+static sluice_gate_config_t config_of(int32_t experts, int32_t top_k) {
+  sluice_gate_config_t c;
+  sluice_gate_config_init(&c, sizeof c);
+  c.num_experts = experts;
+  c.top_k = top_k;
+  return c;
+}
+
+typedef struct {
+  int32_t ids[MAX_T * MAX_E];
+  float weights[MAX_T * MAX_E];
+  int64_t counts[MAX_E];
+  float aux, z;
+} result_t;
+
+static sluice_status_t forward(const sluice_gate_config_t* c, const float* logits, int64_t tokens, const float* bias,
+                               result_t* r) {
+  test_tensor_t l, b, i, w, n;
+  memset(r, 0xff, sizeof *r);
+  return sluice_gate_forward(c, REAL_2D(&l, (void*)(uintptr_t)logits, tokens, c->num_experts, c->num_experts),
+                             bias == NULL ? NULL : REAL_1D(&b, (void*)(uintptr_t)bias, c->num_experts),
+                             tensor_of(&i, r->ids, SLUICE_TYPE_INT, 32, tokens, c->top_k, c->top_k, 1),
+                             REAL_2D(&w, r->weights, tokens, c->top_k, c->top_k), I64_1D(&n, r->counts, c->num_experts),
+                             &r->aux, &r->z);
+}
+
+#define assert_ok(status) assert_int_equal((status), SLUICE_OK)
+static void assert_near(double got, double want) {
+  /* f32 results of a handful of operations: 8 roundings. */
+  if (!(fabs(got - want) <= 8 * 0x1p-24 * (fabs(want) + 1e-30))) fail_msg("got %.9g, want %.9g", got, want);
+}
+
+/* ---- by hand -------------------------------------------------------------------------------------------------- */
+
+/* Logits log(1, 2, 5) and log(6, 1, 1): shares 1/8, 2/8, 5/8 and 6/8, 1/8, 1/8. */
+static const float two_tokens[6] = {0, 0.693147181f, 1.60943791f, 1.79175947f, 0, 0};
+
+static void Forward_SoftmaxTopTwo_MatchesHand(void** state) {
+  (void)state;
+  result_t r;
+  sluice_gate_config_t c = config_of(3, 2);
+  c.scaling = 2;
+  assert_ok(forward(&c, two_tokens, 2, NULL, &r));
+  static const int32_t ids[] = {2, 1, 0, 1}; /* the tie of the second token goes to the lower id */
+  static const double weights[] = {1.25, 0.5, 1.5, 0.25};
+  static const int64_t counts[] = {1, 2, 1};
+  assert_memory_equal(r.ids, ids, sizeof ids);
+  assert_memory_equal(r.counts, counts, sizeof counts);
+  for (int i = 0; i < 4; ++i) assert_near(r.weights[i], weights[i]);
+  /* aux = 3 * (1/4 * 7/16 + 2/4 * 3/16 + 1/4 * 6/16); z = log(8)^2 */
+  assert_near(r.aux, 3 * (7 / 64.0 + 6 / 64.0 + 6 / 64.0));
+  assert_near(r.z, log(8) * log(8));
+  c.renormalize = 1;
+  assert_ok(forward(&c, two_tokens, 2, NULL, &r));
+  assert_near(r.weights[0], 2 * 5 / 7.0), assert_near(r.weights[1], 2 * 2 / 7.0);
+  assert_near(r.weights[2], 2 * 6 / 7.0), assert_near(r.weights[3], 2 * 1 / 7.0);
+}
+
+static void Forward_Bias_ChangesChoicesNotWeights(void** state) {
+  (void)state;
+  result_t r;
+  sluice_gate_config_t c = config_of(3, 1);
+  static const float bias[] = {0, 0.5f, 0};
+  assert_ok(forward(&c, two_tokens, 2, bias, &r));
+  assert_int_equal(r.ids[0], 1); /* 0.25 + 0.5 > 0.625 */
+  assert_near(r.weights[0], 0.25);
+  assert_int_equal(r.ids[1], 0); /* 0.75 > 0.125 + 0.5 */
+}
+
+static void Forward_Groups_OnlyTheBestGroupIsChosenFrom(void** state) {
+  (void)state;
+  result_t r;
+  sluice_gate_config_t c = config_of(4, 2);
+  c.score = SLUICE_SCORE_SIGMOID;
+  c.num_groups = 2, c.top_groups = 1;
+  /* sigmoid: 0.9, 0.1 | 0.6, 0.6: the pair sums 1.0 and 1.2, so the best expert of all is not chosen. */
+  static const float logits[] = {2.19722458f, -2.19722458f, 0.405465108f, 0.405465108f};
+  assert_ok(forward(&c, logits, 1, NULL, &r));
+  assert_int_equal(r.ids[0], 2), assert_int_equal(r.ids[1], 3);
+  assert_near(r.weights[0], 0.6);
+  c.group_score_top = 1;
+  assert_ok(forward(&c, logits, 1, NULL, &r));
+  assert_int_equal(r.ids[0], 0), assert_int_equal(r.ids[1], 1);
+}
+
+static void Forward_CapacityOne_DropsByPolicyThenRenormalises(void** state) {
+  (void)state;
+  result_t r;
+  sluice_gate_config_t c = config_of(2, 2);
+  /* Shares of expert 0: 0.6, 0.2, 0.9. First choices: 0, 1, 0. */
+  static const float logits[] = {0.405465108f, 0, 0, 1.38629436f, 2.19722458f, 0};
+  static const int64_t counts[] = {3, 3};
+  c.renormalize = 1, c.capacity = 1;
+  c.drop_policy = SLUICE_DROP_POSITION;
+  assert_ok(forward(&c, logits, 3, NULL, &r));
+  static const int32_t by_position[] = {0, -1, 1, -1, -1, -1};
+  assert_memory_equal(r.ids, by_position, sizeof by_position);
+  assert_memory_equal(r.counts, counts, sizeof counts); /* before dropping */
+  assert_true(r.weights[0] == 1 && r.weights[2] == 1 && r.weights[1] == 0 && r.weights[4] == 0 && r.weights[5] == 0);
+  c.drop_policy = SLUICE_DROP_SCORE;
+  assert_ok(forward(&c, logits, 3, NULL, &r));
+  static const int32_t by_score[] = {-1, -1, 1, -1, 0, -1};
+  assert_memory_equal(r.ids, by_score, sizeof by_score);
+}
+
+static void Capacity_FactorTimesMean_IsRoundedUp(void** state) {
+  (void)state;
+  sluice_gate_config_t c = config_of(8, 2);
+  c.drop_policy = SLUICE_DROP_POSITION;
+  c.capacity_factor = 1.1f;
+  assert_int_equal(sluice_gate_capacity(&c, 40), 11); /* 10 * 1.1 is 11, though 1.1f is above 1.1 */
+  assert_int_equal(sluice_gate_capacity(&c, 41), 12);
+  c.capacity_factor = 0.01f, c.min_capacity = 4;
+  assert_int_equal(sluice_gate_capacity(&c, 40), 4);
+  assert_int_equal(sluice_gate_capacity(&c, 3), 3); /* a token chooses an expert once */
+  c.capacity_factor = 3e38f;
+  assert_int_equal(sluice_gate_capacity(&c, 40), 40);
+  c.capacity = 7;
+  assert_int_equal(sluice_gate_capacity(&c, 40), 7);
+}
+
+/* ---- the slow reference --------------------------------------------------------------------------------------- */
+
+static void compare_with_slow(const sluice_gate_config_t* c, int tokens, int with_bias, int layout) {
+  static slow_t slow;
+  float logits[MAX_T * (MAX_E + 3)], bias[MAX_E], weights[MAX_T * MAX_E * 3], aux, z;
+  int32_t ids[MAX_T * MAX_E * 3];
+  int64_t counts[MAX_E];
+  test_tensor_t l, b, i, w, n;
+  int E = c->num_experts, K = c->top_k, stride = E + (layout ? 3 : 0);
+  memset(&slow, 0, sizeof slow);
+  memset(weights, 0xff, sizeof weights);
+  slow.T = tokens, slow.E = E, slow.K = K;
+  for (int t = 0; t < tokens; ++t) {
+    for (int e = 0; e < E; ++e) slow.logits[t][e] = logits[t * stride + e] = (float)(3 * gate_random());
+  }
+  for (int e = 0; e < E; ++e) slow.bias[e] = bias[e] = with_bias ? (float)(0.3 * gate_random()) : 0;
+  /* Token-major, then k-major (DeepSpeed), then every third element. */
+  int64_t st = layout == 0 ? K : layout == 1 ? 1 : 3 * K, sk = layout == 0 ? 1 : layout == 1 ? tokens : 3;
+  assert_ok(sluice_gate_forward(c, REAL_2D(&l, logits, tokens, E, stride), with_bias ? REAL_1D(&b, bias, E) : NULL,
+                                tensor_of(&i, ids, SLUICE_TYPE_INT, 32, tokens, K, st, sk),
+                                tensor_of(&w, weights, SLUICE_TYPE_FLOAT, 32, tokens, K, st, sk), I64_1D(&n, counts, E),
+                                &aux, &z));
+  slow_gate(c, &slow, sluice_gate_capacity(c, tokens));
+  for (int t = 0; t < tokens; ++t) {
+    for (int k = 0; k < K; ++k) {
+      assert_int_equal(ids[t * st + k * sk], slow.kept[t][k] ? slow.id[t][k] : -1);
+      assert_near(weights[t * st + k * sk], slow.weight[t][k]);
+    }
+  }
+  assert_memory_equal(counts, slow.counts, (size_t)E * sizeof *counts);
+  assert_near(aux, slow.aux);
+  assert_near(z, tokens == 0 ? 0 : slow.z);
+}
+
+static void Forward_ManyConfigs_MatchSlowGate(void** state) {
+  (void)state;
+  static const int tokens[] = {0, 1, 7, 40};
+  for (int run = 0; run < 3000; ++run) {
+    int E = (int[]){1, 2, 6, 8, 16}[run % 5];
+    sluice_gate_config_t c = config_of(E, 1 + run / 5 % E);
+    c.score = run / 7 % 2;
+    c.renormalize = run / 11 % 2;
+    c.scaling = run / 13 % 2 ? 2.5f : 1;
+    c.drop_policy = run / 17 % 3;
+    c.capacity = run / 19 % 5; /* 0: from the factor */
+    c.capacity_factor = (float)(run / 23 % 4) * 0.5f;
+    c.min_capacity = run / 29 % 2;
+    if (E % 2 == 0 && run / 31 % 2) {
+      c.num_groups = run / 37 % 2 ? 2 : E / 2;
+      c.top_groups = 1 + run / 41 % c.num_groups;
+      if (c.top_groups * (E / c.num_groups) < c.top_k) c.top_groups = c.num_groups;
+      c.group_score_top = run / 43 % 2;
+    }
+    compare_with_slow(&c, tokens[run / 3 % 4], run / 47 % 2, run / 53 % 3);
+  }
+}
+
+/* ---- edges ---------------------------------------------------------------------------------------------------- */
+
+static void Forward_Ties_GoToLowerExpertAndEarlierToken(void** state) {
+  (void)state;
+  result_t r;
+  static const float logits[4 * 4] = {0};
+  static const int32_t want[] = {0, 1, 0, 1, -1, -1, -1, -1};
+  sluice_gate_config_t c = config_of(4, 2);
+  c.capacity = 2, c.drop_policy = SLUICE_DROP_SCORE;
+  assert_ok(forward(&c, logits, 4, NULL, &r));
+  assert_memory_equal(r.ids, want, sizeof want);
+  c.drop_policy = SLUICE_DROP_POSITION;
+  assert_ok(forward(&c, logits, 4, NULL, &r));
+  assert_memory_equal(r.ids, want, sizeof want);
+}
+
+static void Forward_NoTokens_LossesAndCountsAreZero(void** state) {
+  (void)state;
+  result_t r;
+  sluice_gate_config_t c = config_of(4, 4);
+  c.drop_policy = SLUICE_DROP_SCORE;
+  assert_ok(forward(&c, NULL, 0, NULL, &r));
+  assert_true(r.aux == 0 && r.z == 0);
+  for (int e = 0; e < 4; ++e) assert_int_equal(r.counts[e], 0);
+}
+
+static void Forward_CapacityZero_DropsEverything(void** state) {
+  (void)state;
+  result_t r;
+  sluice_gate_config_t c = config_of(3, 2);
+  c.drop_policy = SLUICE_DROP_SCORE, c.capacity_factor = 0, c.renormalize = 1;
+  assert_ok(forward(&c, two_tokens, 2, NULL, &r));
+  for (int i = 0; i < 4; ++i) assert_true(r.ids[i] == -1 && r.weights[i] == 0);
+  assert_int_equal(r.counts[1], 2);
+}
+
+/* A NaN is below every number, so sigmoid never chooses it while numbers are left. A softmax row with a NaN is all NaN:
+ * it chooses 0, 1, ... and its weights and the losses are NaN, so that the host sees it. */
+static void Forward_NanLogits_ChooseValidExpertsAndShow(void** state) {
+  (void)state;
+  result_t r;
+  static const float logits[] = {NAN, 1, 0, 0, 1, 0};
+  for (int policy = 0; policy < 3; ++policy) {
+    sluice_gate_config_t c = config_of(3, 2);
+    c.drop_policy = policy, c.capacity = 1;
+    assert_ok(forward(&c, logits, 2, NULL, &r));
+    if (policy == SLUICE_DROP_NONE) {
+      assert_true(r.ids[0] == 0 && r.ids[1] == 1 && isnan(r.weights[0]) && isnan(r.weights[1]));
+    }
+    if (policy == SLUICE_DROP_SCORE) assert_true(r.ids[1] == -1 && r.ids[2] == 1); /* a number before a NaN */
+    assert_true(isnan(r.aux) && isnan(r.z));
+    c.score = SLUICE_SCORE_SIGMOID;
+    assert_ok(forward(&c, logits, 2, NULL, &r));
+    for (int i = 0; i < 4; ++i) assert_true(r.ids[i] >= -1 && r.ids[i] < 3);
+    if (policy == SLUICE_DROP_NONE) assert_true(r.ids[0] == 1 && r.ids[1] == 2);
+  }
+  sluice_gate_config_t c = config_of(4, 3); /* groups: a NaN never opens a group that was not chosen */
+  static const float nans[] = {NAN, NAN, NAN, NAN};
+  c.num_groups = 2, c.top_groups = 2;
+  assert_ok(forward(&c, nans, 1, NULL, &r));
+  assert_true(r.ids[0] == 0 && r.ids[1] == 1 && r.ids[2] == 2);
+}
+
+static void Forward_InfiniteLogits_StaySane(void** state) {
+  (void)state;
+  result_t r;
+  static const float masked[] = {-INFINITY, 0, -INFINITY, 0};
+  sluice_gate_config_t c = config_of(4, 2);
+  c.renormalize = 1;
+  assert_ok(forward(&c, masked, 1, NULL, &r));
+  assert_true(r.ids[0] == 1 && r.ids[1] == 3 && r.weights[0] == 0.5f && isfinite(r.aux) && isfinite(r.z));
+  /* Sigmoid scores that are all 0: weights 0, not 0 / 0. */
+  static const float low[] = {-INFINITY, -200, -INFINITY, -200};
+  c.score = SLUICE_SCORE_SIGMOID;
+  assert_ok(forward(&c, low, 1, NULL, &r));
+  assert_true(r.weights[0] == 0 && r.weights[1] == 0 && r.aux == 0);
+}
+
+/* ---- refusals ------------------------------------------------------------------------------------------------- */
+
+static void assert_refused(sluice_status_t status, sluice_status_t want, const char* words) {
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  assert_int_equal(status, want);
+  if (strstr(why.message, words) == NULL) fail_msg("\"%s\" does not say \"%s\"", why.message, words);
+}
+
+static void Forward_BadConfig_IsRefusedByName(void** state) {
+  (void)state;
+  result_t r;
+  static const float logits[8] = {0};
+#define REFUSED(change, words)                                                          \
+  do {                                                                                  \
+    sluice_gate_config_t c = config_of(4, 2);                                           \
+    change;                                                                             \
+    result_t before;                                                                    \
+    memset(&before, 0xff, sizeof before);                                               \
+    assert_refused(forward(&c, logits, 2, NULL, &r), SLUICE_E_INVALID_ARGUMENT, words); \
+    assert_memory_equal(&r, &before, sizeof r); /* no effect */                         \
+  } while (0)
+  sluice_ext_header_t unknown = {.type = 99};
+  REFUSED(c.num_experts = 0, "num_experts");
+  REFUSED(c.top_k = 5, "top_k is 5");
+  REFUSED(c.top_k = 0, "top_k");
+  REFUSED(c.score = 2, "score is 2");
+  REFUSED(c.renormalize = 2, "renormalize");
+  REFUSED(c.num_groups = 3, "num_groups is 3");
+  REFUSED(c.num_groups = 2, "top_groups is 0");
+  REFUSED((c.num_groups = 4, c.top_groups = 1), "raise top_groups");
+  REFUSED((c.num_groups = 2, c.top_groups = 1, c.group_score_top = 3), "group_score_top is 3");
+  REFUSED(c.drop_policy = 3, "drop_policy is 3");
+  REFUSED(c.capacity = -1, "capacity -1");
+  REFUSED(c.capacity_factor = NAN, "capacity_factor");
+  REFUSED(c.capacity_factor = INFINITY, "capacity_factor");
+  REFUSED(c.next = &unknown, "type 99");
+#undef REFUSED
+  sluice_gate_config_t c = config_of(4, 2);
+  c.struct_size = 8;
+  assert_refused(forward(&c, logits, 2, NULL, &r), SLUICE_E_ABI, "sluice_gate_config_t");
+  struct {
+    sluice_gate_config_t config;
+    int64_t future;
+  } longer = {.config = config_of(4, 2)};
+  longer.config.struct_size = sizeof longer;
+  assert_ok(forward(&longer.config, logits, 2, NULL, &r));
+  longer.future = 1;
+  assert_refused(forward(&longer.config, logits, 2, NULL, &r), SLUICE_E_ABI, "sluice_gate_config_t");
+}
+
+static void Forward_BadTensors_AreRefusedByName(void** state) {
+  (void)state;
+  sluice_gate_config_t c = config_of(4, 2);
+  float logits[8] = {0}, weights[4];
+  int32_t ids[4];
+  test_tensor_t l, i, w, b;
+  const sluice_tensor_t* good_l = REAL_2D(&l, logits, 2, 4, 4);
+  const sluice_tensor_t* good_i = tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 2, 2, 1);
+  const sluice_tensor_t* good_w = REAL_2D(&w, weights, 2, 2, 2);
+  const int32_t bad = SLUICE_E_INVALID_ARGUMENT;
+  assert_ok(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL));
+  assert_refused(sluice_gate_forward(NULL, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "NULL");
+  assert_refused(sluice_gate_forward(&c, NULL, NULL, good_i, good_w, NULL, NULL, NULL), bad, "logits: tensor is NULL");
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, NULL, good_w, NULL, NULL, NULL), bad, "expert_ids");
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, NULL, NULL, NULL, NULL), bad, "route_weights");
+  assert_refused(sluice_gate_forward(&c, good_l, REAL_1D(&b, logits, 3), good_i, good_w, NULL, NULL, NULL), bad,
+                 "bias: dimension 0 is 3, want 4");
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, I64_1D(&b, logits, 3), NULL, NULL), bad,
+                 "counts: dimension 0 is 3, want 4");
+  l.shape[1] = 3;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
+                 "logits: dimension 1 is 3, want 4");
+  l.shape[1] = 4, l.strides[0] = 1, l.strides[1] = 2;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "stride of dimension 1");
+  l.strides[0] = 4, l.strides[1] = 1, l.tensor.type_bits = 64;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
+                 "dtype is f64, want f32");
+  l.tensor.type_bits = 24;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "unknown");
+  l.tensor.type_bits = 32, l.tensor.type_lanes = 2;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "type_lanes is 2");
+  l.tensor.type_lanes = 1, l.tensor.device_type = SLUICE_DEVICE_CUDA;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "device_type is 2");
+  l.tensor.device_type = SLUICE_DEVICE_CPU, l.tensor.data = NULL;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "data is NULL");
+  l.tensor.data = logits, l.tensor.ndim = 1;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "has 1 dimensions");
+  l.tensor.ndim = 2, l.shape[0] = -1;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "want a size >= 0");
+  l.shape[0] = INT64_MAX;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "more bytes");
+  l.shape[0] = 2, i.tensor.type_bits = 64;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
+                 "expert_ids: dtype is i64");
+  i.tensor.type_bits = 32, i.shape[0] = 3;
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
+                 "expert_ids: dimension 0 is 3, want 2");
+}
+
+static void Forward_NthAllocationFails_NoEffectNoLeak(void** state) {
+  (void)state;
+  sluice_allocator_t* allocator = sluice_process_allocator();
+  sluice_gate_config_t c = config_of(3, 2);
+  c.drop_policy = SLUICE_DROP_SCORE, c.capacity = 1;
+  uint64_t live = allocator->num_live;
+  int n = 0;
+  for (;; ++n) {
+    result_t r, before;
+    memset(&before, 0xff, sizeof before);
+    allocator->fail_after = n;
+    sluice_status_t status = forward(&c, two_tokens, 2, NULL, &r);
+    allocator->fail_after = -1;
+    assert_int_equal(allocator->num_live, live);
+    if (status == SLUICE_OK) break;
+    assert_int_equal(status, SLUICE_E_NO_MEMORY);
+    assert_memory_equal(&r, &before, sizeof r);
+  }
+  assert_int_equal(n, 3);
+}
+
+static void Config_Init_FillsWhatTheCallerKnows(void** state) {
+  (void)state;
+  sluice_gate_config_t c;
+  memset(&c, 0xff, sizeof c);
+  sluice_gate_config_init(&c, offsetof(sluice_gate_config_t, num_experts));
+  assert_int_equal(c.struct_size, offsetof(sluice_gate_config_t, num_experts));
+  assert_true(c.next == NULL && c.num_experts == -1); /* not ours to touch */
+  sluice_gate_config_init(&c, sizeof c);
+  assert_true(c.top_k == 1 && c.scaling == 1 && c.capacity_factor == 1 && c.num_experts == 0);
+  sluice_gate_config_init(NULL, 0);
+}
+
+static void* gate_thread(void* argument) {
+  result_t* r = argument;
+  sluice_gate_config_t c = config_of(3, 2);
+  c.drop_policy = SLUICE_DROP_SCORE, c.capacity = 1;
+  for (int i = 0; i < 200; ++i) {
+    if (forward(&c, two_tokens, 2, NULL, r) != SLUICE_OK) return argument;
+  }
+  return NULL;
+}
+
+static void Forward_FourThreads_SameResults(void** state) {
+  (void)state;
+  pthread_t threads[4];
+  static result_t results[4];
+  for (int i = 0; i < 4; ++i) assert_int_equal(pthread_create(&threads[i], NULL, gate_thread, &results[i]), 0);
+  for (int i = 0; i < 4; ++i) {
+    void* failed;
+    assert_int_equal(pthread_join(threads[i], &failed), 0);
+    assert_null(failed);
+  }
+  for (int i = 1; i < 4; ++i) assert_memory_equal(&results[0], &results[i], sizeof results[0]);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Forward_SoftmaxTopTwo_MatchesHand),
+      cmocka_unit_test(Forward_Bias_ChangesChoicesNotWeights),
+      cmocka_unit_test(Forward_Groups_OnlyTheBestGroupIsChosenFrom),
+      cmocka_unit_test(Forward_CapacityOne_DropsByPolicyThenRenormalises),
+      cmocka_unit_test(Capacity_FactorTimesMean_IsRoundedUp),
+      cmocka_unit_test(Forward_ManyConfigs_MatchSlowGate),
+      cmocka_unit_test(Forward_Ties_GoToLowerExpertAndEarlierToken),
+      cmocka_unit_test(Forward_NoTokens_LossesAndCountsAreZero),
+      cmocka_unit_test(Forward_CapacityZero_DropsEverything),
+      cmocka_unit_test(Forward_NanLogits_ChooseValidExpertsAndShow),
+      cmocka_unit_test(Forward_InfiniteLogits_StaySane),
+      cmocka_unit_test(Forward_BadConfig_IsRefusedByName),
+      cmocka_unit_test(Forward_BadTensors_AreRefusedByName),
+      cmocka_unit_test(Forward_NthAllocationFails_NoEffectNoLeak),
+      cmocka_unit_test(Config_Init_FillsWhatTheCallerKnows),
+      cmocka_unit_test(Forward_FourThreads_SameResults),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

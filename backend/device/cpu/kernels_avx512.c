@@ -24,7 +24,6 @@ typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
 
 INLINE vf vf_set1(float x) { return (vf)_mm512_set1_ps(x); }
-INLINE vu vu_set1(uint32_t x) { return (vu)_mm512_set1_epi32((int32_t)x); }
 /* a * b + c, rounded once. */
 INLINE vf vf_fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 /* The greater and the smaller; b where either is NaN. */

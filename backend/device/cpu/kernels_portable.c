@@ -14,7 +14,6 @@ typedef uint32_t vu __attribute__((vector_size(16)));
 
 /* What each of these means stands in kernels_avx512.c. */
 INLINE vf vf_set1(float x) { return (vf){x, x, x, x}; }
-INLINE vu vu_set1(uint32_t x) { return (vu){x, x, x, x}; }
 
 INLINE vf vf_fma(vf a, vf b, vf c) {
   vf out = {0};

@@ -159,6 +159,8 @@ def main() -> None:
         make(os.path.join(os.path.abspath(options.out), file_name()), options.force)
     except SluiceError as error:
         sys.exit(f"sluice: {error}")
+    except PermissionError as error:
+        sys.exit(f"sluice: {error}: name another folder with --out")
 
 
 if __name__ == "__main__":

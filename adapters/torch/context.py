@@ -64,6 +64,7 @@ class Context:
         library.check(library.lib.sluice_context_create(config, comm, out))
         self._handle = out[0]
         self._generation = generation()
+        self.calls = 0  # passes running now, in whichever thread
         self._layers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._finalizer = weakref.finalize(
             self, release, library.lib.sluice_context_destroy, self._handle, self._generation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,12 +31,18 @@ def config_dtype(dtype: torch.dtype) -> int:
 
 
 class Descriptors:
-    """`count` descriptors of at most two dimensions, with their shapes and strides. Reused from call to call."""
+    """`count` descriptors of at most two dimensions, with their shapes and strides. Reused from call to call.
+
+    A layer with many experts fills hundreds of them in each pass, so what has not changed is not written again.
+    """
 
     def __init__(self, count: int) -> None:
         self._ffi = load().ffi
         self._items = self._ffi.new("sluice_tensor_t[]", max(count, 1))
         self._extents = self._ffi.new("int64_t[]", 4 * max(count, 1))
+        # `data` is the first member: written as a word, it needs no pointer object.
+        self._words = self._ffi.cast("uint64_t *", self._items)
+        self._pitch = self._ffi.sizeof("sluice_tensor_t") // 8
         self._forms: list[Any] = [None] * count
         self.count = count
         for index in range(count):
@@ -49,25 +56,30 @@ class Descriptors:
         return self._items + index
 
     def fill(self, index: int, tensor: torch.Tensor, name: str) -> Any:
-        """Describes `tensor` at `index` and returns the pointer. The address is read anew: hosts move parameters."""
-        form = (tensor.dtype, tensor.shape, tensor.stride())
-        item = self._items[index]
-        if form != self._forms[index]:
-            self._describe(index, item, tensor, name)
-            self._forms[index] = form
-        if tensor.device.type != "cpu":
-            raise InvalidArgument(f"{name} is on {tensor.device}: this library computes on the CPU")
-        item.data = self._ffi.cast("void *", tensor.data_ptr())
+        """Describes `tensor` at `index` and returns the pointer."""
+        self.fill_all([tensor], [index], [name])
         return self._items + index
 
-    def _describe(self, index: int, item: Any, tensor: torch.Tensor, name: str) -> None:
+    def fill_all(self, tensors: Sequence[torch.Tensor], places: Sequence[int], names: Sequence[str]) -> None:
+        """Describes each tensor at its place. Addresses are read anew: hosts move parameters."""
+        words, pitch, forms = self._words, self._pitch, self._forms
+        for tensor, index, name in zip(tensors, places, names):
+            form = (tensor.dtype, tensor.shape, tensor.stride())
+            if form != forms[index] or not tensor.is_cpu:
+                self._describe(index, tensor, name)
+                forms[index] = form
+            words[index * pitch] = tensor.data_ptr()
+
+    def _describe(self, index: int, tensor: torch.Tensor, name: str) -> None:
+        if not tensor.is_cpu:
+            raise InvalidArgument(f"{name} is on {tensor.device}: this library computes on the CPU")
         if tensor.layout is not torch.strided:
             raise InvalidArgument(f"{name} is a {tensor.layout} tensor: Sluice reads strided ones")
         if tensor.dtype not in _FORMS:
             raise InvalidArgument(f"{name} is {tensor.dtype}, which Sluice does not read")
         if tensor.dim() > 2:
             raise InvalidArgument(f"{name} has shape {list(tensor.shape)}: at most two dimensions are described")
-        self._forms[index] = None
+        item = self._items[index]
         item.type_code, item.type_bits = _FORMS[tensor.dtype][:2]
         item.ndim = tensor.dim()
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):

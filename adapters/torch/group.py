@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,6 +22,7 @@ from ...errors import InvalidArgument, InvalidState
 from ._native import generation, native
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
+_SETTLE_SECONDS = 3.0
 _groups: dict[tuple[int, ...], EpGroup] = {}
 
 
@@ -136,12 +138,25 @@ class EpGroup:
             del _groups[self.ranks]
         if self._generation != generation():
             return  # the parent's: its threads do not exist here
+        if not self._settle():
+            return  # a thread is still inside the library: what it uses is left to the end of the process
         for context in list(self._contexts):
             context.close()
         comm, self.comm = self.comm, None
         if comm is not None:
             load().lib.sluice_comm_destroy(comm)
         self._disconnect()
+
+    def _settle(self) -> bool:
+        """Ends passes that other threads are in (at exit: daemon threads). True when none is left."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while any(context.calls for context in self._contexts):
+            if self.comm is not None:
+                load().lib.sluice_comm_abort(self.comm)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def __repr__(self) -> str:
         state = "alive" if self.alive else "closed"

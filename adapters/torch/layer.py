@@ -139,6 +139,10 @@ class MoeLayer:
             raise InvalidArgument(f"{len(experts.modules)} modules for {self.num_local_experts} local experts")
         self._collective = context.ep_group.world_size > 1
         self._frames: list[_Frame] = []
+        # The library's arrays go member by member, torch's list of inputs expert by expert.
+        experts_range = range(self.num_local_experts)
+        self._places = [n * len(experts_range) + e for e in experts_range for n in range(len(self.members))]
+        self._names = [f"{name} of local expert {e}" for e in experts_range for name in self.members]
 
     @property
     def handle(self) -> Any:
@@ -277,19 +281,13 @@ class MoeLayer:
     def _fill_experts(self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
         ffi = load().ffi
         if work.experts is None:
-            self._fill_members(frame.params, flat, "")
+            frame.params.fill_all(flat, self._places, self._names)
             args.params = frame.params_struct
             return
         frame.run_handle = ffi.new_handle(work.experts)
         frame.callbacks.user = frame.run_handle
         frame.callbacks.forward, frame.callbacks.backward = callbacks()
         args.callbacks = frame.callbacks
-
-    def _fill_members(self, items: Descriptors, flat: Sequence[torch.Tensor], what: str) -> None:
-        experts, members = self.num_local_experts, len(self.members)
-        for expert in range(experts):
-            for number, name in enumerate(self.members):
-                items.fill(number * experts + expert, flat[expert * members + number], what + name)
 
     def _fill_grads(
         self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
@@ -302,7 +300,7 @@ class MoeLayer:
         if not any(needs):
             return [_NOTHING] * len(flat)
         grads = [torch.empty_like(tensor) for tensor in flat]
-        self._fill_members(frame.grads, grads, "the gradient of ")
+        frame.grads.fill_all(grads, self._places, self._names)
         args.grad_params = frame.grads_struct
         return grads
 
@@ -311,10 +309,15 @@ class MoeLayer:
         return [next(given) if need else _NOTHING for need in needs]
 
     def _call(self, function: Any, *arguments: Any) -> int:
-        if not self._collective:
-            return function(*arguments)
-        with interruptible():
-            return function(*arguments)
+        context = self.context
+        context.calls += 1
+        try:
+            if not self._collective:
+                return function(*arguments)
+            with interruptible():
+                return function(*arguments)
+        finally:
+            context.calls -= 1
 
     def _error(self, status: int, work: Pass) -> SluiceError | None:
         """What to raise for a status. An interrupt inside a callback stays what it is."""

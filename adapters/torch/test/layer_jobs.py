@@ -744,6 +744,83 @@ def outstanding_at_exit():
     return True
 
 
+def exit_during_pass():
+    """Returns while a daemon thread waits inside the library for a rank that never comes."""
+    W, rank = world()
+    case = Case(W, tokens=(8,), seed=87)
+    layer = case.layer(Context(group()))
+    tokens, ids, weights, params = case.inputs(rank)
+    if rank == 0:
+        threading.Thread(target=lambda: layer(tokens, ids, weights, params), daemon=True).start()
+        time.sleep(1)
+    else:
+        time.sleep(2)
+    return True
+
+
+def torn_down():
+    """The host destroys all process groups first; then Sluice's say so, can be closed, and can be made anew."""
+    W, rank = world()
+    first = group()
+    case = Case(W, tokens=(8,), seed=88)
+    layer = case.layer(Context(first))
+    tokens, ids, weights, params = case.inputs(rank)
+    out = layer(tokens, ids, weights, params)
+    dist.barrier()
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), W, is_master=False)  # outlives the group
+    store.add("torn_down", 1)
+    host = dist.distributed_c10d._get_default_store()  # rank 0's holds the server
+    dist.destroy_process_group()
+    assert not first.alive
+    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), world_size=W, rank=rank)
+    second = group()
+    assert second is not first and second.alive and first.closed
+    try:
+        out.backward(case.cotangents[rank])
+        raise AssertionError("a closed context went through")
+    except SluiceError:
+        pass
+    layer = case.layer(Context(second))
+    out = layer(tokens, ids, weights, params)
+    out.backward(case.cotangents[rank])
+    compare(case, rank, out, tokens, weights, params)
+    dist.barrier()
+    return host is not None
+
+
+def several_groups():
+    """Four ranks: layers over pairs, over all, and over one rank alone, side by side."""
+    W, rank = world()
+    pair = [0, 1] if rank < 2 else [2, 3]
+    groups = [EpGroup.for_ranks(pair), EpGroup.for_ranks(range(4)), EpGroup.for_ranks([rank])]
+    assert EpGroup.for_ranks(pair) is groups[0] and groups[0].world_size == 2 and groups[2].comm is None
+    assert [g.rank for g in groups] == [rank % 2, rank, 0]
+    contexts = [Context(g) for g in groups]
+    for turn in range(3):
+        for g, context in zip(groups, contexts):
+            case = Case(g.world_size, tokens=(10, 5), seed=90 + turn)
+            tokens, ids, weights, params = case.inputs(g.rank)
+            out = case.layer(context)(tokens, ids, weights, params)
+            out.backward(case.cotangents[g.rank])
+            compare(case, g.rank, out, tokens, weights, params)
+    # Experts that lie in an order of the host's own.
+    case = Case(4, per_rank=1, tokens=(10, 5), seed=95)
+    table = [3, 1, 0, 2]
+    tokens, ids, weights, _ = case.inputs(rank)
+    mine = table.index(rank)
+    params = [{k: v.clone().requires_grad_() for k, v in case.params[mine].items()}]
+    out = case.layer(contexts[1], expert_rank=table)(tokens, ids, weights, params)
+    close("output", out.detach(), case.expected(rank)[0], 2e-5)
+    for wrong in ([1, 0], [0, 0, 1], [], [rank - 1, rank + 4]):
+        try:
+            EpGroup.for_ranks(wrong)
+            raise AssertionError(f"{wrong} went through")
+        except InvalidArgument:
+            pass
+    dist.barrier()
+    return True
+
+
 def silent_peer():
     """The last rank never calls the layer: the others are told who it is within the deadline."""
     W, rank = world()

@@ -1,6 +1,7 @@
 """Layers in real processes beside a plain loop over experts."""
 
 import functools
+import time
 
 import pytest
 import ranks
@@ -105,6 +106,20 @@ def test_Fork_DataLoaderWorkers_RunAndExit(world):
 @pytest.mark.parametrize("world", [1, 2])
 def test_Exit_StepsOutstanding_NeitherHangsNorCrashes(world):
     assert ranks.run(world, "layer_jobs:outstanding_at_exit", deadline=60) == [True] * world
+
+
+def test_Exit_AThreadStillWaiting_NeitherHangsNorCrashes():
+    began = time.monotonic()
+    assert ranks.run(2, "layer_jobs:exit_during_pass", deadline=60) == [True, True]
+    assert time.monotonic() - began < 45
+
+
+def test_Host_DestroysItsGroups_SluiceIsMadeAnew():
+    assert ranks.run(2, "layer_jobs:torn_down") == [True, True]
+
+
+def test_Groups_OfSeveralSizes_WorkSideBySide():
+    assert ranks.run(4, "layer_jobs:several_groups") == [True] * 4
 
 
 def test_SilentPeer_Forward_IsNamedAtTheDeadline():

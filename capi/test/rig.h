@@ -1,0 +1,72 @@
+/* One rank of a layer with valid arguments that a test bends one at a time. Everything it holds is public: change a
+ * descriptor or an argument, call, look at the refusal, then rig_reset and see that the next call works. */
+#ifndef SLUICE_CAPI_TEST_RIG_H_
+#define SLUICE_CAPI_TEST_RIG_H_
+
+#include <stdatomic.h>
+
+#include "sluice/sluice.h"
+
+enum { RIG_MAX_EXPERTS = 8, RIG_NUM_PARAMS = 6 };
+
+/* An allocator for config callbacks: counts live bytes, fails the allocation with number fail_at (from 0; -1 never). */
+typedef struct heap_s {
+  _Atomic int64_t live_bytes;
+  _Atomic int64_t live_blocks;
+  _Atomic int64_t calls;
+  _Atomic int64_t fail_at;
+} heap_t;
+
+void heap_init(heap_t* heap);
+void* heap_allocate(void* heap, uint64_t bytes);
+void heap_release(void* heap, void* data, uint64_t bytes);
+
+typedef struct rig_tensor_s {
+  sluice_tensor_t tensor;
+  int64_t shape[2];
+  int64_t strides[2];
+  uint64_t bytes;
+} rig_tensor_t;
+
+typedef struct rig_s {
+  heap_t heap;
+  int32_t rank;
+  int32_t world_size;
+  int64_t num_tokens;
+  sluice_comm_t* comm; /* borrowed */
+  sluice_context_t* context;
+  sluice_moe_t* moe;
+  sluice_moe_config_t config;
+  int32_t num_local;
+  /* Arguments, valid after rig_open and rig_reset. */
+  rig_tensor_t tokens, ids, weights, out, grad_out, grad_tokens, grad_weights;
+  rig_tensor_t params[RIG_NUM_PARAMS][RIG_MAX_EXPERTS], grads[RIG_NUM_PARAMS][RIG_MAX_EXPERTS];
+  sluice_tensor_t param_list[RIG_NUM_PARAMS][RIG_MAX_EXPERTS], grad_list[RIG_NUM_PARAMS][RIG_MAX_EXPERTS];
+  sluice_expert_tensors_t param_table, grad_table;
+  sluice_expert_callbacks_t callbacks;
+  sluice_moe_forward_args_t forward;
+  sluice_moe_backward_args_t backward;
+  int32_t callback_failure; /* what the callback experts return */
+} rig_t;
+
+/* T = 6, M = 5, H = 7, E = 4, K = 2, n = 2, f32, gated, bias, layer 3. */
+sluice_moe_config_t rig_config(void);
+/* Context with gemm "ref" and the rig's heap, a layer, tensors. Returns the first failing status, with all released. */
+sluice_status_t rig_open(rig_t* rig, sluice_comm_t* comm, const sluice_moe_config_t* config);
+/* The layer and its tensors on an existing context; the rig takes the context. */
+sluice_status_t rig_open_layer(rig_t* rig, const sluice_moe_config_t* config);
+sluice_status_t rig_open_context(rig_t* rig, sluice_comm_t* comm);
+/* Arguments valid again, outputs NaN again. */
+void rig_reset(rig_t* rig);
+sluice_status_t rig_forward(rig_t* rig, sluice_step_t** out_step);
+sluice_status_t rig_backward(rig_t* rig, sluice_step_t* step);
+/* A whole training step with valid arguments. out_digest: of all outputs. */
+sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest);
+/* Releases everything; live bytes of the heap must be 0 afterwards, rig->heap is still readable. */
+void rig_close(rig_t* rig);
+
+/* This thread's last error. */
+const char* last_message(void);
+int32_t last_peer(void);
+
+#endif /* SLUICE_CAPI_TEST_RIG_H_ */

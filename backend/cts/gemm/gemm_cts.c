@@ -33,6 +33,15 @@
 #define SANITIZED_ADDRESSES 0
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)
+/* gcc 12's leak checker crashes while it reads the thread-local data of libraries opened at run time (libgomp's); what
+ * dlerror keeps there then looks lost. */
+__attribute__((visibility("default"))) const char* __lsan_default_options(void);
+const char* __lsan_default_options(void) { return "use_tls=0:print_suppressions=0"; }
+__attribute__((visibility("default"))) const char* __lsan_default_suppressions(void);
+const char* __lsan_default_suppressions(void) { return "leak:_dlerror_run\n"; }
+#endif
+
 /* ---- cases ----------------------------------------------------------------------------------------------------- */
 
 enum { GUARD = 64 }; /* elements around each matrix */
@@ -85,7 +94,7 @@ static const cts_case_t cases[] = {
     {.name = "Gemm_Unaligned_MatchesF64", .m = 21, .n = 48, .k = 32, .shift = 1, .beta = 1},
     {.name = "Gemm_ManyProducts_EachItsOwn", .m = 40, .n = 32, .k = 24, .b_columns = 1, .beta = 1, .count = 24},
     {.name = "Gemm_ManyWeightGradients_EachItsOwn", .m = 40, .n = 32, .k = 24, .a_columns = 1, .count = 24},
-    {.name = "Gemm_MoreThanOneTile_MatchesF64", .m = 600, .n = 530, .k = 16, .padding = 2, .beta = 1},
+    {.name = "Gemm_MoreThanOneTile_MatchesF64", .m = 515, .n = 514, .k = 4, .padding = 2, .beta = 1},
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 

@@ -1,0 +1,76 @@
+"""The builder of the shared object, with a compiler that only writes down that it was called."""
+
+import os
+import stat
+import subprocess
+import sys
+
+COMPILER = """#!/bin/sh
+echo "$@" >> {log}
+sleep 0.3
+{extra}
+while [ "$1" != "-o" ]; do shift; done
+echo made > "$2"
+"""
+
+
+def compiler(folder, extra=""):
+    path = folder / "cxx"
+    path.write_text(COMPILER.format(log=folder / "log", extra=extra))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def calls(folder):
+    log = folder / "log"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def start(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "sluice.adapters.torch.build", *arguments],
+        env=dict(os.environ, **environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process):
+    text = process.communicate(timeout=120)[0]
+    return process.returncode, text
+
+
+def test_Build_SeveralAtOnce_CompileOnce(tmp_path):
+    out = tmp_path / "out"
+    started = [start("--out", str(out), CXX=compiler(tmp_path)) for _ in range(3)]
+    results = [finish(process) for process in started]
+    assert [code for code, _ in results] == [0, 0, 0], results
+    assert calls(tmp_path) == 3  # two sources and the link
+    assert sorted(name for name in os.listdir(out) if not name.startswith(".")) == sorted(
+        [made := next(name for name in os.listdir(out) if name.endswith(".so")), f"{made}.stamp"]
+    )
+    assert made.startswith("_torch_")
+    assert sum("compiling the adapter" in text for _, text in results) == 1
+    assert finish(start("--out", str(out), CXX=compiler(tmp_path)))[0] == 0 and calls(tmp_path) == 3
+    assert finish(start("--out", str(out), "--force", CXX=compiler(tmp_path)))[0] == 0 and calls(tmp_path) == 6
+
+
+def test_Build_StampDiffers_CompilesAgain(tmp_path):
+    out = tmp_path / "out"
+    assert finish(start("--out", str(out), CXX=compiler(tmp_path)))[0] == 0
+    stamp = next(path for path in out.iterdir() if path.name.endswith(".stamp"))
+    stamp.write_text("made from something else")
+    assert finish(start("--out", str(out), CXX=compiler(tmp_path)))[0] == 0 and calls(tmp_path) == 6
+
+
+def test_Build_NoCompiler_SaysWhatToInstall(tmp_path):
+    code, text = finish(start("--out", str(tmp_path), CXX="no-such-compiler"))
+    assert code == 1 and "install g++" in text and "Traceback" not in text
+
+
+def test_Build_CompilerFails_ShowsItsWordsAndLeavesNothing(tmp_path):
+    out = tmp_path / "out"
+    code, text = finish(start("--out", str(out), CXX=compiler(tmp_path, "echo 'error: such a pity'; exit 1")))
+    assert code == 1 and "such a pity" in text and "Traceback" not in text
+    assert [name for name in os.listdir(out) if not name.startswith(".")] == []

@@ -85,7 +85,7 @@ def result_of(raw: dict, args: argparse.Namespace, link: str) -> dict:
         record["one_chunk"] = {
             "step_ms": statistics.median(raw["one_chunk"]["one_chunk"]) * 1e3,
             "chosen_step_ms": statistics.median(raw["one_chunk"]["chosen"]) * 1e3,
-            "chunks": max(s.get("chunks", 0) for s in raw["sluice_stats"]),
+            "chunks": max(s["last_num_chunks"] for s in raw["sluice_stats"]),
         }
     record.update(link=link, ranks=RANKS, seed=args.seed, machine=machine(), versions=raw["versions"])
     return record
@@ -144,7 +144,7 @@ def main() -> int:
             if event["phase"] == "train":
                 head += f"  {event['side']:>6} step {event['step']:3d}"
                 head += f"  loss {event['loss']:.3f}  {event['s'] * 1e3:5.0f} ms"
-            progress.show(head, now=event["phase"] != "train")
+            progress.show(head, now=event["done"] == 0.0)
 
         outcome = launch.run(
             [sys.executable, str(HERE / "quickstart_rank.py"), str(plan_file)],

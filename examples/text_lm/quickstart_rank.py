@@ -7,10 +7,8 @@ falls on both. A step's time is that of its slowest rank, from a common start.
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
-import time
 from pathlib import Path
 
 import deepspeed
@@ -20,8 +18,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from data import Batches
 from model import Shape, TextLM
+from runner import Runner
 
 from integration_tests.benchmarks import memory, sluice_side
 from integration_tests.benchmarks.launch import report
@@ -29,55 +27,6 @@ from integration_tests.benchmarks.machine import versions
 from integration_tests.benchmarks.stock_parts import StockParts
 
 SIDES = {"A": "stock", "B": "sluice"}
-
-
-class Runner:
-    """One engine and how far it has trained."""
-
-    def __init__(self, plan: dict, with_sluice: bool) -> None:
-        config = copy.deepcopy(plan["config"])
-        config.setdefault("sluice", {})["enabled"] = with_sluice
-        self.seed, self.rank = plan["seed"], dist.get_rank()
-        torch.manual_seed(self.seed)  # the same initial state on both sides; experts differ by rank's copy below
-        model = TextLM(Shape(**plan["shape"]))
-        _spread_experts(model, self.seed, self.rank)
-        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-        self.batches = Batches(self.seed, self.rank, config["train_micro_batch_size_per_gpu"], model.shape.length)
-        self.losses: list[float] = []
-        self.step_s: list[float] = []
-
-    def layers(self) -> list[nn.Module]:
-        """Return the engine's MoE layers."""
-        return sluice_side.moe_layers(self.engine.module)
-
-    def step(self, record: bool = True) -> float:
-        """One training step; returns the seconds of the slowest rank."""
-        number = len(self.losses) if record else 10_000 + len(self.step_s)
-        inputs, targets = self.batches[number]
-        torch.manual_seed(self.seed * 7_919 + number * 31 + self.rank)
-        dist.barrier()
-        begin = time.perf_counter()
-        total, loss = self.engine(inputs, targets)
-        self.engine.backward(total)
-        self.engine.step()
-        figures = torch.tensor([time.perf_counter() - begin, loss.item()], dtype=torch.float64)
-        slowest = figures.clone()
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        dist.all_reduce(figures)
-        if record:
-            self.losses.append(figures[1].item() / dist.get_world_size())
-            self.step_s.append(slowest[0].item())
-        return slowest[0].item()
-
-
-def _spread_experts(model: nn.Module, seed: int, rank: int) -> None:
-    """Give every expert of the model its own initial values: DeepSpeed copies one expert to all."""
-    generator = torch.Generator().manual_seed(seed * 101 + rank)
-    for name, parameter in model.named_parameters():
-        if ".deepspeed_experts." in name and parameter.dim() == 2:
-            bound = parameter.shape[1] ** -0.5
-            with torch.no_grad():
-                parameter.uniform_(-bound, bound, generator=generator)
 
 
 def blocks(steps: int, block: int) -> list[tuple[str, int]]:
@@ -125,7 +74,7 @@ def trace(runners: dict[str, Runner], out: Path) -> None:
     if "B" in runners:
         sluice_side.trace_start()
         runners["B"].step(record=False)
-        events["sluice"] = sluice_side.trace_stop()
+        events["sluice"] = sluice_side.trace_stop(rank)
     (out / f"events_{rank}.json").write_text(json.dumps(events))
 
 
@@ -154,6 +103,7 @@ def main() -> None:
     out = Path(plan["out"])
     deepspeed.init_distributed()
     rank = dist.get_rank()
+    held = None if plan["stock_only"] else sluice_side.hold_group(dist.get_world_size())
     result: dict[str, object] = {"versions": versions(), "memory": None}
     if memory.Watch.available():
         _tell(phase="memory", done=0.0)
@@ -185,6 +135,8 @@ def main() -> None:
         result["one_chunk"] = one_chunk(runners, plan)
     if rank == 0:
         (out / "rank0.json").write_text(json.dumps(result))
+    if held is not None:
+        held.unswap()
     dist.barrier()
     dist.destroy_process_group()
 

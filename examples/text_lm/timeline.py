@@ -17,6 +17,11 @@ Event = dict[str, Any]
 Timelines = dict[str, list[Event]]
 
 
+def _label(e: Event) -> str:
+    chunk = "" if e["chunk"] < 0 else f" chunk {e['chunk']}"  # below 0: belongs to all chunks
+    return f"{e.get('name', e['op'])} {e['direction']} layer {e['layer']}{chunk}"
+
+
 def _span(events: list[Event]) -> tuple[int, int]:
     return min(e["begin_ns"] for e in events), max(e["end_ns"] for e in events)
 
@@ -51,7 +56,7 @@ def svg(timelines: Timelines, title: str) -> str:
                         x = LEFT + (e["begin_ns"] - begin) * scale
                         wide = max(0.6, (e["end_ns"] - e["begin_ns"]) * scale)
                         shade = 1.0 if e["direction"] == "forward" else 0.62
-                        tip = f"{e['op']} {e['direction']} layer {e['layer']} chunk {e['chunk']}"
+                        tip = _label(e)
                         body.append(
                             f'<rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="{LANE_HEIGHT - 3}" '
                             f'fill="{COLOURS.get(op, OTHER)}" fill-opacity="{shade}" stroke="#fff" stroke-width="0.4">'
@@ -90,7 +95,7 @@ def perfetto(timelines: Timelines) -> str:
                     "ph": "X",
                     "pid": number * 1000 + e["rank"],
                     "tid": list(LANES).index(e["op"][:1].upper()) if e["op"][:1].upper() in LANES else len(LANES),
-                    "name": f"{e['op']} {e['direction']} layer {e['layer']} chunk {e['chunk']}",
+                    "name": _label(e),
                     "ts": (e["begin_ns"] - begin) / 1e3,
                     "dur": (e["end_ns"] - e["begin_ns"]) / 1e3,
                     "args": {key: e[key] for key in ("lane", "op", "chunk", "direction", "layer")},

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
+LANES = ("comm", "compute", "comm_cpu", "pass")
+
 
 class Handle(Protocol):
     """What a swap returns."""
@@ -28,8 +30,22 @@ def missing() -> str:
 
 
 def swap(module: nn.Module, options: dict[str, object]) -> Handle:
-    """Swap all MoE layers inside `module` explicitly, as the ds_config key would."""
-    return importlib.import_module("sluice.adapters.deepspeed").swap(module, options)
+    """Swap all MoE layers inside `module` explicitly, as the ds_config key with these options would."""
+    _enabled, parsed = importlib.import_module("sluice.config").parse(options)
+    return importlib.import_module("sluice.adapters.deepspeed.swap").swap(module, parsed)
+
+
+def hold_group(world_size: int) -> Handle:
+    """Swap a layer of no size, to keep Sluice's process group while others come and go.
+
+    torch gives a new group with local synchronisation the name of one that was destroyed, and gloo then finds that
+    one's addresses in the store. Until the adapter avoids this, a process must not swap again after its last unswap.
+    """
+    from deepspeed.moe.layer import MoE
+
+    layer = MoE(8, nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), world_size, world_size)
+    layer.set_deepspeed_parallelism()
+    return swap(layer, {})
 
 
 def moe_layers(module: nn.Module) -> list[nn.Module]:
@@ -44,9 +60,18 @@ def is_swapped(layer: nn.Module) -> bool:
     return type(layer).__module__.split(".")[0] == "sluice"
 
 
-def stats(layer: nn.Module) -> dict[str, int]:
-    """Counters of a swapped layer: chunks, bytes_sent, comm_ns, compute_ns, comm_cpu_ns, peak_bytes, ..."""
+def stats(layer: nn.Module) -> dict[str, Any]:
+    """Counters of a swapped layer's context since it was made: bytes, nanoseconds per lane, memory."""
     return dict(importlib.import_module("sluice").stats(layer))
+
+
+def per_step(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, Any]:
+    """What one forward and backward took, from counters read before and after `steps` of them; memory as it stands."""
+    found: dict[str, Any] = {f"{lane}_s": (after[f"{lane}_ns"] - before[f"{lane}_ns"]) / 1e9 / steps for lane in LANES}
+    found["bytes_sent"] = (after["bytes_sent"] - before["bytes_sent"]) // steps
+    found["chunks"] = after["last_num_chunks"]
+    found.update({key: after[key] for key in ("peak_bytes", "slot_bytes", "saved_bytes", "gemm") if key in after})
+    return found
 
 
 def trace_start() -> None:
@@ -54,6 +79,15 @@ def trace_start() -> None:
     importlib.import_module("sluice.trace").start()
 
 
-def trace_stop() -> list[dict[str, Any]]:
-    """Return the recorded operations: rank, lane, op, chunk, direction, layer, begin_ns, end_ns."""
-    return list(importlib.import_module("sluice.trace").stop())
+def trace_stop(rank: int) -> list[dict[str, Any]]:
+    """Return the recorded operations in the form of stock_parts: `op` is S, C or R, `name` the engine's own word.
+
+    What runs on the compute lane is C, the packing and summing of rows included.
+    """
+    events = []
+    for event in importlib.import_module("sluice.trace").stop():
+        if event["op"] == "pass":  # the whole pass, not an operation
+            continue
+        letter = "C" if event["lane"] == "compute" else {"d": "S", "c": "R"}.get(event["op"][:1], "M")
+        events.append({**event, "rank": rank, "name": event["op"], "op": letter})
+    return events

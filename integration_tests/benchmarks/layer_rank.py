@@ -1,0 +1,240 @@
+"""What each rank of the layer benchmark does: cells one after another, all sides of a cell interleaved.
+
+The sides of a cell are modules that share their parameters: DeepSpeed's layer as it is, the same swapped with Sluice's
+own choice, and swapped with one chunk. All run forward and backward on the same tokens under the same random state.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.moe.layer import MoE
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from integration_tests.benchmarks import memory, parts, routing, sluice_side
+from integration_tests.benchmarks.cells import CAPACITY_FACTOR, Cell
+from integration_tests.benchmarks.launch import report
+from integration_tests.benchmarks.machine import machine, versions
+from integration_tests.benchmarks.stats import pair_ratios, quartiles
+from integration_tests.benchmarks.stock_parts import StockParts
+
+PART_ROUNDS = 3
+SIDES = ("stock", "sluice", "one_chunk")
+
+
+class Bench:
+    """One cell on this rank."""
+
+    def __init__(self, cell: Cell, seed: int, options: dict[str, object]) -> None:
+        self.cell, self.seed, self.options = cell, seed, options
+        self.rank = dist.get_rank()
+        self.dtype = getattr(torch, cell.dtype)
+        torch.manual_seed(seed + self.rank)
+        expert = nn.Sequential(nn.Linear(cell.M, cell.H), nn.GELU(), nn.Linear(cell.H, cell.M))
+        self.stock = MoE(
+            cell.M,
+            expert,
+            num_experts=cell.E,
+            ep_size=cell.W,
+            k=cell.K,
+            capacity_factor=CAPACITY_FACTOR,
+            drop_tokens=cell.drop,
+            min_capacity=4,
+            top2_2nd_expert_sampling=False,  # it would draw the second expert at random: not under our control
+        ).to(self.dtype)
+        self.stock.set_deepspeed_parallelism()
+        routing.control_gate(self.stock.deepspeed_moe.gate)
+        chosen = routing.assignments(cell.T, cell.E, cell.K, cell.skew, seed * 13 + self.rank)
+        self.x = routing.tokens(chosen, cell.E, cell.M, seed * 17 + self.rank).to(self.dtype)
+        self.gradient = torch.randn(cell.T, cell.M, generator=torch.Generator().manual_seed(seed + 5)).to(self.dtype)
+
+    def twin(self) -> MoE:
+        """Copy the layer's modules but not its parameters and groups, so that sides compute with the same memory."""
+        layer = self.stock.deepspeed_moe
+        layer.__dict__.pop("l_aux", None)  # of the last call; a result with a graph cannot be copied
+        shared = [*self.stock.parameters(), layer.ep_group]
+        twin = copy.deepcopy(self.stock, {id(item): item for item in shared})
+        for mine, other in zip(twin.parameters(), self.stock.parameters(), strict=True):
+            assert mine is other
+        return twin
+
+    def once(self, module: MoE) -> tuple[float, float, torch.Tensor]:
+        """One forward and backward: wall seconds, CPU seconds of this process, output."""
+        for parameter in self.stock.parameters():
+            parameter.grad = None
+        x = self.x.detach().requires_grad_()
+        torch.manual_seed(self.seed + self.rank)  # token selection while dropping draws from it
+        dist.barrier()
+        cpu, begin = time.process_time(), time.perf_counter()
+        output, _aux, _counts = module(x)
+        output.backward(self.gradient)
+        return time.perf_counter() - begin, time.process_time() - cpu, output.detach()
+
+    def parts(self) -> dict[str, object]:
+        """Communication and computation of real rows by themselves, and what follows from them."""
+        cell = self.cell
+        rows, capacity = routing.kept_rows(self.stock.deepspeed_moe.gate, self.x, self.seed + self.rank)
+        matrix = parts.rows_matrix(rows)
+        comm_s, sent = parts.communication(matrix, cell.M, self.dtype, PART_ROUNDS)
+        experts = self.stock.deepspeed_moe.experts.deepspeed_experts
+        forward_s, backward_s = parts.computation(experts, matrix, cell.M, PART_ROUNDS)
+        received = matrix.sum(0).view(cell.W, -1).sum(1)
+        padded = capacity * cell.E  # rows each rank receives in stock: W sources x E / W experts x capacity
+        return {
+            "comm_per_pass_s": comm_s,
+            "forward_compute_s": forward_s,
+            "backward_compute_s": backward_s,
+            "possible_s": max(comm_s, forward_s) + max(comm_s, backward_s),
+            "payload_bytes_sent": 2 * sent,
+            "rows_received": received.tolist(),
+            "rows_padded": padded,
+        }
+
+    def stock_parts(self) -> dict[str, float]:
+        """Where stock's own time goes, from one more pass with timers."""
+        with StockParts([self.stock.deepspeed_moe], self.rank) as timers:
+            self.once(self.stock)
+        return timers.seconds()
+
+    def memory(self, with_sluice: bool) -> dict[str, object]:
+        """Peak bytes of both sides on fresh swaps; see memory.py for what is counted."""
+
+        def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+            torch.manual_seed(self.seed + self.rank)
+            return layer(x)[0]
+
+        found: dict[str, object] = {"stock": memory.moe_peak_bytes([self.stock], [self.x], [self.gradient], call)}
+        if with_sluice:
+            twin, handles = self.twin(), []
+
+            def swap() -> None:
+                handles.append(sluice_side.swap(twin, self.options))
+
+            found["sluice"] = memory.moe_peak_bytes([twin], [self.x], [self.gradient], call, swap)
+            found["sluice_stats"] = sluice_side.stats(sluice_side.moe_layers(twin)[0])
+            handles[0].unswap()
+        return found
+
+
+def tell(**fields: object) -> None:
+    """Report progress from rank 0."""
+    if dist.get_rank() == 0:
+        report(**fields)
+
+
+def gather(value: object) -> list:
+    """One value per rank."""
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
+    """Run one cell; every rank returns the same record."""
+    bench = Bench(cell, plan["seed"], plan["options"])
+    with_sluice = not plan["stock_only"]
+    record: dict[str, object] = {
+        "cell": cell.as_dict(),
+        "seed": plan["seed"],
+        "link": os.environ.get("LINK_DESCRIPTION", "unknown"),
+    }
+    if plan["memory"] and memory.Watch.available():
+        record["memory"] = gather(bench.memory(with_sluice))
+    modules: dict[str, MoE] = {"stock": bench.stock}
+    handles = []
+    if with_sluice:
+        for side, options in (("sluice", bench.options), ("one_chunk", {**bench.options, "chunks": 1})):
+            modules[side] = bench.twin()
+            handles.append(sluice_side.swap(modules[side], options))
+    wall: dict[str, list[float]] = {side: [] for side in modules}
+    cpu: dict[str, list[float]] = {side: [] for side in modules}
+    outputs: dict[str, torch.Tensor] = {}
+
+    def counters() -> dict[str, dict]:
+        return {side: sluice_side.stats(m.deepspeed_moe) for side, m in modules.items() if side != "stock"}
+
+    before: dict[str, dict] = {}
+    spent = 0.0
+    for count in range(plan["warm_up"] + plan["pairs"]):
+        if count == plan["warm_up"]:
+            before = counters()
+        for side, module in modules.items():
+            seconds, cpu_seconds, outputs[side] = bench.once(module)
+            if count >= plan["warm_up"]:
+                wall[side].append(seconds)
+                cpu[side].append(cpu_seconds)
+        tell(
+            cell=cell.name,
+            number=number,
+            done=count + 1,
+            of=plan["warm_up"] + plan["pairs"],
+            walls={s: w[-3:] for s, w in wall.items()},
+        )
+        spent = parts.slowest([spent + sum(w[-1] for w in wall.values() if w)])[0]
+        if spent > plan["max_seconds"] and count >= plan["warm_up"] + plan["least_pairs"] - 1:
+            break
+    rounds = len(wall["stock"])
+    record["sides"] = {}
+    for side in modules:
+        slow = parts.slowest(wall[side])
+        busy = [sum(column) for column in zip(*gather(cpu[side]), strict=True)]
+        wall[side] = slow
+        record["sides"][side] = {
+            "wall_s": slow,
+            "cpu_s_all_ranks": busy,
+            "wall": quartiles(slow),
+            "cpu": quartiles(busy),
+        }
+    record["parts"] = bench.parts()
+    record["stock_parts"] = gather(bench.stock_parts())
+    possible_s = record["parts"]["possible_s"]
+    record["possible"] = record["sides"]["stock"]["wall"]["median"] / possible_s
+    if with_sluice:
+        speedup = pair_ratios(wall["stock"], wall["sluice"])
+        difference = (outputs["stock"].float() - outputs["sluice"].float()).abs().max().item()
+        scale = outputs["stock"].float().abs().max().item()
+        record.update(
+            speedup=speedup,
+            sluice_over_stock=pair_ratios(wall["sluice"], wall["stock"]),
+            one_chunk_over_chosen=pair_ratios(wall["one_chunk"], wall["sluice"]),
+            reached_over_possible=speedup["median"] / record["possible"],
+            max_output_difference=max(gather(difference / max(scale, 1e-30))),
+            sluice_stats=gather(sluice_side.per_step(before["sluice"], counters()["sluice"], rounds)),
+        )
+        for handle in handles:
+            handle.unswap()
+    record.update(machine=machine(), versions=versions())
+    return record
+
+
+def main() -> None:
+    """Measure all cells of the plan; rank 0 writes one file per cell, so that what is done is kept."""
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    deepspeed.init_distributed()
+    held = None if plan["stock_only"] else sluice_side.hold_group(dist.get_world_size())
+    for number, fields in enumerate(plan["cells"]):
+        cell = Cell(**fields)
+        record = measure(cell, number, plan)
+        if dist.get_rank() == 0:
+            (Path(plan["out"]) / f"{cell.name}.json").write_text(json.dumps(record))
+        tell(cell=cell.name, finished=number + 1)
+        gc.collect()
+    if held is not None:
+        held.unswap()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The parts of which `possible` is made, measured by themselves in the same run: real rows, both directions busy.
+
+possible = sum over forward and backward of max(communication, computation). Communication is two exchanges of the real
+rows per pass, as plain sends and receives with every receive posted first, so that both directions of the link are
+busy. Computation is the experts' own modules on the rows a rank receives, one call per expert. Each figure is the
+median over rounds of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def slowest(values: list[float], group: dist.ProcessGroup | None = None) -> list[float]:
+    """Elementwise maximum over ranks."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+    return tensor.tolist()
+
+
+def exchange(sends: list[torch.Tensor], receives: list[torch.Tensor]) -> None:
+    """One all-to-all-v out of sends and receives; the entries of this rank itself are ignored."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    peers = [(rank + shift) % world for shift in range(1, world)]
+    work = [dist.irecv(receives[p], src=p) for p in peers if receives[p].numel()]
+    work += [dist.isend(sends[p], dst=p) for p in peers if sends[p].numel()]
+    for item in work:
+        assert item is not None
+        item.wait()
+
+
+def rows_matrix(rows_per_expert: torch.Tensor) -> torch.Tensor:
+    """[W, E] rows that each rank sends to each expert."""
+    gathered = [torch.empty_like(rows_per_expert) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, rows_per_expert)
+    return torch.stack(gathered)
+
+
+def communication(matrix: torch.Tensor, width: int, dtype: torch.dtype, rounds: int) -> tuple[float, int]:
+    """Seconds of the two exchanges of one pass, and the payload bytes this rank sends in them."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    to = matrix.view(world, world, -1).sum(2)  # [source, destination] rows
+    out = [torch.zeros(int(to[rank, p]) if p != rank else 0, width, dtype=dtype) for p in range(world)]
+    back = [torch.zeros(int(to[p, rank]) if p != rank else 0, width, dtype=dtype) for p in range(world)]
+    seconds = []
+    for _ in range(rounds + 1):
+        dist.barrier()
+        begin = time.perf_counter()
+        exchange(out, back)
+        exchange(back, out)
+        seconds.append(time.perf_counter() - begin)
+    sent = sum(t.numel() * t.element_size() for t in [*out, *back])
+    return statistics.median(slowest(seconds[1:])), sent
+
+
+def computation(experts: nn.ModuleList, matrix: torch.Tensor, width: int, rounds: int) -> tuple[float, float]:
+    """Seconds of the local experts on their real rows, forward and backward."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = matrix.sum(0).view(world, -1)[rank].tolist()
+    dtype = next(experts.parameters()).dtype
+    forward, backward = [], []
+    for _ in range(rounds + 1):
+        inputs = [torch.randn(rows, width).to(dtype).requires_grad_() for rows in mine]
+        for parameter in experts.parameters():
+            parameter.grad = None
+        dist.barrier()
+        begin = time.perf_counter()
+        outputs = [expert(x) for expert, x in zip(experts, inputs, strict=True)]
+        middle = time.perf_counter()
+        torch.autograd.backward(outputs, [torch.ones_like(y) for y in outputs])
+        end = time.perf_counter()
+        forward.append(middle - begin)
+        backward.append(end - middle)
+    for parameter in experts.parameters():
+        parameter.grad = None
+    return statistics.median(slowest(forward[1:])), statistics.median(slowest(backward[1:]))

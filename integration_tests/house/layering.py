@@ -16,6 +16,7 @@ LEVELS = {
     "device": 1,
     "comm": 1,
     "gemm": 1,
+    "gate": 1,
     "schedule": 1,
     "memory": 2,
     "moe": 3,
@@ -26,8 +27,13 @@ LEVELS = {
 }
 # Areas with implementations: the area's own package holds the vtable, each folder below it an implementation.
 VTABLES = ("device", "comm", "gemm")
-# Implementations that may use one of another area.
-PAIRS = {("backend/comm/nccl", "backend/device/cuda"), ("backend/gemm/cublas", "backend/device/cuda")}
+# Implementations that may use another one, and why.
+PAIRS = {
+    ("backend/comm/nccl", "backend/device/cuda"),  # NCCL works on CUDA's streams
+    ("backend/gemm/cublas", "backend/device/cuda"),
+    ("backend/comm/mpi_loader", "backend/comm/mpi"),  # the header that both sides of the plugin share
+    ("backend/comm/mpi_loader", "backend/comm/host"),  # MPI is a table of callbacks to the host communicator
+}
 # The implementation that chooses among its siblings, by name or by measurement, has to know them.
 CHOOSER = "auto"
 OUTSIDE = ("adapters", "python_plugin", "integration_tests", "examples")
@@ -44,7 +50,7 @@ class Edge(NamedTuple):
 
 
 def _test_package(package):
-    return package.endswith("/test") or package.startswith("backend/cts")
+    return package.endswith(("/test", "/bench")) or package.startswith("backend/cts")
 
 
 def _area(package):

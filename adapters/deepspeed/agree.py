@@ -1,0 +1,56 @@
+"""Before the first swap: do all ranks of a group want the same?
+
+Asked through the store of the process group and not by a collective, so that a rank which does not take part (Sluice
+missing or switched off there) becomes an error that names it, not a hang.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sluice.errors import Mismatch
+from torch.distributed import distributed_c10d as c10d
+
+_rounds: dict[tuple[int, ...], itertools.count[int]] = {}
+DEFAULT_WAIT_S = 600.0  # ranks reach this point together; only loading a model may part them
+
+
+class DisagreementError(Mismatch):
+    """The ranks of one expert-parallel group were configured differently."""
+
+
+def exchange(ranks: Sequence[int], rank: int, value: Any, wait_s: float | None) -> dict[int, Any]:
+    """Every rank's value, by rank. Collective over `ranks`, called equally often by each."""
+    if len(ranks) == 1:
+        return {rank: value}
+    number = next(_rounds.setdefault(tuple(ranks), itertools.count()))
+    prefix = f"sluice/swap/{'.'.join(map(str, ranks))}/{number}"
+    store = c10d._get_default_store()
+    store.set(f"{prefix}/{rank}", json.dumps(value))
+    deadline = time.monotonic() + (DEFAULT_WAIT_S if wait_s is None else wait_s)
+    answers = {}
+    for peer in ranks:
+        try:
+            store.wait([f"{prefix}/{peer}"], timedelta(seconds=max(0.001, deadline - time.monotonic())))
+        except Exception as error:
+            raise DisagreementError(
+                f"rank {peer} does not switch Sluice on for the group of ranks {list(ranks)}: is it installed there, "
+                f'has its config the same "sluice" section, is SLUICE=0 set? ({type(error).__name__})'
+            ) from None
+        answers[peer] = json.loads(store.get(f"{prefix}/{peer}"))
+    return answers
+
+
+def require_equal(what: str, answers: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raises DisagreementError with ranks and values for the first key that differs."""
+    first = next(iter(answers))
+    for peer, answer in answers.items():
+        for key in sorted(set(answer) | set(answers[first])):
+            mine, theirs = answers[first].get(key), answer.get(key)
+            if mine != theirs:
+                raise DisagreementError(f'{what}: "{key}" is {mine!r} on rank {first} and {theirs!r} on rank {peer}')

@@ -1,0 +1,25 @@
+"""Records of Sluice's exchanges in DeepSpeed's `comms_logger`, where its own all-to-alls would have stood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OPERATION = "all_to_all_single"  # the logger ends the process for a name that it does not know
+
+
+def _logger() -> Any:
+    from deepspeed.comm import comm
+
+    return comm.comms_logger
+
+
+def wanted() -> bool:
+    """Whether the logger is on for this operation, by the host's own rule."""
+    logger = _logger()
+    return bool(logger.enabled and (logger.prof_all or OPERATION in logger.prof_ops))
+
+
+def append(name: str, nanoseconds: int, num_bytes: int) -> None:
+    """One record: what this rank sent in a pass, and the time its communication lane needed."""
+    # In milliseconds; the logger divides by it.
+    _logger().append(OPERATION, name, max(nanoseconds, 1) / 1e6, num_bytes)

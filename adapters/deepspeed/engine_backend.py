@@ -1,0 +1,155 @@
+"""The engine behind the seam: the C library, through the torch adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from sluice.adapters.deepspeed import experts as experts_module
+from sluice.adapters.deepspeed.seam import CallExpert, LayerSpec
+from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeLayer
+from sluice.config import Options
+from sluice.errors import Aborted, PeerLost, TimedOut
+from torch import nn
+
+# After one of these a communicator takes nothing but its end.
+_FATAL = (PeerLost, TimedOut, Aborted)
+
+
+class _CastingLayer(MoeLayer):
+    """Parameters of another dtype (autocast) are cast inside the pass, in forward and again in backward.
+
+    So autograd keeps the parameters themselves, and no copy of them outlives the call.
+    """
+
+    def _cast(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor.to(self.dtype) for tensor in flat]
+
+    def forward_pass(self, work: Any, tokens: Any, ids: Any, weights: Any, flat: Sequence[torch.Tensor]) -> Any:
+        if self.experts is None:
+            flat = self._cast(flat)
+        return super().forward_pass(work, tokens, ids, weights, flat)
+
+    def backward_pass(
+        self, work: Any, tokens: Any, weights: Any, flat: Sequence[torch.Tensor], *rest: Any
+    ) -> list[torch.Tensor | None]:
+        if self.experts is not None or all(tensor.dtype == self.dtype for tensor in flat):
+            return super().backward_pass(work, tokens, weights, flat, *rest)
+        first, second, *grads = super().backward_pass(work, tokens, weights, self._cast(flat), *rest)
+        back = [None if grad is None else grad.to(tensor.dtype) for grad, tensor in zip(grads, flat)]
+        return [first, second, *back]
+
+
+class EngineRunner:
+    """One layer. With callback experts the modules of the current call are looked up through this object."""
+
+    def __init__(self, backend: EngineBackend, spec: LayerSpec, options: Options) -> None:
+        context = backend.context
+        self._backend = backend
+        self._form = spec.form
+        self._experts: Sequence[nn.Module] = ()
+        self._call: CallExpert | None = None
+        common: dict[str, Any] = {
+            "model_width": spec.model_width,
+            "num_experts": spec.num_experts,
+            "top_k": spec.top_k,
+            "dtype": spec.dtype,
+            "layer_id": spec.layer_id,
+            "num_chunks": options.chunks or 0,
+        }
+        if options.wgrad_mode is not None:
+            common["wgrad_mode"] = options.wgrad_mode
+        if spec.form is not None:
+            form = spec.form
+            self.layer = _CastingLayer(
+                context,
+                hidden_width=form.hidden_width,
+                activation=form.activation,
+                gated=form.gated,
+                bias=form.bias,
+                **common,
+            )
+        else:
+            local = spec.num_experts // context.ep_group.world_size
+            modules = [self._module(index) for index in range(local)]
+            self.layer = _CastingLayer(context, experts=CallbackExperts(modules, self._parameters), **common)
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        expert_ids: torch.Tensor,
+        route_weights: torch.Tensor,
+        experts: Sequence[nn.Module],
+        call_expert: CallExpert,
+    ) -> torch.Tensor:
+        """See seam.Runner."""
+        self._experts, self._call = experts, call_expert
+        parameters = None if self._form is None else [self._members(expert) for expert in experts]
+        try:
+            return self.layer(tokens, expert_ids, route_weights, parameters)
+        except _FATAL:
+            self._backend.failed()
+            raise
+        finally:
+            self._experts, self._call = (), None
+
+    def refuse(self, message: str) -> None:
+        """See seam.Runner."""
+        self.layer.refuse(RuntimeError(message))
+
+    def _members(self, expert: nn.Module) -> dict[str, torch.Tensor]:
+        """The weights of this moment, by the engine's names."""
+        form = self._form
+        assert form is not None
+        names = ("w1", "w3", "w2") if form.gated else ("w1", "w2")
+        members: dict[str, torch.Tensor] = {}
+        for name, linear in zip(names, experts_module.linears(expert, form)):
+            members[name] = linear.weight
+            if form.bias:
+                members[name.replace("w", "b")] = linear.bias
+        return members
+
+    def _parameters(self) -> list[list[torch.Tensor]]:
+        return [list(expert.parameters()) for expert in self._experts]
+
+    def _module(self, index: int) -> Any:
+        def call(rows: torch.Tensor) -> torch.Tensor:
+            assert self._call is not None
+            return self._call(index, rows)
+
+        return call
+
+
+class EngineBackend:
+    """A context of this model on the group that all models with these ranks share."""
+
+    def __init__(self, ranks: Sequence[int], options: Options) -> None:
+        timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
+        self._options = options
+        self._failed = False
+        self._group = EpGroup.for_ranks(tuple(ranks), timeout)
+        self.context = Context(self._group, ContextOptions(options.gemm or "auto", options.gemm_library))
+
+    def layer(self, spec: LayerSpec) -> EngineRunner:
+        """See seam.Backend."""
+        return EngineRunner(self, spec, self._options)
+
+    def stats(self) -> dict[str, Any]:
+        """See seam.Backend."""
+        return self.context.stats()
+
+    def close(self) -> None:
+        """See seam.Backend.
+
+        The process group stays for the next model with these ranks, and ends with the process: torch names such groups
+        by their ranks, so a second one would meet the first one's addresses in the store, and hang. A broken one goes.
+        """
+        self.context.close()
+        if self._failed:
+            self._group.close()
+
+    def failed(self) -> None:
+        """A pass ended with an error that the communicator does not survive."""
+        self._failed = True

@@ -1,0 +1,35 @@
+"""What can only be seen when a host's expert runs: asked of each expert once, in its first call with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+
+def random_state() -> torch.Tensor:
+    """To be compared before and after a call."""
+    return torch.random.get_rng_state()
+
+
+def foreign_leaves(result: torch.Tensor, rows: torch.Tensor, expert: nn.Module) -> list[torch.Tensor]:
+    """Tensors that want a gradient through this expert and are no parameters of it: Sluice could not give it to them.
+
+    result  what the expert returned for `rows`
+    """
+    own = {id(parameter) for parameter in expert.parameters()}
+    return [leaf for leaf in _leaves(result, rows.grad_fn) if id(leaf) not in own]
+
+
+def _leaves(result: torch.Tensor, stop: object) -> Iterator[torch.Tensor]:
+    pending, seen = [result.grad_fn], {stop, None}
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        pending.extend(following for following, _ in node.next_functions)

@@ -1,0 +1,151 @@
+"""What a `MOELayer` of the host is, and whether Sluice can run it.
+
+Capabilities are looked at, never version numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sluice.adapters.deepspeed import experts as experts_module
+from sluice.adapters.deepspeed.experts import FusedForm
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from torch import nn
+
+from deepspeed.moe.experts import Experts
+from deepspeed.moe.sharded_moe import MOELayer, TopKGate
+from deepspeed.utils import groups
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SPARSE, DENSE = "sparse", "dense"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One layer, understood."""
+
+    layer_id: int
+    name: str
+    ranks: tuple[int, ...]  # the global ranks of its expert-parallel group, in group order
+    gate_format: str
+    num_experts: int
+    top_k: int
+    model_width: int
+    dtype: torch.dtype
+    form: FusedForm | None  # None: the host's modules are called
+    why_not_fused: str = ""
+
+    def compared(self) -> dict[str, Any]:
+        """What must be equal on all ranks of the group."""
+        width = self.form.hidden_width if self.form else 0
+        return {
+            "layer": self.name,
+            "experts": self.num_experts,
+            "top_k": self.top_k,
+            "model_width": self.model_width,
+            "hidden_width": width,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "computed by": "Sluice" if self.form else "the host's modules",
+        }
+
+
+def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
+    """Understands a layer or raises UnsupportedError; touches nothing and runs nothing of the model."""
+
+    def refuse(reason: str) -> UnsupportedError:
+        return UnsupportedError(f"MoE layer '{name}': {reason}")
+
+    if type(layer) is not MOELayer:
+        raise refuse(f"{type(layer).__name__} is a subclass of MOELayer with a forward of its own")
+    if "forward" in layer.__dict__:
+        raise refuse("its forward was replaced on the instance")
+    gate, container = layer.gate, layer.experts
+    if not isinstance(gate, TopKGate):
+        raise refuse(f"its gate is a {type(gate).__name__}, not a TopKGate")
+    layout = gate_format(gate)
+    if layout is None:
+        raise refuse(
+            f"the gate's forward takes {inspect.signature(type(gate).forward)}, which this version does not know"
+        )
+    if type(container) is not Experts or not _plain_container(container):
+        raise refuse(f"its experts are held by a {type(container).__name__} that is hooked or not DeepSpeed's own")
+    tensor_parallel = _tensor_parallel_size()
+    if tensor_parallel > 1 or groups._get_expert_model_parallel_world_size() > 1:
+        raise refuse(
+            f"tensor parallelism (groups.mpu says {tensor_parallel}) is not supported yet: use tensor-parallel size 1"
+        )
+    modules = list(container.deepspeed_experts)
+    for index, expert in enumerate(modules):
+        reason = experts_module.unsupported_reason(expert)
+        if reason is not None:
+            raise refuse(f"expert {index}: {reason}")
+    width = int(gate.wg.weight.shape[1])
+    form = experts_module.fused_form(modules)
+    why = ""
+    if isinstance(form, FusedForm) and form.model_width != width:
+        form = f"its experts have model width {form.model_width}, the gate {width}"
+    if isinstance(form, str):
+        form, why = None, form
+    return Finding(
+        layer_id=layer_id,
+        name=name,
+        ranks=_ranks(layer, refuse),
+        gate_format=layout,
+        num_experts=int(gate.wg.weight.shape[0]),
+        top_k=int(gate.k),
+        model_width=width,
+        dtype=_dtype(modules, gate, refuse),
+        form=form,
+        why_not_fused=why,
+    )
+
+
+def gate_format(gate: nn.Module) -> str | None:
+    """How to ask this gate for routes: its third argument was `use_tutel` up to 0.19.2, then `sparse_routes`.
+
+    The old index format needs Tutel and k = 1, so there the dense masks are taken. None: neither.
+    """
+    names = list(inspect.signature(type(gate).forward).parameters)
+    if names[:4] == ["self", "input", "used_token", "sparse_routes"]:
+        return SPARSE
+    if names[:3] == ["self", "input", "used_token"] and names[3:] in ([], ["use_tutel"]):
+        return DENSE
+    return None
+
+
+def _plain_container(container: Experts) -> bool:
+    return experts_module.untouched(container) and experts_module.untouched(container.deepspeed_experts)
+
+
+def _tensor_parallel_size() -> int:
+    from deepspeed.utils.bwc import bwc_tensor_model_parallel_world_size
+
+    return int(bwc_tensor_model_parallel_world_size(groups.mpu))
+
+
+def _ranks(layer: MOELayer, refuse: Any) -> tuple[int, ...]:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    own = torch.distributed.get_rank() if distributed else 0
+    if layer.ep_size == 1:
+        return (own,)
+    if layer.ep_group is None:
+        raise refuse("it has no expert-parallel group yet: swap after deepspeed.initialize, or set the groups up first")
+    ranks = tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
+    if len(ranks) != layer.ep_size:
+        raise refuse(f"its group has {len(ranks)} ranks, its ep_size is {layer.ep_size}")
+    return ranks
+
+
+def _dtype(modules: list[nn.Module], gate: TopKGate, refuse: Any) -> torch.dtype:
+    """The dtype of the experts; for experts without parameters, the gate's (the model's)."""
+    for tensor in [parameter for expert in modules for parameter in expert.parameters()] or [gate.wg.weight]:
+        if tensor.is_floating_point():
+            if tensor.dtype not in DTYPES:
+                raise refuse(f"its experts are in {tensor.dtype}; float32, bfloat16 and float16 are supported")
+            if tensor.device.type != "cpu":
+                raise refuse(f"its experts are on {tensor.device}; this version runs on the CPU")
+            return tensor.dtype
+    raise refuse("its experts have no floating-point parameters")

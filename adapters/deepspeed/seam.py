@@ -1,0 +1,74 @@
+"""What the swapped layer needs from the engine: a few lines, so that tests can put a plain torch model in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from sluice.adapters.deepspeed.experts import FusedForm
+from sluice.config import Options
+from torch import nn
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """Everything that is fixed over the life of one engine layer."""
+
+    layer_id: int
+    num_experts: int
+    top_k: int
+    model_width: int
+    dtype: torch.dtype  # of the rows on the wire and of the products
+    form: FusedForm | None  # None: `call_expert` computes
+
+
+# (local expert, rows [rows, M]) -> [rows, M]; must be differentiable.
+CallExpert = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+class Runner(Protocol):
+    """One layer of the engine."""
+
+    def run(
+        self,
+        tokens: torch.Tensor,  # [T, M]
+        expert_ids: torch.Tensor,  # [T, K] i32, -1 = dropped, any strides
+        route_weights: torch.Tensor,  # [T, K] f32, any strides
+        experts: Sequence[nn.Module],  # the local ones, read afresh: their storage may have moved
+        call_expert: CallExpert,
+    ) -> torch.Tensor:
+        """[T, M] in the spec's dtype, with a backward. Collective."""
+        ...
+
+    def refuse(self, message: str) -> None:
+        """Takes this rank's place in the collective call with a refusal, so that the others fail instead of waiting."""
+        ...
+
+
+class Backend(Protocol):
+    """What the layers of one list of ranks share."""
+
+    def layer(self, spec: LayerSpec) -> Runner:
+        """Makes a layer; no communication."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """At least bytes_sent, comm_ns, gemm."""
+        ...
+
+    def close(self) -> None:
+        """Releases everything; the layers are dead afterwards."""
+        ...
+
+
+# Opens the backend of one list of global ranks. Collective over these ranks.
+OpenBackend = Callable[[Sequence[int], Options], Backend]
+
+
+def open_engine(ranks: Sequence[int], options: Options) -> Backend:
+    """The real one: the C library through the torch adapter."""
+    from sluice.adapters.deepspeed.engine_backend import EngineBackend
+
+    return EngineBackend(ranks, options)

@@ -1,0 +1,158 @@
+"""What a swapped layer keeps beside the host's own attributes: which engine layers run it and how to ask them.
+
+Holds no module and no tensor of the host: both are read afresh at each forward, because ZeRO, offload and `.to()` move
+storage and because a user may hook an expert after the swap.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sluice.adapters.deepspeed import comms_log, first_call
+from sluice.adapters.deepspeed import experts as experts_module
+from sluice.adapters.deepspeed.experts import FusedForm
+from sluice.adapters.deepspeed.probe import DTYPES, Finding
+from sluice.adapters.deepspeed.seam import Backend, LayerSpec, Runner
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from torch import nn
+
+
+class LayerState:
+    """One swapped layer."""
+
+    def __init__(self, finding: Finding, backend: Backend, policy: str) -> None:
+        self.finding = finding
+        self._policy = policy
+        self._seen_experts: set[int] = set()
+        self._backend = backend
+        self._runners: dict[tuple[torch.dtype, bool], Runner] = {}
+        self._result_dtypes: dict[torch.dtype, torch.dtype] = {}
+        self._fused_now = finding.form is not None
+
+    def runner(self, layer: nn.Module) -> tuple[Runner, torch.dtype]:
+        """The engine layer for this call, and the dtype of its rows."""
+        self._fused_now = self.finding.form is not None and experts_module.still_exact(layer.experts.deepspeed_experts)
+        dtype = self._dtype(layer)
+        key = (dtype, self._fused_now)
+        if key not in self._runners:
+            form: FusedForm | None = self.finding.form if self._fused_now else None
+            found = self.finding
+            spec = LayerSpec(found.layer_id, found.num_experts, found.top_k, found.model_width, dtype, form)
+            self._runners[key] = self._backend.layer(spec)
+        return self._runners[key], dtype
+
+    def check_tokens(self, tokens: torch.Tensor, dtype: torch.dtype) -> None:
+        """What the host would find out later, or on the other ranks only."""
+        if tokens.shape[1] != self.finding.model_width:
+            raise ValueError(f"the input has width {tokens.shape[1]}, the layer {self.finding.model_width}")
+        if tokens.dtype != dtype and not self._autocast():
+            raise ValueError(f"the input is {tokens.dtype}, the experts are {dtype}: cast one, or use autocast")
+
+    def call_expert(self, expert: nn.Module, index: int, rows: torch.Tensor) -> torch.Tensor:
+        """The host's own call on real rows: a 4-D tensor, and of a tuple the first element."""
+        new = index not in self._seen_experts and torch.is_grad_enabled()
+        before = first_call.random_state() if new else None
+        result = expert(rows.view(1, 1, *rows.shape))
+        if isinstance(result, tuple):
+            result = result[0]
+        if before is not None:
+            self._seen_experts.add(index)
+            self._check_first_call(expert, index, rows, result, not torch.equal(before, first_call.random_state()))
+        if result.numel() != rows.numel():
+            raise UnsupportedError(
+                f"MoE layer '{self.finding.name}': an expert turned {list(rows.shape)} into {list(result.shape)}; "
+                "Sluice needs one row of the model width per row"
+            )
+        return result.reshape(rows.shape).to(rows.dtype)
+
+    def _check_first_call(self, expert: nn.Module, index: int, rows: Any, result: torch.Tensor, drew: bool) -> None:
+        where = f"MoE layer '{self.finding.name}', expert {index}"
+        if drew:
+            text = f"{where} draws random numbers per row, and Sluice gives it its real rows without padding"
+            if self._policy == "error":
+                raise UnsupportedError(text)
+            warnings.warn(f"sluice: {text}", stacklevel=2)
+        leaves = first_call.foreign_leaves(result, rows, expert)
+        if leaves:  # whatever the policy says: their gradient would be lost without a word
+            shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
+            raise UnsupportedError(
+                f"{where} uses tensors that want a gradient and are not its parameters (of shape {shapes}): make them "
+                "parameters of the expert, or detach them"
+            )
+
+    def as_host(self, output: torch.Tensor, experts: Sequence[nn.Module], tokens: torch.Tensor) -> torch.Tensor:
+        """In the dtype of the host's result: that of what an expert returns."""
+        if self._fused_now or not self._autocast():
+            return output
+        if output.dtype not in self._result_dtypes:
+            with torch.no_grad():
+                result = experts[0](tokens.new_zeros(1, 1, 1, tokens.shape[1]))
+            self._result_dtypes[output.dtype] = (result[0] if isinstance(result, tuple) else result).dtype
+        return output.to(self._result_dtypes[output.dtype])
+
+    # ---- what the host's timers and logger get ----
+
+    @staticmethod
+    def measures(layer: nn.Module) -> bool:
+        """Whether anybody looks at this layer's communication."""
+        return bool(layer.wall_clock_breakdown) or comms_log.wanted()
+
+    def communication(self) -> tuple[int, int]:
+        """(bytes sent, nanoseconds of the communication lane) so far."""
+        now = self._backend.stats()
+        return int(now["bytes_sent"]), int(now["comm_ns"])
+
+    def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
+        """Gives the host its communication times and records, for this forward and for its backward."""
+        sent, lane_ns = (now - then for now, then in zip(self.communication(), before))
+        if layer.wall_clock_breakdown and layer.ep_size > 1:
+            # The two exchanges of all chunks share one lane, under the products: half of it each.
+            layer.time_falltoall += lane_ns / 2e6
+            layer.time_salltoall += lane_ns / 2e6
+        if layer.ep_size == 1 or not comms_log.wanted():
+            return
+        comms_log.append("sluice_forward", lane_ns, sent)
+        if output.grad_fn is not None:
+            # Prehook and posthook of the one node that is this layer's backward.
+            start: list[tuple[int, int]] = []
+            output.grad_fn.register_prehook(lambda _grads: start.append(self.communication()))
+
+            def after(_inputs: Any, _outputs: Any) -> None:
+                spent_bytes, spent_ns = (now - then for now, then in zip(self.communication(), start.pop()))
+                comms_log.append("sluice_backward", spent_ns, spent_bytes)
+
+            output.grad_fn.register_hook(after)
+
+    def stats(self) -> dict[str, Any]:
+        """For `sluice.stats`."""
+        found = self.finding
+        return {
+            "layer": found.name,
+            "layer_id": found.layer_id,
+            "ranks": list(found.ranks),
+            "computed_by": "sluice" if self._fused_now else "host modules",
+            "why_not_fused": found.why_not_fused,
+            **self._backend.stats(),
+        }
+
+    # ---- dtypes ----
+
+    def _autocast(self) -> bool:
+        return torch.is_autocast_enabled("cpu")
+
+    def _dtype(self, layer: nn.Module) -> torch.dtype:
+        """Fused experts run as two Linears would: in autocast's dtype if it is on, else in their own."""
+        own = self.finding.dtype
+        for parameter in layer.experts.deepspeed_experts.parameters():
+            own = parameter.dtype  # a later .to() or .bfloat16() of the model
+            break
+        if self._autocast() and self._fused_now:
+            own = torch.get_autocast_dtype("cpu")
+        if own not in DTYPES:
+            raise UnsupportedError(
+                f"MoE layer '{self.finding.name}': {own}; float32, bfloat16 and float16 are supported"
+            )
+        return own

@@ -1,0 +1,190 @@
+"""Swaps the MoE layers of a model, and swaps them back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sluice
+import torch
+from sluice import trace
+from sluice.adapters.deepspeed import agree, seam
+from sluice.adapters.deepspeed.layer import SluiceMOELayer
+from sluice.adapters.deepspeed.probe import Finding, probe
+from sluice.adapters.deepspeed.seam import Backend
+from sluice.adapters.deepspeed.state import LayerState
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.config import Options
+from torch import nn
+
+from deepspeed.moe.sharded_moe import MOELayer
+
+# Tests put a plain torch model here.
+open_backend: seam.OpenBackend = seam.open_engine
+
+
+class Handle:
+    """What was swapped in one model. `unswap()` leaves the model as it was."""
+
+    def __init__(self) -> None:
+        self.layers: list[MOELayer] = []
+        self.findings: list[Finding] = []
+        self.refused: list[str] = []
+        self._backends: dict[tuple[int, ...], Backend] = {}
+
+    def unswap(self) -> None:
+        """Gives every layer its own class back and releases the engine. May be called again."""
+        for layer in self.layers:
+            if type(layer) is SluiceMOELayer:
+                layer.__dict__.pop("_sluice", None)
+                layer.__class__ = MOELayer
+        self.layers = []
+        for backend in self._backends.values():
+            backend.close()
+        self._backends = {}
+
+    def stats(self) -> list[dict[str, Any]]:
+        """`sluice.stats` of each swapped layer."""
+        return [sluice.stats(layer) for layer in self.layers]
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unswap()
+
+
+def swap(module: nn.Module, options: Options | None = None, at_least: int = 0) -> Handle:
+    """Swaps each `MOELayer` below `module`. Collective over the ranks of each layer's expert-parallel group.
+
+    Expert-parallel groups must exist (an engine's are made by deepspeed.initialize). UnsupportedError for the first
+    layer that cannot be swapped, unless options say "warn": then the layer stays the host's, on all ranks of its group.
+    On any error nothing stays swapped. `at_least`: fewer layers than this is an error too.
+    """
+    options = options or Options()
+    handle = Handle()
+    try:
+        _swap(handle, module, options)
+        if len(handle.layers) < at_least:
+            raise UnsupportedError(
+                f"SLUICE=require, but {len(handle.layers)} MoE layers run on Sluice: {type(module).__name__} holds no "
+                "deepspeed.moe.layer.MoE"
+            )
+    except BaseException:
+        handle.unswap()
+        raise
+    _banner(handle, options)
+    return handle
+
+
+def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
+    found: list[tuple[MOELayer, Finding | str]] = []
+    for name, layer in _host_layers(module):
+        try:
+            found.append((layer, probe(layer, len(found), name)))
+        except UnsupportedError as error:
+            found.append((layer, str(error)))
+    for ranks, members in _by_group(found).items():
+        _agree(ranks, members, options)
+        for layer, finding in members:
+            if isinstance(finding, str):
+                if options.on_unsupported == "error":
+                    raise UnsupportedError(
+                        f'{finding}. Write "on_unsupported": "warn" in the "sluice" section to leave such layers to '
+                        "DeepSpeed"
+                    )
+                handle.refused.append(finding)
+                continue
+            if ranks not in handle._backends:
+                handle._backends[ranks] = open_backend(ranks, options)
+                _register_for_tracing(handle._backends[ranks])
+            layer._sluice = LayerState(finding, handle._backends[ranks], options.on_unsupported)
+            layer.__class__ = SluiceMOELayer
+            handle.layers.append(layer)
+            handle.findings.append(finding)
+
+
+def _host_layers(module: nn.Module) -> list[tuple[str, MOELayer]]:
+    """Native layers that are not swapped already; AutoEP's are refused by name."""
+    layers = []
+    for name, child in module.named_modules():
+        if type(child).__name__ == "AutoEPMoELayer":
+            raise UnsupportedError(
+                f"'{name}' is an AutoEP layer (expert_parallel in ds_config); this version swaps "
+                "deepspeed.moe.layer.MoE only"
+            )
+        if isinstance(child, MOELayer) and not isinstance(child, SluiceMOELayer):
+            layers.append((name, child))
+    return layers
+
+
+Member = list[Any]  # [layer, Finding or the reason against it]
+
+
+def _by_group(found: Sequence[tuple[MOELayer, Finding | str]]) -> dict[tuple[int, ...], list[Member]]:
+    """Layers by the ranks of their group, in the order of the model: the same on all ranks."""
+    groups: dict[tuple[int, ...], list[Member]] = {}
+    for layer, finding in found:
+        groups.setdefault(_ranks_of(layer), []).append([layer, finding])
+    return groups
+
+
+def _ranks_of(layer: MOELayer) -> tuple[int, ...]:
+    if layer.ep_size > 1 and layer.ep_group is not None:
+        return tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
+    return (_rank(),)
+
+
+def _agree(ranks: tuple[int, ...], members: list[Member], options: Options) -> None:
+    """All ranks of a group swap the same layers in the same way; a refusal of one is a refusal of all."""
+    own = {
+        "options": {**options.as_dict(), "version": sluice.__version__},
+        "layers": [finding if isinstance(finding, str) else finding.compared() for _, finding in members],
+    }
+    answers = agree.exchange(ranks, _rank(), own, options.timeout)
+    agree.require_equal('the "sluice" options differ', {rank: answer["options"] for rank, answer in answers.items()})
+    numbers = {rank: {"number of MoE layers": len(answer["layers"])} for rank, answer in answers.items()}
+    agree.require_equal("the models differ", numbers)
+    for index, member in enumerate(members):
+        views = {rank: answer["layers"][index] for rank, answer in answers.items()}
+        refusals = {rank: view for rank, view in views.items() if isinstance(view, str)}
+        if refusals:
+            rank, reason = next(iter(refusals.items()))
+            member[1] = reason if len(ranks) == 1 else f"{reason} (on rank {rank})"
+        else:
+            agree.require_equal("the models differ", views)
+
+
+def _register_for_tracing(backend: Backend) -> None:
+    context = getattr(backend, "context", None)
+    if context is not None:
+        trace.register(context)
+
+
+def _rank() -> int:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if distributed else 0
+
+
+def _banner(handle: Handle, options: Options, say: Callable[[str], None] | None = None) -> None:
+    """Once per model, on rank 0, whatever the log level: no banner, no Sluice."""
+    if _rank() != 0:
+        return
+    say = say or (lambda line: print(line, file=sys.stdout, flush=True))
+    total = len(handle.layers) + len(handle.refused)
+    fused = sum(finding.form is not None for finding in handle.findings)
+    sizes = sorted({len(finding.ranks) for finding in handle.findings})
+    chunks = "adaptive" if options.chunks is None else options.chunks
+    gemms = sorted({str(backend.stats().get("gemm") or "chosen at first use") for backend in handle._backends.values()})
+    say(
+        f"[sluice {sluice.__version__}] {len(handle.layers)} of {total} MoE layers run on Sluice: {fused} fused in C, "
+        f"{len(handle.layers) - fused} with the host's experts | ep_size {', '.join(map(str, sizes)) or '-'} | "
+        f"chunks {chunks} | products {', '.join(gemms) or '-'} | pid {os.getpid()}"
+    )
+    for finding in handle.findings:
+        if finding.form is None:
+            say(f"[sluice] '{finding.name}' calls the host's experts: {finding.why_not_fused}")
+    for reason in handle.refused:
+        say(f"[sluice] WARNING: stays with DeepSpeed: {reason}")

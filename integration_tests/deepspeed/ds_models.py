@@ -1,0 +1,208 @@
+"""Small models around DeepSpeed's own MoE, and one way of training them, stock or through Sluice."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from deepspeed.moe.layer import MoE
+from torch import nn
+
+WIDTH = 16
+HIDDEN = 24
+TOKENS = (2, 12)  # batch, length
+
+
+class ClassExpert(nn.Module):
+    """The usual way of writing an expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.gelu(self.up(x), approximate="tanh")
+        return self.down(h)
+
+
+class GatedExpert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.w3 = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.w2 = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class TupleExpert(nn.Module):
+    """Megatron's habit: (output, bias). Checks the rank of tensor that the host gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        assert x.dim() == 4 and x.shape[1] == 1, x.shape
+        if x.shape[2] > 10**9:  # a branch: never fused
+            raise AssertionError
+        return torch.tanh(self.linear(x)) * self.scale, None
+
+
+def expert(kind: str) -> nn.Module:
+    """An expert by name."""
+    if kind == "class":
+        return ClassExpert()
+    if kind == "gated":
+        return GatedExpert()
+    if kind == "tuple":
+        return TupleExpert()
+    if kind == "single":
+        return nn.Linear(WIDTH, WIDTH)
+    if kind == "batchnorm":
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm2d(1))
+    if kind == "dropout":
+        return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Dropout(0.1), nn.Linear(HIDDEN, WIDTH))
+    if kind == "plain_linears":
+        return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH))
+    activation = {"relu": nn.ReLU(), "gelu": nn.GELU(), "silu": nn.SiLU()}[kind]
+    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), activation, nn.Linear(HIDDEN, WIDTH))
+
+
+class Model(nn.Module):
+    """Linear, one MoE per entry of `layers`, Linear; a regression loss and the gates' own."""
+
+    def __init__(self, layers: list[dict[str, Any]], checkpointing: str | None = None) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.moes = nn.ModuleList(_moe(dict(layer)) for layer in layers)
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.checkpointing = checkpointing
+
+    def _moe(self, moe: MoE, x: torch.Tensor, used: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        out, aux, _ = moe(x, used)
+        return out, aux
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor, used: torch.Tensor | None = None) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        total = h.new_zeros((), dtype=torch.float32)
+        for moe in self.moes:
+            if self.checkpointing and self.training:
+                out, aux = torch.utils.checkpoint.checkpoint(
+                    self._moe, moe, h, used, use_reentrant=self.checkpointing == "reentrant"
+                )
+            else:
+                out, aux = self._moe(moe, h, used)
+            h = h + out.to(h.dtype)
+            total = total + 0.01 * aux
+        return F.mse_loss(self.last(h).float(), target.float(), reduction="sum") / 64 + total
+
+
+def _moe(options: dict[str, Any]) -> MoE:
+    return MoE(WIDTH, expert(options.pop("expert", "relu")), **{"num_experts": 4, "ep_size": 2, **options})
+
+
+def build(layers: list[dict[str, Any]], checkpointing: str | None = None, seed: int = 0) -> Model:
+    """The same model on every call; every expert, by its global number, different from the others."""
+    torch.manual_seed(seed)
+    model = Model(layers, checkpointing)
+    rank = dist.get_rank()
+    for moe in model.moes:
+        experts = moe.deepspeed_moe.experts.deepspeed_experts
+        for index, module in enumerate(experts):
+            generator = torch.Generator().manual_seed(1000 + (rank % moe.ep_size) * len(experts) + index)
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+        with torch.no_grad():
+            moe.deepspeed_moe.gate.wg.weight.mul_(4)  # decided gates: unequal counts, drops
+    return model
+
+
+def ds_config(**changes: Any) -> dict[str, Any]:
+    """A ds_config that needs nothing compiled."""
+    return {
+        "train_micro_batch_size_per_gpu": TOKENS[0],
+        "gradient_accumulation_steps": 1,
+        "steps_per_print": 10**9,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+        **changes,
+    }
+
+
+SLUICE = {"enabled": True, "chunks": 2, "timeout": 20}
+
+
+def engine(model: nn.Module, config: dict[str, Any], sluice: dict[str, Any] | None = None) -> Any:
+    """deepspeed.initialize and nothing else."""
+    config = copy.deepcopy(config)
+    if sluice is not None:
+        config["sluice"] = sluice
+    return deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)[0]
+
+
+def batch(step: int, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    """Inputs and targets of this rank and step; `length` for unequal ranks."""
+    generator = torch.Generator().manual_seed(10_000 * (dist.get_rank() + 1) + step)
+    shape = (TOKENS[0], TOKENS[1] if length is None else length, WIDTH)
+    x = torch.randn(shape, generator=generator) + 0.3
+    return x.to(dtype), torch.roll(x, 1, dims=-1).sin()
+
+
+def train(
+    layers: list[dict[str, Any]],
+    steps: int,
+    sluice: dict[str, Any] | None,
+    config: dict[str, Any] | None = None,
+    checkpointing: str | None = None,
+    autocast: str | None = None,
+    used: bool = False,
+    dtype: str = "float32",
+    length: int | None = None,
+    evaluate: bool = False,
+    check: Any = None,
+) -> dict[str, Any]:
+    """Trains and gives what two runs may be compared by."""
+    host = engine(build(layers, checkpointing), {**ds_config(), **(config or {})}, sluice)
+    if sluice is not None:
+        assert len(host.sluice.layers) == len(layers), host.sluice.refused
+    losses, counts, evaluations = [], [], []
+    for step in range(steps):
+        torch.manual_seed(77 * step + dist.get_rank())  # the same draws in both runs
+        x, target = batch(step, length, getattr(torch, dtype))
+        mask = (torch.arange(x.shape[0] * x.shape[1]) % 5 != 0).int() if used else None
+        context = torch.autocast("cpu", getattr(torch, autocast)) if autocast else contextlib.nullcontext()
+        with context:
+            loss = host(x, target, mask)
+        counts.append([moe.deepspeed_moe.exp_counts.tolist() for moe in host.module.moes])
+        host.backward(loss)
+        if check is not None:
+            check(host, step)
+        host.step()
+        losses.append(float(loss.detach()))
+        if evaluate and step % 3 == 1:
+            host.eval()
+            with torch.no_grad():
+                evaluations.append(float(host(x, target)))
+            host.train()
+    result = {
+        "losses": losses,
+        "counts": counts,
+        "evaluations": evaluations,
+        "l_aux": [float(moe.deepspeed_moe.l_aux) for moe in host.module.moes],
+        "weights": {name: tensor.detach().double().norm().item() for name, tensor in host.module.named_parameters()},
+        "random": torch.random.get_rng_state().sum().item(),
+    }
+    if sluice is not None:
+        result["stats"] = [state["computed_by"] for state in host.sluice.stats()]
+        host.sluice.unswap()
+    host.destroy()
+    return result

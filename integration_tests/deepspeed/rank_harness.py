@@ -1,0 +1,158 @@
+"""Ranks as processes that stay: a test names a function and every rank runs it, under a deadline.
+
+Starting torch, DeepSpeed and a process group takes seconds and each case milliseconds, so the everyday tests share one
+set of ranks. After anything unexpected (an error, a missed deadline, a dead rank) the set is ended and a later test
+gets a fresh one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+START_DEADLINE_S = 200.0
+
+
+class RankFailure(AssertionError):
+    """A rank raised, died or was silent; the message holds what each of them said."""
+
+
+class Ranks:
+    """`world` processes in one gloo group over loopback."""
+
+    def __init__(self, world: int, **environment: str) -> None:
+        self.world = world
+        self._environment = environment
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._replies: list[Any] = []
+        self._logs: list[Path] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice-ranks-")
+
+    # ---- what tests use ----
+
+    def run(self, target: str, deadline: float = 60.0, **arguments: Any) -> list[Any]:
+        """Runs `module:function(**arguments)` on all ranks; each one's result, by rank."""
+        answers = self.try_run(target, deadline, **arguments)
+        bad = {rank: answer["error"] for rank, answer in enumerate(answers) if "error" in answer}
+        if bad:
+            self.stop()
+            raise RankFailure("\n".join(f"rank {rank}: {error['traceback']}" for rank, error in bad.items()))
+        return [answer["result"] for answer in answers]
+
+    def try_run(self, target: str, deadline: float = 60.0, **arguments: Any) -> list[dict[str, Any]]:
+        """As `run`, but a rank's exception is an answer: {"error": {"type", "message", "traceback"}}."""
+        if not self._processes:
+            self._start()
+        line = json.dumps({"target": target, "arguments": arguments}).encode() + b"\n"
+        for process in self._processes:
+            process.stdin.write(line)
+            process.stdin.flush()
+        return self._collect(target, deadline)
+
+    def output(self, rank: int) -> str:
+        """All that this rank has printed since it was started."""
+        return self._logs[rank].read_text(errors="replace")
+
+    def process_id(self, rank: int) -> int:
+        """For tests that stop or kill a rank."""
+        return self._processes[rank].pid
+
+    def stop(self) -> None:
+        """Ends the processes, kindly and then not."""
+        for process in self._processes:
+            process.stdin.close()
+        until = time.monotonic() + 3
+        for process in self._processes:
+            try:
+                process.wait(max(0.01, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
+        for reply in self._replies:
+            reply.close()
+        self._processes, self._replies = [], []
+
+    # ---- inside ----
+
+    def _start(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._logs = [Path(self._folder.name) / f"rank{rank}-{time.monotonic_ns()}.log" for rank in range(self.world)]
+        for rank in range(self.world):
+            read_end, write_end = os.pipe()
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self.world),
+                "LOCAL_SIZE": str(self.world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "DS_ACCELERATOR": "cpu",
+                "TORCHDYNAMO_DISABLE": "1",
+                "PYTHONUNBUFFERED": "1",
+                **self._environment,
+            }
+            environment = {key: value for key, value in environment.items() if value != ""}
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(HERE / "rank_worker.py"), str(write_end)],
+                    stdin=subprocess.PIPE,
+                    stdout=self._logs[rank].open("wb"),
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(write_end,),
+                    env=environment,
+                    cwd=self._folder.name,
+                )
+            )
+            os.close(write_end)
+            self._replies.append(os.fdopen(read_end, "rb", buffering=0))
+        for answer in self._collect("start", START_DEADLINE_S):
+            if "error" in answer:
+                self.stop()
+                raise RankFailure(answer["error"]["traceback"])
+
+    def _collect(self, what: str, deadline: float) -> list[dict[str, Any]]:
+        answers: dict[int, dict[str, Any]] = {}
+        pending = {rank: b"" for rank in range(self.world)}
+        until = time.monotonic() + deadline
+        with selectors.DefaultSelector() as selector:
+            for rank, reply in enumerate(self._replies):
+                selector.register(reply, selectors.EVENT_READ, rank)
+            while len(answers) < self.world:
+                ready = selector.select(max(0.0, until - time.monotonic()))
+                if not ready:
+                    silent = sorted(set(pending) - set(answers))
+                    self._fail(f"{what}: rank {silent} did not answer in {deadline:.0f} s", answers)
+                for key, _ in ready:
+                    rank = key.data
+                    data = os.read(key.fd, 1 << 16)
+                    pending[rank] += data
+                    if pending[rank].endswith(b"\n"):
+                        answers[rank] = json.loads(pending[rank])
+                        selector.unregister(key.fileobj)
+                    elif not data:
+                        self._fail(f"{what}: rank {rank} died", answers)
+        return [answers[rank] for rank in range(self.world)]
+
+    def _fail(self, message: str, answers: dict[int, dict[str, Any]]) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGUSR1)  # prints its stacks
+        time.sleep(1)
+        self.stop()
+        tails = [f"--- rank {rank} printed\n{self.output(rank)[-3000:]}" for rank in range(self.world)]
+        raise RankFailure("\n".join([message, f"answers: {answers}", *tails]))

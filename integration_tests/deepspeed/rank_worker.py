@@ -1,0 +1,57 @@
+"""One rank of `rank_harness.Ranks`: imports the host, joins the group, then runs what it is told, line by line."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    return {"error": {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}}
+
+
+def main() -> None:
+    """Replies go to the inherited descriptor, so that anything may print."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests, even inside a collective
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the harness asks a silent rank where it is
+    replies = os.fdopen(int(sys.argv[1]), "w")
+
+    def reply(value: dict[str, Any]) -> None:
+        replies.write(json.dumps(value) + "\n")
+        replies.flush()
+
+    try:
+        sys.path.insert(0, str(Path(__file__).resolve().parent))
+        import deepspeed
+        import torch
+
+        # Its shared-memory op serves small all-reduces of inference only. Compiling it takes a minute where it is not
+        # cached, and a build that is killed leaves a lock on which every later run waits for ever.
+        sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+        torch.set_num_threads(1)
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        reply({"result": None})
+    except BaseException as error:
+        reply(_error(error))
+        raise
+    for line in sys.stdin:
+        order = json.loads(line)
+        module, _, function = order["target"].partition(":")
+        try:
+            reply({"result": getattr(importlib.import_module(module), function)(**order["arguments"])})
+        except Exception as error:
+            reply(_error(error))
+    # No orderly end of the process group: a rank whose peers were killed must go too.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

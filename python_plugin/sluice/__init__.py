@@ -1,0 +1,29 @@
+"""Sluice: the expert-parallel MoE engine that a training framework swaps in.
+
+Importing this package imports neither torch nor a host framework: every process that imports torch loads it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice import trace
+
+try:
+    from sluice._version import __version__
+except ImportError:  # the source tree itself: only the packaging knows the version
+    __version__ = "0+source"
+
+__all__ = ["__version__", "stats", "trace"]
+
+
+def stats(layer: Any) -> dict[str, Any]:
+    """Numbers of a swapped layer (or of a host module around it): memory, bytes sent, lane times, what computes.
+
+    Layers with the same ranks share one context, and with it these numbers.
+    """
+    inner = getattr(layer, "deepspeed_moe", layer)
+    state = getattr(inner, "_sluice", None)
+    if state is None:
+        raise ValueError(f"{type(layer).__name__} does not run on Sluice: no banner, no Sluice")
+    return dict(state.stats())

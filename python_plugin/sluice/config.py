@@ -1,0 +1,156 @@
+"""The "sluice" section of a host's config, and the environment variable that overrides it.
+
+    "sluice": {"enabled": true, "chunks": 4}
+
+An absent key or `null` means: chosen by Sluice. The word "auto" is refused because some trainers rewrite it.
+Imports nothing but the standard library: it is read in every process that builds an engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from sluice.errors import InvalidArgument
+
+ENVIRONMENT = "SLUICE"
+POLICIES = ("error", "warn")
+WGRAD_MODES = ("deferred", "per_chunk")
+GEMMS = ("ref", "onednn", "blas", "host")
+MAX_CHUNKS = 1024
+# Known from the design and not built yet: refused by name, so that nobody believes they have an effect.
+NOT_BUILT = ("memory_budget", "host_memory_budget", "policy", "max_outstanding")
+
+
+class ConfigError(InvalidArgument):
+    """The section cannot be used as it is; the message names the key, the value and what to write."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the section says, checked. None = chosen by Sluice."""
+
+    chunks: int | None = None
+    wgrad_mode: str | None = None
+    gemm: str | None = None
+    gemm_library: str | None = None
+    timeout: float | None = None
+    on_unsupported: str = "error"
+    required: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for comparing ranks and for messages."""
+        return asdict(self)
+
+
+KEYS = ("enabled", *(field.name for field in fields(Options) if field.name != "required"))
+
+
+def parse(section: Any) -> tuple[bool, Options]:
+    """(enabled, options) of a section; ConfigError names the first thing that is wrong."""
+    if not isinstance(section, Mapping):
+        raise ConfigError(f'"sluice" must be an object such as {{"enabled": true}}, not {section!r}')
+    for key in section:
+        _check_key(key)
+    values: dict[str, Any] = {}
+    for key, check in _CHECKS.items():
+        value = section.get(key)
+        if isinstance(value, str) and value.strip().lower() == "auto":
+            raise ConfigError(
+                f'"sluice": "{key}": the word "auto" is not used here, because some trainers rewrite it: '
+                "leave the key out or write null and Sluice chooses"
+            )
+        if value is not None:
+            values[key] = check(key, value)
+    enabled = bool(values.pop("enabled", False))
+    if "gemm_library" in values and values.get("gemm") not in ("onednn", "blas"):
+        raise ConfigError('"sluice": "gemm_library" needs "gemm": "onednn" or "blas" beside it')
+    return enabled, Options(**values)
+
+
+def resolve(section: Any, environ: Mapping[str, str] | None = None) -> Options | None:
+    """What to do for a host whose config has this section (None: has none); None = leave the host alone.
+
+    SLUICE=0 switches off whatever the config says, without reading it. SLUICE=1 switches on. SLUICE=require switches
+    on and makes everything that would not run on Sluice an error. Anything else is an error.
+    """
+    environ = os.environ if environ is None else environ
+    word = environ.get(ENVIRONMENT, "").strip().lower()
+    if word not in ("", "0", "1", "require"):
+        raise ConfigError(f"{ENVIRONMENT}={word!r} is not known: write 0, 1 or require, or unset it")
+    if word == "0":
+        return None
+    enabled, options = parse({} if section is None else section)
+    if not enabled and not word:
+        return None
+    if word == "require":
+        return Options(**{**options.as_dict(), "on_unsupported": "error", "required": True})
+    return options
+
+
+def misspelt_section(keys: Any) -> str | None:
+    """A top-level key that looks like a misspelt "sluice"; DeepSpeed ignores unknown ones without a word."""
+    names = [key for key in keys if isinstance(key, str) and key != "sluice"]
+    found = difflib.get_close_matches("sluice", [name.lower() for name in names], n=1, cutoff=0.8)
+    return next((name for name in names if name.lower() == found[0]), None) if found else None
+
+
+def _check_key(key: Any) -> None:
+    if key in KEYS:
+        return
+    if key in NOT_BUILT:
+        raise ConfigError(f'"sluice": "{key}" is known but not built yet in this version: take it out')
+    near = difflib.get_close_matches(str(key).lower(), KEYS, n=1, cutoff=0.0)
+    raise ConfigError(f'"sluice": unknown key {key!r}: did you mean "{near[0]}"? Valid keys: {", ".join(KEYS)}')
+
+
+def _boolean(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f'"sluice": "{key}" must be true or false, not {value!r}')
+    return value
+
+
+def _chunks(key: str, value: Any) -> int | None:
+    if value == "adaptive":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CHUNKS:
+        raise ConfigError(f'"sluice": "{key}" must be 1 to {MAX_CHUNKS} (a whole number) or "adaptive", not {value!r}')
+    return value
+
+
+def _one_of(allowed: tuple[str, ...]) -> Callable[[str, Any], str]:
+    def check(key: str, value: Any) -> str:
+        if value not in allowed:
+            near = difflib.get_close_matches(str(value).lower(), allowed, n=1, cutoff=0.5)
+            hint = f'; did you mean "{near[0]}"?' if near else ""
+            raise ConfigError(f'"sluice": "{key}" must be one of {", ".join(allowed)}, not {value!r}{hint}')
+        return str(value)
+
+    return check
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f'"sluice": "{key}" must be a path, not {value!r}')
+    return value
+
+
+def _seconds(key: str, value: Any) -> float:
+    # `not (value > 0)` refuses NaN as well.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(f'"sluice": "{key}" must be a number of seconds above 0, not {value!r}')
+    return float(value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "enabled": _boolean,
+    "chunks": _chunks,
+    "wgrad_mode": _one_of(WGRAD_MODES),
+    "gemm": _one_of(GEMMS),
+    "gemm_library": _text,
+    "timeout": _seconds,
+    "on_unsupported": _one_of(POLICIES),
+}

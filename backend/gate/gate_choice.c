@@ -172,7 +172,6 @@ void sluice_gate_room_destroy(sluice_gate_room_t* room) {
 /* allowed[g] for the top_groups groups with the best sums of their best scores. */
 static void choose_groups(const sluice_gate_config_t* c, sluice_gate_room_t* room) {
   int32_t size = c->num_experts / c->num_groups, top = c->group_score_top == 0 ? 2 : c->group_score_top;
-  if (top > size) top = size;
   for (int32_t g = 0; g < c->num_groups; ++g) {
     int32_t held = 0;
     float sum = 0;

@@ -355,13 +355,19 @@ static void forward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
     buffer_t pre = random_buffer(dtype, rows * width), b1 = random_buffer(dtype, hidden),
              b3 = random_buffer(dtype, hidden);
     sprinkle(&pre);
-    buffer_t pre2 = copy_of(&pre), act = buffer(dtype, rows * hidden), act2 = buffer(dtype, rows * hidden);
+    buffer_t pre2 = copy_of(&pre), pre3 = copy_of(&pre), act = buffer(dtype, rows * hidden),
+             act2 = buffer(dtype, rows * hidden);
     const void* p1 = bias >= 1 ? b1.data : NULL;
     const void* p3 = bias == 2 ? b3.data : NULL;
     ref->activation_forward(NULL, dtype, activation, gated, rows, hidden, pre.data, p1, p3, act.data);
     kernels->activation_forward(NULL, dtype, activation, gated, rows, hidden, pre2.data, p1, p3, act2.data);
     assert_same(&pre, &pre2, "activation_forward: pre");
     assert_close(&act, &act2, 1, 0, "activation_forward: act");
+    if (!gated) {
+      kernels->activation_forward(NULL, dtype, activation, gated, rows, hidden, pre3.data, p1, p3, pre3.data);
+      assert_same(&act2, &pre3, "activation_forward: act over pre");
+    }
+    release(&pre3);
     release(&pre), release(&pre2), release(&act), release(&act2), release(&b1), release(&b3);
   }
 }

@@ -59,9 +59,7 @@ static uint8_t bits_of(int32_t dtype) {
 }
 
 static void describe(rig_tensor_t* t, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols) {
-  void* data = t->tensor.data;
   memset(&t->tensor, 0, sizeof t->tensor);
-  t->tensor.data = data;
   t->tensor.device_type = SLUICE_DEVICE_CPU;
   t->tensor.ndim = ndim;
   t->tensor.type_code = code_of(dtype);
@@ -70,7 +68,12 @@ static void describe(rig_tensor_t* t, int32_t dtype, int32_t ndim, int64_t rows,
   t->shape[0] = rows, t->shape[1] = cols;
   t->strides[0] = ndim == 2 ? cols : 1, t->strides[1] = 1;
   t->bytes = (uint64_t)(rows * (ndim == 2 ? cols : 1)) * bits_of(dtype) / 8;
-  if (data == NULL) t->tensor.data = aligned_alloc(64, (t->bytes + 127) / 64 * 64);
+  if (t->memory == NULL || t->capacity < t->bytes) {
+    free(t->memory);
+    t->capacity = (t->bytes + 127) / 64 * 64;
+    t->memory = aligned_alloc(64, t->capacity);
+  }
+  t->tensor.data = t->memory;
   point(t);
 }
 
@@ -189,6 +192,12 @@ sluice_status_t rig_open_layer(rig_t* rig, const sluice_moe_config_t* config) {
   return SLUICE_OK;
 }
 
+sluice_status_t rig_swap_layer(rig_t* rig, const sluice_moe_config_t* config) {
+  sluice_moe_destroy(rig->moe);
+  rig->moe = NULL;
+  return rig_open_layer(rig, config);
+}
+
 sluice_status_t rig_open(rig_t* rig, sluice_comm_t* comm, const sluice_moe_config_t* config) {
   sluice_status_t status = rig_open_context(rig, comm);
   if (status == SLUICE_OK) status = rig_open_layer(rig, config);
@@ -224,17 +233,22 @@ sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest) {
   return SLUICE_OK;
 }
 
+static void release(rig_tensor_t* t) {
+  free(t->memory);
+  t->memory = NULL;
+}
+
 void rig_close(rig_t* rig) {
   sluice_moe_destroy(rig->moe);
   sluice_context_destroy(rig->context);
   rig->moe = NULL, rig->context = NULL;
   rig_tensor_t* all[] = {&rig->tokens,   &rig->ids,         &rig->weights,     &rig->out,
                          &rig->grad_out, &rig->grad_tokens, &rig->grad_weights};
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) free(all[i]->tensor.data), all[i]->tensor.data = NULL;
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) release(all[i]);
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
-    for (int32_t e = 0; e < rig->num_local; ++e) {
-      free(rig->params[kind][e].tensor.data), rig->params[kind][e].tensor.data = NULL;
-      free(rig->grads[kind][e].tensor.data), rig->grads[kind][e].tensor.data = NULL;
+    for (int32_t e = 0; e < RIG_MAX_EXPERTS; ++e) {
+      release(&rig->params[kind][e]);
+      release(&rig->grads[kind][e]);
     }
   }
 }

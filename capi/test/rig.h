@@ -25,7 +25,9 @@ typedef struct rig_tensor_s {
   sluice_tensor_t tensor;
   int64_t shape[2];
   int64_t strides[2];
+  void* memory; /* what tensor.data is before a test bends it */
   uint64_t bytes;
+  uint64_t capacity;
 } rig_tensor_t;
 
 typedef struct rig_s {
@@ -49,6 +51,8 @@ typedef struct rig_s {
   int32_t callback_failure; /* what the callback experts return */
 } rig_t;
 
+/* Another layer on the rig's context, instead of the one it has. */
+sluice_status_t rig_swap_layer(rig_t* rig, const sluice_moe_config_t* config);
 /* T = 6, M = 5, H = 7, E = 4, K = 2, n = 2, f32, gated, bias, layer 3. */
 sluice_moe_config_t rig_config(void);
 /* Context with gemm "ref" and the rig's heap, a layer, tensors. Returns the first failing status, with all released. */

@@ -83,7 +83,7 @@ def one_chunk(runners: dict[str, Runner], plan: dict) -> dict[str, list[float]]:
     options = {k: v for k, v in plan["config"].get("sluice", {}).items() if k != "enabled"}
     handle = sluice_side.swap(runners["A"].engine.module, {**options, "chunks": 1})
     seconds: dict[str, list[float]] = {"A": [], "B": []}
-    for side in "AB":
+    for side in "AABB":
         runners[side].step(record=False)
     for count, side in enumerate("ABBA" * plan["one_chunk_rounds"]):
         seconds[side].append(runners[side].step(record=False))

@@ -72,14 +72,14 @@ def test_memory_watch_counts_a_tensor(tmp_path: Path) -> None:
 
 
 def test_quickstart_stock_only_writes_its_record(tmp_path: Path) -> None:
-    """Three steps over loopback: the record has what the brief promises, and the loss is that of an untrained model."""
+    """Four steps over loopback: the record has what the brief promises, and the loss is that of an untrained model."""
     record_file = tmp_path / "record.json"
-    command = [sys.executable, str(HERE / "quickstart.py"), "--stock-only", "--steps", "3", "--link", "none"]
+    command = [sys.executable, str(HERE / "quickstart.py"), "--stock-only", "--steps", "4", "--link", "none"]
     command += ["--json", str(record_file), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads(record_file.read_text())
-    assert len(record["stock"]["loss"]) == 3
+    assert len(record["stock"]["loss"]) == 4
     assert 3.0 < record["stock"]["loss"][0] < 6.0
     assert record["stock"]["step_ms"] > 0
     assert record["link"] == "loopback"

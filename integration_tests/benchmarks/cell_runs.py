@@ -59,7 +59,7 @@ def run_cells(cells: Sequence[Cell], settings: Settings, on_record: Callable[[di
                 [sys.executable, str(HERE / "layer_rank.py"), str(work / "plan.json")],
                 world_size=world,
                 rate=link,
-                deadline_s=120 + len(members) * (60 + 4 * settings.max_seconds),
+                deadline_s=300 + len(members) * (300 + 10 * settings.max_seconds),
                 on_progress=on_progress,
                 progress=progress,
                 env=launch.environment(preload),

@@ -127,6 +127,18 @@ class Bench:
         return found
 
 
+def settle(bench: Bench, module: MoE, most: int = 12, still: int = 4) -> int:
+    """Step a swapped layer until its number of chunks has not changed for `still` steps; returns the steps taken.
+
+    Sluice tries candidates as ordinary steps; what is measured afterwards is what it chose. All ranks choose alike.
+    """
+    seen: list[int] = []
+    while len(seen) < most and (len(seen) < still or len(set(seen[-still:])) > 1):
+        bench.once(module)
+        seen.append(sluice_side.stats(module.deepspeed_moe)["last_num_chunks"])
+    return len(seen)
+
+
 def tell(**fields: object) -> None:
     """Report progress from rank 0."""
     if dist.get_rank() == 0:
@@ -168,6 +180,7 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
     spent = 0.0
     for count in range(plan["warm_up"] + plan["pairs"]):
         if count == plan["warm_up"]:
+            record["settling_steps"] = {s: settle(bench, m) for s, m in modules.items() if s != "stock"}
             before = counters()
         for side, module in modules.items():
             seconds, cpu_seconds, outputs[side] = bench.once(module)

@@ -250,6 +250,7 @@ def interrupted():
 def close_unfinished():
     """Destroying a communicator whose messages are outstanding neither hangs nor crashes."""
     comm = Comm()
+    dist.barrier()  # a rank may still be connecting when another one is through
     table = [[1 << 16] * comm.world for _ in range(comm.world)]
     if comm.rank == 0:
         post(comm, table, 0)

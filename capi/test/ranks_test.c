@@ -13,6 +13,8 @@
 
 #include "backend/base/clock.h"
 #include "backend/comm/fake/fake_comm.h"
+#include "backend/device/fake/fake_device.h"
+#include "backend/moe/engine.h"
 #include "capi/test/rig.h"
 
 #define MS         UINT64_C(1000000)
@@ -612,6 +614,63 @@ static void Ranks_CallbackFails_OthersLearnAtTheNextHeader(void** state) {
   }
 }
 
+/* ---- a device fails ---- */
+
+typedef struct device_scene_s {
+  int32_t on;
+  uint64_t nth;   /* of the ops (or passes) of one training step */
+  int32_t beyond; /* out: there is no such op */
+} device_scene_t;
+
+static void device_run(part_t* me) {
+  device_scene_t* scene = (device_scene_t*)(uintptr_t)me->play->scene;
+  sluice_moe_config_t config = config_for(me->world_size);
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  sluice_device_t* fake = NULL;
+  WORKS(sluice_fake_device_create(me->rig.context->device, &fake));
+  me->rig.context->device = fake;
+  uint64_t digest = good_round(me, __LINE__);
+  const sluice_fake_submit_t* submits = NULL;
+  uint64_t per_step = sluice_fake_device_submits(fake, &submits);
+  uint64_t limit = scene->on == SLUICE_FAKE_DEVICE_BEGIN ? 2 : per_step;
+  /* An exchange fails by its communicator: that is another test. */
+  int is_exchange = scene->on == SLUICE_FAKE_DEVICE_JOB && scene->nth < limit && submits[scene->nth].run_on_failure;
+  if (me->rank == 0) scene->beyond = scene->nth >= limit;
+  if (scene->nth >= limit || is_exchange) return;
+  sluice_fake_device_fault_t fault = {.on = scene->on, .nth = limit + scene->nth, .status = SLUICE_E_NO_MEMORY};
+  if (me->rank == 1) sluice_fake_device_inject(fake, &fault);
+
+  rig_reset(&me->rig);
+  sluice_status_t status = whole_step(me);
+  if (me->rank == 1) STATUS(status, SLUICE_E_NO_MEMORY, "failed on command");
+  sluice_step_t* step = NULL;
+  if (me->rank == 1 || status == SLUICE_OK) status = rig_forward(&me->rig, &step);
+  if (scene->on == SLUICE_FAKE_DEVICE_JOB) { /* the exchanges ran on: nothing is lost */
+    STATUS(status, me->rank == 1 ? SLUICE_E_NO_MEMORY : SLUICE_E_PEER_REFUSED, "failed on command");
+    if (me->rank != 1) EXPECT(last_peer() == 1);
+    EXPECT(good_round(me, __LINE__) == digest);
+  } else { /* it could not take part in the payload */
+    STATUS(status, me->rank == 1 ? SLUICE_E_ABORTED : SLUICE_E_PEER_LOST, "");
+    if (me->rank != 1) EXPECT(last_peer() == 1);
+    meet(me);
+    check_new_comm(me, __LINE__);
+  }
+}
+
+static void Ranks_NthOpOfADeviceFails_OthersAreTold(void** state) {
+  (void)state;
+  for (int32_t on = SLUICE_FAKE_DEVICE_BEGIN; on <= SLUICE_FAKE_DEVICE_JOB; ++on) {
+    for (int32_t w = 2; w <= 3; ++w) {
+      device_scene_t scene = {.on = on};
+      for (; !scene.beyond && scene.nth < 100; ++scene.nth) {
+        play_t play = {.run = device_run, .scene = &scene, .world_size = w};
+        perform(&play);
+      }
+      assert_in_range(scene.nth, on == SLUICE_FAKE_DEVICE_BEGIN ? 3 : 20, 99);
+    }
+  }
+}
+
 /* ---- steps ---- */
 
 enum { NUM_STEPS = 4 };
@@ -804,6 +863,7 @@ int main(void) {
       cmocka_unit_test(Ranks_AbortFromAnotherThread_EndsTheWait),
       cmocka_unit_test(Ranks_OneDiesInEachPhase_OthersNameIt),
       cmocka_unit_test(Ranks_CallbackFails_OthersLearnAtTheNextHeader),
+      cmocka_unit_test(Ranks_NthOpOfADeviceFails_OthersAreTold),
       cmocka_unit_test(Steps_SeveralOutstanding_AnyOrderOfBackward),
       cmocka_unit_test(OneRank_NthAllocationFails_LeaksNothingAndRetries),
       cmocka_unit_test(TwoRanks_NthAllocationFails_NobodyHangs),

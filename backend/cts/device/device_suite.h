@@ -1,0 +1,18 @@
+/* Conformance of devices: the lanes and events of backend/device/device.h. Every implementation passes these cases. */
+#ifndef SLUICE_BACKEND_CTS_DEVICE_DEVICE_SUITE_H_
+#define SLUICE_BACKEND_CTS_DEVICE_DEVICE_SUITE_H_
+
+#include "backend/device/device.h"
+
+typedef struct cts_device_s {
+  const char* name;
+  sluice_status_t (*create)(sluice_allocator_t* allocator, sluice_device_t** out_device);
+  /* Jobs are host functions: the compute lane is the calling thread, every other lane one thread, made on first use and
+   * deaf to signals. A device whose lanes are streams leaves it 0. */
+  int32_t lanes_are_threads;
+} cts_device_t;
+
+/* Runs every case under cmocka; returns the number of failures. */
+int cts_device_suite_run(const cts_device_t* device);
+
+#endif /* SLUICE_BACKEND_CTS_DEVICE_DEVICE_SUITE_H_ */

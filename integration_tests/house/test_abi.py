@@ -5,13 +5,12 @@ import subprocess
 
 import pytest
 
-STRUCT = "struct s { int a; %s int b; };\nint f(struct s* s) { return s->b; }\n"
+PUBLIC = "typedef struct o_s o_t;\nstruct s { int a; %s int b; };\nint f(struct s* s, o_t* o);\n"
+PRIVATE = '#include "sluice/comm.h"\nstruct o_s { %s int c; };\nint f(struct s* s, o_t* o) { return s->b + o->c; }\n'
 
 
-def abidw(library, out, include_dir=None):
-    headers = ["--headers-dir", include_dir] if include_dir else []
-    command = ["abidw", *headers, "--no-corpus-path", "--no-comp-dir-path", "--no-show-locs", "--type-id-style", "hash"]
-    subprocess.run([*command, "--out-file", out, library], check=True)
+def dump(root, library, out):
+    subprocess.run([os.path.join(root, "third_party", "abi", "dump.sh"), library, out], check=True)
 
 
 def abidiff(before, after):
@@ -19,26 +18,35 @@ def abidiff(before, after):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_Abi_EqualsTheBaseline(libsluice, root, include_dir, tmp_path):
+def test_Abi_EqualsTheBaseline(libsluice, root, tmp_path):
     baseline = os.path.join(root, "capi", "abi", "baseline.abi")
     assert os.path.exists(baseline), "run third_party/abi/update.sh"
     now = str(tmp_path / "now.abi")
-    abidw(libsluice, now, os.path.join(include_dir, "sluice"))
+    dump(root, libsluice, now)
     with open(now) as file:
-        assert "sluice_version" in file.read()
+        text = file.read()
+    assert "name='sluice_version'" in text and "class-decl name='sluice_moe_config_s' size-in-bits" in text
+    assert "pthread" not in text, "the dump holds private types"
     code, report = abidiff(baseline, now)
     kind = "incompatible" if code & 8 else "compatible, but not in the baseline"
     assert code == 0, f"the ABI changed ({kind}); if it was meant to, run third_party/abi/update.sh:\n{report}"
 
 
-@pytest.mark.parametrize(("member", "changed"), [("", False), ("int added;", True)], ids=["same", "member_added"])
-def test_Checker_ChangedLayout_IsFound(member, changed, tmp_path):
+@pytest.mark.parametrize(
+    ("member", "hidden", "changed"),
+    [("", "", False), ("int added;", "", True), ("", "int added;", False)],
+    ids=["same", "public_member_added", "private_member_added"],
+)
+def test_Checker_ChangedLayout_IsFound(root, member, hidden, changed, tmp_path):
+    folder = tmp_path / "capi" / "include" / "sluice"
+    folder.mkdir(parents=True)
     dumps = []
-    for name, text in (("before", STRUCT % ""), ("after", STRUCT % member)):
-        source, library, dump = tmp_path / f"{name}.c", tmp_path / "lib.so", tmp_path / f"{name}.abi"
-        source.write_text(text)
-        subprocess.run(["gcc", "-g", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-        abidw(str(library), str(dump))
-        dumps.append(str(dump))
-    code, _ = abidiff(*dumps)
-    assert (code != 0) == changed
+    for name, public, private in (("before", "", ""), ("after", member, hidden)):
+        (folder / "comm.h").write_text(PUBLIC % public)
+        (tmp_path / "comm.c").write_text(PRIVATE % private)
+        command = ["gcc", "-g", "-O2", "-shared", "-fPIC", "-Icapi/include", "-o", f"{name}.so", "comm.c"]
+        subprocess.run(command, check=True, cwd=tmp_path)
+        dumps.append(str(tmp_path / f"{name}.abi"))
+        dump(root, str(tmp_path / f"{name}.so"), dumps[-1])
+    code, report = abidiff(*dumps)
+    assert (code != 0) == changed, report

@@ -7,8 +7,7 @@ bazel build --noshow_progress //capi:libsluice.so.0
 library=$(bazel info bazel-bin 2>/dev/null)/capi/libsluice.so.0
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
-abidw --headers-dir capi/include/sluice --no-corpus-path --no-comp-dir-path --no-show-locs --type-id-style hash \
-  --out-file "$new" "$library"
+third_party/abi/dump.sh "$library" "$new"
 if [ -f "$baseline" ]; then
   rc=0
   abidiff "$baseline" "$new" || rc=$?

@@ -26,14 +26,15 @@ from integration_tests.net.namespaces import parse_rate
 
 HERE = Path(__file__).resolve().parent
 RANKS = 2
-LEAST_STEPS = 4
-DEADLINE_S = 900.0  # far above the five minutes it takes, so that a hang ends in a message
+STEPS, LEAST_STEPS = 60, 4
+TRAIN_S = 190.0  # of training at most, unless --steps is given: the whole then stays below five minutes
+DEADLINE_S, DEADLINE_STEP_S = 900.0, 20.0  # far above what it takes, so that only a hang ends in a message
 
 
 def arguments() -> argparse.Namespace:
     """Read and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=60, help="training steps of each side (default 60)")
+    parser.add_argument("--steps", type=int, help=f"training steps of each side (default {STEPS})")
     parser.add_argument("--link", default="1gbit", help="1gbit (default), 200mbit, 0.4gbit ..., or none for loopback")
     parser.add_argument("--json", type=Path, help="also write the result here")
     parser.add_argument("--out", type=Path, default=Path("quickstart_out"), help="folder for picture and trace")
@@ -41,6 +42,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stock-only", action="store_true", help="without Sluice (for people who work on this)")
     parser.add_argument("--verbose", action="store_true", help="show everything the ranks print")
     args = parser.parse_args()
+    args.train_s = TRAIN_S if args.steps is None else None
+    args.steps = STEPS if args.steps is None else args.steps
     if args.steps < LEAST_STEPS:
         parser.error(f"--steps must be at least {LEAST_STEPS}")
     if args.link != "none":
@@ -60,6 +63,7 @@ def plan_of(args: argparse.Namespace, out: Path) -> dict:
     """Everything the ranks need to know, as they read it."""
     return {
         "steps": args.steps,
+        "train_s": args.train_s,
         "block": block_of(args.steps),
         "seed": args.seed,
         "shape": {"ep_size": RANKS},
@@ -156,7 +160,7 @@ def main() -> int:
             [sys.executable, str(HERE / "quickstart_rank.py"), str(plan_file)],
             world_size=RANKS,
             rate=args.link,
-            deadline_s=DEADLINE_S,
+            deadline_s=DEADLINE_S + DEADLINE_STEP_S * args.steps,
             on_progress=on_progress,
             progress=progress,
             env=launch.environment(preload),
@@ -174,6 +178,8 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps(record, indent=1) + "\n")
     progress.line("")
+    if len(record["stock"]["loss"]) < args.steps:
+        progress.line(f"Stopped after {len(record['stock']['loss'])} steps to stay below five minutes.")
     for line in table(record):
         progress.line(line)
     progress.line("")

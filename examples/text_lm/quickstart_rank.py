@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import deepspeed
@@ -62,6 +63,24 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
         measured["sluice"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
         handles[0].unswap()
     return measured
+
+
+def train(runners: dict[str, Runner], plan: dict) -> None:
+    """Take turns; after `train_s` seconds stop where both sides have taken equally many steps."""
+    turns = [(side, count) for side, count in blocks(plan["steps"], plan["block"]) if side in runners]
+    total, done = sum(count for _, count in turns), 0
+    begin = time.monotonic()
+    for side, count in turns:
+        if len({len(runner.losses) for runner in runners.values()}) == 1:
+            late = torch.tensor([plan["train_s"] is not None and time.monotonic() - begin > plan["train_s"]])
+            dist.broadcast(late, 0)
+            if late.item() and done >= 2 * plan["block"] * len(runners):
+                return
+        for _ in range(count):
+            seconds = runners[side].step()
+            done += 1
+            name, loss = SIDES[side], runners[side].losses[-1]
+            _tell(phase="train", done=done / total, side=name, step=len(runners[side].losses), loss=loss, s=seconds)
 
 
 def trace(runners: dict[str, Runner], out: Path) -> None:
@@ -118,14 +137,7 @@ def main() -> None:
         kinds = {side: [sluice_side.is_swapped(layer) for layer in runners[side].layers()] for side in sides}
         if any(kinds["A"]) or not all(kinds["B"]):
             raise SystemExit(f"the key should have swapped all layers of one engine and none of the other, got {kinds}")
-    turns = [(s, n) for s, n in blocks(plan["steps"], plan["block"]) if s in sides]
-    total, done = sum(n for _, n in turns), 0
-    for side, count in turns:
-        for _ in range(count):
-            seconds = runners[side].step()
-            done += 1
-            name, loss = SIDES[side], runners[side].losses[-1]
-            _tell(phase="train", done=done / total, side=name, step=len(runners[side].losses), loss=loss, s=seconds)
+    train(runners, plan)
     for side, runner in runners.items():
         result[SIDES[side]] = {"loss": runner.losses, "step_s": runner.step_s}
     _tell(phase="trace", done=0.0)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the suite with W processes under mpirun. Arguments: test binary, plugin, W, split length.
-set -u
+set -euo pipefail
 binary=$1 plugin=$2 world_size=$3 split=$4
 
 if ! command -v mpirun >/dev/null; then
@@ -22,9 +22,9 @@ export OMPI_MCA_btl_vader_backing_directory=$TMPDIR
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_base_warn_component_unused=0
 
 # A rank that fails leaves the others to their own deadlines; mpirun ends them with it.
+status=0
 timeout 280 mpirun -np "$world_size" --oversubscribe --allow-run-as-root --bind-to none --tag-output \
-  "$binary" "$plugin" "$split"
-status=$?
+  "$binary" "$plugin" "$split" || status=$?
 if [[ $status == 77 ]]; then
   echo "SKIPPED: libsluice_mpi.so was built without Open MPI"
   exit 0

@@ -121,7 +121,7 @@ static sluice_status_t fake_exchange_start(sluice_comm_t* base, const sluice_exc
     status = comm->inner->vtable->exchange_start(comm->inner, exchange, &request->inner);
   }
   if (call != NULL) call->status = status;
-  if (status != SLUICE_OK) return status;
+  if (status != SLUICE_OK || request == NULL) return status;
   request->is_used = 1;
   *out_request = request;
   return SLUICE_OK;

@@ -266,7 +266,7 @@ static void fetch(local_comm_t* comm, sluice_comm_request_t* request, int32_t p)
   uint64_t their_recv_bytes = posted != NULL ? posted->peers[rank].recv_bytes : 0;
   if (their_send_bytes != ours->recv_bytes) note_mismatch(group, p, rank, their_send_bytes, ours->recv_bytes);
   if (their_recv_bytes != ours->send_bytes) note_mismatch(group, rank, p, ours->send_bytes, their_recv_bytes);
-  if (group->mismatch_from >= 0 || ours->is_received) return;
+  if (group->mismatch_from >= 0 || ours->is_received || posted == NULL) return;
 
   ++posted->readers;
   pthread_mutex_unlock(&group->mutex);

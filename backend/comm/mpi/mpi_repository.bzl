@@ -4,42 +4,57 @@ Without it the repository still exists: @mpi//:mpi then defines SLUICE_NO_MPI, l
 and the MPI tests skip aloud. Runs again when the Bazel server starts or PATH changes.
 """
 
-_BUILD = """
+_WITHOUT = """
 cc_library(
     name = "mpi",
-    hdrs = glob(["include*/**/*.h"], allow_empty = True),
-    includes = {includes},
-    defines = {defines},
+    defines = ["SLUICE_NO_MPI"],
+    visibility = ["//visibility:public"],
+)
+"""
+
+# The headers are copied to bazel-out, where clang-tidy finds them too.
+_WITH = """
+genrule(
+    name = "copy",
+    srcs = {sources},
+    outs = {headers},
+    cmd = "cp -L $(SRCS) $(RULEDIR)/include/",
+)
+
+cc_library(
+    name = "mpi",
+    hdrs = {headers},
+    includes = ["include"],
     linkopts = {linkopts},
     visibility = ["//visibility:public"],
 )
 """
 
+
 def _words(ctx, mpicc, option):
     result = ctx.execute([mpicc, option])
-    if result.return_code != 0:
-        return None
-    return [w for w in result.stdout.replace("\n", " ").split(" ") if w]
+    return [w for w in result.stdout.replace("\n", " ").split(" ") if w] if result.return_code == 0 else []
+
 
 def _mpi_repository_impl(ctx):
     mpicc = ctx.which("mpicc.openmpi") or ctx.which("mpicc")
-    dirs = _words(ctx, mpicc, "--showme:incdirs") if mpicc else None
-    libs = _words(ctx, mpicc, "--showme:libs") if dirs else None
-    libdirs = _words(ctx, mpicc, "--showme:libdirs") if libs else None
-    if not libdirs or not [d for d in dirs if ctx.path(d + "/mpi.h").exists]:
-        ctx.file("BUILD", _BUILD.format(includes = [], defines = ["SLUICE_NO_MPI"], linkopts = []))
+    includes = [d for d in (_words(ctx, mpicc, "--showme:incdirs") if mpicc else []) if ctx.path(d + "/mpi.h").exists]
+    if not includes:
+        ctx.file("BUILD", _WITHOUT)
         return
-    includes = []
-    for d in dirs:
-        if ctx.path(d).exists:
-            name = "include%d" % len(includes)
-            ctx.symlink(d, name)
-            includes.append(name)
-    ctx.file("BUILD", _BUILD.format(
-        includes = includes,
-        defines = [],
-        linkopts = ["-L" + d for d in libdirs] + ["-l" + l for l in libs],
-    ))
+    headers = [h for h in ["mpi.h", "mpi_portable_platform.h"] if ctx.path(includes[0] + "/" + h).exists]
+    for header in headers:
+        ctx.symlink(includes[0] + "/" + header, "installed/" + header)
+    ctx.file(
+        "BUILD",
+        _WITH.format(
+            sources = ["installed/" + header for header in headers],
+            headers = ["include/" + header for header in headers],
+            linkopts = ["-L" + d for d in _words(ctx, mpicc, "--showme:libdirs")]
+            + ["-l" + l for l in _words(ctx, mpicc, "--showme:libs")],
+        ),
+    )
+
 
 mpi_repository = repository_rule(
     implementation = _mpi_repository_impl,

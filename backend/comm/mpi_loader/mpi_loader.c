@@ -24,31 +24,37 @@ static const char* default_library(char* path, size_t path_bytes) {
   return access(path, R_OK) == 0 ? path : LIBRARY_NAME;
 }
 
-/* Never closed: MPI leaves threads and exit handlers behind. */
-static sluice_status_t open_library(const char* library, sluice_mpi_plugin_open_fn_t* out_open) {
+/* The library's open function, or NULL with the error recorded. Never closed: MPI leaves threads and exit handlers. */
+static sluice_mpi_plugin_open_fn_t open_library(const char* library, sluice_status_t* out_status) {
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == NULL) {
     const char* text = dlerror();
-    return SLUICE_FAIL(SLUICE_E_NOT_FOUND,
-                       "cannot load %s for the mpi communicator: %s. It is a part of Sluice of its own and needs Open "
-                       "MPI 4 (Debian: apt-get install libopenmpi3 openmpi-bin); put it beside libsluice or pass its "
-                       "path",
-                       library, text != NULL ? text : "no reason given");
+    *out_status =
+        SLUICE_FAIL(SLUICE_E_NOT_FOUND,
+                    "cannot load %s for the mpi communicator: %s. It is a part of Sluice of its own and needs "
+                    "Open MPI 4 (Debian: apt-get install libopenmpi3 openmpi-bin); put it beside libsluice or "
+                    "pass its path",
+                    library, text != NULL ? text : "no reason given");
+    return NULL;
   }
   sluice_mpi_plugin_version_fn_t version;
+  sluice_mpi_plugin_open_fn_t open_plugin;
   void* version_symbol = dlsym(handle, "sluice_mpi_plugin_version");
   void* open_symbol = dlsym(handle, "sluice_mpi_plugin_open");
   memcpy(&version, &version_symbol, sizeof version);
-  memcpy(out_open, &open_symbol, sizeof *out_open);
-  if (version == NULL || *out_open == NULL) {
-    return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "%s is not Sluice's MPI library: it lacks sluice_mpi_plugin_open", library);
+  memcpy(&open_plugin, &open_symbol, sizeof open_plugin);
+  if (version == NULL || open_plugin == NULL) {
+    *out_status =
+        SLUICE_FAIL(SLUICE_E_NOT_FOUND, "%s is not Sluice's MPI library: it lacks sluice_mpi_plugin_open", library);
+    return NULL;
   }
   if (version() != SLUICE_MPI_PLUGIN_VERSION) {
-    return SLUICE_FAIL(SLUICE_E_ABI,
-                       "%s speaks plugin version %d, this libsluice speaks %d; install both from one build", library,
-                       version(), SLUICE_MPI_PLUGIN_VERSION);
+    *out_status =
+        SLUICE_FAIL(SLUICE_E_ABI, "%s speaks plugin version %d, this libsluice speaks %d; install both from one build",
+                    library, version(), SLUICE_MPI_PLUGIN_VERSION);
+    return NULL;
   }
-  return SLUICE_OK;
+  return open_plugin;
 }
 
 sluice_status_t sluice_mpi_comm_create(const sluice_comm_config_t* config, int64_t mpi_comm_f, const char* library,
@@ -60,13 +66,14 @@ sluice_status_t sluice_mpi_comm_create(const sluice_comm_config_t* config, int64
   SLUICE_TRY(
       sluice_struct_copy(&c, sizeof c, config, offsetof(sluice_comm_config_t, timeout_ns), "sluice_comm_config_t"));
   if (library == NULL) library = default_library(path, sizeof path);
-  sluice_mpi_plugin_open_fn_t open_plugin = NULL;
-  SLUICE_TRY(open_library(library, &open_plugin));
+  sluice_status_t status = SLUICE_OK;
+  sluice_mpi_plugin_open_fn_t open_plugin = open_library(library, &status);
+  if (open_plugin == NULL) return status;
 
   sluice_mpi_plugin_t plugin;
   sluice_host_failure_t failure;
   memset(&failure, 0, sizeof failure);
-  sluice_status_t status = open_plugin(mpi_comm_f, max_message_bytes, &plugin, &failure);
+  status = open_plugin(mpi_comm_f, max_message_bytes, &plugin, &failure);
   if (status != SLUICE_OK) {
     return sluice_error_record(status, -1, -1, failure.native_code, "mpi communicator: %s", failure.message);
   }

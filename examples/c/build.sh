@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Builds the C examples into OUT: examples/c/build.sh OUT [FOLDER of libsluice.so.0, default: Bazel's]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+out=$1
+lib=${2:-$(cd ../.. && bazel build --noshow_progress //capi:libsluice.so.0 >&2 && bazel info bazel-bin 2>/dev/null)/capi}
+mkdir -p "$out"
+flags=(-std=c99 -O2 -Wall -Wextra -Werror -I ../../capi/include)
+gcc "${flags[@]}" layer.c -o "$out/layer" -ldl -lm # not linked with the library: it is loaded by name
+gcc "${flags[@]}" local4.c rank.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/local4" -pthread -lm
+if command -v mpicc >/dev/null; then
+  mpicc "${flags[@]}" mpi.c rank.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/mpi" -lm
+else
+  echo "no mpicc here: mpi.c is not built" >&2
+fi

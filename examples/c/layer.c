@@ -1,0 +1,195 @@
+/* Trains one MoE layer with its router on one process: pure C99, the library loaded by name, no headers but Sluice's.
+ *
+ *   examples/c/build.sh /tmp/out && LD_LIBRARY_PATH=<folder of libsluice.so.0> /tmp/out/layer [path of libsluice.so.0]
+ *
+ * The layer learns y[t][m] = sin(3 x[t][m+1]). Each step: logits = x Wg, the gate picks K of E experts, the layer runs
+ * forward and backward, the gate's backward gives the router its gradient; all parameters move against theirs. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sluice/sluice.h"
+
+enum { T = 96, M = 16, H = 32, E = 4, K = 2, STEPS = 60 };
+
+/* ---- the functions that this program uses, by name ---- */
+
+/* clang-format off */
+#define FUNCTIONS(X) \
+  X(sluice_error_info_init) X(sluice_error_last) X(sluice_status_name) X(sluice_build_info) \
+  X(sluice_context_config_init) X(sluice_context_create) X(sluice_context_destroy) X(sluice_gate_config_init) \
+  X(sluice_gate_forward) X(sluice_gate_backward) X(sluice_moe_config_init) X(sluice_moe_create) \
+  X(sluice_moe_destroy) X(sluice_moe_forward_args_init) X(sluice_moe_forward) X(sluice_moe_backward_args_init) \
+  X(sluice_moe_backward) X(sluice_step_drop)
+/* clang-format on */
+#define DECLARE(name) static __typeof__(name)* p_##name;
+FUNCTIONS(DECLARE)
+
+static void load(const char* path) {
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == NULL) {
+    fprintf(stderr, "%s\n", dlerror());
+    exit(2);
+  }
+#define LOAD(name)                                           \
+  *(void**)&p_##name = dlsym(library, #name);                \
+  if (p_##name == NULL) {                                    \
+    fprintf(stderr, "%s has no function %s\n", path, #name); \
+    exit(2);                                                 \
+  }
+  FUNCTIONS(LOAD)
+}
+
+static void must(sluice_status_t status) {
+  sluice_error_info_t why;
+  if (status == SLUICE_OK) return;
+  p_sluice_error_info_init(&why, sizeof why);
+  p_sluice_error_last(&why);
+  fprintf(stderr, "%s: %s\n", p_sluice_status_name(status), why.message);
+  exit(1);
+}
+
+/* ---- tensors: memory of ours, described for a call ---- */
+
+typedef struct {
+  sluice_tensor_t tensor;
+  int64_t shape[2];
+} described_t;
+
+static const sluice_tensor_t* describe(described_t* d, void* data, uint8_t type_code, int32_t ndim, int64_t rows,
+                                       int64_t columns) {
+  memset(d, 0, sizeof *d);
+  d->shape[0] = rows, d->shape[1] = columns;
+  d->tensor.data = data;
+  d->tensor.device_type = SLUICE_DEVICE_CPU;
+  d->tensor.ndim = ndim;
+  d->tensor.type_code = type_code, d->tensor.type_bits = 32, d->tensor.type_lanes = 1;
+  d->tensor.shape = d->shape; /* strides NULL: row-major */
+  return &d->tensor;
+}
+
+/* The same numbers in every language of the examples. */
+static float noise(float scale) {
+  static int64_t state = 1;
+  state = (state * 1103515245 + 12345) % 2147483648;
+  return scale * (2 * (float)state / 2147483648.0f - 1);
+}
+
+static float x[T][M], target[T][M], y[T][M], grad_y[T][M];
+static float router[M][E], logits[T][E], grad_logits[T][E], weights[T][K], grad_weights[T][K];
+static int32_t ids[T][K];
+static float w1[E][H][M], b1[E][H], w2[E][M][H], b2[E][M];
+static float grad_w1[E][H][M], grad_b1[E][H], grad_w2[E][M][H], grad_b2[E][M];
+
+static void descend(float* parameter, const float* gradient, size_t count, float rate) {
+  for (size_t i = 0; i < count; ++i) parameter[i] -= rate * gradient[i];
+}
+
+int main(int argc, char** argv) {
+  load(argc > 1 ? argv[1] : "libsluice.so.0");
+  printf("%s\n", p_sluice_build_info());
+  for (int t = 0; t < T; ++t) {
+    for (int m = 0; m < M; ++m) x[t][m] = noise(1);
+    for (int m = 0; m < M; ++m) target[t][m] = sinf(3 * x[t][(m + 1) % M]);
+  }
+  for (int i = 0; i < M * E; ++i) (&router[0][0])[i] = noise(0.2f);
+  for (int i = 0; i < E * H * M; ++i) (&w1[0][0][0])[i] = noise(0.4f), (&w2[0][0][0])[i] = noise(0.3f);
+
+  sluice_context_config_t context_config;
+  sluice_context_t* context = NULL;
+  p_sluice_context_config_init(&context_config, sizeof context_config);
+  must(p_sluice_context_create(&context_config, NULL, &context)); /* NULL: one rank */
+
+  sluice_moe_config_t config;
+  sluice_moe_t* moe = NULL;
+  p_sluice_moe_config_init(&config, sizeof config);
+  config.model_width = M, config.hidden_width = H, config.num_experts = E, config.top_k = K, config.bias = 1;
+  must(p_sluice_moe_create(context, &config, &moe));
+
+  sluice_gate_config_t gate;
+  p_sluice_gate_config_init(&gate, sizeof gate);
+  gate.num_experts = E, gate.top_k = K, gate.renormalize = 1;
+
+  described_t dx, dy, dgrad_y, dlogits, dgrad_logits, dids, dweights, dgrad_weights, d;
+  describe(&dx, x, SLUICE_TYPE_FLOAT, 2, T, M);
+  describe(&dy, y, SLUICE_TYPE_FLOAT, 2, T, M);
+  describe(&dgrad_y, grad_y, SLUICE_TYPE_FLOAT, 2, T, M);
+  describe(&dlogits, logits, SLUICE_TYPE_FLOAT, 2, T, E);
+  describe(&dgrad_logits, grad_logits, SLUICE_TYPE_FLOAT, 2, T, E);
+  describe(&dids, ids, SLUICE_TYPE_INT, 2, T, K);
+  describe(&dweights, weights, SLUICE_TYPE_FLOAT, 2, T, K);
+  describe(&dgrad_weights, grad_weights, SLUICE_TYPE_FLOAT, 2, T, K);
+
+  /* One tensor per local expert and kind. Shapes are borrowed, so each kind shares one. */
+  static int64_t up[] = {H, M}, down[] = {M, H};
+  sluice_tensor_t lists[8][E];
+  for (int e = 0; e < E; ++e) {
+    void* const data[8] = {w1[e], b1[e], w2[e], b2[e], grad_w1[e], grad_b1[e], grad_w2[e], grad_b2[e]};
+    for (int kind = 0; kind < 8; ++kind) {
+      lists[kind][e] = *describe(&d, data[kind], SLUICE_TYPE_FLOAT, kind % 2 == 0 ? 2 : 1, 0, 0);
+      lists[kind][e].shape = kind % 4 < 2 ? up : down;
+    }
+  }
+  sluice_expert_tensors_t params, grads;
+  memset(&params, 0, sizeof params), memset(&grads, 0, sizeof grads);
+  params.struct_size = grads.struct_size = sizeof params;
+  params.w1 = lists[0], params.b1 = lists[1], params.w2 = lists[2], params.b2 = lists[3];
+  grads.w1 = lists[4], grads.b1 = lists[5], grads.w2 = lists[6], grads.b2 = lists[7];
+
+  double first = 0, loss = 0;
+  for (int step = 0; step < STEPS; ++step) {
+    for (int t = 0; t < T; ++t) {
+      for (int e = 0; e < E; ++e) {
+        logits[t][e] = 0;
+        for (int m = 0; m < M; ++m) logits[t][e] += x[t][m] * router[m][e];
+      }
+    }
+    must(p_sluice_gate_forward(&gate, &dlogits.tensor, NULL, &dids.tensor, &dweights.tensor, NULL, NULL, NULL));
+
+    sluice_moe_forward_args_t forward;
+    sluice_step_t* saved = NULL;
+    p_sluice_moe_forward_args_init(&forward, sizeof forward);
+    forward.tokens = &dx.tensor, forward.expert_ids = &dids.tensor, forward.route_weights = &dweights.tensor;
+    forward.params = &params, forward.out_tokens = &dy.tensor, forward.needs_backward = 1;
+    must(p_sluice_moe_forward(moe, &forward, NULL, &saved));
+
+    loss = 0;
+    for (int t = 0; t < T; ++t) {
+      for (int m = 0; m < M; ++m) {
+        double error = y[t][m] - target[t][m];
+        loss += error * error / (T * M);
+        grad_y[t][m] = (float)(2 * error / (T * M));
+      }
+    }
+    if (step == 0) first = loss;
+    if (step % 10 == 0 || step == STEPS - 1) printf("step %2d loss %.6f\n", step, loss);
+
+    sluice_moe_backward_args_t backward;
+    p_sluice_moe_backward_args_init(&backward, sizeof backward);
+    backward.tokens = &dx.tensor, backward.route_weights = &dweights.tensor, backward.params = &params;
+    backward.grad_out = &dgrad_y.tensor, backward.grad_route_weights = &dgrad_weights.tensor;
+    backward.grad_params = &grads; /* grad_tokens stays NULL: x is data */
+    must(p_sluice_moe_backward(moe, saved, &backward, NULL));
+    p_sluice_step_drop(saved);
+    must(p_sluice_gate_backward(&gate, &dlogits.tensor, NULL, &dids.tensor, &dgrad_weights.tensor, 0, 0,
+                                &dgrad_logits.tensor));
+
+    const float rate = 1.5f;
+    for (int m = 0; m < M; ++m) {
+      for (int e = 0; e < E; ++e) {
+        for (int t = 0; t < T; ++t) router[m][e] -= rate * x[t][m] * grad_logits[t][e];
+      }
+    }
+    descend(&w1[0][0][0], &grad_w1[0][0][0], E * H * M, rate);
+    descend(&b1[0][0], &grad_b1[0][0], E * H, rate);
+    descend(&w2[0][0][0], &grad_w2[0][0][0], E * M * H, rate);
+    descend(&b2[0][0], &grad_b2[0][0], E * M, rate);
+  }
+  p_sluice_moe_destroy(moe);
+  p_sluice_context_destroy(context);
+  printf("loss %.6f -> %.6f\n", first, loss);
+  return loss < 0.8 * first ? 0 : 1;
+}

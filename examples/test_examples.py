@@ -1,0 +1,127 @@
+"""The examples of the C ABI are built as a user would build them, and learn the same numbers in every language."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+STANDARD = {"dlfcn.h", "math.h", "pthread.h", "stdio.h", "stdlib.h", "string.h", "mpi.h"}
+
+
+def run(command, expect=0, **environment):
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    )
+    assert done.returncode == expect, f"{command} gave {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout if expect == 0 else done.stdout + done.stderr
+
+
+def losses(text):
+    return [float(found) for found in re.findall(r"^step +\d+ loss ([\d.]+)", text, re.MULTILINE)]
+
+
+def need(program, package):
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed here (Debian: apt-get install {package})")
+
+
+def bazel(*arguments):
+    done = subprocess.run(["bazel", *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.fail(f"bazel {' '.join(arguments)}:\n{done.stderr[-3000:]}", pytrace=False)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """A folder with libsluice.so.0 and libsluice_mpi.so side by side, as an installation has them."""
+    folder = tmp_path_factory.mktemp("lib")
+    given = os.environ.get("SLUICE_EXAMPLES_LIB")  # where they are already
+    if given is None:
+        bazel("build", "--noshow_progress", "//capi:libsluice.so.0", "//backend/comm/mpi:libsluice_mpi.so")
+        bin_folder = bazel("info", "bazel-bin").strip()
+        sources = [os.path.join(bin_folder, "capi"), os.path.join(bin_folder, "backend", "comm", "mpi")]
+    else:
+        sources = [given, given]
+    for source, name in zip(sources, ("libsluice.so.0", "libsluice_mpi.so"), strict=True):
+        shutil.copy(os.path.join(source, name), folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def c_programs(libraries, tmp_path_factory):
+    need("gcc", "gcc")
+    out = str(tmp_path_factory.mktemp("c"))
+    run([os.path.join(HERE, "c", "build.sh"), out, libraries])
+    return out
+
+
+@pytest.fixture(scope="module")
+def c_losses(c_programs, libraries):
+    return losses(run([os.path.join(c_programs, "layer")], LD_LIBRARY_PATH=libraries))
+
+
+def check_learning(found):
+    assert len(found) >= 5
+    assert all(after < before for before, after in zip(found, found[1:], strict=False))
+    assert found[-1] < 0.8 * found[0]
+
+
+def test_CLayer_LoadedByName_Learns(c_programs, c_losses):
+    check_learning(c_losses)
+    needed = run(["readelf", "-d", os.path.join(c_programs, "layer")])
+    assert "libc.so.6" in needed and "sluice" not in needed
+
+
+def test_CLayer_LibraryMissing_SaysSo(c_programs):
+    text = run([os.path.join(c_programs, "layer"), "/nowhere/libsluice.so.0"], expect=2)
+    assert "/nowhere/libsluice.so.0" in text
+
+
+def test_CExamples_IncludeNothingButSluice():
+    for name in os.listdir(os.path.join(HERE, "c")):
+        if name.endswith((".c", ".h")):
+            with open(os.path.join(HERE, "c", name)) as file:
+                included = set(re.findall(r'#include [<"]([^>"]+)[>"]', file.read()))
+            assert included - STANDARD <= {"sluice/sluice.h", "rank.h"}, name
+
+
+def test_CLocal_AnyNumberOfRanks_LearnsTheSame(c_programs):
+    one = losses(run([os.path.join(c_programs, "local4"), "1"]))
+    check_learning(one)
+    for ranks in ("2", "4", "8"):
+        assert losses(run([os.path.join(c_programs, "local4"), ranks])) == pytest.approx(one, abs=3e-6)
+
+
+def test_CMpi_TwoProcesses_LearnAsThreadsDo(c_programs, libraries):
+    need("mpicc", "libopenmpi-dev")
+    need("mpirun", "openmpi-bin")
+    command = ["mpirun", "-n", "2", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
+    # Small messages over shared memory make Open MPI spin; two cores are few.
+    text = run([*command, os.path.join(c_programs, "mpi")], OMPI_MCA_mpi_yield_when_idle="1")
+    threads = losses(run([os.path.join(c_programs, "local4"), "2"]))
+    assert losses(text) == pytest.approx(threads, abs=3e-6)
+
+
+def test_RustLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
+    need("rustc", "rustc")
+    run([os.path.join(HERE, "rust", "build.sh"), str(tmp_path), libraries])
+    assert losses(run([str(tmp_path / "layer_rust")])) == pytest.approx(c_losses, rel=1e-3)
+
+
+def test_FortranLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
+    need("gfortran", "gfortran")
+    run([os.path.join(HERE, "fortran", "build.sh"), str(tmp_path), libraries])
+    assert losses(run([str(tmp_path / "layer_fortran")])) == pytest.approx(c_losses, rel=1e-3)
+
+
+@pytest.mark.parametrize("path", ["rust/sluice.rs", "fortran/sluice.f90"])
+def test_Bindings_AreShort(path):
+    with open(os.path.join(HERE, path)) as file:
+        lines = file.read().splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 150, "short by lines, not by long ones"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.adapters.deepspeed.swap import Handle, swap
+    from sluice.adapters.deepspeed.swapper import Handle, swap
     from sluice.adapters.deepspeed.unsupported import UnsupportedError
 
 __all__ = ["Handle", "UnsupportedError", "swap"]
 
-_HOMES = {"Handle": "swap", "swap": "swap", "UnsupportedError": "unsupported"}
+_HOMES = {"Handle": "swapper", "swap": "swapper", "UnsupportedError": "unsupported"}
 
 
 def __getattr__(name: str) -> Any:

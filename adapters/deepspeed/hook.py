@@ -54,7 +54,7 @@ def apply(engine: Any) -> None:
             print(f'sluice: ds_config has a key "{name}": did you mean "sluice"?', file=sys.stderr, flush=True)
     if options is None:
         return
-    from sluice.adapters.deepspeed.swap import swap
+    from sluice.adapters.deepspeed.swapper import swap
 
     # A stage of a pipeline may hold no MoE layer at all.
     expected = options.required and not getattr(engine, "pipeline_parallelism", False)

@@ -103,12 +103,13 @@ def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
     )
 
 
-def gate_format(gate: nn.Module) -> str | None:
+def gate_format(gate: nn.Module | type[nn.Module]) -> str | None:
     """How to ask this gate for routes: its third argument was `use_tutel` up to 0.19.2, then `sparse_routes`.
 
     The old index format needs Tutel and k = 1, so there the dense masks are taken. None: neither.
     """
-    names = list(inspect.signature(type(gate).forward).parameters)
+    cls = gate if isinstance(gate, type) else type(gate)
+    names = list(inspect.signature(cls.forward).parameters)
     if names[:4] == ["self", "input", "used_token", "sparse_routes"]:
         return SPARSE
     if names[:3] == ["self", "input", "used_token"] and names[3:] in ([], ["use_tutel"]):

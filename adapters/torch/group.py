@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ..._library import load
 from ...errors import InvalidArgument, InvalidState
 from ._native import generation, native
+from .rendezvous import Joined, join
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 _SETTLE_SECONDS = 3.0
@@ -47,7 +48,8 @@ class EpGroup:
         self.world_size = len(ranks)
         self.rank = 0
         self.timeout = timeout or _DEFAULT_TIMEOUT
-        self.process_group: Any = None
+        self._joined: Joined | None = None
+        self._host: Any = None
         self.comm: Any = None
         self.closed = False
         self._generation = generation()
@@ -84,7 +86,9 @@ class EpGroup:
         """False once closed, in a forked child, and after the host has torn torch.distributed down."""
         if self.closed or self._generation != generation():
             return False
-        return self.process_group is None or self.process_group in dist.distributed_c10d._world.pg_map
+        if self._joined is None:
+            return True
+        return dist.is_initialized() and self._host() is dist.group.WORLD
 
     def _connect(self, timeout: timedelta | None) -> None:
         if not dist.is_initialized():
@@ -93,13 +97,11 @@ class EpGroup:
             raise InvalidArgument(f"rank {dist.get_rank()} is not one of {list(self.ranks)}")
         self.rank = self.ranks.index(dist.get_rank())
         self.timeout = timeout or _host_timeout()
-        library = load()
-        opener = native()  # before anything collective: compiling may fail here
-        self.process_group = dist.new_group(
-            list(self.ranks), timeout=self.timeout, backend="gloo", use_local_synchronization=True
-        )
+        self._host = weakref.ref(dist.group.WORLD)
+        # What may be missing on one rank alone (the library, a compiler) is looked for before anyone connects.
+        self._joined, (library, opener) = join(self.ranks, lambda: (load(), native()), self.timeout)
         try:
-            vtable, user = opener.open_group(library, self.process_group.group_name)
+            vtable, user = opener.open_group(library, self._joined.name)
             config = library.new("comm_config")
             config.rank = self.rank
             config.world_size = self.world_size
@@ -112,13 +114,8 @@ class EpGroup:
                 raise
             self.comm = out[0]
         except BaseException:
-            self._disconnect()
+            self._joined.leave()
             raise
-
-    def _disconnect(self) -> None:
-        group, self.process_group = self.process_group, None
-        if group is not None and group in dist.distributed_c10d._world.pg_map:
-            dist.destroy_process_group(group)
 
     def adopt(self, context: Any) -> None:
         """Closes this context before the group, whose communicator it uses."""
@@ -145,7 +142,8 @@ class EpGroup:
         comm, self.comm = self.comm, None
         if comm is not None:
             load().lib.sluice_comm_destroy(comm)
-        self._disconnect()
+        if self._joined is not None:
+            self._joined.leave()
 
     def _settle(self) -> bool:
         """Ends passes that other threads are in (at exit: daemon threads). True when none is left."""

@@ -12,9 +12,9 @@ import torch
 def _use_reference_if_asked() -> None:
     if os.environ.get("SLUICE_TEST_BACKEND") == "reference":
         import ds_reference
-        from sluice.adapters.deepspeed import swap
+        from sluice.adapters.deepspeed import swapper
 
-        swap.open_backend = ds_reference.ReferenceBackend
+        swapper.open_backend = ds_reference.ReferenceBackend
 
 
 _use_reference_if_asked()

@@ -30,7 +30,7 @@ def start(capacity: int = 1 << 16) -> None:
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1, not {capacity}")
     _capacity = capacity
-    for context in list(_contexts):
+    for context in _alive():
         context.trace_start(capacity)
 
 
@@ -39,7 +39,7 @@ def stop(path: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
     global _capacity
     _capacity = 0
     events: list[dict[str, Any]] = []
-    for context in list(_contexts):
+    for context in _alive():
         events.extend(dict(event) for event in context.trace_take())
         context.trace_start(0)
     events.sort(key=lambda event: event["begin_ns"])
@@ -47,6 +47,11 @@ def stop(path: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
         with open(path, "w") as file:
             json.dump(chrome(events, rank=int(os.environ.get("RANK", "0"))), file)
     return events
+
+
+def _alive() -> list[Any]:
+    """Without those that were closed (a model was unswapped) or belong to the parent of a fork."""
+    return [context for context in list(_contexts) if getattr(context, "alive", True)]
 
 
 def chrome(events: list[dict[str, Any]], rank: int = 0) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeLayer
-from sluice.errors import Foreign, InvalidArgument, Mismatch, PeerRefused, SluiceError
+from sluice.errors import Foreign, InvalidArgument, Mismatch, NotFound, PeerRefused, SluiceError, TimedOut
 from torch.utils.checkpoint import checkpoint
 
 M, H = 12, 20
@@ -784,8 +784,59 @@ def torn_down():
     out = layer(tokens, ids, weights, params)
     out.backward(case.cotangents[rank])
     compare(case, rank, out, tokens, weights, params)
-    dist.barrier()
+    for _ in range(3):  # made again and again: no rank may find an old group's addresses
+        EpGroup.for_ranks(list(range(W))).close()
+    assert group().alive
     return host is not None
+
+
+def unequal_groups():
+    """Ranks that are in different numbers of the host's groups can still join."""
+    W, rank = world()
+    for _ in range(2):
+        dist.new_group([1, 2], use_local_synchronization=True) if rank > 0 else None
+    case = Case(W, tokens=(8,), seed=89)
+    layer = case.layer(Context(group()))
+    tokens, ids, weights, params = case.inputs(rank)
+    out = layer(tokens, ids, weights, params)
+    out.backward(case.cotangents[rank])
+    compare(case, rank, out, tokens, weights, params)
+    return True
+
+
+def join_fails():
+    """A rank that cannot take part, or does not come, is named on the others; later they can join."""
+    from datetime import timedelta
+
+    W, rank = world()
+    from sluice.adapters.torch import rendezvous
+
+    ranks = tuple(range(W))
+
+    def prepare():
+        if rank == 1:
+            raise NotFound("no compiler here")
+
+    try:
+        rendezvous.join(ranks, prepare, timedelta(seconds=20))
+        raise AssertionError("a join went through")
+    except NotFound:
+        assert rank == 1
+    except PeerRefused as error:
+        assert rank != 1 and error.peer == 1 and "no compiler here" in str(error)
+    dist.barrier()
+    if rank == W - 1:
+        rendezvous._joined[ranks] += 1
+    else:
+        try:
+            EpGroup.for_ranks(ranks, timedelta(seconds=1))
+            raise AssertionError("a join without the last rank went through")
+        except TimedOut as error:
+            assert error.peer == W - 1, error
+    dist.barrier()
+    joined, _ = rendezvous.join(ranks, lambda: None, timedelta(seconds=20))
+    joined.leave()
+    return True
 
 
 def several_groups():

@@ -118,6 +118,14 @@ def test_Host_DestroysItsGroups_SluiceIsMadeAnew():
     assert ranks.run(2, "layer_jobs:torn_down") == [True, True]
 
 
+def test_Groups_RanksInUnequalNumbersOfOthers_Join():
+    assert ranks.run(3, "layer_jobs:unequal_groups") == [True] * 3
+
+
+def test_Join_OneRankCannotOrDoesNotCome_IsNamed():
+    assert ranks.run(3, "layer_jobs:join_fails") == [True] * 3
+
+
 def test_Groups_OfSeveralSizes_WorkSideBySide():
     assert ranks.run(4, "layer_jobs:several_groups") == [True] * 4
 

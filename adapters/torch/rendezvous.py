@@ -1,0 +1,106 @@
+"""Makes one more gloo group for a list of ranks, or fails on all of them with the same story.
+
+`dist.new_group(use_local_synchronization=True)` is not used, because it names a group by its ranks and by the number of
+groups that this process is in. Ranks in different numbers of groups (pipeline stages) then wait for each other under
+different names; and a group made again under its old name finds the old group's addresses in the store. Here the name
+counts how often this list of ranks has been joined, which is the same on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...errors import Foreign, PeerRefused, TimedOut
+
+_joined: dict[tuple[int, ...], int] = {}
+
+
+class Joined:
+    """A process group that only Sluice knows; `name` finds it in c10d's registry."""
+
+    def __init__(self, name: str, group: Any) -> None:
+        self.name = name
+        self.group = group
+
+    def leave(self) -> None:
+        """Forgets the group; its connections close when the communicator has gone as well."""
+        if self.group is None:
+            return
+        self.group = None
+        with contextlib.suppress(Exception):  # the host may have cleared the registry
+            torch._C._distributed_c10d._unregister_process_group(self.name)
+
+
+class _Meeting:
+    """Notes that the ranks of a group leave for each other in the host's store."""
+
+    def __init__(self, store: Any, ranks: tuple[int, ...], place: int, timeout: timedelta) -> None:
+        self._store = store
+        self._ranks = ranks
+        self._place = place
+        self._seconds = timeout.total_seconds()
+
+    def attempt(self, phase: str, action: Callable[[], Any]) -> Any:
+        """Runs `action` here; returns its result once it has succeeded on every rank."""
+        error: Exception | None = None
+        result = None
+        try:
+            result = action()
+        except Exception as caught:
+            error = caught
+        self._store.set(f"{phase}/{self._place}", "" if error is None else f"{error}"[:400] or repr(error))
+        if error is not None:
+            raise error
+        keys = [f"{phase}/{place}" for place in range(len(self._ranks))]
+        self._wait(phase, keys)
+        for place, key in enumerate(keys):
+            text = self._store.get(key).decode(errors="replace")
+            if text:
+                raise PeerRefused(f"rank {self._ranks[place]} could not {phase}: {text}", peer=place)
+        return result
+
+    def _wait(self, phase: str, keys: list[str]) -> None:
+        """Polls, so that Ctrl-C works, and at the deadline the missing rank can be named."""
+        deadline = time.monotonic() + self._seconds
+        pause = 0.001
+        while not self._store.check(keys):
+            if time.monotonic() > deadline:
+                missing = next(place for place, key in enumerate(keys) if not self._store.check([key]))
+                text = f"rank {self._ranks[missing]} did not come to {phase} within {self._seconds:.0f} s"
+                raise TimedOut(f"{text}; every rank of {list(self._ranks)} must join at the same point", peer=missing)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+
+def join(ranks: tuple[int, ...], prepare: Callable[[], Any], timeout: timedelta) -> tuple[Joined, Any]:
+    """Collective over `ranks` (global, ascending; this process is one of them).
+
+    prepare  what must succeed on every rank before they connect; its result is returned too
+    """
+    count = _joined.get(ranks, 0)
+    _joined[ranks] = count + 1
+    name = f"sluice/{'_'.join(map(str, ranks))}/{count}"
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    place = ranks.index(dist.get_rank())
+    meeting = _Meeting(store, ranks, place, timeout)
+    prepared = meeting.attempt("prepare", prepare)
+
+    def connect() -> Any:
+        group = dist.ProcessGroup(store, place, len(ranks))
+        try:
+            backend = dist.ProcessGroupGloo(store, place, len(ranks), timeout=timeout)
+        except RuntimeError as error:
+            raise Foreign(f"gloo cannot connect ranks {list(ranks)}: {error}") from error
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        group._set_group_name(name)
+        torch._C._distributed_c10d._register_process_group(name, group)
+        return group
+
+    return Joined(name, meeting.attempt("connect", connect)), prepared

@@ -1,0 +1,157 @@
+"""Rank-side: switching on and off, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import cases_parity  # noqa: F401  (chooses the backend)
+import ds_models as models
+import torch
+import torch.distributed as dist
+from deepspeed.moe.sharded_moe import MOELayer
+from ds_models import SLUICE, WIDTH, build, ds_config, engine
+from sluice.adapters.deepspeed.layer import SluiceMOELayer
+from torch import nn
+
+
+def start(
+    section: Any = None,
+    environment: str | None = None,
+    layers: list[dict[str, Any]] | None = None,
+    extra: dict[str, Any] | None = None,
+    only_rank: int | None = None,
+    per_rank: list[Any] | None = None,
+) -> list[str]:
+    """deepspeed.initialize with this section; the classes of the layers. Errors go to the test."""
+    rank = dist.get_rank()
+    if per_rank is not None:
+        section = per_rank[rank]
+    if environment is not None and only_rank in (None, rank):
+        os.environ["SLUICE"] = environment
+    try:
+        host = engine(build(layers if layers is not None else [{}]), ds_config(**(extra or {})), section)
+    finally:
+        os.environ.pop("SLUICE", None)
+    kinds = [type(moe.deepspeed_moe).__name__ for moe in host.module.moes]
+    for step in range(2):
+        loss = host(*models.batch(step))
+        host.backward(loss)
+        host.step()
+    if hasattr(host, "sluice"):
+        host.sluice.unswap()
+    return kinds
+
+
+def one_does_not_swap() -> None:
+    """As where Sluice is not installed, or switched off, on rank 1."""
+    from sluice.adapters.deepspeed import swap
+    from sluice.config import Options
+
+    model = build([{}])
+    engine(model, ds_config())
+    if dist.get_rank() == 0:
+        swap(model, Options(timeout=2))
+
+
+class OwnLayer(MOELayer):
+    """A user's subclass with a forward of its own."""
+
+    def forward(self, *input: Any, **kwargs: Any) -> Any:
+        return super().forward(*input, **kwargs)
+
+
+class TwoRanksOfTensors:
+    """An mpu whose tensor-parallel size is 2."""
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    get_tensor_model_parallel_rank = get_model_parallel_rank
+
+    def get_model_parallel_world_size(self) -> int:
+        return 2
+
+    get_tensor_model_parallel_world_size = get_model_parallel_world_size
+
+
+def refused(what: str, policy: str) -> Any:
+    """Something that cannot be swapped: the message, or with "warn" the classes after two steps."""
+    from deepspeed.utils import groups
+    from sluice.adapters.deepspeed import swap
+    from sluice.config import Options
+
+    layers: list[dict[str, Any]] = [{}, {}]
+    if what in ("batchnorm", "dropout"):
+        layers[0]["expert"] = what
+    model = build(layers)
+    host = engine(model, ds_config())
+    layer = model.moes[0].deepspeed_moe
+    if what == "subclass":
+        layer.__class__ = OwnLayer
+    elif what == "gate":
+        layer.gate.__class__ = type("OtherGate", (type(layer.gate),), {"forward": lambda self, tokens, mode: None})
+    elif what == "container":
+        layer.experts.register_forward_hook(lambda *_: None)
+    elif what == "tensor parallel":
+        groups.mpu = TwoRanksOfTensors()
+    elif what == "one rank only" and dist.get_rank() == 1:
+        layer.experts.register_forward_hook(lambda *_: None)
+    elif what == "float64":
+        layer.experts.double()
+    try:
+        handle = swap(model, Options(on_unsupported=policy, timeout=20))
+    except Exception as error:
+        assert not any(isinstance(moe.deepspeed_moe, SluiceMOELayer) for moe in model.moes), "something stayed swapped"
+        return [type(error).__name__, str(error)]
+    finally:
+        groups.mpu = None
+    kinds = [type(moe.deepspeed_moe).__name__ for moe in model.moes]
+    if what in ("batchnorm", "dropout", "one rank only"):
+        host.backward(host(*models.batch(0)))
+    refusals = handle.refused
+    handle.unswap()
+    return [kinds, refusals]
+
+
+class DrawsInForward(nn.Module):
+    """Dropout that no module shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(self.linear(x), 0.5, self.training)
+
+
+OUTSIDE = torch.ones(WIDTH, requires_grad=True)
+
+
+class ReadsOutside(nn.Module):
+    """A gradient to a tensor that is no parameter of the expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * OUTSIDE
+
+
+def seen_when_called(kind: str, policy: str) -> Any:
+    """What only the expert's first call shows; every rank fails alike."""
+    original = models.expert
+    models.expert = lambda _name: {"draws": DrawsInForward, "outside": ReadsOutside}[kind]()
+    try:
+        host = engine(build([{"ep_size": 1}]), ds_config(), {**SLUICE, "on_unsupported": policy})
+    finally:
+        models.expert = original
+    try:
+        host.backward(host(*models.batch(0)))
+    except Exception as error:
+        cause = error.__cause__
+        return [type(error).__name__, f"{type(cause).__name__}: {cause}"]
+    finally:
+        host.sluice.unswap()
+    return "ran"

@@ -1,0 +1,409 @@
+"""Rank-side: the traps of the host, one function each. They assert here, and return what ranks are compared by."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+from typing import Any
+
+import cases_parity  # noqa: F401  (chooses the backend)
+import ds_models as models
+import sluice
+import torch
+import torch.distributed as dist
+from deepspeed.moe.sharded_moe import MOELayer
+from ds_models import SLUICE, build, ds_config, engine
+from sluice.adapters.deepspeed.layer import SluiceMOELayer
+
+
+def _swapped(layers: list[dict[str, Any]], sluice_section: dict[str, Any] | None = None, **config: Any) -> Any:
+    return engine(build(layers), ds_config(**config), {**SLUICE, **(sluice_section or {})})
+
+
+def _one_step(host: Any, step: int = 0, length: int | None = None) -> torch.Tensor:
+    torch.manual_seed(step)
+    loss = host(*models.batch(step, length))
+    host.backward(loss)
+    return loss.detach()
+
+
+def _layer(host: Any, index: int = 0) -> Any:
+    return host.module.moes[index].deepspeed_moe
+
+
+def idle_experts_get_zero_gradients(expert: str) -> list[bool]:
+    """Trap 1: all tokens go to expert 0, which rank 0 owns."""
+    host = _swapped([{"expert": expert, "drop_tokens": False}])
+    layer = _layer(host)
+    with torch.no_grad():
+        layer.gate.wg.weight.zero_()  # equal logits: argmax takes expert 0
+    host.module(*models.batch(0)).backward()  # past the engine, whose reduction would fill in zeros itself
+    zero = []
+    for module in layer.experts.deepspeed_experts:
+        for parameter in module.parameters():
+            assert parameter.grad is not None and parameter.grad.shape == parameter.shape
+        zero.append(all(not parameter.grad.any() for parameter in module.parameters()))
+    host.sluice.unswap()
+    return zero
+
+
+def pointers_are_read_afresh() -> None:
+    """Trap 2: ZeRO re-points `param.data`; values at the new address count, in backward too."""
+    host = _swapped([{"drop_tokens": False}])
+    experts = list(_layer(host).experts.deepspeed_experts.parameters())
+    x, target = models.batch(0)
+    first = host(x, target)
+    old = [parameter.data for parameter in experts]
+    for parameter in experts:
+        parameter.data = parameter.data.clone()
+    for tensor in old:
+        tensor.fill_(float("nan"))
+    host.backward(first)  # saved were the parameters, not their addresses
+    assert all(torch.isfinite(parameter.grad).all() for parameter in experts)
+    again = host(x, target)
+    assert torch.allclose(first, again, rtol=1e-6)
+    for parameter in experts:
+        parameter.data = parameter.data * 0.5
+    assert not torch.equal(host(x, target), again)
+    host.sluice.unswap()
+
+
+def nothing_is_added_or_replaced(layers: list[dict[str, Any]]) -> None:
+    """Trap 3, and unswap: names, objects, buffers and classes before, during and after."""
+    model = build(layers)
+    before = _shape_of(model)
+    host = engine(model, ds_config(), SLUICE)
+    during = _shape_of(model)
+    assert before == during
+    _one_step(host)
+    host.step()
+    assert _shape_of(model) == before
+    assert all(type(moe.deepspeed_moe) is SluiceMOELayer for moe in model.moes)
+    assert all(isinstance(moe.deepspeed_moe, MOELayer) for moe in model.moes)
+    attributes = [set(vars(moe.deepspeed_moe)) for moe in model.moes]
+    host.sluice.unswap()
+    host.sluice.unswap()
+    assert _shape_of(model) == before
+    for moe, names in zip(model.moes, attributes):
+        assert type(moe.deepspeed_moe) is MOELayer
+        assert "_sluice" not in vars(moe.deepspeed_moe)
+        assert set(vars(moe.deepspeed_moe)) == names - {"_sluice"}
+    _one_step(host, 1)
+
+
+def _shape_of(model: Any) -> Any:
+    return (
+        [(name, id(parameter)) for name, parameter in model.named_parameters()],
+        [(name, id(buffer)) for name, buffer in model.named_buffers()],
+        [(name, type(module).__mro__[-3:]) for name, module in model.named_modules()],
+        [(key, tuple(value.shape)) for key, value in model.state_dict().items()],
+    )
+
+
+def no_random_number_of_its_own() -> None:
+    """Trap 4: with a gate that draws nothing, nothing is drawn."""
+    host = _swapped([{"k": 3, "expert": "relu"}, {"k": 3, "expert": "tuple"}])
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    host.backward(host(*models.batch(0)))
+    assert torch.equal(before, torch.random.get_rng_state())
+    host.sluice.unswap()
+
+
+def hook_after_swap_fires() -> None:
+    """Trap 5: a hook set on an expert after the swap makes it a called module."""
+    host = _swapped([{"k": 2}])
+    layer = _layer(host)
+    x, target = models.batch(0)
+    torch.manual_seed(1)
+    plain = host(x, target)
+    assert sluice.stats(layer)["computed_by"] == "sluice"
+    rows: list[list[int]] = []
+    handles = [
+        expert.register_forward_hook(lambda _m, args, _o: rows.append(list(args[0].shape)))
+        for expert in layer.experts.deepspeed_experts
+    ]
+    torch.manual_seed(1)
+    hooked = host(x, target)
+    assert sluice.stats(layer)["computed_by"] == "host modules"
+    assert rows and all(shape[:2] == [1, 1] and shape[3] == models.WIDTH for shape in rows)
+    assert torch.allclose(plain, hooked, rtol=1e-6)
+    for handle in handles:
+        handle.remove()
+    torch.manual_seed(1)
+    assert torch.equal(host(x, target), plain)
+    assert sluice.stats(layer)["computed_by"] == "sluice"
+    host.sluice.unswap()
+
+
+def attributes_as_stock() -> None:
+    """Trap 6: l_aux, exp_counts and the times."""
+    host = _swapped([{}], wall_clock_breakdown=True)
+    layer = _layer(host)
+    x, target = models.batch(0)
+    host(x, target)
+    assert layer.exp_counts.dtype == torch.int64 and layer.exp_counts.shape == (4,)
+    assert layer.l_aux.shape == () and layer.l_aux.dtype == torch.float32 and not layer.l_aux._is_view()
+    layer.l_aux += 1.0  # Megatron adds in place
+    assert layer.time_moe > 0 and layer.time_falltoall > 0 and layer.time_salltoall > 0 and layer.gate.gate_time > 0
+    layer(x, torch.ones(x.shape[0] * x.shape[1]))
+    assert layer.exp_counts.dtype == torch.float32  # float where used_token is
+    host.sluice.unswap()
+
+
+def sum_in_f32_and_zero_for_dropped(dtype: str) -> None:
+    """Trap 7, with ep_size 1, where everything is at hand: one cast of a sum in f32; exact zeros for dropped tokens."""
+    kind = getattr(torch, dtype)
+    config = {"bf16": {"enabled": True}} if dtype == "bfloat16" else {}
+    host = _swapped([{"k": 2, "ep_size": 1, "capacity_factor": 0.4, "min_capacity": 1}], **config)
+    layer = _layer(host)
+    torch.manual_seed(3)
+    x = (torch.randn(24, models.WIDTH) + 0.3).to(kind)
+    torch.manual_seed(4)
+    with torch.no_grad():
+        out = layer(x, None)
+        torch.manual_seed(4)
+        _, _, _, ids, _, weights, _ = layer.gate(x, None, True, False)
+        total = torch.zeros(24, models.WIDTH)
+        for k in range(2):
+            for token in range(24):
+                if ids[k, token] >= 0:
+                    expert = layer.experts.deepspeed_experts[int(ids[k, token])]
+                    total[token] += expert(x[token]).float() * weights[k, token]
+    dropped = (ids < 0).all(dim=0)
+    assert dropped.any() and not out[dropped].any()
+    assert out.dtype == kind
+    ulp = 1e-6 if dtype == "float32" else 2**-7
+    assert torch.allclose(out.float(), total, rtol=ulp, atol=ulp * total.abs().max().item())
+    host.sluice.unswap()
+
+
+def drops_as_stock(capacity_factor: float, k: int) -> list[int]:
+    """Trap 8: the same tokens come out as zeros."""
+    layers = [{"k": k, "capacity_factor": capacity_factor, "min_capacity": 1, "expert": "plain_linears"}]
+    zeros = []
+    for section in (None, SLUICE):
+        host = engine(build(layers), ds_config(), section)
+        torch.manual_seed(9)
+        out, _, _ = host.module.moes[0](torch.randn(31, models.WIDTH) + 0.2)
+        zeros.append((out == 0).all(dim=1).nonzero().flatten().tolist())
+        if section is not None:
+            host.sluice.unswap()
+    assert zeros[0] == zeros[1]
+    return zeros[0]
+
+
+def not_for_compilers() -> None:
+    """Trap 9."""
+    assert getattr(SluiceMOELayer.forward, "_torchdynamo_disable", False)
+
+
+def alone_never_communicates() -> int:
+    """Trap 10: rank 0 alone runs an ep_size 1 layer; nobody waits, no group is made."""
+    from sluice.adapters.torch import group
+
+    host = _swapped([{"ep_size": 1}])
+    known = set(group._groups)
+    if dist.get_rank() == 0:
+        layer = _layer(host)
+        x = torch.randn(8, models.WIDTH, requires_grad=True)
+        layer(x, None).sum().backward()
+        layer(x, None)
+    assert set(group._groups) == known
+    sent = sluice.stats(_layer(host))["bytes_sent"]
+    host.sluice.unswap()
+    return sent
+
+
+def one_rank_skips(drop: bool, how: str) -> None:
+    """Trap 11: rank 1 leaves the layer out (or calls another one); rank 0 raises."""
+    host = _swapped([{"drop_tokens": drop}, {"drop_tokens": drop}], {"timeout": 3})
+    x = torch.randn(12, models.WIDTH)
+    with torch.no_grad():
+        _layer(host)(x, None)
+    if dist.get_rank() == 0:
+        _layer(host)(x, None)
+    elif how == "other layer":
+        _layer(host, 1)(x, None)
+
+
+def one_rank_refuses() -> str:
+    """Rank 1 gives the wrong width: it gets its own error, rank 0 one that names it, and the group goes on."""
+    host = _swapped([{}])
+    layer = _layer(host)
+    width = models.WIDTH + (4 if dist.get_rank() == 1 else 0)
+    try:
+        layer(torch.randn(8, width), None)
+        raise AssertionError("no error")
+    except (RuntimeError, ValueError) as error:
+        text = f"{type(error).__name__}: {error}"
+    layer(torch.randn(8, models.WIDTH), None)
+    host.sluice.unswap()
+    return text
+
+
+def residual_stays_torchs() -> None:
+    """Trap 12."""
+    host = _swapped([{"use_residual": True}])
+    moe = host.module.moes[0]
+    calls: list[int] = []
+    moe.mlp.register_forward_hook(lambda *_: calls.append(1))
+    host(*models.batch(0))
+    assert calls == [1] and sluice.stats(moe)["computed_by"] == "sluice"
+    host.sluice.unswap()
+
+
+def autocast_keeps_no_copy() -> list[str]:
+    """Trap 13: rows in autocast's dtype; what autograd keeps are the parameters themselves, not their casts."""
+    host = _swapped([{"k": 2}])
+    layer = _layer(host)
+    kept: list[torch.Tensor] = []
+    x = torch.randn(12, models.WIDTH)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        out = layer(x, None)
+    assert out.dtype == torch.bfloat16
+    weights = {tuple(p.shape) for p in layer.experts.parameters() if p.dim() == 2}
+    casts = [t for t in kept if t.dtype == torch.bfloat16 and tuple(t.shape) in weights]
+    assert not casts
+    out.float().sum().backward()
+    gradients = {str(p.grad.dtype) for p in layer.experts.parameters()}
+    host.sluice.unswap()
+    return sorted(gradients)
+
+
+def no_grad_saves_nothing() -> None:
+    """Trap 14."""
+    host = _swapped([{}])
+    layer = _layer(host)
+    host.eval()
+    with torch.no_grad():
+        out = layer(torch.randn(12, models.WIDTH), None)
+    assert not out.requires_grad
+    assert sluice.stats(layer).get("saved_bytes", 0) == 0
+    host.sluice.unswap()
+
+
+# ---- beyond the list ----
+
+
+def uneven_tokens(lengths: list[int], k: int, drop: bool) -> list[float]:
+    """Ranks with different token counts, none included: trains."""
+    host = _swapped([{"k": k, "drop_tokens": drop}, {"k": k, "drop_tokens": drop, "expert": "tuple"}])
+    losses = []
+    for step in range(3):
+        losses.append(float(_one_step(host, step, lengths[dist.get_rank()])))
+        host.step()
+    host.sluice.unswap()
+    return losses
+
+
+def uneven_tokens_in_stock() -> None:
+    """What the host does with them."""
+    host = engine(build([{}]), ds_config())
+    _one_step(host, 0, [12, 16][dist.get_rank()])
+
+
+def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], stage: int) -> Any:
+    """Written by one, loaded by the other; what the files hold, and the losses that follow."""
+    config = {"zero_optimization": {"stage": stage}} if stage else {}
+    sections = {"stock": None, "sluice": SLUICE}
+    other = {"stock": "sluice", "sluice": "stock"}[writer]
+    hosts = {}
+    losses = {}
+    for name in (writer, other):
+        hosts[name] = engine(build(layers, seed=0 if name == writer else 1), ds_config(**config), sections[name])
+    for step in range(3):
+        _one_step(hosts[writer], step)
+        hosts[writer].step()
+    hosts[writer].save_checkpoint(folder, tag="x")
+    dist.barrier()
+    path, _ = hosts[other].load_checkpoint(folder, tag="x")
+    assert path is not None
+    for name, host in hosts.items():
+        losses[name] = []
+        for step in range(3, 6):
+            losses[name].append(float(_one_step(host, step)))
+            host.step()
+    contents = {}
+    if dist.get_rank() == 0:
+        for file in sorted(os.listdir(os.path.join(folder, "x"))):
+            data = torch.load(os.path.join(folder, "x", file), weights_only=False, map_location="cpu")
+            tensors = data.get("module", data) if isinstance(data, dict) else data
+            contents[file] = sorted(
+                f"{key} {list(value.shape)}" for key, value in tensors.items() if isinstance(value, torch.Tensor)
+            )
+    hosts["sluice"].sluice.unswap()
+    dist.barrier()
+    return losses, contents
+
+
+def copies_are_stock() -> None:
+    """deepcopy and pickle of a swapped layer give a layer of the host."""
+    host = _swapped([{"ep_size": 1}])
+    layer = _layer(host)
+    layer(torch.randn(8, models.WIDTH), None)
+    layer.l_aux = layer.gate.ep_group = layer.ep_group = None  # the host's own layer cannot be copied with these
+    twin = copy.deepcopy(layer)
+    assert type(twin) is MOELayer and "_sluice" not in vars(twin)
+    assert list(twin.state_dict()) == list(layer.state_dict())
+    again = pickle.load(io.BytesIO(pickle.dumps(layer)))
+    assert type(again) is MOELayer and type(layer) is SluiceMOELayer
+    torch.manual_seed(0)
+    x = torch.randn(8, models.WIDTH)
+    assert torch.allclose(twin(x, None), layer(x, None), atol=1e-6)
+    host.sluice.unswap()
+
+
+def comms_records() -> dict[str, int]:
+    """Records in the host's logger for forward and backward."""
+    import deepspeed.comm as comm
+
+    host = _swapped([{}])
+    comm.configure(enabled=True, prof_all=True, verbose=False)
+    try:
+        _one_step(host)
+        logger = comm.comm.comms_logger if hasattr(comm, "comm") else comm.comms_logger
+        records = {name: sum(entry[0] for entry in sizes.values()) for name, sizes in logger.comms_dict.items()}
+        sizes = [size for name in ("sluice_forward", "sluice_backward") for size in logger.comms_dict[name]]
+        assert all(size > 0 for size in sizes)
+        comm.log_summary()
+    finally:
+        comm.configure(enabled=False)
+        logger.comms_dict.clear()
+    host.sluice.unswap()
+    return records
+
+
+def trace_and_stats(folder: str) -> list[str]:
+    """`sluice.trace` around two steps."""
+    host = _swapped([{"k": 2}])
+    sluice.trace.start()
+    _one_step(host)
+    path = os.path.join(folder, f"trace{dist.get_rank()}.json")
+    events = sluice.trace.stop(path)
+    assert {event["direction"] for event in events} == {"forward", "backward"}
+    numbers = sluice.stats(host.module.moes[0])
+    assert numbers["bytes_sent"] > 0 and numbers["ranks"] == [0, 1] and numbers["num_passes"] == 2
+    assert host.sluice.stats() == [sluice.stats(_layer(host))]
+    host.sluice.unswap()
+    return sorted({event["lane"] for event in events})
+
+
+def second_engine_on_the_same_ranks() -> None:
+    """Two models share a group; each ends alone, and a third comes after both."""
+    one, two = _swapped([{}]), _swapped([{"k": 2}])
+    _one_step(one)
+    _one_step(two)
+    one.sluice.unswap()
+    _one_step(two, 1)
+    two.sluice.unswap()
+    three = _swapped([{}])
+    _one_step(three)
+    three.sluice.unswap()

@@ -1,0 +1,159 @@
+"""How Sluice gets into a process: by the entry point, by the launcher wrapper, and never in anybody's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HOOKED = (
+    "import deepspeed.runtime.engine as e; "
+    "print(hasattr(e.DeepSpeedEngine._configure_distributed_model, '_sluice_original'))"
+)
+
+
+def python(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=folder,
+    )
+
+
+def test_ImportTorch_LoadsNothingHeavy() -> None:
+    code = """
+import sys, torch
+names = [name for name in sys.modules if name.startswith(("sluice", "deepspeed"))]
+print(sorted(names), any(type(f).__module__ == "sluice.autoload" for f in sys.meta_path))
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['sluice', 'sluice._version', 'sluice.autoload', 'sluice.trace'] True"
+
+
+@pytest.mark.parametrize("first", ["import torch, deepspeed", "import deepspeed", "import torch, sluice"])
+def test_Entry_AnyOrderOfImports_WrapsTheEngine(first: str) -> None:
+    done = python("-c", f"{first}; {HOOKED}")
+    assert done.stdout.strip().endswith("True"), done.stderr
+
+
+def test_Entry_SwitchedOffByTorch_LoadedLaterByHand() -> None:
+    off = python("-c", HOOKED, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert off.stdout.strip().endswith("False"), off.stderr
+    code = f"import deepspeed; from sluice import autoload; autoload.load(); autoload.load(); {HOOKED}"
+    assert python("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.strip().endswith("True")
+
+
+def test_Entry_EngineChanged_ImportsStillWorkAndTheProblemIsSaid() -> None:
+    code = """
+import sluice.autoload as a
+a.TARGETS["deepspeed.runtime.engine"] = "no.such.module"
+import torch, deepspeed
+print(len(a.problems))
+"""
+    done = python("-c", code)
+    assert done.returncode == 0 and done.stdout.strip().endswith("1")
+    assert "could not be prepared" in done.stderr and "doctor" in done.stderr
+
+
+def test_Entry_KeepsTheHostsSourceAtHand() -> None:
+    code = "import deepspeed.runtime.engine as e, inspect; print(len(inspect.getsource(e)) > 1000, e.__spec__.loader)"
+    done = python("-c", code)
+    assert done.stdout.strip().splitlines()[-1].startswith("True <_frozen_importlib_external.SourceFileLoader")
+
+
+def test_Run_Script_GetsItsArgumentsAndTheHook(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys, os; print(sys.argv, __name__, os.environ.get('SLUICE')); {HOOKED}\n")
+    arguments = ["-m", "sluice.run", "--local_rank=1", "--require", str(script), "--lr", "1"]
+    done = python(*arguments, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 0, done.stderr
+    expected = [str(script), "--local_rank=1", "--lr", "1"]
+    assert f"{expected} __main__ require" in done.stdout and done.stdout.strip().endswith("True")
+
+
+def test_Run_LibraryMissing_DoesNotStartTheScript(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('started')\n")
+    done = python("-m", "sluice.run", str(script), SLUICE_LIBRARY=str(tmp_path / "libsluice.so.0"))
+    assert done.returncode != 0 and "started" not in done.stdout
+    assert "the C library does not load" in done.stderr
+
+
+def test_Run_NoScript_SaysSo(tmp_path: Path) -> None:
+    assert "there is no file nothing.py" in python("-m", "sluice.run", "nothing.py", folder=tmp_path).stderr
+    assert "usage:" in python("-m", "sluice.run", folder=tmp_path).stderr
+
+
+def _doctor(**environment: str) -> tuple[int, dict[str, Any]]:
+    done = python("-m", "sluice", "doctor", "--json", **environment)
+    report = json.loads(done.stdout)
+    return done.returncode, {"healthy": report["healthy"], **{item["check"]: item for item in report["findings"]}}
+
+
+def test_Doctor_Installed_IsReady() -> None:
+    code, report = _doctor()
+    assert (code, report["healthy"]) == (0, True), report
+    for check in ("python", "sluice", "library", "device", "self-check in C", "gemm", "torch", "communicator"):
+        assert report[check]["state"] == "ok", report[check]
+    for check in ("torch adapter", "loader", "switch", "deepspeed", "hook"):
+        assert report[check]["state"] in ("ok", "note"), report[check]
+    assert "would be swapped" in report["deepspeed"]["detail"]
+
+
+def test_Doctor_LibraryMissing_SaysWhatToDoAndFails() -> None:
+    code, report = _doctor(SLUICE_LIBRARY="/nowhere/libsluice.so.0")
+    assert (code, report["healthy"]) == (1, False)
+    assert report["library"]["state"] == "bad" and "/nowhere/libsluice.so.0" in report["library"]["detail"]
+
+
+def test_Doctor_LoaderOff_IsNoted() -> None:
+    _, report = _doctor(TORCH_DEVICE_BACKEND_AUTOLOAD="0", SLUICE="0")
+    assert "sluice.run" in report["loader"]["advice"]
+    assert report["switch"]["state"] == "note" and "SLUICE=0" in report["switch"]["detail"]
+
+
+def test_CommandLine_Unknown_SaysWhatThereIs() -> None:
+    done = python("-m", "sluice", "docter")
+    assert done.returncode == 2 and "doctor" in done.stderr
+    assert python("-m", "sluice", "version").stdout.strip()
+
+
+TRAIN = """
+import argparse, sys
+import torch, deepspeed
+sys.path.insert(0, {folder!r})
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int)
+parser.parse_args()
+deepspeed.init_distributed(dist_backend="gloo")
+import ds_models as models
+host = models.engine(models.build([{{}}]), models.ds_config(), models.SLUICE)
+host.backward(host(*models.batch(0)))
+host.step()
+print("rank", deepspeed.comm.get_rank(), type(host.module.moes[0].deepspeed_moe).__name__)
+"""
+
+
+@pytest.mark.full
+def test_Launcher_ModuleSluiceRun_TrainsOnBothRanks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.format(folder=str(Path(__file__).resolve().parent)))
+    launcher = Path(sys.executable).parent / "deepspeed"
+    done = python(
+        *[str(launcher), "--num_gpus", "2", "--master_port", "29611", "--module", "sluice.run", str(script)],
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    )
+    assert done.stdout.count("SluiceMOELayer") == 2, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.stdout.count("MoE layers run on Sluice") == 1

@@ -1,0 +1,127 @@
+"""Switching Sluice on and off, and clear words for everything that does not work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rank_harness import Ranks
+
+STOCK, SWAPPED = ["MOELayer"], ["SluiceMOELayer"]
+ON = {"enabled": True, "timeout": 20}
+# A rank that fails in initialize leaves the host's groups as they are, so one set of ranks serves all tests here.
+START = "cases_switch:start"
+
+
+@pytest.mark.parametrize(
+    "section, environment, kinds",
+    [
+        (None, None, STOCK),
+        ({"enabled": False}, None, STOCK),
+        ({}, None, STOCK),
+        (ON, None, SWAPPED),
+        (ON, "0", STOCK),
+        (ON, "", SWAPPED),
+        (None, "1", SWAPPED),
+        ({"enabled": False}, "1", SWAPPED),
+        (None, "require", SWAPPED),
+        ({"enabld": True}, "0", STOCK),
+        ({"enabled": True, "chunks": None, "gemm": None, "timeout": None}, None, SWAPPED),
+    ],
+)
+def test_Switch_ConfigAndEnvironment_Decide(ranks2: Ranks, section: Any, environment: str | None, kinds: Any) -> None:
+    assert ranks2.run(START, section=section, environment=environment) == [kinds, kinds]
+
+
+@pytest.mark.parametrize(
+    "section, environment, words",
+    [
+        ({"enabld": True}, None, ["'enabld'", '"enabled"']),
+        ({"enabled": True, "chunk": 2}, None, ["'chunk'", '"chunks"']),
+        ({"enabled": True, "memory_budget": "1GiB"}, None, ["memory_budget", "not built yet"]),
+        ({"enabled": True, "chunks": "auto"}, None, ["chunks", "auto", "null"]),
+        ({"enabled": True, "chunks": 0}, None, ["chunks", "1 to"]),
+        ({"enabled": True, "gemm": "onedn"}, None, ["gemm", '"onednn"']),
+        ({"enabled": "yes"}, None, ["enabled", "true or false"]),
+        (True, None, ["object"]),
+        (ON, "on", ["SLUICE='on'", "require"]),
+    ],
+)
+def test_Switch_WrongSection_IsNamed(ranks2: Ranks, section: Any, environment: str | None, words: list[str]) -> None:
+    for answer in ranks2.try_run(START, section=section, environment=environment):
+        assert answer["error"]["type"] == "ConfigError", answer
+        assert all(word in answer["error"]["message"] for word in words), answer["error"]["message"]
+
+
+def test_Switch_SectionNameMisspelt_IsPointedOut(fresh2: Ranks) -> None:
+    assert fresh2.run(START, extra={"slucie": {"enabled": True}}) == [STOCK, STOCK]
+    assert 'a key "slucie": did you mean "sluice"?' in fresh2.output(0)
+
+
+def test_Require_DenseModel_IsAnError(ranks2: Ranks) -> None:
+    for answer in ranks2.try_run(START, environment="require", layers=[]):
+        assert answer["error"]["type"] == "UnsupportedError"
+        assert "holds no deepspeed.moe.layer.MoE" in answer["error"]["message"]
+
+
+def test_Enabled_DenseModel_Runs(ranks2: Ranks) -> None:
+    assert ranks2.run(START, section=ON, layers=[]) == [[], []]
+
+
+def test_Ranks_DifferentOptions_ErrorNamesRanksAndValues(ranks2: Ranks) -> None:
+    sections = [{**ON, "chunks": 2}, {**ON, "chunks": 4}]
+    for answer in ranks2.try_run(START, per_rank=sections):
+        message = answer["error"]["message"]
+        assert '"chunks" is 2 on rank 0 and 4 on rank 1' in message
+
+
+def test_Ranks_OneSwitchedOff_ErrorNamesIt(fresh2: Ranks) -> None:
+    first, _ = fresh2.try_run("cases_switch:one_does_not_swap")
+    assert first["error"]["type"] == "DisagreementError"
+    assert "rank 1 does not switch Sluice on" in first["error"]["message"]
+
+
+def test_Library_Missing_ErrorSaysWhatToDo() -> None:
+    ranks = Ranks(1, SLUICE_LIBRARY="/nowhere/libsluice.so.0")
+    try:
+        (answer,) = ranks.try_run(START, section=ON, layers=[{"ep_size": 1}])
+    finally:
+        ranks.stop()
+    assert answer["error"]["type"] == "LibraryNotFound"
+    assert "/nowhere/libsluice.so.0 does not exist" in answer["error"]["message"]
+
+
+REFUSALS = {
+    "batchnorm": "BatchNorm2d at '1' mixes rows",
+    "dropout": "Dropout at '2' draws random numbers",
+    "subclass": "OwnLayer is a subclass of MOELayer",
+    "gate": "the gate's forward takes",
+    "container": "hooked",
+    "tensor parallel": "tensor parallelism (groups.mpu says 2)",
+    "one rank only": "(on rank 1)",
+    "float64": "torch.float64",
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_Unsupported_ByDefault_IsAnErrorAndNothingStaysSwapped(ranks2: Ranks, what: str) -> None:
+    for kind, message in ranks2.run("cases_switch:refused", what=what, policy="error"):
+        assert kind == "UnsupportedError"
+        assert REFUSALS[what] in message and "moes.0.deepspeed_moe" in message and "on_unsupported" in message
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_Unsupported_Warn_LeavesTheLayerToTheHostOnAllRanks(ranks2: Ranks, what: str) -> None:
+    for kinds, refusals in ranks2.run("cases_switch:refused", what=what, policy="warn"):
+        assert kinds[0] != "SluiceMOELayer"
+        assert REFUSALS[what] in refusals[0]
+        assert what == "tensor parallel" or kinds[1] == "SluiceMOELayer"
+
+
+def test_Unsupported_SeenWhenCalled_IsAnError(ranks2: Ranks) -> None:
+    for kind, cause in ranks2.run("cases_switch:seen_when_called", kind="draws", policy="error"):
+        assert kind == "Foreign" and "draws random numbers per row" in cause
+    assert ranks2.run("cases_switch:seen_when_called", kind="draws", policy="warn") == ["ran", "ran"]
+    # A lost gradient is an error whatever the policy says.
+    for kind, cause in ranks2.run("cases_switch:seen_when_called", kind="outside", policy="warn"):
+        assert kind == "Foreign" and "are not its parameters (of shape [16])" in cause

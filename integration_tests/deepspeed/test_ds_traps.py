@@ -1,0 +1,162 @@
+"""The traps of a DeepSpeed adapter, each as a named test; the numbers are those of the house's checklist."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import RankFailure, Ranks
+
+
+@pytest.mark.parametrize("expert", ["relu", "gated", "tuple"])
+def test_Trap01_IdleExperts_GetZeroGradients(ranks2: Ranks, expert: str) -> None:
+    zero = ranks2.run("cases_traps:idle_experts_get_zero_gradients", expert=expert)
+    assert zero == [[False, True], [True, True]]
+
+
+def test_Trap01_IdleExpertsUnderZero2_DoNotHang(ranks4: Ranks) -> None:
+    layers = [{"num_experts": 8, "ep_size": 2, "capacity_factor": 8.0}]
+    answers = ranks4.run(
+        "cases_parity:parity", deadline=120, layers=layers, steps=4, config={"zero_optimization": {"stage": 2}}
+    )
+    for stock, swapped in answers:
+        assert swapped["losses"] == pytest.approx(stock["losses"], rel=1e-5)
+
+
+def test_Trap02_ParametersMoved_AddressesAreReadAfresh(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:pointers_are_read_afresh")
+
+
+@pytest.mark.parametrize("layers", [[{}, {"expert": "tuple"}], [{"use_residual": True}, {"ep_size": 1}]])
+def test_Trap03_SwapAndUnswap_AddAndReplaceNothing(ranks2: Ranks, layers: list[Any]) -> None:
+    ranks2.run("cases_traps:nothing_is_added_or_replaced", layers=layers)
+
+
+def test_Trap04_DeterministicGate_NothingIsDrawn(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:no_random_number_of_its_own")
+
+
+def test_Trap05_HookAfterSwap_ExpertIsCalled(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:hook_after_swap_fires")
+
+
+def test_Trap06_LayerAttributes_AsStock(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:attributes_as_stock")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_Trap07_Combine_SumsInF32AndZerosDropped(ranks2: Ranks, dtype: str) -> None:
+    ranks2.run("cases_traps:sum_in_f32_and_zero_for_dropped", dtype=dtype)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("factor", [0.35, 1.1])
+def test_Trap08_Capacity_SameTokensDropped(ranks2: Ranks, factor: float, k: int) -> None:
+    dropped = ranks2.run("cases_traps:drops_as_stock", capacity_factor=factor, k=k)
+    assert factor > 1 or all(dropped)
+
+
+def test_Trap09_Forward_IsNotForCompilers(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:not_for_compilers")
+
+
+def test_Trap10_EpSizeOne_NeverCommunicates(ranks2: Ranks) -> None:
+    assert ranks2.run("cases_traps:alone_never_communicates") == [0, 0]
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_Trap11_RankSkipsTheLayer_ErrorNamesIt(fresh2: Ranks, drop: bool) -> None:
+    first, second = fresh2.try_run("cases_traps:one_rank_skips", deadline=90, drop=drop, how="skip")
+    assert "error" not in second
+    assert first["error"]["type"] == "TimedOut"
+    assert "rank 1" in first["error"]["message"]
+
+
+def test_Trap11_RanksCallDifferentLayers_ErrorNamesThem(fresh2: Ranks) -> None:
+    answers = fresh2.try_run("cases_traps:one_rank_skips", deadline=90, drop=True, how="other layer")
+    for answer in answers:
+        assert answer["error"]["type"] == "Mismatch", answer
+        assert "rank 0" in answer["error"]["message"] and "rank 1" in answer["error"]["message"]
+
+
+def test_Trap11_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks) -> None:
+    first, second = ranks2.run("cases_traps:one_rank_refuses")
+    assert first.startswith("PeerRefused") and "rank 1" in first and "width 20" in first
+    assert second.startswith("ValueError") and "width 20, the layer 16" in second
+
+
+def test_Trap12_Residual_StaysWithTorch(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:residual_stays_torchs")
+
+
+def test_Trap13_Autocast_NoCopyOfAParameterOutlivesTheCall(ranks2: Ranks) -> None:
+    assert ranks2.run("cases_traps:autocast_keeps_no_copy") == [["torch.float32"]] * 2
+
+
+def test_Trap14_NoGrad_SavesNothing(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:no_grad_saves_nothing")
+
+
+def test_Trap15_Banner_OnceOnRankZero(fresh2: Ranks) -> None:
+    fresh2.run("cases_traps:trace_and_stats", folder="/tmp")
+    banners = [fresh2.output(rank).count("MoE layers run on Sluice") for rank in range(2)]
+    assert banners == [1, 0]
+    assert "1 of 1 MoE layers run on Sluice: 1 fused in C" in fresh2.output(0)
+
+
+# ---- beyond the list ----
+
+
+@pytest.mark.parametrize("lengths", [[12, 16], [12, 0], [0, 3]])
+@pytest.mark.parametrize("k, drop", [(1, False), (2, True), (3, False)])
+def test_UnevenTokens_NoneIncluded_Train(ranks2: Ranks, lengths: list[int], k: int, drop: bool) -> None:
+    for losses in ranks2.run("cases_traps:uneven_tokens", lengths=lengths, k=k, drop=drop):
+        assert len(losses) == 3 and all(loss == loss for loss in losses)
+
+
+@pytest.mark.full
+def test_UnevenTokens_InStock_Die() -> None:
+    ranks = Ranks(2)
+    with pytest.raises(RankFailure):
+        ranks.run("cases_traps:uneven_tokens_in_stock", deadline=30)
+
+
+@pytest.mark.parametrize("writer", ["stock", "sluice"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, writer: str, stage: int) -> None:
+    layers = [{"k": 2}, {"ep_size": 1, "expert": "tuple"}]
+    answers = ranks2.run("cases_traps:checkpoint", folder=str(tmp_path), writer=writer, layers=layers, stage=stage)
+    for losses, _ in answers:
+        assert losses["sluice"] == pytest.approx(losses["stock"], rel=1e-5)
+    contents = answers[0][1]
+    _seen.setdefault(stage, {})[writer] = contents
+    assert any("expert_3" in file for file in contents)
+    if len(_seen[stage]) == 2:  # files, keys and shapes of the two writers
+        assert _seen[stage]["stock"] == _seen[stage]["sluice"]
+
+
+_seen: dict[int, dict[str, Any]] = {}
+
+
+def test_Copies_OfASwappedLayer_AreTheHosts(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:copies_are_stock")
+
+
+def test_CommsLogger_On_GetsRecords(ranks2: Ranks) -> None:
+    for records in ranks2.run("cases_traps:comms_records"):
+        assert records["sluice_forward"] == 1 and records["sluice_backward"] == 1
+
+
+def test_Trace_TwoRanks_OpensInPerfetto(ranks2: Ranks, tmp_path: Path) -> None:
+    for lanes in ranks2.run("cases_traps:trace_and_stats", folder=str(tmp_path)):
+        assert lanes == ["comm", "compute"]
+    for rank in range(2):
+        events = json.loads((tmp_path / f"trace{rank}.json").read_text())["traceEvents"]
+        assert {event["pid"] for event in events} == {rank}
+        assert any(event["ph"] == "X" and event["dur"] >= 0 for event in events)
+
+
+def test_Engines_SeveralOnTheSameRanks_LiveAndEndAlone(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:second_engine_on_the_same_ranks")

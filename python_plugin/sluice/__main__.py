@@ -1,0 +1,41 @@
+"""`python -m sluice COMMAND` (and `sluice COMMAND`)."""
+
+from __future__ import annotations
+
+import sys
+
+USAGE = """usage: python -m sluice COMMAND
+
+  doctor [--json]    what is installed, what would be used, what is wrong and what to do
+  run SCRIPT ...     run a training script with Sluice loaded for sure (as python -m sluice.run)
+  version            the version of this package
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if command == "doctor":
+        from sluice import doctor
+
+        return doctor.main(rest)
+    if command == "run":
+        from sluice import run
+
+        run.main(rest)
+        return 0
+    if command in ("version", "--version"):
+        import sluice
+
+        print(sluice.__version__)
+        return 0
+    if command in ("", "-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if command else 2
+    print(f"sluice: unknown command {command!r}\n{USAGE}", end="", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

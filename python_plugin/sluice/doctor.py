@@ -1,0 +1,232 @@
+"""`python -m sluice doctor [--json]`: what is installed, what would be used, what is wrong and what to do.
+
+Every check stands alone: a missing piece becomes a line with advice, never a traceback. The exit status is 0 when a
+training run with `"sluice": {"enabled": true}` would run on Sluice, 1 when it would not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+OK, NOTE, BAD = "ok", "note", "bad"
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    check: str
+    state: str
+    detail: str
+    advice: str = ""
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the report; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m sluice doctor", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options = parser.parse_args(arguments)
+    findings = examine()
+    healthy = all(finding.state != BAD for finding in findings)
+    if options.json:
+        print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        for finding in findings:
+            print(f"{finding.state:>4}  {finding.check:<18} {finding.detail}")
+            if finding.advice:
+                print(f"{'':>4}  {'':<18} -> {finding.advice}")
+        print("sluice: ready" if healthy else "sluice: not ready: see the lines marked `bad`")
+    return 0 if healthy else 1
+
+
+def examine() -> list[Finding]:
+    """All checks, in the order in which a run needs them."""
+    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+        ("python", _python),
+        ("library", _library),
+        ("self-check in C", _self_check),
+        ("torch", _torch),
+        ("torch adapter", _torch_adapter),
+        ("loader", _loader),
+        ("switch", _switch),
+        ("deepspeed", _deepspeed),
+    )
+    findings: list[Finding] = []
+    for name, check in checks:
+        try:
+            # Hosts print while they are imported; that must not end up in the JSON.
+            with contextlib.redirect_stdout(io.StringIO()):
+                findings.extend(list(check()))
+        except Exception as error:
+            text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            findings.append(
+                Finding(name, BAD, f"{type(error).__name__}: {text}", "see the message; then run this again")
+            )
+    return findings
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> Iterator[Finding]:
+    import sluice
+
+    yield Finding("python", OK, f"{sys.version.split()[0]} at {sys.executable}")
+    yield Finding("sluice", OK, f"{sluice.__version__} at {os.path.dirname(os.path.abspath(sluice.__file__))}")
+
+
+def _library() -> Iterator[Finding]:
+    from sluice import _library
+
+    library = _library.load()
+    info = library.ffi.string(library.lib.sluice_build_info()).decode()
+    yield Finding("library", OK, f"{library.path}: {info}")
+    yield Finding("device", OK, "cpu")
+
+
+def _self_check() -> Iterator[Finding]:
+    from sluice import _library, self_check
+
+    result = self_check.run(_library.load())
+    errors = f"forward off by {result['forward_error']:.1e}, gradients by {result['gradient_error']:.1e}"
+    good = result["forward_error"] <= TOLERANCE and result["gradient_error"] <= TOLERANCE
+    advice = "" if good else "the library computes wrongly on this machine: report it with this output"
+    yield Finding("self-check in C", OK if good else BAD, f"one rank, forward and backward: {errors}", advice)
+    yield Finding(
+        "gemm", OK, f"{result['gemm']}; in training the fastest for each shape is taken, torch's own products included"
+    )
+
+
+def _torch() -> Iterator[Finding]:
+    if _version("torch") is None:
+        yield Finding("torch", BAD, "not installed", "install torch 2.4 or newer: the DeepSpeed adapter needs it")
+        return
+    import torch
+
+    yield Finding("torch", OK, f"{torch.__version__}, {torch.get_num_threads()} threads")
+    if torch.distributed.is_available() and torch.distributed.is_gloo_available():
+        yield Finding("communicator", OK, "host: a gloo group of Sluice's own per list of ranks; none for ep_size 1")
+    else:
+        yield Finding(
+            "communicator",
+            BAD,
+            "this torch has no gloo",
+            "install a torch with gloo (torch.distributed) for ep_size > 1",
+        )
+
+
+def _torch_adapter() -> Iterator[Finding]:
+    if _version("torch") is None:
+        return
+    from sluice.adapters.torch import build
+
+    wanted = build.stamp()
+    places = [os.path.join(build.HERE, build.file_name())]
+    places.append(os.path.join(build.cache_dir(), wanted[:16], build.file_name()))
+    for path in places:
+        if build._is_current(path, wanted):
+            yield Finding("torch adapter", OK, f"compiled for this torch: {path}")
+            return
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        yield Finding(
+            "torch adapter",
+            BAD,
+            f"not compiled for this torch, and there is no C++ compiler ({os.environ.get('CXX', 'g++')})",
+            "install g++ (or set CXX), then run `python -m sluice.adapters.torch.build`",
+        )
+        return
+    yield Finding(
+        "torch adapter",
+        NOTE,
+        f"not compiled yet; the first run will do it with {compiler} (a minute)",
+        "run `python -m sluice.adapters.torch.build` now to spare the first run the wait",
+    )
+
+
+def _loader() -> Iterator[Finding]:
+    points = importlib.metadata.entry_points()
+    group = points.select(group="torch.backends") if hasattr(points, "select") else points.get("torch.backends", ())
+    registered = any(point.value == "sluice.autoload:load" for point in group)
+    version = _version("torch") or "0.0"
+    old = tuple(int(part) for part in version.split(".")[:2]) < (2, 5)
+    instead = "start scripts with `python -m sluice.run train.py` or `deepspeed --module sluice.run train.py`"
+    if not registered:
+        yield Finding(
+            "loader", BAD, "the torch.backends entry point is not registered", f"reinstall the wheel, or {instead}"
+        )
+    elif old:
+        yield Finding("loader", NOTE, f"torch {version} has no autoload (2.5 has)", instead)
+    elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") in ("0", ""):
+        yield Finding("loader", NOTE, "TORCH_DEVICE_BACKEND_AUTOLOAD switches autoload off", f"unset it, or {instead}")
+    else:
+        yield Finding("loader", OK, "entry point torch.backends: loaded wherever torch is imported")
+
+
+def _switch() -> Iterator[Finding]:
+    from sluice import config
+
+    word = os.environ.get(config.ENVIRONMENT)
+    if word == "0":
+        yield Finding(
+            "switch", NOTE, "SLUICE=0: Sluice is off whatever ds_config says", "unset SLUICE to let ds_config decide"
+        )
+        return
+    options = config.resolve(None)
+    if options is None:
+        yield Finding("switch", OK, 'SLUICE is not set: "sluice": {"enabled": true} in ds_config switches on')
+    else:
+        yield Finding("switch", OK, f"SLUICE={word}: on whatever ds_config says")
+
+
+def _deepspeed() -> Iterator[Finding]:
+    version = _version("deepspeed")
+    if version is None:
+        yield Finding("deepspeed", NOTE, "not installed: nothing to swap", "pip install deepspeed, to train with it")
+        return
+    if importlib.util.find_spec("torch") is None:
+        return
+    from deepspeed.moe.sharded_moe import TopKGate
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    from sluice import autoload
+    from sluice.adapters.deepspeed import hook, probe
+
+    layout = probe.gate_format(TopKGate)
+    if layout is None:
+        signature = inspect.signature(TopKGate.forward)
+        yield Finding(
+            "deepspeed",
+            BAD,
+            f"{version}: its gate takes {signature}",
+            "use a release from 0.15.4 to 0.19.8, or a newer Sluice",
+        )
+    else:
+        form = {"sparse": "sparse routes", "dense": "dense masks (an older release)"}[layout]
+        yield Finding("deepspeed", OK, f"{version}: deepspeed.moe.layer.MoE would be swapped, routes come as {form}")
+    for problem in autoload.problems:
+        yield Finding("hook", BAD, problem, "report it with this output")
+    method: Any = getattr(DeepSpeedEngine, hook.METHOD, None)
+    if method is None:
+        yield Finding("hook", BAD, f"DeepSpeedEngine has no {hook.METHOD}", "use a release from 0.15.4 to 0.19.8")
+    elif hasattr(method, "_sluice_original"):
+        yield Finding("hook", OK, f"DeepSpeedEngine.{hook.METHOD} is wrapped")
+    else:
+        yield Finding("hook", NOTE, "not loaded in this process", "start scripts with `python -m sluice.run train.py`")

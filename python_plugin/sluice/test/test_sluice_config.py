@@ -1,0 +1,143 @@
+"""The "sluice" section and SLUICE, without any host; the trace's file form; the launcher's command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice import config, run, trace
+
+
+def test_Section_AllKeys_AreRead() -> None:
+    section = {
+        "enabled": True,
+        "chunks": 4,
+        "gemm": "blas",
+        "gemm_library": "/x.so",
+        "timeout": 5,
+        "wgrad_mode": "per_chunk",
+    }
+    enabled, options = config.parse({**section, "on_unsupported": "warn"})
+    assert enabled
+    assert options == config.Options(4, "per_chunk", "blas", "/x.so", 5.0, "warn")
+
+
+@pytest.mark.parametrize("section", [{}, {key: None for key in config.KEYS}, {"chunks": "adaptive"}])
+def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -> None:
+    assert config.parse(section) == (False, config.Options())
+
+
+@pytest.mark.parametrize("key", config.KEYS)
+def test_Section_TheWordAuto_IsRefusedForEveryKey(key: str) -> None:
+    with pytest.raises(config.ConfigError, match=f'"{key}": the word "auto"'):
+        config.parse({key: "auto"})
+
+
+@pytest.mark.parametrize("key", config.NOT_BUILT)
+def test_Section_KnownButNotBuilt_IsRefusedByName(key: str) -> None:
+    with pytest.raises(config.ConfigError, match=f'"{key}" is known but not built yet'):
+        config.parse({key: 1})
+
+
+@pytest.mark.parametrize(
+    "wrong, right",
+    [("enable", "enabled"), ("Chunks", "chunks"), ("time_out", "timeout"), ("on_unsuported", "on_unsupported")],
+)
+def test_Section_MisspeltKey_IsNamedWithTheNearest(wrong: str, right: str) -> None:
+    with pytest.raises(config.ConfigError, match=f"unknown key '{wrong}': did you mean \"{right}\""):
+        config.parse({wrong: 1})
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"chunks": 0},
+        {"chunks": True},
+        {"chunks": 2.0},
+        {"chunks": "4"},
+        {"timeout": 0},
+        {"timeout": float("nan")},
+        {"timeout": "30"},
+        {"gemm": "cublas"},
+        {"gemm_library": "x.so"},
+        {"on_unsupported": "ignore"},
+        {"enabled": 1},
+        [],
+        "on",
+    ],
+)
+def test_Section_WrongValue_IsAnError(section: Any) -> None:
+    with pytest.raises(config.ConfigError, match='"sluice"'):
+        config.parse(section)
+
+
+@pytest.mark.parametrize(
+    "section, word, on, required",
+    [
+        (None, "", False, False),
+        ({"enabled": True}, "", True, False),
+        ({"enabled": True}, "0", False, False),
+        ({"wrong": 1}, "0", False, False),
+        (None, "1", True, False),
+        ({"enabled": False}, "1", True, False),
+        (None, "require", True, True),
+        ({"enabled": True, "on_unsupported": "warn"}, "Require", True, True),
+    ],
+)
+def test_Resolve_SectionAndEnvironment_Decide(section: Any, word: str, on: bool, required: bool) -> None:
+    options = config.resolve(section, {"SLUICE": word})
+    assert (options is not None) == on
+    if options is not None:
+        assert options.required == required
+        assert not required or options.on_unsupported == "error"
+
+
+def test_Resolve_UnknownWord_IsAnError() -> None:
+    with pytest.raises(config.ConfigError, match="write 0, 1 or require"):
+        config.resolve(None, {"SLUICE": "yes"})
+
+
+@pytest.mark.parametrize("keys, found", [(["slucie", "fp16"], "slucie"), (["Sluices"], "Sluices"), (["sluice"], None)])
+def test_SectionName_Misspelt_IsFound(keys: list[str], found: str | None) -> None:
+    assert config.misspelt_section(keys) == found
+
+
+def test_SectionName_HostsOwnKeys_AreNotTakenForIt() -> None:
+    own = ["train_batch_size", "zero_optimization", "slurm", "suite", "expert_parallel", "slice_parallel"]
+    assert config.misspelt_section(own) is None
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("train.py --lr 1", ("train.py", False, ["--lr", "1"], False)),
+        ("--local_rank=1 train.py --lr 1", ("train.py", False, ["--local_rank=1", "--lr", "1"], False)),
+        ("--local-rank 1 train.py", ("train.py", False, ["--local-rank", "1"], False)),
+        ("--require -m pkg.train -x", ("pkg.train", True, ["-x"], True)),
+    ],
+)
+def test_RunCommandLine_Launchers_AreUnderstood(line: str, expected: Any) -> None:
+    assert run.split(line.split()) == expected
+
+
+@pytest.mark.parametrize("line", ["", "--local_rank", "--fast train.py", "--local_rank=0"])
+def test_RunCommandLine_Wrong_IsSaid(line: str) -> None:
+    with pytest.raises(ValueError):
+        run.split(line.split())
+
+
+def test_Trace_Events_BecomeLanesInMicroseconds() -> None:
+    event = {
+        "layer": 1,
+        "chunk": 2,
+        "lane": "compute",
+        "op": "gemm1",
+        "direction": "backward",
+        "begin_ns": 3000,
+        "end_ns": 5000,
+        "bytes": 0,
+    }
+    made = trace.chrome([event], rank=3)["traceEvents"]
+    assert {item["args"]["name"] for item in made if item["name"] == "thread_name"} == set(trace.LANES.values())
+    last = made[-1]
+    assert (last["pid"], last["ts"], last["dur"], last["name"], last["cat"]) == (3, 3.0, 2.0, "gemm1 2", "backward")

@@ -92,4 +92,9 @@ void sluice_allocator_reset_peak(sluice_allocator_t* allocator) {
 
 static sluice_allocator_t process_allocator = {.mutex = PTHREAD_MUTEX_INITIALIZER, .fail_after = -1};
 
+/* Another thread may hold the mutex at the moment of a fork; the child has only the forking thread. */
+static void reset_in_child(void) { pthread_mutex_init(&process_allocator.mutex, NULL); }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, reset_in_child); }
+
 sluice_allocator_t* sluice_process_allocator(void) { return &process_allocator; }

@@ -4,8 +4,8 @@
  * how lanes run: on a CPU the compute lane is the calling thread and every other lane one thread; on CUDA lanes are
  * streams and events. Event i belongs to op i and fires when the op has ended.
  *
- * Failure: the first failing job decides the pass's status. Afterwards only jobs marked `run_on_failure` run (exchanges:
- * the group must stay in step), until one of those fails too; skipped jobs still fire their events.
+ * Failure: the first failing job decides the pass's status. Afterwards only jobs marked `run_on_failure` run
+ * (exchanges: the group must stay in step), until one of those fails too; skipped jobs still fire their events.
  *
  * Threads: begin, submit and join are called by one thread at a time (context-exclusive).
  */
@@ -23,8 +23,8 @@ typedef struct sluice_device_s sluice_device_t;
 typedef sluice_status_t (*sluice_job_fn_t)(void* user, int32_t index, sluice_stream_t stream);
 
 typedef struct sluice_job_s {
-  int32_t index; /* the op, and its event */
-  int32_t lane;  /* SLUICE_LANE_* */
+  int32_t index;        /* the op, and its event */
+  int32_t lane;         /* SLUICE_LANE_* */
   const int32_t* waits; /* events of other lanes; borrowed until join */
   int32_t num_waits;
   int32_t run_on_failure;

@@ -1,5 +1,5 @@
-/* One block of temporaries that all passes of a context share: L layers cost one set of slots. It grows when a pass needs
- * more and is kept otherwise, since fresh pages cost more than copying does (2 against 8 GB/s measured). */
+/* One block of temporaries that all passes of a context share: L layers cost one set of slots. It grows when a pass
+ * needs more and is kept otherwise, since fresh pages cost more than copying does (2 against 8 GB/s measured). */
 #ifndef SLUICE_BACKEND_MEMORY_ARENA_H_
 #define SLUICE_BACKEND_MEMORY_ARENA_H_
 
@@ -9,7 +9,7 @@ typedef struct sluice_arena_s {
   sluice_allocator_t* allocator;
   char* data;
   uint64_t capacity;
-  uint64_t used;       /* bytes handed out since the last reset */
+  uint64_t used; /* bytes handed out since the last reset */
   int32_t num_growths;
 } sluice_arena_t;
 

@@ -5,7 +5,7 @@
 
 #include "backend/base/clock.h"
 
-#define HEADER_MAGIC 0x51ce4844u
+#define HEADER_MAGIC   0x51ce4844u
 #define ENVELOPE_BYTES 1024u
 
 typedef struct header_s {
@@ -70,18 +70,20 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
 static int describe_mismatch(const header_t* own, const header_t* peer, int32_t rank, int32_t peer_rank, char* text,
                              size_t text_bytes) {
   if (peer->magic != HEADER_MAGIC) {
-    return snprintf(text, text_bytes, "rank %d sent no Sluice header (another version of Sluice, or another protocol)", peer_rank);
+    return snprintf(text, text_bytes, "rank %d sent no Sluice header (another version of Sluice, or another protocol)",
+                    peer_rank);
   }
   if (peer->call_number != own->call_number || peer->layer_id != own->layer_id || peer->direction != own->direction) {
-    return snprintf(text, text_bytes,
-                    "rank %d is in call %llu (layer %d, %s) while rank %d is in call %llu (layer %d, %s): the ranks do not "
-                    "call the same layers in the same order",
-                    peer_rank, (unsigned long long)peer->call_number, peer->layer_id, direction_name(peer->direction), rank,
-                    (unsigned long long)own->call_number, own->layer_id, direction_name(own->direction));
+    return snprintf(
+        text, text_bytes,
+        "rank %d is in call %llu (layer %d, %s) while rank %d is in call %llu (layer %d, %s): the ranks do not "
+        "call the same layers in the same order",
+        peer_rank, (unsigned long long)peer->call_number, peer->layer_id, direction_name(peer->direction), rank,
+        (unsigned long long)own->call_number, own->layer_id, direction_name(own->direction));
   }
-#define DIFFERS(field, label)                                                                                           \
-  if ((int64_t)peer->field != (int64_t)own->field)                                                                      \
-  return snprintf(text, text_bytes, "layer %d: %s is %lld on rank %d and %lld on rank %d", own->layer_id, label,        \
+#define DIFFERS(field, label)                                                                                    \
+  if ((int64_t)peer->field != (int64_t)own->field)                                                               \
+  return snprintf(text, text_bytes, "layer %d: %s is %lld on rank %d and %lld on rank %d", own->layer_id, label, \
                   (long long)peer->field, peer_rank, (long long)own->field, rank)
   DIFFERS(model_width, "model_width");
   DIFFERS(hidden_width, "hidden_width");
@@ -97,16 +99,18 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(num_chunks, "num_chunks");
 #undef DIFFERS
   if (peer->fingerprint != own->fingerprint) {
-    return snprintf(text, text_bytes,
-                    "layer %d: rank %d and rank %d have different tables expert_rank (who owns which expert; by its own table "
-                    "rank %d owns %d, rank %d owns %d): give all ranks the same",
-                    own->layer_id, peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
+    return snprintf(
+        text, text_bytes,
+        "layer %d: rank %d and rank %d have different tables expert_rank (who owns which expert; by its own table "
+        "rank %d owns %d, rank %d owns %d): give all ranks the same",
+        own->layer_id, peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
   }
   if (peer->template_hash != own->template_hash) {
-    return snprintf(text, text_bytes,
-                    "layer %d: rank %d and rank %d run different schedules for the %s (needs_backward, halves or wanted "
-                    "gradients differ)",
-                    own->layer_id, peer_rank, rank, direction_name(own->direction));
+    return snprintf(
+        text, text_bytes,
+        "layer %d: rank %d and rank %d run different schedules for the %s (needs_backward, halves or wanted "
+        "gradients differ)",
+        own->layer_id, peer_rank, rank, direction_name(own->direction));
   }
   return 0;
 }
@@ -166,7 +170,7 @@ static void pack_counts(const sluice_binding_t* b, int32_t r, int32_t* out) {
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 typedef struct agree_buffers_s {
-  char* send;           /* [W] envelopes */
+  char* send; /* [W] envelopes */
   char* recv;
   exchange_arrays_t arrays;
 } agree_buffers_t;
@@ -177,7 +181,8 @@ static uint64_t buffer_bytes(const sluice_context_t* context) {
 }
 
 sluice_status_t sluice_agree_reserve(sluice_context_t* context) {
-  return context->world_size == 1 ? SLUICE_OK : sluice_arena_reset(&context->envelope, buffer_bytes(context), "headers");
+  return context->world_size == 1 ? SLUICE_OK
+                                  : sluice_arena_reset(&context->envelope, buffer_bytes(context), "headers");
 }
 
 static sluice_status_t take_buffers(sluice_context_t* context, agree_buffers_t* buffers) {

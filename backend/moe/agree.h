@@ -1,8 +1,9 @@
 /* The header that opens every collective call: the ranks agree on what they are about to do, or all refuse alike.
  *
  * Each rank sends every other a fixed-size envelope: the header, and as many of the counts for that peer as fit. Fixed,
- * because ranks that disagree about anything (another layer, another n) would otherwise disagree about sizes, which some
- * transports answer by killing the process. Counts that do not fit follow in a second exchange, once the headers agree.
+ * because ranks that disagree about anything (another layer, another n) would otherwise disagree about sizes, which
+ * some transports answer by killing the process. Counts that do not fit follow in a second exchange, once the headers
+ * agree.
  */
 #ifndef SLUICE_BACKEND_MOE_AGREE_H_
 #define SLUICE_BACKEND_MOE_AGREE_H_
@@ -10,11 +11,11 @@
 #include "backend/moe/binding.h"
 
 typedef struct sluice_proposal_s {
-  int32_t direction;     /* SLUICE_FORWARD, SLUICE_BACKWARD */
+  int32_t direction; /* SLUICE_FORWARD, SLUICE_BACKWARD */
   int32_t num_chunks;
   uint64_t template_hash;
   int64_t num_tokens;
-  int32_t local_status;  /* not 0: this rank refuses */
+  int32_t local_status; /* not 0: this rank refuses */
   const char* local_message;
 } sluice_proposal_t;
 

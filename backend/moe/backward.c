@@ -8,7 +8,8 @@
 static const int32_t deferred_tensors[] = {SLUICE_T_DDO, SLUICE_T_ROUTE, SLUICE_T_DM, SLUICE_T_WACT};
 #define NUM_DEFERRED ((int32_t)(sizeof deferred_tensors / sizeof deferred_tensors[0]))
 
-static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args, int32_t num_chunks) {
+static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args,
+                                      int32_t num_chunks) {
   int32_t weights = SLUICE_WEIGHTS_NONE;
   if (!(args->halves & SLUICE_HALF_WEIGHT)) weights = SLUICE_WEIGHTS_LATER;
   if ((args->halves & SLUICE_HALF_WEIGHT) && (args->grad_params != NULL || moe->config.callback_experts)) {
@@ -33,7 +34,8 @@ static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, const 
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
   /* Only now are the token counts of the step known. */
   if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_out has %lld rows, but this step's forward had %lld tokens",
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: grad_out has %lld rows, but this step's forward had %lld tokens",
                        moe->config.layer_id, (long long)args->grad_out->shape[0], (long long)pass->binding.num_tokens);
   }
   return SLUICE_OK;
@@ -44,7 +46,8 @@ static sluice_status_t allocate_deferred(sluice_pass_t* pass, sluice_step_t* ste
   for (int32_t i = 0; i < NUM_DEFERRED; ++i) {
     int32_t t = deferred_tensors[i];
     step->deferred_bytes[t] = (uint64_t)pass->binding.num_rows * sluice_pass_row_bytes(pass->moe, t);
-    step->deferred[t] = sluice_alloc(&pass->context->allocator, step->deferred_bytes[t], "gradient rows of the weight half");
+    step->deferred[t] =
+        sluice_alloc(&pass->context->allocator, step->deferred_bytes[t], "gradient rows of the weight half");
     if (step->deferred[t] == NULL) return SLUICE_E_NO_MEMORY;
   }
   return SLUICE_OK;
@@ -81,7 +84,8 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
 static sluice_status_t check_state(const sluice_step_t* step, int32_t halves) {
   if (step->state == SLUICE_STEP_FRESH && halves != SLUICE_HALF_WEIGHT) return SLUICE_OK;
   if (step->state == SLUICE_STEP_INPUT_DONE && halves == SLUICE_HALF_WEIGHT) return SLUICE_OK;
-  static const char* const done[] = {"has not had its input half yet", "has had its input half; only the weight half is open",
+  static const char* const done[] = {"has not had its input half yet",
+                                     "has had its input half; only the weight half is open",
                                      "has had its backward already"};
   return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: this step %s", step->moe->config.layer_id, done[step->state]);
 }

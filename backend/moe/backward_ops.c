@@ -54,12 +54,11 @@ static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
     int64_t rows = rows_of(pass, op->chunk, e);
     if (rows == 0) continue;
     float* dgate = sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e);
-    kernels->activation_backward(NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width,
-                                 sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e),
-                                 sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e),
-                                 sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e),
-                                 sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e),
-                                 wanted ? sluice_pass_rows(pass, SLUICE_T_WACT, op->chunk, e) : NULL, dgate);
+    kernels->activation_backward(
+        NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width,
+        sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e), sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e),
+        sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e), sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e),
+        wanted ? sluice_pass_rows(pass, SLUICE_T_WACT, op->chunk, e) : NULL, dgate);
     if (!c->bias) continue;
     kernels->dot_rows(NULL, c->dtype, rows, c->model_width, sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
                       sluice_tensor_data(&pass->params->b2[e]), 0, 1, dgate);
@@ -99,13 +98,15 @@ static sluice_status_t host_expert_grad(sluice_pass_t* pass, const sluice_op_t* 
     void* dy = sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e);
     kernels->dot_rows(NULL, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
                       c->model_width, 0, sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e));
-    kernels->scale_rows(NULL, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e), dy);
-    int32_t result =
-        pass->callbacks->backward(pass->callbacks->user, op->chunk, e, rows, sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e),
-                                  dy, sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e));
+    kernels->scale_rows(NULL, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e),
+                        dy);
+    int32_t result = pass->callbacks->backward(pass->callbacks->user, op->chunk, e, rows,
+                                               sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), dy,
+                                               sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e));
     if (result != 0) {
-      return SLUICE_FAIL(SLUICE_E_FOREIGN, "layer %d: the host's expert %d failed in backward of chunk %d (it returned %d)",
-                         c->layer_id, e, op->chunk, result);
+      return SLUICE_FAIL(SLUICE_E_FOREIGN,
+                         "layer %d: the host's expert %d failed in backward of chunk %d (it returned %d)", c->layer_id,
+                         e, op->chunk, result);
     }
   }
   return SLUICE_OK;
@@ -143,8 +144,8 @@ static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
     int64_t stride = sluice_tensor_stride(pass->out_rows, 0);
     char* out = sluice_tensor_data(pass->out_rows);
     const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DDI : SLUICE_T_RECV, op->chunk);
-    pass->context->device->kernels->combine_rows(NULL, c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width,
-                                                 rows, b->position + t * b->top_k, NULL, 0, 0,
+    pass->context->device->kernels->combine_rows(NULL, c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k,
+                                                 c->model_width, rows, b->position + t * b->top_k, NULL, 0, 0,
                                                  out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
   }
   if (pass->grad_route_weights != NULL) write_route_gradients(pass, op);
@@ -182,8 +183,8 @@ static void expert_bias_sums(sluice_pass_t* pass, int32_t chunk, int32_t e, int 
   kernels->sum_columns(NULL, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
                        rows_at(pass, SLUICE_T_ROUTE, chunk, e), accumulate, sluice_tensor_dtype(&dw->b2[e]),
                        sluice_tensor_data(&dw->b2[e]));
-  kernels->sum_columns(NULL, c->dtype, rows, c->hidden_width, dm, width, NULL, accumulate, sluice_tensor_dtype(&dw->b1[e]),
-                       sluice_tensor_data(&dw->b1[e]));
+  kernels->sum_columns(NULL, c->dtype, rows, c->hidden_width, dm, width, NULL, accumulate,
+                       sluice_tensor_dtype(&dw->b1[e]), sluice_tensor_data(&dw->b1[e]));
   if (!c->gated) return;
   kernels->sum_columns(NULL, c->dtype, rows, c->hidden_width,
                        dm + (uint64_t)c->hidden_width * sluice_dtype_bytes(c->dtype), width, NULL, accumulate,

@@ -43,10 +43,12 @@ static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t byt
 static uint64_t arena_bytes(const sluice_binding_t* b, int64_t num_routes, int with_orders) {
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, l = (uint64_t)b->num_local;
   uint64_t experts = (uint64_t)b->moe->config.num_experts;
-  uint64_t bytes = 3 * sluice_align_up((n + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) + 3 * sluice_align_up(n * l * 8);
+  uint64_t bytes =
+      3 * sluice_align_up((n + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) + 3 * sluice_align_up(n * l * 8);
   bytes += sluice_align_up((uint64_t)num_routes * 4); /* order_token */
   if (with_orders) {
-    bytes += 2 * sluice_align_up(n * experts * 4) + sluice_align_up(w * n * l * 4) + 2 * sluice_align_up((uint64_t)num_routes * 4);
+    bytes += 2 * sluice_align_up(n * experts * 4) + sluice_align_up(w * n * l * 4) +
+             2 * sluice_align_up((uint64_t)num_routes * 4);
   }
   return bytes;
 }
@@ -171,7 +173,8 @@ sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* e
   sluice_arena_t* arena = &moe->context->binding;
   take_offsets(b, num_routes);
   b->send_counts = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
-  b->recv_counts = sluice_arena_take(arena, (uint64_t)b->world_size * (uint64_t)num_chunks * (uint64_t)b->num_local * 4);
+  b->recv_counts =
+      sluice_arena_take(arena, (uint64_t)b->world_size * (uint64_t)num_chunks * (uint64_t)b->num_local * 4);
   b->counts_out = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
   b->order = sluice_arena_take(arena, (uint64_t)num_routes * 4);
   b->position = sluice_arena_take(arena, (uint64_t)num_routes * 4);
@@ -248,7 +251,8 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
   }
   for (int64_t s = 0; s < b->num_sent; ++s) b->order_token[s] = b->order[s] / b->top_k;
   if (b->num_rows > INT32_MAX) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this rank would receive %lld rows; at most 2^31 are possible",
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: this rank would receive %lld rows; at most 2^31 are possible",
                        b->moe->config.layer_id, (long long)b->num_rows);
   }
   return SLUICE_OK;
@@ -261,8 +265,10 @@ sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_pe
   int64_t row = 0;
   for (int32_t e = 0; e < b->num_local; ++e) {
     if (rows_per_expert[e] < 0 || rows_per_expert[e] > INT32_MAX - row) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: rows_per_expert[%d] is %lld; counts are not negative and sum to less "
-                         "than 2^31", moe->config.layer_id, e, (long long)rows_per_expert[e]);
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                         "layer %d: rows_per_expert[%d] is %lld; counts are not negative and sum to less "
+                         "than 2^31",
+                         moe->config.layer_id, e, (long long)rows_per_expert[e]);
     }
     b->rows_of_expert[e] = rows_per_expert[e];
     b->first_in_chunk[e] = b->first_in_pass[e] = row;
@@ -276,7 +282,8 @@ sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_pe
 /* ---- saved form: header, send_counts, recv_counts, order, position ---- */
 
 static uint64_t counts_in_meta(const sluice_moe_t* moe, int32_t num_chunks) {
-  return (uint64_t)num_chunks * ((uint64_t)moe->config.num_experts + (uint64_t)moe->context->world_size * (uint64_t)moe->num_local);
+  return (uint64_t)num_chunks *
+         ((uint64_t)moe->config.num_experts + (uint64_t)moe->context->world_size * (uint64_t)moe->num_local);
 }
 
 static uint64_t meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent) {
@@ -306,7 +313,8 @@ void sluice_binding_save(const sluice_binding_t* b, void* meta) {
   put(meta, &header, sizeof header);
 }
 
-static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, meta_header_t* header) {
+static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
+                                   meta_header_t* header) {
   int whole = meta != NULL && meta_bytes >= sizeof *header;
   if (whole) memcpy(header, meta, sizeof *header);
   if (!whole || header->magic != META_MAGIC || header->fingerprint != moe->fingerprint || header->num_chunks < 1 ||
@@ -314,10 +322,11 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
       header->num_tokens > INT32_MAX / moe->config.top_k || header->num_sent < 0 ||
       header->num_sent > header->num_tokens * moe->config.top_k ||
       meta_bytes < meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote; pass the "
-                       "buffers of the step unchanged and in order",
-                       moe->config.layer_id, (unsigned long long)meta_bytes);
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT,
+        "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote; pass the "
+        "buffers of the step unchanged and in order",
+        moe->config.layer_id, (unsigned long long)meta_bytes);
   }
   uint64_t body_bytes = meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent) - sizeof *header;
   if (header->checksum != checksum_of(*header, (const char*)meta + sizeof *header, body_bytes)) {
@@ -349,8 +358,8 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   b->first_sent[b->num_chunks] = first;
   if (first == b->num_sent) SLUICE_TRY(sluice_binding_finish(b));
   if (first != b->num_sent || b->num_rows != header.num_rows) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: the saved buffer META is damaged: its counts do not add up",
-                       moe->config.layer_id);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: the saved buffer META is damaged: its counts do not add up", moe->config.layer_id);
   }
   return SLUICE_OK;
 }
@@ -362,8 +371,8 @@ sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, u
   if (out_num_chunks != NULL) *out_num_chunks = header.num_chunks;
   if (out_num_rows != NULL) *out_num_rows = header.num_rows;
   if (out_rows_per_expert == NULL) return SLUICE_OK;
-  const int32_t* counts = (const int32_t*)((const char*)meta + sizeof header) +
-                          (int64_t)header.num_chunks * moe->config.num_experts;
+  const int32_t* counts =
+      (const int32_t*)((const char*)meta + sizeof header) + (int64_t)header.num_chunks * moe->config.num_experts;
   memset(out_rows_per_expert, 0, (size_t)moe->num_local * sizeof *out_rows_per_expert);
   for (int64_t s = 0; s < (int64_t)moe->context->world_size * header.num_chunks; ++s) {
     for (int32_t e = 0; e < moe->num_local; ++e) out_rows_per_expert[e] += counts[s * moe->num_local + e];

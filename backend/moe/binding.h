@@ -4,7 +4,8 @@
  *   sent      by place (destination rank, local expert), then token, then k: rows this rank sends and gets back
  *   received  by source rank, then local expert, then the sender's order: rows as they arrive
  *   expert    by local expert, then source rank, then the sender's order: rows as experts see them
- * Tensors in expert order over the whole pass lie by (local expert, chunk), so that one product may run over all chunks.
+ * Tensors in expert order over the whole pass lie by (local expert, chunk), so that one product may run over all
+ * chunks.
  */
 #ifndef SLUICE_BACKEND_MOE_BINDING_H_
 #define SLUICE_BACKEND_MOE_BINDING_H_
@@ -17,9 +18,9 @@ typedef struct sluice_binding_s {
   int32_t world_size;
   int32_t num_local;
   int32_t top_k;
-  int64_t num_tokens;  /* T */
-  int64_t num_sent;    /* kept routes */
-  int64_t num_rows;    /* R, all chunks */
+  int64_t num_tokens;       /* T */
+  int64_t num_sent;         /* kept routes */
+  int64_t num_rows;         /* R, all chunks */
   int64_t max_chunk_rows;   /* of R */
   int64_t max_chunk_sent;   /* kept routes of a chunk */
   int64_t max_chunk_remote; /* of either direction: rows to or from other ranks, whichever is more */
@@ -31,22 +32,23 @@ typedef struct sluice_binding_s {
   int32_t* order_token; /* [num_sent] their tokens */
   int32_t* position;    /* [T*K] row of each route in its chunk's sent order; -1 dropped */
 
-  int64_t* first_token;   /* [n + 1] */
-  int64_t* first_sent;    /* [n + 1] into order */
-  int64_t* sent_of_rank;  /* [n][W + 1] rows of the chunk's sent order, by destination */
-  int64_t* recv_of_rank;  /* [n][W + 1] rows of the chunk's received order, by source; own rows take no place */
-  int64_t* rows_of_expert;  /* [n][E_local] */
-  int64_t* first_in_chunk;  /* [n][E_local] first row in the chunk's expert order */
-  int64_t* first_in_pass;   /* [n][E_local] first row in the whole pass, by (expert, chunk) */
-  int64_t* first_of_chunk;  /* [n + 1] first row in the whole pass, by (chunk, expert) */
+  int64_t* first_token;    /* [n + 1] */
+  int64_t* first_sent;     /* [n + 1] into order */
+  int64_t* sent_of_rank;   /* [n][W + 1] rows of the chunk's sent order, by destination */
+  int64_t* recv_of_rank;   /* [n][W + 1] rows of the chunk's received order, by source; own rows take no place */
+  int64_t* rows_of_expert; /* [n][E_local] */
+  int64_t* first_in_chunk; /* [n][E_local] first row in the chunk's expert order */
+  int64_t* first_in_pass;  /* [n][E_local] first row in the whole pass, by (expert, chunk) */
+  int64_t* first_of_chunk; /* [n + 1] first row in the whole pass, by (chunk, expert) */
 } sluice_binding_t;
 
-/* Orders the routes of `expert_ids` [T, K] and counts them; everything about received rows is still open. The arrays lie
- * in the context's binding arena. Errors: INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
+/* Orders the routes of `expert_ids` [T, K] and counts them; everything about received rows is still open. The arrays
+ * lie in the context's binding arena. Errors: INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
 sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                      sluice_binding_t* out_binding);
 /* Binds rows that lie by local expert already, for the experts alone: one chunk, no tokens. */
-sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert, sluice_binding_t* out_binding);
+sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert,
+                                       sluice_binding_t* out_binding);
 /* Derives all offsets once recv_counts are filled in. */
 sluice_status_t sluice_binding_finish(sluice_binding_t* binding);
 

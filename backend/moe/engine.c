@@ -57,14 +57,16 @@ void sluice_engine_release(sluice_context_t* context) {
 
 sluice_status_t sluice_engine_check_process(const sluice_context_t* context, const char* what) {
   if (context->pid == getpid()) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_STATE, "%s: this context was made before fork(); make a new one in the child process", what);
+  return SLUICE_FAIL(SLUICE_E_STATE, "%s: this context was made before fork(); make a new one in the child process",
+                     what);
 }
 
 sluice_status_t sluice_engine_enter(sluice_context_t* context, const char* what) {
   SLUICE_TRY(sluice_engine_check_process(context, what));
   int32_t expected = 0;
   if (!atomic_compare_exchange_strong(&context->busy, &expected, 1)) {
-    return SLUICE_FAIL(SLUICE_E_BUSY, "%s: another thread is inside this context; give each thread its own context", what);
+    return SLUICE_FAIL(SLUICE_E_BUSY, "%s: another thread is inside this context; give each thread its own context",
+                       what);
   }
   return SLUICE_OK;
 }

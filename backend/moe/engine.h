@@ -36,8 +36,8 @@ struct sluice_context_s {
   sluice_gemm_t* gemm;
   int32_t rank;
   int32_t world_size;
-  int32_t poison;        /* SLUICE_POISON=1: slots start as NaN in every pass */
-  int32_t told_failure;  /* a pass failed here after its header: the next header tells the others */
+  int32_t poison;       /* SLUICE_POISON=1: slots start as NaN in every pass */
+  int32_t told_failure; /* a pass failed here after its header: the next header tells the others */
   char failure_text[256];
   sluice_arena_t slots;    /* temporaries of the running pass */
   sluice_arena_t binding;  /* offsets and boundaries of the running pass */

@@ -24,7 +24,8 @@ static int64_t packed_row(const int64_t* sent, int32_t rank, int32_t self) {
 }
 
 /* Describes expert `local`'s remote rows as runs between received order and expert order, and says where its own rows
- * start in expert order. Called for ascending experts; pass->cursor carries each source's place from one to the next. */
+ * start in expert order. Called for ascending experts; pass->cursor carries each source's place from one to the next.
+ */
 static int64_t expert_runs(sluice_pass_t* pass, int32_t chunk, int32_t local, int to_expert, int64_t* out_own_row) {
   const sluice_binding_t* b = &pass->binding;
   int64_t row = 0, num_runs = 0;
@@ -88,7 +89,8 @@ static sluice_status_t start_towards_tokens(sluice_pass_t* pass, int32_t chunk, 
 
 sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer) {
   char phase[96];
-  snprintf(phase, sizeof phase, "%s of chunk %d, layer %d", sluice_op_name(op->kind), op->chunk, pass->moe->config.layer_id);
+  snprintf(phase, sizeof phase, "%s of chunk %d, layer %d", sluice_op_name(op->kind), op->chunk,
+           pass->moe->config.layer_id);
   return sluice_comm_exchange_wait(pass->context->comm, transfer->request, phase);
 }
 
@@ -109,7 +111,8 @@ sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, int32_t chunk, con
   kernels->gather_rows(NULL, c->dtype, own_first, c->model_width, src, stride, token, out);
   kernels->gather_rows(NULL, c->dtype, end - own_end, c->model_width, src, stride, token + own_end,
                        out + (uint64_t)own_first * row_bytes);
-  return start_towards_experts(pass, chunk, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), row_bytes, out_transfer);
+  return start_towards_experts(pass, chunk, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), row_bytes,
+                               out_transfer);
 }
 
 void sluice_unpack_tokens(sluice_pass_t* pass, int32_t chunk, const sluice_tensor_t* tokens, int32_t tensor) {
@@ -127,8 +130,8 @@ void sluice_unpack_tokens(sluice_pass_t* pass, int32_t chunk, const sluice_tenso
     int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);
     if (num_runs > 0) kernels->move_rows(NULL, (int64_t)row_bytes, pass->runs, num_runs, in, rows);
     int64_t own = sluice_recv_count(b, self_of(pass), chunk, e);
-    kernels->gather_rows(NULL, c->dtype, own, c->model_width, sluice_tensor_data(tokens), sluice_tensor_stride(tokens, 0),
-                         token, rows + (uint64_t)own_row * row_bytes);
+    kernels->gather_rows(NULL, c->dtype, own, c->model_width, sluice_tensor_data(tokens),
+                         sluice_tensor_stride(tokens, 0), token, rows + (uint64_t)own_row * row_bytes);
     token += own;
   }
 }

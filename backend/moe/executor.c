@@ -45,9 +45,14 @@ static void record(sluice_pass_t* pass) {
     lane_ns[op->lane] += t->end_ns - t->begin_ns;
     if (sluice_op_is_exchange(op->kind)) exchange_ns += t->end_ns - t->begin_ns;
     stats->bytes_sent += t->bytes;
-    const sluice_trace_event_t event = {
-        .begin_ns = t->begin_ns, .end_ns = t->end_ns, .op = sluice_op_name(op->kind), .layer = pass->moe->config.layer_id,
-        .chunk = op->chunk,      .lane = op->lane,    .direction = spec->direction,   .bytes = t->bytes};
+    const sluice_trace_event_t event = {.begin_ns = t->begin_ns,
+                                        .end_ns = t->end_ns,
+                                        .op = sluice_op_name(op->kind),
+                                        .layer = pass->moe->config.layer_id,
+                                        .chunk = op->chunk,
+                                        .lane = op->lane,
+                                        .direction = spec->direction,
+                                        .bytes = t->bytes};
     sluice_trace_add(&context->trace, &event);
   }
   const sluice_trace_event_t whole = {.begin_ns = pass->begin_ns,

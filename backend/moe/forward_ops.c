@@ -38,7 +38,8 @@ static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
-    sluice_matrix_t x = sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), c->model_width, 0, element);
+    sluice_matrix_t x =
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), c->model_width, 0, element);
     void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
     int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, c->hidden_width, element);
     pass->products[count++] = (sluice_product_t){rows,
@@ -68,9 +69,9 @@ static void activation(sluice_pass_t* pass, const sluice_op_t* op) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
     pass->context->device->kernels->activation_forward(
-        NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width, sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e),
-        c->bias ? bias_of(pass->params->b1, e) : NULL, c->bias && c->gated ? bias_of(pass->params->b3, e) : NULL,
-        sluice_pass_rows(pass, SLUICE_T_ACT, op->chunk, e));
+        NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width,
+        sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e), c->bias ? bias_of(pass->params->b1, e) : NULL,
+        c->bias && c->gated ? bias_of(pass->params->b3, e) : NULL, sluice_pass_rows(pass, SLUICE_T_ACT, op->chunk, e));
   }
 }
 
@@ -103,11 +104,12 @@ static sluice_status_t host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
-    int32_t result =
-        pass->callbacks->forward(pass->callbacks->user, op->chunk, e, rows, sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e),
-                                 sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e));
+    int32_t result = pass->callbacks->forward(pass->callbacks->user, op->chunk, e, rows,
+                                              sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e),
+                                              sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e));
     if (result != 0) {
-      return SLUICE_FAIL(SLUICE_E_FOREIGN, "layer %d: the host's expert %d failed in forward of chunk %d (it returned %d)",
+      return SLUICE_FAIL(SLUICE_E_FOREIGN,
+                         "layer %d: the host's expert %d failed in forward of chunk %d (it returned %d)",
                          pass->moe->config.layer_id, e, op->chunk, result);
     }
   }
@@ -126,15 +128,16 @@ static void reduce(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->config;
   int64_t t = b->first_token[op->chunk];
   int64_t stride = sluice_tensor_stride(pass->out_rows, 0);
-  int64_t weight_t = sluice_tensor_stride(pass->route_weights, 0), weight_k = sluice_tensor_stride(pass->route_weights, 1);
+  int64_t weight_t = sluice_tensor_stride(pass->route_weights, 0),
+          weight_k = sluice_tensor_stride(pass->route_weights, 1);
   const float* weights = sluice_tensor_data(pass->route_weights);
   char* out = sluice_tensor_data(pass->out_rows);
   if (sluice_chunk_tokens(b, op->chunk) == 0) return;
   /* One rank: T_DO of a chunk lies in sent order already. */
   const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DO : SLUICE_T_RECV, op->chunk);
-  pass->context->device->kernels->combine_rows(NULL, c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width,
-                                               rows, b->position + t * b->top_k, weights + t * weight_t, weight_t, weight_k,
-                                               out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
+  pass->context->device->kernels->combine_rows(
+      NULL, c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width, rows, b->position + t * b->top_k,
+      weights + t * weight_t, weight_t, weight_k, out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
 }
 
 sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {

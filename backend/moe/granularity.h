@@ -10,16 +10,16 @@
 
 /* What one rank reports in its header: times of its last one-chunk pass of each direction, 0 if there was none. */
 typedef struct sluice_parts_report_s {
-  uint64_t comm_ns[2];    /* by direction */
+  uint64_t comm_ns[2]; /* by direction */
   uint64_t compute_ns[2];
-  uint64_t header_ns;     /* one small exchange */
-  int64_t num_tokens;     /* of those passes */
+  uint64_t header_ns; /* one small exchange */
+  int64_t num_tokens; /* of those passes */
 } sluice_parts_report_t;
 
 typedef struct sluice_granularity_s {
-  int32_t fixed;           /* the config's n, 0 = chosen here */
-  int32_t current;         /* n of the next forward */
-  int32_t num_reports;     /* agreed reports seen */
+  int32_t fixed;              /* the config's n, 0 = chosen here */
+  int32_t current;            /* n of the next forward */
+  int32_t num_reports;        /* agreed reports seen */
   sluice_parts_report_t own;  /* what this rank will report */
   sluice_parts_report_t best; /* smallest agreed parts so far */
 } sluice_granularity_t;

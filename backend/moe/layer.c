@@ -13,8 +13,9 @@ static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
 
 static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   const sluice_moe_config_t* c = &moe->config;
-  const int64_t numbers[] = {c->model_width, c->hidden_width, c->num_experts, c->top_k,      c->dtype,           c->activation,
-                             c->gated,       c->bias,         c->num_chunks,  c->wgrad_mode, c->callback_experts, world_size};
+  const int64_t numbers[] = {c->model_width,      c->hidden_width, c->num_experts, c->top_k,      c->dtype,
+                             c->activation,       c->gated,        c->bias,        c->num_chunks, c->wgrad_mode,
+                             c->callback_experts, world_size};
   uint64_t hash = fnv1a(0xcbf29ce484222325u, numbers, sizeof numbers);
   hash = fnv1a(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
   return fnv1a(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
@@ -38,7 +39,8 @@ static void fill_places(sluice_moe_t* moe, const int32_t* expert_rank, int32_t w
   first[0] = 0;
 }
 
-sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config, sluice_moe_t** out_moe) {
+sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
+                                    sluice_moe_t** out_moe) {
   *out_moe = NULL;
   int32_t world_size = context->world_size;
   SLUICE_TRY(sluice_agree_reserve(context));

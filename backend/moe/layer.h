@@ -6,8 +6,8 @@
 #include "backend/moe/granularity.h"
 #include "sluice/moe.h"
 
-/* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders use
- * places, so that the rows for one rank, and for one expert on it, are consecutive. */
+/* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders
+ * use places, so that the rows for one rank, and for one expert on it, are consecutive. */
 struct sluice_moe_s {
   _Atomic int32_t references;
   sluice_context_t* context;
@@ -17,12 +17,13 @@ struct sluice_moe_s {
   int32_t* place_of_expert;   /* [E] */
   int32_t* first_place;       /* [W + 1] places of each rank's experts */
   uint64_t tables_bytes;
-  uint64_t fingerprint;       /* of everything that must be equal on all ranks */
+  uint64_t fingerprint; /* of everything that must be equal on all ranks */
   sluice_granularity_t granularity;
 };
 
 /* config has been validated and copied. Retains context. */
-sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config, sluice_moe_t** out_moe);
+sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
+                                    sluice_moe_t** out_moe);
 void sluice_layer_retain(sluice_moe_t* moe);
 void sluice_layer_release(sluice_moe_t* moe);
 

@@ -57,8 +57,9 @@ static sluice_status_t receive(sluice_pass_t* pass, sluice_dispatch_t* dispatch)
   return run(pass, given);
 }
 
-sluice_status_t sluice_part_dispatch(sluice_moe_t* moe, const sluice_tensor_t* tokens, const sluice_tensor_t* expert_ids,
-                                     sluice_status_t refusal, sluice_dispatch_t** out_dispatch) {
+sluice_status_t sluice_part_dispatch(sluice_moe_t* moe, const sluice_tensor_t* tokens,
+                                     const sluice_tensor_t* expert_ids, sluice_status_t refusal,
+                                     sluice_dispatch_t** out_dispatch) {
   sluice_pass_t pass = pass_of(moe);
   sluice_dispatch_t* dispatch = NULL;
   sluice_status_t status = refusal;
@@ -101,8 +102,8 @@ typedef struct follow_s {
   const sluice_tensor_t* host_rows; /* of T tokens, or NULL */
 } follow_t;
 
-static sluice_status_t follow(sluice_pass_t* pass, sluice_dispatch_t* dispatch, const follow_t* f, sluice_status_t refusal,
-                              void* const* given) {
+static sluice_status_t follow(sluice_pass_t* pass, sluice_dispatch_t* dispatch, const follow_t* f,
+                              sluice_status_t refusal, void* const* given) {
   sluice_step_t* step = dispatch->step;
   sluice_status_t status = refusal;
   if (status == SLUICE_OK) {
@@ -110,8 +111,9 @@ static sluice_status_t follow(sluice_pass_t* pass, sluice_dispatch_t* dispatch, 
                                     &pass->binding);
   }
   if (status == SLUICE_OK && f->host_rows != NULL && f->host_rows->shape[0] != pass->binding.num_tokens) {
-    status = SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: a tensor has %lld rows, but the dispatch had %lld tokens",
-                         pass->moe->config.layer_id, (long long)f->host_rows->shape[0], (long long)pass->binding.num_tokens);
+    status =
+        SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: a tensor has %lld rows, but the dispatch had %lld tokens",
+                    pass->moe->config.layer_id, (long long)f->host_rows->shape[0], (long long)pass->binding.num_tokens);
   }
   const sluice_template_spec_t spec = spec_of(pass->moe, f->direction, f->part);
   if (status == SLUICE_OK) status = sluice_engine_template(pass->context, &spec, &pass->schedule);

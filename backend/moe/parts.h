@@ -1,5 +1,5 @@
-/* The parts of a layer alone: the same ops as the whole-layer passes, from templates that hold only those parts. Arguments
- * have been checked; the context has been entered. */
+/* The parts of a layer alone: the same ops as the whole-layer passes, from templates that hold only those parts.
+ * Arguments have been checked; the context has been entered. */
 #ifndef SLUICE_BACKEND_MOE_PARTS_H_
 #define SLUICE_BACKEND_MOE_PARTS_H_
 
@@ -11,8 +11,9 @@ struct sluice_dispatch_s {
   int64_t num_rows;
 };
 
-sluice_status_t sluice_part_dispatch(sluice_moe_t* moe, const sluice_tensor_t* tokens, const sluice_tensor_t* expert_ids,
-                                     sluice_status_t refusal, sluice_dispatch_t** out_dispatch);
+sluice_status_t sluice_part_dispatch(sluice_moe_t* moe, const sluice_tensor_t* tokens,
+                                     const sluice_tensor_t* expert_ids, sluice_status_t refusal,
+                                     sluice_dispatch_t** out_dispatch);
 sluice_status_t sluice_part_combine(sluice_dispatch_t* dispatch, const void* rows, const sluice_tensor_t* route_weights,
                                     const sluice_tensor_t* out_tokens, sluice_status_t refusal);
 sluice_status_t sluice_part_combine_backward(sluice_dispatch_t* dispatch, const void* rows,

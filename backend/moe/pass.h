@@ -7,9 +7,9 @@
 /* How the rows of a tensor lie. A ring slot holds one chunk in expert order. */
 typedef enum sluice_layout_e {
   SLUICE_LAYOUT_NONE = 0,
-  SLUICE_LAYOUT_RING,         /* ring slots, each as large as the largest chunk */
-  SLUICE_LAYOUT_CHUNK_MAJOR,  /* all rows of the pass, by (chunk, expert) */
-  SLUICE_LAYOUT_EXPERT_MAJOR  /* all rows of the pass, by (expert, chunk): one product may run over all chunks */
+  SLUICE_LAYOUT_RING,        /* ring slots, each as large as the largest chunk */
+  SLUICE_LAYOUT_CHUNK_MAJOR, /* all rows of the pass, by (chunk, expert) */
+  SLUICE_LAYOUT_EXPERT_MAJOR /* all rows of the pass, by (expert, chunk): one product may run over all chunks */
 } sluice_layout_t;
 
 typedef struct sluice_slots_s {
@@ -47,13 +47,13 @@ typedef struct sluice_pass_s {
   void** recv;
   uint64_t* send_bytes;
   uint64_t* recv_bytes;
-  int64_t* cursor;             /* [W] communication lane */
-  sluice_row_run_t* runs;      /* [W] communication lane */
-  float* route_send;           /* [largest chunk] route weights on their way out */
-  float* gate_recv;            /* [largest chunk] the gate's scalars as they return */
-  float* scalar_recv;          /* [largest chunk] route weights as they arrive; gate scalars on their way out */
-  sluice_product_t* products;  /* [E_local] compute lane */
-  sluice_op_times_t* times;    /* [num_ops] */
+  int64_t* cursor;            /* [W] communication lane */
+  sluice_row_run_t* runs;     /* [W] communication lane */
+  float* route_send;          /* [largest chunk] route weights on their way out */
+  float* gate_recv;           /* [largest chunk] the gate's scalars as they return */
+  float* scalar_recv;         /* [largest chunk] route weights as they arrive; gate scalars on their way out */
+  sluice_product_t* products; /* [E_local] compute lane */
+  sluice_op_times_t* times;   /* [num_ops] */
   int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
   uint64_t begin_ns;
   uint64_t comm_cpu_ns;

@@ -20,7 +20,8 @@ sluice_status_t sluice_fail_pass(sluice_context_t* context, sluice_status_t stat
   return status;
 }
 
-sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t refusal, char* text, uint64_t text_bytes) {
+sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t refusal, char* text,
+                                    uint64_t text_bytes) {
   if (refusal != SLUICE_OK) {
     sluice_error_info_t info;
     sluice_error_capture(&info);
@@ -31,6 +32,8 @@ sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t r
   sluice_status_t status = context->told_failure;
   context->told_failure = SLUICE_OK;
   snprintf(text, text_bytes, "%s", context->failure_text);
-  return SLUICE_FAIL(status, "an earlier pass failed on this rank, and the other ranks have been told now; the next call is "
-                             "free again (%s)", context->failure_text);
+  return SLUICE_FAIL(status,
+                     "an earlier pass failed on this rank, and the other ranks have been told now; the next call is "
+                     "free again (%s)",
+                     context->failure_text);
 }

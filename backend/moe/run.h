@@ -12,10 +12,11 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
                                     sluice_status_t refusal);
 
 /* Shared by both: the failure of an earlier pass that the other ranks have not been told about, else `refusal`. */
-sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t refusal, char* text, uint64_t text_bytes);
+sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t refusal, char* text,
+                                    uint64_t text_bytes);
 /* After a pass that failed beyond its header; returns `status` with its record. Where its exchanges ran on all the same
- * (in_step), the other ranks learn it from the next header; a rank that could not take part in the payload (no memory, no
- * thread) aborts its communicator instead of leaving them waiting. */
+ * (in_step), the other ranks learn it from the next header; a rank that could not take part in the payload (no memory,
+ * no thread) aborts its communicator instead of leaving them waiting. */
 sluice_status_t sluice_fail_pass(sluice_context_t* context, sluice_status_t status, int in_step);
 
 #endif /* SLUICE_BACKEND_MOE_RUN_H_ */

@@ -14,7 +14,8 @@ sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save, void* save_user) {
+sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save,
+                                     void* save_user) {
   sluice_allocator_t* allocator = &step->moe->context->allocator;
   step->owns_saved = save == NULL;
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {

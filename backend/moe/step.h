@@ -24,6 +24,7 @@ struct sluice_step_s {
 
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step);
 /* Allocates the saved buffers through the host's callback, or from the context. On failure nothing is kept. */
-sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save, void* save_user);
+sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save,
+                                     void* save_user);
 
 #endif /* SLUICE_BACKEND_MOE_STEP_H_ */

@@ -58,7 +58,8 @@ int32_t sluice_builder_derive_deps(sluice_builder_t* builder, int32_t* deps, int
   for (int32_t i = 0; i < builder->num_ops; ++i) {
     sluice_op_t* op = &builder->ops[i];
     int32_t previous = last_of_lane[op->lane];
-    for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) before[i][lane] = previous >= 0 ? before[previous][lane] : -1;
+    for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane)
+      before[i][lane] = previous >= 0 ? before[previous][lane] : -1;
     if (previous >= 0) before[i][op->lane] = previous;
     op->first_dep = count;
     for (int32_t j = i - 1; j >= 0; --j) {

@@ -21,15 +21,13 @@ static const char* const op_names[SLUICE_OP_COUNT] = {
 };
 
 static const char* const tensor_names[SLUICE_T_COUNT] = {
-    [SLUICE_T_SEND] = "T_SEND", [SLUICE_T_RECV] = "T_RECV", [SLUICE_T_DI] = "T_DI",     [SLUICE_T_M] = "T_M",
-    [SLUICE_T_ACT] = "T_ACT",   [SLUICE_T_DO] = "T_DO",     [SLUICE_T_OUT] = "T_OUT",   [SLUICE_T_DDO] = "dT_DO",
-    [SLUICE_T_DACT] = "dT_ACT", [SLUICE_T_DM] = "dT_M",     [SLUICE_T_WACT] = "wT_ACT", [SLUICE_T_DDI] = "dT_DI",
+    [SLUICE_T_SEND] = "T_SEND",   [SLUICE_T_RECV] = "T_RECV", [SLUICE_T_DI] = "T_DI",     [SLUICE_T_M] = "T_M",
+    [SLUICE_T_ACT] = "T_ACT",     [SLUICE_T_DO] = "T_DO",     [SLUICE_T_OUT] = "T_OUT",   [SLUICE_T_DDO] = "dT_DO",
+    [SLUICE_T_DACT] = "dT_ACT",   [SLUICE_T_DM] = "dT_M",     [SLUICE_T_WACT] = "wT_ACT", [SLUICE_T_DDI] = "dT_DI",
     [SLUICE_T_ROUTE] = "T_ROUTE", [SLUICE_T_DGATE] = "dGATE", [SLUICE_T_DW] = "dW",
 };
 
-const char* sluice_op_name(int32_t kind) {
-  return kind >= 0 && kind < SLUICE_OP_COUNT ? op_names[kind] : "unknown";
-}
+const char* sluice_op_name(int32_t kind) { return kind >= 0 && kind < SLUICE_OP_COUNT ? op_names[kind] : "unknown"; }
 
 const char* sluice_tensor_kind_name(int32_t tensor) {
   return tensor >= 0 && tensor < SLUICE_T_COUNT ? tensor_names[tensor] : "unknown";

@@ -1,9 +1,9 @@
 /* The schedule as data.
  *
- * A *template* is count-free: for (direction, n, what is kept, weight-gradient mode, ...) it lists the ops of one pass in
- * program order. Each op has a lane, a chunk, and the slots it reads and writes; what it must wait for on other lanes is
- * derived from those accesses, never written by hand. A template is built once and cached; what depends on counts
- * (addresses, rows, boundaries) is bound per call by backend/moe.
+ * A *template* is count-free: for (direction, n, what is kept, weight-gradient mode, ...) it lists the ops of one pass
+ * in program order. Each op has a lane, a chunk, and the slots it reads and writes; what it must wait for on other
+ * lanes is derived from those accesses, never written by hand. A template is built once and cached; what depends on
+ * counts (addresses, rows, boundaries) is bound per call by backend/moe.
  *
  * Program order is one legal sequential order of the pass. Lane order is program order restricted to the lane, and is
  * the same on all ranks, so that communication is issued alike everywhere; empty chunks keep their ops.
@@ -19,43 +19,43 @@
 
 /* What one op does. S, C and R of the papers are op kinds: dispatch; gemm1 .. gemm2; combine. */
 typedef enum sluice_op_kind_e {
-  SLUICE_OP_DISPATCH = 0,      /* S: gather rows by destination, exchange */
-  SLUICE_OP_UNPACK,            /* received and own rows -> T_DI, by local expert */
-  SLUICE_OP_GEMM1,             /* T_DI -> T_M */
-  SLUICE_OP_ACTIVATION,        /* T_M (+ bias) -> activated rows */
-  SLUICE_OP_GEMM2,             /* activated rows -> T_DO (+ bias) */
-  SLUICE_OP_EXPERT,            /* the host's own expert: T_DI -> T_DO */
-  SLUICE_OP_COMBINE,           /* R: gather T_DO by source rank, exchange */
-  SLUICE_OP_REDUCE,            /* weighted sum of the returned rows -> output tokens */
-  SLUICE_OP_DISPATCH_GRAD,     /* S': gather output gradients and route weights, exchange */
-  SLUICE_OP_UNPACK_GRAD,       /* -> dT_DO and row weights, by local expert */
-  SLUICE_OP_GEMM2_GRAD,        /* dT_DO W2 -> gradient of the activated rows */
-  SLUICE_OP_ACTIVATION_GRAD,   /* -> dT_M, weighted activations, the gate's scalar per row */
-  SLUICE_OP_GEMM1_GRAD,        /* dT_M W1 -> dT_DI */
-  SLUICE_OP_EXPERT_GRAD,       /* the host's own expert backward */
-  SLUICE_OP_COMBINE_GRAD,      /* R': gather dT_DI and the gate's scalars by source rank, exchange */
-  SLUICE_OP_REDUCE_GRAD,       /* sum of the returned rows -> input gradients; scalars -> route-weight gradients */
-  SLUICE_OP_WEIGHT_GRAD,       /* dW2 = dT_DO^T act, dW1 = dT_M^T T_DI; chunk -1: over all chunks */
+  SLUICE_OP_DISPATCH = 0,    /* S: gather rows by destination, exchange */
+  SLUICE_OP_UNPACK,          /* received and own rows -> T_DI, by local expert */
+  SLUICE_OP_GEMM1,           /* T_DI -> T_M */
+  SLUICE_OP_ACTIVATION,      /* T_M (+ bias) -> activated rows */
+  SLUICE_OP_GEMM2,           /* activated rows -> T_DO (+ bias) */
+  SLUICE_OP_EXPERT,          /* the host's own expert: T_DI -> T_DO */
+  SLUICE_OP_COMBINE,         /* R: gather T_DO by source rank, exchange */
+  SLUICE_OP_REDUCE,          /* weighted sum of the returned rows -> output tokens */
+  SLUICE_OP_DISPATCH_GRAD,   /* S': gather output gradients and route weights, exchange */
+  SLUICE_OP_UNPACK_GRAD,     /* -> dT_DO and row weights, by local expert */
+  SLUICE_OP_GEMM2_GRAD,      /* dT_DO W2 -> gradient of the activated rows */
+  SLUICE_OP_ACTIVATION_GRAD, /* -> dT_M, weighted activations, the gate's scalar per row */
+  SLUICE_OP_GEMM1_GRAD,      /* dT_M W1 -> dT_DI */
+  SLUICE_OP_EXPERT_GRAD,     /* the host's own expert backward */
+  SLUICE_OP_COMBINE_GRAD,    /* R': gather dT_DI and the gate's scalars by source rank, exchange */
+  SLUICE_OP_REDUCE_GRAD,     /* sum of the returned rows -> input gradients; scalars -> route-weight gradients */
+  SLUICE_OP_WEIGHT_GRAD,     /* dW2 = dT_DO^T act, dW1 = dT_M^T T_DI; chunk -1: over all chunks */
   SLUICE_OP_COUNT
 } sluice_op_kind_t;
 
 /* The tensors between ops. Each has a ring of slots; chunk i uses slot i mod ring. */
 typedef enum sluice_tensor_kind_e {
-  SLUICE_T_SEND = 0,  /* rows on their way out, by destination rank */
-  SLUICE_T_RECV,      /* rows as they arrive, by source rank */
-  SLUICE_T_DI,        /* dispatched input [rows, M], by local expert */
-  SLUICE_T_M,         /* pre-activation [rows, g*H] */
-  SLUICE_T_ACT,       /* activated rows [rows, H] */
-  SLUICE_T_DO,        /* expert output [rows, M] */
-  SLUICE_T_OUT,       /* the host's output tokens (or input gradients), written by chunks of tokens */
-  SLUICE_T_DDO,       /* dT_DO [rows, M], not yet multiplied by the route weights */
-  SLUICE_T_ROUTE,     /* route weight of each row [rows], f32 */
-  SLUICE_T_DACT,      /* gradient of the activated rows [rows, H] */
-  SLUICE_T_DM,        /* dT_M [rows, g*H] */
-  SLUICE_T_WACT,      /* route weight times activated rows [rows, H] */
-  SLUICE_T_DDI,       /* dT_DI [rows, M] */
-  SLUICE_T_DGATE,     /* the gate's scalar per row [rows] */
-  SLUICE_T_DW,        /* the host's parameter gradients */
+  SLUICE_T_SEND = 0, /* rows on their way out, by destination rank */
+  SLUICE_T_RECV,     /* rows as they arrive, by source rank */
+  SLUICE_T_DI,       /* dispatched input [rows, M], by local expert */
+  SLUICE_T_M,        /* pre-activation [rows, g*H] */
+  SLUICE_T_ACT,      /* activated rows [rows, H] */
+  SLUICE_T_DO,       /* expert output [rows, M] */
+  SLUICE_T_OUT,      /* the host's output tokens (or input gradients), written by chunks of tokens */
+  SLUICE_T_DDO,      /* dT_DO [rows, M], not yet multiplied by the route weights */
+  SLUICE_T_ROUTE,    /* route weight of each row [rows], f32 */
+  SLUICE_T_DACT,     /* gradient of the activated rows [rows, H] */
+  SLUICE_T_DM,       /* dT_M [rows, g*H] */
+  SLUICE_T_WACT,     /* route weight times activated rows [rows, H] */
+  SLUICE_T_DDI,      /* dT_DI [rows, M] */
+  SLUICE_T_DGATE,    /* the gate's scalar per row [rows] */
+  SLUICE_T_DW,       /* the host's parameter gradients */
   SLUICE_T_COUNT
 } sluice_tensor_kind_t;
 
@@ -68,12 +68,12 @@ typedef struct sluice_slot_ref_s {
 #define SLUICE_OP_MAX_ACCESSES 6
 
 typedef struct sluice_op_s {
-  int16_t kind; /* sluice_op_kind_t */
-  int16_t lane; /* SLUICE_LANE_* */
+  int16_t kind;  /* sluice_op_kind_t */
+  int16_t lane;  /* SLUICE_LANE_* */
   int32_t chunk; /* -1: all chunks */
   int32_t num_reads;
   int32_t num_writes;
-  sluice_slot_ref_t reads[SLUICE_OP_MAX_ACCESSES];  /* slot -1: every slot of the tensor */
+  sluice_slot_ref_t reads[SLUICE_OP_MAX_ACCESSES]; /* slot -1: every slot of the tensor */
   sluice_slot_ref_t writes[SLUICE_OP_MAX_ACCESSES];
   int32_t first_dep; /* into template->deps */
   int32_t num_deps;
@@ -82,21 +82,21 @@ typedef struct sluice_op_s {
 /* LATER: what they need is kept (rings of n) for a pass of the weight half alone. */
 enum { SLUICE_WEIGHTS_NONE = 0, SLUICE_WEIGHTS_NOW = 1, SLUICE_WEIGHTS_LATER = 2 };
 
-/* The parts of a pass that hosts may call alone. Backward: DISPATCH brings output gradients to the experts, COMBINE input
- * gradients back to the tokens. */
+/* The parts of a pass that hosts may call alone. Backward: DISPATCH brings output gradients to the experts, COMBINE
+ * input gradients back to the tokens. */
 enum { SLUICE_PART_DISPATCH = 1, SLUICE_PART_EXPERTS = 2, SLUICE_PART_COMBINE = 4 };
 
 /* What a template is built from. Two equal specs give the same template. */
 typedef struct sluice_template_spec_s {
-  int32_t direction;     /* SLUICE_FORWARD, SLUICE_BACKWARD */
-  int32_t num_chunks;    /* n in [1, SLUICE_MAX_CHUNKS] */
-  int32_t single_rank;   /* W = 1: no exchanges, everything on the compute lane */
-  int32_t keep;          /* forward: T_DI and T_M outlive the pass (a ring of n) */
-  int32_t callback;      /* the host's own experts */
-  int32_t input_half;    /* backward: input gradients (and the gate's) are computed */
-  int32_t weight_half;   /* backward: weight gradients: SLUICE_WEIGHTS_NONE, _NOW or _LATER */
-  int32_t wgrad_mode;    /* SLUICE_WGRAD_* */
-  int32_t only;          /* 0: the whole pass; else SLUICE_PART_* bits */
+  int32_t direction;   /* SLUICE_FORWARD, SLUICE_BACKWARD */
+  int32_t num_chunks;  /* n in [1, SLUICE_MAX_CHUNKS] */
+  int32_t single_rank; /* W = 1: no exchanges, everything on the compute lane */
+  int32_t keep;        /* forward: T_DI and T_M outlive the pass (a ring of n) */
+  int32_t callback;    /* the host's own experts */
+  int32_t input_half;  /* backward: input gradients (and the gate's) are computed */
+  int32_t weight_half; /* backward: weight gradients: SLUICE_WEIGHTS_NONE, _NOW or _LATER */
+  int32_t wgrad_mode;  /* SLUICE_WGRAD_* */
+  int32_t only;        /* 0: the whole pass; else SLUICE_PART_* bits */
 } sluice_template_spec_t;
 
 typedef struct sluice_template_s {
@@ -106,7 +106,7 @@ typedef struct sluice_template_s {
   int32_t num_deps;
   int32_t ring[SLUICE_T_COUNT]; /* slots per tensor; 0: the tensor is not used */
   sluice_op_t* ops;
-  int32_t* deps; /* op indices on other lanes; those implied by others are left out */
+  int32_t* deps;  /* op indices on other lanes; those implied by others are left out */
   uint64_t bytes; /* of this allocation */
 } sluice_template_t;
 

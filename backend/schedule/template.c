@@ -73,7 +73,9 @@ static void add_combine(sluice_builder_t* b, int32_t i) {
   sluice_op_write(b, y, SLUICE_T_OUT);
 }
 
-static int has_part(const sluice_template_spec_t* spec, int32_t part) { return spec->only == 0 || (spec->only & part) != 0; }
+static int has_part(const sluice_template_spec_t* spec, int32_t part) {
+  return spec->only == 0 || (spec->only & part) != 0;
+}
 
 static void build_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks;
@@ -105,7 +107,8 @@ static void backward_rings(const sluice_template_spec_t* spec, int32_t* ring) {
     if (spec->weight_half) ring[SLUICE_T_WACT] = deferred ? n : RING_WITHIN_LANE;
   }
   if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
-  ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+  ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] =
+      deferred ? n : min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
   if (!spec->input_half) return; /* the weight half alone reads what the input half left */
   ring[SLUICE_T_OUT] = n;
   if (!spec->single_rank) ring[SLUICE_T_SEND] = ring[SLUICE_T_RECV] = RING_WITHIN_LANE;
@@ -215,7 +218,8 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
                        spec->num_chunks, SLUICE_MAX_CHUNKS);
   }
   if (spec->direction == SLUICE_BACKWARD && !spec->input_half && !spec->weight_half) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: a backward computes the input half, the weight half or both");
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "schedule: a backward computes the input half, the weight half or both");
   }
   if (spec->callback && spec->direction == SLUICE_BACKWARD &&
       (!spec->input_half || spec->weight_half == SLUICE_WEIGHTS_LATER)) {
@@ -242,7 +246,8 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
   SLUICE_TRY(check_spec(spec));
   int32_t max_ops = OPS_PER_CHUNK * spec->num_chunks + 1;
   int32_t max_deps = 4 * max_ops;
-  uint64_t bytes = sizeof(sluice_template_t) + (uint64_t)max_ops * sizeof(sluice_op_t) + (uint64_t)max_deps * sizeof(int32_t);
+  uint64_t bytes =
+      sizeof(sluice_template_t) + (uint64_t)max_ops * sizeof(sluice_op_t) + (uint64_t)max_deps * sizeof(int32_t);
   sluice_template_t* schedule = sluice_alloc_zeroed(allocator, bytes, "schedule template");
   if (schedule == NULL) return SLUICE_E_NO_MEMORY;
   schedule->bytes = bytes;
@@ -261,7 +266,8 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
   int32_t num_deps = sluice_builder_derive_deps(&builder, schedule->deps, max_deps);
   if (num_deps < 0 || num_deps > max_deps) {
     sluice_template_destroy(schedule, allocator);
-    return SLUICE_FAIL(num_deps < 0 ? SLUICE_E_NO_MEMORY : SLUICE_E_INTERNAL, "schedule: dependencies of %d ops", max_ops);
+    return SLUICE_FAIL(num_deps < 0 ? SLUICE_E_NO_MEMORY : SLUICE_E_INTERNAL, "schedule: dependencies of %d ops",
+                       max_ops);
   }
   drop_unused_rings(&builder);
   schedule->num_ops = builder.num_ops;

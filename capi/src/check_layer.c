@@ -10,8 +10,8 @@ sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t
   const int64_t shape[] = {num_tokens, moe->config.model_width};
   SLUICE_TRY(sluice_tensor_check(tensor, name, moe->config.dtype, 2, shape));
   if (tensor->shape[0] > 0 && tensor->shape[1] > 1 && sluice_tensor_stride(tensor, 1) != 1) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 1 is %lld; rows must be contiguous (stride 1)", name,
-                       (long long)sluice_tensor_stride(tensor, 1));
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 1 is %lld; rows must be contiguous (stride 1)",
+                       name, (long long)sluice_tensor_stride(tensor, 1));
   }
   if (tensor->shape[0] > 1 && sluice_tensor_stride(tensor, 0) < 0) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 0 is %lld; it may not be negative", name,
@@ -24,8 +24,9 @@ sluice_status_t sluice_check_out_rows(const sluice_moe_t* moe, const sluice_tens
                                       int64_t num_tokens) {
   SLUICE_TRY(sluice_check_rows(moe, tensor, name, num_tokens));
   if (num_tokens > 1 && sluice_tensor_stride(tensor, 0) < moe->config.model_width) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 0 is %lld; rows that are written may not overlap (>= %lld)",
-                       name, (long long)sluice_tensor_stride(tensor, 0), (long long)moe->config.model_width);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "%s: the stride of dim 0 is %lld; rows that are written may not overlap (>= %lld)", name,
+                       (long long)sluice_tensor_stride(tensor, 0), (long long)moe->config.model_width);
   }
   return SLUICE_OK;
 }
@@ -35,7 +36,8 @@ sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t*
   SLUICE_TRY(sluice_tensor_check(tensor, "expert_ids", 0, 2, shape));
   int32_t dtype = sluice_tensor_dtype(tensor);
   if (dtype != SLUICE_DTYPE_I32 && dtype != SLUICE_DTYPE_I64) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "expert_ids: dtype is %s; ids are i32 or i64", sluice_dtype_name(dtype));
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "expert_ids: dtype is %s; ids are i32 or i64",
+                       sluice_dtype_name(dtype));
   }
   return SLUICE_OK;
 }
@@ -52,8 +54,8 @@ static int is_matrix(const int64_t* shape, int64_t first, int64_t second) {
   return first == 1 && (shape[1] == 1 || second >= shape[0]);
 }
 
-static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_t* tensors, const char* name, int32_t ndim,
-                                   const int64_t* shape, int gradients) {
+static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_t* tensors, const char* name,
+                                   int32_t ndim, const int64_t* shape, int gradients) {
   if (tensors == NULL && moe->num_local > 0) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL; this layer's config needs it (%d tensors)",
                        moe->config.layer_id, name, moe->num_local);
@@ -68,18 +70,19 @@ static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_
                          sluice_dtype_name(dtype), sluice_dtype_name(moe->config.dtype));
     }
     if (dtype != sluice_tensor_dtype(&tensors[0])) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s, but that of %s[0] is %s; one dtype per kind", label,
-                         sluice_dtype_name(dtype), name, sluice_dtype_name(sluice_tensor_dtype(&tensors[0])));
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s, but that of %s[0] is %s; one dtype per kind",
+                         label, sluice_dtype_name(dtype), name, sluice_dtype_name(sluice_tensor_dtype(&tensors[0])));
     }
     int64_t first = sluice_tensor_stride(&tensors[e], 0), second = ndim == 2 ? sluice_tensor_stride(&tensors[e], 1) : 1;
     if (ndim == 1 && shape[0] > 1 && first != 1) {
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride is %lld; it must be 1", label, (long long)first);
     }
     if (ndim == 2 && !is_matrix(shape, first, second)) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                         "%s: the strides of [%lld, %lld] are %lld, %lld; one must be 1 and the other at least the size of that "
-                         "dimension",
-                         label, (long long)shape[0], (long long)shape[1], (long long)first, (long long)second);
+      return SLUICE_FAIL(
+          SLUICE_E_INVALID_ARGUMENT,
+          "%s: the strides of [%lld, %lld] are %lld, %lld; one must be 1 and the other at least the size of that "
+          "dimension",
+          label, (long long)shape[0], (long long)shape[1], (long long)first, (long long)second);
     }
   }
   return SLUICE_OK;
@@ -93,8 +96,8 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
   SLUICE_TRY(sluice_struct_copy(&known, sizeof known, experts, sizeof known, "sluice_expert_tensors_t"));
   const int64_t up[] = {c->hidden_width, c->model_width}, down[] = {c->model_width, c->hidden_width};
   char label[64];
-#define ARRAY(member, ndim, shape)                                     \
-  snprintf(label, sizeof label, "%s.%s", name, #member);               \
+#define ARRAY(member, ndim, shape)                       \
+  snprintf(label, sizeof label, "%s.%s", name, #member); \
   SLUICE_TRY(check_array(moe, experts->member, label, ndim, shape, gradients))
   ARRAY(w1, 2, up);
   ARRAY(w2, 2, down);

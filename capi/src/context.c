@@ -21,11 +21,13 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_context_config_t: extension of unknown type %d", out->next->type);
   }
   if (out->device_type != SLUICE_DEVICE_CPU) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "context: device_type is %d; this build runs on the CPU only (SLUICE_DEVICE_CPU, %d)",
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "context: device_type is %d; this build runs on the CPU only (SLUICE_DEVICE_CPU, %d)",
                        out->device_type, SLUICE_DEVICE_CPU);
   }
   if (out->device_id != 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: device_id is %d; the CPU has only device 0", out->device_id);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: device_id is %d; the CPU has only device 0",
+                       out->device_id);
   }
   if ((out->allocate == NULL) != (out->release == NULL)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: set allocate and release together, or neither");
@@ -63,9 +65,11 @@ sluice_status_t sluice_context_create(const sluice_context_config_t* config, slu
 
 void sluice_context_destroy(sluice_context_t* context) { sluice_engine_release(context); }
 
-sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t reset_peak, sluice_context_stats_t* out_stats) {
+sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t reset_peak,
+                                         sluice_context_stats_t* out_stats) {
   if (context == NULL || out_stats == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_get_stats: %s is NULL", context == NULL ? "context" : "out_stats");
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_get_stats: %s is NULL",
+                       context == NULL ? "context" : "out_stats");
   }
   size_t size = out_stats->struct_size;
   if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
@@ -76,7 +80,8 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
   stats.struct_size = size;
   stats.current_bytes = context->allocator.current_bytes;
   stats.peak_bytes = context->allocator.peak_bytes;
-  memcpy(stats.gemm, context->gemm->name, sizeof stats.gemm < sizeof context->gemm->name ? sizeof stats.gemm : sizeof context->gemm->name);
+  memcpy(stats.gemm, context->gemm->name,
+         sizeof stats.gemm < sizeof context->gemm->name ? sizeof stats.gemm : sizeof context->gemm->name);
   memset(out_stats, 0, size);
   memcpy(out_stats, &stats, size < sizeof stats ? size : sizeof stats);
   if (reset_peak != 0) sluice_allocator_reset_peak(&context->allocator);
@@ -110,8 +115,9 @@ sluice_status_t sluice_context_trace(sluice_context_t* context, int64_t capacity
 sluice_status_t sluice_context_take_trace(sluice_context_t* context, sluice_trace_event_t* out_events, int64_t capacity,
                                           int64_t* out_count) {
   if (context == NULL || out_count == NULL || capacity < 0 || (out_events == NULL && capacity > 0)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_take_trace: context, out_events or out_count is NULL, or the "
-                                                  "capacity is negative");
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "sluice_context_take_trace: context, out_events or out_count is NULL, or the "
+                       "capacity is negative");
   }
   *out_count = 0;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_take_trace"));

@@ -8,9 +8,9 @@
 #include "backend/moe/run.h"
 #include "capi/src/check_layer.h"
 
-#define INIT(type, out, struct_size)                              \
-  if ((out) == NULL || (struct_size) < sizeof(size_t)) return;    \
-  memset((out), 0, (struct_size));                                \
+#define INIT(type, out, struct_size)                           \
+  if ((out) == NULL || (struct_size) < sizeof(size_t)) return; \
+  memset((out), 0, (struct_size));                             \
   (out)->struct_size = (struct_size)
 
 void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_args, size_t struct_size) {
@@ -26,17 +26,19 @@ void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out_args, size_t 
 
 static sluice_status_t refuse_host(const sluice_moe_t* moe, int32_t status, const char* message) {
   if (status == SLUICE_OK) return SLUICE_OK;
-  return SLUICE_FAIL(status < 0 ? status : SLUICE_E_FOREIGN, "layer %d: the host refused its input: %s", moe->config.layer_id,
-                     message != NULL ? message : "no reason given");
+  return SLUICE_FAIL(status < 0 ? status : SLUICE_E_FOREIGN, "layer %d: the host refused its input: %s",
+                     moe->config.layer_id, message != NULL ? message : "no reason given");
 }
 
-static sluice_status_t check_forward(const sluice_moe_t* moe, const sluice_moe_forward_args_t* a, sluice_stream_t stream,
-                                     sluice_step_t** out_step) {
+static sluice_status_t check_forward(const sluice_moe_t* moe, const sluice_moe_forward_args_t* a,
+                                     sluice_stream_t stream, sluice_step_t** out_step) {
   SLUICE_TRY(refuse_host(moe, a->local_status, a->local_message));
   SLUICE_TRY(sluice_check_stream(moe, stream));
-  if (a->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_forward_args_t: extension of unknown type %d", a->next->type);
+  if (a->next != NULL)
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_forward_args_t: extension of unknown type %d", a->next->type);
   if (a->needs_backward && out_step == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: out_step is NULL, but needs_backward is set", moe->config.layer_id);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: out_step is NULL, but needs_backward is set",
+                       moe->config.layer_id);
   }
   SLUICE_TRY(sluice_check_rows(moe, a->tokens, "tokens", -1));
   int64_t num_tokens = a->tokens->shape[0];
@@ -54,7 +56,8 @@ sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_a
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_forward"));
   sluice_moe_forward_args_t checked;
   sluice_moe_forward_args_init(&checked, sizeof checked);
-  sluice_status_t refusal = sluice_struct_copy(&checked, sizeof checked, args, sizeof checked, "sluice_moe_forward_args_t");
+  sluice_status_t refusal =
+      sluice_struct_copy(&checked, sizeof checked, args, sizeof checked, "sluice_moe_forward_args_t");
   if (refusal == SLUICE_OK) refusal = check_forward(moe, &checked, stream, out_step);
   sluice_status_t status = sluice_run_forward(moe, &checked, refusal, out_step);
   sluice_engine_leave(moe->context);
@@ -66,14 +69,16 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
   const sluice_moe_config_t* c = &moe->config;
   SLUICE_TRY(refuse_host(moe, a->local_status, a->local_message));
   SLUICE_TRY(sluice_check_stream(moe, stream));
-  if (a->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_backward_args_t: extension of unknown type %d", a->next->type);
+  if (a->next != NULL)
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_backward_args_t: extension of unknown type %d", a->next->type);
   if (step == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: step is NULL", c->layer_id);
   if (step->moe != moe) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this step is of layer %d", c->layer_id, step->moe->config.layer_id);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this step is of layer %d", c->layer_id,
+                       step->moe->config.layer_id);
   }
   if (a->halves < SLUICE_HALF_INPUT || a->halves > SLUICE_HALF_BOTH) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: halves is %d; use SLUICE_HALF_INPUT, _WEIGHT or _BOTH", c->layer_id,
-                       a->halves);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: halves is %d; use SLUICE_HALF_INPUT, _WEIGHT or _BOTH",
+                       c->layer_id, a->halves);
   }
   if (a->grad_mode != SLUICE_GRAD_OVERWRITE && a->grad_mode != SLUICE_GRAD_ACCUMULATE) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_mode is %d; use SLUICE_GRAD_OVERWRITE or _ACCUMULATE",
@@ -81,7 +86,8 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
   }
   if (c->callback_experts) {
     if (a->halves != SLUICE_HALF_BOTH) {
-      return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: callback experts compute both halves of a backward at once", c->layer_id);
+      return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: callback experts compute both halves of a backward at once",
+                         c->layer_id);
     }
     SLUICE_TRY(sluice_check_callbacks(moe, a->callbacks));
   } else {
@@ -111,7 +117,8 @@ sluice_status_t sluice_moe_backward(sluice_moe_t* moe, sluice_step_t* step, cons
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_backward"));
   sluice_moe_backward_args_t checked;
   sluice_moe_backward_args_init(&checked, sizeof checked);
-  sluice_status_t refusal = sluice_struct_copy(&checked, sizeof checked, args, sizeof checked, "sluice_moe_backward_args_t");
+  sluice_status_t refusal =
+      sluice_struct_copy(&checked, sizeof checked, args, sizeof checked, "sluice_moe_backward_args_t");
   if (refusal == SLUICE_OK) refusal = check_backward(moe, step, &checked, stream);
   sluice_status_t status = sluice_run_backward(moe, step, &checked, refusal);
   sluice_engine_leave(moe->context);
@@ -124,16 +131,18 @@ sluice_status_t sluice_step_restore(sluice_moe_t* moe, void* const* saved, const
   *out_step = NULL;
   if (moe == NULL || saved == NULL || saved_bytes == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_step_restore: %s is NULL",
-                       moe == NULL ? "moe" : saved == NULL ? "saved" : "saved_bytes");
+                       moe == NULL     ? "moe"
+                       : saved == NULL ? "saved"
+                                       : "saved_bytes");
   }
   SLUICE_TRY(sluice_engine_check_process(moe->context, "sluice_step_restore"));
   int64_t rows = 0;
   SLUICE_TRY(sluice_binding_peek(moe, saved[SLUICE_SAVED_META], saved_bytes[SLUICE_SAVED_META], NULL, &rows, NULL));
   const sluice_moe_config_t* c = &moe->config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
-  const uint64_t wanted[] = {0, (uint64_t)rows * (uint64_t)c->model_width * element,
-                             (uint64_t)rows * element *
-                                 (uint64_t)(c->callback_experts ? c->model_width : moe->gate_factor * c->hidden_width)};
+  const uint64_t wanted[] = {
+      0, (uint64_t)rows * (uint64_t)c->model_width * element,
+      (uint64_t)rows * element * (uint64_t)(c->callback_experts ? c->model_width : moe->gate_factor * c->hidden_width)};
   for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) {
     if (saved_bytes[i] < wanted[i] || (saved[i] == NULL && wanted[i] > 0)) {
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: saved buffer %d has %llu bytes; this step needs %llu",
@@ -153,6 +162,6 @@ sluice_status_t sluice_step_restore(sluice_moe_t* moe, void* const* saved, const
 sluice_status_t sluice_step_info(const sluice_step_t* step, int32_t* out_num_chunks, int64_t* out_rows_per_expert) {
   if (step == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_step_info: step is NULL");
   SLUICE_TRY(sluice_engine_check_process(step->moe->context, "sluice_step_info"));
-  return sluice_binding_peek(step->moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META], out_num_chunks,
-                             NULL, out_rows_per_expert);
+  return sluice_binding_peek(step->moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
+                             out_num_chunks, NULL, out_rows_per_expert);
 }

@@ -23,42 +23,48 @@ static int is_flag(int32_t value) { return value == 0 || value == 1; }
 
 static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
-  CHECK(c->model_width >= 1 && c->model_width <= INT32_MAX, "layer %d: model_width is %lld; it must be in [1, 2^31)", id,
-        (long long)c->model_width);
+  CHECK(c->model_width >= 1 && c->model_width <= INT32_MAX, "layer %d: model_width is %lld; it must be in [1, 2^31)",
+        id, (long long)c->model_width);
   CHECK(c->callback_experts || (c->hidden_width >= 1 && c->hidden_width <= INT32_MAX / 2),
         "layer %d: hidden_width is %lld; it must be in [1, 2^30)", id, (long long)c->hidden_width);
   CHECK(c->num_experts >= 1 && c->num_experts <= 1 << 20, "layer %d: num_experts is %d; it must be in [1, 2^20]", id,
         c->num_experts);
-  CHECK(c->top_k >= 1 && c->top_k <= c->num_experts, "layer %d: top_k is %d; it must be in [1, num_experts = %d]", id, c->top_k,
-        c->num_experts);
+  CHECK(c->top_k >= 1 && c->top_k <= c->num_experts, "layer %d: top_k is %d; it must be in [1, num_experts = %d]", id,
+        c->top_k, c->num_experts);
   CHECK(c->dtype >= SLUICE_DTYPE_F32 && c->dtype <= SLUICE_DTYPE_F64,
         "layer %d: dtype is %d; known are f32 (1), bf16 (2), f16 (3) and f64 (4)", id, c->dtype);
   CHECK(c->activation >= SLUICE_ACTIVATION_IDENTITY && c->activation <= SLUICE_ACTIVATION_SILU,
-        "layer %d: activation is %d; known are identity (0), relu (1), gelu (2), gelu_tanh (3) and silu (4)", id, c->activation);
+        "layer %d: activation is %d; known are identity (0), relu (1), gelu (2), gelu_tanh (3) and silu (4)", id,
+        c->activation);
   CHECK(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
-        "layer %d: num_chunks is %d; it must be in [1, %d], or 0 to let Sluice choose", id, c->num_chunks, SLUICE_MAX_CHUNKS);
+        "layer %d: num_chunks is %d; it must be in [1, %d], or 0 to let Sluice choose", id, c->num_chunks,
+        SLUICE_MAX_CHUNKS);
   CHECK(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
         "layer %d: wgrad_mode is %d; known are deferred (0) and per chunk (1)", id, c->wgrad_mode);
   CHECK(is_flag(c->gated) && is_flag(c->bias) && is_flag(c->callback_experts),
-        "layer %d: gated, bias and callback_experts are 0 or 1, found %d, %d, %d", id, c->gated, c->bias, c->callback_experts);
+        "layer %d: gated, bias and callback_experts are 0 or 1, found %d, %d, %d", id, c->gated, c->bias,
+        c->callback_experts);
   return SLUICE_OK;
 }
 
 static sluice_status_t check_owners(const sluice_context_t* context, const sluice_moe_config_t* c) {
   if (c->expert_rank == NULL) {
     CHECK(c->num_experts % context->world_size == 0,
-          "layer %d: %d experts do not divide over %d ranks; give expert_rank, the table of owners, or another group size",
+          "layer %d: %d experts do not divide over %d ranks; give expert_rank, the table of owners, or another group "
+          "size",
           c->layer_id, c->num_experts, context->world_size);
     return SLUICE_OK;
   }
   for (int32_t e = 0; e < c->num_experts; ++e) {
     CHECK(c->expert_rank[e] >= 0 && c->expert_rank[e] < context->world_size,
-          "layer %d: expert_rank[%d] is %d; the group has %d ranks", c->layer_id, e, c->expert_rank[e], context->world_size);
+          "layer %d: expert_rank[%d] is %d; the group has %d ranks", c->layer_id, e, c->expert_rank[e],
+          context->world_size);
   }
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_config_t* config, sluice_moe_t** out_moe) {
+sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_config_t* config,
+                                  sluice_moe_t** out_moe) {
   if (out_moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_create: out_moe is NULL");
   *out_moe = NULL;
   if (context == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_create: context is NULL");

@@ -12,8 +12,9 @@ static sluice_status_t check_dispatch(const sluice_moe_t* moe, const sluice_tens
   return sluice_check_ids(moe, expert_ids, tokens->shape[0]);
 }
 
-sluice_status_t sluice_dispatch_forward(sluice_moe_t* moe, const sluice_tensor_t* tokens, const sluice_tensor_t* expert_ids,
-                                        sluice_stream_t stream, sluice_dispatch_t** out_dispatch) {
+sluice_status_t sluice_dispatch_forward(sluice_moe_t* moe, const sluice_tensor_t* tokens,
+                                        const sluice_tensor_t* expert_ids, sluice_stream_t stream,
+                                        sluice_dispatch_t** out_dispatch) {
   if (out_dispatch == NULL) return FAIL_NULL("sluice_dispatch_forward", "out_dispatch");
   *out_dispatch = NULL;
   if (moe == NULL) return FAIL_NULL("sluice_dispatch_forward", "moe");
@@ -52,8 +53,9 @@ static sluice_status_t check_combine(const sluice_dispatch_t* dispatch, const vo
   return sluice_check_route_weights(moe, route_weights, "route_weights", tokens->shape[0]);
 }
 
-sluice_status_t sluice_dispatch_combine(sluice_dispatch_t* dispatch, const void* rows, const sluice_tensor_t* route_weights,
-                                        const sluice_tensor_t* out_tokens, sluice_stream_t stream) {
+sluice_status_t sluice_dispatch_combine(sluice_dispatch_t* dispatch, const void* rows,
+                                        const sluice_tensor_t* route_weights, const sluice_tensor_t* out_tokens,
+                                        sluice_stream_t stream) {
   if (dispatch == NULL) return FAIL_NULL("sluice_dispatch_combine", "dispatch");
   sluice_context_t* context = dispatch->step->moe->context;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_dispatch_combine"));
@@ -69,8 +71,8 @@ sluice_status_t sluice_dispatch_combine_backward(sluice_dispatch_t* dispatch, co
   if (dispatch == NULL) return FAIL_NULL("sluice_dispatch_combine_backward", "dispatch");
   sluice_context_t* context = dispatch->step->moe->context;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_dispatch_combine_backward"));
-  sluice_status_t refusal = check_combine(dispatch, grad_weight_rows != NULL ? rows : grad_rows, route_weights, grad_out,
-                                          "grad_out", stream);
+  sluice_status_t refusal =
+      check_combine(dispatch, grad_weight_rows != NULL ? rows : grad_rows, route_weights, grad_out, "grad_out", stream);
   if (refusal == SLUICE_OK) refusal = check_follow(dispatch, grad_rows, "grad_rows", stream);
   sluice_status_t status =
       sluice_part_combine_backward(dispatch, rows, route_weights, grad_out, grad_rows, grad_weight_rows, refusal);
@@ -95,8 +97,8 @@ sluice_status_t sluice_dispatch_backward(sluice_dispatch_t* dispatch, const void
   if (dispatch == NULL) return FAIL_NULL("sluice_dispatch_backward", "dispatch");
   sluice_context_t* context = dispatch->step->moe->context;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_dispatch_backward"));
-  sluice_status_t refusal = check_dispatch_backward(dispatch, grad_input_rows, grad_weight_rows, grad_tokens,
-                                                    grad_route_weights, stream);
+  sluice_status_t refusal =
+      check_dispatch_backward(dispatch, grad_input_rows, grad_weight_rows, grad_tokens, grad_route_weights, stream);
   sluice_status_t status = sluice_part_dispatch_backward(dispatch, grad_input_rows, grad_weight_rows, grad_tokens,
                                                          grad_route_weights, refusal);
   sluice_engine_leave(context);
@@ -111,7 +113,8 @@ static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t
                                           const sluice_expert_tensors_t* params, sluice_stream_t stream) {
   SLUICE_TRY(sluice_check_stream(moe, stream));
   if (moe->config.callback_experts) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: its experts are the host's own (callback_experts); call them directly",
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: its experts are the host's own (callback_experts); call them directly",
                        moe->config.layer_id);
   }
   if (rows_per_expert == NULL) {
@@ -120,14 +123,14 @@ static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t
   return sluice_check_experts(moe, params, "params", 0);
 }
 
-static sluice_status_t check_pointers(const sluice_moe_t* moe, const int64_t* rows_per_expert, const void* const* pointers,
-                                      const char* const* names, int32_t count) {
+static sluice_status_t check_pointers(const sluice_moe_t* moe, const int64_t* rows_per_expert,
+                                      const void* const* pointers, const char* const* names, int32_t count) {
   int64_t rows = 0;
   for (int32_t e = 0; e < moe->num_local; ++e) rows += rows_per_expert[e];
   for (int32_t i = 0; i < count && rows > 0; ++i) {
     if (pointers[i] == NULL) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL, but there are %lld rows", moe->config.layer_id,
-                         names[i], (long long)rows);
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL, but there are %lld rows",
+                         moe->config.layer_id, names[i], (long long)rows);
     }
   }
   return SLUICE_OK;
@@ -147,8 +150,9 @@ sluice_status_t sluice_experts_forward(sluice_moe_t* moe, const void* rows, cons
   return status;
 }
 
-sluice_status_t sluice_experts_backward(sluice_moe_t* moe, const void* rows, const void* pre, const int64_t* rows_per_expert,
-                                        const sluice_expert_tensors_t* params, const void* grad_rows, void* grad_input_rows,
+sluice_status_t sluice_experts_backward(sluice_moe_t* moe, const void* rows, const void* pre,
+                                        const int64_t* rows_per_expert, const sluice_expert_tensors_t* params,
+                                        const void* grad_rows, void* grad_input_rows,
                                         const sluice_expert_tensors_t* grad_params, int32_t grad_mode,
                                         sluice_stream_t stream) {
   if (moe == NULL) return FAIL_NULL("sluice_experts_backward", "moe");
@@ -162,8 +166,8 @@ sluice_status_t sluice_experts_backward(sluice_moe_t* moe, const void* rows, con
                        moe->config.layer_id, grad_mode);
   }
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_experts_backward"));
-  sluice_status_t status = sluice_part_experts_backward(moe, rows, pre, rows_per_expert, params, grad_rows, grad_input_rows,
-                                                        grad_params, grad_mode);
+  sluice_status_t status = sluice_part_experts_backward(moe, rows, pre, rows_per_expert, params, grad_rows,
+                                                        grad_input_rows, grad_params, grad_mode);
   sluice_engine_leave(moe->context);
   return status;
 }

@@ -12,8 +12,16 @@
 #include "capi/test/world.h"
 
 static case_t base_case(void) {
-  return (case_t){.world_size = 1, .tokens = {13, 9, 17, 5}, .model_width = 11, .hidden_width = 19, .num_experts = 12, .top_k = 2,
-                  .num_chunks = 1, .dtype = SLUICE_DTYPE_F32, .activation = SLUICE_ACTIVATION_GELU, .hot_expert = -1};
+  return (case_t){.world_size = 1,
+                  .tokens = {13, 9, 17, 5},
+                  .model_width = 11,
+                  .hidden_width = 19,
+                  .num_experts = 12,
+                  .top_k = 2,
+                  .num_chunks = 1,
+                  .dtype = SLUICE_DTYPE_F32,
+                  .activation = SLUICE_ACTIVATION_GELU,
+                  .hot_expert = -1};
 }
 
 /* f64 layers still carry f32 gate scalars; bf16 rounds every tensor between ops to 8 bits, f16 to 11. */
@@ -35,8 +43,8 @@ static void check(const case_t* c) {
   }
   double d = world_distance(c, &got, &want);
   if (!(d >= 0 && d <= tolerance(c))) {
-    fail_msg("W %d n %d K %d E %d dtype %d act %d gated %d bias %d: distance %g", c->world_size, c->num_chunks, c->top_k,
-             c->num_experts, c->dtype, c->activation, c->gated, c->bias, d);
+    fail_msg("W %d n %d K %d E %d dtype %d act %d gated %d bias %d: distance %g", c->world_size, c->num_chunks,
+             c->top_k, c->num_experts, c->dtype, c->activation, c->gated, c->bias, d);
   }
   world_free(&got);
   world_free(&want);
@@ -237,7 +245,8 @@ static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
   (void)state;
   for (int32_t a = SLUICE_ACTIVATION_GELU; a <= SLUICE_ACTIVATION_SILU; ++a) {
     case_t c = base_case();
-    c.dtype = SLUICE_DTYPE_F64, c.tokens[0] = 4, c.model_width = 3, c.hidden_width = 4, c.num_experts = 3, c.num_chunks = 2;
+    c.dtype = SLUICE_DTYPE_F64, c.tokens[0] = 4, c.model_width = 3, c.hidden_width = 4, c.num_experts = 3,
+    c.num_chunks = 2;
     c.activation = a, c.gated = a != SLUICE_ACTIVATION_GELU_TANH, c.bias = 1;
     result_t got;
     world_run(&c, &got);
@@ -246,9 +255,12 @@ static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
       double h = which == 1 ? 0.25 : 1e-5;
       for (int64_t i = 0; i < world_count(&c, which); ++i) {
         double slope = (world_objective(&c, which, i, h) - world_objective(&c, which, i, -h)) / (2 * h);
-        double analytic = which == 0 ? got.grad_tokens[0][i] : which == 1 ? got.grad_weights[0][i] : got.grad_params[which - 2][i];
+        double analytic = which == 0   ? got.grad_tokens[0][i]
+                          : which == 1 ? got.grad_weights[0][i]
+                                       : got.grad_params[which - 2][i];
         if (fabs(slope - analytic) > 2e-6 * (1 + fabs(analytic))) {
-          fail_msg("activation %d input %d index %lld: finite difference %.9g, gradient %.9g", a, which, (long long)i, slope, analytic);
+          fail_msg("activation %d input %d index %lld: finite difference %.9g, gradient %.9g", a, which, (long long)i,
+                   slope, analytic);
         }
       }
     }

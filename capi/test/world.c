@@ -13,7 +13,8 @@
 enum { W1, W3, W2, B1, B3, B2, NUM_PARAMS, TOKENS, WEIGHTS, GRAD_OUT };
 
 static double noise(uint64_t kind, uint64_t a, uint64_t b, uint64_t c) {
-  uint64_t x = kind * 0x9e3779b97f4a7c15u ^ (a + 1) * 0xbf58476d1ce4e5b9u ^ (b + 1) * 0x94d049bb133111ebu ^ (c + 1) * 0xd6e8feb86659fd93u;
+  uint64_t x = kind * 0x9e3779b97f4a7c15u ^ (a + 1) * 0xbf58476d1ce4e5b9u ^ (b + 1) * 0x94d049bb133111ebu ^
+               (c + 1) * 0xd6e8feb86659fd93u;
   x ^= x >> 31, x *= 0x7fb5d329728ea185u, x ^= x >> 27, x *= 0x81dadef4bc2dd44du, x ^= x >> 33;
   return (double)(x >> 11) / 9007199254740992.0 * 2 - 1;
 }
@@ -58,7 +59,9 @@ static double grad_value(const case_t* c, int32_t rank, int64_t t, int64_t m) {
   return rounded(c->dtype, noise(GRAD_OUT, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
 }
 
-static int64_t param_rows(const case_t* c, int kind) { return kind == W2 || kind == B2 ? c->model_width : c->hidden_width; }
+static int64_t param_rows(const case_t* c, int kind) {
+  return kind == W2 || kind == B2 ? c->model_width : c->hidden_width;
+}
 static int64_t param_cols(const case_t* c, int kind) {
   return kind == B1 || kind == B2 || kind == B3 ? 1 : kind == W2 ? c->hidden_width : c->model_width;
 }
@@ -119,15 +122,19 @@ typedef struct array_s {
   int64_t strides[2];
 } array_t;
 
-static void make(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+static void make(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols, int64_t row_stride,
+                 int64_t col_stride) {
   memset(a, 0, sizeof *a);
-  int64_t elements = rows * (ndim == 2 ? (row_stride > cols ? row_stride : cols) : 1) + (col_stride > 1 ? cols * col_stride : 0);
+  int64_t elements =
+      rows * (ndim == 2 ? (row_stride > cols ? row_stride : cols) : 1) + (col_stride > 1 ? cols * col_stride : 0);
   uint64_t bytes = (uint64_t)(elements + 1) * sluice_dtype_bytes(dtype);
   a->tensor.data = malloc(bytes);
   memset(a->tensor.data, 0xff, bytes); /* NaN */
   a->tensor.device_type = SLUICE_DEVICE_CPU;
   a->tensor.ndim = ndim;
-  a->tensor.type_code = dtype == SLUICE_DTYPE_I64 ? SLUICE_TYPE_INT : dtype == SLUICE_DTYPE_BF16 ? SLUICE_TYPE_BFLOAT : SLUICE_TYPE_FLOAT;
+  a->tensor.type_code = dtype == SLUICE_DTYPE_I64    ? SLUICE_TYPE_INT
+                        : dtype == SLUICE_DTYPE_BF16 ? SLUICE_TYPE_BFLOAT
+                                                     : SLUICE_TYPE_FLOAT;
   a->tensor.type_bits = (uint8_t)(8 * sluice_dtype_bytes(dtype));
   a->tensor.type_lanes = 1;
   a->shape[0] = rows, a->shape[1] = cols;
@@ -168,7 +175,8 @@ static int32_t local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
   return count;
 }
 
-static void make_experts(experts_t* x, const case_t* c, int32_t dtype, const int32_t* ids, int32_t count, int gradients) {
+static void make_experts(experts_t* x, const case_t* c, int32_t dtype, const int32_t* ids, int32_t count,
+                         int gradients) {
   memset(x, 0, sizeof *x);
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     if (!param_used(c, kind) || count == 0) continue;
@@ -178,7 +186,8 @@ static void make_experts(experts_t* x, const case_t* c, int32_t dtype, const int
       array_t* a = &x->arrays[kind][l];
       int64_t rows = param_rows(c, kind), cols = param_cols(c, kind);
       int matrix = kind <= W2;
-      make(a, dtype, matrix ? 2 : 1, rows, cols, matrix && c->transposed ? 1 : cols, matrix && c->transposed ? rows : 1);
+      make(a, dtype, matrix ? 2 : 1, rows, cols, matrix && c->transposed ? 1 : cols,
+           matrix && c->transposed ? rows : 1);
       for (int64_t i = 0; i < rows * cols; ++i) {
         int64_t at = (i / cols) * a->strides[0] + (i % cols) * a->strides[1];
         if (gradients) {
@@ -223,7 +232,8 @@ static int32_t toy_forward(void* user, int32_t chunk, int32_t local, int64_t row
   toy_scale(user, local, rows, x, y);
   return 0;
 }
-static int32_t toy_backward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, const void* dy, void* dx) {
+static int32_t toy_backward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, const void* dy,
+                            void* dx) {
   (void)chunk, (void)x;
   toy_scale(user, local, rows, dy, dx);
   return 0;
@@ -287,7 +297,8 @@ static void run_parts(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
   int64_t* counts = calloc((size_t)c->num_experts + 1, sizeof(int64_t));
   note(r, sluice_dispatch_rows(dispatch, &rows, &num_rows, counts));
   uint64_t element = sluice_dtype_bytes(c->dtype);
-  uint64_t row_bytes = (uint64_t)c->model_width * element, pre_bytes = (uint64_t)c->hidden_width * element * (c->gated ? 2 : 1);
+  uint64_t row_bytes = (uint64_t)c->model_width * element,
+           pre_bytes = (uint64_t)c->hidden_width * element * (c->gated ? 2 : 1);
   char* memory = malloc((size_t)num_rows * (3 * row_bytes + pre_bytes + 4) + 64);
   char *out = memory, *grad = out + (uint64_t)num_rows * row_bytes, *grad_in = grad + (uint64_t)num_rows * row_bytes;
   char* pre = grad_in + (uint64_t)num_rows * row_bytes;
@@ -349,7 +360,8 @@ static void run_rank(rank_t* r) {
       store(c->dtype, dy.tensor.data, t * dy.strides[0] + m, grad_value(c, r->rank, t, m));
     }
     for (int32_t k = 0; k < c->top_k; ++k) {
-      store(SLUICE_DTYPE_I64, id.tensor.data, t * id.strides[0] + k * id.strides[1], (double)expert_id(c, r->rank, t, k));
+      store(SLUICE_DTYPE_I64, id.tensor.data, t * id.strides[0] + k * id.strides[1],
+            (double)expert_id(c, r->rank, t, k));
       store(SLUICE_DTYPE_F32, w.tensor.data, t * w.strides[0] + k, weight_value(c, r->rank, t, k));
     }
   }
@@ -361,14 +373,16 @@ static void run_rank(rank_t* r) {
   saved_t saved = {{NULL}, {0}};
 
   if (c->parts && r->out->status[r->rank] == SLUICE_OK) {
-    run_parts(r, moe, &(parts_t){tensor_of(&x), tensor_of(&id), tensor_of(&w), tensor_of(&y), tensor_of(&dy), tensor_of(&dx),
-                                 tensor_of(&dw), &params.table, &grads.table});
+    run_parts(r, moe,
+              &(parts_t){tensor_of(&x), tensor_of(&id), tensor_of(&w), tensor_of(&y), tensor_of(&dy), tensor_of(&dx),
+                         tensor_of(&dw), &params.table, &grads.table});
   }
   sluice_step_t* step = NULL;
   if (r->out->status[r->rank] == SLUICE_OK && !c->parts) {
     sluice_moe_forward_args_t f;
     sluice_moe_forward_args_init(&f, sizeof f);
-    f.tokens = tensor_of(&x), f.expert_ids = tensor_of(&id), f.route_weights = tensor_of(&w), f.out_tokens = tensor_of(&y);
+    f.tokens = tensor_of(&x), f.expert_ids = tensor_of(&id), f.route_weights = tensor_of(&w),
+    f.out_tokens = tensor_of(&y);
     f.params = c->callback_experts ? NULL : &params.table;
     f.callbacks = c->callback_experts ? &callbacks : NULL;
     f.needs_backward = 1;
@@ -467,9 +481,7 @@ static double act_slope(int32_t kind, double x) {
     case SLUICE_ACTIVATION_GELU_TANH:
       u = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
       return 0.5 * (1 + u) + 0.5 * x * (1 - u * u) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
-    case SLUICE_ACTIVATION_SILU:
-      s = 1 / (1 + exp(-x));
-      return s * (1 + x * (1 - s));
+    case SLUICE_ACTIVATION_SILU: s = 1 / (1 + exp(-x)); return s * (1 + x * (1 - s));
     default: return 1;
   }
 }
@@ -532,10 +544,16 @@ void world_reference(const case_t* c, result_t* out) {
   make_result(c, out);
   int64_t M = c->model_width, H = c->hidden_width > 0 ? c->hidden_width : 1;
   double* memory = calloc((size_t)(3 * M + 4 * H), sizeof(double));
-  scratch_t s = {memory, memory + M, memory + M + H, memory + M + 2 * H, memory + M + 3 * H, memory + 2 * M + 3 * H,
+  scratch_t s = {memory,
+                 memory + M,
+                 memory + M + H,
+                 memory + M + 2 * H,
+                 memory + M + 3 * H,
+                 memory + 2 * M + 3 * H,
                  memory + 3 * M + 3 * H};
   for (int kind = 0; kind < NUM_PARAMS && c->accumulate; ++kind) {
-    for (int64_t i = 0; i < c->num_experts * param_size(c, kind); ++i) out->grad_params[kind][i] = param_used(c, kind) ? 1 : 0;
+    for (int64_t i = 0; i < c->num_experts * param_size(c, kind); ++i)
+      out->grad_params[kind][i] = param_used(c, kind) ? 1 : 0;
   }
   for (int32_t r = 0; r < c->world_size; ++r) {
     int64_t T = c->tokens[r];
@@ -603,7 +621,8 @@ int world_identical(const case_t* c, const result_t* a, const result_t* b, int p
   for (int32_t r = 0; r < c->world_size; ++r) {
     size_t bytes = (size_t)(c->tokens[r] * c->model_width) * sizeof(double);
     if (memcmp(a->out[r], b->out[r], bytes) != 0 || memcmp(a->grad_tokens[r], b->grad_tokens[r], bytes) != 0) return 0;
-    if (memcmp(a->grad_weights[r], b->grad_weights[r], (size_t)(c->tokens[r] * c->top_k) * sizeof(double)) != 0) return 0;
+    if (memcmp(a->grad_weights[r], b->grad_weights[r], (size_t)(c->tokens[r] * c->top_k) * sizeof(double)) != 0)
+      return 0;
   }
   for (int kind = 0; params && kind < NUM_PARAMS; ++kind) {
     size_t bytes = (size_t)(c->num_experts * param_size(c, kind)) * sizeof(double);

@@ -1,5 +1,5 @@
-/* A small world for tests of the layer: W ranks as threads, parameters and tokens of all ranks, and a plain reference in
- * f64 that computes the unsplit layer with its gradients. */
+/* A small world for tests of the layer: W ranks as threads, parameters and tokens of all ranks, and a plain reference
+ * in f64 that computes the unsplit layer with its gradients. */
 #ifndef SLUICE_CAPI_TEST_WORLD_H_
 #define SLUICE_CAPI_TEST_WORLD_H_
 
@@ -14,13 +14,13 @@ typedef struct case_s {
   int64_t tokens[WORLD_MAX_RANKS]; /* T of each rank */
   int64_t model_width, hidden_width;
   int32_t num_experts, top_k, num_chunks, dtype, activation, gated, bias, wgrad_mode, callback_experts;
-  int32_t drop_every;   /* every how many routes one is dropped; 0 none; 1 all */
-  int32_t hot_expert;   /* all first routes go to it; -1 none */
-  int32_t transposed;   /* parameters are stored [in, out] */
-  int32_t accumulate;   /* gradients are added to ones */
-  int32_t grad_f32;     /* gradients in f32 whatever the dtype */
-  int32_t halves_apart; /* INPUT, then WEIGHT */
-  int32_t restore;      /* the step is dropped and rebuilt from copies of its saved buffers */
+  int32_t drop_every;    /* every how many routes one is dropped; 0 none; 1 all */
+  int32_t hot_expert;    /* all first routes go to it; -1 none */
+  int32_t transposed;    /* parameters are stored [in, out] */
+  int32_t accumulate;    /* gradients are added to ones */
+  int32_t grad_f32;      /* gradients in f32 whatever the dtype */
+  int32_t halves_apart;  /* INPUT, then WEIGHT */
+  int32_t restore;       /* the step is dropped and rebuilt from copies of its saved buffers */
   int32_t uneven_owners; /* expert_rank table: most experts on the last rank */
   int32_t parts;         /* dispatch, experts, combine called one by one */
   const char* gemm;      /* NULL: "ref" */
@@ -31,8 +31,8 @@ typedef struct result_s {
   double* out[WORLD_MAX_RANKS];
   double* grad_tokens[WORLD_MAX_RANKS];
   double* grad_weights[WORLD_MAX_RANKS];
-  double* grad_params[6]; /* w1 w3 w2 b1 b3 b2 over all E experts */
-  int32_t ready[WORLD_MAX_RANKS];      /* readiness signals seen */
+  double* grad_params[6];         /* w1 w3 w2 b1 b3 b2 over all E experts */
+  int32_t ready[WORLD_MAX_RANKS]; /* readiness signals seen */
   sluice_status_t status[WORLD_MAX_RANKS];
   char message[WORLD_MAX_RANKS][1024];
 } result_t;

@@ -1,4 +1,5 @@
-/* Templates: every conflicting pair of ops is ordered by lane order and dependencies, and no dependency is superfluous. */
+/* Templates: every conflicting pair of ops is ordered by lane order and dependencies, and no dependency is superfluous.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

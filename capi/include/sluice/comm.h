@@ -89,9 +89,10 @@ SLUICE_API sluice_status_t sluice_comm_create_host(const sluice_comm_config_t* c
 
 /* Uses a duplicate of the MPI communicator with Fortran handle `mpi_comm_f` (MPI_Comm_c2f), or of MPI_COMM_WORLD when
  * it is negative; MPI must be initialised with MPI_THREAD_MULTIPLE, or not at all (then it is initialised so, and
- * finalised at destroy). Rank and world_size of the config are ignored. `library` is the path of libsluice_mpi.so, or
- * NULL: beside libsluice, then the loader's search. Collective over that communicator. Errors: NOT_FOUND (names the
- * library and what to install), UNSUPPORTED (thread level), FOREIGN (MPI's text). */
+ * finalised with the last communicator, unless that one is broken). Rank and world_size of the config are ignored.
+ * `library` is the path of libsluice_mpi.so, or NULL: beside libsluice, then the loader's search. Collective over that
+ * communicator. Errors: NOT_FOUND (names the library and what to install), UNSUPPORTED (thread level), FOREIGN (MPI's
+ * text). */
 SLUICE_API sluice_status_t sluice_comm_create_mpi(const sluice_comm_config_t* config, int64_t mpi_comm_f,
                                                   const char* library, sluice_comm_t** out_comm);
 

@@ -48,18 +48,19 @@ SLUICE_EXPORT void sluice_gate_config_init(sluice_gate_config_t* out_config, siz
  *                    Sigmoid scores are normalised to sum 1 per token for the mean. 1 when perfectly balanced.
  * out_z_loss    out  mean over t of logsumexp(logits[t])^2, or NULL
  *
- * T = 0: losses are 0. A NaN score ranks below every number when experts are chosen, so ids are always valid; weights and
- * losses show the NaN. Kept scores that sum to 0 give weights of 0. group_score_top above the size of a group is refused
- * (its default of 2 is cut to the size). capacity_factor 0 with min_capacity 0 drops everything. Threads: thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY: no effect.
- * Source: Switch Transformer eq. 4 (aux), ST-MoE eq. 5 (z), DeepSeek-V3 section 2.1.2 (groups, bias). */
+ * T = 0: losses are 0. A NaN score ranks below every number when experts are chosen, so ids are always valid; weights
+ * and losses show the NaN. Kept scores that sum to 0 give weights of 0. group_score_top above the size of a group is
+ * refused (its default of 2 is cut to the size). capacity_factor 0 with min_capacity 0 drops everything. Threads:
+ * thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY: no effect. Source: Switch Transformer eq. 4 (aux), ST-MoE eq.
+ * 5 (z), DeepSeek-V3 section 2.1.2 (groups, bias). */
 SLUICE_API sluice_status_t sluice_gate_forward(const sluice_gate_config_t* config, const sluice_tensor_t* logits,
                                                const sluice_tensor_t* bias, const sluice_tensor_t* expert_ids,
                                                const sluice_tensor_t* route_weights, const sluice_tensor_t* counts,
                                                float* out_aux_loss, float* out_z_loss);
 
 /* grad_logits [T, E] f32 out, unit column stride, overwritten: the sum of what flows from grad_route_weights [T, K]
- * (NULL: none), grad_aux_loss and grad_z_loss. expert_ids are those that forward wrote; choices, counts and bias carry no
- * gradient. Threads, errors: as forward. */
+ * (NULL: none), grad_aux_loss and grad_z_loss. expert_ids are those that forward wrote; choices, counts and bias carry
+ * no gradient. Threads, errors: as forward. */
 SLUICE_API sluice_status_t sluice_gate_backward(const sluice_gate_config_t* config, const sluice_tensor_t* logits,
                                                 const sluice_tensor_t* bias, const sluice_tensor_t* expert_ids,
                                                 const sluice_tensor_t* grad_route_weights, float grad_aux_loss,

@@ -23,8 +23,8 @@ SLUICE_API sluice_status_t sluice_dispatch_forward(sluice_moe_t* moe, const slui
                                                    sluice_dispatch_t** out_dispatch);
 /* The received rows [R, M] in the layer's dtype, borrowed until destroy, and their number per local expert, written to
  * out_rows_per_expert [E_local] (may be NULL). */
-SLUICE_API sluice_status_t sluice_dispatch_rows(const sluice_dispatch_t* dispatch, void** out_rows, int64_t* out_num_rows,
-                                                int64_t* out_rows_per_expert);
+SLUICE_API sluice_status_t sluice_dispatch_rows(const sluice_dispatch_t* dispatch, void** out_rows,
+                                                int64_t* out_num_rows, int64_t* out_rows_per_expert);
 /* out_tokens [T, M] = sum over k of route_weights[t, k] * the row that came back. rows [R, M]: the experts' outputs, in
  * the order of sluice_dispatch_rows. Collective. */
 SLUICE_API sluice_status_t sluice_dispatch_combine(sluice_dispatch_t* dispatch, const void* rows,

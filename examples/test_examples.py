@@ -107,6 +107,25 @@ def test_CMpi_TwoProcesses_LearnAsThreadsDo(c_programs, libraries):
     assert losses(text) == pytest.approx(threads, abs=3e-6)
 
 
+def test_ManualProgram_AsPrinted_Runs(libraries, tmp_path):
+    need("gcc", "gcc")
+    with open(os.path.join(ROOT, "docs", "c-abi.md")) as file:
+        program = re.search(r"```c\n(.*?)```", file.read(), re.DOTALL).group(1)
+    (tmp_path / "step.c").write_text(program)
+    library = os.path.join(libraries, "libsluice.so.0")
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-I", os.path.join(ROOT, "capi", "include")]
+    run(["gcc", *flags, str(tmp_path / "step.c"), library, "-o", str(tmp_path / "step")])
+    text = run([str(tmp_path / "step")], LD_LIBRARY_PATH=libraries)
+    wanted = ["y[0] = 1 0", "y[1] = 2 0", "y[2] = 0.5 0.5", "y[3] = 0 0"]
+    wanted += [
+        "dx[0] = 1 0, dweight 1",
+        "dx[1] = 1 2, dweight 2",
+        "dx[2] = 0.5 0.5, dweight 2",
+        "dx[3] = 0 0, dweight 0",
+    ]
+    assert text.splitlines() == wanted
+
+
 def test_RustLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
     need("rustc", "rustc")
     run([os.path.join(HERE, "rust", "build.sh"), str(tmp_path), libraries])

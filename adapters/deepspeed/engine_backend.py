@@ -11,11 +11,10 @@ from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.seam import CallExpert, LayerSpec
 from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeLayer
 from sluice.config import Options
-from sluice.errors import Aborted, PeerLost, TimedOut
 from torch import nn
 
-# After one of these a communicator takes nothing but its end.
-_FATAL = (PeerLost, TimedOut, Aborted)
+# How many models of this process use the group of these ranks: the last to go closes it.
+_users: dict[tuple[int, ...], int] = {}
 
 
 class _CastingLayer(MoeLayer):
@@ -45,9 +44,7 @@ class _CastingLayer(MoeLayer):
 class EngineRunner:
     """One layer. With callback experts the modules of the current call are looked up through this object."""
 
-    def __init__(self, backend: EngineBackend, spec: LayerSpec, options: Options) -> None:
-        context = backend.context
-        self._backend = backend
+    def __init__(self, context: Context, spec: LayerSpec, options: Options) -> None:
         self._form = spec.form
         self._experts: Sequence[nn.Module] = ()
         self._call: CallExpert | None = None
@@ -89,9 +86,6 @@ class EngineRunner:
         parameters = None if self._form is None else [self._members(expert) for expert in experts]
         try:
             return self.layer(tokens, expert_ids, route_weights, parameters)
-        except _FATAL:
-            self._backend.failed()
-            raise
         finally:
             self._experts, self._call = (), None
 
@@ -128,28 +122,31 @@ class EngineBackend:
     def __init__(self, ranks: Sequence[int], options: Options) -> None:
         timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
         self._options = options
-        self._failed = False
-        self._group = EpGroup.for_ranks(tuple(ranks), timeout)
-        self.context = Context(self._group, ContextOptions(options.gemm or "auto", options.gemm_library))
+        self._key = tuple(ranks)
+        self._group: EpGroup | None = EpGroup.for_ranks(self._key, timeout)
+        _users[self._key] = _users.get(self._key, 0) + 1
+        try:
+            self.context = Context(self._group, ContextOptions(options.gemm or "auto", options.gemm_library))
+        except BaseException:
+            self._leave()
+            raise
 
     def layer(self, spec: LayerSpec) -> EngineRunner:
         """See seam.Backend."""
-        return EngineRunner(self, spec, self._options)
+        return EngineRunner(self.context, spec, self._options)
 
     def stats(self) -> dict[str, Any]:
         """See seam.Backend."""
         return self.context.stats()
 
     def close(self) -> None:
-        """See seam.Backend.
+        """See seam.Backend. Not collective; ranks that unswap alike may swap again."""
+        if self._group is not None:
+            self.context.close()
+            self._leave()
 
-        The process group stays for the next model with these ranks, and ends with the process: torch names such groups
-        by their ranks, so a second one would meet the first one's addresses in the store, and hang. A broken one goes.
-        """
-        self.context.close()
-        if self._failed:
-            self._group.close()
-
-    def failed(self) -> None:
-        """A pass ended with an error that the communicator does not survive."""
-        self._failed = True
+    def _leave(self) -> None:
+        group, self._group = self._group, None
+        _users[self._key] -= 1
+        if group is not None and (_users[self._key] == 0 or len(self._key) == 1):
+            group.close()

@@ -54,7 +54,7 @@ const char* sluice_status_name(sluice_status_t status) {
   static const char* const names[] = {
       "OK",       "INVALID_ARGUMENT", "ABI",       "NO_MEMORY", "BUSY",    "UNSUPPORTED", "NOT_FOUND",   "STATE",
       "MISMATCH", "PEER_REFUSED",     "PEER_LOST", "TIMED_OUT", "ABORTED", "FOREIGN",     "OVER_BUDGET", "INTERNAL"};
-  int32_t index = -status;
-  if (index < 0 || index >= (int32_t)(sizeof names / sizeof names[0])) return "UNKNOWN";
+  int64_t index = -(int64_t)status; /* any value is asked for, INT32_MIN too */
+  if (index < 0 || index >= (int64_t)(sizeof names / sizeof names[0])) return "UNKNOWN";
   return names[index];
 }

@@ -32,7 +32,7 @@ def missing() -> str:
 def swap(module: nn.Module, options: dict[str, object]) -> Handle:
     """Swap all MoE layers inside `module` explicitly, as the ds_config key with these options would."""
     _enabled, parsed = importlib.import_module("sluice.config").parse(options)
-    return importlib.import_module("sluice.adapters.deepspeed.swap").swap(module, parsed)
+    return importlib.import_module("sluice.adapters.deepspeed").swap(module, parsed)
 
 
 def hold_group(world_size: int) -> Handle:

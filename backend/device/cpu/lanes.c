@@ -124,7 +124,7 @@ static sluice_status_t cpu_begin(sluice_device_t* base, int32_t num_events, slui
   sluice_status_t status = reserve(device, num_events);
   if (status == SLUICE_OK) {
     for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) device->lanes[i].head = device->lanes[i].tail = 0;
-    memset(device->fired, 0, (size_t)num_events);
+    if (num_events > 0) memset(device->fired, 0, (size_t)num_events);
     device->fn = fn;
     device->user = user;
     device->failed = device->dead = 0;

@@ -25,6 +25,7 @@ _STATS = (
     "comm_cpu_ns",
     "pass_ns",
     "last_num_chunks",
+    "last_is_settled",
 )
 
 

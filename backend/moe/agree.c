@@ -30,7 +30,7 @@ typedef struct header_s {
   int32_t config_chunks; /* as configured: 0 where Sluice chooses */
   int32_t num_local;     /* experts that this rank believes it owns */
   int32_t local_status;
-  sluice_parts_report_t parts;
+  sluice_step_report_t report;
   char message[256];
 } header_t;
 
@@ -62,7 +62,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->config_chunks = c->num_chunks;
   h->num_local = moe->num_local;
   h->local_status = proposal->local_status;
-  h->parts = moe->granularity.own;
+  h->report = moe->granularity.own;
   if (proposal->local_message != NULL) snprintf(h->message, sizeof h->message, "%s", proposal->local_message);
 }
 
@@ -233,9 +233,9 @@ static sluice_status_t check_counts(const sluice_binding_t* b) {
 }
 
 sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
-                             uint64_t* out_header_ns) {
+                             uint64_t* out_agreed_ns) {
   sluice_context_t* context = moe->context;
-  *out_header_ns = 0;
+  *out_agreed_ns = sluice_now_ns();
   if (context->world_size == 1) return proposal->local_status;
   sluice_error_info_t refusal; /* the record of a local refusal survives the exchange */
   sluice_error_capture(&refusal);
@@ -262,9 +262,8 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   memcpy(buffers.recv + (size_t)context->rank * ENVELOPE_BYTES, &own, sizeof own);
   char phase[96];
   snprintf(phase, sizeof phase, "header of layer %d, %s", moe->config.layer_id, direction_name(proposal->direction));
-  uint64_t begin = sluice_now_ns();
   SLUICE_TRY(run_exchange(context->comm, &buffers.arrays, phase));
-  *out_header_ns = sluice_now_ns() - begin;
+  *out_agreed_ns = sluice_now_ns();
   sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);
   if (verdict != SLUICE_OK) return proposal->local_status != SLUICE_OK ? sluice_error_adopt(&refusal) : verdict;
   if (binding == NULL) return SLUICE_OK;
@@ -274,8 +273,8 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
            (size_t)min_i64(mine, COUNTS_IN_ENVELOPE) * sizeof(int32_t));
   }
   /* The reports are read before the arrays are used again. */
-  const sluice_parts_report_t** reports = (const sluice_parts_report_t**)(void*)buffers.arrays.send;
-  for (int32_t r = 0; r < context->world_size; ++r) reports[r] = &header_of(buffers.recv, r)->parts;
+  const sluice_step_report_t** reports = (const sluice_step_report_t**)(void*)buffers.arrays.send;
+  for (int32_t r = 0; r < context->world_size; ++r) reports[r] = &header_of(buffers.recv, r)->report;
   sluice_granularity_agree(&moe->granularity, reports, context->world_size);
   SLUICE_TRY(exchange_rest(binding, &buffers, phase));
   return check_counts(binding);

@@ -23,9 +23,9 @@ typedef struct sluice_proposal_s {
 sluice_status_t sluice_agree_reserve(sluice_context_t* context);
 
 /* Exchanges headers, and with `binding` (forward) also the counts: its recv_counts are filled in. binding may be NULL
- * when this rank refuses. out_header_ns: how long the first exchange took.
+ * when this rank refuses. out_agreed_ns: when the first exchange had ended.
  * Errors: the local refusal itself; PEER_REFUSED, MISMATCH naming ranks and values; what the communicator reports. */
 sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
-                             uint64_t* out_header_ns);
+                             uint64_t* out_agreed_ns);
 
 #endif /* SLUICE_BACKEND_MOE_AGREE_H_ */

@@ -117,7 +117,7 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
         .local_status = status,
         .local_message = text,
     };
-    SLUICE_TRY(sluice_agree(moe, &proposal, NULL, &pass.header_ns));
+    SLUICE_TRY(sluice_agree(moe, &proposal, NULL, &pass.agreed_ns));
   }
   status = execute(&pass, step, args);
   if (status != SLUICE_OK) {

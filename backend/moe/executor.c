@@ -37,13 +37,11 @@ static void record(sluice_pass_t* pass) {
   sluice_context_stats_t* stats = &context->stats;
   const sluice_template_spec_t* spec = &pass->schedule->spec;
   uint64_t lane_ns[SLUICE_NUM_LANES] = {0};
-  uint64_t exchange_ns = 0;
   uint64_t now = sluice_now_ns();
   for (int32_t i = 0; i < pass->schedule->num_ops; ++i) {
     const sluice_op_t* op = &pass->schedule->ops[i];
     const sluice_op_times_t* t = &pass->times[i];
     lane_ns[op->lane] += t->end_ns - t->begin_ns;
-    if (sluice_op_is_exchange(op->kind)) exchange_ns += t->end_ns - t->begin_ns;
     stats->bytes_sent += t->bytes;
     const sluice_trace_event_t event = {.begin_ns = t->begin_ns,
                                         .end_ns = t->end_ns,
@@ -69,8 +67,13 @@ static void record(sluice_pass_t* pass) {
   stats->comm_cpu_ns += pass->comm_cpu_ns;
   stats->pass_ns += now - pass->begin_ns;
   stats->last_num_chunks = spec->num_chunks;
+  const sluice_granularity_t* granularity = &pass->moe->granularity;
+  stats->last_is_settled = granularity->fixed > 0 || granularity->decided;
+  /* Only passes of training count: a forward that keeps nothing and a weight half alone take other times. */
+  int is_step = spec->only == 0 && (spec->direction == SLUICE_FORWARD ? spec->keep : spec->input_half);
+  if (!is_step) return;
   sluice_granularity_observe(&pass->moe->granularity, spec->direction, spec->num_chunks, pass->binding.num_tokens,
-                             exchange_ns, lane_ns[SLUICE_LANE_COMPUTE], pass->header_ns);
+                             now - pass->agreed_ns);
 }
 
 sluice_status_t sluice_pass_run(sluice_pass_t* pass) {

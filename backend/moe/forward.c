@@ -77,7 +77,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
       .local_status = refusal,
       .local_message = text,
   };
-  SLUICE_TRY(sluice_agree(moe, &proposal, refusal == SLUICE_OK ? &f.pass.binding : NULL, &f.pass.header_ns));
+  SLUICE_TRY(sluice_agree(moe, &proposal, refusal == SLUICE_OK ? &f.pass.binding : NULL, &f.pass.agreed_ns));
   sluice_status_t status = sluice_binding_finish(&f.pass.binding);
   if (status == SLUICE_OK) status = execute(&f, moe);
   if (status != SLUICE_OK) {

@@ -2,76 +2,66 @@
 
 #include <string.h>
 
-/* Enough one-chunk steps to get past cold caches and first allocations. */
-#define REPORTS_NEEDED 3
-
-/* Smaller products lose a little of their rate: charged per extra chunk, as a share of computation. */
-#define GEMM_LOSS_PER_CHUNK 0.004
+/* The first step of a candidate meets new slot sizes; of the others the fastest counts, since noise only ever adds. */
+#define WARM_UP 1
+#define SAMPLES 4
 
 static const int32_t candidates[] = {1, 2, 3, 4, 6, 8, 12, 16};
+#define NUM_CANDIDATES ((int32_t)(sizeof candidates / sizeof candidates[0]))
 
 void sluice_granularity_init(sluice_granularity_t* granularity, int32_t fixed, int32_t world_size) {
   memset(granularity, 0, sizeof *granularity);
   granularity->fixed = world_size == 1 && fixed == 0 ? 1 : fixed;
-  granularity->current = granularity->fixed > 0 ? granularity->fixed : 1;
+  granularity->current = granularity->fixed > 0 ? granularity->fixed : candidates[0];
 }
 
 void sluice_granularity_observe(sluice_granularity_t* granularity, int32_t direction, int32_t num_chunks,
-                                int64_t num_tokens, uint64_t comm_ns, uint64_t compute_ns, uint64_t header_ns) {
-  if (num_chunks != 1) return;
-  granularity->own.comm_ns[direction] = comm_ns;
-  granularity->own.compute_ns[direction] = compute_ns;
-  granularity->own.header_ns = header_ns;
+                                int64_t num_tokens, uint64_t pass_ns) {
+  granularity->own.pass_ns[direction] = pass_ns;
+  granularity->own.num_chunks[direction] = num_chunks;
   granularity->own.num_tokens = num_tokens;
 }
 
-static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
-static void keep_smallest(uint64_t* best, uint64_t value) {
-  if (value != 0) *best = *best == 0 ? value : min_u64(*best, value);
-}
-
-static double predicted(const sluice_parts_report_t* parts, int32_t n) {
-  double total = 0;
-  for (int32_t direction = 0; direction < 2; ++direction) {
-    double comm = (double)parts->comm_ns[direction];
-    double comp = (double)parts->compute_ns[direction] * (1 + GEMM_LOSS_PER_CHUNK * (n - 1));
-    double overlapped = comp + comm / n > comm + comp / n ? comp + comm / n : comm + comp / n;
-    total += n == 1 ? comm + comp : overlapped;
-    total += 2.0 * (n - 1) * (double)parts->header_ns; /* two more exchanges per chunk */
-  }
-  return total;
-}
-
-void sluice_granularity_agree(sluice_granularity_t* granularity, const sluice_parts_report_t* const* reports,
-                              int32_t world_size) {
-  if (granularity->fixed > 0 || granularity->num_reports > REPORTS_NEEDED) return;
-  /* Computation is as slow as the slowest rank; the last rank to arrive sees the true time of an exchange. */
-  sluice_parts_report_t step;
-  memset(&step, 0, sizeof step);
+/* ns per token of the slowest rank; negative when the reports are not those of one whole step at the current n. */
+static double step_time(const sluice_granularity_t* granularity, const sluice_step_report_t* const* reports,
+                        int32_t world_size) {
+  uint64_t slowest[2] = {0, 0};
+  int64_t tokens = 0;
   for (int32_t r = 0; r < world_size; ++r) {
-    /* A forward without backward (evaluation) leaves the backward's part empty: wait until all ranks know both. */
-    if (reports[r]->comm_ns[0] == 0 || reports[r]->comm_ns[1] == 0) return;
     for (int32_t direction = 0; direction < 2; ++direction) {
-      step.compute_ns[direction] = max_u64(step.compute_ns[direction], reports[r]->compute_ns[direction]);
-      keep_smallest(&step.comm_ns[direction], reports[r]->comm_ns[direction]);
+      if (reports[r]->pass_ns[direction] == 0 || reports[r]->num_chunks[direction] != granularity->current) return -1;
+      if (reports[r]->pass_ns[direction] > slowest[direction]) slowest[direction] = reports[r]->pass_ns[direction];
     }
-    keep_smallest(&step.header_ns, reports[r]->header_ns);
+    if (reports[r]->num_tokens > tokens) tokens = reports[r]->num_tokens;
   }
-  for (int32_t direction = 0; direction < 2; ++direction) {
-    keep_smallest(&granularity->best.comm_ns[direction], step.comm_ns[direction]);
-    keep_smallest(&granularity->best.compute_ns[direction], step.compute_ns[direction]);
+  return tokens == 0 ? -1 : (double)(slowest[0] + slowest[1]) / (double)tokens;
+}
+
+static void finish_candidate(sluice_granularity_t* granularity, int64_t tokens) {
+  int improved = granularity->candidate == 0 || granularity->candidate_time < granularity->best_time;
+  if (improved) {
+    granularity->best_time = granularity->candidate_time;
+    granularity->best_candidate = granularity->candidate;
   }
-  keep_smallest(&granularity->best.header_ns, step.header_ns);
-  if (++granularity->num_reports < REPORTS_NEEDED) return;
-  double best_time = 0;
-  for (size_t i = 0; i < sizeof candidates / sizeof candidates[0]; ++i) {
-    double time = predicted(&granularity->best, candidates[i]);
-    if (i == 0 || time < best_time) {
-      best_time = time;
-      granularity->current = candidates[i];
-    }
+  granularity->num_worse = improved ? 0 : granularity->num_worse + 1;
+  int32_t next = granularity->candidate + 1;
+  granularity->decided = granularity->num_worse == 2 || next == NUM_CANDIDATES || candidates[next] > tokens;
+  granularity->candidate = granularity->decided ? granularity->best_candidate : next;
+  granularity->current = candidates[granularity->candidate];
+  granularity->num_samples = 0;
+}
+
+void sluice_granularity_agree(sluice_granularity_t* granularity, const sluice_step_report_t* const* reports,
+                              int32_t world_size) {
+  if (granularity->fixed > 0 || granularity->decided) return;
+  double time = step_time(granularity, reports, world_size);
+  int64_t tokens = 0;
+  for (int32_t r = 0; r < world_size; ++r) {
+    if (reports[r]->num_tokens > tokens) tokens = reports[r]->num_tokens;
   }
-  granularity->num_reports = REPORTS_NEEDED + 1; /* decided */
+  memset(&granularity->own, 0, sizeof granularity->own); /* reported: no step counts twice */
+  if (time < 0) return;
+  int32_t sample = granularity->num_samples++ - WARM_UP;
+  if (sample == 0 || (sample > 0 && time < granularity->candidate_time)) granularity->candidate_time = time;
+  if (sample + 1 == SAMPLES) finish_candidate(granularity, tokens);
 }

@@ -31,7 +31,7 @@ static sluice_status_t agree(sluice_pass_t* pass, int32_t direction, sluice_stat
       .local_status = status,
       .local_message = text,
   };
-  return sluice_agree(pass->moe, &proposal, status == SLUICE_OK ? counts : NULL, &pass->header_ns);
+  return sluice_agree(pass->moe, &proposal, status == SLUICE_OK ? counts : NULL, &pass->agreed_ns);
 }
 
 static sluice_status_t run(sluice_pass_t* pass, void* const* given) {

@@ -57,7 +57,7 @@ typedef struct sluice_pass_s {
   int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
   uint64_t begin_ns;
   uint64_t comm_cpu_ns;
-  uint64_t header_ns;
+  uint64_t agreed_ns; /* when the header's exchange had ended */
 } sluice_pass_t;
 
 /* Row bytes, and the bytes that all slots of the tensor take, for tensors in expert order. */

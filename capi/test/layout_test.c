@@ -103,7 +103,7 @@
   MEMBER(sluice_context_stats_t, comm_cpu_ns, 72, 8) \
   MEMBER(sluice_context_stats_t, pass_ns, 80, 8) \
   MEMBER(sluice_context_stats_t, last_num_chunks, 88, 4) \
-  MEMBER(sluice_context_stats_t, reserved, 92, 4) \
+  MEMBER(sluice_context_stats_t, last_is_settled, 92, 4) \
   MEMBER(sluice_context_stats_t, gemm, 96, 64) \
   STRUCT(sluice_trace_event_t, 48) \
   MEMBER(sluice_trace_event_t, begin_ns, 0, 8) \

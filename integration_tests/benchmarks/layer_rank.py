@@ -127,16 +127,16 @@ class Bench:
         return found
 
 
-def settle(bench: Bench, module: MoE, most: int = 12, still: int = 4) -> int:
-    """Step a swapped layer until its number of chunks has not changed for `still` steps; returns the steps taken.
+def settle(bench: Bench, module: MoE, most: int = 60) -> int:
+    """Step a swapped layer until Sluice has chosen its number of chunks; returns the steps taken.
 
-    Sluice tries candidates as ordinary steps; what is measured afterwards is what it chose. All ranks choose alike.
+    Candidates are tried as ordinary steps; what is measured afterwards is what was chosen. All ranks choose alike.
     """
-    seen: list[int] = []
-    while len(seen) < most and (len(seen) < still or len(set(seen[-still:])) > 1):
+    for step in range(most):
         bench.once(module)
-        seen.append(sluice_side.stats(module.deepspeed_moe)["last_num_chunks"])
-    return len(seen)
+        if sluice_side.stats(module.deepspeed_moe)["last_is_settled"]:
+            return step + 1
+    return most
 
 
 def tell(**fields: object) -> None:

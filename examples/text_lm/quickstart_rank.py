@@ -65,8 +65,12 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
     return measured
 
 
-def train(runners: dict[str, Runner], plan: dict) -> None:
-    """Take turns; after `train_s` seconds stop where both sides have taken equally many steps."""
+def train(runners: dict[str, Runner], plan: dict) -> list[int]:
+    """Take turns; after `train_s` seconds stop where both sides have taken equally many steps.
+
+    Returns the number of chunks that Sluice used in each of its steps: it chooses while it trains.
+    """
+    chunks: list[int] = []
     turns = [(side, count) for side, count in blocks(plan["steps"], plan["block"]) if side in runners]
     total, done = sum(count for _, count in turns), 0
     begin = time.monotonic()
@@ -75,12 +79,15 @@ def train(runners: dict[str, Runner], plan: dict) -> None:
             late = torch.tensor([plan["train_s"] is not None and time.monotonic() - begin > plan["train_s"]])
             dist.broadcast(late, 0)
             if late.item() and done >= 2 * plan["block"] * len(runners):
-                return
+                return chunks
         for _ in range(count):
             seconds = runners[side].step()
             done += 1
+            if side == "B":
+                chunks.append(sluice_side.stats(runners[side].layers()[0])["last_num_chunks"])
             name, loss = SIDES[side], runners[side].losses[-1]
             _tell(phase="train", done=done / total, side=name, step=len(runners[side].losses), loss=loss, s=seconds)
+    return chunks
 
 
 def trace(runners: dict[str, Runner], out: Path) -> None:
@@ -122,7 +129,6 @@ def main() -> None:
     out = Path(plan["out"])
     deepspeed.init_distributed()
     rank = dist.get_rank()
-    held = None if plan["stock_only"] else sluice_side.hold_group(dist.get_world_size())
     result: dict[str, object] = {"versions": versions(), "memory": None}
     if memory.Watch.available():
         _tell(phase="memory", done=0.0)
@@ -137,7 +143,7 @@ def main() -> None:
         kinds = {side: [sluice_side.is_swapped(layer) for layer in runners[side].layers()] for side in sides}
         if any(kinds["A"]) or not all(kinds["B"]):
             raise SystemExit(f"the key should have swapped all layers of one engine and none of the other, got {kinds}")
-    train(runners, plan)
+    result["chunks"] = train(runners, plan)
     for side, runner in runners.items():
         result[SIDES[side]] = {"loss": runner.losses, "step_s": runner.step_s}
     _tell(phase="trace", done=0.0)
@@ -147,8 +153,6 @@ def main() -> None:
         result["one_chunk"] = one_chunk(runners, plan)
     if rank == 0:
         (out / "rank0.json").write_text(json.dumps(result))
-    if held is not None:
-        held.unswap()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -235,7 +235,6 @@ def main() -> None:
     """Measure all cells of the plan; rank 0 writes one file per cell, so that what is done is kept."""
     plan = json.loads(Path(sys.argv[1]).read_text())
     deepspeed.init_distributed()
-    held = None if plan["stock_only"] else sluice_side.hold_group(dist.get_world_size())
     for number, fields in enumerate(plan["cells"]):
         cell = Cell(**fields)
         record = measure(cell, number, plan)
@@ -243,8 +242,6 @@ def main() -> None:
             (Path(plan["out"]) / f"{cell.name}.json").write_text(json.dumps(record))
         tell(cell=cell.name, finished=number + 1)
         gc.collect()
-    if held is not None:
-        held.unswap()
     dist.barrier()
     dist.destroy_process_group()
 

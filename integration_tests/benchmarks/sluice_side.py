@@ -35,19 +35,6 @@ def swap(module: nn.Module, options: dict[str, object]) -> Handle:
     return importlib.import_module("sluice.adapters.deepspeed").swap(module, parsed)
 
 
-def hold_group(world_size: int) -> Handle:
-    """Swap a layer of no size, to keep Sluice's process group while others come and go.
-
-    torch gives a new group with local synchronisation the name of one that was destroyed, and gloo then finds that
-    one's addresses in the store. Until the adapter avoids this, a process must not swap again after its last unswap.
-    """
-    from deepspeed.moe.layer import MoE
-
-    layer = MoE(8, nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), world_size, world_size)
-    layer.set_deepspeed_parallelism()
-    return swap(layer, {})
-
-
 def moe_layers(module: nn.Module) -> list[nn.Module]:
     """Return the host's MOELayer modules, in order, swapped or not."""
     from deepspeed.moe.sharded_moe import MOELayer

@@ -146,6 +146,13 @@ def test_GradientClipping_On_AsStock(ranks2: Ranks) -> None:
     _compare(ranks2.run("cases_parity:parity", layers=[{"k": 2}], config={"gradient_clipping": 0.05}), F32)
 
 
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("drop", [True, False])
+def test_DenseMasks_OfOlderReleases_AsStock(ranks2: Ranks, k: int, drop: bool) -> None:
+    layers = [{"k": k, "drop_tokens": drop, "capacity_factor": 0.6, "min_capacity": 1, "noisy_gate_policy": "RSample"}]
+    _compare(ranks2.run("cases_parity:parity_through_masks", layers=layers, used=k == 1), F32)
+
+
 @pytest.mark.parametrize("chunks", [1, 3, 64, "adaptive", None])
 def test_Chunks_AnyNumber_AsStock(ranks2: Ranks, chunks: Any) -> None:
     answers = ranks2.run("cases_parity:parity", layers=[{"k": 2}], steps=6, sluice={"chunks": chunks})

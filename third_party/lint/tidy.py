@@ -19,6 +19,11 @@ KEPT = ("-D", "-std=", "-m")  # what changes the meaning of the source; gcc's ot
 PAIRS = ("-iquote", "-isystem", "-I", "-include")
 
 
+def resolve(folder, base):
+    """External repositories lie below Bazel's output base; nothing in the checkout leads there before a first build."""
+    return os.path.join(base, folder) if folder.startswith("external/") else folder
+
+
 def commands():
     """{source: flags} of the library's own C files."""
     query = ["bazel", "aquery", "--noshow_progress", "--keep_going", "--output=jsonproto", QUERY]
@@ -26,6 +31,7 @@ def commands():
     if not done.stdout.strip():
         sys.exit("bazel aquery failed:\n" + done.stderr[-2000:])
     found = {}
+    base = subprocess.run(["bazel", "info", "output_base"], capture_output=True, text=True, check=True).stdout.strip()
     for action in json.loads(done.stdout).get("actions", ()):
         arguments = action["arguments"]
         source = arguments[arguments.index("-c") + 1]
@@ -36,7 +42,7 @@ def commands():
         flags = []
         for position, argument in enumerate(arguments):
             if argument in PAIRS:
-                flags += [argument, arguments[position + 1]]
+                flags += [argument, resolve(arguments[position + 1], base)]
             elif argument.startswith(KEPT) and "redacted" not in argument:
                 flags.append(argument)
         found[source] = flags

@@ -15,23 +15,20 @@ import subprocess
 import sys
 
 QUERY = 'mnemonic("CppCompile", //backend/... + //capi/...)'
+GENERATED = ("@mpi//:all",)
 KEPT = ("-D", "-std=", "-m")  # what changes the meaning of the source; gcc's other flags clang may not know
 PAIRS = ("-iquote", "-isystem", "-I", "-include")
 
 
-def resolve(folder, base):
-    """External repositories lie below Bazel's output base; nothing in the checkout leads there before a first build."""
-    return os.path.join(base, folder) if folder.startswith("external/") else folder
-
-
 def commands():
     """{source: flags} of the library's own C files."""
+    # Generated headers of foreign libraries are there only after a build.
+    subprocess.run(["bazel", "build", "--noshow_progress", *GENERATED], capture_output=True, check=True)
     query = ["bazel", "aquery", "--noshow_progress", "--keep_going", "--output=jsonproto", QUERY]
     done = subprocess.run(query, capture_output=True, text=True)
     if not done.stdout.strip():
         sys.exit("bazel aquery failed:\n" + done.stderr[-2000:])
     found = {}
-    base = subprocess.run(["bazel", "info", "output_base"], capture_output=True, text=True, check=True).stdout.strip()
     for action in json.loads(done.stdout).get("actions", ()):
         arguments = action["arguments"]
         source = arguments[arguments.index("-c") + 1]
@@ -42,7 +39,7 @@ def commands():
         flags = []
         for position, argument in enumerate(arguments):
             if argument in PAIRS:
-                flags += [argument, resolve(arguments[position + 1], base)]
+                flags += [argument, arguments[position + 1]]
             elif argument.startswith(KEPT) and "redacted" not in argument:
                 flags.append(argument)
         found[source] = flags

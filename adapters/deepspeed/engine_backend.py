@@ -52,9 +52,10 @@ class EngineRunner:
             "model_width": spec.model_width,
             "num_experts": spec.num_experts,
             "top_k": spec.top_k,
+            "hidden_width": spec.hidden_width,
             "dtype": spec.dtype,
             "layer_id": spec.layer_id,
-            "num_chunks": options.chunks or 0,
+            "num_chunks": options.chunks or (1 if spec.one_chunk else 0),
         }
         if options.wgrad_mode is not None:
             common["wgrad_mode"] = options.wgrad_mode
@@ -62,7 +63,6 @@ class EngineRunner:
             form = spec.form
             self.layer = _CastingLayer(
                 context,
-                hidden_width=form.hidden_width,
                 activation=form.activation,
                 gated=form.gated,
                 bias=form.bias,

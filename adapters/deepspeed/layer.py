@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed import routes
 from sluice.adapters.deepspeed.state import LayerState
+from sluice.errors import Mismatch
 
 from deepspeed.moe.sharded_moe import MOE_TIMER, MOELayer
 
@@ -39,13 +40,16 @@ class SluiceMOELayer(MOELayer):
         self.l_aux, self.exp_counts = route.l_aux, route.exp_counts
         before = state.communication() if state.measures(self) else None
         experts = self.experts.deepspeed_experts
-        output = runner.run(
-            tokens.to(dtype),
-            route.expert_ids,
-            route.weights,
-            experts,
-            lambda index, rows: state.call_expert(experts[index], index, rows),
-        )
+        try:
+            output = runner.run(
+                tokens.to(dtype),
+                route.expert_ids,
+                route.weights,
+                experts,
+                lambda index, rows: state.call_expert(experts[index], index, rows),
+            )
+        except Mismatch as error:
+            raise state.explain(error) from error
         if before is not None:
             state.record(self, output, before)
         output = state.as_host(output, experts, tokens)

@@ -22,6 +22,8 @@ class LayerSpec:
     model_width: int
     dtype: torch.dtype  # of the rows on the wire and of the products
     form: FusedForm | None  # None: `call_expert` computes
+    hidden_width: int = 1  # as on the other ranks, should they compute otherwise
+    one_chunk: bool = False  # unless the options name a number: a hooked module sees its rows in one call
 
 
 # (local expert, rows [rows, M]) -> [rows, M]; must be differentiable.

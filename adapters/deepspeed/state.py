@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed import comms_log, first_call
 from sluice.adapters.deepspeed import experts as experts_module
-from sluice.adapters.deepspeed.experts import FusedForm
 from sluice.adapters.deepspeed.probe import DTYPES, Finding
 from sluice.adapters.deepspeed.seam import Backend, LayerSpec, Runner
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.errors import Mismatch
 from torch import nn
 
 
@@ -34,13 +34,22 @@ class LayerState:
 
     def runner(self, layer: nn.Module) -> tuple[Runner, torch.dtype]:
         """The engine layer for this call, and the dtype of its rows."""
-        self._fused_now = self.finding.form is not None and experts_module.still_exact(layer.experts.deepspeed_experts)
+        untouched = experts_module.still_exact(layer.experts.deepspeed_experts)
+        self._fused_now = self.finding.form is not None and untouched
         dtype = self._dtype(layer)
-        key = (dtype, self._fused_now)
+        key = (dtype, untouched)
         if key not in self._runners:
-            form: FusedForm | None = self.finding.form if self._fused_now else None
             found = self.finding
-            spec = LayerSpec(found.layer_id, found.num_experts, found.top_k, found.model_width, dtype, form)
+            spec = LayerSpec(
+                layer_id=found.layer_id,
+                num_experts=found.num_experts,
+                top_k=found.top_k,
+                model_width=found.model_width,
+                dtype=dtype,
+                form=found.form if self._fused_now else None,
+                hidden_width=found.form.hidden_width if found.form else 1,
+                one_chunk=not untouched,
+            )
             self._runners[key] = self._backend.layer(spec)
         return self._runners[key], dtype
 
@@ -125,6 +134,16 @@ class LayerState:
                 comms_log.append("sluice_backward", spent_ns, spent_bytes)
 
             output.grad_fn.register_hook(after)
+
+    def explain(self, error: Mismatch) -> Mismatch:
+        """The engine says that ranks differ; why they do is known here."""
+        if self._fused_now == (self.finding.form is not None):
+            return error
+        return Mismatch(
+            f"{error.message}. On this rank the experts of '{self.finding.name}' were hooked or changed after the "
+            "swap, so they are called as modules: do so on every rank of the group, or on none",
+            peer=error.peer,
+        )
 
     def stats(self) -> dict[str, Any]:
         """For `sluice.stats`."""

@@ -138,6 +138,39 @@ def hook_after_swap_fires() -> None:
     host.sluice.unswap()
 
 
+def hook_on_one_rank() -> str:
+    """A difference between ranks that only the adapter can explain."""
+    host = _swapped([{"k": 2}])
+    layer = _layer(host)
+    handle = None
+    if dist.get_rank() == 0:
+        handle = layer.experts.deepspeed_experts[0].register_forward_hook(lambda *_: None)
+    try:
+        layer(torch.randn(8, models.WIDTH), None)
+        raise AssertionError("no error")
+    except RuntimeError as error:
+        text = f"{type(error).__name__}: {error}"
+    if handle is not None:
+        handle.remove()
+    layer(torch.randn(8, models.WIDTH), None)
+    host.sluice.unswap()
+    return text
+
+
+def hooked_expert_runs_whole() -> None:
+    """Without a number of chunks, a hooked module sees the rows of a call at once."""
+    host = _swapped([{"ep_size": 1, "expert": "tuple"}], {"chunks": None})
+    layer = _layer(host)
+    calls: list[int] = []
+    layer.experts.deepspeed_experts[0].register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        layer.gate.wg.weight.zero_()
+        for _ in range(20):
+            layer(torch.randn(16, models.WIDTH), None)
+    assert len(calls) == 20, calls
+    host.sluice.unswap()
+
+
 def attributes_as_stock() -> None:
     """Trap 6: l_aux, exp_counts and the times."""
     host = _swapped([{}], wall_clock_breakdown=True)

@@ -42,6 +42,16 @@ def test_Trap05_HookAfterSwap_ExpertIsCalled(ranks2: Ranks) -> None:
     ranks2.run("cases_traps:hook_after_swap_fires")
 
 
+def test_Trap05_HookOnOneRank_ErrorExplainsIt(ranks2: Ranks) -> None:
+    first, second = ranks2.run("cases_traps:hook_on_one_rank")
+    assert first.startswith("Mismatch") and "hooked or changed after the swap" in first
+    assert second.startswith("Mismatch") and "rank 0" in second
+
+
+def test_Trap05_HookedExpert_SeesItsRowsInOneCall(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:hooked_expert_runs_whole")
+
+
 def test_Trap06_LayerAttributes_AsStock(ranks2: Ranks) -> None:
     ranks2.run("cases_traps:attributes_as_stock")
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import Foreign, PeerRefused, TimedOut
+from ...errors import Foreign, PeerLost, PeerRefused, TimedOut
 
 _joined: dict[tuple[int, ...], int] = {}
 
@@ -59,7 +59,11 @@ class _Meeting:
         if error is not None:
             raise error
         keys = [f"{phase}/{place}" for place in range(len(self._ranks))]
-        self._wait(phase, keys)
+        try:
+            self._wait(phase, keys)
+        except dist.DistError as gone:
+            text = f"the store of torch.distributed went away while ranks {list(self._ranks)} joined: {gone}"
+            raise PeerLost(text) from gone
         for place, key in enumerate(keys):
             text = self._store.get(key).decode(errors="replace")
             if text:

@@ -61,6 +61,8 @@ class EngineRunner:
             common["wgrad_mode"] = options.wgrad_mode
         if spec.form is not None:
             form = spec.form
+            if options.policy is not None:
+                common["restore_input"], common["restore_middle"] = options.policy
             self.layer = _CastingLayer(
                 context,
                 activation=form.activation,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..._library import load
-from ...errors import InvalidArgument, InvalidState, SluiceError
+from ...errors import InvalidArgument, InvalidState, SluiceError, Unsupported
 from ._native import generation, interruptible
 from .context import Context, release
 from .descriptors import Descriptors, config_dtype
@@ -23,11 +23,13 @@ from .passes import Pass, save_callback
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 WGRAD_MODES = {"deferred": 0, "per_chunk": 1}
+RESTORE_INPUT = {"keep": 0, "offload": 1, "redispatch": 2}
+RESTORE_MIDDLE = {"keep": 0, "offload": 1, "recompute": 3}
 _INVALID = -1
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
 _OVERWRITE = 0
 _BOTH_HALVES = 3
-_SAVED_COUNT = 3
+_SAVED_COUNT = 5
 _NOTHING = torch.empty(0, device="cpu")  # stands where no gradient is wanted
 
 
@@ -98,6 +100,8 @@ class MoeLayer:
         expert_rank: Sequence[int] | None = None,
         layer_id: int = 0,
         wgrad_mode: str = "deferred",
+        restore_input: str = "keep",
+        restore_middle: str = "keep",
         experts: CallbackExperts | None = None,
     ) -> None:
         library = load()
@@ -119,6 +123,10 @@ class MoeLayer:
         config.bias = int(bias)
         config.num_chunks = num_chunks
         config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
+        config.restore_input = _number(RESTORE_INPUT, restore_input, "restore_input")
+        config.restore_middle = _number(RESTORE_MIDDLE, restore_middle, "restore_middle")
+        if experts is not None and (restore_input, restore_middle) != ("keep", "keep"):
+            raise Unsupported("experts that run as the host's modules keep their rows and graphs: policy none")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
         table = None
@@ -258,6 +266,7 @@ class MoeLayer:
             grads = self._fill_grads(frame, args, work, flat, needs[2:])
             args.grad_mode = _OVERWRITE
             args.halves = _BOTH_HALVES
+            args.may_reuse_saved = int(not _graph_is_kept())
             kept = [_aligned(buffer) for buffer in saved]
             for index in range(_SAVED_COUNT):
                 buffer = kept[index] if index < len(kept) else _NOTHING
@@ -343,6 +352,12 @@ class MoeLayer:
             self._call(lib.sluice_moe_backward, self.handle, ffi.NULL, args, ffi.NULL)
         else:
             self._call(lib.sluice_moe_forward, self.handle, args, ffi.NULL, ffi.new("sluice_step_t **"))
+
+
+def _graph_is_kept() -> bool:
+    """Whether this backward was asked to retain the graph, so that another one may read the saved buffers again."""
+    asked = getattr(torch._C, "_get_current_graph_task_keep_graph", None)
+    return True if asked is None else bool(asked())
 
 
 def _aligned(buffer: torch.Tensor) -> torch.Tensor:

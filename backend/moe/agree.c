@@ -15,7 +15,7 @@ typedef struct header_s {
   int32_t layer_id;
   int32_t num_chunks;
   uint64_t fingerprint;
-  uint64_t template_hash;
+  uint64_t comm_hash;
   int64_t num_tokens;
   int64_t model_width;
   int64_t hidden_width;
@@ -47,7 +47,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->layer_id = c->layer_id;
   h->num_chunks = proposal->num_chunks;
   h->fingerprint = moe->fingerprint;
-  h->template_hash = proposal->template_hash;
+  h->comm_hash = proposal->comm_hash;
   h->num_tokens = proposal->num_tokens;
   h->model_width = c->model_width;
   h->hidden_width = c->hidden_width;
@@ -105,7 +105,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
         "rank %d owns %d, rank %d owns %d): give all ranks the same",
         own->layer_id, peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
   }
-  if (peer->template_hash != own->template_hash) {
+  if (peer->comm_hash != own->comm_hash) {
     return snprintf(
         text, text_bytes,
         "layer %d: rank %d and rank %d run different schedules for the %s (needs_backward, halves or wanted "

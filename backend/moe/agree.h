@@ -13,7 +13,7 @@
 typedef struct sluice_proposal_s {
   int32_t direction; /* SLUICE_FORWARD, SLUICE_BACKWARD */
   int32_t num_chunks;
-  uint64_t template_hash;
+  uint64_t comm_hash;
   int64_t num_tokens;
   int32_t local_status; /* not 0: this rank refuses */
   const char* local_message;

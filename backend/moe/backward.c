@@ -1,36 +1,45 @@
+#include <string.h>
+
 #include "backend/base/clock.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
 #include "backend/moe/pass.h"
 #include "backend/moe/run.h"
 
-/* What the weight half needs from the input half. */
-static const int32_t deferred_tensors[] = {SLUICE_T_DDO, SLUICE_T_ROUTE, SLUICE_T_DM, SLUICE_T_WACT};
+/* What the weight half may need from the input half, besides the saved buffers. */
+static const int32_t deferred_tensors[] = {SLUICE_T_DI,    SLUICE_T_M,    SLUICE_T_DDO,
+                                           SLUICE_T_ROUTE, SLUICE_T_DACT, SLUICE_T_DM};
 #define NUM_DEFERRED ((int32_t)(sizeof deferred_tensors / sizeof deferred_tensors[0]))
 
-static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args,
-                                      int32_t num_chunks) {
+static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step_t* step,
+                                      const sluice_moe_backward_args_t* args, const sluice_binding_t* binding) {
   int32_t weights = SLUICE_WEIGHTS_NONE;
   if (!(args->halves & SLUICE_HALF_WEIGHT)) weights = SLUICE_WEIGHTS_LATER;
   if ((args->halves & SLUICE_HALF_WEIGHT) && (args->grad_params != NULL || moe->config.callback_experts)) {
     weights = SLUICE_WEIGHTS_NOW;
   }
-  return (sluice_template_spec_t){
+  sluice_template_spec_t spec = {
       .direction = SLUICE_BACKWARD,
-      .num_chunks = num_chunks,
+      .num_chunks = binding->num_chunks,
       .single_rank = moe->context->world_size == 1,
       .callback = moe->config.callback_experts,
       .input_half = (args->halves & SLUICE_HALF_INPUT) != 0,
       .weight_half = weights,
       .wgrad_mode = moe->config.wgrad_mode,
+      .gated = moe->config.gated,
+      .reuse_saved = step->state == SLUICE_STEP_INPUT_DONE ? step->reuses_saved
+                                                           : !moe->config.callback_experts && args->may_reuse_saved,
   };
+  memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
+  memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);
+  return spec;
 }
 
 static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, const sluice_step_t* step,
                                   const sluice_moe_backward_args_t* args) {
   SLUICE_TRY(sluice_binding_restore(moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
                                     &pass->binding));
-  const sluice_template_spec_t spec = spec_of(moe, args, pass->binding.num_chunks);
+  const sluice_template_spec_t spec = spec_of(moe, step, args, &pass->binding);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
   /* Only now are the token counts of the step known. */
   if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {
@@ -45,7 +54,8 @@ static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, const 
 static sluice_status_t allocate_deferred(sluice_pass_t* pass, sluice_step_t* step) {
   for (int32_t i = 0; i < NUM_DEFERRED; ++i) {
     int32_t t = deferred_tensors[i];
-    step->deferred_bytes[t] = (uint64_t)pass->binding.num_rows * sluice_pass_row_bytes(pass->moe, t);
+    step->deferred_bytes[t] = pass->slots[t].bytes;
+    if (step->deferred_bytes[t] == 0) continue;
     step->deferred[t] =
         sluice_alloc(&pass->context->allocator, step->deferred_bytes[t], "gradient rows of the weight half");
     if (step->deferred[t] == NULL) return SLUICE_E_NO_MEMORY;
@@ -63,13 +73,14 @@ static void free_deferred(sluice_step_t* step) {
 
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   void* given[SLUICE_T_COUNT] = {NULL};
-  given[SLUICE_T_DI] = step->saved[SLUICE_SAVED_INPUT];
-  given[pass->moe->config.callback_experts ? SLUICE_T_DO : SLUICE_T_M] = step->saved[SLUICE_SAVED_MIDDLE];
+  for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) given[sluice_saved_tensors[i]] = step->saved[i];
+  SLUICE_TRY(sluice_pass_measure(pass));
   if (pass->schedule->spec.weight_half == SLUICE_WEIGHTS_LATER) SLUICE_TRY(allocate_deferred(pass, step));
   for (int32_t i = 0; i < NUM_DEFERRED; ++i) given[deferred_tensors[i]] = step->deferred[deferred_tensors[i]];
   SLUICE_TRY(sluice_pass_prepare(pass, given));
   pass->params = args->params;
   pass->callbacks = args->callbacks;
+  pass->tokens = args->tokens;
   pass->in_rows = args->grad_out;
   pass->out_rows = args->grad_tokens;
   pass->route_weights = args->route_weights;
@@ -78,11 +89,14 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   pass->grad_mode = args->grad_mode;
   pass->expert_ready = args->expert_ready;
   pass->expert_ready_user = args->expert_ready_user;
+  /* Nothing was written so far: until here the step can be tried again in any case. */
+  step->reuses_saved = pass->schedule->spec.reuse_saved;
+  if (step->reuses_saved) sluice_binding_use_up(step->saved[SLUICE_SAVED_META]);
   return sluice_pass_run(pass);
 }
 
 static sluice_status_t check_state(const sluice_step_t* step, int32_t halves) {
-  if (step->state == SLUICE_STEP_FRESH && halves != SLUICE_HALF_WEIGHT) return SLUICE_OK;
+  if (step->state == SLUICE_STEP_FRESH && halves != SLUICE_HALF_WEIGHT) return sluice_step_check_saved(step);
   if (step->state == SLUICE_STEP_INPUT_DONE && halves == SLUICE_HALF_WEIGHT) return SLUICE_OK;
   static const char* const done[] = {"has not had its input half yet",
                                      "has had its input half; only the weight half is open",
@@ -112,7 +126,7 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
     const sluice_proposal_t proposal = {
         .direction = SLUICE_BACKWARD,
         .num_chunks = status == SLUICE_OK ? pass.binding.num_chunks : 0,
-        .template_hash = status == SLUICE_OK ? pass.schedule->hash : 0,
+        .comm_hash = status == SLUICE_OK ? pass.schedule->comm_hash : 0,
         .num_tokens = status == SLUICE_OK ? pass.binding.num_tokens : 0,
         .local_status = status,
         .local_message = text,

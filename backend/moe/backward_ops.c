@@ -5,6 +5,7 @@
 #include "backend/base/dtype.h"
 #include "backend/moe/exchange_ops.h"
 #include "backend/moe/expert_math.h"
+#include "backend/moe/restore_ops.h"
 
 static int64_t rows_of(const sluice_pass_t* pass, int32_t chunk, int32_t local) {
   const sluice_binding_t* b = &pass->binding;
@@ -58,7 +59,7 @@ static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
         NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width,
         sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e), sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e),
         sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e), sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e),
-        wanted ? sluice_pass_rows(pass, SLUICE_T_WACT, op->chunk, e) : NULL, dgate);
+        wanted ? sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e) : NULL, dgate);
     if (!c->bias) continue;
     kernels->dot_rows(NULL, c->dtype, rows, c->model_width, sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
                       sluice_tensor_data(&pass->params->b2[e]), 0, 1, dgate);
@@ -164,7 +165,7 @@ static sluice_status_t expert_products(sluice_pass_t* pass, int32_t chunk, int32
   int64_t rows = rows_of(pass, chunk, e), count = 0, width = pass->moe->gate_factor * c->hidden_width;
   sluice_matrix_t dy = sluice_rows_matrix(rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width, 0, element);
   sluice_matrix_t x = sluice_rows_matrix(rows_at(pass, SLUICE_T_DI, chunk, e), c->model_width, 0, element);
-  sluice_matrix_t act = sluice_rows_matrix(rows_at(pass, SLUICE_T_WACT, chunk, e), c->hidden_width, 0, element);
+  sluice_matrix_t act = sluice_rows_matrix(rows_at(pass, SLUICE_T_DACT, chunk, e), c->hidden_width, 0, element);
   void* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
   pass->products[count++] = weight_product(dy, act, rows, &dw->w2[e]);
   pass->products[count++] = weight_product(sluice_rows_matrix(dm, width, 0, element), x, rows, &dw->w1[e]);
@@ -191,16 +192,39 @@ static void expert_bias_sums(sluice_pass_t* pass, int32_t chunk, int32_t e, int 
                        sluice_tensor_dtype(&dw->b3[e]), sluice_tensor_data(&dw->b3[e]));
 }
 
+/* One product over all chunks where the expert's rows lie one behind the other, else chunk by chunk. */
+static int is_joined(const sluice_pass_t* pass) {
+  return sluice_pass_is_joined(pass, SLUICE_T_DI) && sluice_pass_is_joined(pass, SLUICE_T_DDO) &&
+         sluice_pass_is_joined(pass, SLUICE_T_DM) && sluice_pass_is_joined(pass, SLUICE_T_DACT);
+}
+
+static sluice_status_t expert_weight_grad(sluice_pass_t* pass, int32_t chunk, int32_t e, int accumulate) {
+  SLUICE_TRY(expert_products(pass, chunk, e, accumulate));
+  if (pass->moe->config.bias) expert_bias_sums(pass, chunk, e, accumulate);
+  return SLUICE_OK;
+}
+
 /* Every local expert, idle ones too: their gradients are zeros, not absent. */
 static sluice_status_t weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
-  int last = op->chunk < 0 || op->chunk == pass->binding.num_chunks - 1;
+  int32_t n = pass->binding.num_chunks;
+  int last = op->chunk < 0 || op->chunk == n - 1;
   int accumulate = pass->grad_mode == SLUICE_GRAD_ACCUMULATE || op->chunk > 0;
+  int by_chunk = op->chunk < 0 && !is_joined(pass);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    SLUICE_TRY(expert_products(pass, op->chunk, e, accumulate));
-    if (pass->moe->config.bias) expert_bias_sums(pass, op->chunk, e, accumulate);
+    for (int32_t i = 0; i < (by_chunk ? n : 1); ++i) {
+      SLUICE_TRY(expert_weight_grad(pass, by_chunk ? i : op->chunk, e, accumulate || i > 0));
+    }
     if (last && pass->expert_ready != NULL) pass->expert_ready(pass->expert_ready_user, e);
   }
   return SLUICE_OK;
+}
+
+/* The forward's rows once more, from the tokens that the host passes to backward. */
+static sluice_status_t redispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0};
+  SLUICE_TRY(sluice_send_tokens_start(pass, op->chunk, pass->tokens, &rows));
+  pass->times[index].bytes = rows.bytes;
+  return sluice_finish(pass, op, &rows);
 }
 
 sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
@@ -217,6 +241,11 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
     case SLUICE_OP_COMBINE_GRAD: return combine_grad(pass, op, index);
     case SLUICE_OP_REDUCE_GRAD: reduce_grad(pass, op); return SLUICE_OK;
     case SLUICE_OP_WEIGHT_GRAD: return weight_grad(pass, op);
+    case SLUICE_OP_COPY_IN: sluice_copy(pass, op, index); return SLUICE_OK;
+    case SLUICE_OP_REDISPATCH: return redispatch(pass, op, index);
+    case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op->chunk, pass->tokens, SLUICE_T_DI); return SLUICE_OK;
+    case SLUICE_OP_RECOMPUTE: return sluice_recompute(pass, op);
+    case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
     default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "backward: op %s does not belong here", sluice_op_name(op->kind));
   }
 }

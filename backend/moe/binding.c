@@ -5,7 +5,8 @@
 
 #include "backend/base/tensor.h"
 
-#define META_MAGIC 0x51ce4d45u
+#define META_MAGIC      0x51ce4d45u
+#define META_MAGIC_USED 0x51ce5a5au
 
 typedef struct meta_header_s {
   uint32_t magic;
@@ -14,7 +15,8 @@ typedef struct meta_header_s {
   int64_t num_tokens;
   int64_t num_sent;
   int64_t num_rows;
-  uint64_t checksum; /* of everything behind the header, and of the header with this member 0 */
+  uint64_t saved_bytes[SLUICE_SAVED_COUNT]; /* what the other saved buffers must have at least */
+  uint64_t checksum;                        /* of everything behind the header, and of the header with this member 0 */
 } meta_header_t;
 
 /* Positions and orders become addresses, so that damaged bytes must not pass. Four independent sums of eight bytes each
@@ -22,7 +24,7 @@ typedef struct meta_header_s {
 static uint64_t mix(uint64_t hash, uint64_t word) { return (hash ^ word) * 0x9e3779b97f4a7c15u; }
 
 static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t bytes) {
-  uint64_t sums[4] = {1, 2, 3, 4}, words[4];
+  uint64_t sums[4] = {1, 2, 3, 4}, words[4], head[sizeof header / sizeof(uint64_t)];
   uint64_t i = 0;
   for (; i + sizeof words <= bytes; i += sizeof words) {
     memcpy(words, body + i, sizeof words);
@@ -32,10 +34,11 @@ static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t byt
   if (i < bytes) memcpy(words, body + i, bytes - i);
   for (int lane = 0; lane < 4; ++lane) sums[lane] = mix(sums[lane], words[lane]);
   header.checksum = 0;
-  memcpy(words, &header, sizeof words);
+  header.magic = META_MAGIC;
+  memcpy(head, &header, sizeof head);
   uint64_t hash = mix(mix(mix(mix(bytes, sums[0]), sums[1]), sums[2]), sums[3]);
-  for (int lane = 0; lane < 4; ++lane) hash = mix(hash ^ (hash >> 31), words[lane]);
-  return mix(hash ^ (hash >> 31), (uint64_t)header.num_rows);
+  for (size_t word = 0; word < sizeof head / sizeof head[0]; ++word) hash = mix(hash ^ (hash >> 31), head[word]);
+  return hash ^ (hash >> 31);
 }
 
 /* ---- where the arrays lie ---- */
@@ -279,7 +282,7 @@ sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_pe
   return SLUICE_OK;
 }
 
-/* ---- saved form: header, send_counts, recv_counts, order, position ---- */
+/* ---- saved form: header, send_counts, recv_counts, order, position, first token and policies of chunks ---- */
 
 static uint64_t counts_in_meta(const sluice_moe_t* moe, int32_t num_chunks) {
   return (uint64_t)num_chunks *
@@ -287,8 +290,8 @@ static uint64_t counts_in_meta(const sluice_moe_t* moe, int32_t num_chunks) {
 }
 
 static uint64_t meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent) {
-  return sizeof(meta_header_t) +
-         4 * (counts_in_meta(moe, num_chunks) + (uint64_t)num_sent + (uint64_t)(num_tokens * moe->config.top_k));
+  return sizeof(meta_header_t) + 4 * (counts_in_meta(moe, num_chunks) + (uint64_t)num_sent +
+                                      (uint64_t)(num_tokens * moe->config.top_k) + 2 * (uint64_t)num_chunks);
 }
 
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
@@ -300,26 +303,49 @@ static char* put(char* at, const void* data, uint64_t bytes) {
   return at + bytes;
 }
 
-void sluice_binding_save(const sluice_binding_t* b, void* meta) {
-  meta_header_t header = {META_MAGIC, b->num_chunks, b->moe->fingerprint, b->num_tokens, b->num_sent, b->num_rows, 0};
+void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes, void* meta) {
+  meta_header_t header;
+  memset(&header, 0, sizeof header);
+  header.magic = META_MAGIC;
+  header.num_chunks = b->num_chunks;
+  header.fingerprint = b->moe->fingerprint;
+  header.num_tokens = b->num_tokens;
+  header.num_sent = b->num_sent;
+  header.num_rows = b->num_rows;
+  memcpy(header.saved_bytes, saved_bytes, sizeof header.saved_bytes);
   uint64_t n = (uint64_t)b->num_chunks;
   char* const body = (char*)meta + sizeof header;
   char* at = body;
   at = put(at, b->send_counts, n * (uint64_t)b->moe->config.num_experts * 4);
   at = put(at, b->recv_counts, n * (uint64_t)b->world_size * (uint64_t)b->num_local * 4);
   at = put(at, b->order, (uint64_t)b->num_sent * 4);
-  put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
+  at = put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    const int32_t chunk[] = {(int32_t)b->first_token[i], b->restore_di[i] | b->restore_m[i] << 8};
+    at = put(at, chunk, sizeof chunk);
+  }
   header.checksum = checksum_of(header, body, sluice_binding_meta_bytes(b) - sizeof header);
   put(meta, &header, sizeof header);
+}
+
+void sluice_binding_use_up(void* meta) {
+  const uint32_t magic = META_MAGIC_USED;
+  memcpy(meta, &magic, sizeof magic);
+}
+
+int sluice_binding_is_used_up(const void* meta) {
+  uint32_t magic = 0;
+  memcpy(&magic, meta, sizeof magic);
+  return magic == META_MAGIC_USED;
 }
 
 static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
                                    meta_header_t* header) {
   int whole = meta != NULL && meta_bytes >= sizeof *header;
   if (whole) memcpy(header, meta, sizeof *header);
-  if (!whole || header->magic != META_MAGIC || header->fingerprint != moe->fingerprint || header->num_chunks < 1 ||
-      header->num_chunks > SLUICE_MAX_CHUNKS || header->num_tokens < 0 ||
-      header->num_tokens > INT32_MAX / moe->config.top_k || header->num_sent < 0 ||
+  if (!whole || (header->magic != META_MAGIC && header->magic != META_MAGIC_USED) ||
+      header->fingerprint != moe->fingerprint || header->num_chunks < 1 || header->num_chunks > SLUICE_MAX_CHUNKS ||
+      header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->config.top_k || header->num_sent < 0 ||
       header->num_sent > header->num_tokens * moe->config.top_k ||
       meta_bytes < meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent)) {
     return SLUICE_FAIL(
@@ -337,6 +363,24 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
   return SLUICE_OK;
 }
 
+/* Boundaries and policies of the chunks; the checksum has passed, so only another layer's bytes can be wrong. */
+static sluice_status_t read_chunks(sluice_binding_t* b, const int32_t* chunks) {
+  int64_t last = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    int64_t first = chunks[(size_t)i * 2];
+    if (first < last || first > b->num_tokens || (i == 0 && first != 0)) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                         "layer %d: the saved buffer META is damaged: its chunks are not in order",
+                         b->moe->config.layer_id);
+    }
+    b->first_token[i] = last = first;
+    b->restore_di[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] & 0xff);
+    b->restore_m[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 8 & 0xff);
+  }
+  b->first_token[b->num_chunks] = b->num_tokens;
+  return SLUICE_OK;
+}
+
 sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, sluice_binding_t* b) {
   meta_header_t header;
   SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
@@ -349,7 +393,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->config.num_experts;
   b->order = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
   b->position = b->order + b->num_sent;
-  cut_tokens(b);
+  SLUICE_TRY(read_chunks(b, b->position + b->num_tokens * b->top_k));
   int64_t first = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     b->first_sent[i] = first;
@@ -365,11 +409,11 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
 }
 
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
-                                    int32_t* out_num_chunks, int64_t* out_num_rows, int64_t* out_rows_per_expert) {
+                                    int32_t* out_num_chunks, uint64_t* out_saved_bytes, int64_t* out_rows_per_expert) {
   meta_header_t header;
   SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
   if (out_num_chunks != NULL) *out_num_chunks = header.num_chunks;
-  if (out_num_rows != NULL) *out_num_rows = header.num_rows;
+  if (out_saved_bytes != NULL) memcpy(out_saved_bytes, header.saved_bytes, sizeof header.saved_bytes);
   if (out_rows_per_expert == NULL) return SLUICE_OK;
   const int32_t* counts =
       (const int32_t*)((const char*)meta + sizeof header) + (int64_t)header.num_chunks * moe->config.num_experts;

@@ -18,12 +18,14 @@ typedef struct sluice_binding_s {
   int32_t world_size;
   int32_t num_local;
   int32_t top_k;
-  int64_t num_tokens;       /* T */
-  int64_t num_sent;         /* kept routes */
-  int64_t num_rows;         /* R, all chunks */
-  int64_t max_chunk_rows;   /* of R */
-  int64_t max_chunk_sent;   /* kept routes of a chunk */
-  int64_t max_chunk_remote; /* of either direction: rows to or from other ranks, whichever is more */
+  int64_t num_tokens;                    /* T */
+  int64_t num_sent;                      /* kept routes */
+  int64_t num_rows;                      /* R, all chunks */
+  int64_t max_chunk_rows;                /* of R */
+  int64_t max_chunk_sent;                /* kept routes of a chunk */
+  int64_t max_chunk_remote;              /* of either direction: rows to or from other ranks, whichever is more */
+  uint8_t restore_di[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, as forward left the rows */
+  uint8_t restore_m[SLUICE_MAX_CHUNKS];
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */
@@ -54,13 +56,17 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* binding);
 
 /* The saved form, from which a backward is bound without ids and without an exchange. */
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* binding);
-void sluice_binding_save(const sluice_binding_t* binding, void* meta);
+/* saved_bytes: [SLUICE_SAVED_COUNT], written down so that a restored step can be checked. */
+void sluice_binding_save(const sluice_binding_t* binding, const uint64_t* saved_bytes, void* meta);
+/* From now on the saved buffers behind `meta` may hold gradients: no other backward can start from them. */
+void sluice_binding_use_up(void* meta);
+int sluice_binding_is_used_up(const void* meta);
 /* INVALID_ARGUMENT when the bytes are not of this layer, or damaged. `meta` is borrowed by the binding. */
 sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
                                        sluice_binding_t* out_binding);
 /* What sluice_step_info needs, without binding. */
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
-                                    int32_t* out_num_chunks, int64_t* out_num_rows, int64_t* out_rows_per_expert);
+                                    int32_t* out_num_chunks, uint64_t* out_saved_bytes, int64_t* out_rows_per_expert);
 
 static inline int64_t sluice_chunk_tokens(const sluice_binding_t* b, int32_t chunk) {
   return b->first_token[chunk + 1] - b->first_token[chunk];

@@ -24,6 +24,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   context->poison = poison != NULL && strcmp(poison, "1") == 0;
   sluice_arena_init(&context->slots, &context->allocator);
   sluice_arena_init(&context->binding, &context->allocator);
+  sluice_arena_init(&context->layout, &context->allocator);
   sluice_arena_init(&context->envelope, &context->allocator);
   *out_context = context;
   return SLUICE_OK;
@@ -45,6 +46,7 @@ static void destroy(sluice_context_t* context) {
               (uint64_t)context->trace.capacity * sizeof(sluice_trace_event_t));
   sluice_arena_deinit(&context->slots);
   sluice_arena_deinit(&context->binding);
+  sluice_arena_deinit(&context->layout);
   sluice_arena_deinit(&context->envelope);
   sluice_comm_release(context->comm);
   sluice_allocator_deinit(&context->allocator);

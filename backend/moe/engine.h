@@ -41,6 +41,7 @@ struct sluice_context_s {
   char failure_text[256];
   sluice_arena_t slots;    /* temporaries of the running pass */
   sluice_arena_t binding;  /* offsets and boundaries of the running pass */
+  sluice_arena_t layout;   /* where its slots begin */
   sluice_arena_t envelope; /* headers to and from the other ranks */
   sluice_template_cache_t templates;
   sluice_trace_t trace;

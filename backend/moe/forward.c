@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "backend/base/clock.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
@@ -11,43 +13,53 @@ typedef struct forward_s {
 } forward_t;
 
 static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t num_chunks, int keep) {
-  return (sluice_template_spec_t){
+  sluice_template_spec_t spec = {
       .direction = SLUICE_FORWARD,
       .num_chunks = num_chunks,
       .single_rank = moe->context->world_size == 1,
       .keep = keep,
       .callback = moe->config.callback_experts,
+      .gated = moe->config.gated,
   };
+  for (int32_t i = 0; i < num_chunks && keep; ++i) {
+    spec.restore_di[i] = (uint8_t)moe->config.restore_input;
+    spec.restore_m[i] = (uint8_t)moe->config.restore_middle;
+  }
+  return spec;
 }
 
 /* Everything this rank can do alone before the header: template and routing. */
 static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
   const sluice_template_spec_t spec = spec_of(moe, num_chunks, f->args->needs_backward != 0);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &f->pass.schedule));
-  return sluice_binding_route(moe, f->args->expert_ids, num_chunks, &f->pass.binding);
+  SLUICE_TRY(sluice_binding_route(moe, f->args->expert_ids, num_chunks, &f->pass.binding));
+  memcpy(f->pass.binding.restore_di, spec.restore_di, sizeof spec.restore_di);
+  memcpy(f->pass.binding.restore_m, spec.restore_m, sizeof spec.restore_m);
+  return SLUICE_OK;
 }
 
 /* Where kept tensors go, once counts are known and before any payload. */
 static sluice_status_t allocate_saved(forward_t* f, sluice_moe_t* moe, void** given) {
   if (!f->args->needs_backward) return SLUICE_OK;
-  const sluice_binding_t* b = &f->pass.binding;
-  int32_t middle = moe->config.callback_experts ? SLUICE_T_DO : SLUICE_T_M;
-  const uint64_t bytes[SLUICE_SAVED_COUNT] = {
-      sluice_binding_meta_bytes(b),
-      (uint64_t)b->num_rows * sluice_pass_row_bytes(moe, SLUICE_T_DI),
-      (uint64_t)b->num_rows * sluice_pass_row_bytes(moe, middle),
-  };
+  uint64_t bytes[SLUICE_SAVED_COUNT], total = 0;
+  bytes[SLUICE_SAVED_META] = sluice_binding_meta_bytes(&f->pass.binding);
+  for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) {
+    bytes[i] = f->pass.slots[sluice_saved_tensors[i]].bytes;
+  }
   SLUICE_TRY(sluice_step_new(moe, &f->step));
   SLUICE_TRY(sluice_step_allocate(f->step, bytes, f->args->save, f->args->save_user));
-  sluice_binding_save(b, f->step->saved[SLUICE_SAVED_META]);
-  given[SLUICE_T_DI] = f->step->saved[SLUICE_SAVED_INPUT];
-  given[middle] = f->step->saved[SLUICE_SAVED_MIDDLE];
-  moe->context->stats.saved_bytes = bytes[0] + bytes[1] + bytes[2];
+  sluice_binding_save(&f->pass.binding, bytes, f->step->saved[SLUICE_SAVED_META]);
+  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+    if (i != SLUICE_SAVED_META) given[sluice_saved_tensors[i]] = f->step->saved[i];
+    total += bytes[i];
+  }
+  moe->context->stats.saved_bytes = total;
   return SLUICE_OK;
 }
 
 static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
   void* given[SLUICE_T_COUNT] = {NULL};
+  SLUICE_TRY(sluice_pass_measure(&f->pass));
   SLUICE_TRY(allocate_saved(f, moe, given));
   SLUICE_TRY(sluice_pass_prepare(&f->pass, given));
   f->pass.params = f->args->params;
@@ -72,7 +84,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
   const sluice_proposal_t proposal = {
       .direction = SLUICE_FORWARD,
       .num_chunks = num_chunks,
-      .template_hash = refusal == SLUICE_OK ? f.pass.schedule->hash : 0,
+      .comm_hash = refusal == SLUICE_OK ? f.pass.schedule->comm_hash : 0,
       .num_tokens = refusal == SLUICE_OK ? f.pass.binding.num_tokens : 0,
       .local_status = refusal,
       .local_message = text,

@@ -3,6 +3,7 @@
 #include "backend/base/dtype.h"
 #include "backend/moe/exchange_ops.h"
 #include "backend/moe/expert_math.h"
+#include "backend/moe/restore_ops.h"
 
 int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local, int64_t hidden, uint64_t element) {
   const sluice_tensor_t* w1 = &params->w1[local];
@@ -63,7 +64,8 @@ static const void* bias_of(const sluice_tensor_t* biases, int32_t local) {
   return biases == NULL ? NULL : sluice_tensor_data(&biases[local]);
 }
 
-static void activation(sluice_pass_t* pass, const sluice_op_t* op) {
+/* `out`: T_ACT, or scratch where only the biases are wanted in T_M. */
+static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) {
   const sluice_moe_config_t* c = &pass->moe->config;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
@@ -71,8 +73,14 @@ static void activation(sluice_pass_t* pass, const sluice_op_t* op) {
     pass->context->device->kernels->activation_forward(
         NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width,
         sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e), c->bias ? bias_of(pass->params->b1, e) : NULL,
-        c->bias && c->gated ? bias_of(pass->params->b3, e) : NULL, sluice_pass_rows(pass, SLUICE_T_ACT, op->chunk, e));
+        c->bias && c->gated ? bias_of(pass->params->b3, e) : NULL, sluice_pass_rows(pass, out, op->chunk, e));
   }
+}
+
+sluice_status_t sluice_recompute(sluice_pass_t* pass, const sluice_op_t* op) {
+  SLUICE_TRY(gemm1(pass, op));
+  if (pass->moe->config.bias) activation(pass, op, SLUICE_T_DACT);
+  return SLUICE_OK;
 }
 
 static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -100,7 +108,7 @@ static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
   return SLUICE_OK;
 }
 
-static sluice_status_t host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
+sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
@@ -145,11 +153,12 @@ sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op
     case SLUICE_OP_DISPATCH: return dispatch(pass, op, index);
     case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op->chunk, pass->in_rows, SLUICE_T_DI); return SLUICE_OK;
     case SLUICE_OP_GEMM1: return gemm1(pass, op);
-    case SLUICE_OP_ACTIVATION: activation(pass, op); return SLUICE_OK;
+    case SLUICE_OP_ACTIVATION: activation(pass, op, SLUICE_T_ACT); return SLUICE_OK;
     case SLUICE_OP_GEMM2: return gemm2(pass, op);
-    case SLUICE_OP_EXPERT: return host_expert(pass, op);
+    case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
     case SLUICE_OP_COMBINE: return combine(pass, op, index);
     case SLUICE_OP_REDUCE: reduce(pass, op); return SLUICE_OK;
+    case SLUICE_OP_COPY_OUT: sluice_copy(pass, op, index); return SLUICE_OK;
     default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "forward: op %s does not belong here", sluice_op_name(op->kind));
   }
 }

@@ -10,6 +10,8 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction
       .direction = direction,
       .num_chunks = 1,
       .single_rank = moe->context->world_size == 1 || part == SLUICE_PART_EXPERTS,
+      .keep = direction == SLUICE_FORWARD && part == SLUICE_PART_EXPERTS, /* rows and pre are the host's */
+      .gated = moe->config.gated,
       .input_half = direction == SLUICE_BACKWARD,
       .only = part,
   };
@@ -26,7 +28,7 @@ static sluice_status_t agree(sluice_pass_t* pass, int32_t direction, sluice_stat
   const sluice_proposal_t proposal = {
       .direction = direction,
       .num_chunks = 1,
-      .template_hash = status == SLUICE_OK ? pass->schedule->hash : 0,
+      .comm_hash = status == SLUICE_OK ? pass->schedule->comm_hash : 0,
       .num_tokens = status == SLUICE_OK ? pass->binding.num_tokens : 0,
       .local_status = status,
       .local_message = text,
@@ -35,6 +37,7 @@ static sluice_status_t agree(sluice_pass_t* pass, int32_t direction, sluice_stat
 }
 
 static sluice_status_t run(sluice_pass_t* pass, void* const* given) {
+  SLUICE_TRY(sluice_pass_measure(pass));
   SLUICE_TRY(sluice_pass_prepare(pass, given));
   return sluice_pass_run(pass);
 }
@@ -44,13 +47,12 @@ static sluice_status_t run(sluice_pass_t* pass, void* const* given) {
 static sluice_status_t receive(sluice_pass_t* pass, sluice_dispatch_t* dispatch) {
   SLUICE_TRY(sluice_binding_finish(&pass->binding));
   const uint64_t bytes[SLUICE_SAVED_COUNT] = {
-      sluice_binding_meta_bytes(&pass->binding),
-      (uint64_t)pass->binding.num_rows * sluice_pass_row_bytes(pass->moe, SLUICE_T_DI),
-      0,
+      [SLUICE_SAVED_META] = sluice_binding_meta_bytes(&pass->binding),
+      [SLUICE_SAVED_INPUT] = (uint64_t)pass->binding.num_rows * sluice_pass_row_bytes(pass->moe, SLUICE_T_DI),
   };
   SLUICE_TRY(sluice_step_new(pass->moe, &dispatch->step));
   SLUICE_TRY(sluice_step_allocate(dispatch->step, bytes, NULL, NULL));
-  sluice_binding_save(&pass->binding, dispatch->step->saved[SLUICE_SAVED_META]);
+  sluice_binding_save(&pass->binding, bytes, dispatch->step->saved[SLUICE_SAVED_META]);
   dispatch->num_rows = pass->binding.num_rows;
   void* given[SLUICE_T_COUNT] = {NULL};
   given[SLUICE_T_DI] = dispatch->step->saved[SLUICE_SAVED_INPUT];
@@ -179,8 +181,8 @@ sluice_status_t sluice_part_experts(sluice_moe_t* moe, const void* rows, const i
   SLUICE_TRY(sluice_binding_of_rows(moe, rows_per_expert, &pass.binding));
   pass.params = params;
   void* given[SLUICE_T_COUNT] = {NULL};
-  given[SLUICE_T_DI] = as_slot(rows);
-  given[SLUICE_T_M] = pre;
+  given[SLUICE_T_KEPT_DI] = as_slot(rows);
+  given[SLUICE_T_KEPT_M] = pre;
   given[SLUICE_T_DO] = out_rows;
   return run(&pass, given);
 }
@@ -198,10 +200,11 @@ sluice_status_t sluice_part_experts_backward(sluice_moe_t* moe, const void* rows
   pass.grad_params = grad_params;
   pass.grad_mode = grad_mode;
   void* given[SLUICE_T_COUNT] = {NULL};
-  given[SLUICE_T_DI] = as_slot(rows);
-  given[SLUICE_T_M] = as_slot(pre);
+  given[SLUICE_T_KEPT_DI] = as_slot(rows);
+  given[SLUICE_T_KEPT_M] = as_slot(pre);
   given[SLUICE_T_DDO] = as_slot(grad_rows);
   given[SLUICE_T_DDI] = grad_input_rows;
+  SLUICE_TRY(sluice_pass_measure(&pass));
   SLUICE_TRY(sluice_pass_prepare(&pass, given));
   /* The rows' gradients are final: their route weight is 1. */
   float* route = (float*)(void*)pass.slots[SLUICE_T_ROUTE].data;

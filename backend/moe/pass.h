@@ -4,17 +4,17 @@
 
 #include "backend/moe/binding.h"
 
-/* How the rows of a tensor lie. A ring slot holds one chunk in expert order. */
+/* How the rows of a tensor lie. */
 typedef enum sluice_layout_e {
   SLUICE_LAYOUT_NONE = 0,
-  SLUICE_LAYOUT_RING,        /* ring slots, each as large as the largest chunk */
-  SLUICE_LAYOUT_CHUNK_MAJOR, /* all rows of the pass, by (chunk, expert) */
+  SLUICE_LAYOUT_SLOTS,       /* slot after slot, each as large as the largest chunk that uses it, in expert order */
   SLUICE_LAYOUT_EXPERT_MAJOR /* all rows of the pass, by (expert, chunk): one product may run over all chunks */
 } sluice_layout_t;
 
 typedef struct sluice_slots_s {
   char* data;
-  uint64_t slot_bytes; /* RING: from one slot to the next */
+  uint64_t* first; /* SLOTS: [ring] bytes before each slot */
+  uint64_t bytes;
   uint64_t row_bytes;
   int32_t layout;
 } sluice_slots_t;
@@ -36,6 +36,7 @@ typedef struct sluice_pass_s {
   /* forward: tokens in, tokens out. backward: output gradients in, input gradients out (may be NULL). */
   const sluice_tensor_t* in_rows;
   const sluice_tensor_t* out_rows;
+  const sluice_tensor_t* tokens;             /* backward: the forward's tokens, to be dispatched again */
   const sluice_tensor_t* route_weights;      /* [T, K] */
   const sluice_tensor_t* grad_route_weights; /* [T, K] or NULL */
   const sluice_expert_tensors_t* grad_params;
@@ -60,19 +61,27 @@ typedef struct sluice_pass_s {
   uint64_t agreed_ns; /* when the header's exchange had ended */
 } sluice_pass_t;
 
-/* Row bytes, and the bytes that all slots of the tensor take, for tensors in expert order. */
+/* The tensor behind each saved buffer; META has none. */
+extern const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT];
+
+/* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
 uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor);
 
-/* Lays all tensors that `given` does not provide into the context's slot arena, and the scratch behind them.
- * given[tensor] != NULL: the tensor's data over the whole pass (saved buffers, deferred gradients). */
+/* Sizes of all tensors, from template and binding: pass->slots[tensor].bytes. Before the slots themselves exist. */
+sluice_status_t sluice_pass_measure(sluice_pass_t* pass);
+
+/* After measuring: lays all tensors that `given` does not provide into the context's slot arena, and the scratch behind
+ * them. given[tensor] != NULL: the data of all its slots (saved buffers, deferred gradients). */
 sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given);
 
 /* Runs the schedule on the device; adds to the context's statistics and trace. */
 sluice_status_t sluice_pass_run(sluice_pass_t* pass);
 
-/* Address of the rows of (tensor, chunk, local expert), and of the chunk's first row (RING and CHUNK_MAJOR). */
+/* Address of the rows of (tensor, chunk, local expert) at the chunk's home, and of the chunk's first row (SLOTS). */
 void* sluice_pass_rows(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local);
 void* sluice_pass_chunk(const sluice_pass_t* pass, int32_t tensor, int32_t chunk);
+/* Whether the rows of an expert lie one behind the other over all chunks. */
+int sluice_pass_is_joined(const sluice_pass_t* pass, int32_t tensor);
 
 /* The ops, by kind. */
 sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index);

@@ -4,6 +4,14 @@
 #include "backend/base/dtype.h"
 #include "backend/moe/pass.h"
 
+const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT] = {
+    [SLUICE_SAVED_META] = -1,
+    [SLUICE_SAVED_INPUT] = SLUICE_T_KEPT_DI,
+    [SLUICE_SAVED_MIDDLE] = SLUICE_T_KEPT_M,
+    [SLUICE_SAVED_HOST_INPUT] = SLUICE_T_HOST_DI,
+    [SLUICE_SAVED_HOST_MIDDLE] = SLUICE_T_HOST_M,
+};
+
 uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor) {
   uint64_t element = sluice_dtype_bytes(moe->config.dtype);
   uint64_t width = (uint64_t)moe->config.model_width, hidden = (uint64_t)moe->config.hidden_width;
@@ -11,52 +19,109 @@ uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor) {
     case SLUICE_T_SEND:
     case SLUICE_T_RECV:
     case SLUICE_T_DI:
+    case SLUICE_T_KEPT_DI:
+    case SLUICE_T_HOST_DI:
     case SLUICE_T_DO:
     case SLUICE_T_DDO:
     case SLUICE_T_DDI: return width * element;
+    case SLUICE_T_KEPT_M:
+    case SLUICE_T_HOST_M: return sluice_pass_row_bytes(moe, moe->config.callback_experts ? SLUICE_T_DO : SLUICE_T_M);
     case SLUICE_T_M:
     case SLUICE_T_DM: return hidden * (uint64_t)moe->gate_factor * element;
     case SLUICE_T_ACT:
-    case SLUICE_T_DACT:
-    case SLUICE_T_WACT: return hidden * element;
+    case SLUICE_T_DACT: return hidden * element;
     case SLUICE_T_ROUTE:
     case SLUICE_T_DGATE: return sizeof(float);
     default: return 0; /* the host's own tensors */
   }
 }
 
-/* What leaves the rank is packed chunk by chunk; what products read over all chunks lies by expert. */
-static int32_t layout_of(const sluice_pass_t* pass, int32_t tensor) {
-  if (pass->schedule->ring[tensor] < pass->binding.num_chunks) return SLUICE_LAYOUT_RING;
+/* The buffers of the host pool have no ops that compute in them, hence no home in the template: chunk i, slot i. */
+static sluice_slot_ref_t home_of(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) {
+  return sluice_template_home(pass->schedule, tensor, chunk);
+}
+
+/* What products read over all chunks lies by expert, where each chunk has a slot of its own; what leaves the rank is
+ * packed chunk by chunk. */
+static int may_join(const sluice_moe_t* moe, int32_t tensor) {
   switch (tensor) {
-    case SLUICE_T_SEND:
-    case SLUICE_T_RECV: return SLUICE_LAYOUT_RING;
-    case SLUICE_T_DO:
-    case SLUICE_T_DDI:
-    case SLUICE_T_DGATE: return SLUICE_LAYOUT_CHUNK_MAJOR;
-    default: return SLUICE_LAYOUT_EXPERT_MAJOR;
+    case SLUICE_T_KEPT_M: return !moe->config.callback_experts;
+    case SLUICE_T_DI:
+    case SLUICE_T_KEPT_DI:
+    case SLUICE_T_M:
+    case SLUICE_T_DM:
+    case SLUICE_T_DDO:
+    case SLUICE_T_DACT:
+    case SLUICE_T_ROUTE: return 1;
+    default: return 0;
   }
 }
 
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-static uint64_t rows_per_slot(const sluice_binding_t* b, int32_t tensor) {
+static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk) {
   if (tensor == SLUICE_T_SEND) return (uint64_t)b->max_chunk_remote;
   /* T_RECV also takes the returned rows, this rank's own among them. */
   if (tensor == SLUICE_T_RECV) return max_u64((uint64_t)b->max_chunk_remote, (uint64_t)b->max_chunk_sent);
-  return (uint64_t)b->max_chunk_rows;
+  return (uint64_t)(b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk]);
 }
 
-/* Sets layout and sizes; returns the bytes of all slots together. */
-static uint64_t measure(sluice_pass_t* pass, int32_t tensor) {
+/* A host buffer is in use where a chunk's policy says so; every other slot where a chunk has its home there. */
+static int uses_host_slot(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
+  const uint8_t* restore = tensor == SLUICE_T_HOST_DI ? spec->restore_di : spec->restore_m;
+  return restore[chunk] == SLUICE_RESTORE_OFFLOAD;
+}
+
+/* Largest chunk per slot of `storage`, in bytes; returns how many chunks have a home there. */
+static int32_t collect_homes(const sluice_pass_t* pass, int32_t storage, uint64_t* slot_bytes) {
+  int32_t chunks = 0;
+  for (int32_t i = 0; i < pass->binding.num_chunks; ++i) {
+    int here = 0;
+    for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+      sluice_slot_ref_t home = home_of(pass, t, i);
+      int is_host = t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
+      int is_kept = t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M; /* through T_DI and T_M only */
+      if (home.tensor != storage || is_kept || pass->schedule->ring[storage] <= home.slot) continue;
+      if (is_host && !uses_host_slot(&pass->schedule->spec, t, i)) continue;
+      uint64_t bytes = rows_of(&pass->binding, storage, i) * pass->slots[storage].row_bytes;
+      slot_bytes[home.slot] = max_u64(slot_bytes[home.slot], bytes);
+      here = 1;
+    }
+    chunks += here;
+  }
+  return chunks;
+}
+
+static void measure(sluice_pass_t* pass, int32_t tensor, uint64_t* slot_bytes) {
   sluice_slots_t* slots = &pass->slots[tensor];
-  int32_t ring = pass->schedule->ring[tensor];
+  int32_t ring = pass->schedule->ring[tensor], n = pass->binding.num_chunks;
   slots->row_bytes = sluice_pass_row_bytes(pass->moe, tensor);
-  if (ring == 0 || slots->row_bytes == 0) return 0;
-  slots->layout = layout_of(pass, tensor);
-  if (slots->layout != SLUICE_LAYOUT_RING) return (uint64_t)pass->binding.num_rows * slots->row_bytes;
-  slots->slot_bytes = sluice_align_up(rows_per_slot(&pass->binding, tensor) * slots->row_bytes);
-  return (uint64_t)ring * slots->slot_bytes;
+  slots->bytes = 0;
+  if (ring == 0 || slots->row_bytes == 0) return;
+  memset(slot_bytes, 0, (size_t)ring * sizeof *slot_bytes);
+  int32_t chunks = collect_homes(pass, tensor, slot_bytes);
+  slots->layout =
+      may_join(pass->moe, tensor) && ring == n && chunks == n ? SLUICE_LAYOUT_EXPERT_MAJOR : SLUICE_LAYOUT_SLOTS;
+  if (slots->layout == SLUICE_LAYOUT_EXPERT_MAJOR) {
+    slots->bytes = (uint64_t)pass->binding.num_rows * slots->row_bytes;
+    return;
+  }
+  for (int32_t s = 0; s < ring; ++s) {
+    slots->first[s] = slots->bytes;
+    slots->bytes += sluice_align_up(slot_bytes[s]);
+  }
+}
+
+sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
+  uint64_t per_tensor = sluice_align_up((uint64_t)pass->binding.num_chunks * sizeof(uint64_t));
+  sluice_arena_t* arena = &pass->context->layout;
+  SLUICE_TRY(sluice_arena_reset(arena, (SLUICE_T_COUNT + 1) * per_tensor, "places of slots"));
+  uint64_t* slot_bytes = sluice_arena_take(arena, per_tensor);
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    pass->slots[t].first = sluice_arena_take(arena, per_tensor);
+    measure(pass, t, slot_bytes);
+  }
+  return SLUICE_OK;
 }
 
 sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
@@ -68,11 +133,9 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   uint64_t times = (uint64_t)pass->schedule->num_ops * sizeof(sluice_op_times_t);
   uint64_t total = 5 * sluice_align_up(w * 8) + 3 * sluice_align_up(scalars) + sluice_align_up(runs) +
                    sluice_align_up(products) + sluice_align_up(times);
-  uint64_t bytes[SLUICE_T_COUNT];
   uint64_t tensors = 0;
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
-    bytes[t] = measure(pass, t);
-    if (given[t] == NULL) tensors += sluice_align_up(bytes[t]);
+    if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
   }
   sluice_arena_t* arena = &pass->context->slots;
   SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
@@ -80,8 +143,8 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     if (given[t] != NULL) {
       pass->slots[t].data = given[t];
-    } else if (bytes[t] > 0) {
-      pass->slots[t].data = sluice_arena_take(arena, bytes[t]);
+    } else if (pass->slots[t].bytes > 0) {
+      pass->slots[t].data = sluice_arena_take(arena, pass->slots[t].bytes);
     }
   }
   pass->context->stats.slot_bytes = tensors;
@@ -101,18 +164,20 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
 }
 
 void* sluice_pass_chunk(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) {
-  const sluice_slots_t* slots = &pass->slots[tensor];
-  if (slots->layout == SLUICE_LAYOUT_RING) {
-    return slots->data + (uint64_t)(chunk % pass->schedule->ring[tensor]) * slots->slot_bytes;
-  }
-  return slots->data + (uint64_t)pass->binding.first_of_chunk[chunk] * slots->row_bytes;
+  sluice_slot_ref_t home = home_of(pass, tensor, chunk);
+  const sluice_slots_t* slots = &pass->slots[home.tensor];
+  return slots->data + slots->first[home.slot];
 }
 
 void* sluice_pass_rows(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local) {
-  const sluice_slots_t* slots = &pass->slots[tensor];
+  const sluice_slots_t* slots = &pass->slots[home_of(pass, tensor, chunk).tensor];
   int64_t at = (int64_t)chunk * pass->binding.num_local + local;
   if (slots->layout == SLUICE_LAYOUT_EXPERT_MAJOR) {
     return slots->data + (uint64_t)pass->binding.first_in_pass[at] * slots->row_bytes;
   }
   return (char*)sluice_pass_chunk(pass, tensor, chunk) + (uint64_t)pass->binding.first_in_chunk[at] * slots->row_bytes;
+}
+
+int sluice_pass_is_joined(const sluice_pass_t* pass, int32_t tensor) {
+  return pass->slots[home_of(pass, tensor, 0).tensor].layout == SLUICE_LAYOUT_EXPERT_MAJOR;
 }

@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
-static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE"};
+#include "backend/moe/binding.h"
+
+static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
 
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
   *out_step = NULL;
@@ -32,6 +34,38 @@ sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes,
       step->charged = 1;
     }
     step->saved_bytes[i] = bytes[i];
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_used_up(const sluice_moe_t* moe, const void* meta) {
+  if (!sluice_binding_is_used_up(meta)) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_STATE,
+                     "layer %d: a backward has used up the saved buffers of this step; a second one needs buffers that "
+                     "the first one was told to keep (may_reuse_saved = 0)",
+                     moe->config.layer_id);
+}
+
+sluice_status_t sluice_step_check_saved(const sluice_step_t* step) {
+  return check_used_up(step->moe, step->saved[SLUICE_SAVED_META]);
+}
+
+sluice_status_t sluice_step_from_saved(sluice_moe_t* moe, void* const* saved, const uint64_t* saved_bytes,
+                                       sluice_step_t** out_step) {
+  uint64_t wanted[SLUICE_SAVED_COUNT];
+  SLUICE_TRY(sluice_binding_peek(moe, saved[SLUICE_SAVED_META], saved_bytes[SLUICE_SAVED_META], NULL, wanted, NULL));
+  SLUICE_TRY(check_used_up(moe, saved[SLUICE_SAVED_META]));
+  for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) {
+    if (saved_bytes[i] < wanted[i] || (saved[i] == NULL && wanted[i] > 0)) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: saved buffer %s has %llu bytes; this step needs %llu",
+                         moe->config.layer_id, saved_names[i], (unsigned long long)saved_bytes[i],
+                         (unsigned long long)wanted[i]);
+    }
+  }
+  SLUICE_TRY(sluice_step_new(moe, out_step));
+  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+    (*out_step)->saved[i] = saved[i];
+    (*out_step)->saved_bytes[i] = saved_bytes[i];
   }
   return SLUICE_OK;
 }

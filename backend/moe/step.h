@@ -14,14 +14,20 @@ struct sluice_step_s {
   sluice_moe_t* moe; /* retained */
   void* saved[SLUICE_SAVED_COUNT];
   uint64_t saved_bytes[SLUICE_SAVED_COUNT];
-  int32_t owns_saved; /* the library allocated them; otherwise they are the host's */
-  int32_t charged;    /* host-allocated, and counted in the context's bytes until the step is dropped */
-  int32_t state;      /* sluice_step_state_t */
-  /* Left by the input half for the weight half: T_DDO, T_ROUTE, T_DM, T_WACT over the whole pass. */
+  int32_t owns_saved;   /* the library allocated them; otherwise they are the host's */
+  int32_t charged;      /* host-allocated, and counted in the context's bytes until the step is dropped */
+  int32_t state;        /* sluice_step_state_t */
+  int32_t reuses_saved; /* the input half wrote dT_M over the saved T_M */
+  /* Left by the input half for the weight half: every slot that WEIGHT_GRAD reads and the step does not save. */
   void* deferred[SLUICE_T_COUNT];
   uint64_t deferred_bytes[SLUICE_T_COUNT];
 };
 
+/* A step over buffers that an earlier one left. Errors: INVALID_ARGUMENT, STATE (used up), NO_MEMORY. */
+sluice_status_t sluice_step_from_saved(sluice_moe_t* moe, void* const* saved, const uint64_t* saved_bytes,
+                                       sluice_step_t** out_step);
+/* STATE when a backward has written over this step's saved rows. */
+sluice_status_t sluice_step_check_saved(const sluice_step_t* step);
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step);
 /* Allocates the saved buffers through the host's callback, or from the context. On failure nothing is kept. */
 sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save,

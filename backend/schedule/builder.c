@@ -3,27 +3,61 @@
 #include <stdlib.h>
 #include <string.h>
 
+static sluice_slot_ref_t* home_of(const sluice_builder_t* builder, int32_t tensor, int32_t chunk) {
+  return &builder->homes[(int64_t)tensor * builder->num_chunks + chunk];
+}
+
+void sluice_builder_init_homes(sluice_builder_t* builder) {
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    int32_t ring = builder->ring[t] > 0 ? builder->ring[t] : 1;
+    for (int32_t i = 0; i < builder->num_chunks; ++i) {
+      *home_of(builder, t, i) = (sluice_slot_ref_t){(int16_t)t, (int16_t)(i % ring)};
+    }
+  }
+}
+
+void sluice_builder_set_home(sluice_builder_t* builder, int32_t tensor, int32_t chunk, int32_t other, int32_t slot) {
+  *home_of(builder, tensor, chunk) = (sluice_slot_ref_t){(int16_t)other, (int16_t)slot};
+}
+
+sluice_slot_ref_t sluice_builder_home(const sluice_builder_t* builder, int32_t tensor, int32_t chunk) {
+  return *home_of(builder, tensor, chunk);
+}
+
 sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t lane, int32_t chunk) {
   sluice_op_t* op = &builder->ops[builder->num_ops++];
   memset(op, 0, sizeof *op);
   op->kind = (int16_t)kind;
-  op->lane = (int16_t)(builder->single_rank ? SLUICE_LANE_COMPUTE : lane);
+  op->lane = (int16_t)(builder->single_rank && lane == SLUICE_LANE_COMM ? SLUICE_LANE_COMPUTE : lane);
   op->chunk = chunk;
   return op;
 }
 
-static sluice_slot_ref_t ref_of(const sluice_builder_t* builder, const sluice_op_t* op, int32_t tensor) {
-  sluice_slot_ref_t ref = {(int16_t)tensor, -1};
-  if (op->chunk >= 0) ref.slot = (int16_t)(op->chunk % builder->ring[tensor]);
-  return ref;
+static int same_ref(sluice_slot_ref_t a, sluice_slot_ref_t b) { return a.tensor == b.tensor && a.slot == b.slot; }
+
+static int32_t add_ref(sluice_slot_ref_t* refs, int32_t count, sluice_slot_ref_t ref) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (same_ref(refs[i], ref)) return count;
+  }
+  refs[count] = ref;
+  return count + 1;
+}
+
+static int32_t add_access(const sluice_builder_t* builder, const sluice_op_t* op, int32_t tensor,
+                          sluice_slot_ref_t* refs, int32_t count) {
+  if (op->chunk >= 0) return add_ref(refs, count, *home_of(builder, tensor, op->chunk));
+  for (int32_t i = 0; i < builder->num_chunks; ++i) {
+    count = add_ref(refs, count, (sluice_slot_ref_t){home_of(builder, tensor, i)->tensor, -1});
+  }
+  return count;
 }
 
 void sluice_op_read(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor) {
-  op->reads[op->num_reads++] = ref_of(builder, op, tensor);
+  op->num_reads = add_access(builder, op, tensor, op->reads, op->num_reads);
 }
 
 void sluice_op_write(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor) {
-  op->writes[op->num_writes++] = ref_of(builder, op, tensor);
+  op->num_writes = add_access(builder, op, tensor, op->writes, op->num_writes);
 }
 
 static int same_slot(sluice_slot_ref_t a, sluice_slot_ref_t b) {

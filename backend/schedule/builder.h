@@ -10,11 +10,19 @@ typedef struct sluice_builder_s {
   int32_t capacity;
   int32_t ring[SLUICE_T_COUNT];
   int32_t single_rank;
+  int32_t num_chunks;
+  sluice_slot_ref_t* homes; /* [T_COUNT][n] */
 } sluice_builder_t;
 
-/* Adds an op and returns it, for sluice_op_read / sluice_op_write. Capacity was sized by the caller. */
+/* Chunk i of `tensor` lies in slot i mod ring of it, until sluice_builder_set_home says otherwise. */
+void sluice_builder_init_homes(sluice_builder_t* builder);
+void sluice_builder_set_home(sluice_builder_t* builder, int32_t tensor, int32_t chunk, int32_t other, int32_t slot);
+sluice_slot_ref_t sluice_builder_home(const sluice_builder_t* builder, int32_t tensor, int32_t chunk);
+
+/* Adds an op and returns it, for sluice_op_read / sluice_op_write. Capacity was sized by the caller. With one rank the
+ * communication lane's ops run on the compute lane; copies keep their lanes. */
 sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t lane, int32_t chunk);
-/* Declares an access of the op's chunk (slot chunk mod ring; a chunk of -1 accesses every slot). */
+/* Declares an access of the op's chunk, at its home; a chunk of -1 accesses every slot of every home. */
 void sluice_op_read(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);
 void sluice_op_write(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);
 

@@ -1,9 +1,9 @@
 /* The schedule as data.
  *
- * A *template* is count-free: for (direction, n, what is kept, weight-gradient mode, ...) it lists the ops of one pass
- * in program order. Each op has a lane, a chunk, and the slots it reads and writes; what it must wait for on other
- * lanes is derived from those accesses, never written by hand. A template is built once and cached; what depends on
- * counts (addresses, rows, boundaries) is bound per call by backend/moe.
+ * A *template* is count-free: for (direction, n, restore policy per tensor and chunk, weight-gradient mode, ...) it
+ * lists the ops of one pass in program order. Each op has a lane, a chunk, and the slots it reads and writes; what it
+ * must wait for on other lanes is derived from those accesses, never written by hand. A template is built once and
+ * cached; what depends on counts (addresses, rows, boundaries) is bound per call by backend/moe.
  *
  * Program order is one legal sequential order of the pass. Lane order is program order restricted to the lane, and is
  * the same on all ranks, so that communication is issued alike everywhere; empty chunks keep their ops.
@@ -13,7 +13,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/lanes.h"
-#include "sluice/context.h"
+#include "sluice/moe.h"
 
 #define SLUICE_MAX_CHUNKS 256
 
@@ -36,10 +36,15 @@ typedef enum sluice_op_kind_e {
   SLUICE_OP_COMBINE_GRAD,    /* R': gather dT_DI and the gate's scalars by source rank, exchange */
   SLUICE_OP_REDUCE_GRAD,     /* sum of the returned rows -> input gradients; scalars -> route-weight gradients */
   SLUICE_OP_WEIGHT_GRAD,     /* dW2 = dT_DO^T act, dW1 = dT_M^T T_DI; chunk -1: over all chunks */
+  SLUICE_OP_COPY_OUT,        /* T_DI or T_M -> its host buffer */
+  SLUICE_OP_COPY_IN,         /* backward: a host buffer -> T_DI or T_M */
+  SLUICE_OP_REDISPATCH,      /* backward: gather the forward's rows again, exchange; then UNPACK */
+  SLUICE_OP_RECOMPUTE,       /* backward: T_DI -> T_M again, biases included */
   SLUICE_OP_COUNT
 } sluice_op_kind_t;
 
-/* The tensors between ops. Each has a ring of slots; chunk i uses slot i mod ring. */
+/* The tensors between ops. Each has a ring of slots; sluice_template_home says which slot of which tensor holds a
+ * chunk: T_DI of a kept chunk lies in T_KEPT_DI, dT_M may overwrite T_M, and so on. */
 typedef enum sluice_tensor_kind_e {
   SLUICE_T_SEND = 0, /* rows on their way out, by destination rank */
   SLUICE_T_RECV,     /* rows as they arrive, by source rank */
@@ -50,12 +55,15 @@ typedef enum sluice_tensor_kind_e {
   SLUICE_T_OUT,      /* the host's output tokens (or input gradients), written by chunks of tokens */
   SLUICE_T_DDO,      /* dT_DO [rows, M], not yet multiplied by the route weights */
   SLUICE_T_ROUTE,    /* route weight of each row [rows], f32 */
-  SLUICE_T_DACT,     /* gradient of the activated rows [rows, H] */
-  SLUICE_T_DM,       /* dT_M [rows, g*H] */
-  SLUICE_T_WACT,     /* route weight times activated rows [rows, H] */
+  SLUICE_T_DACT,     /* gradient of the activated rows [rows, H]; then route weight times activated rows */
+  SLUICE_T_DM,       /* dT_M [rows, g*H]; lies in T_M's place unless a kept T_M must survive the backward */
   SLUICE_T_DDI,      /* dT_DI [rows, M] */
   SLUICE_T_DGATE,    /* the gate's scalar per row [rows] */
   SLUICE_T_DW,       /* the host's parameter gradients */
+  SLUICE_T_KEPT_DI,  /* what outlives forward, one slot per chunk: T_DI ... */
+  SLUICE_T_KEPT_M,   /* ... and T_M; with callback experts T_DO */
+  SLUICE_T_HOST_DI,  /* buffers of the host pool, one per chunk: offloaded T_DI ... */
+  SLUICE_T_HOST_M,   /* ... and T_M */
   SLUICE_T_COUNT
 } sluice_tensor_kind_t;
 
@@ -65,7 +73,7 @@ typedef struct sluice_slot_ref_s {
   int16_t slot;
 } sluice_slot_ref_t;
 
-#define SLUICE_OP_MAX_ACCESSES 6
+#define SLUICE_OP_MAX_ACCESSES 8
 
 typedef struct sluice_op_s {
   int16_t kind;  /* sluice_op_kind_t */
@@ -88,32 +96,43 @@ enum { SLUICE_PART_DISPATCH = 1, SLUICE_PART_EXPERTS = 2, SLUICE_PART_COMBINE = 
 
 /* What a template is built from. Two equal specs give the same template. */
 typedef struct sluice_template_spec_s {
-  int32_t direction;   /* SLUICE_FORWARD, SLUICE_BACKWARD */
-  int32_t num_chunks;  /* n in [1, SLUICE_MAX_CHUNKS] */
-  int32_t single_rank; /* W = 1: no exchanges, everything on the compute lane */
-  int32_t keep;        /* forward: T_DI and T_M outlive the pass (a ring of n) */
-  int32_t callback;    /* the host's own experts */
-  int32_t input_half;  /* backward: input gradients (and the gate's) are computed */
-  int32_t weight_half; /* backward: weight gradients: SLUICE_WEIGHTS_NONE, _NOW or _LATER */
-  int32_t wgrad_mode;  /* SLUICE_WGRAD_* */
-  int32_t only;        /* 0: the whole pass; else SLUICE_PART_* bits */
+  int32_t direction;                     /* SLUICE_FORWARD, SLUICE_BACKWARD */
+  int32_t num_chunks;                    /* n in [1, SLUICE_MAX_CHUNKS] */
+  int32_t single_rank;                   /* W = 1: no exchanges, everything on the compute lane */
+  int32_t keep;                          /* forward: a backward follows; what is kept of a chunk outlives the pass */
+  int32_t callback;                      /* the host's own experts */
+  int32_t gated;                         /* T_M holds two halves, so that activated rows cannot take its place */
+  int32_t input_half;                    /* backward: input gradients (and the gate's) are computed */
+  int32_t weight_half;                   /* backward: weight gradients: SLUICE_WEIGHTS_NONE, _NOW or _LATER */
+  int32_t wgrad_mode;                    /* SLUICE_WGRAD_* */
+  int32_t only;                          /* 0: the whole pass; else SLUICE_PART_* bits */
+  int32_t reuse_saved;                   /* backward: dT_M may overwrite a kept T_M, which is then gone */
+  uint8_t restore_di[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
+  uint8_t restore_m[SLUICE_MAX_CHUNKS];  /* may differ between ranks */
 } sluice_template_spec_t;
 
 typedef struct sluice_template_s {
   sluice_template_spec_t spec;
-  uint64_t hash;
+  uint64_t hash;      /* of everything */
+  uint64_t comm_hash; /* of the communication lane alone: what ranks must have in common */
   int32_t num_ops;
   int32_t num_deps;
   int32_t ring[SLUICE_T_COUNT]; /* slots per tensor; 0: the tensor is not used */
   sluice_op_t* ops;
-  int32_t* deps;  /* op indices on other lanes; those implied by others are left out */
-  uint64_t bytes; /* of this allocation */
+  int32_t* deps;            /* op indices on other lanes; those implied by others are left out */
+  sluice_slot_ref_t* homes; /* [T_COUNT][n], see sluice_template_home */
+  uint64_t bytes;           /* of this allocation */
 } sluice_template_t;
 
 /* out_template: new, sluice_template_destroy. Errors: INVALID_ARGUMENT, NO_MEMORY. */
 sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
                                       sluice_template_t** out_template);
 void sluice_template_destroy(sluice_template_t* schedule, sluice_allocator_t* allocator);
+
+/* Where the chunk's rows of `tensor` lie. */
+static inline sluice_slot_ref_t sluice_template_home(const sluice_template_t* t, int32_t tensor, int32_t chunk) {
+  return t->homes[(int64_t)tensor * t->spec.num_chunks + chunk];
+}
 
 const char* sluice_op_name(int32_t kind);
 const char* sluice_tensor_kind_name(int32_t tensor);

@@ -1,7 +1,9 @@
-/* The templates of a layer's passes. Program order decides what may overlap:
+/* The templates of a layer's passes. Where chunks lie is decided first, then ops are added in program order, which
+ * decides what may overlap:
  *
- *   rings of n (everything kept): S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation is never
+ *   T_DI kept for all chunks:     S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation is never
  *                                 short of rows [own]; with slots reused, S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipe Fig. 5].
+ *   restored in backward:         beside the gradients of the same chunk, T_DI first [MPipe Table II].
  *   weight gradients deferred:    after the last input gradient, beside the remaining R'.
  */
 #include <stdint.h>
@@ -10,28 +12,87 @@
 #include "backend/schedule/builder.h"
 #include "sluice/moe.h"
 
-#define OPS_PER_CHUNK 10
+#define OPS_PER_CHUNK 16
 
 /* Slots that are handed between lanes are double-buffered; those that one lane fills and empties need one. */
 enum { RING_BETWEEN_LANES = 2, RING_WITHIN_LANE = 1 };
 
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
-static void forward_rings(const sluice_template_spec_t* spec, int32_t* ring) {
-  int32_t n = spec->num_chunks;
-  ring[SLUICE_T_OUT] = n; /* chunks write disjoint tokens */
-  if (!spec->single_rank) ring[SLUICE_T_SEND] = ring[SLUICE_T_RECV] = RING_WITHIN_LANE;
-  ring[SLUICE_T_DI] = spec->keep ? n : min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
-  ring[SLUICE_T_DO] = min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
-  if (spec->callback) {
-    if (spec->keep) ring[SLUICE_T_DO] = n; /* the gate's scalar needs the outputs again */
-  } else {
-    ring[SLUICE_T_M] = spec->keep ? n : RING_WITHIN_LANE;
-    ring[SLUICE_T_ACT] = RING_WITHIN_LANE;
+/* ---- where chunks lie ---- */
+
+static int32_t count_policy(const uint8_t* restore, int32_t n, int32_t policy) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < n; ++i) count += restore[i] == policy;
+  return count;
+}
+
+/* The tensor that policies of T_M speak of. */
+static int32_t middle_of(const sluice_template_spec_t* spec) { return spec->callback ? SLUICE_T_DO : SLUICE_T_M; }
+
+/* Homes of T_DI or the middle: kept chunks have a slot each, the others take turns in the ring. */
+static void set_restored_homes(sluice_builder_t* b, int32_t tensor, int32_t kept, const uint8_t* restore) {
+  int32_t turn = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    if (restore[i] == SLUICE_RESTORE_KEEP) {
+      sluice_builder_set_home(b, tensor, i, kept, i);
+    } else {
+      sluice_builder_set_home(b, tensor, i, tensor, turn++ % b->ring[tensor]);
+    }
   }
 }
 
-static void add_dispatch(sluice_builder_t* b, int32_t i) {
+/* Between the lane that fills T_DI and the compute lane; copies are always another lane. */
+static int32_t ring_of_di(const sluice_template_spec_t* spec, int32_t chunks) {
+  int32_t copies = count_policy(spec->restore_di, spec->num_chunks, SLUICE_RESTORE_OFFLOAD);
+  return min_i32(chunks, spec->single_rank && copies == 0 ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+}
+
+/* The compute lane fills T_M and empties it, beside the copies of offloaded chunks [algorithms: T_M needs two]. */
+static int32_t ring_of_m(const sluice_template_spec_t* spec, int32_t chunks) {
+  int32_t copies = count_policy(spec->restore_m, spec->num_chunks, SLUICE_RESTORE_OFFLOAD);
+  return min_i32(chunks, copies > 0 ? RING_BETWEEN_LANES : RING_WITHIN_LANE);
+}
+
+static void place_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  int32_t n = spec->num_chunks, *ring = b->ring, middle = middle_of(spec);
+  int32_t moving_di = n, moving_m = n;
+  if (spec->keep) {
+    moving_di -= count_policy(spec->restore_di, n, SLUICE_RESTORE_KEEP);
+    moving_m -= count_policy(spec->restore_m, n, SLUICE_RESTORE_KEEP);
+  }
+  ring[SLUICE_T_OUT] = n; /* chunks write disjoint tokens */
+  if (!spec->single_rank) ring[SLUICE_T_SEND] = ring[SLUICE_T_RECV] = RING_WITHIN_LANE;
+  ring[SLUICE_T_DI] = ring_of_di(spec, moving_di);
+  ring[SLUICE_T_DO] = min_i32(spec->callback ? moving_m : n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+  if (!spec->callback) {
+    ring[SLUICE_T_M] = ring_of_m(spec, moving_m);
+    ring[SLUICE_T_ACT] = RING_WITHIN_LANE;
+  }
+  ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
+  sluice_builder_init_homes(b);
+  if (spec->keep) {
+    set_restored_homes(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, spec->restore_di);
+    set_restored_homes(b, middle, SLUICE_T_KEPT_M, spec->restore_m);
+  }
+  /* A T_M that nobody wants afterwards is activated in place. */
+  for (int32_t i = 0; i < n && !spec->callback && !spec->gated; ++i) {
+    if (spec->keep && spec->restore_m[i] != SLUICE_RESTORE_RECOMPUTE) continue;
+    sluice_slot_ref_t m = sluice_builder_home(b, SLUICE_T_M, i);
+    sluice_builder_set_home(b, SLUICE_T_ACT, i, m.tensor, m.slot);
+  }
+}
+
+/* ---- forward ---- */
+
+static void add_copy(sluice_builder_t* b, int32_t kind, int32_t tensor, int32_t host, int32_t i) {
+  int out = kind == SLUICE_OP_COPY_OUT;
+  sluice_op_t* copy = sluice_builder_add(b, kind, out ? SLUICE_LANE_COPY_OUT : SLUICE_LANE_COPY_IN, i);
+  sluice_op_read(b, copy, out ? tensor : host);
+  sluice_op_write(b, copy, out ? host : tensor);
+}
+
+static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!b->single_rank) {
     sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH, SLUICE_LANE_COMM, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
@@ -40,13 +101,20 @@ static void add_dispatch(sluice_builder_t* b, int32_t i) {
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, SLUICE_LANE_COMM, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
+  if (spec->keep && spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD) {
+    add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
+  }
+}
+
+static void add_host_expert(sluice_builder_t* b, int32_t i) {
+  sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT, SLUICE_LANE_COMPUTE, i);
+  sluice_op_read(b, e, SLUICE_T_DI);
+  sluice_op_write(b, e, SLUICE_T_DO);
 }
 
 static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (spec->callback) {
-    sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT, SLUICE_LANE_COMPUTE, i);
-    sluice_op_read(b, e, SLUICE_T_DI);
-    sluice_op_write(b, e, SLUICE_T_DO);
+    add_host_expert(b, i);
     return;
   }
   sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1, SLUICE_LANE_COMPUTE, i);
@@ -56,6 +124,10 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_op_read(b, act, SLUICE_T_M);
   sluice_op_write(b, act, SLUICE_T_M);
   sluice_op_write(b, act, SLUICE_T_ACT);
+  /* What is stored is the pre-activation with its biases. */
+  if (spec->keep && spec->restore_m[i] == SLUICE_RESTORE_OFFLOAD) {
+    add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_M, SLUICE_T_HOST_M, i);
+  }
   sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2, SLUICE_LANE_COMPUTE, i);
   sluice_op_read(b, g2, SLUICE_T_ACT);
   sluice_op_write(b, g2, SLUICE_T_DO);
@@ -79,15 +151,18 @@ static int has_part(const sluice_template_spec_t* spec, int32_t part) {
 
 static void build_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks;
-  int32_t ahead = b->ring[SLUICE_T_DI]; /* dispatches that may run ahead of computation */
+  /* Dispatches that may run ahead of computation: all of them where no slot of T_DI is used twice. */
+  int32_t ahead = b->ring[SLUICE_T_DI] > 0 ? b->ring[SLUICE_T_DI] : n;
   int dispatches = has_part(spec, SLUICE_PART_DISPATCH);
-  for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_dispatch(b, i);
+  for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_dispatch(b, spec, i);
   for (int32_t i = 0; i < n; ++i) {
     if (has_part(spec, SLUICE_PART_EXPERTS)) add_experts(b, spec, i);
     if (has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, i);
-    if (i + ahead < n && dispatches) add_dispatch(b, i + ahead);
+    if (i + ahead < n && dispatches) add_dispatch(b, spec, i + ahead);
   }
 }
+
+/* ---- backward ---- */
 
 /* Whether gradient rows of all chunks are kept until every input gradient is done. */
 static int is_deferred(const sluice_template_spec_t* spec) {
@@ -95,25 +170,47 @@ static int is_deferred(const sluice_template_spec_t* spec) {
   return spec->weight_half == SLUICE_WEIGHTS_LATER || spec->wgrad_mode == SLUICE_WGRAD_DEFERRED || !spec->input_half;
 }
 
-static void backward_rings(const sluice_template_spec_t* spec, int32_t* ring) {
-  int32_t n = spec->num_chunks;
+static void place_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  int32_t n = spec->num_chunks, *ring = b->ring, middle = middle_of(spec);
   int deferred = is_deferred(spec);
-  ring[SLUICE_T_DI] = n; /* kept by the step */
-  if (spec->callback) {
-    ring[SLUICE_T_DO] = n;
-  } else {
-    ring[SLUICE_T_M] = n;
+  int32_t moving_di = n - count_policy(spec->restore_di, n, SLUICE_RESTORE_KEEP);
+  int32_t moving_m = n - count_policy(spec->restore_m, n, SLUICE_RESTORE_KEEP);
+  int32_t between = min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+  ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
+  ring[SLUICE_T_DI] = deferred ? moving_di : ring_of_di(spec, moving_di);
+  ring[middle] = deferred ? moving_m : ring_of_m(spec, moving_m);
+  ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : between;
+  ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = between;
+  if (!spec->callback) {
+    ring[SLUICE_T_DACT] = deferred ? n : RING_WITHIN_LANE;
     ring[SLUICE_T_DM] = deferred ? n : RING_WITHIN_LANE;
-    if (spec->weight_half) ring[SLUICE_T_WACT] = deferred ? n : RING_WITHIN_LANE;
   }
-  if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
-  ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] =
-      deferred ? n : min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
-  if (!spec->input_half) return; /* the weight half alone reads what the input half left */
-  ring[SLUICE_T_OUT] = n;
   if (!spec->single_rank) ring[SLUICE_T_SEND] = ring[SLUICE_T_RECV] = RING_WITHIN_LANE;
-  if (!spec->callback) ring[SLUICE_T_DACT] = RING_WITHIN_LANE;
-  ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+  if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
+  ring[SLUICE_T_OUT] = n;
+  sluice_builder_init_homes(b);
+  set_restored_homes(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, spec->restore_di);
+  set_restored_homes(b, middle, SLUICE_T_KEPT_M, spec->restore_m);
+  if (spec->callback) return;
+  for (int32_t i = 0; i < n; ++i) {
+    sluice_slot_ref_t m = sluice_builder_home(b, SLUICE_T_M, i);
+    if (m.tensor == SLUICE_T_KEPT_M && !spec->reuse_saved) continue;
+    sluice_builder_set_home(b, SLUICE_T_DM, i, m.tensor, m.slot);
+  }
+}
+
+/* Brings T_DI of a chunk back, where it was not kept. */
+static void add_restore_di(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  if (spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD) add_copy(b, SLUICE_OP_COPY_IN, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
+  if (spec->restore_di[i] != SLUICE_RESTORE_REDISPATCH) return;
+  if (!b->single_rank) {
+    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_REDISPATCH, SLUICE_LANE_COMM, i);
+    sluice_op_write(b, s, SLUICE_T_SEND);
+    sluice_op_write(b, s, SLUICE_T_RECV);
+  }
+  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, SLUICE_LANE_COMM, i);
+  if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
+  sluice_op_write(b, u, SLUICE_T_DI);
 }
 
 static void add_dispatch_grad(sluice_builder_t* b, int32_t i) {
@@ -134,12 +231,14 @@ static void add_weight_grad(sluice_builder_t* b, int32_t chunk) {
   sluice_op_read(b, w, SLUICE_T_DDO);
   sluice_op_read(b, w, SLUICE_T_ROUTE); /* for the gradient of b2 */
   sluice_op_read(b, w, SLUICE_T_DM);
-  sluice_op_read(b, w, SLUICE_T_WACT);
+  sluice_op_read(b, w, SLUICE_T_DACT);
   sluice_op_write(b, w, SLUICE_T_DW);
 }
 
 static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  int recompute = spec->restore_m[i] == SLUICE_RESTORE_RECOMPUTE;
   if (spec->callback) {
+    if (recompute) add_host_expert(b, i);
     sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT_GRAD, SLUICE_LANE_COMPUTE, i);
     sluice_op_read(b, e, SLUICE_T_DI);
     sluice_op_read(b, e, SLUICE_T_DO);
@@ -151,6 +250,12 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
     if (spec->weight_half == SLUICE_WEIGHTS_NOW) sluice_op_write(b, e, SLUICE_T_DW);
     return;
   }
+  if (recompute) {
+    sluice_op_t* again = sluice_builder_add(b, SLUICE_OP_RECOMPUTE, SLUICE_LANE_COMPUTE, i);
+    sluice_op_read(b, again, SLUICE_T_DI);
+    sluice_op_write(b, again, SLUICE_T_M);
+    sluice_op_write(b, again, SLUICE_T_DACT); /* scratch: the activation that adds the biases */
+  }
   sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2_GRAD, SLUICE_LANE_COMPUTE, i);
   sluice_op_read(b, g2, SLUICE_T_DDO);
   sluice_op_write(b, g2, SLUICE_T_DACT);
@@ -160,7 +265,7 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
   sluice_op_read(b, act, SLUICE_T_DDO); /* dT_DO . b2 with bias */
   sluice_op_read(b, act, SLUICE_T_ROUTE);
   sluice_op_write(b, act, SLUICE_T_DM);
-  if (spec->weight_half) sluice_op_write(b, act, SLUICE_T_WACT);
+  if (spec->weight_half) sluice_op_write(b, act, SLUICE_T_DACT);
   sluice_op_write(b, act, SLUICE_T_DGATE);
   sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1_GRAD, SLUICE_LANE_COMPUTE, i);
   sluice_op_read(b, g1, SLUICE_T_DM);
@@ -185,6 +290,15 @@ static void add_combine_grad(sluice_builder_t* b, int32_t i) {
   sluice_op_write(b, x, SLUICE_T_OUT);
 }
 
+/* Everything a chunk's backward waits for: its rows first, since a recomputation needs nothing else. */
+static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  add_restore_di(b, spec, i);
+  add_dispatch_grad(b, i);
+  if (spec->restore_m[i] == SLUICE_RESTORE_OFFLOAD) {
+    add_copy(b, SLUICE_OP_COPY_IN, middle_of(spec), SLUICE_T_HOST_M, i);
+  }
+}
+
 static void build_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks;
   int deferred = is_deferred(spec);
@@ -193,15 +307,16 @@ static void build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     return;
   }
   int32_t ahead = b->ring[SLUICE_T_DDO];
+  if (b->ring[SLUICE_T_DI] > 0) ahead = min_i32(ahead, b->ring[SLUICE_T_DI]);
   int dispatches = has_part(spec, SLUICE_PART_DISPATCH);
   int experts = has_part(spec, SLUICE_PART_EXPERTS);
   int weights = experts && spec->weight_half == SLUICE_WEIGHTS_NOW && !spec->callback;
-  for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_dispatch_grad(b, i);
+  for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_arrival(b, spec, i);
   for (int32_t i = 0; i < n; ++i) {
     if (experts) add_experts_grad(b, spec, i);
     if (has_part(spec, SLUICE_PART_COMBINE)) add_combine_grad(b, i);
     if (weights && !deferred) add_weight_grad(b, i);
-    if (i + ahead < n && dispatches) add_dispatch_grad(b, i + ahead);
+    if (i + ahead < n && dispatches) add_arrival(b, spec, i + ahead);
   }
   if (weights && deferred) add_weight_grad(b, -1);
 }
@@ -210,6 +325,28 @@ static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
   const unsigned char* p = data;
   for (size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
   return hash;
+}
+
+static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
+  for (int32_t i = 0; i < SLUICE_MAX_CHUNKS; ++i) {
+    int32_t di = spec->restore_di[i], m = spec->restore_m[i];
+    int behind = i >= spec->num_chunks;
+    if (behind ? di != 0 || m != 0 : di > SLUICE_RESTORE_REDISPATCH || m > SLUICE_RESTORE_RECOMPUTE) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: chunk %d of %d has the restore policies %d and %d", i,
+                         spec->num_chunks, di, m);
+    }
+    if (m == SLUICE_RESTORE_REDISPATCH) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: T_M of chunk %d cannot be dispatched again", i);
+    }
+    /* The graph of a host's expert holds its input: neither can go without the other. */
+    if (spec->callback && (m == SLUICE_RESTORE_OFFLOAD || (di != SLUICE_RESTORE_KEEP && m == SLUICE_RESTORE_KEEP))) {
+      return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                         "schedule: callback experts keep the output of chunk %d or compute it again; its input may "
+                         "only go where the output is computed again",
+                         i);
+    }
+  }
+  return SLUICE_OK;
 }
 
 static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
@@ -225,7 +362,18 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
       (!spec->input_half || spec->weight_half == SLUICE_WEIGHTS_LATER)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "schedule: callback experts compute both halves of a backward at once");
   }
-  return SLUICE_OK;
+  return check_policies(spec);
+}
+
+static uint64_t hash_of_comm(const sluice_template_t* t) {
+  const int32_t call[] = {t->spec.direction, t->spec.num_chunks, t->spec.only,
+                          t->spec.keep,      t->spec.input_half, t->spec.weight_half};
+  uint64_t hash = fnv1a(0xcbf29ce484222325u, call, sizeof call);
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    const int32_t what[] = {t->ops[i].kind, t->ops[i].chunk};
+    if (sluice_op_is_exchange(t->ops[i].kind)) hash = fnv1a(hash, what, sizeof what);
+  }
+  return hash;
 }
 
 /* Tensors that no op of this template touches need no slots. */
@@ -244,23 +392,30 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
                                       sluice_template_t** out_template) {
   *out_template = NULL;
   SLUICE_TRY(check_spec(spec));
-  int32_t max_ops = OPS_PER_CHUNK * spec->num_chunks + 1;
+  int32_t n = spec->num_chunks;
+  int32_t max_ops = OPS_PER_CHUNK * n + 1;
   int32_t max_deps = 4 * max_ops;
-  uint64_t bytes =
-      sizeof(sluice_template_t) + (uint64_t)max_ops * sizeof(sluice_op_t) + (uint64_t)max_deps * sizeof(int32_t);
+  uint64_t num_homes = (uint64_t)SLUICE_T_COUNT * (uint64_t)n;
+  uint64_t bytes = sizeof(sluice_template_t) + (uint64_t)max_ops * sizeof(sluice_op_t) +
+                   (uint64_t)max_deps * sizeof(int32_t) + num_homes * sizeof(sluice_slot_ref_t);
   sluice_template_t* schedule = sluice_alloc_zeroed(allocator, bytes, "schedule template");
   if (schedule == NULL) return SLUICE_E_NO_MEMORY;
   schedule->bytes = bytes;
   schedule->spec = *spec;
   schedule->ops = (sluice_op_t*)(schedule + 1);
   schedule->deps = (int32_t*)(schedule->ops + max_ops);
+  schedule->homes = (sluice_slot_ref_t*)(schedule->deps + max_deps);
 
-  sluice_builder_t builder = {.ops = schedule->ops, .capacity = max_ops, .single_rank = spec->single_rank};
+  sluice_builder_t builder = {.ops = schedule->ops,
+                              .capacity = max_ops,
+                              .single_rank = spec->single_rank,
+                              .num_chunks = n,
+                              .homes = schedule->homes};
   if (spec->direction == SLUICE_FORWARD) {
-    forward_rings(spec, builder.ring);
+    place_forward(&builder, spec);
     build_forward(&builder, spec);
   } else {
-    backward_rings(spec, builder.ring);
+    place_backward(&builder, spec);
     build_backward(&builder, spec);
   }
   int32_t num_deps = sluice_builder_derive_deps(&builder, schedule->deps, max_deps);
@@ -276,6 +431,7 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
   uint64_t hash = fnv1a(0xcbf29ce484222325u, spec, sizeof *spec);
   hash = fnv1a(hash, schedule->ops, (size_t)schedule->num_ops * sizeof(sluice_op_t));
   schedule->hash = fnv1a(hash, schedule->deps, (size_t)num_deps * sizeof(int32_t));
+  schedule->comm_hash = hash_of_comm(schedule);
   *out_template = schedule;
   return SLUICE_OK;
 }

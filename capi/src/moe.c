@@ -136,27 +136,7 @@ sluice_status_t sluice_step_restore(sluice_moe_t* moe, void* const* saved, const
                                        : "saved_bytes");
   }
   SLUICE_TRY(sluice_engine_check_process(moe->context, "sluice_step_restore"));
-  int64_t rows = 0;
-  SLUICE_TRY(sluice_binding_peek(moe, saved[SLUICE_SAVED_META], saved_bytes[SLUICE_SAVED_META], NULL, &rows, NULL));
-  const sluice_moe_config_t* c = &moe->config;
-  uint64_t element = sluice_dtype_bytes(c->dtype);
-  const uint64_t wanted[] = {
-      0, (uint64_t)rows * (uint64_t)c->model_width * element,
-      (uint64_t)rows * element * (uint64_t)(c->callback_experts ? c->model_width : moe->gate_factor * c->hidden_width)};
-  for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) {
-    if (saved_bytes[i] < wanted[i] || (saved[i] == NULL && wanted[i] > 0)) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: saved buffer %d has %llu bytes; this step needs %llu",
-                         c->layer_id, i, (unsigned long long)saved_bytes[i], (unsigned long long)wanted[i]);
-    }
-  }
-  sluice_step_t* step = NULL;
-  SLUICE_TRY(sluice_step_new(moe, &step));
-  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
-    step->saved[i] = saved[i];
-    step->saved_bytes[i] = saved_bytes[i];
-  }
-  *out_step = step;
-  return SLUICE_OK;
+  return sluice_step_from_saved(moe, saved, saved_bytes, out_step);
 }
 
 sluice_status_t sluice_step_info(const sluice_step_t* step, int32_t* out_num_chunks, int64_t* out_rows_per_expert) {

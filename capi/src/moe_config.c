@@ -41,10 +41,28 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
         SLUICE_MAX_CHUNKS);
   CHECK(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
         "layer %d: wgrad_mode is %d; known are deferred (0) and per chunk (1)", id, c->wgrad_mode);
+  CHECK(c->restore_input >= SLUICE_RESTORE_KEEP && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
+        "layer %d: restore_input is %d; known are keep (0), offload (1) and re-dispatch (2)", id, c->restore_input);
+  CHECK(c->restore_middle == SLUICE_RESTORE_KEEP || c->restore_middle == SLUICE_RESTORE_OFFLOAD ||
+            c->restore_middle == SLUICE_RESTORE_RECOMPUTE,
+        "layer %d: restore_middle is %d; known are keep (0), offload (1) and recompute (3)", id, c->restore_middle);
   CHECK(is_flag(c->gated) && is_flag(c->bias) && is_flag(c->callback_experts),
         "layer %d: gated, bias and callback_experts are 0 or 1, found %d, %d, %d", id, c->gated, c->bias,
         c->callback_experts);
   return SLUICE_OK;
+}
+
+/* The graph of a host's expert holds its input, so neither can go without the other. */
+static sluice_status_t check_policies(const sluice_moe_config_t* c) {
+  int keeps_output = c->restore_middle == SLUICE_RESTORE_KEEP;
+  if (!c->callback_experts || (keeps_output && c->restore_input == SLUICE_RESTORE_KEEP) ||
+      c->restore_middle == SLUICE_RESTORE_RECOMPUTE) {
+    return SLUICE_OK;
+  }
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                     "layer %d: callback experts take restore_middle keep (then restore_input keep too) or recompute; "
+                     "found restore_input %d, restore_middle %d",
+                     c->layer_id, c->restore_input, c->restore_middle);
 }
 
 static sluice_status_t check_owners(const sluice_context_t* context, const sluice_moe_config_t* c) {
@@ -77,6 +95,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   SLUICE_TRY(check_numbers(&checked));
   SLUICE_TRY(check_owners(context, &checked));
   if (checked.callback_experts) checked.hidden_width = 0;
+  SLUICE_TRY(check_policies(&checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));
   sluice_status_t status = sluice_layer_create(context, &checked, out_moe);
   sluice_engine_leave(context);

@@ -904,23 +904,23 @@ static void Restore_DamagedOrForeignBuffers_AreRefused(void** state) {
       meta[at] ^= (unsigned char)(1 << bit);
     }
   }
-  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+  for (int i = 0; i < SLUICE_SAVED_HOST_INPUT; ++i) { /* nothing is offloaded */
     saved_t bent = saved;
     bent.bytes[i] -= 1;
     REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
             i == 0   ? "META"
-            : i == 1 ? "buffer 1"
-                     : "buffer 2");
+            : i == 1 ? "buffer INPUT"
+                     : "buffer MIDDLE");
     bent = saved, bent.data[i] = NULL;
     REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
             i == 0   ? "META"
-            : i == 1 ? "buffer 1"
-                     : "buffer 2");
+            : i == 1 ? "buffer INPUT"
+                     : "buffer MIDDLE");
     bent = saved, bent.bytes[i] = 0;
     REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
             i == 0   ? "META"
-            : i == 1 ? "buffer 1"
-                     : "buffer 2");
+            : i == 1 ? "buffer INPUT"
+                     : "buffer MIDDLE");
   }
   sluice_moe_config_t config = rig_config();
   config.hidden_width = 8, config.layer_id = 9;
@@ -953,7 +953,7 @@ static void Forward_HostRefusesASavedBuffer_IsNoMemory(void** state) {
   static const char* const names[] = {"META", "INPUT", "MIDDLE"};
   fixture_t f;
   open_default(&f);
-  for (int32_t which = 0; which < SLUICE_SAVED_COUNT; ++which) {
+  for (int32_t which = 0; which < SLUICE_SAVED_HOST_INPUT; ++which) { /* nothing is offloaded */
     saved_t saved = {.refuse = which};
     rig_reset(&f.rig);
     f.rig.forward.save = save, f.rig.forward.save_user = &saved;

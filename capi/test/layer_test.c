@@ -241,6 +241,71 @@ static void Layer_AnyChunks_BitIdenticalWithRef(void** state) {
   }
 }
 
+static const int32_t policies_of_input[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
+static const int32_t policies_of_middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+
+/* The result under each of the nine policies has the bits of the one that keeps everything. */
+static void check_policies(case_t c) {
+  for (c.reuse_saved = 0; c.reuse_saved < 2; ++c.reuse_saved) {
+    result_t kept;
+    c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+    check(&c);
+    world_run(&c, &kept);
+    for (int p = 1; p < 9; ++p) {
+      c.restore_input = policies_of_input[p % 3], c.restore_middle = policies_of_middle[p / 3];
+      result_t restored;
+      world_run(&c, &restored);
+      for (int32_t r = 0; r < c.world_size; ++r) {
+        if (restored.status[r] != SLUICE_OK) fail_msg("rank %d: %s", r, restored.message[r]);
+      }
+      if (!world_identical(&c, &kept, &restored, 1)) {
+        fail_msg("W %d n %d gated %d bias %d wgrad %d reuse %d: restore %d, %d changes bits", c.world_size,
+                 c.num_chunks, c.gated, c.bias, c.wgrad_mode, c.reuse_saved, c.restore_input, c.restore_middle);
+      }
+      world_free(&restored);
+    }
+    world_free(&kept);
+  }
+}
+
+static void Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything(void** state) {
+  (void)state;
+  const int32_t chunks[] = {1, 2, 5};
+  for (int32_t w = 1; w <= 3; w += 2) {
+    for (int bits = 0; bits < 8; ++bits) {
+      for (size_t i = 0; i < 3; ++i) {
+        case_t c = base_case();
+        c.world_size = w, c.num_chunks = chunks[i], c.gated = bits & 1, c.bias = bits >> 1 & 1;
+        c.wgrad_mode = bits >> 2 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
+        check_policies(c);
+      }
+    }
+  }
+}
+
+static void Layer_RestorePolicies_WorkWithEverythingElse(void** state) {
+  (void)state;
+  for (int bits = 0; bits < 32; ++bits) {
+    case_t c = base_case();
+    c.world_size = 2, c.num_chunks = 3, c.bias = 1, c.gated = bits & 1;
+    c.halves_apart = bits >> 1 & 1, c.restore = bits >> 2 & 1, c.accumulate = bits >> 3 & 1;
+    if (bits >> 4) c.dtype = SLUICE_DTYPE_BF16, c.tokens[1] = 0, c.hot_expert = 1;
+    check_policies(c);
+  }
+}
+
+static void Layer_CallbackExpertsComputedAgain_MatchReference(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; w += 2) {
+    for (int p = 0; p < 3; ++p) {
+      case_t c = base_case();
+      c.world_size = w, c.num_chunks = 4, c.callback_experts = 1;
+      c.restore_middle = SLUICE_RESTORE_RECOMPUTE, c.restore_input = policies_of_input[p];
+      check(&c);
+    }
+  }
+}
+
 static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
   (void)state;
   for (int32_t a = SLUICE_ACTIVATION_GELU; a <= SLUICE_ACTIVATION_SILU; ++a) {
@@ -310,6 +375,9 @@ int main(void) {
       cmocka_unit_test(Layer_ManyExperts_CountsOverflowTheEnvelope),
       cmocka_unit_test(Layer_EveryExpertReady_IsSignalledOnce),
       cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithRef),
+      cmocka_unit_test(Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything),
+      cmocka_unit_test(Layer_RestorePolicies_WorkWithEverythingElse),
+      cmocka_unit_test(Layer_CallbackExpertsComputedAgain_MatchReference),
       cmocka_unit_test(Layer_FiniteDifferences_MatchEveryGradient),
       cmocka_unit_test(Layer_EveryGemm_MatchesReference),
   };

@@ -129,7 +129,7 @@
   MEMBER(sluice_gate_config_t, capacity_factor, 56, 4) \
   MEMBER(sluice_gate_config_t, scaling, 60, 4) \
   MEMBER(sluice_gate_config_t, min_capacity, 64, 8) \
-  STRUCT(sluice_moe_config_t, 80) \
+  STRUCT(sluice_moe_config_t, 88) \
   MEMBER(sluice_moe_config_t, struct_size, 0, 8) \
   MEMBER(sluice_moe_config_t, next, 8, 8) \
   MEMBER(sluice_moe_config_t, model_width, 16, 8) \
@@ -145,6 +145,8 @@
   MEMBER(sluice_moe_config_t, callback_experts, 64, 4) \
   MEMBER(sluice_moe_config_t, layer_id, 68, 4) \
   MEMBER(sluice_moe_config_t, expert_rank, 72, 8) \
+  MEMBER(sluice_moe_config_t, restore_input, 80, 4) \
+  MEMBER(sluice_moe_config_t, restore_middle, 84, 4) \
   STRUCT(sluice_expert_tensors_t, 56) \
   MEMBER(sluice_expert_tensors_t, struct_size, 0, 8) \
   MEMBER(sluice_expert_tensors_t, w1, 8, 8) \
@@ -188,7 +190,7 @@
   MEMBER(sluice_moe_backward_args_t, expert_ready, 88, 8) \
   MEMBER(sluice_moe_backward_args_t, expert_ready_user, 96, 8) \
   MEMBER(sluice_moe_backward_args_t, local_status, 104, 4) \
-  MEMBER(sluice_moe_backward_args_t, reserved, 108, 4) \
+  MEMBER(sluice_moe_backward_args_t, may_reuse_saved, 108, 4) \
   MEMBER(sluice_moe_backward_args_t, local_message, 112, 8)
 
 #define CONSTANTS \
@@ -242,10 +244,16 @@
   CONSTANT(SLUICE_ACTIVATION_SILU, 4) \
   CONSTANT(SLUICE_WGRAD_DEFERRED, 0) \
   CONSTANT(SLUICE_WGRAD_PER_CHUNK, 1) \
+  CONSTANT(SLUICE_RESTORE_KEEP, 0) \
+  CONSTANT(SLUICE_RESTORE_OFFLOAD, 1) \
+  CONSTANT(SLUICE_RESTORE_REDISPATCH, 2) \
+  CONSTANT(SLUICE_RESTORE_RECOMPUTE, 3) \
   CONSTANT(SLUICE_SAVED_META, 0) \
   CONSTANT(SLUICE_SAVED_INPUT, 1) \
   CONSTANT(SLUICE_SAVED_MIDDLE, 2) \
-  CONSTANT(SLUICE_SAVED_COUNT, 3) \
+  CONSTANT(SLUICE_SAVED_HOST_INPUT, 3) \
+  CONSTANT(SLUICE_SAVED_HOST_MIDDLE, 4) \
+  CONSTANT(SLUICE_SAVED_COUNT, 5) \
   CONSTANT(SLUICE_GRAD_OVERWRITE, 0) \
   CONSTANT(SLUICE_GRAD_ACCUMULATE, 1) \
   CONSTANT(SLUICE_HALF_INPUT, 1) \

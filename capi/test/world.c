@@ -343,6 +343,7 @@ static void run_rank(rank_t* r) {
   config.bias = c->bias, config.num_chunks = c->num_chunks, config.wgrad_mode = c->wgrad_mode;
   config.callback_experts = c->callback_experts, config.layer_id = 7;
   config.expert_rank = c->uneven_owners ? owners : NULL;
+  config.restore_input = c->restore_input, config.restore_middle = c->restore_middle;
   sluice_moe_t* moe = NULL;
   note(r, sluice_moe_create(context, &config, &moe));
 
@@ -399,11 +400,13 @@ static void run_rank(rank_t* r) {
     b.callbacks = c->callback_experts ? &callbacks : NULL;
     b.grad_params = c->callback_experts ? NULL : &grads.table;
     b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
+    b.may_reuse_saved = c->reuse_saved;
     b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
     if (c->halves_apart) {
       b.halves = SLUICE_HALF_INPUT;
       note(r, sluice_moe_backward(moe, step, &b, NULL));
       b.halves = SLUICE_HALF_WEIGHT;
+      b.may_reuse_saved = !c->reuse_saved; /* what the input half did counts */
       b.grad_out = NULL;
     }
     note(r, sluice_moe_backward(moe, step, &b, NULL));

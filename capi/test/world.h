@@ -14,16 +14,18 @@ typedef struct case_s {
   int64_t tokens[WORLD_MAX_RANKS]; /* T of each rank */
   int64_t model_width, hidden_width;
   int32_t num_experts, top_k, num_chunks, dtype, activation, gated, bias, wgrad_mode, callback_experts;
-  int32_t drop_every;    /* every how many routes one is dropped; 0 none; 1 all */
-  int32_t hot_expert;    /* all first routes go to it; -1 none */
-  int32_t transposed;    /* parameters are stored [in, out] */
-  int32_t accumulate;    /* gradients are added to ones */
-  int32_t grad_f32;      /* gradients in f32 whatever the dtype */
-  int32_t halves_apart;  /* INPUT, then WEIGHT */
-  int32_t restore;       /* the step is dropped and rebuilt from copies of its saved buffers */
-  int32_t uneven_owners; /* expert_rank table: most experts on the last rank */
-  int32_t parts;         /* dispatch, experts, combine called one by one */
-  const char* gemm;      /* NULL: "ref" */
+  int32_t drop_every;                    /* every how many routes one is dropped; 0 none; 1 all */
+  int32_t hot_expert;                    /* all first routes go to it; -1 none */
+  int32_t transposed;                    /* parameters are stored [in, out] */
+  int32_t accumulate;                    /* gradients are added to ones */
+  int32_t grad_f32;                      /* gradients in f32 whatever the dtype */
+  int32_t halves_apart;                  /* INPUT, then WEIGHT */
+  int32_t restore;                       /* the step is dropped and rebuilt from copies of its saved buffers */
+  int32_t uneven_owners;                 /* expert_rank table: most experts on the last rank */
+  int32_t restore_input, restore_middle; /* SLUICE_RESTORE_* */
+  int32_t reuse_saved;                   /* the backward may write over saved buffers */
+  int32_t parts;                         /* dispatch, experts, combine called one by one */
+  const char* gemm;                      /* NULL: "ref" */
 } case_t;
 
 /* Everything a case computes, in f64, indexed by rank; freed by world_free. */

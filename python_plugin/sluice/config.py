@@ -22,7 +22,17 @@ WGRAD_MODES = ("deferred", "per_chunk")
 GEMMS = ("ref", "onednn", "blas", "host")
 MAX_CHUNKS = 256
 # Known from the design and not built yet: refused by name, so that nobody believes they have an effect.
-NOT_BUILT = ("memory_budget", "host_memory_budget", "policy", "max_outstanding")
+NOT_BUILT = ("memory_budget", "host_memory_budget", "max_outstanding")
+# MPipeMoE's names for points of (how dispatched rows, how pre-activations) reach the backward.
+RESTORE_INPUT = ("keep", "offload", "redispatch")
+RESTORE_MIDDLE = ("keep", "offload", "recompute")
+RESTORE = {
+    "none": ("keep", "keep"),
+    "S1": ("offload", "offload"),
+    "S2": ("redispatch", "offload"),
+    "S3": ("offload", "recompute"),
+    "S4": ("redispatch", "recompute"),
+}
 
 
 class ConfigError(InvalidArgument):
@@ -35,6 +45,7 @@ class Options:
 
     chunks: int | None = None
     wgrad_mode: str | None = None
+    policy: tuple[str, str] | None = None
     gemm: str | None = None
     gemm_library: str | None = None
     timeout: float | None = None
@@ -145,10 +156,32 @@ def _seconds(key: str, value: Any) -> float:
     return float(value)
 
 
+def _policy(key: str, value: Any) -> tuple[str, str] | None:
+    """(restore of dispatched rows, restore of pre-activations); None leaves the choice to Sluice."""
+    if value == "adaptive":
+        return None
+    if isinstance(value, str):
+        return RESTORE[_one_of(tuple(RESTORE))(key, value)]
+    if not isinstance(value, Mapping):
+        names = ", ".join(RESTORE)
+        raise ConfigError(
+            f'"sluice": "{key}" must be "adaptive", one of {names}, or {{"input": ..., "middle": ...}}, not {value!r}'
+        )
+    unknown = [name for name in value if name not in ("input", "middle")]
+    if unknown:
+        raise ConfigError(f'"sluice": "{key}" has the keys "input" and "middle", not {unknown[0]!r}')
+    given = {"input": "keep", "middle": "keep", **value}
+    return (
+        _one_of(RESTORE_INPUT)(f"{key}.input", given["input"]),
+        _one_of(RESTORE_MIDDLE)(f"{key}.middle", given["middle"]),
+    )
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _boolean,
     "chunks": _chunks,
     "wgrad_mode": _one_of(WGRAD_MODES),
+    "policy": _policy,
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,
     "timeout": _seconds,

@@ -36,6 +36,16 @@ enum {
   SLUICE_WGRAD_PER_CHUNK = 1 /* accumulated chunk by chunk: no gradient rows are kept */
 };
 
+/* How T_DI (dispatched rows) and T_M (pre-activations) reach the backward [MPipeMoE Table II]. Names of points in this
+ * space: none = keep, keep; S1 = offload, offload; S2 = re-dispatch, offload; S3 = offload, recompute; S4 =
+ * re-dispatch, recompute. */
+enum {
+  SLUICE_RESTORE_KEEP = 0,       /* in buffers that the step keeps */
+  SLUICE_RESTORE_OFFLOAD = 1,    /* in host memory, by the copy lanes */
+  SLUICE_RESTORE_REDISPATCH = 2, /* T_DI: sent again from the tokens that backward gets */
+  SLUICE_RESTORE_RECOMPUTE = 3   /* T_M: computed again from T_DI. With callback experts: their forward runs again */
+};
+
 typedef struct sluice_moe_config_s {
   size_t struct_size;              /* set by sluice_moe_config_init */
   const sluice_ext_header_t* next; /* NULL */
@@ -53,6 +63,8 @@ typedef struct sluice_moe_config_s {
   int32_t layer_id;                /* names the layer in messages and traces; equal on all ranks */
   const int32_t* expert_rank;      /* [E] the rank that owns each expert, or NULL: contiguous, E divisible by W.
                                       Equal on all ranks. Local index = order among the experts of that rank. */
+  int32_t restore_input;           /* SLUICE_RESTORE_KEEP, _OFFLOAD or _REDISPATCH, equal on all ranks */
+  int32_t restore_middle;          /* SLUICE_RESTORE_KEEP, _OFFLOAD or _RECOMPUTE */
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);
@@ -94,10 +106,12 @@ typedef struct sluice_expert_callbacks_s {
 
 /* What a forward leaves for its backward, each a plain run of bytes. */
 enum {
-  SLUICE_SAVED_META = 0,   /* counts and permutation */
-  SLUICE_SAVED_INPUT = 1,  /* T_DI [R, M]: dispatched rows */
-  SLUICE_SAVED_MIDDLE = 2, /* T_M [R, g*H]: pre-activations; with callbacks their outputs [R, M] */
-  SLUICE_SAVED_COUNT = 3
+  SLUICE_SAVED_META = 0,       /* counts and permutation */
+  SLUICE_SAVED_INPUT = 1,      /* T_DI [R, M]: dispatched rows, of the chunks that are kept */
+  SLUICE_SAVED_MIDDLE = 2,     /* T_M [R, g*H]: pre-activations; with callbacks their outputs [R, M] */
+  SLUICE_SAVED_HOST_INPUT = 3, /* the same of offloaded chunks: host memory, pinned where the device has it */
+  SLUICE_SAVED_HOST_MIDDLE = 4,
+  SLUICE_SAVED_COUNT = 5
 };
 
 /* Gives `bytes` (may be 0: any pointer, NULL too) for saved buffer `which`, 64-byte aligned; NULL refuses. Called on
@@ -172,8 +186,9 @@ typedef struct sluice_moe_backward_args_s {
   int32_t halves;                             /* SLUICE_HALF_*; WEIGHT alone follows INPUT alone, without payload */
   sluice_expert_ready_fn_t expert_ready;      /* may be NULL */
   void* expert_ready_user;
-  int32_t local_status; /* as in forward */
-  int32_t reserved;
+  int32_t local_status;    /* as in forward */
+  int32_t may_reuse_saved; /* 1: gradients may be written over the saved buffers, which costs the least memory; after a
+                              failure in mid-pass, and from the same buffers, no other backward is possible then */
   const char* local_message;
 } sluice_moe_backward_args_t;
 

@@ -45,12 +45,12 @@ class Options:
 
     chunks: int | None = None
     wgrad_mode: str | None = None
-    policy: tuple[str, str] | None = None
     gemm: str | None = None
     gemm_library: str | None = None
     timeout: float | None = None
     on_unsupported: str = "error"
     required: bool = False
+    policy: tuple[str, str] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for comparing ranks and for messages."""
@@ -135,8 +135,9 @@ def _chunks(key: str, value: Any) -> int | None:
 def _one_of(allowed: tuple[str, ...]) -> Callable[[str, Any], str]:
     def check(key: str, value: Any) -> str:
         if value not in allowed:
-            near = difflib.get_close_matches(str(value).lower(), allowed, n=1, cutoff=0.5)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
+            lower = {name.lower(): name for name in allowed}
+            near = difflib.get_close_matches(str(value).lower(), lower, n=1, cutoff=0.5)
+            hint = f'; did you mean "{lower[near[0]]}"?' if near else ""
             raise ConfigError(f'"sluice": "{key}" must be one of {", ".join(allowed)}, not {value!r}{hint}')
         return str(value)
 

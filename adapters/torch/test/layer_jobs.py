@@ -73,6 +73,7 @@ class Case:
         ids_dtype=torch.int64,
         strides="plain",
         wgrad="deferred",
+        restore=("keep", "keep"),
         seed=0,
     ):
         generator = torch.Generator().manual_seed(1000 + seed)
@@ -82,7 +83,7 @@ class Case:
 
         self.E, self.K, self.W, self.n = W * per_rank, K, W, n
         self.gated, self.bias, self.dtype, self.activation, self.wgrad = gated, bias, dtype, activation, wgrad
-        self.strides, self.per_rank = strides, per_rank
+        self.strides, self.per_rank, self.restore = strides, per_rank, restore
         names = {"w1": (H, M), "w2": (M, H)}
         if gated:
             names["w3"] = (H, M)
@@ -154,6 +155,8 @@ class Case:
             gated=self.gated,
             bias=self.bias,
             wgrad_mode=self.wgrad,
+            restore_input=self.restore[0],
+            restore_middle=self.restore[1],
             **options,
         )
 
@@ -221,6 +224,10 @@ def cases(W):
         "transposed": dict(strides="transposed", gated=True, bias=True, seed=22),
         "padded": dict(strides="padded", bias=True, seed=23),
         "double": dict(dtype=f64, gated=True, bias=True, n=2, tokens=(40, 13), seed=24),
+        "S1": dict(restore=("offload", "offload"), n=3, tokens=(60, 25), bias=True, seed=27),
+        "S2": dict(restore=("redispatch", "offload"), n=3, tokens=(60, 25), gated=True, seed=28),
+        "S3": dict(restore=("offload", "recompute"), n=3, tokens=(60, 25), bias=True, gated=True, seed=29),
+        "S4": dict(restore=("redispatch", "recompute"), n=3, tokens=(60, 25), bias=True, seed=30),
         "bf16": dict(dtype=bf16, tokens=(64, 33), seed=25),
         "bf16 gated chunks": dict(dtype=bf16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=26),
     }
@@ -292,12 +299,17 @@ def autograd_manners():
     compare(case, rank, out_a, a[0], a[2], a[3])
     compare(case, rank, out_b, b[0], b[2], b[3])
 
-    # Twice through one graph.
-    tokens, ids, weights, params = case.inputs(rank)
-    out = layer(tokens, ids, weights, params)
-    out.backward(cotangent, retain_graph=True)
-    out.backward(cotangent)
-    compare(case, rank, out, tokens, weights, params, times=2)
+    # Twice through one graph, whatever of it was kept.
+    for restore in (("keep", "keep"), ("keep", "offload"), ("redispatch", "recompute")):
+        case.restore = restore
+        layer = case.layer(context)
+        tokens, ids, weights, params = case.inputs(rank)
+        out = layer(tokens, ids, weights, params)
+        out.backward(cotangent, retain_graph=True)
+        out.backward(cotangent)
+        compare(case, rank, out, tokens, weights, params, times=2)
+    case.restore = ("keep", "keep")
+    layer = case.layer(context)
     try:
         out.backward(cotangent)
         raise AssertionError("a third backward through a freed graph went through")

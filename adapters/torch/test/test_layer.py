@@ -33,6 +33,10 @@ CASES = [
     "transposed",
     "padded",
     "double",
+    "S1",
+    "S2",
+    "S3",
+    "S4",
     "bf16",
     "bf16 gated chunks",
 ]

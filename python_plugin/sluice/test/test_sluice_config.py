@@ -33,6 +33,36 @@ def test_Section_TheWordAuto_IsRefusedForEveryKey(key: str) -> None:
         config.parse({key: "auto"})
 
 
+@pytest.mark.parametrize(
+    "written,meant",
+    [
+        ("none", ("keep", "keep")),
+        ("S1", ("offload", "offload")),
+        ("S4", ("redispatch", "recompute")),
+        ({"middle": "recompute"}, ("keep", "recompute")),
+        ("adaptive", None),
+        (None, None),
+    ],
+)
+def test_Policy_NameOrPair_IsRead(written, meant):
+    assert config.parse({"enabled": True, "policy": written})[1].policy == meant
+
+
+@pytest.mark.parametrize(
+    "written,text",
+    [
+        ("S5", 'did you mean "S'),
+        ({"input": "recompute"}, '"policy.input" must be one of keep, offload, redispatch'),
+        ({"output": "keep"}, 'the keys "input" and "middle", not \'output\''),
+        (3, "one of none, S1, S2, S3, S4, or"),
+    ],
+)
+def test_Policy_Wrong_IsNamed(written, text):
+    with pytest.raises(config.ConfigError) as error:
+        config.parse({"enabled": True, "policy": written})
+    assert text in str(error.value)
+
+
 @pytest.mark.parametrize("key", config.NOT_BUILT)
 def test_Section_KnownButNotBuilt_IsRefusedByName(key: str) -> None:
     with pytest.raises(config.ConfigError, match=f'"{key}" is known but not built yet'):

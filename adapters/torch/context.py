@@ -31,7 +31,7 @@ _STATS = (
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """gemm: "auto", "ref", "onednn", "blas" or "host" (torch's own products, which "auto" considers too)."""
+    """gemm: "auto", "native", "ref", "onednn", "blas" or "host" (torch's own products, which "auto" considers too)."""
 
     gemm: str = "auto"
     gemm_library: str | None = None

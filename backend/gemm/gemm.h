@@ -35,8 +35,9 @@ typedef struct sluice_product_list_s {
 
 typedef struct sluice_gemm_s sluice_gemm_t;
 
-/* What run() may borrow from the allocator at one time beyond the objects made by create: temporaries of "blas" and the
- * operands on which "auto" measures. All of it is given back before run() returns. */
+/* What run() may borrow from the allocator at one time beyond the objects made by create: temporaries of "blas",
+ * the packed blocks of "native", and the operands on which "auto" measures. All of it is given back before run()
+ * returns. */
 #define SLUICE_GEMM_SCRATCH_BYTES ((uint64_t)8 << 20)
 
 typedef struct sluice_gemm_vtable_s {
@@ -55,7 +56,7 @@ struct sluice_gemm_s {
 
 /* What the chooser is given; mirrors sluice_context_config_t. */
 typedef struct sluice_gemm_options_s {
-  const char* name;    /* "auto", "ref", "onednn", "blas", "host"; NULL = "auto" */
+  const char* name;    /* "auto", "native", "ref", "onednn", "blas", "host"; NULL = "auto" */
   const char* library; /* path or NULL */
   sluice_host_gemm_fn_t host_gemm;
   void* host_gemm_user;
@@ -78,6 +79,8 @@ int sluice_gemm_supports(const sluice_gemm_t* gemm, const sluice_product_list_t*
 /* Single implementations, for tests and for the chooser. */
 sluice_status_t sluice_gemm_ref_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 sluice_status_t sluice_gemm_onednn_create(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
+/* Errors: NOT_FOUND where the processor lacks AVX-512. */
+sluice_status_t sluice_gemm_native_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 sluice_status_t sluice_gemm_blas_create(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 sluice_status_t sluice_gemm_host_create(sluice_host_gemm_fn_t fn, void* user, sluice_allocator_t* allocator,
                                         sluice_gemm_t** out_gemm);

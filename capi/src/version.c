@@ -12,5 +12,5 @@ void sluice_version(int32_t* out_major, int32_t* out_minor, int32_t* out_patch) 
 const char* sluice_build_info(void) {
   return "sluice " TEXT(SLUICE_VERSION_MAJOR) "." TEXT(SLUICE_VERSION_MINOR) "." TEXT(
       SLUICE_VERSION_PATCH) ", compiler " __VERSION__
-                            ", devices: cpu, comm: local host mpi(on demand), gemm: ref onednn blas host";
+                            ", devices: cpu, comm: local host mpi(on demand), gemm: native ref onednn blas host";
 }

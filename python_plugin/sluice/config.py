@@ -19,7 +19,7 @@ from sluice.errors import InvalidArgument
 ENVIRONMENT = "SLUICE"
 POLICIES = ("error", "warn")
 WGRAD_MODES = ("deferred", "per_chunk")
-GEMMS = ("ref", "onednn", "blas", "host")
+GEMMS = ("native", "ref", "onednn", "blas", "host")
 MAX_CHUNKS = 256
 # Known from the design and not built yet: refused by name, so that nobody believes they have an effect.
 NOT_BUILT = ("memory_budget", "host_memory_budget", "max_outstanding")

@@ -1,7 +1,7 @@
 /* Conformance of backend/gemm: every implementation computes these cases, or lists with a reason which it does not
  * take; one that is listed and taken all the same fails, so that the lists stay true.
  *
- *   gemm_cts NAME     ref, onednn, blas_openblas, blas_torch, host, auto
+ *   gemm_cts NAME     ref, native, onednn, blas_openblas, blas_torch, host, named_host, auto
  *
  * Results are compared with sums in f64. The tolerance is the bound for adding k f32 products in any order,
  * (k + 2) * 2^-24 * sum |a||b| with |c| counted in, plus one rounding to C's dtype; f64 has 2^-53 in its place. Where
@@ -219,6 +219,11 @@ static const cts_exception_t onednn_exceptions[] = {
     {"", SLUICE_DTYPE_BF16, 0, 1, "oneDNN needs AVX-512 for bf16"},
     {0},
 };
+static const cts_exception_t native_exceptions[] = {
+    {"", SLUICE_DTYPE_F64, 0, 0, "f64 is for finite differences, with ref"},
+    {"InnerStrideTwo", 0, 0, 0, "needs a unit stride"},
+    {0},
+};
 static const cts_exception_t openblas_exceptions[] = {
     {"", SLUICE_DTYPE_F64, 0, 0, "f64 is for finite differences, with ref"},
     {"InnerStrideTwo", 0, 0, 0, "needs a unit stride"},
@@ -241,6 +246,7 @@ static const cts_exception_t host_exceptions[] = {
 
 static const cts_implementation_t implementations[] = {
     {"ref", sluice_gemm_ref_create, 0, "ref", none},
+    {"native", sluice_gemm_native_create, 0, "native (", native_exceptions},
     {"onednn", create_onednn, 1, "onednn (", onednn_exceptions},
     {"blas_openblas", create_blas, 1, "blas (libopenblas)", openblas_exceptions},
     {"blas_torch", create_blas_torch, 1, "blas (libtorch_cpu)", torch_exceptions},
@@ -505,7 +511,7 @@ int main(int argc, char** argv) {
     if (argc > 1 && strcmp(argv[1], implementations[i].name) == 0) implementation = &implementations[i];
   }
   if (implementation == NULL) {
-    fprintf(stderr, "usage: gemm_cts ref|onednn|blas_openblas|blas_torch|host|named_host|auto\n");
+    fprintf(stderr, "usage: gemm_cts ref|native|onednn|blas_openblas|blas_torch|host|named_host|auto\n");
     return 2;
   }
   unsetenv("SLUICE_GEMM");

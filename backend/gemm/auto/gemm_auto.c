@@ -18,9 +18,10 @@
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/gemm_form.h"
 #include "backend/gemm/host/gemm_host.h"
+#include "backend/gemm/native/gemm_native.h"
 #include "backend/gemm/onednn/gemm_onednn.h"
 
-enum { BLAS, ONEDNN, HOST, REF, NUM_KINDS };
+enum { NATIVE, BLAS, ONEDNN, HOST, REF, NUM_KINDS };
 enum { NUM_DTYPES = 3, NUM_LAYOUTS = 4, NUM_M = 5, NUM_NK = 3 };
 enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_M * NUM_NK * 2 };
 
@@ -31,11 +32,12 @@ enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_M * NUM_NK * 2 };
 #define MEASURE_NS    ((uint64_t)16 * 1000 * 1000)
 /* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose. */
 #define MEASURE_MARGIN 1.1
-/* Where some library is already in use, another counts as slower by this: its idle threads spin on the same cores. */
+/* Where some library is already in use, another counts as slower by this: its idle threads spin on the same cores.
+ * "native" has no threads of its own. */
 #define MEASURE_NEWCOMER 1.25
 
 /* Candidates in the order in which they are tried: four bits each, kind + 1, the lowest first. 0: not known. */
-typedef uint16_t order_t;
+typedef uint32_t order_t;
 
 typedef struct sluice_gemm_auto_s {
   sluice_gemm_t base;
@@ -141,7 +143,7 @@ static int classify(const sluice_product_list_t* list, sluice_gemm_class_t* out)
 static order_t order_append(order_t order, int kind) {
   int shift = 0;
   while ((order >> shift) & 0xf) shift += 4;
-  return (order_t)(order | (kind + 1) << shift);
+  return order | (order_t)(kind + 1) << shift;
 }
 
 /* What host declines, without touching C, goes to the next that takes it, one product at a time. */
@@ -236,7 +238,7 @@ static order_t sort(const uint64_t* measured, int in_use) {
   double times[NUM_KINDS];
   for (int kind = 0; kind < REF; ++kind) {
     times[kind] = measured[kind] == UINT64_MAX ? INFINITY : (double)measured[kind];
-    if (in_use != 0 && (in_use & 1 << kind) == 0) times[kind] *= MEASURE_NEWCOMER;
+    if (kind != NATIVE && in_use != 0 && (in_use & 1 << kind) == 0) times[kind] *= MEASURE_NEWCOMER;
   }
   int taken[NUM_KINDS] = {0};
   for (;;) {
@@ -304,7 +306,7 @@ static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product
 
 /* Marks a first choice, and adds it to the name that contexts show. */
 static void note_choice(sluice_gemm_auto_t* chooser, int kind) {
-  if (kind != REF) chooser->in_use |= 1 << kind;
+  if (kind != REF && kind != NATIVE) chooser->in_use |= 1 << kind;
   char* name = chooser->base.name;
   const char* choice = chooser->kinds[kind]->name;
   if (strcmp(name, "auto") == 0) name[0] = '\0';
@@ -371,6 +373,7 @@ static const sluice_gemm_vtable_t auto_vtable = {
 static sluice_status_t open_kinds(sluice_gemm_auto_t* chooser, const char* name, const char* library,
                                   const sluice_gemm_options_t* options) {
   sluice_allocator_t* allocator = chooser->base.allocator;
+  if (strcmp(name, "native") == 0) return sluice_gemm_native_create(allocator, &chooser->kinds[NATIVE]);
   if (strcmp(name, "blas") == 0) return sluice_gemm_blas_create(library, allocator, &chooser->kinds[BLAS]);
   if (strcmp(name, "onednn") == 0) return sluice_gemm_onednn_create(library, allocator, &chooser->kinds[ONEDNN]);
   if (strcmp(name, "host") == 0) {
@@ -378,13 +381,17 @@ static sluice_status_t open_kinds(sluice_gemm_auto_t* chooser, const char* name,
   }
   if (strcmp(name, "ref") == 0) return SLUICE_OK;
   if (strcmp(name, "auto") != 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "gemm \"%.64s\" is unknown: auto, ref, onednn, blas or host", name);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "gemm \"%.64s\" is unknown: auto, native, ref, onednn, blas or host",
+                       name);
   }
 
   /* A library given with "auto" is a BLAS or a oneDNN, as its symbols tell; the other is looked for as usual. */
+  char why_native[256] = "";
   char why_blas[512] = "";
   char why_onednn[512] = "";
-  sluice_status_t status = sluice_gemm_blas_open(library, allocator, &chooser->kinds[BLAS], why_blas, sizeof why_blas);
+  sluice_status_t status = sluice_gemm_native_open(allocator, &chooser->kinds[NATIVE], why_native, sizeof why_native);
+  if (status == SLUICE_E_NO_MEMORY) return status;
+  status = sluice_gemm_blas_open(library, allocator, &chooser->kinds[BLAS], why_blas, sizeof why_blas);
   if (status == SLUICE_E_NO_MEMORY) return status;
   status = sluice_gemm_onednn_open(library, allocator, &chooser->kinds[ONEDNN], why_onednn, sizeof why_onednn);
   if (status == SLUICE_E_NO_MEMORY) return status;
@@ -397,6 +404,7 @@ static sluice_status_t open_kinds(sluice_gemm_auto_t* chooser, const char* name,
     status = sluice_gemm_onednn_open(NULL, allocator, &chooser->kinds[ONEDNN], why_onednn, sizeof why_onednn);
   }
   if (status == SLUICE_E_NO_MEMORY) return status;
+  if (chooser->kinds[NATIVE] == NULL) sluice_log(SLUICE_LOG_INFO, "gemm auto, without native: %s", why_native);
   if (chooser->kinds[BLAS] == NULL) sluice_log(SLUICE_LOG_INFO, "gemm auto, without blas: %s", why_blas);
   if (chooser->kinds[ONEDNN] == NULL) sluice_log(SLUICE_LOG_INFO, "gemm auto, without onednn: %s", why_onednn);
   if (options->host_gemm == NULL) return SLUICE_OK;

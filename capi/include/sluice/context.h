@@ -39,8 +39,8 @@ typedef struct sluice_context_config_s {
   const sluice_ext_header_t* next; /* NULL */
   int32_t device_type;             /* SLUICE_DEVICE_CPU */
   int32_t device_id;               /* 0 */
-  const char* gemm;                /* "auto", "ref", "onednn", "blas", "host"; NULL = "auto": measured on first use, so
-                                      name one where bits must repeat between processes */
+  const char* gemm;                /* "auto", "native", "ref", "onednn", "blas", "host"; NULL = "auto": measured on
+                                      first use, so name one where bits must repeat between processes */
   const char* gemm_library;        /* path for "onednn" or "blas", or NULL: the loader's search */
   sluice_host_gemm_fn_t host_gemm; /* needed by gemm "host", considered by "auto"; may be NULL */
   void* host_gemm_user;

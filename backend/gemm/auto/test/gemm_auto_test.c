@@ -122,7 +122,7 @@ static void GemmCreate_UnknownName_InvalidArgumentListsNames(void** state) {
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
   sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "auto, ref, onednn, blas or host"));
+  assert_non_null(strstr(why.message, "auto, native, ref, onednn, blas or host"));
 }
 
 static void GemmCreate_HostWithoutFunction_InvalidArgument(void** state) {

@@ -1,0 +1,332 @@
+/* Sluice's own products: blocks of both operands are packed as f32, then tiles of C are summed from them.
+ *
+ *   for each block of rows (A packed: at most A_BYTES, stays in the second-level cache)
+ *     for each block of depth
+ *       for each block of columns (B packed: at most B_BYTES)
+ *         for each tile: C += A * B, while the next block of B is prefetched from memory
+ *
+ * A stock library packs for thousands of rows. Here an expert has dozens, so a weight is used few times once it has
+ * come from memory: it is packed one cache-sized block at a time, and its successor travels while the block is
+ * multiplied.
+ *
+ * Numbers: an element of C is one chain of fused multiply-adds over k, ascending, that starts from zero (beta 0) or
+ * from C (beta 1), in f32, and is rounded once to C's dtype. No block size, no number of rows, no position and no
+ * thread count is part of that, so a row has the same bits in every chunking.
+ */
+#include "backend/gemm/native/gemm_native.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/dtype.h"
+#include "backend/gemm/gemm_form.h"
+#include "backend/gemm/native/native_kernels.h"
+
+/* Of one block of A, of B, and of the sums that wait. */
+#define A_BYTES ((int64_t)512 << 10)
+#define B_BYTES ((int64_t)256 << 10)
+#define S_BYTES ((int64_t)512 << 10)
+/* Of a block: where B lies along k, a long run of each of its rows is read at once, a page of them; elsewhere C is
+ * visited less often with a deep block, but more pages of B are open at a time. */
+#define DEPTH_ALONG  ((int64_t)1024)
+#define DEPTH_ACROSS ((int64_t)512)
+
+enum { GROUP = 16, LINE = 64 };
+
+typedef struct sluice_gemm_native_s {
+  sluice_gemm_t base;
+  const sluice_native_kernels_t* kernels;
+} sluice_gemm_native_t;
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t pieces(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
+static int64_t round_up(int64_t x, int64_t unit) { return pieces(x, unit) * unit; }
+
+/* ---- one product ------------------------------------------------------------------------------------------------ */
+
+/* How a product is cut. */
+typedef struct blocks_s {
+  int64_t rows, depth, cols; /* of a block; multiples of nothing, GROUP, width */
+  int64_t stripe;            /* columns that are finished over the whole of k before the next ones are begun */
+  int sums;                  /* 1: sums of several blocks of depth wait in f32 beside C */
+} blocks_t;
+
+typedef struct work_s {
+  const sluice_native_kernels_t* kernels;
+  int32_t dtype_ab, dtype_c;
+  float beta;
+  float* a; /* the three parts of the workspace */
+  float* b;
+  float* sums;
+} work_t;
+
+/* A tile of rows * cols is what one call of the kernel computes. Row blocks are cut into tiles of nearly equal height.
+ */
+static int64_t tile_rows(const sluice_native_kernels_t* kernels, int64_t rows, int64_t tile) {
+  int64_t count = pieces(rows, kernels->max_rows);
+  return rows / count + (tile < rows % count);
+}
+
+static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_form_t* f, int32_t dtype_c) {
+  blocks_t b;
+  b.depth = round_up(pieces(f->k, pieces(f->k, f->trans_b ? DEPTH_ALONG : DEPTH_ACROSS)), GROUP);
+  int64_t most = A_BYTES / (int64_t)sizeof(float) / b.depth;
+  b.rows = pieces(f->m, pieces(f->m, most));
+  b.cols = larger(B_BYTES / (int64_t)sizeof(float) / b.depth / kernels->width, 1) * kernels->width;
+  b.cols = smaller(b.cols, round_up(f->n, kernels->width));
+  b.sums = dtype_c != SLUICE_DTYPE_F32 && b.depth < f->k;
+  b.stripe = f->n;
+  if (b.sums) b.stripe = larger(S_BYTES / (int64_t)sizeof(float) / b.rows / b.cols, 1) * b.cols;
+  return b;
+}
+
+static const char* element_of(const void* data, int64_t ld, int trans, int64_t row, int64_t col, int64_t bytes) {
+  return (const char*)data + (trans ? col * ld + row : row * ld + col) * bytes;
+}
+
+/* A [i0 ..][k0 ..] as tiles of [depth][rows of the tile]. */
+static void pack_a(const work_t* w, const sluice_gemm_form_t* f, int64_t i0, int64_t rows, int64_t k0, int64_t depth) {
+  const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
+  float* out = w->a;
+  for (int64_t i = 0, tile = 0; i < rows; ++tile) {
+    int64_t count = tile_rows(w->kernels, rows, tile);
+    const char* in = element_of(f->a, f->lda, f->trans_a, i0 + i, k0, bytes);
+    if (f->trans_a) {
+      w->kernels->pack_columns(in, f->lda, w->dtype_ab, count, depth, out, count);
+    } else {
+      w->kernels->pack_rows(in, f->lda, w->dtype_ab, count, depth, out, count);
+    }
+    out += count * depth;
+    i += count;
+  }
+}
+
+/* B [k0 ..][j0 ..] as panels of [depth][width]. */
+static void pack_b(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0, int64_t cols) {
+  const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
+  const int64_t width = w->kernels->width;
+  for (int64_t j = 0; j < round_up(cols, width); j += GROUP) {
+    float* out = w->b + j / width * width * depth + j % width;
+    int64_t count = smaller(larger(cols - j, 0), GROUP);
+    const char* in = element_of(f->b, f->ldb, f->trans_b, k0, j0 + smaller(j, cols - 1), bytes);
+    if (f->trans_b) {
+      w->kernels->pack_rows(in, f->ldb, w->dtype_ab, count, depth, out, width);
+    } else {
+      w->kernels->pack_columns(in, f->ldb, w->dtype_ab, count, depth, out, width);
+    }
+  }
+}
+
+/* Aims at B [k0 ..][j0 ..], to be asked for within `steps` calls of SLUICE_NATIVE_STEP. */
+static sluice_native_prefetch_t aim(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
+                                    int64_t cols, int64_t steps) {
+  const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
+  const char* at = element_of(f->b, f->ldb, f->trans_b, k0, j0, bytes);
+  int64_t rows = f->trans_b ? cols : depth;
+  int64_t row_bytes = (f->trans_b ? depth : cols) * bytes;
+  sluice_native_prefetch_t p = {.at = at};
+  p.lines = p.line = pieces(row_bytes + (int64_t)((uintptr_t)at % LINE), LINE);
+  p.left = rows * p.lines;
+  p.skip = f->ldb * bytes - p.lines * LINE;
+  p.per_step = pieces(p.left, larger(steps, 1));
+  return p;
+}
+
+typedef struct place_s { /* a block of C */
+  int64_t i0, rows, k0, depth, j0, cols;
+  int64_t stripe0, stripe; /* the columns that `sums` holds */
+} place_t;
+
+/* Every tile of one block of C. */
+static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_t* blocks, const place_t* p,
+                     sluice_native_prefetch_t* prefetch) {
+  const sluice_native_kernels_t* kernels = w->kernels;
+  const int64_t width = kernels->width;
+  const int64_t num_tiles = pieces(p->rows, kernels->max_rows);
+  const int64_t num_panels = pieces(p->cols, width);
+  const int first = p->k0 == 0;
+  const int last = p->k0 + p->depth == f->k;
+  const int64_t bytes_c = (int64_t)sluice_dtype_bytes(w->dtype_c);
+  char* c = (char*)f->c + (p->i0 * f->ldc + p->j0) * bytes_c;
+  float* sums = w->sums + (p->j0 - p->stripe0);
+  sluice_native_tile_t t = {.depth = p->depth};
+  /* Where C's rows are long against the depth, whole rows are written before the next ones; else a panel of B is used
+   * up first. */
+  const int by_rows = f->k <= 256;
+  int64_t i = 0;
+  int64_t a_at = 0;
+  for (int64_t outer = 0; outer < (by_rows ? num_tiles : num_panels); ++outer) {
+    if (!by_rows) i = a_at = 0;
+    for (int64_t inner = 0; inner < (by_rows ? num_panels : num_tiles); ++inner) {
+      const int64_t tile = by_rows ? outer : inner;
+      const int64_t panel = by_rows ? inner : outer;
+      t.rows = (int32_t)tile_rows(kernels, p->rows, tile);
+      t.cols = (int32_t)smaller(p->cols - panel * width, width);
+      t.a = w->a + a_at;
+      t.b = w->b + panel * width * p->depth;
+      char* own = c + (i * f->ldc + panel * width) * bytes_c;
+      float* waiting = sums + i * p->stripe + panel * width;
+      t.start = own;
+      t.start_ld = f->ldc;
+      t.start_dtype = w->dtype_c;
+      if (first && w->beta == 0.0f) {
+        t.start = NULL;
+      } else if (!first && blocks->sums) {
+        t.start = waiting;
+        t.start_ld = p->stripe;
+        t.start_dtype = SLUICE_DTYPE_F32;
+      }
+      t.out = own;
+      t.out_ld = f->ldc;
+      t.out_dtype = w->dtype_c;
+      if (!last && blocks->sums) {
+        t.out = waiting;
+        t.out_ld = p->stripe;
+        t.out_dtype = SLUICE_DTYPE_F32;
+      }
+      t.next_out = NULL;
+      if (inner + 1 < (by_rows ? num_panels : num_tiles)) {
+        t.next_out_bytes = t.out_ld * (int64_t)sluice_dtype_bytes(t.out_dtype);
+        t.next_out =
+            (char*)t.out + (by_rows ? width * (int64_t)sluice_dtype_bytes(t.out_dtype) : t.rows * t.next_out_bytes);
+      }
+      kernels->tile(&t, prefetch);
+      if (!by_rows) {
+        i += t.rows;
+        a_at += t.rows * p->depth;
+      }
+    }
+    if (by_rows) {
+      i += t.rows;
+      a_at += t.rows * p->depth;
+    }
+  }
+}
+
+/* Columns [from, to) of a product. */
+static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, int64_t to) {
+  const blocks_t blocks = cut(w->kernels, f, w->dtype_c);
+  place_t p;
+  for (p.i0 = 0; p.i0 < f->m; p.i0 += blocks.rows) {
+    p.rows = smaller(f->m - p.i0, blocks.rows);
+    for (p.stripe0 = from; p.stripe0 < to; p.stripe0 += blocks.stripe) {
+      p.stripe = smaller(to - p.stripe0, blocks.stripe);
+      const int64_t end = p.stripe0 + p.stripe;
+      for (p.k0 = 0; p.k0 < f->k; p.k0 += blocks.depth) {
+        p.depth = smaller(f->k - p.k0, blocks.depth);
+        pack_a(w, f, p.i0, p.rows, p.k0, p.depth);
+        for (p.j0 = p.stripe0; p.j0 < end; p.j0 += blocks.cols) {
+          p.cols = smaller(end - p.j0, blocks.cols);
+          pack_b(w, f, p.k0, p.depth, p.j0, p.cols);
+          /* The block after this one. */
+          int64_t k0 = p.k0;
+          int64_t j0 = p.j0 + blocks.cols;
+          if (j0 >= end) {
+            k0 += blocks.depth;
+            j0 = p.stripe0;
+          }
+          if (k0 >= f->k) {
+            k0 = 0;
+            j0 = end < to ? end : from;
+          }
+          const int64_t steps =
+              pieces(p.rows, w->kernels->max_rows) * pieces(p.cols, w->kernels->width) * (p.depth / SLUICE_NATIVE_STEP);
+          sluice_native_prefetch_t prefetch =
+              aim(w, f, k0, smaller(f->k - k0, blocks.depth), j0, smaller(to - j0, blocks.cols), steps);
+          multiply(w, f, &blocks, &p, &prefetch);
+        }
+      }
+    }
+  }
+}
+
+/* ---- the gemm --------------------------------------------------------------------------------------------------- */
+
+static void native_destroy(sluice_gemm_t* gemm) { sluice_free(gemm->allocator, gemm, sizeof(sluice_gemm_native_t)); }
+
+static int native_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+  (void)gemm;
+  switch (list->dtype_ab) {
+    case SLUICE_DTYPE_F32:
+    case SLUICE_DTYPE_BF16:
+    case SLUICE_DTYPE_F16: break;
+    default: return 0;
+  }
+  if (list->dtype_c != list->dtype_ab && list->dtype_c != SLUICE_DTYPE_F32) return 0;
+  for (int64_t i = 0; i < list->count; ++i) {
+    sluice_gemm_form_t form;
+    if (!sluice_gemm_form(&list->products[i], &form)) return 0;
+  }
+  return 1;
+}
+
+/* The workspace that the largest product of the list needs. */
+typedef struct room_s {
+  int64_t a, b, sums; /* floats, each a multiple of a line */
+} room_t;
+
+static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_product_list_t* list) {
+  room_t room = {0, 0, 0};
+  for (int64_t i = 0; i < list->count; ++i) {
+    sluice_gemm_form_t form;
+    if (!sluice_gemm_form(&list->products[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
+    blocks_t b = cut(kernels, &form, list->dtype_c);
+    room.a = larger(room.a, round_up(b.rows * b.depth + GROUP, GROUP)); /* packing writes whole registers */
+    room.b = larger(room.b, b.cols * b.depth);
+    if (b.sums) room.sums = larger(room.sums, round_up(b.rows * smaller(b.stripe, form.n), GROUP));
+  }
+  return room;
+}
+
+static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+  const sluice_gemm_native_t* native = (const sluice_gemm_native_t*)gemm;
+  const room_t room = room_for(native->kernels, list);
+  const uint64_t bytes = (uint64_t)(room.a + room.b + room.sums) * sizeof(float);
+  work_t work = {native->kernels, list->dtype_ab, list->dtype_c, list->beta, NULL, NULL, NULL};
+  if (bytes > 0) {
+    work.a = sluice_alloc(gemm->allocator, bytes, "gemm native: packed blocks");
+    if (work.a == NULL) return SLUICE_E_NO_MEMORY;
+    work.b = work.a + room.a;
+    work.sums = work.b + room.b;
+  }
+  for (int64_t i = 0; i < list->count; ++i) {
+    sluice_gemm_form_t form;
+    if (!sluice_gemm_form(&list->products[i], &form)) continue; /* supports() has seen them all */
+    if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
+    product(&work, &form, 0, form.n);
+  }
+  sluice_free(gemm->allocator, work.a, bytes);
+  return SLUICE_OK;
+}
+
+static const sluice_gemm_vtable_t native_vtable = {
+    .destroy = native_destroy,
+    .supports = native_supports,
+    .run = native_run,
+};
+
+sluice_status_t sluice_gemm_native_open(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm, char* why,
+                                        size_t why_bytes) {
+  *out_gemm = NULL;
+  const sluice_native_kernels_t* kernels = sluice_native_avx512();
+  if (kernels == NULL) {
+    snprintf(why, why_bytes, "this processor has no AVX-512 (F, BW, DQ, VL), which it is written for");
+    return SLUICE_E_NOT_FOUND;
+  }
+  sluice_gemm_native_t* native = sluice_alloc_zeroed(allocator, sizeof *native, "gemm native");
+  if (native == NULL) return SLUICE_E_NO_MEMORY;
+  native->base.vtable = &native_vtable;
+  native->base.allocator = allocator;
+  snprintf(native->base.name, sizeof native->base.name, "native (%s)", kernels->name);
+  native->kernels = kernels;
+  *out_gemm = &native->base;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_gemm_native_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  char why[256];
+  sluice_status_t status = sluice_gemm_native_open(allocator, out_gemm, why, sizeof why);
+  if (status == SLUICE_E_NOT_FOUND) return SLUICE_FAIL(status, "gemm \"native\": %s", why);
+  return status;
+}

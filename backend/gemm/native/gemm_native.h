@@ -1,0 +1,14 @@
+/* "native": Sluice's own products for processors with AVX-512, made for few rows per expert. */
+#ifndef SLUICE_BACKEND_GEMM_NATIVE_GEMM_NATIVE_H_
+#define SLUICE_BACKEND_GEMM_NATIVE_GEMM_NATIVE_H_
+
+#include <stddef.h>
+
+#include "backend/gemm/gemm.h"
+
+/* As sluice_gemm_native_create, but NOT_FOUND is not recorded: its text goes to `why`, for a caller with alternatives.
+ */
+sluice_status_t sluice_gemm_native_open(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm, char* why,
+                                        size_t why_bytes);
+
+#endif /* SLUICE_BACKEND_GEMM_NATIVE_GEMM_NATIVE_H_ */

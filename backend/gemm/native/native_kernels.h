@@ -1,0 +1,53 @@
+/* What the driver of "native" needs of an instruction set: one table of kernels, compiled for it and chosen at run
+ * time. Internal to backend/gemm/native. */
+#ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
+#define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
+
+#include <stdint.h>
+
+/* Lines of memory that a tile asks for while it computes: the operand that is packed next. `left` counts down to 0. */
+typedef struct sluice_native_prefetch_s {
+  const char* at;
+  int64_t left;     /* lines */
+  int64_t line;     /* until the end of this row */
+  int64_t lines;    /* per row */
+  int64_t skip;     /* bytes from the end of a row's last line to the next row */
+  int64_t per_step; /* lines per SLUICE_NATIVE_STEP steps of k */
+} sluice_native_prefetch_t;
+
+enum { SLUICE_NATIVE_STEP = 8 };
+
+/* One tile: out[i][j] = start[i][j] + sum over k, ascending, of a[k][i] * b[k][j], each step one fused multiply-add.
+ * The sum of an element is that one chain whatever the tile's height, its place, or the block of k it is cut at. */
+typedef struct sluice_native_tile_s {
+  int64_t depth;
+  const float* a;    /* [depth][rows] */
+  const float* b;    /* [depth][width] */
+  const void* start; /* NULL: zeros */
+  void* out;
+  int64_t start_ld, out_ld; /* elements */
+  int32_t start_dtype, out_dtype;
+  int32_t rows, cols;     /* rows in [1, max_rows], cols in [1, width] */
+  const char* next_out;   /* rows to be written next, or NULL */
+  int64_t next_out_bytes; /* from one of them to the next */
+} sluice_native_tile_t;
+
+typedef struct sluice_native_kernels_s {
+  const char* name;
+  int32_t max_rows; /* of a tile */
+  int32_t width;    /* of a tile */
+  /* Reads `width` (a: `rows`) floats per step of k, whatever `cols` is; writes only what is in the tile. */
+  void (*tile)(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch);
+  /* out[k][i] = in[i][k], f32, for i < count <= 16 and k < depth; row k of out begins at k * out_ld and up to lane 15
+   * is written, with zeros past `count`; in ascending k, so rows may overlap. */
+  void (*pack_rows)(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
+                    int64_t out_ld);
+  /* out[k][i] = in[k][i], f32; otherwise as pack_rows. */
+  void (*pack_columns)(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
+                       int64_t out_ld);
+} sluice_native_kernels_t;
+
+/* NULL where this processor lacks AVX-512 (F, BW, DQ, VL). */
+const sluice_native_kernels_t* sluice_native_avx512(void);
+
+#endif /* SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_ */

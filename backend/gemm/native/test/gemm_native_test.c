@@ -1,0 +1,241 @@
+/* What "native" promises beyond the conformance suite: an element is one chain of fused multiply-adds over k, whatever
+ * the sizes, so its bits are known exactly; nothing outside the operands is read or written; the workspace is bounded.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/gemm/gemm.h"
+
+static sluice_allocator_t allocator;
+static sluice_gemm_t* gemm; /* NULL: this processor has no AVX-512 */
+
+static int set_up(void** state) {
+  (void)state;
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  sluice_status_t status = sluice_gemm_native_create(&allocator, &gemm);
+  if (status == SLUICE_E_NOT_FOUND) print_message("SKIPPED: no AVX-512 here\n");
+  return status != SLUICE_OK && status != SLUICE_E_NOT_FOUND;
+}
+
+static int tear_down(void** state) {
+  (void)state;
+  sluice_gemm_destroy(gemm);
+  int leaked = allocator.num_live != 0;
+  sluice_allocator_deinit(&allocator);
+  return leaked;
+}
+
+static float get(const void* data, int64_t at, int32_t dtype) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(((const uint16_t*)data)[at]);
+    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(((const uint16_t*)data)[at]);
+    default: return ((const float*)data)[at];
+  }
+}
+
+static void set(void* data, int64_t at, int32_t dtype, float value) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[at] = sluice_f32_to_bf16(value); break;
+    case SLUICE_DTYPE_F16: ((uint16_t*)data)[at] = sluice_f32_to_f16(value); break;
+    default: ((float*)data)[at] = value; break;
+  }
+}
+
+static uint32_t seed = 1;
+static float next_value(void) {
+  seed = seed * 1664525u + 1013904223u;
+  return (float)(int32_t)(seed >> 8) / (1 << 23) - 1;
+}
+
+/* Memory that ends where a page that may not be touched begins, and begins behind another one. Under the address
+ * sanitizer, too, an access beyond it ends the test. */
+typedef struct fenced_s {
+  char* map;
+  size_t bytes;
+  void* data; /* the last `used` bytes before the upper fence */
+} fenced_t;
+
+static fenced_t fenced(int64_t elements, int32_t dtype) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  const size_t used = (size_t)elements * sluice_dtype_bytes(dtype);
+  const size_t inside = (used + page - 1) / page * page;
+  fenced_t f = {NULL, inside + 2 * page, NULL};
+  f.map = mmap(NULL, f.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  assert_true(f.map != MAP_FAILED);
+  assert_int_equal(mprotect(f.map, page, PROT_NONE), 0);
+  assert_int_equal(mprotect(f.map + page + inside, page, PROT_NONE), 0);
+  f.data = f.map + page + inside - used;
+  return f;
+}
+
+static void unfence(fenced_t* f) { munmap(f->map, f->bytes); }
+
+typedef struct shape_s {
+  int64_t m, n, k;
+  int trans_a, trans_b;
+  float beta;
+} shape_t;
+
+/* The product of `shape`, each operand fenced, compared bit by bit with the chain. */
+static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
+  const int64_t m = s->m, n = s->n, k = s->k;
+  fenced_t a = fenced(m * k, dtype_ab), b = fenced(k * n, dtype_ab), c = fenced(m * n, dtype_c);
+  for (int64_t i = 0; i < m * k; ++i) set(a.data, i, dtype_ab, next_value());
+  for (int64_t i = 0; i < k * n; ++i) set(b.data, i, dtype_ab, next_value());
+  float* wanted = malloc((size_t)(m * n) * sizeof *wanted);
+  assert_non_null(wanted);
+  for (int64_t i = 0; i < m * n; ++i) {
+    set(c.data, i, dtype_c, s->beta != 0 ? next_value() : NAN);
+    wanted[i] = s->beta != 0 ? get(c.data, i, dtype_c) : 0;
+  }
+  sluice_product_t p = {m, n, k, {a.data, k, 1}, {b.data, n, 1}, {c.data, n, 1}};
+  if (s->trans_a) p.a = (sluice_matrix_t){a.data, 1, m};
+  if (s->trans_b) p.b = (sluice_matrix_t){b.data, 1, k};
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t l = 0; l < k; ++l) {
+      float x = get(a.data, i * p.a.row_stride + l * p.a.col_stride, dtype_ab);
+      for (int64_t j = 0; j < n; ++j) {
+        wanted[i * n + j] = fmaf(x, get(b.data, l * p.b.row_stride + j * p.b.col_stride, dtype_ab), wanted[i * n + j]);
+      }
+    }
+  }
+  sluice_product_list_t list = {&p, 1, dtype_ab, dtype_c, s->beta};
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  for (int64_t i = 0; i < m * n; ++i) {
+    char rounded[4];
+    set(rounded, 0, dtype_c, wanted[i]);
+    const uint64_t bytes = sluice_dtype_bytes(dtype_c);
+    if (memcmp(rounded, (const char*)c.data + (uint64_t)i * bytes, bytes) == 0) continue;
+    fail_msg("[%lld, %lld, %lld] %s%s beta %g, %s -> %s: C[%lld][%lld] is %.9g, the chain gives %.9g", (long long)m,
+             (long long)n, (long long)k, s->trans_a ? "T" : "N", s->trans_b ? "T" : "N", (double)s->beta,
+             sluice_dtype_name(dtype_ab), sluice_dtype_name(dtype_c), (long long)(i / n), (long long)(i % n),
+             (double)get(c.data, i, dtype_c), (double)get(rounded, 0, dtype_c));
+  }
+  free(wanted);
+  unfence(&a);
+  unfence(&b);
+  unfence(&c);
+}
+
+static const int32_t dtypes[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
+                                    {SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16},
+                                    {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32},
+                                    {SLUICE_DTYPE_F16, SLUICE_DTYPE_F16},
+                                    {SLUICE_DTYPE_F16, SLUICE_DTYPE_F32}};
+enum { NUM_DTYPES = 5 };
+
+static void Native_EveryTileHeight_IsTheChainOfFusedAdds(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  for (int64_t m = 1; m <= 30; ++m) {
+    for (int d = 0; d < NUM_DTYPES; ++d) {
+      shape_t s = {m, 1 + m * 5 % 67, 1 + m * 11 % 83, (int)m & 1, (int)m >> 1 & 1, (float)(m >> 2 & 1)};
+      check_bits(&s, dtypes[d][0], dtypes[d][1]);
+    }
+  }
+}
+
+/* Sizes at which each kind of block is cut, and one element beside them. */
+static void Native_EveryCut_IsTheChainOfFusedAdds(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  static const shape_t shapes[] = {
+      {3, 40, 1025, 0, 1, 0},  {20, 65, 2049, 0, 1, 1},  {17, 33, 513, 0, 0, 0},  {30, 70, 1500, 0, 0, 1},
+      {9, 300, 700, 0, 0, 0},  {130, 31, 1024, 0, 1, 0}, {257, 33, 520, 0, 0, 1}, {300, 40, 1030, 0, 1, 0},
+      {520, 70, 40, 1, 0, 1},  {70, 1100, 64, 1, 0, 0},  {33, 2100, 70, 1, 0, 1}, {40, 40, 600, 1, 1, 0},
+      {1, 600, 1100, 0, 1, 0}, {2, 130, 3000, 0, 0, 1},  {513, 1, 1027, 0, 1, 1}, {290, 600, 530, 0, 0, 0},
+  };
+  for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+    for (int d = 0; d < NUM_DTYPES; ++d) check_bits(&shapes[i], dtypes[d][0], dtypes[d][1]);
+  }
+}
+
+/* A row's bits do not depend on how many rows come with it. */
+static void Native_RowsInAnyCompany_SameBits(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  enum { M = 60, N = 70, K = 1100 };
+  static float a[M * K], b[N * K], all[M * N], some[M * N];
+  for (int i = 0; i < M * K; ++i) a[i] = next_value();
+  for (int i = 0; i < N * K; ++i) b[i] = next_value();
+  sluice_product_t p = {M, N, K, {a, K, 1}, {b, 1, K}, {all, N, 1}};
+  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  for (int64_t rows = 1; rows < M; ++rows) {
+    memset(some, 0xff, sizeof some);
+    sluice_product_t parts[M];
+    int64_t count = 0;
+    for (int64_t i = 0; i < M; i += rows, ++count) {
+      parts[count] = p;
+      parts[count].m = M - i < rows ? M - i : rows;
+      parts[count].a.data = a + i * K;
+      parts[count].c.data = some + i * N;
+    }
+    list.products = parts;
+    list.count = count;
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    assert_memory_equal(some, all, sizeof all);
+  }
+}
+
+static void Native_NanAndInfinity_TravelAsInArithmetic(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  for (int d = 0; d < NUM_DTYPES; ++d) {
+    char a[4 * 3], b[4 * 3], c[4 * 3];
+    for (int i = 0; i < 3; ++i) set(a, i, dtypes[d][0], i == 1 ? NAN : i == 2 ? INFINITY : 1);
+    set(b, 0, dtypes[d][0], 2);
+    sluice_product_t p = {3, 1, 1, {a, 1, 1}, {b, 1, 1}, {c, 1, 1}};
+    sluice_product_list_t list = {&p, 1, dtypes[d][0], dtypes[d][1], 0};
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    assert_true(get(c, 0, dtypes[d][1]) == 2);
+    assert_true(isnan(get(c, 1, dtypes[d][1])));
+    assert_true(isinf(get(c, 2, dtypes[d][1])));
+  }
+}
+
+/* Half of what gemm.h allows, since "auto" may hold the other half meanwhile. */
+static void Native_LargeProducts_WorkspaceIsBounded(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  static const shape_t shapes[] = {{600, 8200, 24, 0, 1, 0}, {8200, 40, 600, 0, 0, 0}, {40, 40, 8200, 0, 1, 0}};
+  for (int i = 0; i < 3; ++i) {
+    const shape_t* s = &shapes[i];
+    void* a = calloc((size_t)(s->m * s->k), 2);
+    void* b = calloc((size_t)(s->k * s->n), 2);
+    void* c = calloc((size_t)(s->m * s->n), 2);
+    sluice_product_t p = {s->m, s->n, s->k, {a, s->k, 1}, {b, s->n, 1}, {c, s->n, 1}};
+    if (s->trans_b) p.b = (sluice_matrix_t){b, 1, s->k};
+    sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0};
+    uint64_t before = allocator.current_bytes;
+    sluice_allocator_reset_peak(&allocator);
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    assert_int_equal(allocator.current_bytes, before);
+    assert_true(allocator.peak_bytes > before);
+    assert_true(allocator.peak_bytes - before <= SLUICE_GEMM_SCRATCH_BYTES / 2);
+    free(a);
+    free(b);
+    free(c);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(Native_EveryTileHeight_IsTheChainOfFusedAdds, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Native_EveryCut_IsTheChainOfFusedAdds, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Native_RowsInAnyCompany_SameBits, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Native_NanAndInfinity_TravelAsInArithmetic, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Native_LargeProducts_WorkspaceIsBounded, set_up, tear_down),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

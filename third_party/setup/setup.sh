@@ -138,6 +138,15 @@ if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
   }
 fi
 
+# --- nvcc -------------------------------------------------------------------------------------------------------
+# Where backend/device/cuda/cuda_repository.bzl looks, in its order.
+if [ "$PROFILE" = test ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ] &&
+  ! ls .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc >/dev/null 2>&1; then
+  step "nvcc (101 MB, this machine has none)" "check the network, then run this again" \
+    .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
+    -r "$HERE/requirements-nvcc.txt"
+fi
+
 # --- DeepSpeed's shared-memory op ------------------------------------------------------------------------------
 # The first init_distributed compiles it, in every rank at once, and a killed build leaves a lock that later runs wait on for
 # ever. So: once, here, alone, with such locks removed.

@@ -1,0 +1,69 @@
+/* The CUDA device: lanes are streams, a job enqueues work and returns.
+ *
+ * The compute lane is the stream that the host passes to begin(); the other three are Sluice's own, made on first use,
+ * the communication lane with the highest priority. A job's event is recorded on its lane when the job has enqueued
+ * everything; waits are cuStreamWaitEvent; the first use of a lane in a pass waits for what the host's stream held at
+ * begin(), and join() makes the host's stream wait for every lane. So submit, begin and join never wait on the host and
+ * a pass may be captured into a CUDA graph. The only host wait is sluice_cuda_read().
+ *
+ * A failure is one of enqueueing: what the device itself reports later (a fault in a kernel) comes back from a later
+ * call as FOREIGN. Jobs after a failed one are skipped as on a CPU; their events are still recorded.
+ *
+ * Threads: as device.h. After fork the child's device is inert: calls return STATE, destroy frees host memory only.
+ */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_
+
+#include "backend/device/cuda/cuda_driver.h"
+#include "backend/device/device.h"
+
+/* Of the whole life of a device. */
+typedef struct sluice_cuda_stats_s {
+  uint64_t num_host_waits; /* sluice_cuda_read: 1 per forward in exact mode, 0 in graph mode */
+  uint64_t num_launches;
+  uint64_t bytes_read; /* by sluice_cuda_read */
+} sluice_cuda_stats_t;
+
+/* The compiled kernels, all architectures in one image; empty (bytes 0) in a build without nvcc. */
+typedef struct sluice_cuda_image_s {
+  const void* data;
+  uint64_t bytes;
+} sluice_cuda_image_t;
+sluice_cuda_image_t sluice_cuda_image(void);
+
+/* Device number `ordinal` through the driver of this machine, in its primary context (the one that PyTorch uses).
+ * out_device: new, device->vtable->destroy, which does not wait for enqueued work.
+ * Errors: NOT_FOUND (no driver, too old, no such device, kernels missing), NO_MEMORY, FOREIGN. */
+sluice_status_t sluice_cuda_device_create(int32_t ordinal, sluice_allocator_t* allocator, sluice_device_t** out_device);
+/* The same through a table, borrowed until destroy, and an image. */
+sluice_status_t sluice_cuda_device_create_from(const sluice_cuda_driver_t* driver, sluice_cuda_image_t image,
+                                               int32_t ordinal, sluice_allocator_t* allocator,
+                                               sluice_device_t** out_device);
+
+const sluice_cuda_driver_t* sluice_cuda_device_driver(const sluice_device_t* device);
+int32_t sluice_cuda_device_ordinal(const sluice_device_t* device);
+sluice_cuda_stats_t sluice_cuda_device_stats(const sluice_device_t* device);
+
+/* Whether this process is a fork of the one that made the device: then nothing of the driver may be touched. */
+int sluice_cuda_is_inherited(const sluice_device_t* device);
+
+/* Makes the device's context current on this thread, and its kernels those that device->kernels launches: jobs run
+ * inside; everyone else calls these around kernels and foreign libraries. May be nested. leave returns the first
+ * failure of a launch since enter, with its record: the entries of kernels.h return nothing.
+ * Errors: STATE (after fork), FOREIGN; after a failed enter do not leave. */
+sluice_status_t sluice_cuda_enter(sluice_device_t* device);
+sluice_status_t sluice_cuda_leave(sluice_device_t* device);
+
+/* Copies `bytes` from the device to `out` (pinned memory, or the copy is slower) and waits for that copy alone: the one
+ * place where the host waits. Errors: STATE (the stream is being captured, or after fork), FOREIGN. */
+sluice_status_t sluice_cuda_read(sluice_device_t* device, sluice_stream_t stream, const void* data, void* out,
+                                 uint64_t bytes);
+
+/* INVALID_ARGUMENT, naming tensor and what is wrong, unless `data` is memory of this device with that alignment.
+ * bytes = 0: anything passes. */
+sluice_status_t sluice_cuda_check_memory(sluice_device_t* device, const void* data, uint64_t bytes, uint64_t alignment,
+                                         const char* name);
+/* INVALID_ARGUMENT unless the stream (NULL: the default one) belongs to the device's context. */
+sluice_status_t sluice_cuda_check_stream(sluice_device_t* device, sluice_stream_t stream);
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_ */

@@ -1,0 +1,49 @@
+/* The CUDA driver through one table of symbols, opened by name at run time. libsluice links nothing of CUDA; tests fill
+ * the table themselves (fake/). */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_
+
+#include <stddef.h>
+
+#include "backend/base/status.h"
+
+typedef struct sluice_cuda_driver_s {
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator */
+#define SYMBOL(name, parameters) int(*name) parameters;
+#include "backend/device/cuda/cuda_symbols.inc"
+#undef SYMBOL
+  int version; /* 13000 is CUDA 13.0; what the driver supports */
+} sluice_cuda_driver_t;
+
+/* The driver API 12.0 (R525) brought cuLibraryLoadData. */
+#define SLUICE_CUDA_MIN_VERSION 12000
+
+/* Values of cuda.h that Sluice uses; `./test --vendor` compares them. */
+enum {
+  SLUICE_CU_OUT_OF_MEMORY = 2,
+  SLUICE_CU_NOT_READY = 600,
+  SLUICE_CU_STREAM_NON_BLOCKING = 1,
+  SLUICE_CU_EVENT_DISABLE_TIMING = 2,
+  SLUICE_CU_MEMHOSTALLOC_PORTABLE = 1,
+  SLUICE_CU_POINTER_MEMORY_TYPE = 2,
+  SLUICE_CU_POINTER_DEVICE_ORDINAL = 9,
+  SLUICE_CU_MEMORY_HOST = 1,
+  SLUICE_CU_MEMORY_DEVICE = 2,
+  SLUICE_CU_CAPTURE_NONE = 0,
+  SLUICE_CU_ATTRIBUTE_MAJOR = 75,
+  SLUICE_CU_ATTRIBUTE_MINOR = 76
+};
+
+/* Opens `library` (NULL: libcuda.so.1), takes every symbol, starts the driver and checks its version.
+ * Errors: NOT_FOUND (no library, a symbol missing, a version below the minimum, no device: says which and what to
+ * install), FOREIGN. Threads: thread-safe; the library stays open. */
+sluice_status_t sluice_cuda_driver_open(const char* library, sluice_cuda_driver_t* out_driver);
+/* The second half: for a table that is filled already. */
+sluice_status_t sluice_cuda_driver_start(sluice_cuda_driver_t* driver);
+
+/* Records a failed driver call, `what` being a printf format: OUT_OF_MEMORY becomes NO_MEMORY, all else FOREIGN, with
+ * the driver's name and text for `code` as native code. */
+sluice_status_t sluice_cuda_fail(const sluice_cuda_driver_t* driver, int code, const char* what, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_ */

@@ -1,0 +1,143 @@
+/* The row kernels of kernels.h: each fills an argument struct and launches. */
+#include <string.h>
+
+#include "backend/base/dtype.h"
+#include "backend/device/cuda/cuda_launch.h"
+
+/* Kernels of one name follow each other in the order f32, bf16, f16, f64: that of SLUICE_DTYPE_*. */
+static int32_t by_dtype(int32_t kernel, int32_t dtype) { return kernel + (dtype - SLUICE_DTYPE_F32); }
+
+/* The widest access that divides all of these; a pointer counts as a number. */
+static int64_t widest(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+  uint64_t all = a | b | c | d;
+  int64_t piece = 16;
+  while (piece > 1 && all % (uint64_t)piece != 0) piece /= 2;
+  return piece;
+}
+static uint64_t number(const void* p) { return (uint64_t)(uintptr_t)p; }
+
+static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
+                        int64_t src_stride, const int32_t* index, void* dst) {
+  int64_t bytes = (int64_t)sluice_dtype_bytes(dtype);
+  sluice_gather_args_t args = {.src = src,
+                               .index = index,
+                               .dst = dst,
+                               .units = width > 0 ? rows : 0,
+                               .row_bytes = width * bytes,
+                               .src_stride_bytes = src_stride * bytes};
+  args.piece = widest(number(src), number(dst), (uint64_t)args.row_bytes, (uint64_t)args.src_stride_bytes);
+  sluice_cuda_launch(SLUICE_CUDA_gather_rows, stream, &args, args.units);
+}
+
+static void move_rows(sluice_stream_t stream, int64_t row_bytes, const sluice_row_run_t* runs, int64_t num_runs,
+                      const void* src, void* dst) {
+  sluice_move_args_t args = {.src = src, .dst = dst, .row_bytes = row_bytes};
+  args.piece = widest(number(src), number(dst), (uint64_t)row_bytes, 0);
+  if (row_bytes == 0) return;
+  for (int64_t r = 0; r < num_runs; ++r) {
+    if (runs[r].rows > 0) {
+      args.units += runs[r].rows;
+      args.runs[args.num_runs++] = (sluice_move_run_t){runs[r].src_row, runs[r].dst_row, args.units};
+    }
+    if (args.num_runs == SLUICE_CUDA_MAX_RUNS || r == num_runs - 1) {
+      sluice_cuda_launch(SLUICE_CUDA_move_rows, stream, &args, args.units);
+      args.num_runs = args.units = 0;
+    }
+  }
+}
+
+static void combine_rows(sluice_stream_t stream, int32_t dtype, int64_t num_tokens, int64_t top_k, int64_t width,
+                         const void* rows, const int32_t* position, const float* scale, int64_t scale_t,
+                         int64_t scale_k, void* out, int64_t out_stride) {
+  uint64_t bytes = sluice_dtype_bytes(dtype);
+  sluice_combine_args_t args = {.rows = rows,
+                                .position = position,
+                                .scale = scale,
+                                .out = out,
+                                .units = width > 0 ? num_tokens : 0,
+                                .top_k = top_k,
+                                .width = width,
+                                .scale_t = scale_t,
+                                .scale_k = scale_k,
+                                .out_stride = out_stride};
+  args.wide = widest(number(rows), number(out), (uint64_t)width * bytes, (uint64_t)out_stride * bytes) == 16;
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_combine_rows, dtype), stream, &args, args.units);
+}
+
+static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
+  uint64_t bytes = sluice_dtype_bytes(dtype);
+  sluice_act_forward_args_t args = {.pre = pre,
+                                    .b1 = b1,
+                                    .b3 = b3,
+                                    .act = act,
+                                    .units = hidden > 0 ? rows : 0,
+                                    .hidden = hidden,
+                                    .activation = activation,
+                                    .gated = gated};
+  args.wide = widest(number(pre), number(act), (uint64_t)hidden * bytes, number(b1) | number(b3)) == 16;
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_activation_forward, dtype), stream, &args, args.units);
+}
+
+static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
+                                void* act_w, float* dweight) {
+  const sluice_act_backward_args_t args = {.pre = pre,
+                                           .dact = dact,
+                                           .weight = weight,
+                                           .dpre = dpre,
+                                           .act_w = act_w,
+                                           .dweight = dweight,
+                                           .units = rows,
+                                           .hidden = hidden,
+                                           .activation = activation,
+                                           .gated = gated};
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_activation_backward, dtype), stream, &args, args.units);
+}
+
+static void add_bias(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, void* data, const void* bias) {
+  const sluice_bias_args_t args = {.data = data, .bias = bias, .units = rows, .width = width};
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_add_bias, dtype), stream, &args, args.units);
+}
+
+static void dot_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* a, const void* b,
+                     int64_t b_stride, int32_t accumulate, float* out) {
+  const sluice_dot_args_t args = {
+      .a = a, .b = b, .out = out, .units = rows, .width = width, .b_stride = b_stride, .accumulate = accumulate};
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_dot_rows, dtype), stream, &args, args.units);
+}
+
+static void sum_columns(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* data,
+                        int64_t data_stride, const float* weight, int32_t accumulate, int32_t dtype_out, void* out) {
+  const sluice_column_sum_args_t args = {.data = data,
+                                         .weight = weight,
+                                         .out = out,
+                                         .units = (width + SLUICE_CUDA_WARP - 1) / SLUICE_CUDA_WARP,
+                                         .rows = rows,
+                                         .width = width,
+                                         .data_stride = data_stride,
+                                         .accumulate = accumulate,
+                                         .out_f32 = dtype_out == SLUICE_DTYPE_F32};
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_sum_columns, dtype), stream, &args, args.units);
+}
+
+static void scale_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
+                       const float* weight, void* dst) {
+  const sluice_scale_args_t args = {.src = src, .weight = weight, .dst = dst, .units = rows, .width = width};
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_scale_rows, dtype), stream, &args, args.units);
+}
+
+const sluice_kernels_t* sluice_cuda_kernels(void) {
+  static const sluice_kernels_t kernels = {
+      .gather_rows = gather_rows,
+      .move_rows = move_rows,
+      .combine_rows = combine_rows,
+      .activation_forward = activation_forward,
+      .activation_backward = activation_backward,
+      .add_bias = add_bias,
+      .dot_rows = dot_rows,
+      .sum_columns = sum_columns,
+      .scale_rows = scale_rows,
+  };
+  return &kernels;
+}

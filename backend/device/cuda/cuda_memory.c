@@ -1,0 +1,183 @@
+#include "backend/device/cuda/cuda_memory.h"
+
+#include <string.h>
+
+/* ---- device memory --------------------------------------------------------------------------------------------- */
+
+static void* allocate(void* user, uint64_t bytes) {
+  sluice_device_t* device = user;
+  unsigned long long data = 0;
+  if (sluice_cuda_enter(device) != SLUICE_OK) return NULL;
+  int code = sluice_cuda_device_driver(device)->cuMemAlloc_v2(&data, bytes > 0 ? bytes : SLUICE_ALIGNMENT);
+  sluice_status_t left = sluice_cuda_leave(device);
+  if (code == 0 && left == SLUICE_OK) return (void*)(uintptr_t)data;
+  if (code == 0) (void)sluice_cuda_device_driver(device)->cuMemFree_v2(data);
+  return NULL;
+}
+
+static void release(void* user, void* data, uint64_t bytes) {
+  sluice_device_t* device = user;
+  (void)bytes;
+  if (sluice_cuda_is_inherited(device)) return;
+  int is_current = sluice_cuda_enter(device) == SLUICE_OK; /* tried even otherwise: the address says which context */
+  (void)sluice_cuda_device_driver(device)->cuMemFree_v2((unsigned long long)(uintptr_t)data);
+  if (is_current) (void)sluice_cuda_leave(device);
+}
+
+void sluice_cuda_allocator_init(sluice_device_t* device, sluice_allocator_t* out_allocator) {
+  sluice_allocator_init(out_allocator, allocate, release, device);
+}
+
+sluice_status_t sluice_cuda_copy(sluice_device_t* device, sluice_stream_t stream, void* to, const void* from,
+                                 uint64_t bytes) {
+  if (bytes == 0) return SLUICE_OK;
+  SLUICE_TRY(sluice_cuda_enter(device));
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  int code =
+      driver->cuMemcpyAsync((unsigned long long)(uintptr_t)to, (unsigned long long)(uintptr_t)from, bytes, stream);
+  sluice_status_t left = sluice_cuda_leave(device);
+  if (code != 0) return sluice_cuda_fail(driver, code, "copy of %llu bytes", (unsigned long long)bytes);
+  return left;
+}
+
+/* ---- pinned memory --------------------------------------------------------------------------------------------- */
+
+enum { MAX_BLOCKS = 256 };
+
+typedef struct pinned_s {
+  void* data; /* NULL: no block here */
+  uint64_t bytes;
+  void* done; /* event: the last user is through */
+  int32_t taken;
+} pinned_t;
+
+struct sluice_pinned_pool_s {
+  sluice_device_t* device;
+  const sluice_cuda_driver_t* driver;
+  uint64_t limit;
+  uint64_t held;
+  pinned_t blocks[MAX_BLOCKS];
+};
+
+sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limit_bytes,
+                                          sluice_pinned_pool_t** out_pool) {
+  *out_pool = NULL;
+  sluice_pinned_pool_t* pool = sluice_alloc_zeroed(device->allocator, sizeof *pool, "pinned pool");
+  if (pool == NULL) return SLUICE_E_NO_MEMORY;
+  pool->device = device;
+  pool->driver = sluice_cuda_device_driver(device);
+  pool->limit = limit_bytes;
+  *out_pool = pool;
+  return SLUICE_OK;
+}
+
+uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool) { return pool->held; }
+
+static void free_block(sluice_pinned_pool_t* pool, pinned_t* block) {
+  (void)pool->driver->cuEventDestroy_v2(block->done);
+  (void)pool->driver->cuMemFreeHost(block->data);
+  pool->held -= block->bytes;
+  *block = (pinned_t){.data = NULL};
+}
+
+void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool) {
+  if (pool == NULL) return;
+  if (!sluice_cuda_is_inherited(pool->device)) {
+    int is_current = sluice_cuda_enter(pool->device) == SLUICE_OK;
+    for (int32_t i = 0; i < MAX_BLOCKS; ++i) {
+      pinned_t* block = &pool->blocks[i];
+      if (block->data == NULL) continue;
+      (void)pool->driver->cuEventSynchronize(block->done);
+      free_block(pool, block);
+    }
+    if (is_current) (void)sluice_cuda_leave(pool->device);
+  }
+  sluice_free(pool->device->allocator, pool, sizeof *pool);
+}
+
+/* The smallest idle block that is large enough and not wasteful. */
+static int32_t best_idle(const sluice_pinned_pool_t* pool, uint64_t bytes) {
+  int32_t best = -1;
+  for (int32_t i = 0; i < MAX_BLOCKS; ++i) {
+    const pinned_t* block = &pool->blocks[i];
+    if (block->data == NULL || block->taken || block->bytes < bytes || block->bytes / 2 > bytes) continue;
+    if (best < 0 || block->bytes < pool->blocks[best].bytes) best = i;
+  }
+  return best;
+}
+
+/* Gives back idle blocks that nobody uses any more until `bytes` fit. */
+static void make_room(sluice_pinned_pool_t* pool, uint64_t bytes) {
+  for (int32_t i = 0; i < MAX_BLOCKS && pool->held + bytes > pool->limit; ++i) {
+    pinned_t* block = &pool->blocks[i];
+    if (block->data == NULL || block->taken || pool->driver->cuEventQuery(block->done) != 0) continue;
+    free_block(pool, block);
+  }
+}
+
+static sluice_status_t new_block(sluice_pinned_pool_t* pool, uint64_t bytes, int32_t* out_index) {
+  int32_t i = 0;
+  make_room(pool, bytes);
+  if (bytes > pool->limit || pool->held > pool->limit - bytes) {
+    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                       "cuda: %llu bytes of pinned memory do not fit: the pool holds %llu of its %llu bytes; raise "
+                       "host_memory_budget or offload less",
+                       (unsigned long long)bytes, (unsigned long long)pool->held, (unsigned long long)pool->limit);
+  }
+  while (i < MAX_BLOCKS && pool->blocks[i].data != NULL) ++i;
+  if (i == MAX_BLOCKS)
+    return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "cuda: the pinned pool has all of its %d blocks", MAX_BLOCKS);
+  pinned_t block = {.bytes = bytes};
+  int code = pool->driver->cuEventCreate(&block.done, SLUICE_CU_EVENT_DISABLE_TIMING);
+  if (code != 0) return sluice_cuda_fail(pool->driver, code, "no event for pinned memory");
+  code = pool->driver->cuMemHostAlloc(&block.data, bytes, SLUICE_CU_MEMHOSTALLOC_PORTABLE);
+  if (code != 0) {
+    (void)pool->driver->cuEventDestroy_v2(block.done);
+    return sluice_cuda_fail(pool->driver, code, "%llu bytes of pinned host memory (the pool holds %llu)",
+                            (unsigned long long)bytes, (unsigned long long)pool->held);
+  }
+  pool->blocks[i] = block;
+  pool->held += bytes;
+  *out_index = i;
+  return SLUICE_OK;
+}
+
+static sluice_status_t take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream, int32_t* out_index) {
+  *out_index = best_idle(pool, bytes);
+  if (*out_index < 0) return new_block(pool, bytes, out_index);
+  int code = pool->driver->cuStreamWaitEvent(stream, pool->blocks[*out_index].done, 0);
+  return code == 0 ? SLUICE_OK : sluice_cuda_fail(pool->driver, code, "wait for the last user of pinned memory");
+}
+
+/* Runs what needs the context; the first error counts. */
+static sluice_status_t leave_with(sluice_device_t* device, sluice_status_t status) {
+  sluice_error_info_t why;
+  if (status != SLUICE_OK) sluice_error_capture(&why);
+  sluice_status_t left = sluice_cuda_leave(device);
+  return status == SLUICE_OK ? left : sluice_error_adopt(&why);
+}
+
+sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
+                                        sluice_pinned_block_t* out_block) {
+  int32_t index = -1;
+  *out_block = (sluice_pinned_block_t){.index = -1};
+  SLUICE_TRY(sluice_cuda_enter(pool->device));
+  SLUICE_TRY(leave_with(pool->device, take(pool, sluice_align_up(bytes > 0 ? bytes : 1), stream, &index)));
+  pool->blocks[index].taken = 1;
+  *out_block = (sluice_pinned_block_t){pool->blocks[index].data, pool->blocks[index].bytes, index};
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice_pinned_block_t* given,
+                                        sluice_stream_t stream) {
+  pinned_t* block = &pool->blocks[given->index];
+  block->taken = 0;
+  SLUICE_TRY(sluice_cuda_enter(pool->device));
+  sluice_status_t status = SLUICE_OK;
+  int code = pool->driver->cuEventRecord(block->done, stream);
+  if (code != 0) {
+    status = sluice_cuda_fail(pool->driver, code, "the end of a use of pinned memory cannot be recorded");
+    (void)pool->driver->cuStreamSynchronize(stream); /* the next user must not come too early */
+  }
+  return leave_with(pool->device, status);
+}

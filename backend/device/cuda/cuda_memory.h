@@ -1,0 +1,43 @@
+/* Memory of a CUDA device behind the allocator's interface, and a bounded pool of pinned host memory for offload. */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_
+
+#include "backend/device/cuda/cuda_device.h"
+
+/* Blocks of device memory, counted like any others; for an arena of slots, not for many small ones (cuMemFree waits for
+ * the device). Only sluice_alloc and sluice_free: the memory cannot be touched by the host, so never
+ * sluice_alloc_zeroed. `device` is borrowed until sluice_allocator_deinit. A refusal is NO_MEMORY with the bytes
+ * wanted. */
+void sluice_cuda_allocator_init(sluice_device_t* device, sluice_allocator_t* out_allocator);
+
+typedef struct sluice_pinned_pool_s sluice_pinned_pool_t;
+
+typedef struct sluice_pinned_block_s {
+  void* data;
+  uint64_t bytes; /* what the block has, at least what was asked */
+  int32_t index;  /* the pool's own */
+} sluice_pinned_block_t;
+
+/* At most limit_bytes of page-locked memory at one time. out_pool: new, sluice_pinned_pool_destroy. device: borrowed
+ * until then. Threads: context-exclusive. Errors: NO_MEMORY. */
+sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limit_bytes,
+                                          sluice_pinned_pool_t** out_pool);
+/* Accepts NULL. Waits on the host until the device is done with every block. */
+void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool);
+
+/* A block that `stream` may use from here on: a block of the pool whose last user is done as far as `stream` is
+ * concerned (it waits by event, never the host), or a new one. Idle blocks of other sizes make room.
+ * Errors: OVER_BUDGET (limit, held and wanted bytes), NO_MEMORY, FOREIGN. */
+sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
+                                        sluice_pinned_block_t* out_block);
+/* The block is free once `stream` has passed this point. It is free also when this fails (FOREIGN), after a host wait.
+ */
+sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice_pinned_block_t* block,
+                                        sluice_stream_t stream);
+uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool);
+
+/* Copies between a pinned block and the device on a copy lane; stream-complete. Errors: FOREIGN. */
+sluice_status_t sluice_cuda_copy(sluice_device_t* device, sluice_stream_t stream, void* to, const void* from,
+                                 uint64_t bytes);
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_ */

@@ -1,0 +1,18 @@
+/* Routing and gating on the device: nothing here is read by the host. Call between sluice_cuda_enter and _leave; every
+ * pointer is device memory; results are stream-complete. */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_
+
+#include "backend/device/cuda/cuda_device.h"
+#include "backend/device/cuda/kernels/kernel_args.h"
+
+/* Bytes of sluice_route_args_t.tile_counts. */
+uint64_t sluice_cuda_route_scratch_bytes(int64_t num_routes, int64_t num_experts);
+/* Sorts the routes of a chunk of tokens by (slot, token, k). `units` is set here. Deterministic, no atomics. */
+void sluice_cuda_route(sluice_stream_t stream, const sluice_route_args_t* args);
+/* The permutation from arrival order to expert order. `units` is set here. */
+void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* args);
+/* `units` is the number of tokens. top_k <= num_experts is the caller's to check. */
+void sluice_cuda_gate(sluice_stream_t stream, const sluice_gate_kernel_args_t* args);
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_ */

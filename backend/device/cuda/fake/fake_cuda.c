@@ -1,0 +1,724 @@
+#include "backend/device/cuda/fake/fake_cuda.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_STREAMS = 64, MAX_BLOCKS = 256, MAX_CONTEXT_DEPTH = 16 };
+enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
+
+/* ---- what exists ----------------------------------------------------------------------------------------------- */
+
+typedef struct fake_clock_s {
+  int64_t at[MAX_STREAMS];
+} fake_clock_t;
+
+/* One record of an event: shared by the event and by those who wait for it. */
+typedef struct ticket_s {
+  int references;
+  int done;
+  fake_clock_t clock;
+} ticket_t;
+
+typedef struct queued_s {
+  struct queued_s* next;
+  sluice_fake_op_t op;
+  ticket_t* waits_for;
+  ticket_t* records;
+} queued_t;
+
+typedef struct fake_stream_s {
+  int32_t live, index, ordinal, is_hosts, capturing;
+  fake_clock_t clock;
+  queued_t* head;
+  queued_t** tail;
+} fake_stream_t;
+
+typedef struct fake_event_s {
+  ticket_t* last; /* NULL: never recorded */
+} fake_event_t;
+
+typedef struct access_s {
+  int32_t stream, is_write;
+  int64_t count;
+  fake_clock_t clock;
+  const char* data;
+  uint64_t bytes;
+} access_t;
+
+typedef struct block_s {
+  void* data;
+  uint64_t bytes;
+  int32_t ordinal; /* -1: pinned host memory */
+} block_t;
+
+typedef struct fake_kernel_s {
+  sluice_emulated_kernel_fn_t fn;
+  size_t args_bytes;
+} fake_kernel_t;
+enum { MAX_KERNELS = 64 };
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
+static struct {
+  int version;
+  int64_t calls, fail_at;
+  int fail_code, failed;
+  int64_t waits, drop_at;
+  int64_t num_events, num_libraries, num_contexts, host_waits, launches;
+  uint64_t memory, used[SLUICE_FAKE_CUDA_DEVICES];
+  fake_stream_t streams[MAX_STREAMS]; /* [0, devices): the default ones */
+  block_t blocks[MAX_BLOCKS];
+  fake_clock_t host; /* what the host has waited for */
+  access_t* accesses;
+  int64_t num_accesses, room_accesses;
+  fake_kernel_t kernels[MAX_KERNELS];
+  int32_t num_kernels;
+} world;
+static char contexts[SLUICE_FAKE_CUDA_DEVICES];
+static char library;
+static _Thread_local void* current[MAX_CONTEXT_DEPTH];
+static _Thread_local int depth;
+
+void sluice_fake_cuda_lock(void) { pthread_mutex_lock(&mutex); }
+void sluice_fake_cuda_unlock(void) {
+  pthread_cond_broadcast(&progress);
+  pthread_mutex_unlock(&mutex);
+}
+
+/* Counts a call; the lock is held. Not 0: the call shall fail with that. */
+static int planned(void) {
+  int64_t number = world.calls++;
+  if (number != world.fail_at) return 0;
+  world.failed = 1;
+  return world.fail_code;
+}
+/* For calls with no effect of their own. */
+static int simple(void) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+static void merge(fake_clock_t* into, const fake_clock_t* from) {
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    if (from->at[i] > into->at[i]) into->at[i] = from->at[i];
+  }
+}
+
+/* ---- queues ---------------------------------------------------------------------------------------------------- */
+
+static void drop_ticket(ticket_t* ticket) {
+  if (ticket != NULL && --ticket->references == 0) free(ticket);
+}
+
+static void drop_queued(queued_t* item) {
+  if (item->op.drop != NULL) item->op.drop(item->op.user);
+  drop_ticket(item->waits_for);
+  drop_ticket(item->records);
+  free(item);
+}
+
+static int run_head(fake_stream_t* stream) {
+  queued_t* item = stream->head;
+  if (item->waits_for != NULL && !item->waits_for->done) return 0;
+  if (item->op.ready != NULL && !item->op.ready(item->op.user)) return 0;
+  stream->head = item->next;
+  if (stream->head == NULL) stream->tail = &stream->head;
+  if (item->op.run != NULL) item->op.run(item->op.user);
+  if (item->records != NULL) item->records->done = 1;
+  drop_queued(item);
+  return 1;
+}
+
+/* The streams with high numbers first: no test may rely on an order between streams. */
+void sluice_fake_cuda_pump(void) {
+  for (int moved = 1; moved;) {
+    moved = 0;
+    for (int i = MAX_STREAMS - 1; i >= 0; --i) {
+      fake_stream_t* stream = &world.streams[i];
+      while (stream->live && stream->head != NULL && run_head(stream)) moved = 1;
+    }
+  }
+}
+
+static fake_stream_t* stream_of(void* handle) {
+  if (handle != NULL) return handle;
+  int32_t ordinal = depth > 0 ? (int32_t)((char*)current[depth - 1] - contexts) : 0;
+  return &world.streams[ordinal];
+}
+
+static queued_t* push(fake_stream_t* stream) {
+  queued_t* item = calloc(1, sizeof *item);
+  assert(item != NULL && stream->live);
+  *stream->tail = item;
+  stream->tail = &item->next;
+  merge(&stream->clock, &world.host); /* enqueued after the host knew that */
+  ++stream->clock.at[stream->index];
+  return item;
+}
+
+void sluice_fake_cuda_enqueue(void* handle, const sluice_fake_op_t* op) {
+  push(stream_of(handle))->op = *op;
+  sluice_fake_cuda_pump();
+}
+
+void sluice_fake_cuda_note_access(void* handle, const void* data, uint64_t bytes, int is_write) {
+  const fake_stream_t* stream = stream_of(handle);
+  if (bytes == 0) return;
+  if (world.num_accesses == world.room_accesses) {
+    world.room_accesses = world.room_accesses == 0 ? 256 : 2 * world.room_accesses;
+    world.accesses = realloc(world.accesses, (size_t)world.room_accesses * sizeof *world.accesses);
+    assert(world.accesses != NULL);
+  }
+  world.accesses[world.num_accesses++] = (access_t){.stream = stream->index,
+                                                    .is_write = is_write,
+                                                    .count = stream->clock.at[stream->index],
+                                                    .clock = stream->clock,
+                                                    .data = data,
+                                                    .bytes = bytes};
+}
+
+static int overlap(const access_t* a, const access_t* b) {
+  return a->data < b->data + b->bytes && b->data < a->data + a->bytes;
+}
+
+/* Whether `a`, noted first, is over before `b` begins. */
+static int ordered(const access_t* a, const access_t* b) { return b->clock.at[a->stream] >= a->count; }
+
+int64_t sluice_fake_cuda_hazards(char* out, size_t out_bytes) {
+  int64_t found = 0;
+  sluice_fake_cuda_lock();
+  if (out_bytes > 0) out[0] = '\0';
+  for (int64_t j = 1; j < world.num_accesses; ++j) {
+    for (int64_t i = 0; i < j; ++i) {
+      const access_t *a = &world.accesses[i], *b = &world.accesses[j];
+      if (!(a->is_write || b->is_write) || !overlap(a, b) || ordered(a, b)) continue;
+      if (found++ > 0) continue;
+      snprintf(out, out_bytes, "%s %p by stream %d and %s %p by stream %d are not ordered",
+               a->is_write ? "write" : "read", (const void*)a->data, a->stream, b->is_write ? "write" : "read",
+               (const void*)b->data, b->stream);
+    }
+  }
+  sluice_fake_cuda_unlock();
+  return found;
+}
+
+void sluice_fake_cuda_forget_accesses(void) {
+  sluice_fake_cuda_lock();
+  world.num_accesses = 0;
+  sluice_fake_cuda_unlock();
+}
+
+/* ---- driver calls: start, devices, contexts -------------------------------------------------------------------- */
+
+static int fake_cuInit(unsigned int flags) {
+  (void)flags;
+  return simple();
+}
+static int fake_cuDriverGetVersion(int* out_version) {
+  *out_version = world.version;
+  return simple();
+}
+static int fake_cuGetErrorName(int error, const char** out_name) {
+  static const char* const names[] = {"CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_OUT_OF_MEMORY"};
+  *out_name = error >= 0 && error < 3 ? names[error] : "CUDA_ERROR_FAKE";
+  return 0;
+}
+static int fake_cuGetErrorString(int error, const char** out_text) {
+  *out_text = error == 2 ? "out of memory" : "an error on command";
+  return 0;
+}
+static int fake_cuDeviceGetCount(int* out_count) {
+  *out_count = SLUICE_FAKE_CUDA_DEVICES;
+  return simple();
+}
+static int fake_cuDeviceGet(int* out_device, int ordinal) {
+  *out_device = 100 + ordinal;
+  return simple();
+}
+static int fake_cuDeviceGetAttribute(int* out_value, int attribute, int device) {
+  (void)device;
+  *out_value = attribute == SLUICE_CU_ATTRIBUTE_MAJOR ? 9 : 0;
+  return simple();
+}
+static int fake_cuDevicePrimaryCtxRetain(void** out_context, int device) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) {
+    *out_context = &contexts[device - 100];
+    ++world.num_contexts;
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuDevicePrimaryCtxRelease_v2(int device) {
+  (void)device;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  --world.num_contexts;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuCtxPushCurrent_v2(void* context) {
+  int code = simple();
+  if (code != 0) return code;
+  if (depth == MAX_CONTEXT_DEPTH) return INVALID_CONTEXT;
+  current[depth++] = context;
+  return 0;
+}
+static int fake_cuCtxPopCurrent_v2(void** out_context) {
+  int code = simple();
+  if (depth == 0) return INVALID_CONTEXT;
+  *out_context = current[--depth];
+  return code;
+}
+static int fake_cuCtxGetStreamPriorityRange(int* out_least, int* out_greatest) {
+  *out_least = 0;
+  *out_greatest = -5;
+  return depth == 0 ? INVALID_CONTEXT : simple();
+}
+
+/* ---- streams and events ---------------------------------------------------------------------------------------- */
+
+static fake_stream_t* new_stream(int32_t ordinal, int32_t is_hosts) {
+  for (int32_t i = SLUICE_FAKE_CUDA_DEVICES; i < MAX_STREAMS; ++i) {
+    fake_stream_t* stream = &world.streams[i];
+    if (stream->live) continue;
+    int64_t count = stream->clock.at[i]; /* of its predecessor in this place */
+    *stream = (fake_stream_t){.live = 1, .index = i, .ordinal = ordinal, .is_hosts = is_hosts};
+    stream->clock.at[i] = count;
+    stream->tail = &stream->head;
+    return stream;
+  }
+  return NULL;
+}
+
+static void end_stream(fake_stream_t* stream) {
+  while (stream->head != NULL) {
+    queued_t* item = stream->head;
+    stream->head = item->next;
+    drop_queued(item);
+  }
+  stream->tail = &stream->head;
+  stream->live = 0;
+}
+
+static int fake_cuStreamCreateWithPriority(void** out_stream, unsigned int flags, int priority) {
+  if (flags != SLUICE_CU_STREAM_NON_BLOCKING || priority > 0 || priority < -5) return INVALID_VALUE;
+  if (depth == 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) {
+    *out_stream = new_stream((int32_t)((char*)current[depth - 1] - contexts), 0);
+    if (*out_stream == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuStreamDestroy_v2(void* stream) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  sluice_fake_cuda_pump();
+  end_stream(stream);
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuStreamGetCtx(void* stream, void** out_context) {
+  *out_context = &contexts[stream_of(stream)->ordinal];
+  return simple();
+}
+static int fake_cuStreamIsCapturing(void* stream, int* out_status) {
+  *out_status = stream_of(stream)->capturing;
+  return simple();
+}
+static int fake_cuEventCreate(void** out_event, unsigned int flags) {
+  if (flags != SLUICE_CU_EVENT_DISABLE_TIMING) return INVALID_VALUE;
+  if (depth == 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) {
+    *out_event = calloc(1, sizeof(fake_event_t));
+    ++world.num_events;
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuEventDestroy_v2(void* handle) {
+  fake_event_t* event = handle;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  drop_ticket(event->last);
+  free(event);
+  --world.num_events;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuEventRecord(void* handle, void* stream_handle) {
+  fake_event_t* event = handle;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) {
+    fake_stream_t* stream = stream_of(stream_handle);
+    queued_t* item = push(stream);
+    ticket_t* ticket = calloc(1, sizeof *ticket);
+    ticket->references = 2;
+    ticket->clock = stream->clock;
+    item->records = ticket;
+    drop_ticket(event->last);
+    event->last = ticket;
+    sluice_fake_cuda_pump();
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuStreamWaitEvent(void* stream_handle, void* handle, unsigned int flags) {
+  const fake_event_t* event = handle;
+  (void)flags;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0 && event->last != NULL && world.waits++ != world.drop_at) {
+    fake_stream_t* stream = stream_of(stream_handle);
+    queued_t* item = push(stream);
+    item->waits_for = event->last;
+    ++event->last->references;
+    merge(&stream->clock, &event->last->clock);
+    sluice_fake_cuda_pump();
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuEventQuery(void* handle) {
+  const fake_event_t* event = handle;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  sluice_fake_cuda_pump();
+  if (code == 0 && event->last != NULL) {
+    if (event->last->done) {
+      merge(&world.host, &event->last->clock);
+    } else {
+      code = SLUICE_CU_NOT_READY;
+    }
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuEventSynchronize(void* handle) {
+  const fake_event_t* event = handle;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  ++world.host_waits;
+  if (code == 0 && event->last != NULL) {
+    for (sluice_fake_cuda_pump(); !event->last->done; sluice_fake_cuda_pump()) pthread_cond_wait(&progress, &mutex);
+    merge(&world.host, &event->last->clock);
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuStreamSynchronize(void* handle) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  ++world.host_waits;
+  fake_stream_t* stream = stream_of(handle);
+  if (code == 0) {
+    for (sluice_fake_cuda_pump(); stream->head != NULL; sluice_fake_cuda_pump()) pthread_cond_wait(&progress, &mutex);
+    merge(&world.host, &stream->clock);
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
+
+static int take_block(uint64_t bytes, int32_t ordinal, void** out_data) {
+  if (bytes == 0) return INVALID_VALUE;
+  if (ordinal >= 0 && world.used[ordinal] + bytes > world.memory) return SLUICE_CU_OUT_OF_MEMORY;
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    block_t* block = &world.blocks[i];
+    if (block->data != NULL) continue;
+    if (posix_memalign(&block->data, 256, bytes) != 0) return SLUICE_CU_OUT_OF_MEMORY;
+    memset(block->data, 0xa5, bytes); /* what was there before */
+    block->bytes = bytes;
+    block->ordinal = ordinal;
+    if (ordinal >= 0) world.used[ordinal] += bytes;
+    *out_data = block->data;
+    return 0;
+  }
+  return SLUICE_CU_OUT_OF_MEMORY;
+}
+static int give_block(void* data) {
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    block_t* block = &world.blocks[i];
+    if (data == NULL || block->data != data) continue;
+    sluice_fake_cuda_pump();
+    if (block->ordinal >= 0) world.used[block->ordinal] -= block->bytes;
+    free(block->data);
+    block->data = NULL;
+    return 0;
+  }
+  return INVALID_VALUE;
+}
+static int fake_cuMemAlloc_v2(unsigned long long* out_pointer, size_t bytes) {
+  if (depth == 0) return INVALID_CONTEXT;
+  void* data = NULL;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) code = take_block(bytes, (int32_t)((char*)current[depth - 1] - contexts), &data);
+  if (code == 0) *out_pointer = (unsigned long long)(uintptr_t)data;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuMemFree_v2(unsigned long long pointer) {
+  sluice_fake_cuda_lock();
+  int code = planned(), freed = give_block((void*)(uintptr_t)pointer);
+  sluice_fake_cuda_unlock();
+  return code != 0 ? code : freed;
+}
+static int fake_cuMemGetInfo_v2(size_t* out_free, size_t* out_total) {
+  if (depth == 0) return INVALID_CONTEXT;
+  *out_free = world.memory - world.used[(char*)current[depth - 1] - contexts];
+  *out_total = world.memory;
+  return simple();
+}
+static int fake_cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned int flags) {
+  (void)flags;
+  if (depth == 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) code = take_block(bytes, -1, out_pointer);
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuMemFreeHost(void* pointer) {
+  sluice_fake_cuda_lock();
+  int code = planned(), freed = give_block(pointer);
+  sluice_fake_cuda_unlock();
+  return code != 0 ? code : freed;
+}
+static int fake_cuPointerGetAttribute(void* out_value, int attribute, unsigned long long pointer) {
+  const char* at = (const char*)(uintptr_t)pointer;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) {
+    code = INVALID_VALUE; /* as for pageable host memory */
+    for (int i = 0; i < MAX_BLOCKS; ++i) {
+      const block_t* block = &world.blocks[i];
+      const char* data = block->data;
+      if (data == NULL || at < data || at >= data + block->bytes) continue;
+      int device = block->ordinal >= 0;
+      unsigned int type = device ? SLUICE_CU_MEMORY_DEVICE : SLUICE_CU_MEMORY_HOST;
+      if (attribute == SLUICE_CU_POINTER_MEMORY_TYPE) memcpy(out_value, &type, sizeof type);
+      if (attribute == SLUICE_CU_POINTER_DEVICE_ORDINAL) memcpy(out_value, &block->ordinal, sizeof block->ordinal);
+      code = 0;
+    }
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+/* ---- work ------------------------------------------------------------------------------------------------------ */
+
+typedef struct copy_s {
+  void* to;
+  const void* from; /* NULL: fill */
+  unsigned char value;
+  size_t bytes;
+} copy_t;
+
+static void run_copy(void* user) {
+  const copy_t* copy = user;
+  if (copy->from != NULL) {
+    memmove(copy->to, copy->from, copy->bytes);
+  } else {
+    memset(copy->to, copy->value, copy->bytes);
+  }
+}
+
+static int enqueue_copy(const copy_t* copy, void* stream) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0 && copy->bytes > 0) {
+    copy_t* kept = malloc(sizeof *kept);
+    *kept = *copy;
+    queued_t* item = push(stream_of(stream));
+    item->op = (sluice_fake_op_t){.run = run_copy, .drop = free, .user = kept};
+    sluice_fake_cuda_note_access(stream, copy->to, copy->bytes, 1);
+    if (copy->from != NULL) sluice_fake_cuda_note_access(stream, copy->from, copy->bytes, 0);
+    sluice_fake_cuda_pump();
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, void* stream) {
+  const copy_t copy = {.to = (void*)(uintptr_t)to, .from = (const void*)(uintptr_t)from, .bytes = bytes};
+  return enqueue_copy(&copy, stream);
+}
+static int fake_cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, void* stream) {
+  const copy_t copy = {.to = (void*)(uintptr_t)to, .value = value, .bytes = bytes};
+  return enqueue_copy(&copy, stream);
+}
+
+static int fake_cuLibraryLoadData(void** out_library, const void* image, int* jit_options, void** jit_values,
+                                  unsigned int num_jit, int* library_options, void** library_values,
+                                  unsigned int num_library) {
+  (void)image, (void)jit_options, (void)jit_values, (void)library_options, (void)library_values;
+  if (num_jit != 0 || num_library != 0) return INVALID_VALUE;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) {
+    *out_library = &library;
+    ++world.num_libraries;
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuLibraryUnload(void* handle) {
+  (void)handle;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  --world.num_libraries;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* name) {
+  fake_kernel_t kernel = {.fn = NULL};
+  kernel.fn = sluice_emulated_kernel(name, &kernel.args_bytes);
+  if (handle != &library || kernel.fn == NULL) return NOT_FOUND;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  int32_t i = 0;
+  while (i < world.num_kernels && world.kernels[i].fn != kernel.fn) ++i;
+  assert(i < MAX_KERNELS);
+  if (i == world.num_kernels) world.kernels[world.num_kernels++] = kernel;
+  if (code == 0) *out_kernel = &world.kernels[i];
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+typedef struct launch_s {
+  sluice_emulated_kernel_fn_t fn;
+  int64_t warps;
+  char args[4096]; /* what a kernel's parameters may take */
+} launch_t;
+
+static void run_launch(void* user) {
+  const launch_t* launch = user;
+  launch->fn(launch->warps, launch->args);
+}
+
+static int fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                               unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                               unsigned int shared_bytes, void* stream, void** parameters, void** extra) {
+  const fake_kernel_t* kernel = function;
+  if (depth == 0) return INVALID_CONTEXT;
+  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x % 32 != 0 || block_x > 1024 || block_y != 1 ||
+      block_z != 1 || shared_bytes != 0 || extra != NULL || kernel->args_bytes > 4096) {
+    return INVALID_VALUE;
+  }
+  if (&contexts[stream_of(stream)->ordinal] != current[depth - 1]) return INVALID_HANDLE;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) {
+    launch_t* launch = malloc(sizeof *launch);
+    launch->fn = kernel->fn;
+    launch->warps = (int64_t)grid_x * block_x / 32;
+    memcpy(launch->args, parameters[0], kernel->args_bytes);
+    ++world.launches;
+    sluice_fake_cuda_enqueue(stream, &(sluice_fake_op_t){.run = run_launch, .drop = free, .user = launch});
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+/* ---- the fake itself ------------------------------------------------------------------------------------------- */
+
+const sluice_cuda_driver_t* sluice_fake_cuda_driver(void) {
+  static const sluice_cuda_driver_t driver = {
+#define SYMBOL(name, parameters) .name = fake_##name,
+#include "backend/device/cuda/cuda_symbols.inc"
+#undef SYMBOL
+      .version = 13000,
+  };
+  return &driver;
+}
+
+sluice_cuda_image_t sluice_fake_cuda_image(void) {
+  static const char image[] = "kernels that are linked in";
+  return (sluice_cuda_image_t){image, sizeof image};
+}
+
+void sluice_fake_cuda_reset(void) {
+  sluice_fake_cuda_lock();
+  for (int i = 0; i < MAX_STREAMS; ++i) end_stream(&world.streams[i]);
+  for (int i = 0; i < MAX_BLOCKS; ++i) free(world.blocks[i].data);
+  free(world.accesses);
+  memset(&world, 0, sizeof world);
+  world.version = 13000;
+  world.fail_at = world.drop_at = -1;
+  world.memory = (uint64_t)1 << 30;
+  for (int32_t i = 0; i < SLUICE_FAKE_CUDA_DEVICES; ++i) {
+    world.streams[i] = (fake_stream_t){.live = 1, .index = i, .ordinal = i, .is_hosts = 1};
+  }
+  for (int i = 0; i < MAX_STREAMS; ++i) world.streams[i].tail = &world.streams[i].head;
+  sluice_fake_cuda_unlock();
+}
+
+void sluice_fake_cuda_fail_call(int64_t nth, int code) {
+  sluice_fake_cuda_lock();
+  world.calls = 0;
+  world.fail_at = nth;
+  world.fail_code = code;
+  world.failed = 0;
+  sluice_fake_cuda_unlock();
+}
+int64_t sluice_fake_cuda_calls(void) { return world.calls; }
+int sluice_fake_cuda_failed(void) { return world.failed; }
+int64_t sluice_fake_cuda_host_waits(void) { return world.host_waits; }
+int64_t sluice_fake_cuda_launches(void) { return world.launches; }
+void sluice_fake_cuda_set_version(int version) { world.version = version; }
+void sluice_fake_cuda_set_memory(uint64_t device_bytes) { world.memory = device_bytes; }
+
+int64_t sluice_fake_cuda_live(char* out, size_t out_bytes) {
+  int64_t streams = 0, blocks = 0;
+  sluice_fake_cuda_lock();
+  for (int i = 0; i < MAX_STREAMS; ++i) streams += world.streams[i].live && !world.streams[i].is_hosts;
+  for (int i = 0; i < MAX_BLOCKS; ++i) blocks += world.blocks[i].data != NULL;
+  snprintf(out, out_bytes, "%lld streams, %lld events, %lld libraries, %lld contexts, %lld blocks, depth %d",
+           (long long)streams, (long long)world.num_events, (long long)world.num_libraries,
+           (long long)world.num_contexts, (long long)blocks, depth);
+  int64_t live = streams + blocks + world.num_events + world.num_libraries + world.num_contexts + depth;
+  sluice_fake_cuda_unlock();
+  return live;
+}
+
+void* sluice_fake_cuda_open_stream(int32_t ordinal) {
+  sluice_fake_cuda_lock();
+  void* stream = new_stream(ordinal, 1);
+  sluice_fake_cuda_unlock();
+  return stream;
+}
+void sluice_fake_cuda_close_stream(void* stream) {
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_pump();
+  end_stream(stream);
+  sluice_fake_cuda_unlock();
+}
+void sluice_fake_cuda_set_capturing(void* stream, int capturing) { ((fake_stream_t*)stream)->capturing = capturing; }
+int sluice_fake_cuda_idle(void* handle) {
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_pump();
+  int idle = stream_of(handle)->head == NULL;
+  sluice_fake_cuda_unlock();
+  return idle;
+}
+
+void sluice_fake_cuda_drop_wait(int64_t nth) {
+  sluice_fake_cuda_lock();
+  world.waits = 0;
+  world.drop_at = nth;
+  sluice_fake_cuda_unlock();
+}
+int64_t sluice_fake_cuda_waits(void) { return world.waits; }

@@ -1,0 +1,75 @@
+/* A CUDA driver that runs on the CPU: for tests. One per process.
+ *
+ * Streams are recorded queues. What is enqueued runs, in stream order and after the events it waits for, as soon as it
+ * can: whenever any call comes in, and while a host wait goes on. Kernels are the CPU build of the same source. Two
+ * devices exist; device memory is malloc's, so sanitizers see kernels that read or write outside it.
+ *
+ * Besides, every copy and memset is noted with a vector clock that follows streams, events and host waits alone, never
+ * the time at which something ran: hazards() counts pairs of conflicting accesses that nothing orders.
+ *
+ * Thread-safe, so that ranks may be threads. */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_
+
+#include "backend/device/cuda/cuda_device.h"
+
+enum { SLUICE_FAKE_CUDA_DEVICES = 2 };
+
+/* Forgets everything and starts anew. No device may be alive. */
+void sluice_fake_cuda_reset(void);
+const sluice_cuda_driver_t* sluice_fake_cuda_driver(void);
+/* An image that the fake takes: its kernels are linked in. */
+sluice_cuda_image_t sluice_fake_cuda_image(void);
+
+/* The call with this number, counted from now, fails with `code` and has no effect, except that what should be released
+ * is. < 0: none. Error texts are not counted. */
+void sluice_fake_cuda_fail_call(int64_t nth, int code);
+/* Calls since the last fail_call. */
+int64_t sluice_fake_cuda_calls(void);
+/* Whether the planned failure has happened. */
+int sluice_fake_cuda_failed(void);
+
+/* Streams (but those of open_stream), events, libraries, contexts and memory that live; a line about them in `out`. */
+int64_t sluice_fake_cuda_live(char* out, size_t out_bytes);
+int64_t sluice_fake_cuda_host_waits(void);
+int64_t sluice_fake_cuda_launches(void);
+
+void sluice_fake_cuda_set_version(int version);
+void sluice_fake_cuda_set_memory(uint64_t device_bytes); /* of each device, free and total */
+
+/* A stream of the host, as a framework's; released by close_stream. */
+void* sluice_fake_cuda_open_stream(int32_t ordinal);
+void sluice_fake_cuda_close_stream(void* stream);
+void sluice_fake_cuda_set_capturing(void* stream, int capturing);
+/* Runs what can run; true when nothing is left in this stream. */
+int sluice_fake_cuda_idle(void* stream);
+
+/* The wait with this number, counted from now, is not done: a planted hazard. < 0: none. */
+void sluice_fake_cuda_drop_wait(int64_t nth);
+int64_t sluice_fake_cuda_waits(void); /* since the last drop_wait */
+/* Pairs of accesses to the same bytes, one of them a write, that no chain of stream order, events and host waits
+ * orders; the first of them in words. */
+int64_t sluice_fake_cuda_hazards(char* out, size_t out_bytes);
+void sluice_fake_cuda_forget_accesses(void);
+
+/* For fakes of libraries that work on streams: enqueues an operation. It runs once ready() says so (NULL: at once);
+ * `user` is freed by drop(), after it ran or when its stream goes. All three are called with the fake's lock held. */
+typedef struct sluice_fake_op_s {
+  int (*ready)(void* user);
+  void (*run)(void* user);
+  void (*drop)(void* user);
+  void* user;
+} sluice_fake_op_t;
+void sluice_fake_cuda_enqueue(void* stream, const sluice_fake_op_t* op);
+/* The lock, and a wake-up for those who wait under it. */
+void sluice_fake_cuda_lock(void);
+void sluice_fake_cuda_unlock(void);
+void sluice_fake_cuda_pump(void); /* locked: runs what can run */
+/* Notes an access of the operation that is enqueued next or was last on the stream. Locked. */
+void sluice_fake_cuda_note_access(void* stream, const void* data, uint64_t bytes, int is_write);
+
+/* The CPU build of a kernel, or NULL; *out_bytes: the size of its argument struct. (emulated_kernels.cc) */
+typedef void (*sluice_emulated_kernel_fn_t)(int64_t warps, const void* args);
+sluice_emulated_kernel_fn_t sluice_emulated_kernel(const char* name, size_t* out_bytes);
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_ */

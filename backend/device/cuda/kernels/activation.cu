@@ -1,0 +1,127 @@
+/* Activations and gated activations, with bias; the equations of backend/device/cpu/kernels_math.h in the layer's
+ * arithmetic (f32 for f32, bf16 and f16). */
+#include "backend/device/cuda/kernels/element.cu.h"
+#include "backend/device/cuda/kernels/kernel_args.h"
+
+enum { IDENTITY = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 }; /* SLUICE_ACTIVATION_* */
+
+SLUICE_FN float exp_of(float x) { return expf(x); }
+SLUICE_FN double exp_of(double x) { return exp(x); }
+SLUICE_FN float erfc_of(float x) { return erfcf(x); }
+SLUICE_FN double erfc_of(double x) { return erfc(x); }
+SLUICE_FN float abs_of(float x) { return fabsf(x); }
+SLUICE_FN double abs_of(double x) { return fabs(x); }
+
+/* 1 / (1 + exp(-x)) without overflow on either side. */
+template <typename V>
+SLUICE_FN V sigmoid_of(V x) {
+  const V z = exp_of(-abs_of(x));
+  return x < 0 ? z / (1 + z) : 1 / (1 + z);
+}
+
+template <typename V>
+SLUICE_FN V gelu_tanh_argument(V x) { /* 2 sqrt(2 / pi) (x + 0.044715 x^3) */
+  return (V)1.59576912160573071176 * (x + (V)0.044715 * x * x * x);
+}
+
+template <typename V>
+SLUICE_FN V activation_value(int activation, V x) {
+  switch (activation) {
+    case RELU: return x <= 0 ? 0 : x; /* NaN stays NaN */
+    case GELU: return x * ((V)0.5 * erfc_of(-x * (V)0.70710678118654752440));
+    case GELU_TANH: return x * sigmoid_of(gelu_tanh_argument(x));
+    case SILU: return x * sigmoid_of(x);
+    default: return x;
+  }
+}
+
+template <typename V>
+SLUICE_FN V activation_slope(int activation, V x) {
+  switch (activation) {
+    case RELU: return x > 0 ? 1 : (x <= 0 ? 0 : x);
+    case GELU:
+      return (V)0.5 * erfc_of(-x * (V)0.70710678118654752440) +
+             x * ((V)0.39894228040143267794 * exp_of((V)-0.5 * x * x));
+    case GELU_TANH: {
+      const V s = sigmoid_of(gelu_tanh_argument(x)), t = 1 - s;
+      const V dv = (V)1.59576912160573071176 * (1 + (V)(3 * 0.044715) * x * x);
+      return s + x * (s * t * dv);
+    }
+    case SILU: {
+      const V s = sigmoid_of(x);
+      return s + x * (s * (1 - s));
+    }
+    default: return 1;
+  }
+}
+
+/* pre += bias, rounded; act = f(pre1), gated: f(pre1) * pre3 */
+template <typename E, int N>
+SLUICE_FN void forward_by(const sluice_act_forward_args_t& a, int64_t i) {
+  typedef typename E::value value;
+  const int64_t width = a.gated ? 2 * a.hidden : a.hidden;
+  SLUICE_LANES(lane) {
+    for (int64_t h = (int64_t)lane * N; h < a.hidden; h += (int64_t)32 * N) {
+      const int64_t at1 = i * width + h, at3 = at1 + a.hidden;
+      pack_t<E, N> x = load_pack<E, N>(a.pre, at1), up, act;
+      if (a.gated) up = load_pack<E, N>(a.pre, at3);
+      if (a.b1 != NULL) {
+        const pack_t<E, N> b = load_pack<E, N>(a.b1, h);
+        for (int v = 0; v < N; ++v) x.x[v] = E::put(E::get(x.x[v]) + E::get(b.x[v]));
+        store_pack<E, N>(a.pre, at1, x);
+      }
+      if (a.gated && a.b3 != NULL) {
+        const pack_t<E, N> b = load_pack<E, N>(a.b3, h);
+        for (int v = 0; v < N; ++v) up.x[v] = E::put(E::get(up.x[v]) + E::get(b.x[v]));
+        store_pack<E, N>(a.pre, at3, up);
+      }
+      for (int v = 0; v < N; ++v) {
+        const value f = activation_value<value>(a.activation, E::get(x.x[v]));
+        act.x[v] = E::put(a.gated ? f * E::get(up.x[v]) : f);
+      }
+      store_pack<E, N>(a.act, i * a.hidden + h, act);
+    }
+  }
+}
+template <typename E>
+SLUICE_FN void activation_forward(const sluice_act_forward_args_t& a, int64_t i) {
+  if (a.wide) {
+    forward_by<E, wide_of<E>::N>(a, i);
+  } else {
+    forward_by<E, 1>(a, i);
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(activation_forward, sluice_act_forward_args_t)
+
+/* As backend/device/cpu/kernels_ref.c. One element per lane and step: dweight's partial sums are by element mod 32, and
+ * outputs may lie over inputs, so each element is read whole before it is written. */
+template <typename E>
+SLUICE_FN void activation_backward(const sluice_act_backward_args_t& a, int64_t i) {
+  typedef typename E::value value;
+  const int64_t width = a.gated ? 2 * a.hidden : a.hidden;
+  const value w = (value)a.weight[i];
+  per_lane<value> partial;
+  SLUICE_LANES(lane) {
+    value sum = 0;
+    for (int64_t h = lane; h < a.hidden; h += 32) {
+      const int64_t at1 = i * width + h, at3 = at1 + a.hidden;
+      const value x = load<E>(a.pre, at1);
+      const value up = a.gated ? load<E>(a.pre, at3) : (value)1;
+      const value d = load<E>(a.dact, i * a.hidden + h);
+      const value f = activation_value<value>(a.activation, x);
+      const value slope = activation_slope<value>(a.activation, x);
+      const value act = E::get(E::put(f * up)); /* as forward stored it */
+      sum += d * act;
+      const value wd = w * d;
+      store<E>(a.dpre, at1, wd * up * slope);
+      if (a.gated) store<E>(a.dpre, at3, wd * f);
+      if (a.act_w != NULL) store<E>(a.act_w, i * a.hidden + h, w * act);
+    }
+    partial[lane] = sum;
+  }
+  const value sum = warp_fold(partial);
+  SLUICE_LANES(lane) {
+    if (lane == 0) a.dweight[i] = (float)sum;
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(activation_backward, sluice_act_backward_args_t)

@@ -1,0 +1,152 @@
+/* The arguments of the CUDA kernels: one struct each, passed by value, filled by the C launchers. A kernel works on
+ * `units` (rows, tokens, tiles); one warp takes one unit at a time, and a unit's result does not depend on which. */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_KERNELS_KERNEL_ARGS_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_KERNELS_KERNEL_ARGS_H_
+
+#include <stdint.h>
+
+enum {
+  SLUICE_CUDA_WARP = 32,
+  SLUICE_CUDA_BLOCK = 256,      /* threads: 8 warps */
+  SLUICE_CUDA_MAX_RUNS = 128,   /* runs per launch of move_rows: 3 KiB of parameters, of the 4 KiB that all take */
+  SLUICE_CUDA_ROUTE_TILE = 1024 /* routes that one warp counts */
+};
+
+/* dst[i] = src[index[i]], rows of row_bytes; index -1 leaves dst[i] alone. piece: bytes per access, 16, 8, 4, 2 or 1,
+ * which divides everything. */
+typedef struct sluice_gather_args_s {
+  const void* src;
+  const int32_t* index;
+  void* dst;
+  int64_t units; /* rows */
+  int64_t row_bytes;
+  int64_t src_stride_bytes;
+  int64_t piece;
+} sluice_gather_args_t;
+
+typedef struct sluice_move_run_s {
+  int64_t src_row, dst_row;
+  int64_t end; /* rows of this run and of those before it */
+} sluice_move_run_t;
+
+/* Row u of all runs together; run r has the rows [runs[r - 1].end, runs[r].end). */
+typedef struct sluice_move_args_s {
+  const void* src;
+  void* dst;
+  int64_t units; /* rows of all runs */
+  int64_t row_bytes;
+  int64_t piece;
+  int64_t num_runs;
+  sluice_move_run_t runs[SLUICE_CUDA_MAX_RUNS];
+} sluice_move_args_t;
+
+typedef struct sluice_combine_args_s {
+  const void* rows;
+  const int32_t* position;
+  const float* scale; /* or NULL */
+  void* out;
+  int64_t units; /* tokens */
+  int64_t top_k, width;
+  int64_t scale_t, scale_k, out_stride;
+  int64_t wide; /* 1: everything is 16-byte aligned and a whole number of 16 bytes */
+} sluice_combine_args_t;
+
+typedef struct sluice_act_forward_args_s {
+  void* pre;
+  const void* b1;
+  const void* b3;
+  void* act;
+  int64_t units; /* rows */
+  int64_t hidden;
+  int32_t activation, gated;
+  int64_t wide;
+} sluice_act_forward_args_t;
+
+typedef struct sluice_act_backward_args_s {
+  const void* pre;
+  const void* dact;
+  const float* weight;
+  void* dpre;
+  void* act_w; /* or NULL */
+  float* dweight;
+  int64_t units; /* rows */
+  int64_t hidden;
+  int32_t activation, gated;
+} sluice_act_backward_args_t;
+
+typedef struct sluice_bias_args_s {
+  void* data;
+  const void* bias;
+  int64_t units; /* rows */
+  int64_t width;
+} sluice_bias_args_t;
+
+typedef struct sluice_dot_args_s {
+  const void* a;
+  const void* b;
+  float* out;
+  int64_t units; /* rows */
+  int64_t width, b_stride, accumulate;
+} sluice_dot_args_t;
+
+typedef struct sluice_column_sum_args_s {
+  const void* data;
+  const float* weight; /* or NULL */
+  void* out;
+  int64_t units; /* groups of 32 columns */
+  int64_t rows, width, data_stride, accumulate;
+  int64_t out_f32; /* 1: out is f32 whatever the rows are */
+} sluice_column_sum_args_t;
+
+typedef struct sluice_scale_args_s {
+  const void* src;
+  const float* weight;
+  void* dst;
+  int64_t units; /* rows */
+  int64_t width;
+} sluice_scale_args_t;
+
+/* Routing: a stable counting sort of routes (t, k) by expert slot. Kernels in order: route_count (a warp per tile of
+ * routes), route_scan_tiles (a warp per 32 slots), route_scan_slots (one warp), route_place (a warp per tile). */
+typedef struct sluice_route_args_s {
+  const void* ids;        /* expert of route (t, k) at t * ids_t + k * ids_k; -1: dropped */
+  const int32_t* slot_of; /* [E] place of an expert in (rank, local index) order, or NULL: its id */
+  int32_t* tile_counts;   /* [tiles, E] scratch */
+  int32_t* counts;        /* out [E] by slot */
+  int32_t* offsets;       /* out [E + 1] by slot: first row; offsets[E] is the number of kept routes */
+  int32_t* token_of;      /* out [kept] the token of each row: the index of a gather */
+  int32_t* route_of;      /* out [kept] t * K + k of each row, or NULL */
+  int32_t* position;      /* out [T * K] the row of each route, -1 where dropped */
+  int64_t units;
+  int64_t num_routes, top_k, num_experts;
+  int64_t ids_t, ids_k;
+  int64_t ids_64;      /* 1: i64 ids, 0: i32 */
+  int64_t first_token; /* of this chunk, added to token_of */
+} sluice_route_args_t;
+
+/* Rows as they arrive (by source rank, local expert) to expert order (by local expert, source rank): a warp per pair.
+ * index[row in expert order] = row as received. */
+typedef struct sluice_arrival_args_s {
+  const int32_t* counts;  /* [W, E_local] rows from each rank for each local expert */
+  int32_t* index;         /* out [rows] */
+  int32_t* expert_offset; /* out [E_local + 1] */
+  int64_t units;          /* W * E_local */
+  int64_t num_ranks, num_local;
+} sluice_arrival_args_t;
+
+/* The gate of backend/gate without groups and without capacity: scores, the best K, weights. A warp per token. */
+typedef struct sluice_gate_args_s {
+  const float* logits;
+  const float* bias; /* [E] or NULL */
+  int32_t* ids;
+  float* weights;
+  int64_t units; /* tokens */
+  int64_t num_experts, top_k;
+  int64_t logits_stride, ids_t, ids_k, weights_t, weights_k;
+  int32_t score; /* SLUICE_SCORE_* */
+  int32_t renormalize;
+  float scaling;
+  int32_t padding;
+} sluice_gate_kernel_args_t;
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_KERNELS_KERNEL_ARGS_H_ */

@@ -1,0 +1,144 @@
+/* One source, two builds: nvcc makes a warp of 32 threads from it, a C++ compiler a loop over 32 lanes.
+ *
+ * A kernel's body is written for one warp. What lanes do apart stands in SLUICE_LANES; a value that each lane keeps is
+ * a per_lane<T>; between such blocks stand the warp operations below, which every lane reaches. So a body means the
+ * same in both builds, and the CPU build is compared bit by bit with the reference kernels. */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_KERNELS_LANES_CU_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_KERNELS_LANES_CU_H_
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__CUDACC__)
+
+#define SLUICE_FN     __device__ __forceinline__
+#define SLUICE_MEMBER SLUICE_FN
+
+SLUICE_FN int sluice_lane() { return (int)(threadIdx.x & 31u); }
+
+#define SLUICE_LANES(lane) for (int lane = sluice_lane(), sluice_once = 1; sluice_once; sluice_once = 0)
+
+template <typename T>
+struct per_lane {
+  T x;
+  SLUICE_FN T& operator[](int) { return x; }
+};
+
+enum { ALL_LANES = -1 };
+
+/* Makes what this warp's lanes wrote to memory visible to each other. */
+SLUICE_FN void warp_fence() { __syncwarp((unsigned)ALL_LANES); }
+
+template <typename T>
+SLUICE_FN T warp_get(per_lane<T>& v, int lane) {
+  return __shfl_sync((unsigned)ALL_LANES, v.x, lane);
+}
+
+/* v[l] <- v[l + distance]; lanes without such a neighbour keep their own. */
+template <typename T>
+SLUICE_FN per_lane<T> warp_down(per_lane<T>& v, int distance) {
+  per_lane<T> r;
+  r.x = __shfl_down_sync((unsigned)ALL_LANES, v.x, (unsigned)distance);
+  return r;
+}
+
+/* The lanes that hold the same key, as bits. */
+SLUICE_FN per_lane<uint32_t> warp_match(per_lane<int32_t>& key) {
+  per_lane<uint32_t> r;
+  r.x = __match_any_sync((unsigned)ALL_LANES, key.x);
+  return r;
+}
+
+SLUICE_FN int bits_set(uint32_t x) { return __popc(x); }
+
+#define SLUICE_KERNEL(name, args_t)                                                               \
+  extern "C" __global__ void __launch_bounds__(SLUICE_CUDA_BLOCK) sluice_##name(const args_t a) { \
+    const int64_t warp = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;                   \
+    const int64_t warps = (int64_t)gridDim.x * blockDim.x / 32;                                   \
+    for (int64_t unit = warp; unit < a.units; unit += warps) name(a, unit);                       \
+  }
+
+#else
+
+#define SLUICE_FN     static inline
+#define SLUICE_MEMBER inline
+
+#define SLUICE_LANES(lane) for (int lane = 0; lane < 32; ++lane)
+
+template <typename T>
+struct per_lane {
+  T x[32];
+  T& operator[](int lane) { return x[lane]; }
+};
+
+SLUICE_FN void warp_fence() {}
+
+template <typename T>
+SLUICE_FN T warp_get(per_lane<T>& v, int lane) {
+  return v.x[lane];
+}
+
+template <typename T>
+SLUICE_FN per_lane<T> warp_down(per_lane<T>& v, int distance) {
+  per_lane<T> r;
+  for (int l = 0; l < 32; ++l) r.x[l] = v.x[l + distance < 32 ? l + distance : l];
+  return r;
+}
+
+SLUICE_FN per_lane<uint32_t> warp_match(per_lane<int32_t>& key) {
+  per_lane<uint32_t> r;
+  for (int l = 0; l < 32; ++l) {
+    r.x[l] = 0;
+    for (int m = 0; m < 32; ++m) r.x[l] |= (uint32_t)(key.x[m] == key.x[l]) << m;
+  }
+  return r;
+}
+
+SLUICE_FN int bits_set(uint32_t x) { return __builtin_popcount(x); }
+
+/* Every warp of the grid, one after the other, the last first: no body may rely on an order. */
+#define SLUICE_KERNEL(name, args_t)                                           \
+  extern "C" void sluice_##name##_on_cpu(int64_t warps, const void* args) {   \
+    args_t a;                                                                 \
+    memcpy((void*)&a, args, sizeof a);                                        \
+    for (int64_t warp = warps - 1; warp >= 0; --warp) {                       \
+      for (int64_t unit = warp; unit < a.units; unit += warps) name(a, unit); \
+    }                                                                         \
+  }
+
+#endif
+
+/* ---- the same in both builds ---------------------------------------------------------------------------------- */
+
+/* The sum of 32 partial sums, folded by halves: the order of kernels.h. */
+template <typename T>
+SLUICE_FN T warp_fold(per_lane<T> v) {
+  for (int half = 16; half > 0; half /= 2) {
+    per_lane<T> upper = warp_down(v, half);
+    SLUICE_LANES(l) {
+      if (l < half) v[l] = v[l] + upper[l];
+    }
+  }
+  return warp_get(v, 0);
+}
+
+/* v[l] <- the sum of v[0 .. l); returns the sum of all. */
+SLUICE_FN int32_t warp_scan(per_lane<int32_t>& v) {
+  per_lane<int32_t> rest = v, sum;
+  SLUICE_LANES(l) { sum[l] = 0; }
+  int32_t total = 0;
+  /* 32 steps of one shuffle each: a few hundred cycles, once per 32 experts. */
+  for (int from = 0; from < 32; ++from) {
+    int32_t x = warp_get(rest, from);
+    SLUICE_LANES(l) {
+      if (from < l) sum[l] += x;
+    }
+    total += x;
+  }
+  v = sum;
+  return total;
+}
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_KERNELS_LANES_CU_H_ */

@@ -1,0 +1,127 @@
+/* Routing on the device: counts, offsets and permutations that the host never sees.
+ *
+ * A stable counting sort without atomics, so that the order (slot, token, k) and every bit repeat: tiles of routes are
+ * counted by one warp each, the counts are scanned over tiles and over slots, then each warp walks its tile again. */
+#include "backend/device/cuda/kernels/element.cu.h"
+#include "backend/device/cuda/kernels/kernel_args.h"
+
+/* The slot of route r, or -1. An id outside [0, E) counts as dropped: the host checks ids where it can see them. */
+SLUICE_FN int32_t slot_of_route(const sluice_route_args_t& a, int64_t r) {
+  if (r >= a.num_routes) return -1;
+  const int64_t at = r / a.top_k * a.ids_t + r % a.top_k * a.ids_k;
+  const int64_t id = a.ids_64 ? ((const int64_t*)a.ids)[at] : (int64_t)((const int32_t*)a.ids)[at];
+  if (id < 0 || id >= a.num_experts) return -1;
+  return a.slot_of == NULL ? (int32_t)id : a.slot_of[id];
+}
+
+/* How many lanes below this one are in `mask`. */
+SLUICE_FN int32_t rank_in(uint32_t mask, int lane) { return bits_set(mask & ((1u << lane) - 1u)); }
+
+/* tile_counts[tile, :] = routes of this tile by slot */
+SLUICE_FN void route_count(const sluice_route_args_t& a, int64_t tile) {
+  int32_t* counts = a.tile_counts + tile * a.num_experts;
+  SLUICE_LANES(lane) {
+    for (int64_t e = lane; e < a.num_experts; e += 32) counts[e] = 0;
+  }
+  warp_fence();
+  for (int64_t base = 0; base < SLUICE_CUDA_ROUTE_TILE; base += 32) {
+    per_lane<int32_t> slot;
+    SLUICE_LANES(lane) { slot[lane] = slot_of_route(a, tile * SLUICE_CUDA_ROUTE_TILE + base + lane); }
+    per_lane<uint32_t> same = warp_match(slot);
+    SLUICE_LANES(lane) {
+      /* One lane per slot adds: no two write the same count. */
+      if (slot[lane] >= 0 && rank_in(same[lane], lane) == 0) counts[slot[lane]] += bits_set(same[lane]);
+    }
+    warp_fence();
+  }
+}
+SLUICE_KERNEL(route_count, sluice_route_args_t)
+
+/* tile_counts[tile, e] <- rows of slot e in earlier tiles; counts[e] = the sum */
+SLUICE_FN void route_scan_tiles(const sluice_route_args_t& a, int64_t unit) {
+  const int64_t tiles = (a.num_routes + SLUICE_CUDA_ROUTE_TILE - 1) / SLUICE_CUDA_ROUTE_TILE;
+  SLUICE_LANES(lane) {
+    const int64_t e = unit * 32 + lane;
+    if (e < a.num_experts) {
+      int32_t sum = 0;
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int32_t count = a.tile_counts[tile * a.num_experts + e];
+        a.tile_counts[tile * a.num_experts + e] = sum;
+        sum += count;
+      }
+      a.counts[e] = sum;
+    }
+  }
+}
+SLUICE_KERNEL(route_scan_tiles, sluice_route_args_t)
+
+/* offsets[e] = rows of the slots before e */
+SLUICE_FN void route_scan_slots(const sluice_route_args_t& a, int64_t) {
+  int32_t before = 0;
+  for (int64_t base = 0; base < a.num_experts; base += 32) {
+    per_lane<int32_t> count;
+    SLUICE_LANES(lane) { count[lane] = base + lane < a.num_experts ? a.counts[base + lane] : 0; }
+    const int32_t sum = warp_scan(count);
+    SLUICE_LANES(lane) {
+      if (base + lane < a.num_experts) a.offsets[base + lane] = before + count[lane];
+    }
+    before += sum;
+  }
+  SLUICE_LANES(lane) {
+    if (lane == 0) a.offsets[a.num_experts] = before;
+  }
+}
+SLUICE_KERNEL(route_scan_slots, sluice_route_args_t)
+
+/* position, token_of, route_of; tile_counts[tile, e] runs up while the tile is walked */
+SLUICE_FN void route_place(const sluice_route_args_t& a, int64_t tile) {
+  int32_t* next = a.tile_counts + tile * a.num_experts;
+  for (int64_t base = 0; base < SLUICE_CUDA_ROUTE_TILE; base += 32) {
+    per_lane<int32_t> slot;
+    SLUICE_LANES(lane) { slot[lane] = slot_of_route(a, tile * SLUICE_CUDA_ROUTE_TILE + base + lane); }
+    per_lane<uint32_t> same = warp_match(slot);
+    SLUICE_LANES(lane) {
+      const int64_t r = tile * SLUICE_CUDA_ROUTE_TILE + base + lane;
+      if (r < a.num_routes) {
+        int32_t row = -1;
+        if (slot[lane] >= 0) {
+          row = a.offsets[slot[lane]] + next[slot[lane]] + rank_in(same[lane], lane);
+          a.token_of[row] = (int32_t)(a.first_token + r / a.top_k);
+          if (a.route_of != NULL) a.route_of[row] = (int32_t)r;
+        }
+        a.position[r] = row;
+      }
+    }
+    warp_fence();
+    SLUICE_LANES(lane) {
+      if (slot[lane] >= 0 && rank_in(same[lane], lane) == 0) next[slot[lane]] += bits_set(same[lane]);
+    }
+    warp_fence();
+  }
+}
+SLUICE_KERNEL(route_place, sluice_route_args_t)
+
+/* Pair (source rank w, local expert e): where its rows lie as received, and where in expert order. */
+SLUICE_FN void route_arrivals(const sluice_arrival_args_t& a, int64_t pair) {
+  const int64_t w = pair / a.num_local, e = pair % a.num_local;
+  per_lane<int32_t> received, ordered;
+  SLUICE_LANES(lane) {
+    int32_t before_received = 0, before_ordered = 0;
+    for (int64_t i = lane; i < a.units; i += 32) {
+      const int64_t from = i / a.num_local, expert = i % a.num_local;
+      const int32_t count = a.counts[i];
+      if (from < w || (from == w && expert < e)) before_received += count;
+      if (expert < e || (expert == e && from < w)) before_ordered += count;
+    }
+    received[lane] = before_received;
+    ordered[lane] = before_ordered;
+  }
+  const int32_t first_received = warp_fold(received), first_ordered = warp_fold(ordered);
+  const int32_t rows = a.counts[pair];
+  SLUICE_LANES(lane) {
+    for (int32_t i = lane; i < rows; i += 32) a.index[first_ordered + i] = first_received + i;
+    if (lane == 0 && w == 0) a.expert_offset[e] = first_ordered;
+    if (lane == 0 && pair == a.units - 1) a.expert_offset[a.num_local] = first_ordered + rows;
+  }
+}
+SLUICE_KERNEL(route_arrivals, sluice_arrival_args_t)

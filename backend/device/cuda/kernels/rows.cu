@@ -1,0 +1,102 @@
+/* Moving, combining and scaling rows. A warp takes a row; its lanes take neighbouring pieces, so accesses coalesce. */
+#include "backend/device/cuda/kernels/element.cu.h"
+#include "backend/device/cuda/kernels/kernel_args.h"
+
+template <typename Piece>
+SLUICE_FN void copy_row_by(const void* src, void* dst, int64_t bytes) {
+  const int64_t pieces = bytes / (int64_t)sizeof(Piece);
+  SLUICE_LANES(lane) {
+    for (int64_t i = lane; i < pieces; i += 32) ((Piece*)dst)[i] = ((const Piece*)src)[i];
+  }
+}
+
+struct alignas(16) sixteen_bytes_t {
+  uint64_t x[2];
+};
+
+SLUICE_FN void copy_row(const void* src, void* dst, int64_t bytes, int64_t piece) {
+  switch (piece) {
+    case 16: copy_row_by<sixteen_bytes_t>(src, dst, bytes); break;
+    case 8: copy_row_by<uint64_t>(src, dst, bytes); break;
+    case 4: copy_row_by<uint32_t>(src, dst, bytes); break;
+    case 2: copy_row_by<uint16_t>(src, dst, bytes); break;
+    default: copy_row_by<uint8_t>(src, dst, bytes); break;
+  }
+}
+
+/* dst[i, :] = src[index[i], :] */
+SLUICE_FN void gather_rows(const sluice_gather_args_t& a, int64_t i) {
+  const int64_t from = a.index[i];
+  if (from < 0) return;
+  copy_row((const char*)a.src + from * a.src_stride_bytes, (char*)a.dst + i * a.row_bytes, a.row_bytes, a.piece);
+}
+SLUICE_KERNEL(gather_rows, sluice_gather_args_t)
+
+/* The run of row u by bisection: the first whose end is beyond it. */
+SLUICE_FN void move_rows(const sluice_move_args_t& a, int64_t u) {
+  int64_t low = 0, high = a.num_runs - 1;
+  while (low < high) {
+    int64_t middle = (low + high) / 2;
+    if (a.runs[middle].end > u) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  const int64_t inside = u - (low > 0 ? a.runs[low - 1].end : 0);
+  copy_row((const char*)a.src + (a.runs[low].src_row + inside) * a.row_bytes,
+           (char*)a.dst + (a.runs[low].dst_row + inside) * a.row_bytes, a.row_bytes, a.piece);
+}
+SLUICE_KERNEL(move_rows, sluice_move_args_t)
+
+/* out[t, j] = sum over k, in order, of scale[t, k] * rows[position[t, k], j] */
+template <typename E, int N>
+SLUICE_FN void combine_by(const sluice_combine_args_t& a, int64_t t) {
+  typedef typename E::value value;
+  SLUICE_LANES(lane) {
+    for (int64_t j = (int64_t)lane * N; j < a.width; j += (int64_t)32 * N) {
+      value sum[N];
+      for (int v = 0; v < N; ++v) sum[v] = 0;
+      for (int64_t k = 0; k < a.top_k; ++k) {
+        const int64_t row = a.position[t * a.top_k + k];
+        if (row < 0) continue;
+        const value s = a.scale == NULL ? (value)1 : (value)a.scale[t * a.scale_t + k * a.scale_k];
+        const pack_t<E, N> p = load_pack<E, N>(a.rows, row * a.width + j);
+        for (int v = 0; v < N; ++v) sum[v] = sum[v] + s * E::get(p.x[v]);
+      }
+      pack_t<E, N> out;
+      for (int v = 0; v < N; ++v) out.x[v] = E::put(sum[v]);
+      store_pack<E, N>(a.out, t * a.out_stride + j, out);
+    }
+  }
+}
+template <typename E>
+SLUICE_FN void combine_rows(const sluice_combine_args_t& a, int64_t t) {
+  if (a.wide) {
+    combine_by<E, wide_of<E>::N>(a, t);
+  } else {
+    combine_by<E, 1>(a, t);
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(combine_rows, sluice_combine_args_t)
+
+/* dst[i, j] = weight[i] * src[i, j] */
+template <typename E>
+SLUICE_FN void scale_rows(const sluice_scale_args_t& a, int64_t i) {
+  const typename E::value w = (typename E::value)a.weight[i];
+  SLUICE_LANES(lane) {
+    for (int64_t j = lane; j < a.width; j += 32) store<E>(a.dst, i * a.width + j, w * load<E>(a.src, i * a.width + j));
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(scale_rows, sluice_scale_args_t)
+
+/* data[i, j] += bias[j] */
+template <typename E>
+SLUICE_FN void add_bias(const sluice_bias_args_t& a, int64_t i) {
+  SLUICE_LANES(lane) {
+    for (int64_t j = lane; j < a.width; j += 32) {
+      store<E>(a.data, i * a.width + j, load<E>(a.data, i * a.width + j) + load<E>(a.bias, j));
+    }
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(add_bias, sluice_bias_args_t)

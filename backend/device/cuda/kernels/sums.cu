@@ -1,0 +1,45 @@
+/* Sums. Lane l is partial sum l of kernels.h: it adds the elements l, l + 32, ... in order; the fold is by halves. So
+ * the bits are those of every CPU version (the build has -fmad=false: a fused product would round once less). */
+#include "backend/device/cuda/kernels/element.cu.h"
+#include "backend/device/cuda/kernels/kernel_args.h"
+
+/* out[i] (+)= sum over j of a[i, j] * b[i or 0, j] */
+template <typename E>
+SLUICE_FN void dot_rows(const sluice_dot_args_t& a, int64_t i) {
+  typedef typename E::value value;
+  per_lane<value> partial;
+  SLUICE_LANES(lane) {
+    value sum = 0;
+    for (int64_t j = lane; j < a.width; j += 32)
+      sum += load<E>(a.a, i * a.width + j) * load<E>(a.b, i * a.b_stride + j);
+    partial[lane] = sum;
+  }
+  const value sum = warp_fold(partial);
+  SLUICE_LANES(lane) {
+    if (lane == 0) a.out[i] = (float)((a.accumulate ? (value)a.out[i] : (value)0) + sum);
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(dot_rows, sluice_dot_args_t)
+
+/* out[j] (+)= sum over i, in order, of weight[i] * data[i, j]: a lane per column. */
+template <typename E>
+SLUICE_FN void sum_columns(const sluice_column_sum_args_t& a, int64_t unit) {
+  typedef typename E::value value;
+  SLUICE_LANES(lane) {
+    const int64_t j = unit * 32 + lane;
+    if (j < a.width) {
+      value sum = 0;
+      if (a.accumulate) sum = a.out_f32 ? (value)((const float*)a.out)[j] : load<E>(a.out, j);
+      for (int64_t i = 0; i < a.rows; ++i) {
+        const value w = a.weight == NULL ? (value)1 : (value)a.weight[i];
+        sum += w * load<E>(a.data, i * a.data_stride + j);
+      }
+      if (a.out_f32) {
+        ((float*)a.out)[j] = (float)sum;
+      } else {
+        store<E>(a.out, j, sum);
+      }
+    }
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(sum_columns, sluice_column_sum_args_t)

@@ -1,0 +1,423 @@
+/* The CUDA kernels, run on the CPU from the same source through the fake driver, against the plain kernels.
+ *
+ * Every entry gives the same bits as the plain version for every dtype, width and alignment; only activations in f32,
+ * bf16 and f16, which the kernels evaluate in f32, differ by the tolerance at `close_enough`. This checks the
+ * launchers' arguments, index arithmetic and element arithmetic; it says nothing of how a GPU's expf and erfcf round.
+ * Outputs start as NaN, guard elements behind every output must survive. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/device/cuda/cuda_launch.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+
+enum { GUARD = 40 };
+
+static const int32_t DTYPES[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
+
+static uint64_t seed = 1;
+static uint32_t random_bits(void) {
+  seed = seed * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(seed >> 33);
+}
+static double random_real(void) { return ((double)random_bits() / 2147483648.0 - 0.5) * 6; }
+
+static double get(int32_t dtype, const void* data, int64_t i) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: return (double)((const float*)data)[i];
+    case SLUICE_DTYPE_BF16: return (double)sluice_bf16_to_f32(((const uint16_t*)data)[i]);
+    case SLUICE_DTYPE_F16: return (double)sluice_f16_to_f32(((const uint16_t*)data)[i]);
+    default: return ((const double*)data)[i];
+  }
+}
+
+static void put(int32_t dtype, void* data, int64_t i, double x) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: ((float*)data)[i] = (float)x; break;
+    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16((float)x); break;
+    case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16((float)x); break;
+    default: ((double*)data)[i] = x; break;
+  }
+}
+
+/* `count` elements, aligned to 64 bytes or one element off that, with a guard behind. */
+static int shift;
+
+typedef struct {
+  void* data;
+  void* block;
+  int32_t dtype;
+  int64_t count;
+} buffer_t;
+
+static buffer_t buffer(int32_t dtype, int64_t count) {
+  size_t bytes = sluice_dtype_bytes(dtype);
+  buffer_t b = {.dtype = dtype, .count = count};
+  assert_int_equal(posix_memalign(&b.block, 64, (size_t)(count + GUARD + 1) * bytes), 0);
+  b.data = (char*)b.block + (shift ? bytes : 0);
+  for (int64_t i = 0; i < count + GUARD; ++i) put(dtype, b.data, i, NAN);
+  return b;
+}
+
+static buffer_t random_buffer(int32_t dtype, int64_t count) {
+  buffer_t b = buffer(dtype, count);
+  for (int64_t i = 0; i < count; ++i) put(dtype, b.data, i, random_real());
+  return b;
+}
+
+static buffer_t copy_of(const buffer_t* a) {
+  buffer_t b = buffer(a->dtype, a->count);
+  memcpy(b.data, a->data, (size_t)a->count * sluice_dtype_bytes(a->dtype));
+  return b;
+}
+
+static void release(buffer_t* b) {
+  for (int64_t i = 0; i < GUARD; ++i) assert_true(isnan(get(b->dtype, b->data, b->count + i)));
+  free(b->block);
+}
+
+static int same(double x, double y) { return x == y || (isnan(x) && isnan(y)); }
+
+static void assert_same(const buffer_t* want, const buffer_t* got, const char* what) {
+  for (int64_t i = 0; i < want->count; ++i) {
+    double x = get(want->dtype, want->data, i), y = get(got->dtype, got->data, i);
+    if (!same(x, y)) {
+      fail_msg("%s, %s: element %lld is %.9g, want %.9g", what, sluice_dtype_name(want->dtype), (long long)i, y, x);
+    }
+  }
+}
+
+/* ---- the device ------------------------------------------------------------------------------------------------ */
+
+static sluice_allocator_t allocator;
+static sluice_device_t* device;
+static const sluice_kernels_t *ref, *cuda;
+
+static int set_up(void** state) {
+  (void)state;
+  sluice_fake_cuda_reset();
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  ref = sluice_cpu_kernels_ref();
+  if (sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0, &allocator, &device) !=
+      0) {
+    return -1;
+  }
+  cuda = device->kernels;
+  return sluice_cuda_enter(device) == SLUICE_OK ? 0 : -1;
+}
+
+static int tear_down(void** state) {
+  char live[200];
+  (void)state;
+  int failed = sluice_cuda_leave(device) != SLUICE_OK;
+  device->vtable->destroy(device);
+  failed |= sluice_fake_cuda_live(live, sizeof live) != 0 || allocator.num_live != 0;
+  sluice_allocator_deinit(&allocator);
+  return failed ? -1 : 0;
+}
+
+typedef void (*case_fn_t)(int32_t dtype, int64_t rows, int64_t width);
+
+static void sweep(case_fn_t run) {
+  static const int64_t widths[] = {0, 1, 2, 7, 8, 16, 31, 32, 33, 64, 96, 127, 256, 264, 513};
+  static const int64_t rows[] = {0, 1, 3, 9, 70};
+  for (shift = 0; shift < 2; ++shift) {
+    for (int d = 0; d < 4; ++d) {
+      for (size_t w = 0; w < sizeof widths / sizeof widths[0]; ++w) {
+        for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r) run(DTYPES[d], rows[r], widths[w]);
+      }
+    }
+  }
+  assert_true(sluice_fake_cuda_launches() > 100);
+}
+
+/* ---- cases ----------------------------------------------------------------------------------------------------- */
+
+static void gather_case(int32_t dtype, int64_t rows, int64_t width) {
+  int32_t index[80];
+  for (int gap = 0; gap <= 8; gap += 4) {
+    buffer_t src = random_buffer(dtype, 7 * (width + gap)), want = buffer(dtype, rows * width),
+             got = buffer(dtype, rows * width);
+    for (int64_t i = 0; i < rows; ++i) index[i] = (int32_t)(random_bits() % 7);
+    ref->gather_rows(NULL, dtype, rows, width, src.data, width + gap, index, want.data);
+    cuda->gather_rows(NULL, dtype, rows, width, src.data, width + gap, index, got.data);
+    assert_same(&want, &got, "gather_rows");
+    release(&src), release(&want), release(&got);
+  }
+}
+static void GatherRows_AnyDtypeWidthAlignment_SameBits(void** state) {
+  (void)state;
+  sweep(gather_case);
+}
+
+static void move_case(int32_t dtype, int64_t rows, int64_t width) {
+  sluice_row_run_t runs[300];
+  int64_t num_runs = rows * 4, total = 0, row_bytes = width * (int64_t)sluice_dtype_bytes(dtype);
+  for (int64_t r = 0; r < num_runs; ++r) {
+    runs[r] = (sluice_row_run_t){.src_row = (int64_t)(random_bits() % 5), .dst_row = total, .rows = r % 3};
+    total += r % 3;
+  }
+  buffer_t src = random_buffer(dtype, 8 * width), want = buffer(dtype, total * width), got = copy_of(&want);
+  ref->move_rows(NULL, row_bytes, runs, num_runs, src.data, want.data);
+  cuda->move_rows(NULL, row_bytes, runs, num_runs, src.data, got.data);
+  assert_same(&want, &got, "move_rows");
+  release(&src), release(&want), release(&got);
+}
+static void MoveRows_MoreRunsThanOneLaunchTakes_SameBits(void** state) {
+  (void)state;
+  sweep(move_case);
+}
+
+static void combine_case(int32_t dtype, int64_t rows, int64_t width) {
+  for (int64_t top_k = 1; top_k <= 4; top_k += 3) {
+    int32_t position[4 * 80];
+    float scale[5 * 80];
+    buffer_t src = random_buffer(dtype, 9 * width), want = buffer(dtype, rows * (width + 8)), got = copy_of(&want);
+    if (width > 0) put(dtype, src.data, 0, INFINITY);
+    for (int64_t i = 0; i < rows * top_k; ++i) position[i] = (int32_t)(random_bits() % 10) - 1;
+    for (int64_t i = 0; i < 5 * 80; ++i) scale[i] = (float)random_real();
+    for (int use = 0; use < 2; ++use) {
+      const float* s = use ? scale : NULL;
+      ref->combine_rows(NULL, dtype, rows, top_k, width, src.data, position, s, 1, 80, want.data, width + 8);
+      cuda->combine_rows(NULL, dtype, rows, top_k, width, src.data, position, s, 1, 80, got.data, width + 8);
+      assert_same(&want, &got, "combine_rows");
+    }
+    release(&src), release(&want), release(&got);
+  }
+}
+static void CombineRows_DroppedRoutesAndStrides_SameBits(void** state) {
+  (void)state;
+  sweep(combine_case);
+}
+
+static void scale_case(int32_t dtype, int64_t rows, int64_t width) {
+  buffer_t src = random_buffer(dtype, rows * width), weight = random_buffer(SLUICE_DTYPE_F32, rows),
+           want = buffer(dtype, rows * width);
+  ref->scale_rows(NULL, dtype, rows, width, src.data, weight.data, want.data);
+  cuda->scale_rows(NULL, dtype, rows, width, src.data, weight.data, src.data); /* in place */
+  assert_same(&want, &src, "scale_rows");
+  release(&src), release(&weight), release(&want);
+}
+static void ScaleRows_InPlace_SameBits(void** state) {
+  (void)state;
+  sweep(scale_case);
+}
+
+static void bias_case(int32_t dtype, int64_t rows, int64_t width) {
+  buffer_t want = random_buffer(dtype, rows * width), got = copy_of(&want), bias = random_buffer(dtype, width);
+  ref->add_bias(NULL, dtype, rows, width, want.data, bias.data);
+  cuda->add_bias(NULL, dtype, rows, width, got.data, bias.data);
+  assert_same(&want, &got, "add_bias");
+  release(&want), release(&got), release(&bias);
+}
+static void AddBias_Any_SameBits(void** state) {
+  (void)state;
+  sweep(bias_case);
+}
+
+static void dot_case(int32_t dtype, int64_t rows, int64_t width) {
+  for (int accumulate = 0; accumulate < 2; ++accumulate) {
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      buffer_t a = random_buffer(dtype, rows * width), b = random_buffer(dtype, repeat ? width : rows * width),
+               want = random_buffer(SLUICE_DTYPE_F32, rows), got = copy_of(&want);
+      ref->dot_rows(NULL, dtype, rows, width, a.data, b.data, repeat ? 0 : width, accumulate, want.data);
+      cuda->dot_rows(NULL, dtype, rows, width, a.data, b.data, repeat ? 0 : width, accumulate, got.data);
+      assert_same(&want, &got, "dot_rows");
+      release(&a), release(&b), release(&want), release(&got);
+    }
+  }
+}
+static void DotRows_Any_SameBits(void** state) {
+  (void)state;
+  sweep(dot_case);
+}
+
+static void columns_case(int32_t dtype, int64_t rows, int64_t width) {
+  for (int bits = 0; bits < 8; ++bits) {
+    int accumulate = bits & 1, weighted = bits & 2;
+    int32_t dtype_out = bits & 4 ? SLUICE_DTYPE_F32 : dtype;
+    buffer_t data = random_buffer(dtype, rows * (width + 3)), weight = random_buffer(SLUICE_DTYPE_F32, rows),
+             want = random_buffer(dtype_out, width), got = copy_of(&want);
+    const float* w = weighted ? weight.data : NULL;
+    ref->sum_columns(NULL, dtype, rows, width, data.data, width + 3, w, accumulate, dtype_out, want.data);
+    cuda->sum_columns(NULL, dtype, rows, width, data.data, width + 3, w, accumulate, dtype_out, got.data);
+    assert_same(&want, &got, "sum_columns");
+    release(&data), release(&weight), release(&want), release(&got);
+  }
+}
+static void SumColumns_Any_SameBits(void** state) {
+  (void)state;
+  sweep(columns_case);
+}
+
+/* ---- activations ----------------------------------------------------------------------------------------------- */
+
+/* The plain version evaluates in f64 and rounds; the kernels evaluate in f32 with functions good to a few ulps. GELU's
+ * tail loses relative digits to its argument's rounding, hence the absolute part; each of `roundings` to bf16 or f16
+ * may then fall on the other side. */
+static int close_enough(int32_t dtype, double want, double got, double size, double roundings) {
+  static const double ulp[] = {0, 0x1p-23, 0x1p-7, 0x1p-10, 0x1p-52}; /* one unit of the last place, at most */
+  if (same(want, got)) return 1;
+  double f32 = dtype == SLUICE_DTYPE_F64 ? 0x1p-52 : 0x1p-23;
+  return fabs(want - got) <= roundings * ulp[dtype] * fabs(want) + 16 * f32 * size;
+}
+
+static void assert_close(const buffer_t* want, const buffer_t* got, double size, double roundings, const char* what) {
+  for (int64_t i = 0; i < want->count; ++i) {
+    double x = get(want->dtype, want->data, i), y = get(got->dtype, got->data, i);
+    if (!close_enough(want->dtype, x, y, size, roundings)) {
+      fail_msg("%s, %s: element %lld is %.9g, want %.9g", what, sluice_dtype_name(want->dtype), (long long)i, y, x);
+    }
+  }
+}
+
+static void forward_case(int32_t dtype, int64_t rows, int64_t width) {
+  for (int32_t activation = SLUICE_ACTIVATION_IDENTITY; activation <= SLUICE_ACTIVATION_SILU; ++activation) {
+    for (int32_t gated = 0; gated < 2; ++gated) {
+      for (int biased = 0; biased < 2; ++biased) {
+        buffer_t pre = random_buffer(dtype, rows * width * (gated + 1)), got_pre = copy_of(&pre),
+                 b1 = random_buffer(dtype, width), b3 = random_buffer(dtype, width), want = buffer(dtype, rows * width),
+                 got = copy_of(&want);
+        if (rows * width > 0) {
+          put(dtype, pre.data, 0, NAN);
+          put(dtype, got_pre.data, 0, NAN);
+        }
+        const void* x1 = biased ? b1.data : NULL;
+        const void* x3 = biased && gated ? b3.data : NULL;
+        ref->activation_forward(NULL, dtype, activation, gated, rows, width, pre.data, x1, x3, want.data);
+        cuda->activation_forward(NULL, dtype, activation, gated, rows, width, got_pre.data, x1, x3, got.data);
+        assert_same(&pre, &got_pre, "activation_forward's pre");
+        assert_close(&want, &got, gated ? 18 : 6, 1, "activation_forward");
+        if (!gated) { /* over its input */
+          cuda->activation_forward(NULL, dtype, activation, 0, rows, width, got_pre.data, NULL, NULL, got_pre.data);
+          assert_same(&got, &got_pre, "activation_forward in place");
+        }
+        release(&pre), release(&got_pre), release(&b1), release(&b3), release(&want), release(&got);
+      }
+    }
+  }
+}
+static void ActivationForward_Any_CloseAndPreSameBits(void** state) {
+  (void)state;
+  sweep(forward_case);
+}
+
+static void backward_case(int32_t dtype, int64_t rows, int64_t width) {
+  for (int32_t activation = SLUICE_ACTIVATION_IDENTITY; activation <= SLUICE_ACTIVATION_SILU; ++activation) {
+    for (int32_t gated = 0; gated < 2; ++gated) {
+      int64_t wide = rows * width * (gated + 1);
+      buffer_t pre = random_buffer(dtype, wide), dact = random_buffer(dtype, rows * width),
+               weight = random_buffer(SLUICE_DTYPE_F32, rows), want_dpre = buffer(dtype, wide),
+               want_w = buffer(dtype, rows * width), want_dw = buffer(SLUICE_DTYPE_F32, rows),
+               got_dpre = copy_of(&want_dpre), got_w = copy_of(&want_w), got_dw = copy_of(&want_dw);
+      ref->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
+                               want_dpre.data, want_w.data, want_dw.data);
+      cuda->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
+                                got_dpre.data, got_w.data, got_dw.data);
+      assert_close(&want_dpre, &got_dpre, 3 * 3 * 3, 1, "dpre");
+      assert_close(&want_w, &got_w, 3 * 3 * 3, 2, "act_w"); /* act is rounded, then its product */
+      /* An activation that fell on the other side of a rounding moves a term of the sum. */
+      double unit = dtype == SLUICE_DTYPE_F64 ? 0x1p-50 : (dtype == SLUICE_DTYPE_F32 ? 0x1p-20 : 0x1p-7);
+      for (int64_t i = 0; i < rows; ++i) {
+        double x = get(SLUICE_DTYPE_F32, want_dw.data, i), y = get(SLUICE_DTYPE_F32, got_dw.data, i);
+        assert_true(same(x, y) || fabs(x - y) <= unit * (double)width * 0.5 + 0x1p-22 * fabs(x));
+      }
+      /* Over its inputs: dpre over pre, act_w over dact. */
+      cuda->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data, pre.data,
+                                dact.data, got_dw.data);
+      assert_same(&got_dpre, &pre, "dpre in place");
+      assert_same(&got_w, &dact, "act_w in place");
+      release(&pre), release(&dact), release(&weight), release(&want_dpre), release(&want_w), release(&want_dw);
+      release(&got_dpre), release(&got_w), release(&got_dw);
+    }
+  }
+}
+static void ActivationBackward_Any_Close(void** state) {
+  (void)state;
+  sweep(backward_case);
+}
+
+static void ActivationBackward_WithoutWeights_LeavesActW(void** state) {
+  (void)state;
+  float pre[4] = {1, -2, 3, 0.5f}, dact[4] = {1, 1, 1, 1}, dpre[4], weight[1] = {2}, dweight[1];
+  cuda->activation_backward(NULL, SLUICE_DTYPE_F32, SLUICE_ACTIVATION_RELU, 0, 1, 4, pre, dact, weight, dpre, NULL,
+                            dweight);
+  assert_true(dweight[0] == 4.5f && dpre[0] == 2 && dpre[1] == 0 && dpre[3] == 2);
+}
+
+/* ---- launching ------------------------------------------------------------------------------------------------- */
+
+static void Launch_Fails_IsReportedByLeaveOnce(void** state) {
+  (void)state;
+  float x[2] = {1, 2}, b[1] = {1};
+  sluice_error_info_t why;
+  sluice_fake_cuda_fail_call(0, 719);
+  cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b); /* the look-up of the kernel fails */
+  cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b); /* nothing is launched after a failure */
+  assert_true(x[0] == 1 && x[1] == 2);
+  assert_int_equal(sluice_cuda_leave(device), SLUICE_E_FOREIGN);
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  assert_int_equal(why.native_code, 719);
+  assert_non_null(strstr(why.message, "sluice_add_bias_f32"));
+  assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
+  cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b);
+  assert_true(x[0] == 2 && x[1] == 3);
+}
+
+static void Launch_OutsideEnter_DoesNothing(void** state) {
+  (void)state;
+  float x[1] = {1}, b[1] = {1};
+  assert_int_equal(sluice_cuda_leave(device), SLUICE_OK);
+  cuda->add_bias(NULL, SLUICE_DTYPE_F32, 1, 1, x, b);
+  assert_true(x[0] == 1);
+  assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
+}
+
+static void Image_OfThisBuild_HasKernelsOrSaysSo(void** state) {
+  (void)state;
+  sluice_cuda_image_t image = sluice_cuda_image();
+  if (image.bytes == 0) {
+    sluice_device_t* none = NULL;
+    sluice_error_info_t why;
+    print_message("built without nvcc: the image is empty\n");
+    assert_int_equal(sluice_cuda_device_create_from(sluice_fake_cuda_driver(), image, 0, &allocator, &none),
+                     SLUICE_E_NOT_FOUND);
+    sluice_error_info_init(&why, sizeof why);
+    sluice_error_last(&why);
+    assert_non_null(strstr(why.message, "without nvcc"));
+    return;
+  }
+  assert_memory_equal(image.data, "\x50\xed\x55\xba", 4); /* what a fatbin begins with */
+  print_message("image of %llu bytes\n", (unsigned long long)image.bytes);
+  assert_in_range(image.bytes, 100000, 4 << 20);
+}
+
+int main(void) {
+#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+  const struct CMUnitTest tests[] = {
+      CASE(GatherRows_AnyDtypeWidthAlignment_SameBits),
+      CASE(MoveRows_MoreRunsThanOneLaunchTakes_SameBits),
+      CASE(CombineRows_DroppedRoutesAndStrides_SameBits),
+      CASE(ScaleRows_InPlace_SameBits),
+      CASE(AddBias_Any_SameBits),
+      CASE(DotRows_Any_SameBits),
+      CASE(SumColumns_Any_SameBits),
+      CASE(ActivationForward_Any_CloseAndPreSameBits),
+      CASE(ActivationBackward_Any_Close),
+      CASE(ActivationBackward_WithoutWeights_LeavesActW),
+      CASE(Launch_Fails_IsReportedByLeaveOnce),
+      CASE(Launch_OutsideEnter_DoesNothing),
+      CASE(Image_OfThisBuild_HasKernelsOrSaysSo),
+  };
+#undef CASE
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

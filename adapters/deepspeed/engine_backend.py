@@ -9,36 +9,12 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.seam import CallExpert, LayerSpec
-from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeLayer
+from sluice.adapters.torch import CallbackExperts, CastingLayer, Context, ContextOptions, EpGroup
 from sluice.config import Options
 from torch import nn
 
 # How many models of this process use the group of these ranks: the last to go closes it.
 _users: dict[tuple[int, ...], int] = {}
-
-
-class _CastingLayer(MoeLayer):
-    """Parameters of another dtype (autocast) are cast inside the pass, in forward and again in backward.
-
-    So autograd keeps the parameters themselves, and no copy of them outlives the call.
-    """
-
-    def _cast(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [tensor.to(self.dtype) for tensor in flat]
-
-    def forward_pass(self, work: Any, tokens: Any, ids: Any, weights: Any, flat: Sequence[torch.Tensor]) -> Any:
-        if self.experts is None:
-            flat = self._cast(flat)
-        return super().forward_pass(work, tokens, ids, weights, flat)
-
-    def backward_pass(
-        self, work: Any, tokens: Any, weights: Any, flat: Sequence[torch.Tensor], *rest: Any
-    ) -> list[torch.Tensor | None]:
-        if self.experts is not None or all(tensor.dtype == self.dtype for tensor in flat):
-            return super().backward_pass(work, tokens, weights, flat, *rest)
-        first, second, *grads = super().backward_pass(work, tokens, weights, self._cast(flat), *rest)
-        back = [None if grad is None else grad.to(tensor.dtype) for grad, tensor in zip(grads, flat)]
-        return [first, second, *back]
 
 
 class EngineRunner:
@@ -63,7 +39,7 @@ class EngineRunner:
             form = spec.form
             if options.policy is not None:
                 common["restore_input"], common["restore_middle"] = options.policy
-            self.layer = _CastingLayer(
+            self.layer = CastingLayer(
                 context,
                 activation=form.activation,
                 gated=form.gated,
@@ -73,7 +49,7 @@ class EngineRunner:
         else:
             local = spec.num_experts // context.ep_group.world_size
             modules = [self._module(index) for index in range(local)]
-            self.layer = _CastingLayer(context, experts=CallbackExperts(modules, self._parameters), **common)
+            self.layer = CastingLayer(context, experts=CallbackExperts(modules, self._parameters), **common)
 
     def run(
         self,

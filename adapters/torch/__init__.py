@@ -4,9 +4,10 @@
 Framework adapters are built on these three; nothing here knows a framework.
 """
 
+from .casting import CastingLayer
 from .context import Context, ContextOptions
 from .experts import CallbackExperts
 from .group import EpGroup
 from .layer import MoeLayer
 
-__all__ = ["CallbackExperts", "Context", "ContextOptions", "EpGroup", "MoeLayer"]
+__all__ = ["CallbackExperts", "CastingLayer", "Context", "ContextOptions", "EpGroup", "MoeLayer"]

@@ -1,0 +1,37 @@
+"""Parameters of another dtype than the layer's (autocast) are cast within a pass, in forward and again in backward.
+
+So autograd keeps the parameters themselves, and no copy of them outlives the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .layer import MoeLayer
+
+
+class CastingLayer(MoeLayer):
+    """A layer that takes parameters of any floating dtype; their gradients come back in it."""
+
+    def _cast(self, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self.experts is not None or all(tensor.dtype == self.dtype for tensor in flat):
+            return flat
+        return [tensor.to(self.dtype) for tensor in flat]
+
+    def forward_pass(self, work: Any, tokens: Any, ids: Any, weights: Any, flat: Sequence[torch.Tensor]) -> Any:
+        """See MoeLayer."""
+        return super().forward_pass(work, tokens, ids, weights, self._cast(flat))
+
+    def backward_pass(
+        self, work: Any, tokens: Any, weights: Any, flat: Sequence[torch.Tensor], *rest: Any
+    ) -> list[torch.Tensor | None]:
+        """See MoeLayer."""
+        cast = self._cast(flat)
+        grads = super().backward_pass(work, tokens, weights, cast, *rest)
+        if cast is flat:
+            return grads
+        back = [None if grad is None else grad.to(tensor.dtype) for grad, tensor in zip(grads[2:], flat)]
+        return [*grads[:2], *back]

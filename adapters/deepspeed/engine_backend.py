@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.seam import CallExpert, LayerSpec
-from sluice.adapters.torch import CallbackExperts, CastingLayer, Context, ContextOptions, EpGroup
+from sluice.adapters.torch import CallbackExperts, CastingLayer, Context, ContextOptions, EpGroup, layer_options
 from sluice.config import Options
 from torch import nn
 
@@ -31,14 +31,10 @@ class EngineRunner:
             "hidden_width": spec.hidden_width,
             "dtype": spec.dtype,
             "layer_id": spec.layer_id,
-            "num_chunks": options.chunks or (1 if spec.one_chunk else 0),
+            **layer_options(options, spec.form is not None, 1 if spec.one_chunk else 0),
         }
-        if options.wgrad_mode is not None:
-            common["wgrad_mode"] = options.wgrad_mode
         if spec.form is not None:
             form = spec.form
-            if options.policy is not None:
-                common["restore_input"], common["restore_middle"] = options.policy
             self.layer = CastingLayer(
                 context,
                 activation=form.activation,

@@ -9,5 +9,16 @@ from .context import Context, ContextOptions
 from .experts import CallbackExperts
 from .group import EpGroup
 from .layer import MoeLayer
+from .options import layer_options
+from .stacked import StackedLayer
 
-__all__ = ["CallbackExperts", "CastingLayer", "Context", "ContextOptions", "EpGroup", "MoeLayer"]
+__all__ = [
+    "CallbackExperts",
+    "CastingLayer",
+    "Context",
+    "ContextOptions",
+    "EpGroup",
+    "MoeLayer",
+    "StackedLayer",
+    "layer_options",
+]

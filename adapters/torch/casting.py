@@ -5,6 +5,7 @@ So autograd keeps the parameters themselves, and no copy of them outlives the ca
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,12 @@ from .layer import MoeLayer
 class CastingLayer(MoeLayer):
     """A layer that takes parameters of any floating dtype; their gradients come back in it."""
 
+    def __init__(self, *args: Any, **config: Any) -> None:
+        super().__init__(*args, **config)
+        # Alone in its group, a layer may be called from several threads: they wait for each other instead of getting
+        # BUSY. Among ranks the order of calls would be left to chance.
+        self._turn: Any = contextlib.nullcontext() if self._collective else self.context.lock
+
     def _cast(self, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self.experts is not None or all(tensor.dtype == self.dtype for tensor in flat):
             return flat
@@ -23,14 +30,16 @@ class CastingLayer(MoeLayer):
 
     def forward_pass(self, work: Any, tokens: Any, ids: Any, weights: Any, flat: Sequence[torch.Tensor]) -> Any:
         """See MoeLayer."""
-        return super().forward_pass(work, tokens, ids, weights, self._cast(flat))
+        with self._turn:
+            return super().forward_pass(work, tokens, ids, weights, self._cast(flat))
 
     def backward_pass(
         self, work: Any, tokens: Any, weights: Any, flat: Sequence[torch.Tensor], *rest: Any
     ) -> list[torch.Tensor | None]:
         """See MoeLayer."""
         cast = self._cast(flat)
-        grads = super().backward_pass(work, tokens, weights, cast, *rest)
+        with self._turn:
+            grads = super().backward_pass(work, tokens, weights, cast, *rest)
         if cast is flat:
             return grads
         back = [None if grad is None else grad.to(tensor.dtype) for grad, tensor in zip(grads[2:], flat)]

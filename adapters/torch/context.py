@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,7 @@ class Context:
         library.check(library.lib.sluice_context_create(config, comm, out))
         self._handle = out[0]
         self._generation = generation()
+        self.lock = threading.RLock()  # see CastingLayer
         self.calls = 0  # passes running now, in whichever thread
         self._layers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._finalizer = weakref.finalize(

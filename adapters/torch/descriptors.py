@@ -70,6 +70,19 @@ class Descriptors:
                 forms[index] = form
             words[index * pitch] = tensor.data_ptr()
 
+    def fill_stack(self, first: int, stack: torch.Tensor, name: str) -> None:
+        """Describes stack[0], stack[1], ... at `first` onwards."""
+        words, pitch, forms, count = self._words, self._pitch, self._forms, stack.shape[0]
+        form = (stack.dtype, stack.shape[1:], stack.stride()[1:])
+        if not stack.is_cpu or any(form != forms[index] for index in range(first, first + count)):
+            for index in range(count):
+                self._describe(first + index, stack[index], f"{name} of local expert {index}")
+                forms[first + index] = form
+        address, step = stack.data_ptr(), stack.stride(0) * stack.element_size()
+        for place in range(first * pitch, (first + count) * pitch, pitch):
+            words[place] = address
+            address += step
+
     def _describe(self, index: int, tensor: torch.Tensor, name: str) -> None:
         if not tensor.is_cpu:
             raise InvalidArgument(f"{name} is on {tensor.device}: this library computes on the CPU")

@@ -64,6 +64,7 @@ class _Frame:
         self.callbacks = ffi.new("sluice_expert_callbacks_t *")
         self.callbacks.struct_size = ffi.sizeof(self.callbacks[0])
         self.run_handle: Any = None  # keeps the callbacks' `user` alive
+        self.stack_key: Any = None  # what `params` describes, of a layer with stacked parameters
 
     @staticmethod
     def _members(layer: MoeLayer) -> tuple[Descriptors, Any]:

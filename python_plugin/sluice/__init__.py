@@ -5,25 +5,36 @@ Importing this package imports neither torch nor a host framework: every process
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from sluice import trace
+from sluice import autoload, trace
+from sluice.settings import configure
 
 try:
     from sluice._version import __version__
 except ImportError:  # the source tree itself: only the packaging knows the version
     __version__ = "0+source"
 
-__all__ = ["__version__", "stats", "trace"]
+__all__ = ["__version__", "configure", "stats", "trace"]
+
+# A process that imports Sluice needs no entry point: the names are in transformers' registries from here on.
+autoload.load()
 
 
 def stats(layer: Any) -> dict[str, Any]:
-    """Numbers of a swapped layer (or of a host module around it): memory, bytes sent, lane times, what computes.
+    """Numbers of a swapped layer, of a host module around it, or of a transformers experts module that Sluice has run:
+    memory, bytes sent, lane times, what computes.
 
     Layers with the same ranks share one context, and with it these numbers.
     """
     inner = getattr(layer, "deepspeed_moe", layer)
     state = getattr(inner, "_sluice", None)
+    experts = sys.modules.get("sluice.adapters.transformers.experts")
+    if state is None and experts is not None:
+        found = experts.stats(layer)
+        if found is not None:
+            return dict(found)
     if state is None:
         raise ValueError(f"{type(layer).__name__} does not run on Sluice: no banner, no Sluice")
     return dict(state.stats())

@@ -2,7 +2,8 @@
 
 It must import nothing heavy, never import a host, and never raise: an exception here would make `import torch` fail.
 So it only leaves a note with the import system: when `deepspeed.runtime.engine` has been imported, wrap one method of
-it. Whether anything is swapped is decided there, by the config of each engine.
+it; when transformers' registries have been imported, put a name into them. Whether anything is swapped is decided
+there, by the config of each engine or model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from types import ModuleType
 from typing import Any
 
 # Host module -> module of ours with `install(host_module)`.
-TARGETS = {"deepspeed.runtime.engine": "sluice.adapters.deepspeed.hook"}
+TARGETS = {
+    "deepspeed.runtime.engine": "sluice.adapters.deepspeed.hook",
+    "transformers.integrations.moe": "sluice.adapters.transformers.hook",
+}
 
 # What went wrong while loading; `sluice doctor` shows it.
 problems: list[str] = []

@@ -63,6 +63,7 @@ def examine() -> list[Finding]:
         ("loader", _loader),
         ("switch", _switch),
         ("deepspeed", _deepspeed),
+        ("transformers", _transformers),
     )
     findings: list[Finding] = []
     for name, check in checks:
@@ -230,3 +231,22 @@ def _deepspeed() -> Iterator[Finding]:
         yield Finding("hook", OK, f"DeepSpeedEngine.{hook.METHOD} is wrapped")
     else:
         yield Finding("hook", NOTE, "not loaded in this process", "start scripts with `python -m sluice.run train.py`")
+
+
+def _transformers() -> Iterator[Finding]:
+    version = _version("transformers")
+    if version is None:
+        yield Finding("transformers", NOTE, "not installed", "pip install transformers, to use it with Sluice")
+        return
+    from transformers.integrations import moe
+
+    import sluice.autoload  # noqa: F401  (its hook sees the import below)
+
+    if not hasattr(moe, "ExpertsInterface"):
+        yield Finding(
+            "transformers", BAD, f"{version} has no registry of experts", "use transformers 5.23, or do without it"
+        )
+    elif "sluice" in moe.ALL_EXPERTS_FUNCTIONS:
+        yield Finding("transformers", OK, f'{version}: experts_implementation="sluice" is registered')
+    else:
+        yield Finding("transformers", NOTE, f"{version}: not registered in this process", "import sluice in the script")

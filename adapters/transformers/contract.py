@@ -1,0 +1,174 @@
+"""What an experts module of transformers is: its tensors, their layout, and whether C may compute it.
+
+The decorator of transformers sets flags on a module; sizes are taken from the tensors, because modules name them
+differently and expert parallelism changes them. Nothing is read from class names or from the identity of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sluice.adapters.transformers import gates
+from sluice.errors import InvalidArgument, Unsupported
+
+_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
+# Numbers that a gate may read; when one changes, the module is looked at again.
+_NUMBERS = ("limit", "alpha", "swiglu_limit", "swiglu_alpha")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OTHERWISE = 'or set experts_implementation="eager" for this model'
+
+
+@dataclass(frozen=True)
+class Contract:
+    """How to call a module's experts.
+
+    activation  the library's name for what the gate does, None: the module's own functions are called
+    reason      why they are
+    """
+
+    names: tuple[str, ...]  # of the stacked tensors: up, down and their biases
+    gated: bool
+    bias: bool
+    transposed: bool
+    interleaved: bool
+    activation: str | None
+    reason: str = ""
+
+    @property
+    def fused(self) -> bool:
+        """Whether the library computes the experts."""
+        return self.activation is not None
+
+    def widths(self, tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+        """(model width, hidden width)"""
+        down = tensors[1].shape
+        return (down[2], down[1]) if self.transposed else (down[1], down[2])
+
+    def views(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The library's members in the stacked tensors: w1, w3, w2, b1, b3, b2, as far as there are."""
+        up, down, *biases = tensors
+        if self.transposed:
+            up, down = up.transpose(1, 2), down.transpose(1, 2)
+        views = [*self._halves(up), down]
+        if self.bias:
+            views += [*self._halves(biases[0]), biases[1]]
+        return views
+
+    def _halves(self, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(up.chunk(2, 1)) if self.gated else (up,)
+
+
+def signature(module: Any) -> tuple[Any, ...]:
+    """Differs when a contract that was read before is out of date. Cheap: asked before every call."""
+    state = module.__dict__
+    act = state["_modules"].get("act_fn", state.get("act_fn"))
+    hooked = bool(getattr(act, "_forward_hooks", None) or getattr(act, "_forward_pre_hooks", None))
+    return (
+        act,
+        hooked,
+        type(module).__dict__.get("_apply_gate"),
+        state.get("_apply_gate"),
+        *[state.get(name) for name in _FLAGS],
+        *[state.get(name) for name in _NUMBERS],
+    )
+
+
+def read(module: Any) -> Contract:
+    """The contract of a module, or an error that names class, attribute and remedy."""
+    name = type(module).__name__
+    for flag in _FLAGS:
+        if not isinstance(getattr(module, flag, None), bool):
+            raise Unsupported(
+                f"{name}.{flag} is {getattr(module, flag, 'absent')}: Sluice runs experts that transformers' "
+                f"use_experts_implementation decorates, as 5.23 does; use such a class, {OTHERWISE}"
+            )
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    names = (up, "down_proj", f"{up}_bias", "down_proj_bias") if module.has_bias else (up, "down_proj")
+    for attribute in names:
+        if not isinstance(getattr(module, attribute, None), torch.Tensor):
+            raise Unsupported(
+                f"{name}.{attribute} is {_kind(getattr(module, attribute, None))}, not a tensor stacked over experts: "
+                f"load the model in float32, bfloat16 or float16, {OTHERWISE}"
+            )
+    activation, reason = _activation(module)
+    return Contract(
+        names=names,
+        gated=module.has_gate,
+        bias=module.has_bias,
+        transposed=module.is_transposed,
+        interleaved=module.has_gate and not module.is_concatenated,
+        activation=activation,
+        reason=reason,
+    )
+
+
+def _activation(module: Any) -> tuple[str | None, str]:
+    if module.has_post_expert_norm:
+        return None, "it normalises each expert's output"
+    if signature(module)[1]:
+        return None, "its act_fn has hooks"
+    act = getattr(module, "act_fn", None)
+    if isinstance(act, torch.nn.Module) and next(act.parameters(), None) is not None:
+        return None, "its act_fn has parameters"
+    if module.has_gate and not module.is_concatenated:
+        return None, "its gate and up projections alternate"
+    try:
+        found = gates.find(module)
+    except Exception as error:  # any class may stand here
+        return None, f"its gate does not take plain rows ({type(error).__name__}: {error})"
+    return found, "" if found else "its gate is none that the library knows"
+
+
+def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tensor]) -> None:
+    """Shapes, dtypes and devices; asked when one of them has changed."""
+    name = type(module).__name__
+    for attribute, tensor in zip(contract.names, tensors):
+        where = f"{name}.{attribute}"
+        if not tensor.is_cpu or tensor.layout is not torch.strided:
+            raise Unsupported(
+                f"{where} is a {tensor.layout} tensor on {tensor.device}; this Sluice computes on strided tensors on "
+                f"the CPU: move the model, {OTHERWISE}"
+            )
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise Unsupported(
+                f"{where} is a {_kind(tensor)}; Sluice reads plain tensors: "
+                f"unwrap it (under expert parallelism transformers does), {OTHERWISE}"
+            )
+        if tensor.dtype not in DTYPES:
+            raise Unsupported(
+                f"{where} is {tensor.dtype}; Sluice computes in float32, bfloat16 and float16: "
+                f"load the model with dtype=torch.float32, {OTHERWISE}"
+            )
+        if tensor.dtype != tensors[0].dtype:
+            raise Unsupported(
+                f"{where} is {tensor.dtype} and {contract.names[0]} {tensors[0].dtype}: cast one, {OTHERWISE}"
+            )
+    model, hidden = contract.widths(tensors)
+    count, factor = tensors[0].shape[0], 2 if contract.gated else 1
+    wanted = [
+        (count, model, factor * hidden) if contract.transposed else (count, factor * hidden, model),
+        (count, hidden, model) if contract.transposed else (count, model, hidden),
+        (count, factor * hidden),
+        (count, model),
+    ]
+    for attribute, tensor, shape in zip(contract.names, tensors, wanted):
+        if tuple(tensor.shape) != shape:
+            raise InvalidArgument(
+                f"{name}.{attribute} has shape {list(tensor.shape)}; with is_transposed={contract.transposed} and "
+                f"down_proj {list(tensors[1].shape)} it must be {list(shape)}: correct the layout, {OTHERWISE}"
+            )
+    if contract.gated and not contract.interleaved and not _are_matrices(contract, tensors):
+        raise InvalidArgument(
+            f"{name}: a matrix of {' or '.join(contract.names[:2])} has no unit stride: make it contiguous, {OTHERWISE}"
+        )
+
+
+def _are_matrices(contract: Contract, tensors: Sequence[torch.Tensor]) -> bool:
+    return all(1 in tensor.stride()[1:] for tensor in tensors[:2])
+
+
+def _kind(value: Any) -> str:
+    return "absent" if value is None else type(value).__name__

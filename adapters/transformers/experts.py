@@ -1,0 +1,200 @@
+"""`experts_implementation="sluice"`: one call of an experts module, from its tensors to the library and back."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from typing import Any
+
+import sluice
+import torch
+from sluice import settings, trace
+from sluice.adapters.torch import Context, ContextOptions, MoeLayer, StackedLayer, layer_options
+from sluice.adapters.transformers import contract as contracts
+from sluice.adapters.transformers.host_experts import HostExperts
+from sluice.config import Options
+from sluice.errors import InvalidArgument, Unsupported
+
+
+def forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> torch.Tensor:
+    """See hook.sluice_experts_forward."""
+    if torch.compiler.is_compiling():
+        return _outside_the_graph()(self, hidden_states, top_k_index, top_k_weights)
+    state = _states.get(self)
+    if state is None:
+        state = _states[self] = ExpertsState(len(_states))
+    return state.call(self, hidden_states, top_k_index, top_k_weights)
+
+
+@functools.cache
+def _outside_the_graph() -> Any:
+    """Only where torch.compile is in use: importing it takes seconds."""
+    return torch.compiler.disable(forward, reason="Sluice's experts are a call into a C library: a graph break")
+
+
+# By module and not in it: copies, pickles and saved models stay the host's own.
+_states: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
+_contexts: dict[tuple[Any, ...], Context] = {}
+_announced: set[str] = set()
+
+
+def context_of(options: Options) -> Context:
+    """The one context of this process for layers without other ranks: they share its slots."""
+    key = (options.gemm, options.gemm_library)
+    found = _contexts.get(key)
+    if found is None or not found.alive:
+        found = _contexts[key] = Context(None, ContextOptions(options.gemm or "auto", options.gemm_library))
+        trace.register(found)
+    return found
+
+
+class ExpertsState:
+    """The engine layers of one experts module, by what they depend on."""
+
+    def __init__(self, layer_id: int) -> None:
+        self._layer_id = layer_id
+        self._signature: tuple[Any, ...] | None = None
+        self._version = -1
+        self._contract: contracts.Contract | None = None
+        self._options: Options | None = None
+        self._layers: dict[tuple[Any, ...], MoeLayer] = {}
+
+    def call(self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The module's experts on these rows."""
+        if self._version != settings.version or self._signature != contracts.signature(module):
+            self._look(module)
+        if self._options is None:
+            from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+            return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden, ids, weights)
+        contract = self._contract
+        tensors = [getattr(module, name) for name in contract.names]
+        dtype = self._dtype(contract, hidden, tensors)
+        key = (
+            dtype,
+            ids.shape[-1],
+            hidden.device,
+            *[(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors],
+        )
+        layer = self._layers.get(key)
+        if layer is None or not layer.context.alive:
+            layer = self._layers[key] = self._make(module, hidden, ids, weights, tensors, dtype)
+        count = tensors[0].shape[0]
+        tokens = hidden if hidden.dtype == dtype else hidden.to(dtype)
+        route = weights if weights.dtype == torch.float32 else weights.float()
+        # Expert parallelism marks the routes to other ranks with the number of local experts.
+        kept = ids.masked_fill(ids == count, -1)
+        with layer.context.lock:
+            if layer.experts is None:
+                out = layer(tokens, kept, route, tensors)
+            else:
+                layer.experts.bind(module, tensors)
+                try:
+                    out = layer(tokens, kept, route)
+                finally:
+                    layer.experts.bind(None, None)
+        return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
+
+    def stats(self) -> dict[str, Any]:
+        """For `sluice.stats`."""
+        contract = self._contract
+        found = {
+            "layer_id": self._layer_id,
+            "computed_by": self._computed_by(),
+            "why_not_fused": "" if contract is None else contract.reason,
+        }
+        for layer in self._layers.values():
+            found.update(layer.context.stats())
+        return found
+
+    def _computed_by(self) -> str:
+        if self._options is None:
+            return "transformers"
+        return "sluice" if self._contract is not None and self._contract.fused else "the module's own functions"
+
+    def _look(self, module: Any) -> None:
+        """Reads the module and the options anew."""
+        self._layers.clear()
+        self._options = settings.effective(getattr(getattr(module, "config", None), "sluice", None))
+        self._contract = contracts.read(module)
+        self._signature = contracts.signature(module)
+        self._version = settings.version
+        announce(module, self._contract, self._options)
+
+    def _dtype(self, contract: contracts.Contract, hidden: torch.Tensor, tensors: list[torch.Tensor]) -> torch.dtype:
+        """Fused experts run as Linears would: in autocast's dtype if it is on, else in that of the weights."""
+        if not contract.fused:
+            return hidden.dtype
+        return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else tensors[0].dtype
+
+    def _make(
+        self, module: Any, hidden: Any, ids: Any, weights: Any, tensors: list[Any], dtype: torch.dtype
+    ) -> MoeLayer:
+        contract, name = self._contract, type(module).__name__
+        contracts.check_tensors(module, contract, tensors)
+        model, width = contract.widths(tensors)
+        _check_rows(name, model, hidden, ids, weights)
+        if dtype not in contracts.DTYPES:
+            raise Unsupported(
+                f"{name}: hidden_states is {dtype}; Sluice computes in float32, bfloat16 and float16: "
+                f"cast the model, {contracts.OTHERWISE}"
+            )
+        common: dict[str, Any] = {
+            "model_width": model,
+            "num_experts": tensors[0].shape[0],
+            "top_k": ids.shape[1],
+            "dtype": dtype,
+            "layer_id": self._layer_id,
+            **layer_options(self._options, contract.fused),
+        }
+        context = context_of(self._options)
+        if not contract.fused:
+            return MoeLayer(context, experts=HostExperts(contract, tensors[0].shape[0]), **common)
+        return StackedLayer(
+            context,
+            views=contract.views,
+            hidden_width=width,
+            activation=contract.activation,
+            gated=contract.gated,
+            bias=contract.bias,
+            **common,
+        )
+
+
+def _check_rows(name: str, model: int, hidden: Any, ids: Any, weights: Any) -> None:
+    if hidden.dim() != 2 or hidden.shape[1] != model:
+        raise InvalidArgument(f"{name}: hidden_states has shape {list(hidden.shape)}, not [tokens, {model}]")
+    if ids.shape != weights.shape or ids.dim() != 2:
+        raise InvalidArgument(
+            f"{name}: top_k_index has shape {list(ids.shape)} and top_k_weights {list(weights.shape)}: both must be "
+            "[tokens, k]"
+        )
+    for what, tensor in (("hidden_states", hidden), ("top_k_index", ids), ("top_k_weights", weights)):
+        if not tensor.is_cpu:
+            raise Unsupported(
+                f"{name}: {what} is on {tensor.device} and the experts are on the CPU: move one, {contracts.OTHERWISE}"
+            )
+
+
+def announce(module: Any, contract: contracts.Contract, options: Options | None) -> None:
+    """A line for each kind of experts, once per process, on rank 0: no banner, no Sluice."""
+    if options is None:
+        text = f"{type(module).__name__}: off (SLUICE=0 or enabled=False): transformers' grouped_mm computes"
+    elif contract.fused:
+        kind = "gated " if contract.gated else ""
+        text = f"{type(module).__name__} runs on Sluice, fused in C: {kind}{contract.activation}"
+    else:
+        text = f"{type(module).__name__} runs on Sluice with its own functions: {contract.reason}"
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if text in _announced or (distributed and torch.distributed.get_rank() != 0):
+        return
+    _announced.add(text)
+    chunks = "adaptive" if options is None or options.chunks is None else options.chunks
+    print(f"[sluice {sluice.__version__}] {text} | chunks {chunks} | pid {os.getpid()}", flush=True)
+
+
+def stats(module: Any) -> dict[str, Any] | None:
+    """Numbers of an experts module; None: Sluice has not run it."""
+    state = _states.get(module)
+    return None if state is None else state.stats()

@@ -1,0 +1,31 @@
+"""Where transformers meets Sluice: one entry in its registry of experts.
+
+Registering costs nothing: what computes is imported with the first call.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+NAME = "sluice"
+
+
+def sluice_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    """transformers' contract: tokens [T, M], local expert ids [T, K] (num_experts: not here), weights [T, K]."""
+    from sluice.adapters.transformers import experts
+
+    return experts.forward(self, hidden_states, top_k_index, top_k_weights)
+
+
+def install(module: ModuleType) -> None:
+    """Registers. Raises if this transformers has no such registry; the loader reports that."""
+    interface = getattr(module, "ExpertsInterface", None)
+    if interface is None:
+        raise RuntimeError("this transformers has no ExpertsInterface: experts_implementation='sluice' needs 5.23")
+    interface.register(NAME, sluice_experts_forward)
+
+
+def uninstall(module: ModuleType) -> None:
+    """Takes the name out again."""
+    module.ExpertsInterface._global_mapping.pop(NAME, None)

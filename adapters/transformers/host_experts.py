@@ -1,0 +1,53 @@
+"""Experts that the library cannot compute: the module's own functions, called on the rows of one expert at a time.
+
+Stacked parameters are unbound once per call, so that autograd stacks all gradients of a tensor in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sluice.adapters.torch import CallbackExperts
+from sluice.adapters.transformers.contract import Contract
+from torch.nn import functional as F
+
+
+class HostExperts(CallbackExperts):
+    """The experts of the module of the current call; `bind` says which that is."""
+
+    def __init__(self, contract: Contract, count: int) -> None:
+        super().__init__([self._expert(index) for index in range(count)], self._by_expert)
+        self._contract = contract
+        self._module: Any = None
+        self._own: list[tuple[torch.Tensor, ...]] = []
+        self._shared: list[torch.Tensor] = []
+
+    def bind(self, module: Any, tensors: list[torch.Tensor] | None) -> None:
+        """The module and its stacked tensors for the calls that follow; (None, None) lets go of them."""
+        self._module = module
+        self._own = [] if tensors is None else list(zip(*(tensor.unbind(0) for tensor in tensors)))
+        self._shared = (
+            [] if module is None else [parameter for child in module.children() for parameter in child.parameters()]
+        )
+
+    def _by_expert(self) -> list[list[torch.Tensor]]:
+        return [[*own, *self._shared] for own in self._own]
+
+    def _expert(self, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def call(rows: torch.Tensor) -> torch.Tensor:
+            module, own = self._module, self._own[index]
+            up, down, *biases = own
+            middle = self._linear(rows.to(up.dtype), up, biases[0] if biases else None)
+            middle = module._apply_gate(middle) if self._contract.gated else module.act_fn(middle)
+            out = self._linear(middle, down, biases[1] if biases else None)
+            return module.post_expert_norm(out) if module.has_post_expert_norm else out
+
+        return call
+
+    def _linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if not self._contract.transposed:
+            return F.linear(rows, weight, bias)
+        out = rows @ weight
+        return out if bias is None else out + bias

@@ -1,0 +1,260 @@
+"""`experts_implementation="sluice"` against transformers' eager loop in f64: families, sizes, dtypes, training."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import sluice
+import tf_compare
+import tf_families
+import torch
+from tf_compare import check, rows
+from torch.utils.checkpoint import checkpoint
+
+MODEL, HIDDEN = 37, 29  # no multiple of 16 bytes in any dtype
+
+# One class of each contract; the others are copies of these, and all of them run under --full.
+EVERYDAY = {
+    "mixtral": "sluice",
+    "qwen3_moe": "sluice",
+    "deepseek_v3": "sluice",
+    "gemma4": "sluice",
+    "aria": "sluice",
+    "beam": "sluice",
+    "gpt_oss": "the module's own functions",
+    "openai_privacy_filter": "the module's own functions",
+    "nemotron_h": "the module's own functions",
+    "minimax_m3_vl": "the module's own functions",
+    "deepseek_v4": "the module's own functions",
+    "inkling2": "the module's own functions",
+    "muse_spark": "the module's own functions",
+}
+CLASS_OF = dict(tf_families.classes())
+
+
+def make(kind: str = "mixtral", experts: int = 6, model: int = MODEL, hidden: int = HIDDEN) -> torch.nn.Module:
+    return tf_families.make(kind, CLASS_OF[kind], model, hidden, experts)
+
+
+@pytest.mark.parametrize("kind", EVERYDAY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_Family_EachContract_AsEager(kind: str, dtype: torch.dtype) -> None:
+    module = make(kind)
+    check(module, rows(MODEL, 6, 23, 2), dtype)
+    assert sluice.stats(module)["computed_by"] == EVERYDAY[kind]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "name"), tf_families.classes())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_Family_EveryClass_AsEager(kind: str, name: str, dtype: torch.dtype) -> None:
+    module = tf_families.make(kind, name, MODEL, HIDDEN, 5)
+    for tokens, top_k in ((0, 2), (1, 1), (40, 3)):
+        check(module, rows(MODEL, 5, tokens, top_k, hot=True), dtype)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 64, 256, 1024])
+@pytest.mark.parametrize("top_k", [1, 8])
+def test_Sizes_TokensAndTopK_AsEager(tokens: int, top_k: int) -> None:
+    check(make(experts=16), rows(MODEL, 16, tokens, top_k))
+
+
+@pytest.mark.parametrize(("experts", "model", "hidden"), [(4, 1, 1), (64, 3, 5), (33, 128, 65), (8, 64, 256)])
+def test_Sizes_ExpertsAndWidths_AsEager(experts: int, model: int, hidden: int) -> None:
+    check(make(experts=experts, model=model, hidden=hidden), rows(model, experts, 50, 3))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "muse_spark"])
+def test_Routes_HotAndRepeatedExpert_AsEager(kind: str) -> None:
+    check(make(kind), rows(MODEL, 6, 60, 4, hot=True))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "muse_spark"])
+def test_Routes_Sentinel_AddsNothing(kind: str) -> None:
+    given = rows(MODEL, 6, 30, 3)
+    given.ids[::2, 1] = 6
+    given.weights[::2, 1] = 0.0
+    given.ids[4] = 6  # nothing of this token is here
+    given.weights[4] = 0.0
+    check(make(kind), given)
+    given.ids[:] = 6
+    given.weights[:] = 0.0
+    check(make(kind), given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_Dtypes_16Bit_WithinTheirRounding(dtype: torch.dtype, tokens: int) -> None:
+    check(make(), rows(MODEL, 6, tokens, 2), dtype)
+
+
+def test_RouteWeights_InTheModelsDtype_GetTheirGradient() -> None:
+    module, given = make(), rows(MODEL, 6, 20, 2)
+    weights = given.weights.bfloat16().requires_grad_()
+    module(given.tokens, given.ids, weights).backward(given.grad)
+    wanted = given.weights.bfloat16().float().requires_grad_()
+    module(given.tokens, given.ids, wanted).backward(given.grad)
+    assert weights.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(weights.grad.float(), wanted.grad, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "muse_spark"])
+def test_Autocast_Bf16_AsEagerUnderAutocast(kind: str) -> None:
+    module, given = make(kind), rows(MODEL, 6, 40, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = tf_compare.run(module, given, torch.float32)
+        with tf_compare.implementation(module, "eager"):
+            stock = tf_compare.run(module, given, torch.float32)
+    wanted = tf_compare.reference(module, given, torch.float32)
+    for name, gap in found.gaps(wanted).items():
+        assert found.values[name].dtype == stock.values[name].dtype == torch.float32, name
+        assert gap <= max(2 * stock.gaps(wanted)[name], 1e-2), (name, gap)
+    assert found.gaps(wanted)["output"] > 1e-4, "computed in f32"
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("kind", ["mixtral", "muse_spark"])
+def test_Checkpointing_BothKinds_AsEager(kind: str, reentrant: bool) -> None:
+    module = make(kind)
+    check(module, rows(MODEL, 6, 30, 2), call=lambda *inputs: checkpoint(module, *inputs, use_reentrant=reentrant))
+
+
+def test_NoGrad_AndInferenceMode_SameBitsAsTraining() -> None:
+    module, given = make(), rows(MODEL, 6, 12, 2)
+    wanted = module(given.tokens, given.ids, given.weights).detach()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = module(given.tokens, given.ids, given.weights)
+        assert not found.requires_grad
+        assert torch.equal(found, wanted)
+
+
+def test_TwoRuns_SameBits() -> None:
+    module, given = make(), rows(MODEL, 6, 200, 2)
+    first, second = (tf_compare.run(module, given, torch.float32) for _ in range(2))
+    for name, value in first.values.items():
+        assert torch.equal(value, second.values[name]), name
+
+
+def test_Frozen_ParametersOrRouter_OthersKeepTheirGradients() -> None:
+    module, given = make(), rows(MODEL, 6, 20, 2)
+    wanted = tf_compare.reference(module, given, torch.float32)
+    module.down_proj.requires_grad_(False)
+    found = tf_compare.run(module, given, torch.float32)
+    assert module.down_proj.grad is None
+    del wanted.values["down_proj"], found.values["down_proj"]
+    assert max(found.gaps(wanted).values()) < 2e-5
+    out = module(given.tokens, given.ids, given.weights)
+    out.backward(given.grad)
+    assert given.weights.grad is None
+
+
+def test_Accumulation_TwoBackwards_AddUp() -> None:
+    module, given = make(), rows(MODEL, 6, 20, 2)
+    for _ in range(2):
+        module(given.tokens, given.ids, given.weights).backward(given.grad)
+    wanted = tf_compare.reference(module, given, torch.float32).values
+    for name in ("gate_up_proj", "down_proj"):
+        torch.testing.assert_close(getattr(module, name).grad.double(), 2 * wanted[name], rtol=1e-4, atol=1e-4)
+
+
+def test_Parameters_MovedOrReplaced_AreReadAnew() -> None:
+    module, given = make(), rows(MODEL, 6, 20, 2)
+    check(module, given)
+    module.gate_up_proj.data = module.gate_up_proj.data.clone() * 1.5
+    check(module, given)
+    with torch.no_grad():
+        module.down_proj.mul_(2)
+    check(module, given)
+    module.down_proj = torch.nn.Parameter(torch.randn_like(module.down_proj))
+    check(module, given)
+    module.gate_up_proj = torch.nn.Parameter(module.gate_up_proj.detach().transpose(1, 2).contiguous().transpose(1, 2))
+    check(module, given)
+
+
+def test_Activation_ChangedLater_IsReadAnew() -> None:
+    module, given = make(), rows(MODEL, 6, 20, 2)
+    check(module, given)
+    module.act_fn = torch.nn.Softplus()
+    check(module, given)
+    assert sluice.stats(module)["computed_by"] != "sluice"
+    module.act_fn = torch.nn.GELU()
+    check(module, given)
+    assert sluice.stats(module)["computed_by"] == "sluice"
+
+
+def test_Gate_OfNobodysKnowledge_IsCalledAndNotGuessed() -> None:
+    module, given = make(), rows(MODEL, 6, 20, 2)
+
+    def late_clamp(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return torch.nn.functional.silu(gate.clamp(max=0.75)) * up
+
+    module._apply_gate = late_clamp
+    with tf_compare.implementation(module, "grouped_mm"):
+        stock = tf_compare.run(make_aligned(late_clamp), rows(64, 6, 20, 2), torch.float32)
+    found = tf_compare.run(make_aligned(late_clamp, "sluice"), rows(64, 6, 20, 2), torch.float32)
+    assert max(found.gaps(stock).values()) < 2e-5
+    module(given.tokens, given.ids, given.weights)
+    assert sluice.stats(module)["computed_by"] != "sluice"
+
+
+def make_aligned(gate: object, name: str = "grouped_mm") -> torch.nn.Module:
+    module = make(model=64, hidden=32)
+    module._apply_gate = gate
+    module.config._experts_implementation = name
+    return module
+
+
+def test_Threads_TwoAtOnce_WaitForEachOther() -> None:
+    module, given = make(), rows(MODEL, 6, 100, 2)
+    wanted = module(given.tokens, given.ids, given.weights).detach()
+    wrong: list[object] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                out = module(given.tokens, given.ids, given.weights)
+                out.backward(given.grad)
+                if not torch.equal(out, wanted):
+                    wrong.append("other bits")
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# What a wrong adapter would do. The comparison must see each of them.
+DEFECTS = ["router gradient dropped", "bias of the next expert", "stale weights", "sentinel taken for an expert"]
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_PlantedDefect_IsCaught(defect: str) -> None:
+    module, given = make("gpt_oss" if "bias" in defect else "mixtral"), rows(MODEL, 6, 30, 2)
+    old = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+    def broken(tokens: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if defect == "router gradient dropped":
+            return module(tokens, ids, weights.detach() + 0 * weights)
+        if defect == "bias of the next expert":
+            out = module(tokens, ids, weights)
+            shift = (module.down_proj_bias.roll(1, 0) - module.down_proj_bias)[ids]
+            return out + (shift * weights.unsqueeze(-1)).sum(1)
+        if defect == "stale weights":
+            return torch.func.functional_call(module, old, (tokens, ids, weights))
+        return module(tokens, ids.masked_fill(ids == 6, 0), weights + (ids == 6))
+
+    if "stale" in defect:
+        with torch.no_grad():
+            module.gate_up_proj.mul_(1.01)
+    if "sentinel" in defect:
+        given.ids[3, 1], given.weights[3, 1] = 6, 0.0
+    check(module, given)
+    with pytest.raises(AssertionError, match="is off by"):
+        check(module, given, call=broken)

@@ -1,0 +1,206 @@
+"""What cannot run is refused with class, attribute and remedy; what is configured wrongly, with the key."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sluice
+import tf_families
+import torch
+from sluice import settings
+from sluice.config import ConfigError
+from sluice.errors import InvalidArgument, Unsupported
+from tf_compare import check, rows
+
+
+def make(kind: str = "mixtral") -> torch.nn.Module:
+    return tf_families.make(kind, dict(tf_families.classes())[kind], 16, 8, 4)
+
+
+def run(module: torch.nn.Module, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    given = rows(16, 4, 5, 2)
+    return module(given.tokens.to(dtype), given.ids, given.weights)
+
+
+def refuse(module: torch.nn.Module, kind: type[Exception], *words: str, dtype: torch.dtype = torch.float32) -> None:
+    with pytest.raises(kind) as caught:
+        run(module, dtype)
+    for word in ("MixtralExperts", 'experts_implementation="eager"', *words):
+        assert word in str(caught.value), caught.value
+
+
+def test_Dtype_F64_IsRefused() -> None:
+    refuse(make().double(), Unsupported, "gate_up_proj", "float64", "dtype=torch.float32", dtype=torch.float64)
+
+
+def test_Dtype_TwoInOneModule_IsRefused() -> None:
+    module = make()
+    module.down_proj.data = module.down_proj.data.bfloat16()
+    refuse(module, Unsupported, "down_proj", "bfloat16", "float32")
+
+
+def test_Device_ParametersElsewhere_IsRefused() -> None:
+    refuse(make().to("meta"), Unsupported, "gate_up_proj", "meta", "move the model")
+
+
+def test_Device_RowsElsewhere_IsRefused() -> None:
+    module, given = make(), rows(16, 4, 5, 2)
+    with pytest.raises(Unsupported, match="MixtralExperts: hidden_states is on meta"):
+        module(given.tokens.to("meta"), given.ids, given.weights)
+
+
+def test_Layout_Wrong_IsRefused() -> None:
+    module = make()
+    module.gate_up_proj = torch.nn.Parameter(torch.randn(4, 12, 16))
+    refuse(module, InvalidArgument, "gate_up_proj has shape [4, 12, 16]", "[4, 16, 16]", "is_transposed=False")
+
+
+def test_Contract_FlagMissing_IsRefused() -> None:
+    module = make()
+    del module.is_transposed
+    refuse(module, Unsupported, "is_transposed")
+
+
+def test_Contract_ParameterMissing_IsRefused() -> None:
+    module = make()
+    del module.down_proj
+    refuse(module, Unsupported, "down_proj", "absent")
+
+
+def test_Contract_QuantisedTensor_IsRefused() -> None:
+    class Packed(torch.Tensor):
+        pass
+
+    module = make()
+    packed = torch.nn.Parameter(module.gate_up_proj.detach()).as_subclass(Packed)
+    del module.gate_up_proj
+    module.gate_up_proj = packed
+    refuse(module, Unsupported, "gate_up_proj is a Packed")
+
+
+def test_Ids_OutOfRange_AreNamed() -> None:
+    module, given = make(), rows(16, 4, 5, 2)
+    given.ids[3, 1] = 5
+    with pytest.raises(InvalidArgument, match="expert_ids"):
+        module(given.tokens, given.ids, given.weights)
+
+
+def test_Shapes_OfRows_AreNamed() -> None:
+    module, given = make(), rows(16, 4, 5, 2)
+    with pytest.raises(InvalidArgument, match=r"MixtralExperts: hidden_states has shape \[5, 12\]"):
+        module(given.tokens[:, :12], given.ids, given.weights)
+    with pytest.raises(InvalidArgument, match="MixtralExperts: top_k_index has shape"):
+        module(given.tokens, given.ids, given.weights[:, :1])
+
+
+@pytest.fixture
+def configured() -> Any:
+    yield sluice.configure
+    sluice.configure()
+
+
+def test_Configure_BadKeysAndValues_AreErrors(configured: Any) -> None:
+    with pytest.raises(ConfigError, match='did you mean "chunks"'):
+        configured(chunk=2)
+    with pytest.raises(ConfigError, match="chunks"):
+        configured(chunks=0)
+    assert settings.effective(environ={}).chunks is None
+
+
+def test_Configure_LaterSourcesWin(configured: Any) -> None:
+    configured(chunks=2, wgrad_mode="per_chunk")
+    found = settings.effective({"chunks": 3}, {"SLUICE_OPTIONS": json.dumps({"chunks": 5})})
+    assert (found.chunks, found.wgrad_mode) == (5, "per_chunk")
+    assert settings.effective({"chunks": 3}, {}).chunks == 3
+    assert settings.effective({"enabled": False}, {}) is None
+    assert settings.effective({"chunks": 3}, {"SLUICE": "0"}) is None
+    with pytest.raises(ConfigError, match="SLUICE_OPTIONS"):
+        settings.effective(None, {"SLUICE_OPTIONS": "chunks=2"})
+
+
+def test_Configure_EachSource_ReachesTheLayer(configured: Any) -> None:
+    module = make()
+    for chunks in (1, 3):
+        configured(chunks=chunks)
+        check(module, rows(16, 4, 50, 2))
+    configured()
+    module.config.sluice = {"chunks": 2, "wgrad_mode": "per_chunk"}
+    check(module, rows(16, 4, 50, 2))
+    module = make()
+    module.config.sluice = {"chnks": 2}
+    with pytest.raises(ConfigError, match="chunks"):
+        run(module)
+
+
+def test_SwitchedOff_TransformersComputes(configured: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    module = make()
+    configured(enabled=False)
+    check(module, rows(16, 4, 50, 2))
+    assert "off" in capfd.readouterr().out
+    assert sluice.stats(module)["computed_by"] == "transformers"
+
+
+def test_Copies_AndPickles_AreTheHostsOwn(tmp_path: Any) -> None:
+    module = make()
+    run(module)
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+    assert set(torch.load(tmp_path / "state.pt")) == {"gate_up_proj", "down_proj"}
+    assert not [name for name in module.__dict__ if "sluice" in name.lower()]
+
+
+def test_Registration_ByEntryPointAndByImport_NeitherImportsTheHost() -> None:
+    code = """
+import sys, torch
+assert "transformers" not in sys.modules
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+assert "sluice" in ALL_EXPERTS_FUNCTIONS
+assert "sluice.adapters.transformers.experts" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    code = """
+import os, sys
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+assert "sluice" not in ALL_EXPERTS_FUNCTIONS
+import sluice
+assert "sluice" in ALL_EXPERTS_FUNCTIONS
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_Doctor_SaysThatItIsRegistered() -> None:
+    from sluice import doctor
+
+    found = {finding.check: finding for finding in doctor.examine()}
+    assert found["transformers"].state == doctor.OK, found["transformers"]
+
+
+def test_Compile_BreaksTheGraphAndSaysSo() -> None:
+    code = """
+import os
+os.environ.pop("TORCHDYNAMO_DISABLE", None)
+import torch, torch._dynamo, tf_families, tf_compare
+module = tf_families.make("mixtral", "MixtralExperts", 16, 8, 4)
+given = tf_compare.rows(16, 4, 5, 2)
+wanted = module(given.tokens, given.ids, given.weights)
+call = lambda x: module(x * 2, given.ids, given.weights) + 1
+found = torch.compile(call, backend="eager")(given.tokens / 2)
+torch.testing.assert_close(found, wanted + 1)
+try:
+    torch._dynamo.reset()
+    torch.compile(call, backend="eager", fullgraph=True)(given.tokens / 2)
+except Exception as error:
+    assert "Sluice" in str(error) and "graph break" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment.pop("TORCHDYNAMO_DISABLE", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=250, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,116 @@
+"""One experts module run by Sluice beside transformers' eager loop in f64, on the same numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# In units of the largest element of each tensor. f32: sums of at most a few hundred terms in another order. 16-bit: two
+# or three roundings of a row on its way, each half a unit in the last place (2^-9 in bf16, 2^-12 in f16).
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a router gives: tokens [T, M], ids [T, K], weights [T, K] and the gradient of the output."""
+
+    tokens: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    grad: torch.Tensor
+
+
+def rows(model: int, experts: int, tokens: int, top_k: int, seed: int = 1, hot: bool = False) -> Rows:
+    """Random routes; hot: every token's first route goes to expert 0."""
+    gen = torch.Generator().manual_seed(seed)
+    ids = torch.rand(tokens, experts, generator=gen).topk(top_k).indices
+    if hot and tokens:
+        ids[:, 0] = 0  # a token may name one expert twice
+    weights = torch.rand(tokens, top_k, generator=gen) + 0.1
+    return Rows(
+        torch.randn(tokens, model, generator=gen), ids, weights, torch.randn(tokens, model, generator=gen) * 0.5
+    )
+
+
+@dataclass
+class Outcome:
+    """The output and the gradients by name."""
+
+    values: dict[str, torch.Tensor]
+
+    def gaps(self, other: Outcome) -> dict[str, float]:
+        """Largest difference of each tensor, in units of the reference's largest element."""
+        assert self.values.keys() == other.values.keys()
+        gaps = {}
+        for name, value in self.values.items():
+            wanted = other.values[name]
+            assert value.shape == wanted.shape, name
+            if value.numel():
+                gap = (value.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=1e-3)
+                gaps[name] = float("inf") if gap != gap else float(gap)
+        return gaps
+
+
+def run(module: Any, given: Rows, dtype: torch.dtype, call: Callable[..., Any] | None = None) -> Outcome:
+    """Forward and backward."""
+    tokens = given.tokens.to(dtype, copy=True).requires_grad_()
+    weights = given.weights.double() if dtype == torch.float64 else given.weights.clone()
+    weights.requires_grad_()
+    for parameter in module.parameters():
+        parameter.grad = None
+    out = (call or module)(tokens, given.ids, weights)
+    if out.requires_grad:  # eager without a row returns an output without a graph
+        out.backward(given.grad.to(out.dtype))
+    values = {"output": out.detach()}
+    for name, tensor in (("tokens", tokens), ("weights", weights)):
+        values[name] = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+    for name, parameter in module.named_parameters():
+        values[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return Outcome(values)
+
+
+def reference(module: Any, given: Rows, dtype: torch.dtype) -> Outcome:
+    """transformers' eager loop in f64, on values rounded to `dtype` as the module's are."""
+    twin = copy.deepcopy(module).double()
+    twin.config = copy.copy(module.config)
+    twin.config._experts_implementation = "eager"
+    count = module.num_experts
+    away = given.ids == count  # eager of some classes does not take the sentinel: a route of weight 0 is the same
+    weights = given.weights.masked_fill(away, 0.0)
+    rounded = Rows(given.tokens.to(dtype), given.ids.masked_fill(away, 0), weights, given.grad.to(dtype))
+    found = run(twin, rounded, torch.float64)
+    found.values["weights"] = found.values["weights"].masked_fill(away, 0.0)
+    return found
+
+
+def check(module: Any, given: Rows, dtype: torch.dtype = torch.float32, call: Any = None) -> None:
+    """Sluice's output and every gradient are those of the reference."""
+    module = module.to(dtype)
+    wanted = reference(module, given, dtype)
+    gaps = run(module, given, dtype, call).gaps(wanted)
+    worst = max(gaps, key=lambda name: gaps[name], default=None)
+    if worst is None or gaps[worst] <= TOLERANCES[dtype]:
+        return
+    if dtype != torch.float32 and not bool((given.ids == module.num_experts).any()):
+        # Rounding moves values across the corner of a clamp: as often as with transformers' own products.
+        with implementation(module, "batched_mm"):
+            stock = run(module, given, dtype).gaps(wanted)
+        if all(gap <= max(TOLERANCES[dtype], 1.5 * stock[name]) for name, gap in gaps.items()):
+            return
+    raise AssertionError(f"{worst} is off by {gaps[worst]:.2e}: {gaps}")
+
+
+@contextlib.contextmanager
+def implementation(module: Any, name: str) -> Iterator[None]:
+    """The module run by another implementation."""
+    before = module.config._experts_implementation
+    module.config._experts_implementation = name
+    try:
+        yield
+    finally:
+        module.config._experts_implementation = before

@@ -1,0 +1,75 @@
+"""Every experts class of transformers whose experts take part in its registry, made tiny."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+
+_CLASS = re.compile(r"^@use_experts_implementation[^\n]*\nclass (\w+)", re.MULTILINE)
+# Defaults of the models' own configs, where a tiny one cannot guess them.
+_ACTIVATIONS = {"gemma4": "gelu_pytorch_tanh", "diffusion_gemma": "gelu_pytorch_tanh", "nemotron_h": "relu2"}
+_NUMBERS = {
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 1.25,
+    "mlp_gate_softcap": 3.0,
+    "mlp_up_softcap": 3.0,
+    "rms_norm_eps": 1e-6,
+    "post_norm_eps": 1e-6,
+}
+
+
+@functools.cache
+def classes() -> tuple[tuple[str, str], ...]:
+    """(model type, class name), as the installed transformers has them."""
+    models = Path(transformers.__file__).parent / "models"
+    found = []
+    for path in sorted(models.glob("*/modeling_*.py")):
+        found += [(path.parent.name, name) for name in _CLASS.findall(path.read_text())]
+    return tuple(found)
+
+
+class TinyConfig(SimpleNamespace):
+    """Answers every attribute that an experts class asks its config for, by what the name says."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _NUMBERS:
+            return _NUMBERS[name]
+        if "latent" in name:
+            return None
+        if "intermediate" in name or name in ("ffn_hidden_size", "moe_ffn_hidden_size"):
+            return self.hidden
+        if "hidden_size" in name or name == "d_model":
+            return self.model
+        if name.endswith("act") or "activation" in name:
+            return self.act
+        if "expert" in name:
+            return self.experts
+        raise AttributeError(f"TinyConfig does not know {name}")
+
+
+def make(kind: str, class_name: str, model: int, hidden: int, experts: int, seed: int = 0) -> torch.nn.Module:
+    """The class with small random parameters, in f32, with experts_implementation="sluice"."""
+    path = next((Path(transformers.__file__).parent / "models" / kind).glob("modeling_*.py"))
+    cls = getattr(importlib.import_module(f"transformers.models.{kind}.{path.stem}"), class_name)
+    config = TinyConfig(
+        model=model,
+        hidden=hidden,
+        experts=experts,
+        act=_ACTIVATIONS.get(kind, "silu"),
+        _experts_implementation="sluice",
+    )
+    torch.manual_seed(seed)
+    module = cls(config)
+    for name, parameter in module.named_parameters():
+        scale = 0.3 if "bias" in name or "norm" in name else parameter.shape[-2 if module.is_transposed else -1] ** -0.5
+        torch.nn.init.normal_(parameter, std=1.5 * scale)
+    return module

@@ -28,9 +28,10 @@ typedef struct sluice_product_s {
 typedef struct sluice_product_list_s {
   const sluice_product_t* products;
   int64_t count;
-  int32_t dtype_ab; /* SLUICE_DTYPE_* of A and B */
-  int32_t dtype_c;  /* of C: dtype_ab, or f32 */
-  float beta;       /* 0 (C may hold NaN) or 1 */
+  int32_t dtype_ab;       /* SLUICE_DTYPE_* of A and B */
+  int32_t dtype_c;        /* of C: dtype_ab, or f32 */
+  float beta;             /* 0 (C may hold NaN) or 1 */
+  sluice_stream_t stream; /* the lane's, on which a GPU's products run in order; NULL on a CPU */
 } sluice_product_list_t;
 
 typedef struct sluice_gemm_s sluice_gemm_t;

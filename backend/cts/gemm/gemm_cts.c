@@ -20,6 +20,8 @@
 #include <cmocka.h>
 
 #include "backend/base/dtype.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/gemm/gemm.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -211,6 +213,8 @@ static sluice_status_t create_named_host(sluice_allocator_t* allocator, sluice_g
   return create_named("host", allocator, out_gemm);
 }
 
+static const char* implementation_name = "";
+
 static const cts_exception_t none[] = {{0}};
 static const cts_exception_t onednn_exceptions[] = {
     {"", SLUICE_DTYPE_F64, 0, 0, "f64 is for finite differences, with ref"},
@@ -244,6 +248,26 @@ static const cts_exception_t host_exceptions[] = {
     {0},
 };
 
+/* cuBLAS's place is taken by a fake that multiplies on the CPU: what is checked are forms, types, grouping, k = 0. */
+static sluice_status_t create_cublas(sluice_allocator_t* for_gemm, sluice_gemm_t** out_gemm) {
+  static sluice_device_t* device;
+  *out_gemm = NULL;
+  if (device == NULL) {
+    sluice_fake_cuda_reset();
+    SLUICE_TRY(sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0,
+                                              sluice_process_allocator(), &device));
+  }
+  sluice_cublas_symbols_t symbols = sluice_fake_cublas(strcmp(implementation_name, "cublas_single") != 0);
+  const sluice_gemm_cublas_options_t options = {
+      .device = device, .memory = for_gemm, .symbols = &symbols, .workspace_bytes = 4096};
+  return sluice_gemm_cublas_create(&options, for_gemm, out_gemm);
+}
+
+static const cts_exception_t cublas_exceptions[] = {
+    {"InnerStrideTwo", 0, 0, 0, "needs a unit stride"},
+    {0},
+};
+
 static const cts_implementation_t implementations[] = {
     {"ref", sluice_gemm_ref_create, 0, "ref", none},
     {"native", sluice_gemm_native_create, 0, "native (", native_exceptions},
@@ -253,6 +277,8 @@ static const cts_implementation_t implementations[] = {
     {"host", create_host, 0, "host", host_exceptions},
     {"named_host", create_named_host, 0, "host", none},
     {"auto", create_auto, 1, "auto", none},
+    {"cublas", create_cublas, 0, "cublas (13.0.2)", cublas_exceptions},
+    {"cublas_single", create_cublas, 0, "cublas (13.0.2)", cublas_exceptions},
 };
 
 static const cts_implementation_t* implementation;
@@ -514,6 +540,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: gemm_cts ref|native|onednn|blas_openblas|blas_torch|host|named_host|auto\n");
     return 2;
   }
+  implementation_name = implementation->name;
   unsetenv("SLUICE_GEMM");
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
   sluice_gemm_t* gemm = NULL;

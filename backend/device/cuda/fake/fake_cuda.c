@@ -561,6 +561,16 @@ static int fake_cuMemsetD8Async(unsigned long long to, unsigned char value, size
   return enqueue_copy(&copy, stream);
 }
 
+static int fake_cuMemsetD2D8Async(unsigned long long to, size_t pitch, unsigned char value, size_t width, size_t height,
+                                  void* stream) {
+  int code = height == 0 || width == 0 ? simple() : 0;
+  for (size_t row = 0; row < height && width > 0 && code == 0; ++row) {
+    const copy_t copy = {.to = (void*)(uintptr_t)(to + row * pitch), .value = value, .bytes = width};
+    code = enqueue_copy(&copy, stream);
+  }
+  return code;
+}
+
 static int fake_cuLibraryLoadData(void** out_library, const void* image, int* jit_options, void** jit_values,
                                   unsigned int num_jit, int* library_options, void** library_values,
                                   unsigned int num_library) {

@@ -9,6 +9,7 @@ enum {
   SLUICE_CUDA_WARP = 32,
   SLUICE_CUDA_BLOCK = 256,      /* threads: 8 warps */
   SLUICE_CUDA_MAX_RUNS = 128,   /* runs per launch of move_rows: 3 KiB of parameters, of the 4 KiB that all take */
+  SLUICE_CUDA_MAX_WORDS = 480,  /* words per launch of write_words */
   SLUICE_CUDA_ROUTE_TILE = 1024 /* routes that one warp counts */
 };
 
@@ -105,6 +106,14 @@ typedef struct sluice_scale_args_s {
   int64_t units; /* rows */
   int64_t width;
 } sluice_scale_args_t;
+
+/* to[i] = words[i]: small tables of pointers that a library wants on the device, without a copy to wait for. */
+typedef struct sluice_words_args_s {
+  uint64_t* to;
+  int64_t units; /* groups of 32 words */
+  int64_t count;
+  uint64_t words[SLUICE_CUDA_MAX_WORDS];
+} sluice_words_args_t;
 
 /* Routing: a stable counting sort of routes (t, k) by expert slot. Kernels in order: route_count (a warp per tile of
  * routes), route_scan_tiles (a warp per 32 slots), route_scan_slots (one warp), route_place (a warp per tile). */

@@ -100,3 +100,12 @@ SLUICE_FN void add_bias(const sluice_bias_args_t& a, int64_t i) {
   }
 }
 SLUICE_KERNELS_BY_DTYPE(add_bias, sluice_bias_args_t)
+
+/* to[i] = words[i] */
+SLUICE_FN void write_words(const sluice_words_args_t& a, int64_t unit) {
+  SLUICE_LANES(lane) {
+    const int64_t i = unit * 32 + lane;
+    if (i < a.count) a.to[i] = a.words[i];
+  }
+}
+SLUICE_KERNEL(write_words, sluice_words_args_t)

@@ -1,0 +1,20 @@
+/* A cuBLAS that multiplies on the CPU, in stream order on the fake CUDA driver's queues: for tests. */
+#ifndef SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_
+#define SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_
+
+#include "backend/gemm/cublas/gemm_cublas.h"
+
+/* with_groups 0: a library without cublasGemmGroupedBatchedEx; 1: with it, for all types; 2: with it, but it declines
+ * bf16 and f16. */
+sluice_cublas_symbols_t sluice_fake_cublas(int with_groups);
+void sluice_fake_cublas_set_version(int version);
+/* As the fake driver's. */
+void sluice_fake_cublas_fail_call(int64_t nth, int code);
+int sluice_fake_cublas_failed(void);
+int64_t sluice_fake_cublas_handles(void);
+int64_t sluice_fake_cublas_single_calls(void);
+int64_t sluice_fake_cublas_grouped_calls(void);
+/* Compute type and stream of the last product. */
+int sluice_fake_cublas_last_compute(void);
+
+#endif /* SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_ */

@@ -1,0 +1,297 @@
+#include "backend/gemm/cublas/gemm_cublas.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/device/cuda/cuda_device.h"
+#include "backend/gemm/gemm_form.h"
+
+enum { MAX_GROUPS = 512 };                                            /* products of one grouped call */
+#define TABLE_BYTES     ((uint64_t)3 * MAX_GROUPS * sizeof(uint64_t)) /* pointers to A, B and C, on the device */
+#define WORKSPACE_BYTES ((uint64_t)32 << 20)
+
+/* One grouped call's arguments on the host. */
+typedef struct groups_s {
+  int trans_a[MAX_GROUPS], trans_b[MAX_GROUPS], m[MAX_GROUPS], n[MAX_GROUPS], k[MAX_GROUPS];
+  int lda[MAX_GROUPS], ldb[MAX_GROUPS], ldc[MAX_GROUPS], size[MAX_GROUPS];
+  union {
+    float f32[MAX_GROUPS];
+    double f64[MAX_GROUPS];
+  } alpha, beta;
+  uint64_t pointers[3 * MAX_GROUPS];
+  int32_t count;
+} groups_t;
+
+typedef struct gemm_cublas_s {
+  sluice_gemm_t base;
+  sluice_cublas_symbols_t symbols;
+  sluice_device_t* device;
+  sluice_allocator_t* memory;
+  void* handle;
+  void* workspace; /* the table of pointers, then cuBLAS's own */
+  uint64_t workspace_bytes;
+  int32_t tf32;
+  uint32_t no_groups; /* bit per type: the library declined a grouped call */
+  groups_t groups;
+} gemm_cublas_t;
+
+static sluice_status_t fail(int code, const char* what) {
+  sluice_status_t status = code == SLUICE_CUBLAS_ALLOC_FAILED ? SLUICE_E_NO_MEMORY : SLUICE_E_FOREIGN;
+  return sluice_error_record(status, -1, -1, code, "gemm \"cublas\": %s: cublasStatus_t %d", what, code);
+}
+
+static int type_of(int32_t dtype) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: return SLUICE_CUBLAS_R_32F;
+    case SLUICE_DTYPE_BF16: return SLUICE_CUBLAS_R_16BF;
+    case SLUICE_DTYPE_F16: return SLUICE_CUBLAS_R_16F;
+    case SLUICE_DTYPE_F64: return SLUICE_CUBLAS_R_64F;
+    default: return -1;
+  }
+}
+
+static int compute_of(const gemm_cublas_t* gemm, int32_t dtype) {
+  if (dtype == SLUICE_DTYPE_F64) return SLUICE_CUBLAS_COMPUTE_64F;
+  return dtype == SLUICE_DTYPE_F32 && gemm->tf32 ? SLUICE_CUBLAS_COMPUTE_TF32 : SLUICE_CUBLAS_COMPUTE_32F;
+}
+
+static int cublas_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+  (void)gemm;
+  if (type_of(list->dtype_ab) < 0) return 0;
+  if (list->dtype_c != list->dtype_ab) {
+    int is_half = list->dtype_ab == SLUICE_DTYPE_BF16 || list->dtype_ab == SLUICE_DTYPE_F16;
+    if (!is_half || list->dtype_c != SLUICE_DTYPE_F32) return 0;
+  }
+  for (int64_t i = 0; i < list->count; ++i) {
+    sluice_gemm_form_t f;
+    if (!sluice_gemm_form(&list->products[i], &f)) return 0;
+    if (f.m > INT32_MAX || f.n > INT32_MAX || f.k > INT32_MAX) return 0;
+    if (f.lda > INT32_MAX || f.ldb > INT32_MAX || f.ldc > INT32_MAX) return 0;
+  }
+  return 1;
+}
+
+/* 1 when cuBLAS has nothing to do; k = 0 clears C, which may hold NaN. */
+static sluice_status_t settle_trivial(const gemm_cublas_t* gemm, const sluice_gemm_form_t* f,
+                                      const sluice_product_list_t* list, int* out_is_trivial) {
+  *out_is_trivial = f->m == 0 || f->n == 0 || f->k == 0;
+  if (f->m == 0 || f->n == 0 || f->k != 0 || list->beta != 0.0f) return SLUICE_OK;
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(gemm->device);
+  uint64_t bytes = sluice_dtype_bytes(list->dtype_c);
+  int code = driver->cuMemsetD2D8Async((unsigned long long)(uintptr_t)f->c, (uint64_t)f->ldc * bytes, 0,
+                                       (uint64_t)f->n * bytes, (uint64_t)f->m, list->stream);
+  return code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "a product of depth 0 cannot be cleared");
+}
+
+/* cuBLAS reads matrices column by column, so a row-major X is its X^T: C^T = B^T A^T, operands swapped. */
+static sluice_status_t run_one(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, const sluice_product_list_t* list) {
+  const float one = 1.0f, beta = list->beta;
+  const double one64 = 1.0, beta64 = (double)list->beta;
+  int is_64 = list->dtype_ab == SLUICE_DTYPE_F64, type = type_of(list->dtype_ab);
+  int code =
+      gemm->symbols.cublasGemmEx(gemm->handle, f->trans_b ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N,
+                                 f->trans_a ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N, (int)f->n, (int)f->m, (int)f->k,
+                                 is_64 ? (const void*)&one64 : &one, f->b, type, (int)f->ldb, f->a, type, (int)f->lda,
+                                 is_64 ? (const void*)&beta64 : &beta, f->c, type_of(list->dtype_c), (int)f->ldc,
+                                 compute_of(gemm, list->dtype_ab), SLUICE_CUBLAS_ALGORITHM_DEFAULT);
+  if (code == 0) return SLUICE_OK;
+  char what[160];
+  snprintf(what, sizeof what, "a product [%lld, %lld, %lld] of %s into %s", (long long)f->m, (long long)f->n,
+           (long long)f->k, sluice_dtype_name(list->dtype_ab), sluice_dtype_name(list->dtype_c));
+  return fail(code, what);
+}
+
+static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_product_list_t* list) {
+  int32_t i = g->count++;
+  g->trans_a[i] = f->trans_b ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N;
+  g->trans_b[i] = f->trans_a ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N;
+  g->m[i] = (int)f->n;
+  g->n[i] = (int)f->m;
+  g->k[i] = (int)f->k;
+  g->lda[i] = (int)f->ldb;
+  g->ldb[i] = (int)f->lda;
+  g->ldc[i] = (int)f->ldc;
+  g->size[i] = 1;
+  g->pointers[i] = (uint64_t)(uintptr_t)f->b;
+  g->pointers[MAX_GROUPS + i] = (uint64_t)(uintptr_t)f->a;
+  g->pointers[2 * MAX_GROUPS + i] = (uint64_t)(uintptr_t)f->c;
+  if (list->dtype_ab == SLUICE_DTYPE_F64) {
+    g->alpha.f64[i] = 1.0;
+    g->beta.f64[i] = (double)list->beta;
+  } else {
+    g->alpha.f32[i] = 1.0f;
+    g->beta.f32[i] = list->beta;
+  }
+}
+
+/* The table is rewritten in stream order, after the call before has read it. */
+static int run_groups(gemm_cublas_t* gemm, const sluice_product_list_t* list) {
+  groups_t* g = &gemm->groups;
+  uint64_t* table = gemm->workspace;
+  int type = type_of(list->dtype_ab);
+  for (int part = 0; part < 3; ++part) {
+    sluice_cuda_write_words(list->stream, table + part * MAX_GROUPS, g->pointers + part * MAX_GROUPS, g->count);
+  }
+  return gemm->symbols.cublasGemmGroupedBatchedEx(
+      gemm->handle, g->trans_a, g->trans_b, g->m, g->n, g->k, &g->alpha, (const void* const*)table, type, g->lda,
+      (const void* const*)(table + MAX_GROUPS), type, g->ldb, &g->beta, (void* const*)(table + 2 * MAX_GROUPS), type,
+      g->ldc, g->count, g->size, compute_of(gemm, list->dtype_ab));
+}
+
+static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t* list) {
+  int may_group = list->count > 1 && gemm->symbols.cublasGemmGroupedBatchedEx != NULL &&
+                  list->dtype_c == list->dtype_ab && !(gemm->no_groups & (1u << list->dtype_ab));
+  gemm->groups.count = 0;
+  int64_t first = 0; /* of the products in the open group */
+  for (int64_t i = 0; i <= list->count; ++i) {
+    if (may_group && gemm->groups.count > 0 && (i == list->count || gemm->groups.count == MAX_GROUPS)) {
+      int code = run_groups(gemm, list);
+      if (code == SLUICE_CUBLAS_NOT_SUPPORTED) {
+        gemm->no_groups |= 1u << list->dtype_ab; /* for good: start again, one by one */
+        may_group = 0;
+        i = first;
+      } else if (code != 0) {
+        return fail(code, "a grouped product");
+      } else {
+        first = i;
+      }
+      gemm->groups.count = 0;
+    }
+    if (i == list->count) break;
+    sluice_gemm_form_t form;
+    int is_trivial;
+    if (!sluice_gemm_form(&list->products[i], &form)) continue; /* supports() has seen them all */
+    SLUICE_TRY(settle_trivial(gemm, &form, list, &is_trivial));
+    if (is_trivial) continue;
+    if (may_group) {
+      add_group(&gemm->groups, &form, list);
+    } else {
+      SLUICE_TRY(run_one(gemm, &form, list));
+    }
+  }
+  return SLUICE_OK;
+}
+
+/* Leaves the context; the first error counts. */
+static sluice_status_t leave_with(sluice_device_t* device, sluice_status_t status) {
+  sluice_error_info_t why;
+  if (status != SLUICE_OK) sluice_error_capture(&why);
+  sluice_status_t left = sluice_cuda_leave(device);
+  return status == SLUICE_OK ? left : sluice_error_adopt(&why);
+}
+
+static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_product_list_t* list) {
+  gemm_cublas_t* gemm = (gemm_cublas_t*)base;
+  SLUICE_TRY(sluice_cuda_enter(gemm->device));
+  int code = gemm->symbols.cublasSetStream_v2(gemm->handle, list->stream);
+  /* A new stream brings back cuBLAS's own workspace. */
+  if (code == 0) {
+    code = gemm->symbols.cublasSetWorkspace_v2(gemm->handle, (char*)gemm->workspace + TABLE_BYTES,
+                                               gemm->workspace_bytes - TABLE_BYTES);
+  }
+  sluice_status_t status = code == 0 ? run_list(gemm, list) : fail(code, "its stream and workspace cannot be set");
+  return leave_with(gemm->device, status);
+}
+
+static void cublas_destroy(sluice_gemm_t* base) {
+  gemm_cublas_t* gemm = (gemm_cublas_t*)base;
+  if (gemm->handle != NULL && !sluice_cuda_is_inherited(gemm->device)) {
+    int is_current = sluice_cuda_enter(gemm->device) == SLUICE_OK;
+    (void)gemm->symbols.cublasDestroy_v2(gemm->handle);
+    if (is_current) (void)sluice_cuda_leave(gemm->device);
+  }
+  sluice_free(gemm->memory, gemm->workspace, gemm->workspace_bytes);
+  sluice_free(base->allocator, gemm, sizeof *gemm);
+}
+
+static const sluice_gemm_vtable_t cublas_vtable = {
+    .destroy = cublas_destroy,
+    .supports = cublas_supports,
+    .run = cublas_run,
+};
+
+static sluice_status_t take(void* handle, const char* library, sluice_cublas_symbols_t* out_symbols) {
+#define SYMBOL(required, name, parameters)                                                                         \
+  *(void**)&out_symbols->name = dlsym(handle, #name);                                                              \
+  if ((required) && out_symbols->name == NULL) {                                                                   \
+    return SLUICE_FAIL(SLUICE_E_NOT_FOUND,                                                                         \
+                       "gemm \"cublas\": %s has no symbol " #name ": Sluice needs cuBLAS 12.0 or later", library); \
+  }
+#include "backend/gemm/cublas/cublas_symbols.inc"
+#undef SYMBOL
+  return SLUICE_OK;
+}
+
+/* Libraries stay open. One that the host has loaded (PyTorch's) is taken before one of the system. */
+static sluice_status_t find(const char* library, sluice_cublas_symbols_t* out_symbols) {
+  static const char* const names[] = {"libcublas.so.13", "libcublas.so.12"};
+  void* handle = NULL;
+  const char* name = library;
+  if (library != NULL) handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  for (int loaded = 1; library == NULL && loaded >= 0; --loaded) {
+    for (int i = 0; i < 2 && handle == NULL; ++i) {
+      name = names[i];
+      handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | (loaded ? RTLD_NOLOAD : 0));
+    }
+  }
+  if (handle == NULL) {
+    return SLUICE_FAIL(SLUICE_E_NOT_FOUND,
+                       "gemm \"cublas\": no cuBLAS: %s; install CUDA's libcublas 12.0 or later, or give its path",
+                       dlerror());
+  }
+  return take(handle, name, out_symbols);
+}
+
+static sluice_status_t open_handle(gemm_cublas_t* gemm) {
+  int version = 0;
+  int code = gemm->symbols.cublasCreate_v2(&gemm->handle);
+  if (code != 0) {
+    gemm->handle = NULL;
+    return fail(code, "it does not start");
+  }
+  code = gemm->symbols.cublasGetVersion_v2(gemm->handle, &version);
+  if (code != 0) return fail(code, "it does not tell its version");
+  if (version < SLUICE_CUBLAS_MIN_VERSION) {
+    return SLUICE_FAIL(SLUICE_E_NOT_FOUND,
+                       "gemm \"cublas\": version %d is too old, Sluice needs 12.0.0 (120000) or later", version);
+  }
+  code = gemm->symbols.cublasSetMathMode(gemm->handle, SLUICE_CUBLAS_MATH_FULL_REDUCTION);
+  if (code != 0) return fail(code, "reductions in full precision cannot be set");
+  snprintf(gemm->base.name, sizeof gemm->base.name, "cublas (%d.%d.%d%s)", version / 10000, version / 100 % 100,
+           version % 100, gemm->tf32 ? ", tf32" : "");
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* options, sluice_allocator_t* allocator,
+                                          sluice_gemm_t** out_gemm) {
+  *out_gemm = NULL;
+  gemm_cublas_t* gemm = sluice_alloc_zeroed(allocator, sizeof *gemm, "gemm cublas");
+  if (gemm == NULL) return SLUICE_E_NO_MEMORY;
+  gemm->base.vtable = &cublas_vtable;
+  gemm->base.allocator = allocator;
+  gemm->device = options->device;
+  gemm->memory = options->memory;
+  gemm->tf32 = options->tf32;
+  gemm->workspace_bytes = TABLE_BYTES + (options->workspace_bytes > 0 ? options->workspace_bytes : WORKSPACE_BYTES);
+  sluice_status_t status = SLUICE_OK;
+  if (options->symbols != NULL) {
+    gemm->symbols = *options->symbols;
+  } else {
+    status = find(options->library, &gemm->symbols);
+  }
+  if (status != SLUICE_OK) goto err_destroy;
+  gemm->workspace = sluice_alloc(gemm->memory, gemm->workspace_bytes, "cublas workspace");
+  status = SLUICE_E_NO_MEMORY;
+  if (gemm->workspace == NULL) goto err_destroy;
+  status = sluice_cuda_enter(gemm->device);
+  if (status != SLUICE_OK) goto err_destroy;
+  status = leave_with(gemm->device, open_handle(gemm));
+  if (status != SLUICE_OK) goto err_destroy;
+  *out_gemm = &gemm->base;
+  return SLUICE_OK;
+
+err_destroy:
+  cublas_destroy(&gemm->base);
+  return status;
+}

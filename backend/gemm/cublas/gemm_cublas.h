@@ -1,0 +1,54 @@
+/* Products by cuBLAS, opened at run time by one table of symbols.
+ *
+ * A list of several products with equal types is one grouped call where the library has it, else one call per product
+ * on the list's stream. f32 accumulation (f64 for f64); reduced-precision reductions are forbidden; TF32 only by
+ * choice. The workspace is ours, so that cuBLAS allocates nothing while a graph is captured. Hand-written Hopper
+ * kernels and a choice by shape are not there: the choice is "grouped, else one by one".
+ *
+ * Between runs of one library version on one GPU the bits repeat: one stream, one workspace. */
+#ifndef SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
+#define SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
+
+#include "backend/device/device.h"
+#include "backend/gemm/gemm.h"
+
+typedef struct sluice_cublas_symbols_s {
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator */
+#define SYMBOL(required, name, parameters) int(*name) parameters;
+#include "backend/gemm/cublas/cublas_symbols.inc"
+#undef SYMBOL
+} sluice_cublas_symbols_t;
+
+/* Values of cublas_api.h and library_types.h; `./test --vendor` compares them. */
+enum {
+  SLUICE_CUBLAS_ALLOC_FAILED = 3,
+  SLUICE_CUBLAS_NOT_SUPPORTED = 15,
+  SLUICE_CUBLAS_OP_N = 0,
+  SLUICE_CUBLAS_OP_T = 1,
+  SLUICE_CUBLAS_R_32F = 0,
+  SLUICE_CUBLAS_R_64F = 1,
+  SLUICE_CUBLAS_R_16F = 2,
+  SLUICE_CUBLAS_R_16BF = 14,
+  SLUICE_CUBLAS_COMPUTE_32F = 68,
+  SLUICE_CUBLAS_COMPUTE_TF32 = 77,
+  SLUICE_CUBLAS_COMPUTE_64F = 70,
+  SLUICE_CUBLAS_MATH_FULL_REDUCTION = 16,
+  SLUICE_CUBLAS_ALGORITHM_DEFAULT = -1
+};
+#define SLUICE_CUBLAS_MIN_VERSION 120000 /* 12.0.0 */
+
+typedef struct sluice_gemm_cublas_options_s {
+  sluice_device_t* device;                /* a CUDA device; borrowed until destroy */
+  sluice_allocator_t* memory;             /* of device memory, for the workspace; borrowed until destroy */
+  const char* library;                    /* path or NULL: libcublas.so.13, then .12, those already loaded first */
+  const sluice_cublas_symbols_t* symbols; /* instead of a library; copied */
+  uint64_t workspace_bytes;               /* 0: 32 MiB, what cuBLAS recommends for Hopper */
+  int32_t tf32;                           /* 1: f32 products may round their operands to TF32 */
+} sluice_gemm_cublas_options_t;
+
+/* out_gemm: new, sluice_gemm_destroy. Its run() enqueues on list->stream and returns; operands are device memory.
+ * Errors: NOT_FOUND (no library, a symbol missing, version below 12.0), NO_MEMORY, FOREIGN. */
+sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* options, sluice_allocator_t* allocator,
+                                          sluice_gemm_t** out_gemm);
+
+#endif /* SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_ */

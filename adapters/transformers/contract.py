@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from sluice.adapters.transformers import gates
+from sluice.adapters.transformers.hook import NAME
 from sluice.errors import InvalidArgument, Unsupported
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
@@ -36,6 +37,7 @@ class Contract:
     interleaved: bool
     activation: str | None
     reason: str = ""
+    stock: bool = False  # the implementation that the model's config names computes
 
     @property
     def fused(self) -> bool:
@@ -76,8 +78,11 @@ def signature(module: Any) -> tuple[Any, ...]:
     )
 
 
-def read(module: Any) -> Contract:
-    """The contract of a module, or an error that names class, attribute and remedy."""
+def read(module: Any, chosen: str | None = None) -> Contract:
+    """The contract of a module, or an error that names class, attribute and remedy.
+
+    chosen: under expert parallelism, the implementation of experts that the model's config names
+    """
     name = type(module).__name__
     for flag in _FLAGS:
         if not isinstance(getattr(module, flag, None), bool):
@@ -93,7 +98,8 @@ def read(module: Any) -> Contract:
                 f"{name}.{attribute} is {_kind(getattr(module, attribute, None))}, not a tensor stacked over experts: "
                 f"load the model in float32, bfloat16 or float16, {OTHERWISE}"
             )
-    activation, reason = _activation(module)
+    stock = chosen not in (None, NAME)
+    activation, reason = (None, f'experts_implementation="{chosen}"') if stock else _activation(module)
     return Contract(
         names=names,
         gated=module.has_gate,
@@ -102,6 +108,7 @@ def read(module: Any) -> Contract:
         interleaved=module.has_gate and not module.is_concatenated,
         activation=activation,
         reason=reason,
+        stock=stock,
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import sluice
 import torch
 from sluice import settings, trace
-from sluice.adapters.torch import Context, ContextOptions, MoeLayer, StackedLayer, layer_options
+from sluice.adapters.torch import CastingLayer, Context, ContextOptions, EpGroup, MoeLayer, StackedLayer, layer_options
 from sluice.adapters.transformers import contract as contracts
-from sluice.adapters.transformers.host_experts import HostExperts
+from sluice.adapters.transformers.host_experts import HostExperts, StockExperts
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
 
@@ -39,21 +39,27 @@ _contexts: dict[tuple[Any, ...], Context] = {}
 _announced: set[str] = set()
 
 
-def context_of(options: Options) -> Context:
-    """The one context of this process for layers without other ranks: they share its slots."""
-    key = (options.gemm, options.gemm_library)
+def context_of(options: Options, group: EpGroup | None) -> Context:
+    """The one context of this process for layers of this group (None: without other ranks): they share its slots."""
+    key = (options.gemm, options.gemm_library, () if group is None else group.ranks)
     found = _contexts.get(key)
     if found is None or not found.alive:
-        found = _contexts[key] = Context(None, ContextOptions(options.gemm or "auto", options.gemm_library))
+        found = _contexts[key] = Context(group, ContextOptions(options.gemm or "auto", options.gemm_library))
         trace.register(found)
     return found
 
 
 class ExpertsState:
-    """The engine layers of one experts module, by what they depend on."""
+    """The engine layers of one experts module, by what they depend on.
 
-    def __init__(self, layer_id: int) -> None:
+    group            the ranks that share the experts; then ids are global
+    experts_forward  with a group: what runs the experts that another implementation was chosen for
+    """
+
+    def __init__(self, layer_id: int, group: EpGroup | None = None, experts_forward: Any = None) -> None:
         self._layer_id = layer_id
+        self._group = group
+        self._experts_forward = experts_forward
         self._signature: tuple[Any, ...] | None = None
         self._version = -1
         self._contract: contracts.Contract | None = None
@@ -62,7 +68,7 @@ class ExpertsState:
 
     def call(self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The module's experts on these rows."""
-        if self._version != settings.version or self._signature != contracts.signature(module):
+        if self._version != settings.version or self._signature != self._now(module):
             self._look(module)
         if self._options is None:
             from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -84,7 +90,7 @@ class ExpertsState:
         tokens = hidden if hidden.dtype == dtype else hidden.to(dtype)
         route = weights if weights.dtype == torch.float32 else weights.float()
         # Expert parallelism marks the routes to other ranks with the number of local experts.
-        kept = ids.masked_fill(ids == count, -1)
+        kept = ids.masked_fill(ids == count, -1) if self._group is None else ids
         with layer.context.lock:
             if layer.experts is None:
                 out = layer(tokens, kept, route, tensors)
@@ -113,14 +119,22 @@ class ExpertsState:
             return "transformers"
         return "sluice" if self._contract is not None and self._contract.fused else "the module's own functions"
 
+    def _now(self, module: Any) -> tuple[Any, ...]:
+        chosen = None if self._group is None else module.config._experts_implementation
+        return (chosen, *contracts.signature(module))
+
     def _look(self, module: Any) -> None:
         """Reads the module and the options anew."""
         self._layers.clear()
         self._options = settings.effective(getattr(getattr(module, "config", None), "sluice", None))
-        self._contract = contracts.read(module)
-        self._signature = contracts.signature(module)
+        if self._group is not None and self._options is None:
+            raise InvalidArgument(
+                "Sluice was switched off after it had taken over expert parallelism: load the model anew"
+            )
+        self._signature = self._now(module)
+        self._contract = contracts.read(module, self._signature[0])
         self._version = settings.version
-        announce(module, self._contract, self._options)
+        announce(module, self._contract, self._options, 1 if self._group is None else self._group.world_size)
 
     def _dtype(self, contract: contracts.Contract, hidden: torch.Tensor, tensors: list[torch.Tensor]) -> torch.dtype:
         """Fused experts run as Linears would: in autocast's dtype if it is on, else in that of the weights."""
@@ -140,17 +154,20 @@ class ExpertsState:
                 f"{name}: hidden_states is {dtype}; Sluice computes in float32, bfloat16 and float16: "
                 f"cast the model, {contracts.OTHERWISE}"
             )
+        local, world = tensors[0].shape[0], 1 if self._group is None else self._group.world_size
         common: dict[str, Any] = {
             "model_width": model,
-            "num_experts": tensors[0].shape[0],
+            "num_experts": local * world,
             "top_k": ids.shape[1],
             "dtype": dtype,
             "layer_id": self._layer_id,
             **layer_options(self._options, contract.fused),
         }
-        context = context_of(self._options)
+        context = context_of(self._options, self._group)
+        if contract.stock:
+            return CastingLayer(context, experts=StockExperts(contract, local, self._experts_forward), **common)
         if not contract.fused:
-            return MoeLayer(context, experts=HostExperts(contract, tensors[0].shape[0]), **common)
+            return CastingLayer(context, experts=HostExperts(contract, local), **common)
         return StackedLayer(
             context,
             views=contract.views,
@@ -177,7 +194,7 @@ def _check_rows(name: str, model: int, hidden: Any, ids: Any, weights: Any) -> N
             )
 
 
-def announce(module: Any, contract: contracts.Contract, options: Options | None) -> None:
+def announce(module: Any, contract: contracts.Contract, options: Options | None, world: int) -> None:
     """A line for each kind of experts, once per process, on rank 0: no banner, no Sluice."""
     if options is None:
         text = f"{type(module).__name__}: off (SLUICE=0 or enabled=False): transformers' grouped_mm computes"
@@ -186,6 +203,8 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None)
         text = f"{type(module).__name__} runs on Sluice, fused in C: {kind}{contract.activation}"
     else:
         text = f"{type(module).__name__} runs on Sluice with its own functions: {contract.reason}"
+    if world > 1:
+        text += f" | ep_size {world}"
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if text in _announced or (distributed and torch.distributed.get_rank() != 0):
         return

@@ -1,4 +1,4 @@
-"""Where transformers meets Sluice: one entry in its registry of experts.
+"""Where transformers meets Sluice: one entry each in its registries of experts and of expert-parallel transports.
 
 Registering costs nothing: what computes is imported with the first call.
 """
@@ -20,12 +20,24 @@ def sluice_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_
 
 def install(module: ModuleType) -> None:
     """Registers. Raises if this transformers has no such registry; the loader reports that."""
+    if module.__name__.endswith("expert_parallel"):
+        module.EPImplementationInterface.register(NAME, _make_transport)
+        return
     interface = getattr(module, "ExpertsInterface", None)
     if interface is None:
         raise RuntimeError("this transformers has no ExpertsInterface: experts_implementation='sluice' needs 5.23")
     interface.register(NAME, sluice_experts_forward)
 
 
+def _make_transport(*arguments: Any) -> Any:
+    """Stands for the class of transport.py, which is imported with the first model that asks for it."""
+    from sluice.adapters.transformers.transport import SluiceEP
+
+    return SluiceEP(*arguments)
+
+
 def uninstall(module: ModuleType) -> None:
     """Takes the name out again."""
-    module.ExpertsInterface._global_mapping.pop(NAME, None)
+    for registry in ("ExpertsInterface", "EPImplementationInterface"):
+        if hasattr(module, registry):
+            getattr(module, registry)._global_mapping.pop(NAME, None)

@@ -51,3 +51,29 @@ class HostExperts(CallbackExperts):
             return F.linear(rows, weight, bias)
         out = rows @ weight
         return out if bias is None else out + bias
+
+
+class StockExperts(HostExperts):
+    """Experts computed by whichever implementation the model's config names, on the rows of one expert at a time.
+
+    For the time of a call the module is one of a single expert, so that its function sees one route per row.
+    """
+
+    def __init__(self, contract: Contract, count: int, experts_forward: Any) -> None:
+        super().__init__(contract, count)
+        self._forward = experts_forward
+
+    def _expert(self, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def call(rows: torch.Tensor) -> torch.Tensor:
+            module, names = self._module, self._contract.names
+            parameters, count = {name: module._parameters[name] for name in names}, module.num_experts
+            module._parameters.update(zip(names, (tensor.unsqueeze(0) for tensor in self._own[index])))
+            module.num_experts = 1
+            try:
+                ids = torch.zeros(rows.shape[0], 1, dtype=torch.int64)
+                return self._forward(rows, ids, rows.new_ones(rows.shape[0], 1))
+            finally:
+                module._parameters.update(parameters)
+                module.num_experts = count
+
+        return call

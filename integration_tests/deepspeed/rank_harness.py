@@ -30,6 +30,8 @@ class RankFailure(AssertionError):
 class Ranks:
     """`world` processes in one gloo group over loopback."""
 
+    worker = HERE / "rank_worker.py"
+
     def __init__(self, world: int, **environment: str) -> None:
         self.world = world
         self._environment = environment
@@ -109,7 +111,7 @@ class Ranks:
             environment = {key: value for key, value in environment.items() if value != ""}
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(HERE / "rank_worker.py"), str(write_end)],
+                    [sys.executable, str(self.worker), str(write_end)],
                     stdin=subprocess.PIPE,
                     stdout=self._logs[rank].open("wb"),
                     stderr=subprocess.STDOUT,

@@ -17,6 +17,7 @@ from typing import Any
 # Host module -> module of ours with `install(host_module)`.
 TARGETS = {
     "deepspeed.runtime.engine": "sluice.adapters.deepspeed.hook",
+    "transformers.distributed.expert_parallel": "sluice.adapters.transformers.hook",
     "transformers.integrations.moe": "sluice.adapters.transformers.hook",
 }
 

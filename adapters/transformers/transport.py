@@ -1,0 +1,56 @@
+"""`DistributedConfig(ep_implementation="sluice")`: dispatch, experts and combine in one call of the library.
+
+The experts are fused where `experts_implementation="sluice"` is chosen too; with any other choice they run as
+callbacks: transformers' own function on the rows of one expert. Only real rows travel; a rank without any needs no
+dummy row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any
+
+import torch
+from sluice import settings
+from sluice.adapters.torch import EpGroup
+from sluice.adapters.transformers.experts import ExpertsState
+from torch.distributed import get_process_group_ranks
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from transformers.distributed.expert_parallel import AutoEP, EPImplementation
+
+# The same on all ranks, which apply a model's plan in the same order.
+_numbers = itertools.count()
+
+
+class SluiceEP(EPImplementation):
+    """One per experts module. Made on all ranks of the expert-parallel group at the same point of loading a model."""
+
+    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+        super().__init__(experts, ep_mesh, tp_mesh)
+        options = settings.effective(getattr(experts.config, "sluice", None))
+        self._stock = AutoEP(experts, ep_mesh, tp_mesh) if options is None else None
+        self._experts = experts
+        if options is None:
+            return
+        timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
+        group = EpGroup.for_ranks(sorted(get_process_group_ranks(ep_mesh.get_group())), timeout)
+        self._state = ExpertsState(next(_numbers), group, self.experts_forward)
+
+    def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
+        """The weighted expert outputs for this rank's tokens. Collective over the expert-parallel group."""
+        if self._stock is not None:
+            return self._stock(hidden_states, top_k_index, top_k_weights)
+        if self.tp_mesh.size() == 1:
+            return self._state.call(self._experts, hidden_states, top_k_index, top_k_weights)
+        # Ranks that share a batch keep a slice of its tokens each, so that no token is computed twice.
+        tokens, ids, weights = (
+            DTensor.from_local(tensor, self.tp_mesh, [Replicate()], run_check=False)
+            .redistribute(self.tp_mesh, [Shard(0)])
+            .to_local()
+            for tensor in (hidden_states, top_k_index, top_k_weights)
+        )
+        out = self._state.call(self._experts, tokens, ids, weights)
+        shape, stride = hidden_states.shape, (hidden_states.shape[1], 1)
+        return DTensor.from_local(out, self.tp_mesh, [Shard(0)], shape=shape, stride=stride).full_tensor()

@@ -1,0 +1,150 @@
+"""Whole tiny models, one step of them, and the same step under expert parallelism."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.deepseek_v3 import DeepseekV3Config
+from transformers.models.gpt_oss import GptOssConfig
+from transformers.models.mixtral import MixtralConfig
+from transformers.models.qwen3_moe import Qwen3MoeConfig
+
+VOCABULARY = 97
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_CONFIGS = {
+    "mixtral": lambda: MixtralConfig(**_COMMON, intermediate_size=24, num_local_experts=4, router_aux_loss_coef=0.02),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_COMMON, intermediate_size=40, moe_intermediate_size=24, num_experts=8, head_dim=8, norm_topk_prob=True
+    ),
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **{**_COMMON, "num_key_value_heads": 4, "num_experts_per_tok": 4},
+        intermediate_size=40,
+        moe_intermediate_size=24,
+        n_routed_experts=8,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=8,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    ),
+    "gpt_oss": lambda: GptOssConfig(**_COMMON, intermediate_size=24, num_local_experts=4, head_dim=8, sliding_window=8),
+}
+KINDS = tuple(_CONFIGS)
+
+
+def make(kind: str, implementation: str = "sluice", dtype: torch.dtype = torch.float32) -> Any:
+    """A model with fixed random parameters."""
+    torch.manual_seed(3)
+    config = _CONFIGS[kind]()
+    model = AutoModelForCausalLM.from_config(config, experts_implementation=implementation, attn_implementation="eager")
+    for name, parameter in model.named_parameters():
+        if "experts" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model.to(dtype)
+
+
+def batch(seed: int = 0, rows: int = 3, length: int = 17) -> torch.Tensor:
+    """Token ids."""
+    return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def step(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Loss, logits and every gradient."""
+    model.train()
+    model.zero_grad()
+    out = model(input_ids=ids, labels=ids)
+    out.loss.backward()
+    values = {"loss": out.loss.detach(), "logits": out.logits.detach()}
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        grad = torch.zeros(()) if grad is None else grad
+        values[name] = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+    return values
+
+
+def gaps(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Largest difference of each tensor in units of the reference's largest element."""
+    assert found.keys() == wanted.keys()
+    return {
+        name: float(
+            (found[name].double() - wanted[name].double()).abs().max() / wanted[name].abs().max().clamp(min=1e-6)
+        )
+        for name in wanted
+    }
+
+
+# ---- under expert parallelism; called on every rank ----
+
+
+def ep_step(kind: str, path: str, experts: str, layout: dict[str, int], transport: str = "sluice") -> dict[str, float]:
+    """The worst gaps to the unsplit model, over the same global batch."""
+    from transformers.distributed import DistributedConfig
+
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    tp = layout.get("tp_size", 1)
+    batches = [batch(seed) for seed in range(world // tp)]
+    unsplit = make(kind, "eager")
+    wanted = _average([step(unsplit, ids) for ids in batches])
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        experts_implementation=experts,
+        attn_implementation="eager",
+        distributed_config=DistributedConfig(**layout, ep_size=world, ep_implementation=transport),
+    )
+    found = step(model, batches[rank // tp])
+    del found["loss"], found["logits"], wanted["loss"], wanted["logits"]
+    worst = gaps(found, wanted)
+    with torch.no_grad():
+        model.eval(), unsplit.eval()
+        mine = model(input_ids=batches[rank // tp]).logits
+        theirs = unsplit(input_ids=batches[rank // tp]).logits
+    worst["logits"] = float((mine - theirs).abs().max() / theirs.abs().max())
+    name = max(worst, key=lambda key: worst[key])
+    return {name: worst[name]}
+
+
+def ep_save(kind: str, path: str, layout: dict[str, int]) -> bool:
+    """Whether a model that was loaded split and saved again has the bits it had."""
+    from transformers.distributed import DistributedConfig
+
+    world = torch.distributed.get_world_size()
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        experts_implementation="sluice",
+        distributed_config=DistributedConfig(**layout, ep_size=world, ep_implementation="sluice"),
+    )
+    step(model, batch())
+    folder = [tempfile.mkdtemp() if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(folder)
+    model.save_pretrained(folder[0])
+    torch.distributed.barrier()
+    before = AutoModelForCausalLM.from_pretrained(path).state_dict()
+    after = AutoModelForCausalLM.from_pretrained(folder[0]).state_dict()
+    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def _average(outcomes: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    first = copy.copy(outcomes[0])
+    for name in first:
+        if name != "logits":
+            first[name] = sum(outcome[name] for outcome in outcomes) / len(outcomes)
+    return first

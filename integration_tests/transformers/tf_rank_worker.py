@@ -1,0 +1,48 @@
+"""One rank for tests of expert parallelism: as the DeepSpeed tests' worker, with transformers in place of DeepSpeed."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Replies go to the inherited descriptor, so that anything may print."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    replies = os.fdopen(int(sys.argv[1]), "w")
+
+    def answer(action: Any) -> None:
+        try:
+            value = {"result": action()}
+        except Exception as error:
+            text = {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
+            value = {"error": text}
+        replies.write(json.dumps(value) + "\n")
+        replies.flush()
+
+    def start() -> None:
+        sys.path.insert(0, str(Path(__file__).resolve().parent))
+        import torch
+
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo")
+
+    answer(start)
+    for line in sys.stdin:
+        order = json.loads(line)
+        module, _, function = order["target"].partition(":")
+        answer(lambda: getattr(importlib.import_module(module), function)(**order["arguments"]))  # noqa: B023
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -31,6 +31,8 @@ VTABLES = ("device", "comm", "gemm")
 PAIRS = {
     ("backend/comm/nccl", "backend/device/cuda"),  # NCCL works on CUDA's streams
     ("backend/gemm/cublas", "backend/device/cuda"),
+    ("backend/comm/nccl", "backend/device"),  # the handle of the device that they work on
+    ("backend/gemm/cublas", "backend/device"),
     ("backend/comm/mpi_loader", "backend/comm/mpi"),  # the header that both sides of the plugin share
     ("backend/comm/mpi_loader", "backend/comm/host"),  # MPI is a table of callbacks to the host communicator
 }
@@ -50,6 +52,8 @@ class Edge(NamedTuple):
 
 
 def _test_package(package):
+    if package.endswith("/fake") and package.count("/") == 3:
+        return True  # backend/device/cuda/fake: stands in for a foreign library
     return package.endswith(("/test", "/bench")) or package.startswith("backend/cts")
 
 

@@ -125,6 +125,11 @@ void sluice_cuda_launch(int32_t kernel, sluice_stream_t stream, const void* args
   if (device->launch_status != SLUICE_OK) sluice_error_capture(&device->launch_error);
 }
 
+sluice_status_t sluice_cuda_launch_status(void) {
+  if (entered == NULL || entered->launch_status == SLUICE_OK) return SLUICE_OK;
+  return sluice_error_adopt(&entered->launch_error);
+}
+
 /* ---- a pass ---------------------------------------------------------------------------------------------------- */
 
 static sluice_status_t create_event(cuda_device_t* device, void** event) {

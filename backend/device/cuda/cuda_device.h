@@ -55,8 +55,9 @@ sluice_status_t sluice_cuda_enter(sluice_device_t* device);
 sluice_status_t sluice_cuda_leave(sluice_device_t* device);
 
 /* Writes `count` 64-bit words to device memory, in the launch's own parameters: nothing to keep alive, nothing to wait
- * for. For small tables, between enter and leave. */
-void sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* words, int64_t count);
+ * for. For small tables, between enter and leave. Returns the first failure since enter: then the words are not there.
+ */
+sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* words, int64_t count);
 
 /* Copies `bytes` from the device to `out` (pinned memory, or the copy is slower) and waits for that copy alone: the one
  * place where the host waits. Errors: STATE (the stream is being captured, or after fork), FOREIGN. */

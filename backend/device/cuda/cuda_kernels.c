@@ -127,7 +127,7 @@ static void scale_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int6
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_scale_rows, dtype), stream, &args, args.units);
 }
 
-void sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* words, int64_t count) {
+sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* words, int64_t count) {
   for (int64_t at = 0; at < count; at += SLUICE_CUDA_MAX_WORDS) {
     sluice_words_args_t args = {.to = (uint64_t*)to + at, .count = count - at};
     if (args.count > SLUICE_CUDA_MAX_WORDS) args.count = SLUICE_CUDA_MAX_WORDS;
@@ -135,6 +135,7 @@ void sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* w
     memcpy(args.words, words + at, (size_t)args.count * sizeof *words);
     sluice_cuda_launch(SLUICE_CUDA_write_words, stream, &args, args.units);
   }
+  return sluice_cuda_launch_status();
 }
 
 const sluice_kernels_t* sluice_cuda_kernels(void) {

@@ -125,18 +125,23 @@ static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_pro
   }
 }
 
-/* The table is rewritten in stream order, after the call before has read it. */
-static int run_groups(gemm_cublas_t* gemm, const sluice_product_list_t* list) {
+/* The table is rewritten in stream order, after the call before has read it. *out_declined: the library does not group
+ * this type, and nothing was done. */
+static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_product_list_t* list, int* out_declined) {
   groups_t* g = &gemm->groups;
   uint64_t* table = gemm->workspace;
   int type = type_of(list->dtype_ab);
+  *out_declined = 0;
   for (int part = 0; part < 3; ++part) {
-    sluice_cuda_write_words(list->stream, table + part * MAX_GROUPS, g->pointers + part * MAX_GROUPS, g->count);
+    SLUICE_TRY(
+        sluice_cuda_write_words(list->stream, table + part * MAX_GROUPS, g->pointers + part * MAX_GROUPS, g->count));
   }
-  return gemm->symbols.cublasGemmGroupedBatchedEx(
+  int code = gemm->symbols.cublasGemmGroupedBatchedEx(
       gemm->handle, g->trans_a, g->trans_b, g->m, g->n, g->k, &g->alpha, (const void* const*)table, type, g->lda,
       (const void* const*)(table + MAX_GROUPS), type, g->ldb, &g->beta, (void* const*)(table + 2 * MAX_GROUPS), type,
       g->ldc, g->count, g->size, compute_of(gemm, list->dtype_ab));
+  *out_declined = code == SLUICE_CUBLAS_NOT_SUPPORTED;
+  return code == 0 || *out_declined ? SLUICE_OK : fail(code, "a grouped product");
 }
 
 static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t* list) {
@@ -146,13 +151,12 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t
   int64_t first = 0; /* of the products in the open group */
   for (int64_t i = 0; i <= list->count; ++i) {
     if (may_group && gemm->groups.count > 0 && (i == list->count || gemm->groups.count == MAX_GROUPS)) {
-      int code = run_groups(gemm, list);
-      if (code == SLUICE_CUBLAS_NOT_SUPPORTED) {
+      int declined;
+      SLUICE_TRY(run_groups(gemm, list, &declined));
+      if (declined) {
         gemm->no_groups |= 1u << list->dtype_ab; /* for good: start again, one by one */
         may_group = 0;
         i = first;
-      } else if (code != 0) {
-        return fail(code, "a grouped product");
       } else {
         first = i;
       }

@@ -21,21 +21,27 @@
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm_form.h"
 #include "backend/gemm/native/native_kernels.h"
+#include "backend/gemm/native/native_pool.h"
 
-/* Of one block of A, of B, and of the sums that wait. */
+/* Of one block of A, of B, and of the sums that wait: what a thread needs, all told, is at most
+ * SLUICE_GEMM_THREAD_BYTES (the sums of one block of C may take a MiB). */
 #define A_BYTES ((int64_t)512 << 10)
-#define B_BYTES ((int64_t)256 << 10)
+#define B_BYTES ((int64_t)128 << 10)
 #define S_BYTES ((int64_t)512 << 10)
-/* Of a block: where B lies along k, a long run of each of its rows is read at once, a page of them; elsewhere C is
- * visited less often with a deep block, but more pages of B are open at a time. */
-#define DEPTH_ALONG  ((int64_t)1024)
-#define DEPTH_ACROSS ((int64_t)512)
+/* Of a block. B comes from memory, so it is read in long runs: a page of each row where it lies along k, else some rows
+ * of many columns. A weight gradient (A along its rows) writes more than it reads: few visits to C. */
+#define DEPTH_ALONG    ((int64_t)1024)
+#define DEPTH_ACROSS   ((int64_t)128)
+#define DEPTH_GRADIENT ((int64_t)512)
+/* A thread is not started for less: multiply-adds, which take it about 5 microseconds. */
+#define THREAD_WORK ((double)(1 << 18))
 
 enum { GROUP = 16, LINE = 64 };
 
 typedef struct sluice_gemm_native_s {
   sluice_gemm_t base;
   const sluice_native_kernels_t* kernels;
+  sluice_native_pool_t pool;
 } sluice_gemm_native_t;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -70,7 +76,8 @@ static int64_t tile_rows(const sluice_native_kernels_t* kernels, int64_t rows, i
 
 static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_form_t* f, int32_t dtype_c) {
   blocks_t b;
-  b.depth = round_up(pieces(f->k, pieces(f->k, f->trans_b ? DEPTH_ALONG : DEPTH_ACROSS)), GROUP);
+  const int64_t deepest = f->trans_b ? DEPTH_ALONG : f->trans_a ? DEPTH_GRADIENT : DEPTH_ACROSS;
+  b.depth = round_up(pieces(f->k, pieces(f->k, deepest)), GROUP);
   int64_t most = A_BYTES / (int64_t)sizeof(float) / b.depth;
   b.rows = pieces(f->m, pieces(f->m, most));
   b.cols = larger(B_BYTES / (int64_t)sizeof(float) / b.depth / kernels->width, 1) * kernels->width;
@@ -151,9 +158,9 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   char* c = (char*)f->c + (p->i0 * f->ldc + p->j0) * bytes_c;
   float* sums = w->sums + (p->j0 - p->stripe0);
   sluice_native_tile_t t = {.depth = p->depth};
-  /* Where C's rows are long against the depth, whole rows are written before the next ones; else a panel of B is used
-   * up first. */
-  const int by_rows = f->k <= 256;
+  /* Where the block is shallow, runs of C's rows are written one after the other; else a panel of B is used up first.
+   */
+  const int by_rows = !f->trans_b || f->k <= 256;
   int64_t i = 0;
   int64_t a_at = 0;
   for (int64_t outer = 0; outer < (by_rows ? num_tiles : num_panels); ++outer) {
@@ -230,10 +237,12 @@ static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, 
             k0 = 0;
             j0 = end < to ? end : from;
           }
+          const int over = p.k0 + p.depth == f->k && p.j0 + p.cols == to && p.i0 + p.rows == f->m;
           const int64_t steps =
               pieces(p.rows, w->kernels->max_rows) * pieces(p.cols, w->kernels->width) * (p.depth / SLUICE_NATIVE_STEP);
           sluice_native_prefetch_t prefetch =
               aim(w, f, k0, smaller(f->k - k0, blocks.depth), j0, smaller(to - j0, blocks.cols), steps);
+          if (over) prefetch.left = 0;
           multiply(w, f, &blocks, &p, &prefetch);
         }
       }
@@ -279,24 +288,76 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_prod
   return room;
 }
 
-static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
-  const sluice_gemm_native_t* native = (const sluice_gemm_native_t*)gemm;
-  const room_t room = room_for(native->kernels, list);
-  const uint64_t bytes = (uint64_t)(room.a + room.b + room.sums) * sizeof(float);
-  work_t work = {native->kernels, list->dtype_ab, list->dtype_c, list->beta, NULL, NULL, NULL};
-  if (bytes > 0) {
-    work.a = sluice_alloc(gemm->allocator, bytes, "gemm native: packed blocks");
-    if (work.a == NULL) return SLUICE_E_NO_MEMORY;
-    work.b = work.a + room.a;
-    work.sums = work.b + room.b;
+/* What the threads of one call share. */
+typedef struct call_s {
+  const sluice_gemm_native_t* native;
+  const sluice_product_list_t* list;
+  room_t room;
+  float* rooms; /* one after the other */
+  double work;  /* of the whole list */
+} call_t;
+
+/* Of `width` columns of a product: packing them costs about as much as eight rows. */
+static double panel_work(const sluice_native_kernels_t* kernels, const sluice_gemm_form_t* f) {
+  return f->m == 0 ? 0 : (double)(f->m + 8) * (double)f->k * kernels->width;
+}
+
+/* The first panel of a product that begins at or after `mark` of all work, where `before` lies before the product. */
+static int64_t panel_at(double mark, double before, double each, int64_t panels) {
+  if (mark <= before) return 0;
+  double panel = (mark - before) / each;
+  return panel >= (double)panels ? panels : smaller((int64_t)panel + ((double)(int64_t)panel < panel), panels);
+}
+
+/* The work of the list lies in a row, product after product, panel after panel; each thread does an equal run of it. A
+ * share is whole panels of columns, so who does it changes no bit. */
+static void share(void* data, int index, int count) {
+  const call_t* call = data;
+  const sluice_native_kernels_t* kernels = call->native->kernels;
+  const sluice_product_list_t* list = call->list;
+  work_t work = {kernels, list->dtype_ab, list->dtype_c, list->beta, NULL, NULL, NULL};
+  if (call->rooms != NULL) {
+    work.a = call->rooms + (call->room.a + call->room.b + call->room.sums) * index;
+    work.b = work.a + call->room.a;
+    work.sums = work.b + call->room.b;
   }
+  const double begin = call->work * index / count;
+  const double end = call->work * (index + 1) / count;
+  double before = 0;
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->products[i], &form)) continue; /* supports() has seen them all */
-    if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
-    product(&work, &form, 0, form.n);
+    if (form.m == 0 || form.n == 0 || form.k == 0) {
+      if (index == 0) (void)sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta);
+      continue;
+    }
+    const int64_t panels = pieces(form.n, kernels->width);
+    const double each = panel_work(kernels, &form);
+    const int64_t first = panel_at(begin, before, each, panels);
+    const int64_t last = index + 1 == count ? panels : panel_at(end, before, each, panels);
+    before += each * (double)panels;
+    if (first < last) product(&work, &form, first * kernels->width, smaller(last * kernels->width, form.n));
   }
-  sluice_free(gemm->allocator, work.a, bytes);
+}
+
+static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+  const sluice_gemm_native_t* native = (const sluice_gemm_native_t*)gemm;
+  call_t call = {native, list, room_for(native->kernels, list), NULL, 0};
+  for (int64_t i = 0; i < list->count; ++i) {
+    sluice_gemm_form_t form;
+    if (!sluice_gemm_form(&list->products[i], &form)) continue;
+    call.work += panel_work(native->kernels, &form) * (double)pieces(form.n, native->kernels->width);
+  }
+  int threads = sluice_native_pool_threads(&native->pool);
+  if (call.work < THREAD_WORK * threads) threads = (int)(call.work / THREAD_WORK);
+  if (threads < 1) threads = 1;
+  const uint64_t bytes = (uint64_t)(call.room.a + call.room.b + call.room.sums) * sizeof(float) * (uint64_t)threads;
+  if (bytes > 0) {
+    call.rooms = sluice_alloc(gemm->allocator, bytes, "gemm native: packed blocks");
+    if (call.rooms == NULL) return SLUICE_E_NO_MEMORY;
+  }
+  sluice_native_pool_run(&native->pool, threads, share, &call);
+  sluice_free(gemm->allocator, call.rooms, bytes);
   return SLUICE_OK;
 }
 
@@ -306,8 +367,8 @@ static const sluice_gemm_vtable_t native_vtable = {
     .run = native_run,
 };
 
-sluice_status_t sluice_gemm_native_open(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm, char* why,
-                                        size_t why_bytes) {
+sluice_status_t sluice_gemm_native_create_with(const sluice_native_pool_t* pool, sluice_allocator_t* allocator,
+                                               sluice_gemm_t** out_gemm, char* why, size_t why_bytes) {
   *out_gemm = NULL;
   const sluice_native_kernels_t* kernels = sluice_native_avx512();
   if (kernels == NULL) {
@@ -320,8 +381,15 @@ sluice_status_t sluice_gemm_native_open(sluice_allocator_t* allocator, sluice_ge
   native->base.allocator = allocator;
   snprintf(native->base.name, sizeof native->base.name, "native (%s)", kernels->name);
   native->kernels = kernels;
+  native->pool = *pool;
   *out_gemm = &native->base;
   return SLUICE_OK;
+}
+
+sluice_status_t sluice_gemm_native_open(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm, char* why,
+                                        size_t why_bytes) {
+  const sluice_native_pool_t pool = sluice_native_pool_find();
+  return sluice_gemm_native_create_with(&pool, allocator, out_gemm, why, why_bytes);
 }
 
 sluice_status_t sluice_gemm_native_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {

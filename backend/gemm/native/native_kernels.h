@@ -5,7 +5,8 @@
 
 #include <stdint.h>
 
-/* Lines of memory that a tile asks for while it computes: the operand that is packed next. `left` counts down to 0. */
+/* Lines of memory that a tile asks for while it computes: the operand that is packed next. Asking
+ * beyond the last is harmless. */
 typedef struct sluice_native_prefetch_s {
   const char* at;
   int64_t left;     /* lines */

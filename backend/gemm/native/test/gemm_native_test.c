@@ -1,6 +1,7 @@
 /* What "native" promises beyond the conformance suite: an element is one chain of fused multiply-adds over k, whatever
  * the sizes, so its bits are known exactly; nothing outside the operands is read or written; the workspace is bounded.
  */
+#include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm.h"
+#include "backend/gemm/native/gemm_native.h"
 
 static sluice_allocator_t allocator;
 static sluice_gemm_t* gemm; /* NULL: this processor has no AVX-512 */
@@ -156,7 +158,10 @@ static void Native_EveryCut_IsTheChainOfFusedAdds(void** state) {
       {1, 600, 1100, 0, 1, 0}, {2, 130, 3000, 0, 0, 1},  {513, 1, 1027, 0, 1, 1}, {290, 600, 530, 0, 0, 0},
   };
   for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
-    for (int d = 0; d < NUM_DTYPES; ++d) check_bits(&shapes[i], dtypes[d][0], dtypes[d][1]);
+    check_bits(&shapes[i], SLUICE_DTYPE_F32, SLUICE_DTYPE_F32);
+    int d = 1 + (int)i % (NUM_DTYPES - 1); /* the sums that wait beside a 16-bit C are cut alike for all of them */
+    check_bits(&shapes[i], dtypes[d][0], dtypes[d][1]);
+    check_bits(&shapes[i], SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16);
   }
 }
 
@@ -204,6 +209,104 @@ static void Native_NanAndInfinity_TravelAsInArithmetic(void** state) {
   }
 }
 
+/* ---- threads ---------------------------------------------------------------------------------------------------- */
+
+/* A pool that runs its threads one after the other, as many as asked for or fewer. */
+static int pool_max, pool_given, pool_index, pool_inside;
+static int fake_max(void) { return pool_max; }
+static int fake_given(void) { return pool_given; }
+static int fake_index(void) { return pool_index; }
+static int fake_inside(void) { return pool_inside; }
+static int pool_asked;
+static void fake_parallel(void (*fn)(void*), void* data, unsigned threads, unsigned flags) {
+  assert_int_equal(flags, 0);
+  pool_asked = (int)threads;
+  pool_given = pool_given == 0 || pool_given > (int)threads ? (int)threads : pool_given;
+  for (pool_index = pool_given - 1; pool_index >= 0; --pool_index) fn(data);
+}
+static const sluice_native_pool_t fake_pool = {fake_parallel, fake_max, fake_given, fake_index, fake_inside};
+
+enum { PRODUCTS = 5, MOST = 90 * 500 };
+
+/* Products of uneven sizes, one of them empty, into `c`, which is NaN where nothing is written. */
+static void run_uneven(sluice_gemm_t* by, const float* x, float c[PRODUCTS][MOST]) {
+  static const int64_t sizes[PRODUCTS][3] = {{90, 500, 70}, {1, 333, 300}, {0, 64, 64}, {33, 31, 0}, {7, 450, 1100}};
+  sluice_product_t products[PRODUCTS];
+  for (int i = 0; i < PRODUCTS; ++i) {
+    const int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
+    for (int j = 0; j < MOST; ++j) c[i][j] = NAN;
+    products[i] = (sluice_product_t){m, n, k, {(void*)x, k > 0 ? k : 1, 1}, {(void*)x, 1, k > 0 ? k : 1}, {c[i], n, 1}};
+  }
+  sluice_product_list_t list = {products, PRODUCTS, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  assert_int_equal(sluice_gemm_run(by, &list), SLUICE_OK);
+}
+
+static void Native_AnyNumberOfThreads_SameBits(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  static float x[500000], one[PRODUCTS][MOST], many[PRODUCTS][MOST];
+  char why[256];
+  for (int i = 0; i < 500000; ++i) x[i] = next_value();
+  pool_max = 1;
+  sluice_gemm_t* pooled = NULL;
+  assert_int_equal(sluice_gemm_native_create_with(&fake_pool, &allocator, &pooled, why, sizeof why), SLUICE_OK);
+  run_uneven(pooled, x, one);
+  for (int threads = 2; threads <= 40; threads += threads < 8 ? 1 : 8) {
+    for (int fewer = 0; fewer < 2; ++fewer) {
+      pool_max = threads;
+      pool_given = fewer ? threads - 1 : 0;
+      pool_asked = 0;
+      uint64_t before = allocator.current_bytes;
+      sluice_allocator_reset_peak(&allocator);
+      run_uneven(pooled, x, many);
+      assert_memory_equal(one, many, sizeof one);
+      assert_true(pool_asked > 1 && pool_asked <= threads);
+      assert_int_equal(allocator.current_bytes, before);
+      assert_true(allocator.peak_bytes - before <= SLUICE_GEMM_THREAD_BYTES * (uint64_t)threads);
+    }
+  }
+  pool_inside = 1; /* a host that calls from its own parallel region */
+  pool_asked = 0;
+  run_uneven(pooled, x, many);
+  assert_int_equal(pool_asked, 0);
+  assert_memory_equal(one, many, sizeof one);
+  pool_inside = 0;
+  float y[4] = {1, 2, 3, 4};
+  sluice_product_t p = {2, 1, 2, {y, 2, 1}, {y, 1, 1}, {y, 1, 1}};
+  sluice_product_list_t small = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  assert_int_equal(sluice_gemm_run(pooled, &small), SLUICE_OK); /* too little for a second thread */
+  assert_int_equal(pool_asked, 0);
+  sluice_gemm_destroy(pooled);
+}
+
+#if !defined(__SANITIZE_THREAD__)
+/* The OpenMP runtime that the process has shown to all, as `import torch` does. */
+static void Native_RealOpenmp_FoundAndSameBits(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  void* openmp = dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL);
+  if (openmp == NULL) {
+    print_message("SKIPPED: no libgomp here\n");
+    skip();
+  }
+  void (*set_threads)(int);
+  *(void**)&set_threads = dlsym(openmp, "omp_set_num_threads");
+  static float x[500000], one[PRODUCTS][MOST], many[PRODUCTS][MOST];
+  for (int i = 0; i < 500000; ++i) x[i] = next_value();
+  sluice_gemm_t* pooled = NULL;
+  assert_int_equal(sluice_gemm_native_create(&allocator, &pooled), SLUICE_OK);
+  for (int threads = 1; threads <= 5; threads += 2) {
+    set_threads(threads);
+    sluice_native_pool_t pool = sluice_native_pool_find();
+    assert_int_equal(sluice_native_pool_threads(&pool), threads);
+    run_uneven(pooled, x, threads == 1 ? one : many);
+    if (threads > 1) assert_memory_equal(one, many, sizeof one);
+  }
+  set_threads(1);
+  sluice_gemm_destroy(pooled);
+}
+#endif
+
 /* Half of what gemm.h allows, since "auto" may hold the other half meanwhile. */
 static void Native_LargeProducts_WorkspaceIsBounded(void** state) {
   (void)state;
@@ -231,11 +334,15 @@ static void Native_LargeProducts_WorkspaceIsBounded(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(Native_EveryTileHeight_IsTheChainOfFusedAdds, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Native_EveryCut_IsTheChainOfFusedAdds, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Native_RowsInAnyCompany_SameBits, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Native_NanAndInfinity_TravelAsInArithmetic, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Native_LargeProducts_WorkspaceIsBounded, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_EveryTileHeight_IsTheChainOfFusedAdds, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_EveryCut_IsTheChainOfFusedAdds, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_RowsInAnyCompany_SameBits, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_NanAndInfinity_TravelAsInArithmetic, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_AnyNumberOfThreads_SameBits, set_up, tear_down),
+#if !defined(__SANITIZE_THREAD__)
+    cmocka_unit_test_setup_teardown(Native_RealOpenmp_FoundAndSameBits, set_up, tear_down),
+#endif
+    cmocka_unit_test_setup_teardown(Native_LargeProducts_WorkspaceIsBounded, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

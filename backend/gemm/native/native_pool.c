@@ -1,0 +1,47 @@
+#include "backend/gemm/native/native_pool.h"
+
+#include <dlfcn.h>
+#include <stddef.h>
+
+sluice_native_pool_t sluice_native_pool_find(void) {
+  static const sluice_native_pool_t none = {NULL, NULL, NULL, NULL, NULL};
+  sluice_native_pool_t pool = none;
+  void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+  void* handle = torch != NULL ? torch : RTLD_DEFAULT; /* a handle also searches what the library depends on */
+  *(void**)&pool.parallel = dlsym(handle, "GOMP_parallel");
+  *(void**)&pool.max_threads = dlsym(handle, "omp_get_max_threads");
+  *(void**)&pool.num_threads = dlsym(handle, "omp_get_num_threads");
+  *(void**)&pool.thread_num = dlsym(handle, "omp_get_thread_num");
+  *(void**)&pool.in_parallel = dlsym(handle, "omp_in_parallel");
+  if (torch != NULL) dlclose(torch); /* it stays loaded: only our count of it goes */
+  int complete = pool.parallel != NULL && pool.max_threads != NULL && pool.num_threads != NULL &&
+                 pool.thread_num != NULL && pool.in_parallel != NULL;
+  return complete ? pool : none;
+}
+
+int sluice_native_pool_threads(const sluice_native_pool_t* pool) {
+  if (pool->parallel == NULL || pool->in_parallel()) return 1;
+  int threads = pool->max_threads();
+  return threads > 1 ? threads : 1;
+}
+
+typedef struct region_s {
+  const sluice_native_pool_t* pool;
+  void (*fn)(void* data, int index, int count);
+  void* data;
+} region_t;
+
+static void region(void* data) {
+  const region_t* r = data;
+  r->fn(r->data, r->pool->thread_num(), r->pool->num_threads());
+}
+
+void sluice_native_pool_run(const sluice_native_pool_t* pool, int wanted, void (*fn)(void* data, int index, int count),
+                            void* data) {
+  if (wanted <= 1 || pool->parallel == NULL) {
+    fn(data, 0, 1);
+    return;
+  }
+  region_t r = {pool, fn, data};
+  pool->parallel(region, &r, (unsigned)wanted, 0);
+}

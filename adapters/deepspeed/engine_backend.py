@@ -100,7 +100,12 @@ class EngineBackend:
         self._group: EpGroup | None = EpGroup.for_ranks(self._key, timeout)
         _users[self._key] = _users.get(self._key, 0) + 1
         try:
-            self.context = Context(self._group, ContextOptions(options.gemm or "auto", options.gemm_library))
+            self.context = Context(
+                self._group,
+                ContextOptions(
+                    options.gemm or "auto", options.gemm_library, options.memory_budget, options.max_outstanding
+                ),
+            )
         except BaseException:
             self._leave()
             raise

@@ -32,10 +32,16 @@ _STATS = (
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """gemm: "auto", "native", "ref", "onednn", "blas" or "host" (torch's own products, which "auto" considers too)."""
+    """gemm: "auto", "native", "ref", "onednn", "blas" or "host" (torch's own products, which "auto" considers too).
+
+    memory_budget    bytes of all that the context's layers allocate, saved buffers included; None: no limit
+    max_outstanding  under a budget: forwards without their backward at one time; None: one for each layer
+    """
 
     gemm: str = "auto"
     gemm_library: str | None = None
+    memory_budget: int | None = None
+    max_outstanding: int | None = None
 
 
 def release(destroy: Any, handle: Any, made_in: int) -> None:
@@ -60,6 +66,8 @@ class Context:
         if self.options.gemm_library is not None:
             path = ffi.new("char[]", self.options.gemm_library.encode())
             config.gemm_library = path
+        config.memory_budget = self.options.memory_budget or 0
+        config.max_outstanding = self.options.max_outstanding or 0
         config.host_gemm = ffi.cast("sluice_host_gemm_fn_t", native().gemm_address)
         out = ffi.new("sluice_context_t **")
         comm = ffi.NULL if self.ep_group.comm is None else self.ep_group.comm

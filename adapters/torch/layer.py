@@ -22,9 +22,9 @@ from .function import run_layer
 from .passes import Pass, save_callback
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-WGRAD_MODES = {"deferred": 0, "per_chunk": 1}
-RESTORE_INPUT = {"keep": 0, "offload": 1, "redispatch": 2}
-RESTORE_MIDDLE = {"keep": 0, "offload": 1, "recompute": 3}
+WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
+RESTORE_INPUT = {"adaptive": -1, "keep": 0, "offload": 1, "redispatch": 2}
+RESTORE_MIDDLE = {"adaptive": -1, "keep": 0, "offload": 1, "recompute": 3}
 _INVALID = -1
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
 _OVERWRITE = 0
@@ -100,9 +100,9 @@ class MoeLayer:
         num_chunks: int = 0,
         expert_rank: Sequence[int] | None = None,
         layer_id: int = 0,
-        wgrad_mode: str = "deferred",
-        restore_input: str = "keep",
-        restore_middle: str = "keep",
+        wgrad_mode: str = "adaptive",
+        restore_input: str = "adaptive",
+        restore_middle: str = "adaptive",
         experts: CallbackExperts | None = None,
     ) -> None:
         library = load()
@@ -126,7 +126,7 @@ class MoeLayer:
         config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
         config.restore_input = _number(RESTORE_INPUT, restore_input, "restore_input")
         config.restore_middle = _number(RESTORE_MIDDLE, restore_middle, "restore_middle")
-        if experts is not None and (restore_input, restore_middle) != ("keep", "keep"):
+        if experts is not None and not {restore_input, restore_middle} <= {"keep", "adaptive"}:
             raise Unsupported("experts that run as the host's modules keep their rows and graphs: policy none")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
@@ -221,6 +221,7 @@ class MoeLayer:
             self._fill_experts(frame, args, work, flat)
             args.save = save_callback()
             args.save_user = user
+            args.save_is_counted = 1
             args.needs_backward = int(work.record)
         except Exception as error:
             self.refuse(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,11 +40,39 @@ class Pass:
         return self.error or (self.experts.error if self.experts is not None else None)
 
 
+class _Block:
+    """Memory that counts as a context's; it may outlive the context."""
+
+    def __init__(self, context: Any, size: int) -> None:
+        library = load()
+        out = library.ffi.new("void **")
+        library.check(library.lib.sluice_context_allocate(context.handle, size, out))
+        self._context, self._size, self.data = context, size, out[0]
+
+    def __del__(self) -> None:
+        data = getattr(self, "data", None)
+        if data is None:
+            return
+        library = load()
+        handle = self._context.handle if self._context.alive else library.ffi.NULL
+        library.lib.sluice_context_free(handle, data, self._size)
+
+
+def _buffer(context: Any, size: int) -> torch.Tensor:
+    """Bytes of the context as a tensor that torch may keep as long as it likes."""
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    block = _Block(context, size)
+    raw = (ctypes.c_uint8 * size).from_address(int(load().ffi.cast("uintptr_t", block.data)))
+    raw._sluice_block = block  # the tensor keeps `raw`, and `raw` the block
+    return torch.frombuffer(raw, dtype=torch.uint8)
+
+
 _save: Any = None
 
 
 def save_callback() -> Any:
-    """Allocates what a step leaves behind as tensors, so that torch can own it. Made once for all layers."""
+    """Hands out what a step leaves behind as tensors, so that torch can own it. Made once for all layers."""
     global _save
     if _save is not None:
         return _save
@@ -53,7 +82,7 @@ def save_callback() -> Any:
     def save(user: Any, which: int, size: int) -> Any:
         work = ffi.from_handle(user)
         try:
-            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")  # torch aligns to 64 bytes
+            buffer = _buffer(work.layer.context, size)
             while len(work.saved) <= which:
                 work.saved.append(torch.empty(0, dtype=torch.uint8, device="cpu"))
             work.saved[which] = buffer

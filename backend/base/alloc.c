@@ -31,11 +31,21 @@ static int planned_failure(sluice_allocator_t* allocator) {
   return allocator->fail_after-- == 0;
 }
 
+static int passes_limit(const sluice_allocator_t* allocator, uint64_t bytes) {
+  return allocator->limit != 0 && (bytes > allocator->limit || allocator->current_bytes > allocator->limit - bytes);
+}
+
+static sluice_status_t fail_over_limit(const char* what, uint64_t bytes, uint64_t current, uint64_t limit) {
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "%s: %llu bytes more would pass the memory budget of %llu (%llu in use)",
+                     what, (unsigned long long)bytes, (unsigned long long)limit, (unsigned long long)current);
+}
+
 void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* what) {
   uint64_t rounded = sluice_align_up(bytes == 0 ? 1 : bytes);
   void* data = NULL;
   pthread_mutex_lock(&allocator->mutex);
-  if (!planned_failure(allocator)) {
+  int over = passes_limit(allocator, rounded);
+  if (!over && !planned_failure(allocator)) {
     data = allocator->allocate != NULL ? allocator->allocate(allocator->user, rounded)
                                        : aligned_alloc(SLUICE_ALIGNMENT, rounded);
   }
@@ -45,11 +55,19 @@ void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* wh
   }
   uint64_t current = allocator->current_bytes;
   pthread_mutex_unlock(&allocator->mutex);
-  if (data == NULL) {
+  if (over) {
+    (void)fail_over_limit(what, rounded, current, allocator->limit);
+  } else if (data == NULL) {
     (void)SLUICE_FAIL(SLUICE_E_NO_MEMORY, "%s: %llu bytes refused by the allocator (%llu bytes in use by Sluice)", what,
                       (unsigned long long)rounded, (unsigned long long)current);
   }
   return data;
+}
+
+sluice_status_t sluice_alloc_status(void) {
+  sluice_error_info_t info;
+  sluice_error_capture(&info);
+  return info.status == SLUICE_E_OVER_BUDGET ? SLUICE_E_OVER_BUDGET : SLUICE_E_NO_MEMORY;
 }
 
 void* sluice_alloc_zeroed(sluice_allocator_t* allocator, uint64_t bytes, const char* what) {
@@ -72,10 +90,13 @@ void sluice_free(sluice_allocator_t* allocator, void* data, uint64_t bytes) {
   pthread_mutex_unlock(&allocator->mutex);
 }
 
-void sluice_allocator_charge(sluice_allocator_t* allocator, uint64_t bytes) {
+sluice_status_t sluice_allocator_charge(sluice_allocator_t* allocator, uint64_t bytes, const char* what) {
   pthread_mutex_lock(&allocator->mutex);
-  account(allocator, bytes);
+  int over = passes_limit(allocator, bytes);
+  if (!over) account(allocator, bytes);
+  uint64_t current = allocator->current_bytes;
   pthread_mutex_unlock(&allocator->mutex);
+  return over ? fail_over_limit(what, bytes, current, allocator->limit) : SLUICE_OK;
 }
 
 void sluice_allocator_discharge(sluice_allocator_t* allocator, uint64_t bytes) {

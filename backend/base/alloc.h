@@ -18,6 +18,7 @@ typedef struct sluice_allocator_s {
   pthread_mutex_t mutex;
   uint64_t current_bytes;
   uint64_t peak_bytes;
+  uint64_t limit;     /* current_bytes may not pass it; 0: no limit */
   uint64_t num_live;  /* blocks not yet freed */
   int64_t fail_after; /* tests: the allocation with this number fails; < 0 never */
 } sluice_allocator_t;
@@ -29,13 +30,16 @@ void sluice_allocator_deinit(sluice_allocator_t* allocator);
 /* bytes rounded up to the alignment; saturates instead of wrapping. */
 uint64_t sluice_align_up(uint64_t bytes);
 
-/* NULL records NO_MEMORY with `what` and the bytes. Zero bytes give a valid block. */
+/* NULL records NO_MEMORY, or OVER_BUDGET past the limit, with `what` and the bytes. Zero bytes give a valid block. */
 void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
+/* Why the last one on this thread gave NULL: NO_MEMORY or OVER_BUDGET. */
+sluice_status_t sluice_alloc_status(void);
 void* sluice_alloc_zeroed(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
 /* Accepts NULL; bytes as given to sluice_alloc. */
 void sluice_free(sluice_allocator_t* allocator, void* data, uint64_t bytes);
-/* Counts bytes that the host allocated on our behalf (saved buffers). */
-void sluice_allocator_charge(sluice_allocator_t* allocator, uint64_t bytes);
+/* Counts bytes that the host allocated on our behalf (saved buffers). OVER_BUDGET past the limit: nothing is counted.
+ */
+sluice_status_t sluice_allocator_charge(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
 void sluice_allocator_discharge(sluice_allocator_t* allocator, uint64_t bytes);
 /* Starts a new peak at the current bytes. */
 void sluice_allocator_reset_peak(sluice_allocator_t* allocator);

@@ -39,6 +39,10 @@ typedef struct sluice_device_vtable_s {
   /* Runs or awaits everything; returns the first failure with its error record on this thread. On a CPU all results are
    * host-complete. Must be called once after each successful begin. */
   sluice_status_t (*join)(sluice_device_t* device);
+  /* Optional, both or none. Bytes that passes of num_events jobs make begin() allocate once (-1: bytes allocated now),
+   * and doing so ahead of the first pass. */
+  uint64_t (*events_bytes)(const sluice_device_t* device, int32_t num_events);
+  sluice_status_t (*reserve)(sluice_device_t* device, int32_t num_events);
 } sluice_device_vtable_t;
 
 struct sluice_device_s {

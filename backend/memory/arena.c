@@ -12,17 +12,27 @@ void sluice_arena_deinit(sluice_arena_t* arena) {
   arena->capacity = 0;
 }
 
+static sluice_status_t grow(sluice_arena_t* arena, uint64_t bytes, const char* what) {
+  sluice_arena_deinit(arena);
+  arena->data = sluice_alloc(arena->allocator, bytes, what);
+  if (arena->data == NULL) return sluice_alloc_status();
+  arena->capacity = bytes;
+  ++arena->num_growths;
+  return SLUICE_OK;
+}
+
 sluice_status_t sluice_arena_reset(sluice_arena_t* arena, uint64_t bytes, const char* what) {
   arena->used = 0;
   if (bytes <= arena->capacity && arena->data != NULL) return SLUICE_OK;
   uint64_t wanted = sluice_align_up(bytes == 0 ? 1 : bytes);
   if (arena->num_growths > 0) wanted = sluice_align_up(wanted + wanted / 16);
-  sluice_arena_deinit(arena);
-  arena->data = sluice_alloc(arena->allocator, wanted, what);
-  if (arena->data == NULL) return SLUICE_E_NO_MEMORY;
-  arena->capacity = wanted;
-  ++arena->num_growths;
-  return SLUICE_OK;
+  return grow(arena, wanted, what);
+}
+
+sluice_status_t sluice_arena_reserve(sluice_arena_t* arena, uint64_t bytes, const char* what) {
+  arena->used = 0;
+  if (bytes <= arena->capacity && arena->data != NULL) return SLUICE_OK;
+  return grow(arena, sluice_align_up(bytes == 0 ? 1 : bytes), what);
 }
 
 void* sluice_arena_take(sluice_arena_t* arena, uint64_t bytes) {

@@ -18,6 +18,8 @@ void sluice_arena_deinit(sluice_arena_t* arena);
 /* Forgets what was handed out and makes room for `bytes`; contents are lost. After the first growth it leaves a
  * sixteenth to spare, so that routing that varies a little from step to step does not move it each time. */
 sluice_status_t sluice_arena_reset(sluice_arena_t* arena, uint64_t bytes, const char* what);
+/* Makes the capacity at least `bytes` and not one more; contents are lost if it grows. */
+sluice_status_t sluice_arena_reserve(sluice_arena_t* arena, uint64_t bytes, const char* what);
 /* 64-byte aligned; the sum of all takes (each aligned up) must fit what reset was asked for. */
 void* sluice_arena_take(sluice_arena_t* arena, uint64_t bytes);
 

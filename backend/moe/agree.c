@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/moe/plan.h"
 
 #define HEADER_MAGIC   0x51ce4844u
 #define ENVELOPE_BYTES 1024u
@@ -17,6 +18,11 @@ typedef struct header_s {
   uint64_t fingerprint;
   uint64_t comm_hash;
   int64_t num_tokens;
+  uint64_t base_bytes;
+  uint64_t memory_budget;
+  uint64_t plan_hash; /* of a plan that the host gave */
+  int32_t max_outstanding;
+  int32_t reserved;
   int64_t model_width;
   int64_t hidden_width;
   int32_t num_experts;
@@ -49,6 +55,10 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->fingerprint = moe->fingerprint;
   h->comm_hash = proposal->comm_hash;
   h->num_tokens = proposal->num_tokens;
+  h->base_bytes = proposal->base_bytes;
+  h->memory_budget = moe->context->memory_budget;
+  h->max_outstanding = moe->context->max_outstanding;
+  h->plan_hash = moe->plan_is_given ? sluice_plan_hash(moe->plan) : 0;
   h->model_width = c->model_width;
   h->hidden_width = c->hidden_width;
   h->num_experts = c->num_experts;
@@ -96,6 +106,8 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(wgrad_mode, "wgrad_mode");
   DIFFERS(callback_experts, "callback_experts");
   DIFFERS(config_chunks, "num_chunks of the config");
+  DIFFERS(memory_budget, "memory_budget");
+  DIFFERS(max_outstanding, "max_outstanding");
   DIFFERS(num_chunks, "num_chunks");
 #undef DIFFERS
   if (peer->fingerprint != own->fingerprint) {
@@ -104,6 +116,10 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
         "layer %d: rank %d and rank %d have different tables expert_rank (who owns which expert; by its own table "
         "rank %d owns %d, rank %d owns %d): give all ranks the same",
         own->layer_id, peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
+  }
+  if (peer->plan_hash != own->plan_hash) {
+    return snprintf(text, text_bytes, "layer %d: rank %d and rank %d were given different plans, or only one of them",
+                    own->layer_id, peer_rank, rank);
   }
   if (peer->comm_hash != own->comm_hash) {
     return snprintf(
@@ -198,8 +214,9 @@ static sluice_status_t take_buffers(sluice_context_t* context, agree_buffers_t* 
   return SLUICE_OK;
 }
 
-/* What did not fit the envelopes; nothing at all in most layers. */
-static sluice_status_t exchange_rest(const sluice_binding_t* b, const agree_buffers_t* buffers, const char* phase) {
+/* Counts behind the first `before` towards each rank; nothing at all in most layers. */
+static sluice_status_t exchange_rest(const sluice_binding_t* b, const agree_buffers_t* buffers, int64_t before,
+                                     const char* phase) {
   const sluice_moe_t* moe = b->moe;
   sluice_context_t* context = moe->context;
   const exchange_arrays_t* a = &buffers->arrays;
@@ -208,13 +225,13 @@ static sluice_status_t exchange_rest(const sluice_binding_t* b, const agree_buff
   for (int32_t r = 0; r < context->world_size; ++r) {
     int64_t theirs = (int64_t)b->num_chunks * sluice_layer_experts_of(moe, r);
     const int32_t* counts = b->counts_out + (int64_t)b->num_chunks * moe->first_place[r];
-    int64_t sent = min_i64(theirs, COUNTS_IN_ENVELOPE), received = min_i64(mine, COUNTS_IN_ENVELOPE);
+    int64_t sent = min_i64(theirs, before), received = min_i64(mine, before);
     a->send[r] = counts + sent;
     a->send_bytes[r] = (uint64_t)(theirs - sent) * sizeof(int32_t);
     a->recv[r] = b->recv_counts + (int64_t)r * mine + received;
     a->recv_bytes[r] = (uint64_t)(mine - received) * sizeof(int32_t);
-    /* Decided from what every rank knows: some rank has more counts than an envelope holds. */
-    any |= theirs > COUNTS_IN_ENVELOPE;
+    /* Decided from what every rank knows: some rank has more counts than have been sent. */
+    any |= theirs > before;
   }
   return any ? run_exchange(context->comm, a, phase) : SLUICE_OK;
 }
@@ -232,10 +249,37 @@ static sluice_status_t check_counts(const sluice_binding_t* b) {
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
-                             uint64_t* out_agreed_ns) {
+sluice_status_t sluice_exchange_counts(sluice_binding_t* b) {
+  const sluice_moe_t* moe = b->moe;
   sluice_context_t* context = moe->context;
-  *out_agreed_ns = sluice_now_ns();
+  if (context->world_size == 1) return SLUICE_OK;
+  agree_buffers_t buffers;
+  SLUICE_TRY(take_buffers(context, &buffers));
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    pack_counts(b, r, b->counts_out + (int64_t)b->num_chunks * moe->first_place[r]);
+  }
+  char phase[96];
+  snprintf(phase, sizeof phase, "counts of layer %d", moe->config.layer_id);
+  SLUICE_TRY(exchange_rest(b, &buffers, 0, phase));
+  return check_counts(b);
+}
+
+static void learn(const header_t* own, const char* received, int32_t world_size, int32_t rank,
+                  sluice_agreement_t* out) {
+  out->max_tokens = own->num_tokens;
+  out->base_bytes = own->base_bytes;
+  for (int32_t r = 0; r < world_size; ++r) {
+    const header_t* peer = header_of(received, r);
+    if (r == rank) continue;
+    if (peer->num_tokens > out->max_tokens) out->max_tokens = peer->num_tokens;
+    if (peer->base_bytes > out->base_bytes) out->base_bytes = peer->base_bytes;
+  }
+}
+
+sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
+                             sluice_agreement_t* out_agreement) {
+  sluice_context_t* context = moe->context;
+  *out_agreement = (sluice_agreement_t){sluice_now_ns(), proposal->num_tokens, proposal->base_bytes};
   if (context->world_size == 1) return proposal->local_status;
   sluice_error_info_t refusal; /* the record of a local refusal survives the exchange */
   sluice_error_capture(&refusal);
@@ -263,9 +307,10 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   char phase[96];
   snprintf(phase, sizeof phase, "header of layer %d, %s", moe->config.layer_id, direction_name(proposal->direction));
   SLUICE_TRY(run_exchange(context->comm, &buffers.arrays, phase));
-  *out_agreed_ns = sluice_now_ns();
+  out_agreement->agreed_ns = sluice_now_ns();
   sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);
   if (verdict != SLUICE_OK) return proposal->local_status != SLUICE_OK ? sluice_error_adopt(&refusal) : verdict;
+  learn(&own, buffers.recv, context->world_size, context->rank, out_agreement);
   if (binding == NULL) return SLUICE_OK;
   for (int32_t r = 0; r < context->world_size; ++r) {
     if (r == context->rank) continue;
@@ -276,6 +321,6 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   const sluice_step_report_t** reports = (const sluice_step_report_t**)(void*)buffers.arrays.send;
   for (int32_t r = 0; r < context->world_size; ++r) reports[r] = &header_of(buffers.recv, r)->report;
   sluice_granularity_agree(&moe->granularity, reports, context->world_size);
-  SLUICE_TRY(exchange_rest(binding, &buffers, phase));
+  SLUICE_TRY(exchange_rest(binding, &buffers, COUNTS_IN_ENVELOPE, phase));
   return check_counts(binding);
 }

@@ -15,6 +15,7 @@ typedef struct sluice_proposal_s {
   int32_t num_chunks;
   uint64_t comm_hash;
   int64_t num_tokens;
+  uint64_t base_bytes;  /* under a budget: what this rank has allocated besides the plan's own */
   int32_t local_status; /* not 0: this rank refuses */
   const char* local_message;
 } sluice_proposal_t;
@@ -22,10 +23,20 @@ typedef struct sluice_proposal_s {
 /* Reserves what a header needs, when a layer is made: a rank that is out of memory must still be able to say so. */
 sluice_status_t sluice_agree_reserve(sluice_context_t* context);
 
+/* What ranks learn from each other's headers. */
+typedef struct sluice_agreement_s {
+  uint64_t agreed_ns;  /* when the first exchange had ended */
+  int64_t max_tokens;  /* T of any rank */
+  uint64_t base_bytes; /* the most of any rank */
+} sluice_agreement_t;
+
 /* Exchanges headers, and with `binding` (forward) also the counts: its recv_counts are filled in. binding may be NULL
- * when this rank refuses. out_agreed_ns: when the first exchange had ended.
+ * when this rank refuses, or when counts follow later by themselves.
  * Errors: the local refusal itself; PEER_REFUSED, MISMATCH naming ranks and values; what the communicator reports. */
 sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
-                             uint64_t* out_agreed_ns);
+                             sluice_agreement_t* out_agreement);
+
+/* The counts alone, after an agreement without them: under a plan the cut needs an all-reduce in between. */
+sluice_status_t sluice_exchange_counts(sluice_binding_t* binding);
 
 #endif /* SLUICE_BACKEND_MOE_AGREE_H_ */

@@ -4,6 +4,7 @@
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
 #include "backend/moe/pass.h"
+#include "backend/moe/plan.h"
 #include "backend/moe/run.h"
 
 /* What the weight half may need from the input half, besides the saved buffers. */
@@ -25,7 +26,9 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
       .callback = moe->config.callback_experts,
       .input_half = (args->halves & SLUICE_HALF_INPUT) != 0,
       .weight_half = weights,
-      .wgrad_mode = moe->config.wgrad_mode,
+      .wgrad_mode = moe->plan != NULL                                 ? moe->plan->wgrad_mode
+                    : moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE ? SLUICE_WGRAD_DEFERRED
+                                                                      : moe->config.wgrad_mode,
       .gated = moe->config.gated,
       .reuse_saved = step->state == SLUICE_STEP_INPUT_DONE ? step->reuses_saved
                                                            : !moe->config.callback_experts && args->may_reuse_saved,
@@ -58,7 +61,7 @@ static sluice_status_t allocate_deferred(sluice_pass_t* pass, sluice_step_t* ste
     if (step->deferred_bytes[t] == 0) continue;
     step->deferred[t] =
         sluice_alloc(&pass->context->allocator, step->deferred_bytes[t], "gradient rows of the weight half");
-    if (step->deferred[t] == NULL) return SLUICE_E_NO_MEMORY;
+    if (step->deferred[t] == NULL) return sluice_alloc_status();
   }
   return SLUICE_OK;
 }
@@ -131,7 +134,9 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
         .local_status = status,
         .local_message = text,
     };
-    SLUICE_TRY(sluice_agree(moe, &proposal, NULL, &pass.agreed_ns));
+    sluice_agreement_t agreement;
+    SLUICE_TRY(sluice_agree(moe, &proposal, NULL, &agreement));
+    pass.agreed_ns = agreement.agreed_ns;
   }
   status = execute(&pass, step, args);
   if (status != SLUICE_OK) {

@@ -3,7 +3,7 @@
 #include <limits.h>
 #include <string.h>
 
-#include "backend/base/tensor.h"
+#include "backend/moe/route_ids.h"
 
 #define META_MAGIC      0x51ce4d45u
 #define META_MAGIC_USED 0x51ce5a5au
@@ -86,48 +86,17 @@ static void cut_tokens(sluice_binding_t* b) {
 
 /* ---- routing ---- */
 
-typedef struct id_reader_s {
-  const char* data;
-  int64_t stride_t, stride_k; /* bytes */
-  int wide;                   /* i64 */
-} id_reader_t;
-
-static id_reader_t open_ids(const sluice_tensor_t* ids) {
-  id_reader_t reader = {.data = sluice_tensor_data(ids), .wide = sluice_tensor_dtype(ids) == SLUICE_DTYPE_I64};
-  int64_t bytes = reader.wide ? 8 : 4;
-  reader.stride_t = sluice_tensor_stride(ids, 0) * bytes;
-  reader.stride_k = sluice_tensor_stride(ids, 1) * bytes;
-  return reader;
-}
-
-static inline int64_t read_id(const id_reader_t* reader, int64_t t, int32_t k) {
-  const char* p = reader->data + t * reader->stride_t + k * reader->stride_k;
-  if (!reader->wide) {
-    int32_t value;
-    memcpy(&value, p, sizeof value);
-    return value;
-  }
-  int64_t value;
-  memcpy(&value, p, sizeof value);
-  return value;
-}
-
 /* Counts per chunk and place; leaves each route's place in `position`. */
 static sluice_status_t count_routes(sluice_binding_t* b, const sluice_tensor_t* expert_ids) {
-  id_reader_t reader = open_ids(expert_ids);
+  sluice_id_reader_t reader = sluice_id_reader(expert_ids);
   int32_t num_experts = b->moe->config.num_experts;
   memset(b->send_counts, 0, (size_t)b->num_chunks * (size_t)num_experts * sizeof(int32_t));
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     int32_t* counts = b->send_counts + (int64_t)i * num_experts;
     for (int64_t t = b->first_token[i]; t < b->first_token[i + 1]; ++t) {
       for (int32_t k = 0; k < b->top_k; ++k) {
-        int64_t id = read_id(&reader, t, k);
-        if (id < -1 || id >= num_experts) {
-          return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                             "layer %d: expert_ids[%lld, %d] is %lld; ids lie in [0, %d), or -1 to drop the route",
-                             b->moe->config.layer_id, (long long)t, k, (long long)id, num_experts);
-        }
-        int32_t place = id < 0 ? -1 : b->moe->place_of_expert[id];
+        int32_t place = 0;
+        SLUICE_TRY(sluice_place_of_route(b->moe, &reader, t, k, &place));
         b->position[t * b->top_k + k] = place;
         if (place >= 0) ++counts[place];
       }
@@ -161,8 +130,14 @@ static void order_routes(sluice_binding_t* b, int64_t* cursor) {
   b->num_sent = first;
 }
 
+uint64_t sluice_binding_arena_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
+  sluice_binding_t b;
+  init(&b, moe, num_chunks, num_tokens);
+  return arena_bytes(&b, num_tokens * moe->config.top_k, 1) + sluice_align_up((uint64_t)moe->config.num_experts * 8);
+}
+
 sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
-                                     sluice_binding_t* b) {
+                                     const int64_t* first_token, sluice_binding_t* b) {
   int64_t num_tokens = expert_ids->shape[0];
   int64_t num_routes = num_tokens * moe->config.top_k;
   init(b, moe, num_chunks, num_tokens);
@@ -171,7 +146,7 @@ sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* e
                        moe->config.layer_id, (long long)num_tokens, moe->config.top_k);
   }
   uint64_t num_experts = (uint64_t)moe->config.num_experts;
-  uint64_t bytes = arena_bytes(b, num_routes, 1) + sluice_align_up(num_experts * 8);
+  uint64_t bytes = sluice_binding_arena_bytes(moe, num_chunks, num_tokens);
   SLUICE_TRY(sluice_arena_reset(&moe->context->binding, bytes, "routes and offsets of a pass"));
   sluice_arena_t* arena = &moe->context->binding;
   take_offsets(b, num_routes);
@@ -182,7 +157,11 @@ sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* e
   b->order = sluice_arena_take(arena, (uint64_t)num_routes * 4);
   b->position = sluice_arena_take(arena, (uint64_t)num_routes * 4);
   int64_t* cursor = sluice_arena_take(arena, num_experts * 8);
-  cut_tokens(b);
+  if (first_token == NULL) {
+    cut_tokens(b);
+  } else {
+    memcpy(b->first_token, first_token, (size_t)(num_chunks + 1) * sizeof *first_token);
+  }
   SLUICE_TRY(count_routes(b, expert_ids));
   order_routes(b, cursor);
   /* What this rank sends to itself is known already. */
@@ -296,6 +275,11 @@ static uint64_t meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64
 
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
   return meta_bytes_of(b->moe, b->num_chunks, b->num_tokens, b->num_sent);
+}
+
+uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens,
+                                      int64_t num_sent) {
+  return meta_bytes_of(moe, num_chunks, num_tokens, num_sent);
 }
 
 static char* put(char* at, const void* data, uint64_t bytes) {

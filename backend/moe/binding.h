@@ -44,10 +44,13 @@ typedef struct sluice_binding_s {
   int64_t* first_of_chunk; /* [n + 1] first row in the whole pass, by (chunk, expert) */
 } sluice_binding_t;
 
-/* Orders the routes of `expert_ids` [T, K] and counts them; everything about received rows is still open. The arrays
- * lie in the context's binding arena. Errors: INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
+/* Orders the routes of `expert_ids` [T, K] and counts them; everything about received rows is still open. Chunks start
+ * at first_token [n + 1], or NULL: equal numbers of tokens. The arrays lie in the context's binding arena. Errors:
+ * INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
 sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
-                                     sluice_binding_t* out_binding);
+                                     const int64_t* first_token, sluice_binding_t* out_binding);
+/* What that takes from the arena. */
+uint64_t sluice_binding_arena_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens);
 /* Binds rows that lie by local expert already, for the experts alone: one chunk, no tokens. */
 sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert,
                                        sluice_binding_t* out_binding);
@@ -56,6 +59,8 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* binding);
 
 /* The saved form, from which a backward is bound without ids and without an exchange. */
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* binding);
+uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens,
+                                      int64_t num_sent);
 /* saved_bytes: [SLUICE_SAVED_COUNT], written down so that a restored step can be checked. */
 void sluice_binding_save(const sluice_binding_t* binding, const uint64_t* saved_bytes, void* meta);
 /* From now on the saved buffers behind `meta` may hold gradients: no other backward can start from them. */

@@ -11,6 +11,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   if (context == NULL) return SLUICE_E_NO_MEMORY;
   atomic_init(&context->references, 1);
   atomic_init(&context->busy, 0);
+  atomic_init(&context->step_bytes, 0);
   context->pid = getpid();
   sluice_allocator_init(&context->allocator, allocate, release, allocate_user);
   context->world_size = 1;
@@ -25,6 +26,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   sluice_arena_init(&context->slots, &context->allocator);
   sluice_arena_init(&context->binding, &context->allocator);
   sluice_arena_init(&context->layout, &context->allocator);
+  sluice_arena_init(&context->cut, &context->allocator);
   sluice_arena_init(&context->envelope, &context->allocator);
   *out_context = context;
   return SLUICE_OK;
@@ -32,21 +34,28 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
 
 void sluice_engine_retain(sluice_context_t* context) { atomic_fetch_add(&context->references, 1); }
 
+static void drop_templates(sluice_context_t* context) {
+  sluice_template_cache_t* cache = &context->templates;
+  for (int32_t i = 0; i < cache->count && cache->block == NULL; ++i) {
+    sluice_template_destroy(cache->items[i], &context->allocator);
+  }
+  sluice_free(&context->allocator, cache->items, (uint64_t)cache->capacity * sizeof(sluice_template_t*));
+  sluice_free(&context->allocator, cache->block, cache->block_bytes);
+  memset(cache, 0, sizeof *cache);
+}
+
 static void destroy(sluice_context_t* context) {
   /* In a forked child the lanes' threads do not exist: joining them would hang, so their memory is left alone. */
   if (context->pid != getpid()) return;
   if (context->device != NULL) context->device->vtable->destroy(context->device);
   sluice_gemm_destroy(context->gemm);
-  for (int32_t i = 0; i < context->templates.count; ++i) {
-    sluice_template_destroy(context->templates.items[i], &context->allocator);
-  }
-  sluice_free(&context->allocator, context->templates.items,
-              (uint64_t)context->templates.capacity * sizeof(sluice_template_t*));
+  drop_templates(context);
   sluice_free(&context->allocator, context->trace.events,
               (uint64_t)context->trace.capacity * sizeof(sluice_trace_event_t));
   sluice_arena_deinit(&context->slots);
   sluice_arena_deinit(&context->binding);
   sluice_arena_deinit(&context->layout);
+  sluice_arena_deinit(&context->cut);
   sluice_arena_deinit(&context->envelope);
   sluice_comm_release(context->comm);
   sluice_allocator_deinit(&context->allocator);
@@ -79,7 +88,7 @@ static sluice_status_t cache_grow(sluice_context_t* context) {
   sluice_template_cache_t* cache = &context->templates;
   int32_t capacity = cache->capacity == 0 ? 16 : 2 * cache->capacity;
   sluice_template_t** items = sluice_alloc(&context->allocator, (uint64_t)capacity * sizeof *items, "template cache");
-  if (items == NULL) return SLUICE_E_NO_MEMORY;
+  if (items == NULL) return sluice_alloc_status();
   if (cache->count > 0) memcpy(items, cache->items, (size_t)cache->count * sizeof *items);
   sluice_free(&context->allocator, cache->items, (uint64_t)cache->capacity * sizeof *items);
   cache->items = items;
@@ -87,15 +96,59 @@ static sluice_status_t cache_grow(sluice_context_t* context) {
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32_t max_chunks) {
+  sluice_template_cache_t* cache = &context->templates;
+  uint64_t bytes = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(max_chunks));
+  if (cache->block_bytes >= bytes) return SLUICE_OK;
+  drop_templates(context);
+  SLUICE_TRY(cache_grow(context));
+  cache->block = sluice_alloc(&context->allocator, bytes, "schedule templates of a plan");
+  if (cache->block == NULL) return sluice_alloc_status();
+  cache->block_bytes = bytes;
+  return SLUICE_OK;
+}
+
+/* The place of the template that was used longest ago, or a free one. */
+static int32_t place_in_block(const sluice_template_cache_t* cache) {
+  if (cache->count < SLUICE_PLANNED_TEMPLATES) return cache->count;
+  int32_t oldest = 0;
+  for (int32_t i = 1; i < SLUICE_PLANNED_TEMPLATES; ++i) {
+    if (cache->last_use[i] < cache->last_use[oldest]) oldest = i;
+  }
+  return oldest;
+}
+
+static sluice_status_t build_in_block(sluice_template_cache_t* cache, const sluice_template_spec_t* spec,
+                                      const sluice_template_t** out_template) {
+  int32_t place = place_in_block(cache);
+  uint64_t room = cache->block_bytes / SLUICE_PLANNED_TEMPLATES;
+  if (sluice_template_bytes(spec->num_chunks) > room) {
+    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "a schedule of %d chunks takes more than the %llu bytes of this plan",
+                       spec->num_chunks, (unsigned long long)room);
+  }
+  sluice_template_t* made = NULL;
+  sluice_status_t status = sluice_template_build_into(spec, cache->block + (uint64_t)place * room, &made);
+  if (status != SLUICE_OK) { /* what lay there is gone */
+    cache->count = 0;
+    return status;
+  }
+  cache->items[place] = made;
+  cache->last_use[place] = ++cache->num_uses;
+  if (place == cache->count) ++cache->count;
+  *out_template = made;
+  return SLUICE_OK;
+}
+
 sluice_status_t sluice_engine_template(sluice_context_t* context, const sluice_template_spec_t* spec,
                                        const sluice_template_t** out_template) {
   sluice_template_cache_t* cache = &context->templates;
   for (int32_t i = 0; i < cache->count; ++i) {
-    if (memcmp(&cache->items[i]->spec, spec, sizeof *spec) == 0) {
-      *out_template = cache->items[i];
-      return SLUICE_OK;
-    }
+    if (memcmp(&cache->items[i]->spec, spec, sizeof *spec) != 0) continue;
+    if (cache->block != NULL) cache->last_use[i] = ++cache->num_uses;
+    *out_template = cache->items[i];
+    return SLUICE_OK;
   }
+  if (cache->block != NULL) return build_in_block(cache, spec, out_template);
   if (cache->count == cache->capacity) SLUICE_TRY(cache_grow(context));
   sluice_template_t* made = NULL;
   SLUICE_TRY(sluice_template_build(spec, &context->allocator, &made));

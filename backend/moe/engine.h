@@ -13,10 +13,17 @@
 #include "backend/schedule/schedule.h"
 #include "sluice/context.h"
 
+/* Templates that passes have used. Under a plan they lie in a block of fixed size, and the oldest makes room. */
+#define SLUICE_PLANNED_TEMPLATES   4
+#define SLUICE_TEMPLATE_LIST_BYTES 128u /* the cache's list of pointers, before it grows */
 typedef struct sluice_template_cache_s {
   sluice_template_t** items;
   int32_t count;
   int32_t capacity;
+  char* block; /* NULL: each by itself */
+  uint64_t block_bytes;
+  uint64_t last_use[SLUICE_PLANNED_TEMPLATES];
+  uint64_t num_uses;
 } sluice_template_cache_t;
 
 typedef struct sluice_trace_s {
@@ -42,10 +49,15 @@ struct sluice_context_s {
   sluice_arena_t slots;    /* temporaries of the running pass */
   sluice_arena_t binding;  /* offsets and boundaries of the running pass */
   sluice_arena_t layout;   /* where its slots begin */
+  sluice_arena_t cut;      /* under a plan: rows by block of tokens and rank */
   sluice_arena_t envelope; /* headers to and from the other ranks */
   sluice_template_cache_t templates;
   sluice_trace_t trace;
   sluice_context_stats_t stats;
+  uint64_t memory_budget;      /* 0: none */
+  int32_t max_outstanding;     /* forwards without their backward; 0: one for each layer */
+  int32_t num_layers;          /* of this context */
+  _Atomic uint64_t step_bytes; /* of the allocator's, what outstanding steps hold */
 };
 
 /* Makes a context without device and gemm; the caller makes them with &context->allocator and puts them in (release
@@ -61,9 +73,12 @@ sluice_status_t sluice_engine_check_process(const sluice_context_t* context, con
 sluice_status_t sluice_engine_enter(sluice_context_t* context, const char* what);
 void sluice_engine_leave(sluice_context_t* context);
 
-/* The cached template of a spec. Borrowed until the context is destroyed. */
+/* The cached template of a spec. Borrowed until the pass ends. */
 sluice_status_t sluice_engine_template(sluice_context_t* context, const sluice_template_spec_t* spec,
                                        const sluice_template_t** out_template);
+
+/* From now on templates lie in one block with room for SLUICE_PLANNED_TEMPLATES of up to max_chunks chunks. */
+sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32_t max_chunks);
 
 void sluice_trace_add(sluice_trace_t* trace, const sluice_trace_event_t* event);
 

@@ -4,6 +4,7 @@
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
 #include "backend/moe/pass.h"
+#include "backend/moe/planned.h"
 #include "backend/moe/run.h"
 
 typedef struct forward_s {
@@ -12,30 +13,43 @@ typedef struct forward_s {
   sluice_step_t* step;
 } forward_t;
 
-static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t num_chunks, int keep) {
+static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_binding_t* binding, int keep) {
   sluice_template_spec_t spec = {
       .direction = SLUICE_FORWARD,
-      .num_chunks = num_chunks,
+      .num_chunks = binding->num_chunks,
       .single_rank = moe->context->world_size == 1,
       .keep = keep,
       .callback = moe->config.callback_experts,
       .gated = moe->config.gated,
   };
-  for (int32_t i = 0; i < num_chunks && keep; ++i) {
-    spec.restore_di[i] = (uint8_t)moe->config.restore_input;
-    spec.restore_m[i] = (uint8_t)moe->config.restore_middle;
-  }
+  memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
+  memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);
   return spec;
 }
 
-/* Everything this rank can do alone before the header: template and routing. */
+static int is_kept(const forward_t* f) { return f->args->needs_backward != 0; }
+
+static sluice_status_t take_template(forward_t* f, sluice_moe_t* moe) {
+  const sluice_template_spec_t spec = spec_of(moe, &f->pass.binding, is_kept(f));
+  return sluice_engine_template(moe->context, &spec, &f->pass.schedule);
+}
+
+/* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
+ * numbers of tokens, whatever is received. Under a plan the cut needs the other ranks' counts. */
 static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
-  const sluice_template_spec_t spec = spec_of(moe, num_chunks, f->args->needs_backward != 0);
-  SLUICE_TRY(sluice_engine_template(moe->context, &spec, &f->pass.schedule));
-  SLUICE_TRY(sluice_binding_route(moe, f->args->expert_ids, num_chunks, &f->pass.binding));
-  memcpy(f->pass.binding.restore_di, spec.restore_di, sizeof spec.restore_di);
-  memcpy(f->pass.binding.restore_m, spec.restore_m, sizeof spec.restore_m);
-  return SLUICE_OK;
+  if (sluice_is_planned(moe)) return sluice_check_routes(moe, f->args->expert_ids);
+  sluice_binding_t* binding = &f->pass.binding;
+  SLUICE_TRY(sluice_binding_route(moe, f->args->expert_ids, num_chunks, NULL, binding));
+  for (int32_t i = 0; i < num_chunks && is_kept(f); ++i) {
+    binding->restore_di[i] = (uint8_t)sluice_restore_of(moe->config.restore_input);
+    binding->restore_m[i] = (uint8_t)sluice_restore_of(moe->config.restore_middle);
+  }
+  return take_template(f, moe);
+}
+
+static sluice_status_t bind_planned(forward_t* f, sluice_moe_t* moe) {
+  SLUICE_TRY(sluice_planned_bind(moe, f->args->expert_ids, is_kept(f), &f->pass.binding));
+  return take_template(f, moe);
 }
 
 /* Where kept tensors go, once counts are known and before any payload. */
@@ -47,7 +61,7 @@ static sluice_status_t allocate_saved(forward_t* f, sluice_moe_t* moe, void** gi
     bytes[i] = f->pass.slots[sluice_saved_tensors[i]].bytes;
   }
   SLUICE_TRY(sluice_step_new(moe, &f->step));
-  SLUICE_TRY(sluice_step_allocate(f->step, bytes, f->args->save, f->args->save_user));
+  SLUICE_TRY(sluice_step_allocate(f->step, bytes, f->args->save, f->args->save_user, f->args->save_is_counted));
   sluice_binding_save(&f->pass.binding, bytes, f->step->saved[SLUICE_SAVED_META]);
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
     if (i != SLUICE_SAVED_META) given[sluice_saved_tensors[i]] = f->step->saved[i];
@@ -81,16 +95,26 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
     refusal = bind_local(&f, moe, num_chunks);
     if (refusal != SLUICE_OK) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   }
+  int planned = sluice_is_planned(moe);
   const sluice_proposal_t proposal = {
       .direction = SLUICE_FORWARD,
-      .num_chunks = num_chunks,
-      .comm_hash = refusal == SLUICE_OK ? f.pass.schedule->comm_hash : 0,
-      .num_tokens = refusal == SLUICE_OK ? f.pass.binding.num_tokens : 0,
+      .num_chunks = planned ? 0 : num_chunks,
+      .comm_hash = refusal == SLUICE_OK && !planned ? f.pass.schedule->comm_hash : (uint64_t)is_kept(&f),
+      .num_tokens = refusal == SLUICE_OK ? args->expert_ids->shape[0] : 0,
+      .base_bytes = planned ? sluice_plan_base_bytes(context) : 0,
       .local_status = refusal,
       .local_message = text,
   };
-  SLUICE_TRY(sluice_agree(moe, &proposal, refusal == SLUICE_OK ? &f.pass.binding : NULL, &f.pass.agreed_ns));
-  sluice_status_t status = sluice_binding_finish(&f.pass.binding);
+  sluice_agreement_t agreement;
+  SLUICE_TRY(sluice_agree(moe, &proposal, refusal == SLUICE_OK && !planned ? &f.pass.binding : NULL, &agreement));
+  f.pass.agreed_ns = agreement.agreed_ns;
+  sluice_status_t status = SLUICE_OK;
+  if (planned) {
+    status = sluice_planned_prepare(moe, &agreement);
+    if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
+    if (status == SLUICE_OK) status = bind_planned(&f, moe);
+  }
+  if (status == SLUICE_OK) status = sluice_binding_finish(&f.pass.binding);
   if (status == SLUICE_OK) status = execute(&f, moe);
   if (status != SLUICE_OK) {
     status = sluice_fail_pass(context, status, f.pass.is_complete);

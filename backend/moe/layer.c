@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "backend/moe/agree.h"
+#include "backend/moe/plan.h"
 
 static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
   const unsigned char* p = data;
@@ -13,9 +14,9 @@ static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
 
 static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   const sluice_moe_config_t* c = &moe->config;
-  const int64_t numbers[] = {c->model_width,      c->hidden_width, c->num_experts, c->top_k,      c->dtype,
-                             c->activation,       c->gated,        c->bias,        c->num_chunks, c->wgrad_mode,
-                             c->callback_experts, world_size};
+  const int64_t numbers[] = {c->model_width,      c->hidden_width, c->num_experts,  c->top_k,      c->dtype,
+                             c->activation,       c->gated,        c->bias,         c->num_chunks, c->wgrad_mode,
+                             c->callback_experts, world_size,      c->restore_input};
   uint64_t hash = fnv1a(0xcbf29ce484222325u, numbers, sizeof numbers);
   hash = fnv1a(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
   return fnv1a(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
@@ -46,11 +47,11 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   SLUICE_TRY(sluice_agree_reserve(context));
   uint64_t tables = (uint64_t)(config->num_experts + world_size + 1) * sizeof(int32_t);
   sluice_moe_t* moe = sluice_alloc_zeroed(&context->allocator, sizeof *moe, "layer");
-  if (moe == NULL) return SLUICE_E_NO_MEMORY;
+  if (moe == NULL) return sluice_alloc_status();
   moe->place_of_expert = sluice_alloc_zeroed(&context->allocator, tables, "layer tables");
   if (moe->place_of_expert == NULL) {
     sluice_free(&context->allocator, moe, sizeof *moe);
-    return SLUICE_E_NO_MEMORY;
+    return sluice_alloc_status();
   }
   moe->tables_bytes = tables;
   moe->first_place = moe->place_of_expert + config->num_experts;
@@ -65,6 +66,7 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   sluice_granularity_init(&moe->granularity, config->num_chunks, world_size);
   sluice_engine_retain(context);
   moe->context = context;
+  ++context->num_layers;
   *out_moe = moe;
   return SLUICE_OK;
 }
@@ -76,6 +78,7 @@ void sluice_layer_release(sluice_moe_t* moe) {
   if (atomic_fetch_sub(&moe->references, 1) != 1) return;
   sluice_context_t* context = moe->context;
   sluice_free(&context->allocator, moe->place_of_expert, moe->tables_bytes);
+  sluice_free(sluice_process_allocator(), moe->plan, sizeof *moe->plan);
   sluice_free(&context->allocator, moe, sizeof *moe);
   sluice_engine_release(context);
 }

@@ -19,6 +19,8 @@ struct sluice_moe_s {
   uint64_t tables_bytes;
   uint64_t fingerprint; /* of everything that must be equal on all ranks */
   sluice_granularity_t granularity;
+  struct sluice_plan_data_s* plan; /* NULL: passes take what their rows need */
+  int32_t plan_is_given;           /* by the host: not made anew when more tokens come */
 };
 
 /* config has been validated and copied. Retains context. */
@@ -26,6 +28,11 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
                                     sluice_moe_t** out_moe);
 void sluice_layer_retain(sluice_moe_t* moe);
 void sluice_layer_release(sluice_moe_t* moe);
+
+/* What a layer does where nobody chooses for it. */
+static inline int32_t sluice_restore_of(int32_t policy) {
+  return policy == SLUICE_RESTORE_ADAPTIVE ? SLUICE_RESTORE_KEEP : policy;
+}
 
 static inline int32_t sluice_layer_experts_of(const sluice_moe_t* moe, int32_t rank) {
   return moe->first_place[rank + 1] - moe->first_place[rank];

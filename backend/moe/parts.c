@@ -33,7 +33,10 @@ static sluice_status_t agree(sluice_pass_t* pass, int32_t direction, sluice_stat
       .local_status = status,
       .local_message = text,
   };
-  return sluice_agree(pass->moe, &proposal, status == SLUICE_OK ? counts : NULL, &pass->agreed_ns);
+  sluice_agreement_t agreement;
+  sluice_status_t agreed = sluice_agree(pass->moe, &proposal, status == SLUICE_OK ? counts : NULL, &agreement);
+  pass->agreed_ns = agreement.agreed_ns;
+  return agreed;
 }
 
 static sluice_status_t run(sluice_pass_t* pass, void* const* given) {
@@ -51,7 +54,7 @@ static sluice_status_t receive(sluice_pass_t* pass, sluice_dispatch_t* dispatch)
       [SLUICE_SAVED_INPUT] = (uint64_t)pass->binding.num_rows * sluice_pass_row_bytes(pass->moe, SLUICE_T_DI),
   };
   SLUICE_TRY(sluice_step_new(pass->moe, &dispatch->step));
-  SLUICE_TRY(sluice_step_allocate(dispatch->step, bytes, NULL, NULL));
+  SLUICE_TRY(sluice_step_allocate(dispatch->step, bytes, NULL, NULL, 0));
   sluice_binding_save(&pass->binding, bytes, dispatch->step->saved[SLUICE_SAVED_META]);
   dispatch->num_rows = pass->binding.num_rows;
   void* given[SLUICE_T_COUNT] = {NULL};
@@ -71,7 +74,7 @@ sluice_status_t sluice_part_dispatch(sluice_moe_t* moe, const sluice_tensor_t* t
   }
   const sluice_template_spec_t spec = spec_of(moe, SLUICE_FORWARD, SLUICE_PART_DISPATCH);
   if (status == SLUICE_OK) status = sluice_engine_template(moe->context, &spec, &pass.schedule);
-  if (status == SLUICE_OK) status = sluice_binding_route(moe, expert_ids, 1, &pass.binding);
+  if (status == SLUICE_OK) status = sluice_binding_route(moe, expert_ids, 1, NULL, &pass.binding);
   pass.in_rows = tokens;
   status = agree(&pass, SLUICE_FORWARD, status, &pass.binding);
   if (status == SLUICE_OK) {

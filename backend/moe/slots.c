@@ -124,15 +124,28 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
   return SLUICE_OK;
 }
 
+typedef struct scratch_sizes_s {
+  uint64_t per_rank, scalars, runs, products, times;
+} scratch_sizes_t;
+
+static scratch_sizes_t scratch_sizes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops) {
+  uint64_t w = (uint64_t)moe->context->world_size;
+  return (scratch_sizes_t){w * 8, scalar_bytes, w * sizeof(sluice_row_run_t),
+                           2 * (uint64_t)moe->num_local * sizeof(sluice_product_t),
+                           (uint64_t)num_ops * sizeof(sluice_op_times_t)};
+}
+
+uint64_t sluice_pass_scratch_bytes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops) {
+  scratch_sizes_t s = scratch_sizes(moe, scalar_bytes, num_ops);
+  return 5 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.runs) +
+         sluice_align_up(s.products) + sluice_align_up(s.times);
+}
+
 sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   const sluice_binding_t* b = &pass->binding;
-  uint64_t w = (uint64_t)b->world_size;
-  uint64_t scalars = max_u64((uint64_t)b->max_chunk_rows, (uint64_t)b->max_chunk_sent) * sizeof(float);
-  uint64_t runs = w * sizeof(sluice_row_run_t);
-  uint64_t products = 2 * (uint64_t)b->num_local * sizeof(sluice_product_t);
-  uint64_t times = (uint64_t)pass->schedule->num_ops * sizeof(sluice_op_times_t);
-  uint64_t total = 5 * sluice_align_up(w * 8) + 3 * sluice_align_up(scalars) + sluice_align_up(runs) +
-                   sluice_align_up(products) + sluice_align_up(times);
+  uint64_t scalar_bytes = max_u64((uint64_t)b->max_chunk_rows, (uint64_t)b->max_chunk_sent) * sizeof(float);
+  scratch_sizes_t s = scratch_sizes(pass->moe, scalar_bytes, pass->schedule->num_ops);
+  uint64_t total = sluice_pass_scratch_bytes(pass->moe, scalar_bytes, pass->schedule->num_ops);
   uint64_t tensors = 0;
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
@@ -148,18 +161,18 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
     }
   }
   pass->context->stats.slot_bytes = tensors;
-  pass->send = sluice_arena_take(arena, w * 8);
-  pass->recv = sluice_arena_take(arena, w * 8);
-  pass->send_bytes = sluice_arena_take(arena, w * 8);
-  pass->recv_bytes = sluice_arena_take(arena, w * 8);
-  pass->cursor = sluice_arena_take(arena, w * 8);
-  pass->route_send = sluice_arena_take(arena, scalars);
-  pass->gate_recv = sluice_arena_take(arena, scalars);
-  pass->scalar_recv = sluice_arena_take(arena, scalars);
-  pass->runs = sluice_arena_take(arena, runs);
-  pass->products = sluice_arena_take(arena, products);
-  pass->times = sluice_arena_take(arena, times);
-  memset(pass->times, 0, times);
+  pass->send = sluice_arena_take(arena, s.per_rank);
+  pass->recv = sluice_arena_take(arena, s.per_rank);
+  pass->send_bytes = sluice_arena_take(arena, s.per_rank);
+  pass->recv_bytes = sluice_arena_take(arena, s.per_rank);
+  pass->cursor = sluice_arena_take(arena, s.per_rank);
+  pass->route_send = sluice_arena_take(arena, s.scalars);
+  pass->gate_recv = sluice_arena_take(arena, s.scalars);
+  pass->scalar_recv = sluice_arena_take(arena, s.scalars);
+  pass->runs = sluice_arena_take(arena, s.runs);
+  pass->products = sluice_arena_take(arena, s.products);
+  pass->times = sluice_arena_take(arena, s.times);
+  memset(pass->times, 0, s.times);
   return SLUICE_OK;
 }
 

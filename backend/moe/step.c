@@ -9,31 +9,39 @@ static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MI
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
   *out_step = NULL;
   sluice_step_t* step = sluice_alloc_zeroed(&moe->context->allocator, sizeof *step, "step");
-  if (step == NULL) return SLUICE_E_NO_MEMORY;
+  if (step == NULL) return sluice_alloc_status();
   sluice_layer_retain(moe);
+  atomic_fetch_add(&moe->context->step_bytes, sluice_align_up(sizeof *step));
   step->moe = moe;
   *out_step = step;
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save,
-                                     void* save_user) {
+/* As the allocator counts a block. */
+static uint64_t counted_bytes(uint64_t bytes) { return sluice_align_up(bytes == 0 ? 1 : bytes); }
+
+sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save, void* save_user,
+                                     int save_is_counted) {
   sluice_allocator_t* allocator = &step->moe->context->allocator;
   step->owns_saved = save == NULL;
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+    step->saved_bytes[i] = bytes[i];
     if (save == NULL) {
       step->saved[i] = sluice_alloc(allocator, bytes[i], saved_names[i]);
-      if (step->saved[i] == NULL) return SLUICE_E_NO_MEMORY;
-    } else {
-      step->saved[i] = save(save_user, i, bytes[i]);
-      if (step->saved[i] == NULL && bytes[i] > 0) {
-        return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "layer %d: the host refused %llu bytes for the saved buffer %s",
-                           step->moe->config.layer_id, (unsigned long long)bytes[i], saved_names[i]);
-      }
-      sluice_allocator_charge(allocator, bytes[i]);
-      step->charged = 1;
+      if (step->saved[i] == NULL) return sluice_alloc_status();
+      atomic_fetch_add(&step->moe->context->step_bytes, counted_bytes(bytes[i]));
+      continue;
     }
-    step->saved_bytes[i] = bytes[i];
+    if (!save_is_counted) {
+      SLUICE_TRY(sluice_allocator_charge(allocator, bytes[i], saved_names[i]));
+      step->num_charged = i + 1;
+      atomic_fetch_add(&step->moe->context->step_bytes, bytes[i]);
+    }
+    step->saved[i] = save(save_user, i, bytes[i]);
+    if (step->saved[i] == NULL && bytes[i] > 0) {
+      return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "layer %d: the host refused %llu bytes for the saved buffer %s",
+                         step->moe->config.layer_id, (unsigned long long)bytes[i], saved_names[i]);
+    }
   }
   return SLUICE_OK;
 }
@@ -76,10 +84,17 @@ void sluice_step_drop(sluice_step_t* step) {
   if (moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
   sluice_allocator_t* allocator = &moe->context->allocator;
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
-    if (step->owns_saved) sluice_free(allocator, step->saved[i], step->saved_bytes[i]);
-    if (step->charged) sluice_allocator_discharge(allocator, step->saved_bytes[i]);
+    if (step->owns_saved && step->saved[i] != NULL) {
+      atomic_fetch_sub(&moe->context->step_bytes, counted_bytes(step->saved_bytes[i]));
+      sluice_free(allocator, step->saved[i], step->saved_bytes[i]);
+    }
+    if (i < step->num_charged) {
+      atomic_fetch_sub(&moe->context->step_bytes, step->saved_bytes[i]);
+      sluice_allocator_discharge(allocator, step->saved_bytes[i]);
+    }
   }
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) sluice_free(allocator, step->deferred[t], step->deferred_bytes[t]);
   sluice_free(allocator, step, sizeof *step);
+  atomic_fetch_sub(&moe->context->step_bytes, sluice_align_up(sizeof *step));
   sluice_layer_release(moe);
 }

@@ -15,7 +15,7 @@ struct sluice_step_s {
   void* saved[SLUICE_SAVED_COUNT];
   uint64_t saved_bytes[SLUICE_SAVED_COUNT];
   int32_t owns_saved;   /* the library allocated them; otherwise they are the host's */
-  int32_t charged;      /* host-allocated, and counted in the context's bytes until the step is dropped */
+  int32_t num_charged;  /* host-allocated buffers counted in the context until the step is dropped */
   int32_t state;        /* sluice_step_state_t */
   int32_t reuses_saved; /* the input half wrote dT_M over the saved T_M */
   /* Left by the input half for the weight half: every slot that WEIGHT_GRAD reads and the step does not save. */
@@ -29,8 +29,9 @@ sluice_status_t sluice_step_from_saved(sluice_moe_t* moe, void* const* saved, co
 /* STATE when a backward has written over this step's saved rows. */
 sluice_status_t sluice_step_check_saved(const sluice_step_t* step);
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step);
-/* Allocates the saved buffers through the host's callback, or from the context. On failure nothing is kept. */
-sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save,
-                                     void* save_user);
+/* Allocates the saved buffers through the host's callback (which counts them itself where save_is_counted), or from the
+ * context. On failure nothing is kept. */
+sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save, void* save_user,
+                                     int save_is_counted);
 
 #endif /* SLUICE_BACKEND_MOE_STEP_H_ */

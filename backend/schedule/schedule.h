@@ -129,6 +129,13 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
                                       sluice_template_t** out_template);
 void sluice_template_destroy(sluice_template_t* schedule, sluice_allocator_t* allocator);
 
+/* The same in memory of the caller, at least sluice_template_bytes(n), aligned to 64; not to be destroyed. */
+sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, void* memory,
+                                           sluice_template_t** out_template);
+uint64_t sluice_template_bytes(int32_t num_chunks);
+/* Ops that a template of n chunks has at most. */
+int32_t sluice_template_max_ops(int32_t num_chunks);
+
 /* Where the chunk's rows of `tensor` lie. */
 static inline sluice_slot_ref_t sluice_template_home(const sluice_template_t* t, int32_t tensor, int32_t chunk) {
   return t->homes[(int64_t)tensor * t->spec.num_chunks + chunk];

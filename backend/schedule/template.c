@@ -12,7 +12,7 @@
 #include "backend/schedule/builder.h"
 #include "sluice/moe.h"
 
-#define OPS_PER_CHUNK 16
+#define OPS_PER_CHUNK 12 /* of a backward that restores both tensors */
 
 /* Slots that are handed between lanes are double-buffered; those that one lane fills and empties need one. */
 enum { RING_BETWEEN_LANES = 2, RING_WITHIN_LANE = 1 };
@@ -388,19 +388,36 @@ static void drop_unused_rings(sluice_builder_t* b) {
   }
 }
 
+int32_t sluice_template_max_ops(int32_t num_chunks) { return OPS_PER_CHUNK * num_chunks + 1; }
+
+static int32_t max_deps_of(int32_t max_ops) { return 4 * max_ops; }
+
+uint64_t sluice_template_bytes(int32_t num_chunks) {
+  uint64_t max_ops = (uint64_t)sluice_template_max_ops(num_chunks);
+  return sizeof(sluice_template_t) + max_ops * sizeof(sluice_op_t) +
+         (uint64_t)max_deps_of((int32_t)max_ops) * sizeof(int32_t) +
+         (uint64_t)SLUICE_T_COUNT * (uint64_t)num_chunks * sizeof(sluice_slot_ref_t);
+}
+
 sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
                                       sluice_template_t** out_template) {
   *out_template = NULL;
   SLUICE_TRY(check_spec(spec));
-  int32_t n = spec->num_chunks;
-  int32_t max_ops = OPS_PER_CHUNK * n + 1;
-  int32_t max_deps = 4 * max_ops;
-  uint64_t num_homes = (uint64_t)SLUICE_T_COUNT * (uint64_t)n;
-  uint64_t bytes = sizeof(sluice_template_t) + (uint64_t)max_ops * sizeof(sluice_op_t) +
-                   (uint64_t)max_deps * sizeof(int32_t) + num_homes * sizeof(sluice_slot_ref_t);
-  sluice_template_t* schedule = sluice_alloc_zeroed(allocator, bytes, "schedule template");
-  if (schedule == NULL) return SLUICE_E_NO_MEMORY;
-  schedule->bytes = bytes;
+  void* memory = sluice_alloc(allocator, sluice_template_bytes(spec->num_chunks), "schedule template");
+  if (memory == NULL) return sluice_alloc_status();
+  sluice_status_t status = sluice_template_build_into(spec, memory, out_template);
+  if (status != SLUICE_OK) sluice_free(allocator, memory, sluice_template_bytes(spec->num_chunks));
+  return status;
+}
+
+sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, void* memory,
+                                           sluice_template_t** out_template) {
+  *out_template = NULL;
+  SLUICE_TRY(check_spec(spec));
+  int32_t n = spec->num_chunks, max_ops = sluice_template_max_ops(n), max_deps = max_deps_of(max_ops);
+  sluice_template_t* schedule = memory;
+  memset(schedule, 0, sluice_template_bytes(n));
+  schedule->bytes = sluice_template_bytes(n);
   schedule->spec = *spec;
   schedule->ops = (sluice_op_t*)(schedule + 1);
   schedule->deps = (int32_t*)(schedule->ops + max_ops);
@@ -420,7 +437,6 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
   }
   int32_t num_deps = sluice_builder_derive_deps(&builder, schedule->deps, max_deps);
   if (num_deps < 0 || num_deps > max_deps) {
-    sluice_template_destroy(schedule, allocator);
     return SLUICE_FAIL(num_deps < 0 ? SLUICE_E_NO_MEMORY : SLUICE_E_INTERNAL, "schedule: dependencies of %d ops",
                        max_ops);
   }

@@ -1,5 +1,6 @@
 /* The public context: checks the config, then puts a device and a gemm into an engine. */
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/base/structs.h"
 #include "backend/moe/engine.h"
@@ -29,6 +30,11 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: device_id is %d; the CPU has only device 0",
                        out->device_id);
   }
+  if (out->max_outstanding < 0 || out->reserved != 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "context: max_outstanding is %d and reserved %d; use 0 or more, and 0", out->max_outstanding,
+                       out->reserved);
+  }
   if ((out->allocate == NULL) != (out->release == NULL)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: set allocate and release together, or neither");
   }
@@ -54,6 +60,8 @@ sluice_status_t sluice_context_create(const sluice_context_config_t* config, slu
   SLUICE_TRY(read_config(config, &checked));
   sluice_context_t* context = NULL;
   SLUICE_TRY(sluice_engine_create(comm, checked.allocate, checked.release, checked.allocate_user, &context));
+  context->memory_budget = checked.memory_budget;
+  context->max_outstanding = checked.max_outstanding;
   sluice_status_t status = fill_engine(context, &checked);
   if (status != SLUICE_OK) {
     sluice_engine_release(context);
@@ -64,6 +72,34 @@ sluice_status_t sluice_context_create(const sluice_context_config_t* config, slu
 }
 
 void sluice_context_destroy(sluice_context_t* context) { sluice_engine_release(context); }
+
+sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t bytes, void** out_data) {
+  if (context == NULL || out_data == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_allocate: %s is NULL",
+                       context == NULL ? "context" : "out_data");
+  }
+  *out_data = NULL;
+  SLUICE_TRY(sluice_engine_check_process(context, "sluice_context_allocate"));
+  uint64_t counted = sluice_align_up(bytes == 0 ? 1 : bytes);
+  SLUICE_TRY(sluice_allocator_charge(&context->allocator, counted, "saved buffer"));
+  void* data = sluice_alloc(sluice_process_allocator(), bytes, "saved buffer");
+  if (data == NULL) {
+    sluice_allocator_discharge(&context->allocator, counted);
+    return SLUICE_E_NO_MEMORY;
+  }
+  atomic_fetch_add(&context->step_bytes, counted);
+  *out_data = data;
+  return SLUICE_OK;
+}
+
+void sluice_context_free(sluice_context_t* context, void* data, uint64_t bytes) {
+  if (data == NULL) return;
+  sluice_free(sluice_process_allocator(), data, bytes);
+  if (context == NULL || context->pid != getpid()) return;
+  uint64_t counted = sluice_align_up(bytes == 0 ? 1 : bytes);
+  sluice_allocator_discharge(&context->allocator, counted);
+  atomic_fetch_sub(&context->step_bytes, counted);
+}
 
 sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t reset_peak,
                                          sluice_context_stats_t* out_stats) {

@@ -11,6 +11,8 @@ void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size)
   defaults.top_k = 1;
   defaults.dtype = SLUICE_DTYPE_F32;
   defaults.activation = SLUICE_ACTIVATION_GELU;
+  defaults.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+  defaults.restore_input = defaults.restore_middle = SLUICE_RESTORE_ADAPTIVE;
   memset(out_config, 0, struct_size);
   memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
   out_config->struct_size = struct_size;
@@ -39,13 +41,15 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
   CHECK(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
         "layer %d: num_chunks is %d; it must be in [1, %d], or 0 to let Sluice choose", id, c->num_chunks,
         SLUICE_MAX_CHUNKS);
-  CHECK(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
-        "layer %d: wgrad_mode is %d; known are deferred (0) and per chunk (1)", id, c->wgrad_mode);
-  CHECK(c->restore_input >= SLUICE_RESTORE_KEEP && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
-        "layer %d: restore_input is %d; known are keep (0), offload (1) and re-dispatch (2)", id, c->restore_input);
-  CHECK(c->restore_middle == SLUICE_RESTORE_KEEP || c->restore_middle == SLUICE_RESTORE_OFFLOAD ||
-            c->restore_middle == SLUICE_RESTORE_RECOMPUTE,
-        "layer %d: restore_middle is %d; known are keep (0), offload (1) and recompute (3)", id, c->restore_middle);
+  CHECK(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
+        "layer %d: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)", id, c->wgrad_mode);
+  CHECK(c->restore_input >= SLUICE_RESTORE_ADAPTIVE && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
+        "layer %d: restore_input is %d; known are adaptive (-1), keep (0), offload (1) and re-dispatch (2)", id,
+        c->restore_input);
+  CHECK(c->restore_middle >= SLUICE_RESTORE_ADAPTIVE && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
+            c->restore_middle != SLUICE_RESTORE_REDISPATCH,
+        "layer %d: restore_middle is %d; known are adaptive (-1), keep (0), offload (1) and recompute (3)", id,
+        c->restore_middle);
   CHECK(is_flag(c->gated) && is_flag(c->bias) && is_flag(c->callback_experts),
         "layer %d: gated, bias and callback_experts are 0 or 1, found %d, %d, %d", id, c->gated, c->bias,
         c->callback_experts);
@@ -54,8 +58,8 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
 
 /* The graph of a host's expert holds its input, so neither can go without the other. */
 static sluice_status_t check_policies(const sluice_moe_config_t* c) {
-  int keeps_output = c->restore_middle == SLUICE_RESTORE_KEEP;
-  if (!c->callback_experts || (keeps_output && c->restore_input == SLUICE_RESTORE_KEEP) ||
+  int keeps_output = c->restore_middle <= SLUICE_RESTORE_KEEP;
+  if (!c->callback_experts || (keeps_output && c->restore_input <= SLUICE_RESTORE_KEEP) ||
       c->restore_middle == SLUICE_RESTORE_RECOMPUTE) {
     return SLUICE_OK;
   }

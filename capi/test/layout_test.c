@@ -78,7 +78,7 @@
   MEMBER(sluice_host_gemm_args_t, dtype_c, 100, 4) \
   MEMBER(sluice_host_gemm_args_t, beta, 104, 4) \
   MEMBER(sluice_host_gemm_args_t, reserved, 108, 4) \
-  STRUCT(sluice_context_config_t, 80) \
+  STRUCT(sluice_context_config_t, 96) \
   MEMBER(sluice_context_config_t, struct_size, 0, 8) \
   MEMBER(sluice_context_config_t, next, 8, 8) \
   MEMBER(sluice_context_config_t, device_type, 16, 4) \
@@ -90,6 +90,9 @@
   MEMBER(sluice_context_config_t, allocate, 56, 8) \
   MEMBER(sluice_context_config_t, release, 64, 8) \
   MEMBER(sluice_context_config_t, allocate_user, 72, 8) \
+  MEMBER(sluice_context_config_t, memory_budget, 80, 8) \
+  MEMBER(sluice_context_config_t, max_outstanding, 88, 4) \
+  MEMBER(sluice_context_config_t, reserved, 92, 4) \
   STRUCT(sluice_context_stats_t, 160) \
   MEMBER(sluice_context_stats_t, struct_size, 0, 8) \
   MEMBER(sluice_context_stats_t, current_bytes, 8, 8) \
@@ -160,7 +163,7 @@
   MEMBER(sluice_expert_callbacks_t, user, 8, 8) \
   MEMBER(sluice_expert_callbacks_t, forward, 16, 8) \
   MEMBER(sluice_expert_callbacks_t, backward, 24, 8) \
-  STRUCT(sluice_moe_forward_args_t, 96) \
+  STRUCT(sluice_moe_forward_args_t, 104) \
   MEMBER(sluice_moe_forward_args_t, struct_size, 0, 8) \
   MEMBER(sluice_moe_forward_args_t, next, 8, 8) \
   MEMBER(sluice_moe_forward_args_t, tokens, 16, 8) \
@@ -174,6 +177,8 @@
   MEMBER(sluice_moe_forward_args_t, needs_backward, 80, 4) \
   MEMBER(sluice_moe_forward_args_t, local_status, 84, 4) \
   MEMBER(sluice_moe_forward_args_t, local_message, 88, 8) \
+  MEMBER(sluice_moe_forward_args_t, save_is_counted, 96, 4) \
+  MEMBER(sluice_moe_forward_args_t, reserved, 100, 4) \
   STRUCT(sluice_moe_backward_args_t, 120) \
   MEMBER(sluice_moe_backward_args_t, struct_size, 0, 8) \
   MEMBER(sluice_moe_backward_args_t, next, 8, 8) \
@@ -191,7 +196,57 @@
   MEMBER(sluice_moe_backward_args_t, expert_ready_user, 96, 8) \
   MEMBER(sluice_moe_backward_args_t, local_status, 104, 4) \
   MEMBER(sluice_moe_backward_args_t, may_reuse_saved, 108, 4) \
-  MEMBER(sluice_moe_backward_args_t, local_message, 112, 8)
+  MEMBER(sluice_moe_backward_args_t, local_message, 112, 8) \
+  STRUCT(sluice_plan_config_t, 64) \
+  MEMBER(sluice_plan_config_t, struct_size, 0, 8) \
+  MEMBER(sluice_plan_config_t, next, 8, 8) \
+  MEMBER(sluice_plan_config_t, max_tokens, 16, 8) \
+  MEMBER(sluice_plan_config_t, memory_budget, 24, 8) \
+  MEMBER(sluice_plan_config_t, base_bytes, 32, 8) \
+  MEMBER(sluice_plan_config_t, max_outstanding, 40, 4) \
+  MEMBER(sluice_plan_config_t, num_chunks, 44, 4) \
+  MEMBER(sluice_plan_config_t, restore_input, 48, 4) \
+  MEMBER(sluice_plan_config_t, restore_middle, 52, 4) \
+  MEMBER(sluice_plan_config_t, wgrad_mode, 56, 4) \
+  MEMBER(sluice_plan_config_t, reserved, 60, 4) \
+  STRUCT(sluice_plan_info_t, 136) \
+  MEMBER(sluice_plan_info_t, struct_size, 0, 8) \
+  MEMBER(sluice_plan_info_t, max_tokens, 8, 8) \
+  MEMBER(sluice_plan_info_t, chunk_rows, 16, 8) \
+  MEMBER(sluice_plan_info_t, kept_rows, 24, 8) \
+  MEMBER(sluice_plan_info_t, num_blocks, 32, 4) \
+  MEMBER(sluice_plan_info_t, num_chunks, 36, 4) \
+  MEMBER(sluice_plan_info_t, max_chunks, 40, 4) \
+  MEMBER(sluice_plan_info_t, restore_input, 44, 4) \
+  MEMBER(sluice_plan_info_t, restore_middle, 48, 4) \
+  MEMBER(sluice_plan_info_t, wgrad_mode, 52, 4) \
+  MEMBER(sluice_plan_info_t, max_outstanding, 56, 4) \
+  MEMBER(sluice_plan_info_t, reserved, 60, 4) \
+  MEMBER(sluice_plan_info_t, base_bytes, 64, 8) \
+  MEMBER(sluice_plan_info_t, slot_bytes, 72, 8) \
+  MEMBER(sluice_plan_info_t, routing_bytes, 80, 8) \
+  MEMBER(sluice_plan_info_t, schedule_bytes, 88, 8) \
+  MEMBER(sluice_plan_info_t, header_bytes, 96, 8) \
+  MEMBER(sluice_plan_info_t, product_bytes, 104, 8) \
+  MEMBER(sluice_plan_info_t, step_bytes, 112, 8) \
+  MEMBER(sluice_plan_info_t, total_bytes, 120, 8) \
+  MEMBER(sluice_plan_info_t, relative_time, 128, 8) \
+  STRUCT(sluice_plan_candidate_t, 40) \
+  MEMBER(sluice_plan_candidate_t, num_chunks, 0, 4) \
+  MEMBER(sluice_plan_candidate_t, restore_input, 4, 4) \
+  MEMBER(sluice_plan_candidate_t, restore_middle, 8, 4) \
+  MEMBER(sluice_plan_candidate_t, wgrad_mode, 12, 4) \
+  MEMBER(sluice_plan_candidate_t, total_bytes, 16, 8) \
+  MEMBER(sluice_plan_candidate_t, relative_time, 24, 8) \
+  MEMBER(sluice_plan_candidate_t, fits, 32, 4) \
+  MEMBER(sluice_plan_candidate_t, reserved, 36, 4) \
+  STRUCT(sluice_paper_footprint_t, 48) \
+  MEMBER(sluice_paper_footprint_t, states, 0, 8) \
+  MEMBER(sluice_paper_footprint_t, activations, 8, 8) \
+  MEMBER(sluice_paper_footprint_t, temporaries, 16, 8) \
+  MEMBER(sluice_paper_footprint_t, pipelined_temporaries, 24, 8) \
+  MEMBER(sluice_paper_footprint_t, saving, 32, 8) \
+  MEMBER(sluice_paper_footprint_t, saved_share, 40, 8)
 
 #define CONSTANTS \
   CONSTANT(SLUICE_OK, 0) \
@@ -242,8 +297,10 @@
   CONSTANT(SLUICE_ACTIVATION_GELU, 2) \
   CONSTANT(SLUICE_ACTIVATION_GELU_TANH, 3) \
   CONSTANT(SLUICE_ACTIVATION_SILU, 4) \
+  CONSTANT(SLUICE_WGRAD_ADAPTIVE, -1) \
   CONSTANT(SLUICE_WGRAD_DEFERRED, 0) \
   CONSTANT(SLUICE_WGRAD_PER_CHUNK, 1) \
+  CONSTANT(SLUICE_RESTORE_ADAPTIVE, -1) \
   CONSTANT(SLUICE_RESTORE_KEEP, 0) \
   CONSTANT(SLUICE_RESTORE_OFFLOAD, 1) \
   CONSTANT(SLUICE_RESTORE_REDISPATCH, 2) \
@@ -350,8 +407,9 @@ static void Layout_EveryByte_BelongsToAMember(void** state) {
 /* A struct that grows begins with its size, as the 0.1 layouts do. */
 static void Layout_GrowingStructs_BeginWithTheirSize(void** state) {
   (void)state;
-  static const char* const fixed[] = {"sluice_tensor_t",       "sluice_ext_header_t",     "sluice_exchange_t",
-                                      "sluice_host_failure_t", "sluice_host_gemm_args_t", "sluice_trace_event_t"};
+  static const char* const fixed[] = {"sluice_tensor_t",         "sluice_ext_header_t",     "sluice_exchange_t",
+                                      "sluice_host_failure_t",   "sluice_host_gemm_args_t", "sluice_trace_event_t",
+                                      "sluice_plan_candidate_t", "sluice_paper_footprint_t"};
   for (int i = 0; i + 1 < NUM_LINES && lines[i].type != NULL; ++i) {
     if (lines[i].member != NULL) continue;
     int grows = 1;

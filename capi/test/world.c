@@ -1,5 +1,7 @@
 #include "capi/test/world.h"
 
+enum { MAX_OUTSTANDING = 8 };
+
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -334,6 +336,7 @@ static void run_rank(rank_t* r) {
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
   context_config.gemm = c->gemm != NULL ? c->gemm : "ref";
+  context_config.memory_budget = c->budget, context_config.max_outstanding = c->outstanding;
   sluice_context_t* context = NULL;
   note(r, sluice_context_create(&context_config, comm, &context));
   sluice_moe_config_t config;
@@ -378,7 +381,7 @@ static void run_rank(rank_t* r) {
               &(parts_t){tensor_of(&x), tensor_of(&id), tensor_of(&w), tensor_of(&y), tensor_of(&dy), tensor_of(&dx),
                          tensor_of(&dw), &params.table, &grads.table});
   }
-  sluice_step_t* step = NULL;
+  sluice_step_t *step = NULL, *others[MAX_OUTSTANDING] = {NULL};
   if (r->out->status[r->rank] == SLUICE_OK && !c->parts) {
     sluice_moe_forward_args_t f;
     sluice_moe_forward_args_init(&f, sizeof f);
@@ -389,6 +392,9 @@ static void run_rank(rank_t* r) {
     f.needs_backward = 1;
     if (c->restore) f.save = save_host, f.save_user = &saved;
     note(r, sluice_moe_forward(moe, &f, NULL, &step));
+    for (int32_t i = 1; i < c->outstanding && r->out->status[r->rank] == SLUICE_OK; ++i) {
+      note(r, sluice_moe_forward(moe, &f, NULL, &others[i]));
+    }
   }
   if (r->out->status[r->rank] == SLUICE_OK && c->restore) note(r, rebuild(moe, &saved, &step));
   if (r->out->status[r->rank] == SLUICE_OK && !c->parts) {
@@ -424,6 +430,12 @@ static void run_rank(rank_t* r) {
       }
     }
   }
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  if (context != NULL && sluice_context_get_stats(context, 0, &stats) == SLUICE_OK) {
+    r->out->peak_bytes[r->rank] = stats.peak_bytes;
+    r->out->num_chunks[r->rank] = stats.last_num_chunks;
+  }
+  for (int i = 0; i < MAX_OUTSTANDING; ++i) sluice_step_drop(others[i]);
   sluice_step_drop(step);
   for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) free(saved.data[i]);
   sluice_moe_destroy(moe);

@@ -24,6 +24,8 @@ typedef struct case_s {
   int32_t uneven_owners;                 /* expert_rank table: most experts on the last rank */
   int32_t restore_input, restore_middle; /* SLUICE_RESTORE_* */
   int32_t reuse_saved;                   /* the backward may write over saved buffers */
+  uint64_t budget;                       /* of each rank's context; 0: none */
+  int32_t outstanding;                   /* forwards before the first backward; 0: 1 */
   int32_t parts;                         /* dispatch, experts, combine called one by one */
   const char* gemm;                      /* NULL: "ref" */
 } case_t;
@@ -35,6 +37,8 @@ typedef struct result_s {
   double* grad_weights[WORLD_MAX_RANKS];
   double* grad_params[6];         /* w1 w3 w2 b1 b3 b2 over all E experts */
   int32_t ready[WORLD_MAX_RANKS]; /* readiness signals seen */
+  uint64_t peak_bytes[WORLD_MAX_RANKS];
+  int32_t num_chunks[WORLD_MAX_RANKS]; /* of the last pass */
   sluice_status_t status[WORLD_MAX_RANKS];
   char message[WORLD_MAX_RANKS][1024];
 } result_t;

@@ -159,6 +159,29 @@ def test_Chunks_AnyNumber_AsStock(ranks2: Ranks, chunks: Any) -> None:
     _compare(answers, F32)
 
 
+@pytest.mark.parametrize("policy", ["none", "S1", "S2", "S3", "S4", {"input": "offload"}, "adaptive"])
+def test_Policy_EachOne_AsStock(ranks2: Ranks, policy: Any) -> None:
+    layers = [{"k": 2, "expert": "gated"}, {"expert": "tuple"}]
+    answers = ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice={"chunks": 3, "policy": policy})
+    _compare(answers, F32)
+
+
+@pytest.mark.parametrize("checkpointing", [None, "reentrant", "nonreentrant"])
+def test_Budget_WithAccumulationAndCheckpointing_AsStock(ranks2: Ranks, checkpointing: str | None) -> None:
+    """Bytes stay below the budget, whatever the plan had to do for it."""
+    budget = 12 << 20
+    answers = ranks2.run(
+        "cases_parity:parity",
+        layers=[{"k": 2}, {"k": 1, "drop_tokens": False}],
+        config={"gradient_accumulation_steps": 2},
+        sluice={"memory_budget": budget},
+        checkpointing=checkpointing,
+    )
+    _compare(answers, F32)
+    for answer in answers:
+        assert answer[1]["peak_bytes"] <= budget
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_Long_TwoHundredSteps_WithinStocksOwnGap(ranks2: Ranks) -> None:

@@ -38,7 +38,7 @@ def test_Switch_ConfigAndEnvironment_Decide(ranks2: Ranks, section: Any, environ
     [
         ({"enabld": True}, None, ["'enabld'", '"enabled"']),
         ({"enabled": True, "chunk": 2}, None, ["'chunk'", '"chunks"']),
-        ({"enabled": True, "memory_budget": "1GiB"}, None, ["memory_budget", "not built yet"]),
+        ({"enabled": True, "memory_budget": "lots"}, None, ["memory_budget", "20GiB"]),
         ({"enabled": True, "chunks": "auto"}, None, ["chunks", "auto", "null"]),
         ({"enabled": True, "chunks": 0}, None, ["chunks", "1 to"]),
         ({"enabled": True, "gemm": "onedn"}, None, ["gemm", '"onednn"']),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -22,7 +23,8 @@ WGRAD_MODES = ("deferred", "per_chunk")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 MAX_CHUNKS = 256
 # Known from the design and not built yet: refused by name, so that nobody believes they have an effect.
-NOT_BUILT = ("memory_budget", "host_memory_budget", "max_outstanding")
+NOT_BUILT = ("host_memory_budget",)
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 # MPipeMoE's names for points of (how dispatched rows, how pre-activations) reach the backward.
 RESTORE_INPUT = ("keep", "offload", "redispatch")
 RESTORE_MIDDLE = ("keep", "offload", "recompute")
@@ -51,6 +53,8 @@ class Options:
     on_unsupported: str = "error"
     required: bool = False
     policy: tuple[str, str] | None = None
+    memory_budget: int | None = None
+    max_outstanding: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for comparing ranks and for messages."""
@@ -178,11 +182,30 @@ def _policy(key: str, value: Any) -> tuple[str, str] | None:
     )
 
 
+def _bytes(key: str, value: Any) -> int:
+    """A number of bytes, or text with a unit: "20GiB", "1.5 GB"."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    if found and (found[2] or "B") in UNITS:
+        value = int(float(found[1]) * UNITS[found[2] or "B"])
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 63:
+        units = ", ".join(UNITS)
+        raise ConfigError(f'"sluice": "{key}" must be bytes, or text such as "20GiB" (units: {units}), not {value!r}')
+    return value
+
+
+def _count(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+        raise ConfigError(f'"sluice": "{key}" must be a whole number above 0, not {value!r}')
+    return value
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _boolean,
     "chunks": _chunks,
     "wgrad_mode": _one_of(WGRAD_MODES),
     "policy": _policy,
+    "memory_budget": _bytes,
+    "max_outstanding": _count,
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,
     "timeout": _seconds,

@@ -116,6 +116,18 @@ static sluice_status_t reserve(cpu_device_t* device, int32_t num_events) {
   return SLUICE_E_NO_MEMORY;
 }
 
+static uint64_t cpu_events_bytes(const sluice_device_t* base, int32_t num_events) {
+  const cpu_device_t* device = (const cpu_device_t*)(const void*)base;
+  if (num_events < 0) num_events = device->capacity;
+  if (num_events == 0) return 0;
+  return sluice_align_up((uint64_t)num_events) +
+         SLUICE_NUM_LANES * sluice_align_up((uint64_t)num_events * sizeof(sluice_job_t));
+}
+
+static sluice_status_t cpu_reserve(sluice_device_t* base, int32_t num_events) {
+  return reserve(cast(base), num_events);
+}
+
 static sluice_status_t cpu_begin(sluice_device_t* base, int32_t num_events, sluice_job_fn_t fn, void* user,
                                  sluice_stream_t stream) {
   cpu_device_t* device = cast(base);
@@ -184,6 +196,8 @@ static const sluice_device_vtable_t cpu_vtable = {
     .begin = cpu_begin,
     .submit = cpu_submit,
     .join = cpu_join,
+    .events_bytes = cpu_events_bytes,
+    .reserve = cpu_reserve,
 };
 
 sluice_status_t sluice_cpu_device_create(sluice_allocator_t* allocator, sluice_device_t** out_device) {

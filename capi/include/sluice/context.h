@@ -47,6 +47,10 @@ typedef struct sluice_context_config_s {
   sluice_allocate_fn_t allocate; /* for slots and temporaries; NULL = the library's own */
   sluice_free_fn_t release;
   void* allocate_user;
+  uint64_t memory_budget;  /* bytes of everything that this context allocates, saved buffers included; 0: no limit */
+  int32_t max_outstanding; /* under a budget: forwards without their backward at one time, over all layers of the
+                              context; 0: one for each layer */
+  int32_t reserved;        /* 0 */
 } sluice_context_config_t;
 
 SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size);
@@ -58,6 +62,13 @@ SLUICE_API sluice_status_t sluice_context_create(const sluice_context_config_t* 
                                                  sluice_context_t** out_context);
 /* Layers and steps keep the context alive. Steps outstanding at process exit are harmless. */
 SLUICE_EXPORT void sluice_context_destroy(sluice_context_t* context);
+
+/* Memory from the process that counts as this context's, for saved buffers that a host hands out in sluice_save_fn_t
+ * (say so with save_is_counted). 64-byte aligned. It may outlive the context: free it with NULL for the context then.
+ * Any thread, also while a pass runs. Errors: INVALID_ARGUMENT, NO_MEMORY, OVER_BUDGET, STATE (in a forked child).
+ * free accepts NULL data; bytes as given. */
+SLUICE_API sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t bytes, void** out_data);
+SLUICE_EXPORT void sluice_context_free(sluice_context_t* context, void* data, uint64_t bytes);
 
 typedef struct sluice_context_stats_s {
   size_t struct_size;     /* set by the caller: sizeof */

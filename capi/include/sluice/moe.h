@@ -32,14 +32,16 @@ enum {
 
 /* When weight gradients are computed. Same values up to the order of sums; bit-identical at equal n and mode. */
 enum {
-  SLUICE_WGRAD_DEFERRED = 0, /* once, over all chunks, beside the last combines: fewest bytes moved */
-  SLUICE_WGRAD_PER_CHUNK = 1 /* accumulated chunk by chunk: no gradient rows are kept */
+  SLUICE_WGRAD_ADAPTIVE = -1, /* chosen under a memory budget; deferred without one */
+  SLUICE_WGRAD_DEFERRED = 0,  /* once, over all chunks, beside the last combines: fewest bytes moved */
+  SLUICE_WGRAD_PER_CHUNK = 1  /* accumulated chunk by chunk: no gradient rows are kept */
 };
 
 /* How T_DI (dispatched rows) and T_M (pre-activations) reach the backward [MPipeMoE Table II]. Names of points in this
  * space: none = keep, keep; S1 = offload, offload; S2 = re-dispatch, offload; S3 = offload, recompute; S4 =
  * re-dispatch, recompute. */
 enum {
+  SLUICE_RESTORE_ADAPTIVE = -1,  /* chosen under a memory budget; kept without one */
   SLUICE_RESTORE_KEEP = 0,       /* in buffers that the step keeps */
   SLUICE_RESTORE_OFFLOAD = 1,    /* in host memory, by the copy lanes */
   SLUICE_RESTORE_REDISPATCH = 2, /* T_DI: sent again from the tokens that backward gets */
@@ -63,8 +65,8 @@ typedef struct sluice_moe_config_s {
   int32_t layer_id;                /* names the layer in messages and traces; equal on all ranks */
   const int32_t* expert_rank;      /* [E] the rank that owns each expert, or NULL: contiguous, E divisible by W.
                                       Equal on all ranks. Local index = order among the experts of that rank. */
-  int32_t restore_input;           /* SLUICE_RESTORE_KEEP, _OFFLOAD or _REDISPATCH, equal on all ranks */
-  int32_t restore_middle;          /* SLUICE_RESTORE_KEEP, _OFFLOAD or _RECOMPUTE */
+  int32_t restore_input;           /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _REDISPATCH, equal on all ranks */
+  int32_t restore_middle;          /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _RECOMPUTE */
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);
@@ -132,6 +134,8 @@ typedef struct sluice_moe_forward_args_s {
   int32_t needs_backward;    /* 0: nothing is saved and out_step may be NULL */
   int32_t local_status;      /* not 0: the host refuses its input with this status; the header tells all ranks */
   const char* local_message; /* the host's reason, or NULL */
+  int32_t save_is_counted;   /* 1: `save` takes memory from sluice_context_allocate, which counts it already */
+  int32_t reserved;          /* 0 */
 } sluice_moe_forward_args_t;
 
 SLUICE_EXPORT void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_args, size_t struct_size);

@@ -8,5 +8,6 @@
 #include "sluice/gate.h"
 #include "sluice/moe.h"
 #include "sluice/parts.h"
+#include "sluice/plan.h"
 
 #endif /* SLUICE_SLUICE_H_ */

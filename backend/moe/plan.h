@@ -1,0 +1,85 @@
+/* A plan: ceilings for every buffer of a layer's passes, and the rule by which chunks stay under them (contracts
+ * sections 2 and 3). Made from sizes alone, the same on all ranks that put in the same numbers; nothing is allocated
+ * before it stands.
+ *
+ * Rule: tokens are cut into G blocks; consecutive blocks form a chunk while no rank receives more than chunk_rows and
+ * the chunk has at most blocks_per_chunk blocks. Chunks are kept as restore_di and restore_m say while the rows so far
+ * fit kept_rows on every rank; the rest are sent and computed again, which keeps nothing.
+ */
+#ifndef SLUICE_BACKEND_MOE_PLAN_H_
+#define SLUICE_BACKEND_MOE_PLAN_H_
+
+#include "backend/moe/layer.h"
+
+/* Bytes by category; see sluice_plan_info_t. */
+typedef struct sluice_plan_bytes_s {
+  uint64_t base;      /* allocated already: handles, tables, products */
+  uint64_t slots;     /* temporaries of a pass */
+  uint64_t routing;   /* boundaries, orders and counts of a pass */
+  uint64_t schedules; /* templates, and what the device needs to run them */
+  uint64_t headers;
+  uint64_t products; /* what the matrix products may borrow */
+  uint64_t step;     /* of one outstanding forward: kept rows, offloaded rows, counts */
+  uint64_t total;    /* all of it, with max_outstanding steps */
+} sluice_plan_bytes_t;
+
+typedef struct sluice_plan_query_data_s {
+  int64_t max_tokens;      /* T of any rank */
+  uint64_t budget;         /* 0: none */
+  uint64_t base;           /* bytes that are allocated whatever the plan, the most of all ranks */
+  int32_t max_outstanding; /* forwards without their backward, over all layers of the context */
+  int32_t num_chunks;      /* 0: any */
+  int32_t restore_di;      /* -1: any */
+  int32_t restore_m;
+  int32_t wgrad_mode;
+} sluice_plan_inputs_t;
+
+typedef struct sluice_plan_data_s {
+  sluice_plan_inputs_t inputs;
+  int32_t num_blocks;       /* G */
+  int32_t num_chunks;       /* n of balanced routing */
+  int32_t max_chunks;       /* n at most, whatever the routing */
+  int32_t blocks_per_chunk; /* at most */
+  int64_t chunk_rows;
+  int64_t kept_rows;
+  int64_t worst_rows; /* that this rank can receive at all */
+  int32_t restore_di, restore_m;
+  int32_t wgrad_mode;
+  sluice_plan_bytes_t bytes;
+  double cost; /* relative time of forward and backward by the closed forms, for ordering candidates */
+} sluice_plan_data_t;
+
+/* One line of an explanation. */
+typedef struct sluice_plan_candidate_data_s {
+  int32_t num_chunks, restore_di, restore_m, wgrad_mode;
+  uint64_t total_bytes;
+  double cost;
+  int32_t fits;
+} sluice_plan_candidate_data_t;
+
+typedef void (*sluice_plan_visit_fn_t)(void* user, const sluice_plan_candidate_data_t* candidate);
+
+/* The cheapest candidate that fits. visit (may be NULL) sees every candidate. Needs the context entered.
+ * Errors: OVER_BUDGET naming the shortfall, the smallest budget that would do, and the cheapest change; NO_MEMORY. */
+sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, sluice_plan_visit_fn_t visit,
+                                 void* user, sluice_plan_data_t* out_plan);
+
+/* Bytes at the plan's ceilings. */
+sluice_status_t sluice_plan_measure(sluice_moe_t* moe, sluice_plan_data_t* plan);
+/* Bytes that one step takes when its chunks receive `chunk_rows` [n] rows of which `kept` [n] say what is kept. */
+uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
+                                const int64_t* chunk_rows, int64_t num_tokens, int64_t num_sent);
+
+/* Allocates everything that the plan fixes; from then on only steps are allocated, up to the budget. */
+sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t* plan);
+
+/* The layer runs without a plan, or makes its own under the context's budget. */
+void sluice_plan_remove(sluice_moe_t* moe);
+
+/* Of the sizes above, those that all ranks must have in common. */
+uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
+
+/* What is allocated now besides the arenas that a plan sizes anew. */
+uint64_t sluice_plan_base_bytes(const sluice_context_t* context);
+
+#endif /* SLUICE_BACKEND_MOE_PLAN_H_ */

@@ -1,0 +1,76 @@
+#include "backend/moe/planned.h"
+
+#include <stdio.h>
+
+#include "backend/moe/cut.h"
+#include "backend/moe/route_ids.h"
+
+sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
+  sluice_id_reader_t reader = sluice_id_reader(expert_ids);
+  for (int64_t t = 0; t < expert_ids->shape[0]; ++t) {
+    for (int32_t k = 0; k < moe->config.top_k; ++k) {
+      int32_t place = 0;
+      SLUICE_TRY(sluice_place_of_route(moe, &reader, t, k, &place));
+    }
+  }
+  return SLUICE_OK;
+}
+
+static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+  const sluice_context_t* context = moe->context;
+  return (sluice_plan_inputs_t){
+      .max_tokens = agreement->max_tokens > 0 ? agreement->max_tokens : 1,
+      .budget = context->memory_budget,
+      .base = agreement->base_bytes,
+      .max_outstanding = context->max_outstanding > 0 ? context->max_outstanding : context->num_layers,
+      .num_chunks = moe->config.num_chunks,
+      .restore_di = moe->config.restore_input,
+      .restore_m = moe->config.restore_middle,
+      .wgrad_mode = moe->config.wgrad_mode,
+  };
+}
+
+sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+  if (moe->plan != NULL && moe->plan->inputs.max_tokens >= agreement->max_tokens) return SLUICE_OK;
+  if (moe->plan_is_given) {
+    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                       "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
+                       moe->config.layer_id, (long long)agreement->max_tokens, (long long)moe->plan->inputs.max_tokens);
+  }
+  const sluice_plan_inputs_t inputs = inputs_of(moe, agreement);
+  sluice_plan_data_t plan;
+  SLUICE_TRY(sluice_plan_make(moe, &inputs, NULL, NULL, &plan));
+  return sluice_plan_install(moe, &plan);
+}
+
+/* Rows by block and rank, summed over all ranks. */
+static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int64_t* table) {
+  sluice_context_t* context = moe->context;
+  int32_t blocks = moe->plan->num_blocks;
+  SLUICE_TRY(sluice_cut_count(moe, expert_ids, blocks, table));
+  if (context->world_size == 1) return SLUICE_OK;
+  char phase[96];
+  snprintf(phase, sizeof phase, "rows by block of layer %d", moe->config.layer_id);
+  return sluice_comm_all_reduce_i64(context->comm, table, (int64_t)blocks * context->world_size, SLUICE_REDUCE_SUM,
+                                    phase);
+}
+
+sluice_status_t sluice_planned_bind(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int keep,
+                                    sluice_binding_t* binding) {
+  const sluice_plan_data_t* plan = moe->plan;
+  sluice_arena_t* arena = &moe->context->cut;
+  SLUICE_TRY(sluice_arena_reset(arena, arena->capacity, "rows by block"));
+  int64_t* table =
+      sluice_arena_take(arena, (uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * sizeof *table);
+  int64_t* first_token = sluice_arena_take(arena, ((uint64_t)plan->num_blocks + 1) * sizeof *first_token);
+  SLUICE_TRY(sum_rows(moe, expert_ids, table));
+  sluice_cut_t cut;
+  SLUICE_TRY(sluice_cut_by_rows(moe, plan, table, &cut));
+  sluice_cut_tokens(&cut, plan->num_blocks, expert_ids->shape[0], first_token);
+  SLUICE_TRY(sluice_binding_route(moe, expert_ids, cut.num_chunks, first_token, binding));
+  for (int32_t i = 0; i < cut.num_chunks && keep; ++i) {
+    binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_di : SLUICE_RESTORE_REDISPATCH);
+    binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_m : SLUICE_RESTORE_RECOMPUTE);
+  }
+  return sluice_exchange_counts(binding);
+}

@@ -1,0 +1,26 @@
+/* A forward under a plan: from the agreement to a binding whose chunks fit. Private to moe. */
+#ifndef SLUICE_BACKEND_MOE_PLANNED_H_
+#define SLUICE_BACKEND_MOE_PLANNED_H_
+
+#include "backend/moe/agree.h"
+#include "backend/moe/pass.h"
+#include "backend/moe/plan.h"
+
+/* Whether passes of this layer run under a plan. */
+static inline int sluice_is_planned(const sluice_moe_t* moe) {
+  return moe->plan != NULL || moe->context->memory_budget > 0;
+}
+
+/* Every id lies in range: what a rank can refuse before the header. */
+sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
+
+/* A plan for as many tokens as any rank has, made and installed if the present one is for fewer. Fails alike on all
+ * ranks, but for NO_MEMORY. */
+sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement);
+
+/* Cuts by received rows (one all-reduce), orders the routes and exchanges counts. Collective. Fills the binding and its
+ * restore policies; sluice_binding_finish is still to come. */
+sluice_status_t sluice_planned_bind(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int keep,
+                                    sluice_binding_t* out_binding);
+
+#endif /* SLUICE_BACKEND_MOE_PLANNED_H_ */

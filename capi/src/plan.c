@@ -1,0 +1,257 @@
+/* Plans behind their public handle. */
+#include "sluice/plan.h"
+
+#include <string.h>
+
+#include "backend/base/structs.h"
+#include "backend/moe/pass.h"
+#include "backend/moe/plan.h"
+
+#define PLAN_MAGIC 0x51ce504cu
+#define PLAN_FORM  1u
+#define MAX_LINES  512
+
+struct sluice_plan_s {
+  sluice_moe_t* moe; /* retained */
+  sluice_plan_data_t data;
+  int32_t num_lines;
+  sluice_plan_candidate_t lines[MAX_LINES];
+};
+
+void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_size) {
+  if (out_config == NULL || struct_size < sizeof(size_t)) return;
+  sluice_plan_config_t defaults;
+  memset(&defaults, 0, sizeof defaults);
+  defaults.max_outstanding = 1;
+  defaults.restore_input = defaults.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+  defaults.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+  memset(out_config, 0, struct_size);
+  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
+  out_config->struct_size = struct_size;
+}
+
+#define CHECK(condition, ...) \
+  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
+
+static sluice_status_t check_config(const sluice_plan_config_t* c) {
+  if (c->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_plan_config_t: extension of unknown type");
+  CHECK(c->max_tokens >= 1 && c->max_tokens <= INT32_MAX, "plan: max_tokens is %lld; it must be in [1, 2^31)",
+        (long long)c->max_tokens);
+  CHECK(c->max_outstanding >= 1, "plan: max_outstanding is %d; at least one forward waits for its backward",
+        c->max_outstanding);
+  CHECK(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
+        "plan: num_chunks is %d; it must be in [1, %d], or 0 for any", c->num_chunks, SLUICE_MAX_CHUNKS);
+  CHECK(c->restore_input >= SLUICE_RESTORE_ADAPTIVE && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
+        "plan: restore_input is %d; known are adaptive (-1), keep (0), offload (1) and re-dispatch (2)",
+        c->restore_input);
+  CHECK(c->restore_middle >= SLUICE_RESTORE_ADAPTIVE && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
+            c->restore_middle != SLUICE_RESTORE_REDISPATCH,
+        "plan: restore_middle is %d; known are adaptive (-1), keep (0), offload (1) and recompute (3)",
+        c->restore_middle);
+  CHECK(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
+        "plan: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)", c->wgrad_mode);
+  CHECK(c->reserved == 0, "plan: reserved is %d; set it to 0", c->reserved);
+  return SLUICE_OK;
+}
+
+static void add_line(void* user, const sluice_plan_candidate_data_t* c) {
+  sluice_plan_t* plan = user;
+  if (plan->num_lines == MAX_LINES) return;
+  plan->lines[plan->num_lines++] = (sluice_plan_candidate_t){c->num_chunks,  c->restore_di, c->restore_m, c->wgrad_mode,
+                                                             c->total_bytes, c->cost,       c->fits,      0};
+}
+
+static sluice_status_t new_plan(sluice_moe_t* moe, sluice_plan_t** out_plan) {
+  sluice_plan_t* plan = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *plan, "plan");
+  if (plan == NULL) return SLUICE_E_NO_MEMORY;
+  sluice_layer_retain(moe);
+  plan->moe = moe;
+  *out_plan = plan;
+  return SLUICE_OK;
+}
+
+static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sluice_plan_t** out_plan) {
+  sluice_plan_t* plan = NULL;
+  SLUICE_TRY(new_plan(moe, &plan));
+  const sluice_plan_inputs_t inputs = {
+      .max_tokens = c->max_tokens,
+      .budget = c->memory_budget,
+      .base = c->base_bytes != 0 ? c->base_bytes : sluice_plan_base_bytes(moe->context),
+      .max_outstanding = c->max_outstanding,
+      .num_chunks = c->num_chunks,
+      .restore_di = c->restore_input,
+      .restore_m = c->restore_middle,
+      .wgrad_mode = c->wgrad_mode,
+  };
+  sluice_status_t status = sluice_plan_make(moe, &inputs, add_line, plan, &plan->data);
+  if (status != SLUICE_OK) {
+    sluice_plan_destroy(plan);
+    return status;
+  }
+  *out_plan = plan;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_create(sluice_moe_t* moe, const sluice_plan_config_t* config, sluice_plan_t** out_plan) {
+  if (out_plan == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_create: out_plan is NULL");
+  *out_plan = NULL;
+  if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_create: moe is NULL");
+  sluice_plan_config_t checked;
+  sluice_plan_config_init(&checked, sizeof checked);
+  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, sizeof checked, "sluice_plan_config_t"));
+  SLUICE_TRY(check_config(&checked));
+  SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_plan_create"));
+  sluice_status_t status = make(moe, &checked, out_plan);
+  sluice_engine_leave(moe->context);
+  return status;
+}
+
+void sluice_plan_destroy(sluice_plan_t* plan) {
+  if (plan == NULL) return;
+  sluice_layer_release(plan->moe);
+  sluice_free(sluice_process_allocator(), plan, sizeof *plan);
+}
+
+sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info_t* out_info) {
+  if (plan == NULL || out_info == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_get_info: %s is NULL",
+                       plan == NULL ? "plan" : "out_info");
+  }
+  const sluice_plan_data_t* d = &plan->data;
+  sluice_plan_info_t info;
+  memset(&info, 0, sizeof info);
+  info.struct_size = sizeof info;
+  info.max_tokens = d->inputs.max_tokens;
+  info.chunk_rows = d->chunk_rows, info.kept_rows = d->kept_rows;
+  info.num_blocks = d->num_blocks, info.num_chunks = d->num_chunks, info.max_chunks = d->max_chunks;
+  info.restore_input = d->restore_di, info.restore_middle = d->restore_m, info.wgrad_mode = d->wgrad_mode;
+  info.max_outstanding = d->inputs.max_outstanding;
+  info.base_bytes = d->bytes.base, info.slot_bytes = d->bytes.slots, info.routing_bytes = d->bytes.routing;
+  info.schedule_bytes = d->bytes.schedules, info.header_bytes = d->bytes.headers;
+  info.product_bytes = d->bytes.products, info.step_bytes = d->bytes.step, info.total_bytes = d->bytes.total;
+  info.relative_time = d->cost;
+  size_t size = out_info->struct_size;
+  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_plan_info_t: struct_size is %zu; set it to sizeof the struct", size);
+  }
+  info.struct_size = size;
+  memset(out_info, 0, size);
+  memcpy(out_info, &info, size < sizeof info ? size : sizeof info);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_candidates(const sluice_plan_t* plan, sluice_plan_candidate_t* out_candidates,
+                                       int32_t capacity, int32_t* out_count) {
+  if (plan == NULL || out_count == NULL || (out_candidates == NULL && capacity > 0)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_candidates: %s is NULL",
+                       plan == NULL        ? "plan"
+                       : out_count == NULL ? "out_count"
+                                           : "out_candidates");
+  }
+  *out_count = plan->num_lines;
+  for (int32_t i = 0; i < plan->num_lines && i < capacity; ++i) out_candidates[i] = plan->lines[i];
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_chunks, const int64_t* rows_per_chunk,
+                                         int32_t kept_chunks, int64_t num_tokens, int64_t num_sent,
+                                         uint64_t* out_bytes) {
+  if (plan == NULL || rows_per_chunk == NULL || out_bytes == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_predict_step: %s is NULL",
+                       plan == NULL             ? "plan"
+                       : rows_per_chunk == NULL ? "rows_per_chunk"
+                                                : "out_bytes");
+  }
+  CHECK(num_chunks >= 1 && num_chunks <= SLUICE_MAX_CHUNKS, "sluice_plan_predict_step: num_chunks is %d", num_chunks);
+  int64_t kept[SLUICE_MAX_CHUNKS];
+  for (int32_t i = 0; i < num_chunks; ++i) kept[i] = i < kept_chunks ? rows_per_chunk[i] : -1;
+  *out_bytes = sluice_plan_step_bytes(plan->moe, &plan->data, num_chunks, kept, num_tokens, num_sent);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan) {
+  if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_use_plan: moe is NULL");
+  if (plan != NULL && plan->moe->fingerprint != moe->fingerprint) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this plan was made for layer %d, which is not alike",
+                       moe->config.layer_id, plan->moe->config.layer_id);
+  }
+  SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_use_plan"));
+  sluice_status_t status = SLUICE_OK;
+  if (plan == NULL) {
+    sluice_plan_remove(moe);
+  } else {
+    status = sluice_plan_install(moe, &plan->data);
+    if (status == SLUICE_OK) moe->plan_is_given = 1;
+  }
+  sluice_engine_leave(moe->context);
+  return status;
+}
+
+/* ---- as bytes ---- */
+
+typedef struct plan_file_s {
+  uint32_t magic;
+  uint32_t form;
+  uint64_t fingerprint; /* of the layer */
+  sluice_plan_data_t data;
+  uint64_t checksum; /* of everything before */
+} plan_file_t;
+
+static uint64_t checksum_of(const plan_file_t* file) {
+  const unsigned char* p = (const unsigned char*)file;
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < offsetof(plan_file_t, checksum); ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
+  return hash;
+}
+
+sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_t* inout_bytes) {
+  if (plan == NULL || inout_bytes == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_write: %s is NULL",
+                       plan == NULL ? "plan" : "inout_bytes");
+  }
+  uint64_t room = *inout_bytes;
+  *inout_bytes = sizeof(plan_file_t);
+  if (data == NULL) return SLUICE_OK;
+  CHECK(room >= sizeof(plan_file_t), "sluice_plan_write: room for %llu bytes, the plan has %llu",
+        (unsigned long long)room, (unsigned long long)sizeof(plan_file_t));
+  plan_file_t file;
+  memset(&file, 0, sizeof file);
+  file.magic = PLAN_MAGIC, file.form = PLAN_FORM, file.fingerprint = plan->moe->fingerprint;
+  memcpy(&file.data, &plan->data, sizeof file.data);
+  file.checksum = checksum_of(&file);
+  memcpy(data, &file, sizeof file);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t bytes, sluice_plan_t** out_plan) {
+  if (out_plan == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: out_plan is NULL");
+  *out_plan = NULL;
+  if (moe == NULL || data == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: %s is NULL", moe == NULL ? "moe" : "data");
+  }
+  plan_file_t file;
+  CHECK(bytes == sizeof file, "sluice_plan_read: %llu bytes; a plan has %llu", (unsigned long long)bytes,
+        (unsigned long long)sizeof file);
+  memcpy(&file, data, sizeof file);
+  CHECK(file.magic == PLAN_MAGIC, "sluice_plan_read: magic is %#x; this is no plan", file.magic);
+  CHECK(file.form == PLAN_FORM, "sluice_plan_read: form is %u; this version reads form %u", file.form, PLAN_FORM);
+  CHECK(file.checksum == checksum_of(&file), "sluice_plan_read: checksum is wrong; the bytes were changed");
+  CHECK(file.fingerprint == moe->fingerprint, "sluice_plan_read: fingerprint is of another layer than layer %d",
+        moe->config.layer_id);
+  sluice_plan_t* plan = NULL;
+  SLUICE_TRY(new_plan(moe, &plan));
+  plan->data = file.data;
+  *out_plan = plan;
+  return SLUICE_OK;
+}
+
+void sluice_paper_footprint(int64_t rows, int64_t model_width, int64_t hidden_width, int32_t num_experts,
+                            int32_t num_chunks, sluice_paper_footprint_t* out) {
+  double b = (double)rows, m = (double)model_width, h = (double)hidden_width, n = num_chunks;
+  out->states = 4 * (num_experts * m + 2 * h * m);
+  out->activations = 4 * b * m + b * h;
+  out->temporaries = b * m + b * h;
+  out->pipelined_temporaries = 4 * b * m + b * h;
+  out->saving = b * (2 * m * (n - 2) / n + h * (n - 1) / n);
+  out->saved_share = 2 * out->saving / (out->states + out->activations + out->pipelined_temporaries);
+}

@@ -1,0 +1,397 @@
+/* Plans: results under a budget, memory under any routing, predictions against the allocator, errors. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/world.h"
+
+static case_t base_case(void) {
+  return (case_t){.world_size = 2,
+                  .tokens = {96, 80, 96, 64},
+                  .model_width = 24,
+                  .hidden_width = 96,
+                  .num_experts = 12,
+                  .top_k = 2,
+                  .dtype = SLUICE_DTYPE_F32,
+                  .activation = SLUICE_ACTIVATION_GELU,
+                  .bias = 1,
+                  .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,
+                  .restore_input = SLUICE_RESTORE_ADAPTIVE,
+                  .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+                  .reuse_saved = 1,
+                  .outstanding = 1,
+                  .hot_expert = -1};
+}
+
+static void must_work(const case_t* c, const result_t* got) {
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    if (got->status[r] != SLUICE_OK)
+      fail_msg("budget %llu, rank %d: %s", (unsigned long long)c->budget, r, got->message[r]);
+  }
+}
+
+/* The smallest budget that an error names; 0 when the case runs. */
+static uint64_t smallest_budget(case_t c) {
+  result_t got;
+  world_run(&c, &got);
+  uint64_t least = 0;
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    if (got.status[r] == SLUICE_OK) continue;
+    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
+    const char* text = strstr(got.message[r], ") needs ");
+    if (text == NULL) fail_msg("no smallest budget in: %s", got.message[r]);
+    unsigned long long needs = 0;
+    assert_int_equal(sscanf(text, ") needs %llu", &needs), 1);
+    assert_non_null(strstr(got.message[r], "raise memory_budget to that, or "));
+    if (needs > least) least = needs;
+  }
+  world_free(&got);
+  return least;
+}
+
+static void check(case_t c) {
+  result_t got, want;
+  world_run(&c, &got);
+  must_work(&c, &got);
+  world_reference(&c, &want);
+  double d = world_distance(&c, &got, &want);
+  if (!(d >= 0 && d <= 5e-6)) fail_msg("budget %llu: distance %g", (unsigned long long)c.budget, d);
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    if (c.budget > 0 && got.peak_bytes[r] > c.budget) {
+      fail_msg("rank %d took %llu of %llu bytes", r, (unsigned long long)got.peak_bytes[r],
+               (unsigned long long)c.budget);
+    }
+  }
+  world_free(&got);
+  world_free(&want);
+}
+
+static void Budget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 4; ++w) {
+    for (int bits = 0; bits < 8; ++bits) {
+      case_t c = base_case();
+      c.world_size = w, c.gated = bits & 1, c.outstanding = bits >> 1 & 1 ? 3 : 1, c.restore = bits >> 2;
+      c.budget = 1;
+      uint64_t least = smallest_budget(c);
+      assert_true(least > 1);
+      for (int i = 0; i < 3; ++i) {
+        c.budget = least + least * (uint64_t)i / 2;
+        check(c);
+      }
+      c.budget = least - 1;
+      assert_int_equal(smallest_budget(c), least);
+    }
+  }
+}
+
+/* All tokens of all ranks to one expert: memory stays within the plan, chunks become more, nothing is dropped. */
+static void Budget_OneHotExpert_StaysWithinThePlan(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 4; w += 2) {
+    case_t c = base_case();
+    c.world_size = w, c.top_k = 1, c.budget = 1;
+    uint64_t least = smallest_budget(c);
+    c.budget = least + least / 4;
+    result_t balanced, hot;
+    world_run(&c, &balanced);
+    must_work(&c, &balanced);
+    c.hot_expert = 1;
+    check(c);
+    world_run(&c, &hot);
+    must_work(&c, &hot);
+    assert_true(hot.num_chunks[0] > balanced.num_chunks[0]);
+    world_free(&balanced);
+    world_free(&hot);
+  }
+}
+
+/* ---- predictions ---- */
+
+typedef struct layer_s {
+  sluice_context_t* context;
+  sluice_moe_t* moe;
+  int64_t tokens, width, hidden;
+  int32_t experts, top_k;
+} layer_t;
+
+static void open_layer(layer_t* l, int32_t gated) {
+  sluice_context_config_t context;
+  sluice_context_config_init(&context, sizeof context);
+  context.gemm = "ref";
+  assert_int_equal(sluice_context_create(&context, NULL, &l->context), SLUICE_OK);
+  sluice_moe_config_t config;
+  sluice_moe_config_init(&config, sizeof config);
+  config.model_width = l->width, config.hidden_width = l->hidden, config.num_experts = l->experts;
+  config.top_k = l->top_k, config.gated = gated;
+  assert_int_equal(sluice_moe_create(l->context, &config, &l->moe), SLUICE_OK);
+}
+
+static void close_layer(layer_t* l) {
+  sluice_moe_destroy(l->moe);
+  sluice_context_destroy(l->context);
+}
+
+typedef struct buffers_s {
+  float *x, *y, *w, *dy, *dx, *dw;
+  int64_t* ids;
+  sluice_tensor_t tensors[7];
+  int64_t shapes[7][2];
+} buffers_t;
+
+static float* floats(int64_t count) {
+  float* data = test_calloc((size_t)count + 1, sizeof *data);
+  for (int64_t i = 0; i < count; ++i) data[i] = (float)((i * 37) % 19 - 9) * 0.05f;
+  return data;
+}
+
+static sluice_tensor_t* tensor(buffers_t* b, int i, void* data, int64_t rows, int64_t cols, int code, int bits) {
+  b->shapes[i][0] = rows, b->shapes[i][1] = cols;
+  b->tensors[i] = (sluice_tensor_t){.data = data,
+                                    .device_type = SLUICE_DEVICE_CPU,
+                                    .ndim = 2,
+                                    .type_code = (uint8_t)code,
+                                    .type_bits = (uint8_t)bits,
+                                    .type_lanes = 1,
+                                    .shape = b->shapes[i]};
+  return &b->tensors[i];
+}
+
+static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t seed, uint64_t* step_bytes,
+                      const sluice_plan_t* plan) {
+  int64_t t = l->tokens, m = l->width, h = l->hidden;
+  buffers_t b = {.x = floats(t * m),
+                 .y = floats(t * m),
+                 .w = floats(t * l->top_k),
+                 .dy = floats(t * m),
+                 .dx = floats(t * m),
+                 .dw = floats(t * l->top_k)};
+  b.ids = test_calloc((size_t)(t * l->top_k), sizeof *b.ids);
+  sluice_step_t* steps[4] = {NULL};
+  float* data[4] = {floats(l->experts * h * m), floats(l->experts * m * h), floats(l->experts * h * m), NULL};
+  sluice_tensor_t lists[3][64];
+  int64_t shapes[3][2] = {{h, m}, {m, h}, {h, m}};
+  for (int k = 0; k < 3; ++k) {
+    for (int32_t e = 0; e < l->experts; ++e) {
+      lists[k][e] = (sluice_tensor_t){.data = data[k] + e * h * m,
+                                      .device_type = SLUICE_DEVICE_CPU,
+                                      .ndim = 2,
+                                      .type_code = SLUICE_TYPE_FLOAT,
+                                      .type_bits = 32,
+                                      .type_lanes = 1,
+                                      .shape = shapes[k]};
+    }
+  }
+  float* grads[3] = {floats(l->experts * h * m), floats(l->experts * m * h), floats(l->experts * h * m)};
+  sluice_tensor_t grad_lists[3][64];
+  for (int k = 0; k < 3; ++k) {
+    for (int32_t e = 0; e < l->experts; ++e)
+      grad_lists[k][e] = lists[k][e], grad_lists[k][e].data = grads[k] + e * h * m;
+  }
+  sluice_expert_tensors_t params = {
+      .struct_size = sizeof params, .w1 = lists[0], .w2 = lists[1], .w3 = gated ? lists[2] : NULL};
+  sluice_expert_tensors_t dparams = {
+      .struct_size = sizeof params, .w1 = grad_lists[0], .w2 = grad_lists[1], .w3 = gated ? grad_lists[2] : NULL};
+  *step_bytes = 0;
+  for (int32_t i = 0; i < outstanding; ++i) {
+    for (int64_t r = 0; r < t * l->top_k; ++r) {
+      seed = seed * 1664525u + 1013904223u;
+      b.ids[r] = (int64_t)(seed >> 16) % l->experts;
+    }
+    sluice_moe_forward_args_t f;
+    sluice_moe_forward_args_init(&f, sizeof f);
+    f.tokens = tensor(&b, 0, b.x, t, m, SLUICE_TYPE_FLOAT, 32);
+    f.expert_ids = tensor(&b, 1, b.ids, t, l->top_k, SLUICE_TYPE_INT, 64);
+    f.route_weights = tensor(&b, 2, b.w, t, l->top_k, SLUICE_TYPE_FLOAT, 32);
+    f.out_tokens = tensor(&b, 3, b.y, t, m, SLUICE_TYPE_FLOAT, 32);
+    f.params = &params;
+    f.needs_backward = 1;
+    assert_int_equal(sluice_moe_forward(l->moe, &f, NULL, &steps[i]), SLUICE_OK);
+    int32_t n = 0;
+    assert_int_equal(sluice_step_info(steps[i], &n, NULL), SLUICE_OK);
+    /* One rank: a chunk receives the routes of its tokens, and blocks are cut as the plan says. */
+    sluice_plan_info_t info = {.struct_size = sizeof info};
+    assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
+    int64_t rows[256];
+    int32_t first = 0, kept = 0;
+    int64_t sum = 0;
+    for (int32_t c = 0; c < n; ++c) {
+      int32_t blocks = (info.num_blocks + info.num_chunks - 1) / info.num_chunks;
+      int32_t end = first;
+      while (end < info.num_blocks && end - first < blocks &&
+             (t * (end + 1) / info.num_blocks - t * first / info.num_blocks) * l->top_k <= info.chunk_rows) {
+        ++end;
+      }
+      rows[c] = (t * end / info.num_blocks - t * first / info.num_blocks) * l->top_k;
+      sum += rows[c];
+      kept += sum <= info.kept_rows;
+      first = end;
+    }
+    assert_int_equal(first, info.num_blocks);
+    uint64_t bytes = 0;
+    assert_int_equal(sluice_plan_predict_step(plan, n, rows, kept, t, t * l->top_k, &bytes), SLUICE_OK);
+    *step_bytes += bytes;
+  }
+  for (int32_t i = 0; i < outstanding; ++i) {
+    sluice_moe_backward_args_t back;
+    sluice_moe_backward_args_init(&back, sizeof back);
+    back.tokens = &b.tensors[0], back.route_weights = &b.tensors[2];
+    back.grad_out = tensor(&b, 4, b.dy, t, m, SLUICE_TYPE_FLOAT, 32);
+    back.grad_tokens = tensor(&b, 5, b.dx, t, m, SLUICE_TYPE_FLOAT, 32);
+    back.grad_route_weights = tensor(&b, 6, b.dw, t, l->top_k, SLUICE_TYPE_FLOAT, 32);
+    back.params = &params, back.grad_params = &dparams;
+    back.may_reuse_saved = i % 2;
+    assert_int_equal(sluice_moe_backward(l->moe, steps[i], &back, NULL), SLUICE_OK);
+  }
+  for (int32_t i = 0; i < outstanding; ++i) sluice_step_drop(steps[i]);
+  float* all[] = {b.x, b.y, b.w, b.dy, b.dx, b.dw, data[0], data[1], data[2], grads[0], grads[1], grads[2]};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) test_free(all[i]);
+  test_free(b.ids);
+}
+
+/* The allocator's high-water mark is what the plan says, to the byte. */
+static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
+  (void)state;
+  int64_t checked = 0;
+  uint32_t random = 7;
+  const int32_t chunks[] = {1, 2, 3, 8};
+  const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (int32_t variant = 0; variant < 9 * 4 * 2 * 2; ++variant) {
+    random = random * 1664525u + 1013904223u;
+    layer_t l = {.tokens = 1 + (random >> 8) % 90,
+                 .width = 1 + (random >> 14) % 20,
+                 .hidden = 1 + (random >> 18) % 30,
+                 .experts = 2 + (int32_t)(random >> 22) % 6,
+                 .top_k = 1 + (int32_t)(random >> 27) % 2};
+    int32_t gated = variant % 2, outstanding = 1 + variant % 3;
+    open_layer(&l, gated);
+    sluice_plan_config_t config;
+    sluice_plan_config_init(&config, sizeof config);
+    config.max_tokens = l.tokens, config.max_outstanding = outstanding;
+    config.num_chunks = chunks[variant / 4 % 4];
+    config.wgrad_mode = variant / 2 % 2;
+    config.restore_input = variant / 16 % 3, config.restore_middle = middle[variant / 48 % 3];
+    sluice_plan_t* plan = NULL;
+    assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
+    sluice_plan_info_t info = {.struct_size = sizeof info};
+    assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
+    assert_int_equal(info.total_bytes, info.base_bytes + info.slot_bytes + info.routing_bytes + info.schedule_bytes +
+                                           info.header_bytes + info.product_bytes +
+                                           (uint64_t)outstanding * info.step_bytes);
+    assert_int_equal(sluice_moe_use_plan(l.moe, plan), SLUICE_OK);
+    uint64_t steps = 0;
+    run_steps(&l, gated, outstanding, random, &steps, plan);
+    sluice_context_stats_t stats = {.struct_size = sizeof stats};
+    assert_int_equal(sluice_context_get_stats(l.context, 0, &stats), SLUICE_OK);
+    uint64_t predicted = info.total_bytes - (uint64_t)outstanding * info.step_bytes + steps;
+    if (stats.peak_bytes != predicted) {
+      fail_msg("variant %d: T %lld M %lld H %lld E %d K %d n %d restore %d %d wgrad %d: peak %llu, predicted %llu",
+               variant, (long long)l.tokens, (long long)l.width, (long long)l.hidden, l.experts, l.top_k,
+               config.num_chunks, config.restore_input, config.restore_middle, config.wgrad_mode,
+               (unsigned long long)stats.peak_bytes, (unsigned long long)predicted);
+    }
+    assert_true(predicted <= info.total_bytes);
+    ++checked;
+    sluice_plan_destroy(plan);
+    close_layer(&l);
+  }
+  printf("predicted bytes equal the allocator's peak in %lld of %lld cases\n", (long long)checked, (long long)checked);
+}
+
+/* ---- the handle ---- */
+
+#define REFUSED(call, status, text)                                         \
+  do {                                                                      \
+    assert_int_equal(call, status);                                         \
+    sluice_error_info_t info_;                                              \
+    sluice_error_info_init(&info_, sizeof info_);                           \
+    sluice_error_last(&info_);                                              \
+    if (strstr(info_.message, text) == NULL) fail_msg("%s", info_.message); \
+  } while (0)
+
+static void Plan_BadInput_IsNamed(void** state) {
+  (void)state;
+  layer_t l = {.tokens = 64, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
+  open_layer(&l, 0);
+  sluice_plan_t* plan = NULL;
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "max_tokens is 0");
+  config.max_tokens = 64, config.max_outstanding = 0;
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "max_outstanding is 0");
+  config.max_outstanding = 4, config.num_chunks = 300;
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "num_chunks is 300");
+  config.num_chunks = 0, config.restore_middle = SLUICE_RESTORE_REDISPATCH;
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "restore_middle is 2");
+  config.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+  REFUSED(sluice_plan_create(NULL, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "moe is NULL");
+  REFUSED(sluice_plan_create(l.moe, &config, NULL), SLUICE_E_INVALID_ARGUMENT, "out_plan is NULL");
+  config.memory_budget = 1000;
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_OVER_BUDGET,
+          "no plan fits the memory budget of 1000 bytes");
+  assert_null(plan);
+
+  config.memory_budget = 0;
+  assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
+  int32_t count = 0;
+  sluice_plan_candidate_t lines[512];
+  assert_int_equal(sluice_plan_candidates(plan, lines, 512, &count), SLUICE_OK);
+  assert_int_equal(count, 8 * 9 * 2); /* n, policies, weight-gradient modes */
+  for (int32_t i = 0; i < count; ++i) assert_true(lines[i].fits && lines[i].total_bytes > 0);
+
+  char bytes[1024];
+  uint64_t size = 0;
+  assert_int_equal(sluice_plan_write(plan, NULL, &size), SLUICE_OK);
+  assert_true(size < sizeof bytes);
+  assert_int_equal(sluice_plan_write(plan, bytes, &size), SLUICE_OK);
+  sluice_plan_t* again = NULL;
+  for (uint64_t at = 0; at < size; ++at) {
+    bytes[at] ^= 1;
+    assert_int_equal(sluice_plan_read(l.moe, bytes, size, &again), SLUICE_E_INVALID_ARGUMENT);
+    bytes[at] ^= 1;
+  }
+  REFUSED(sluice_plan_read(l.moe, bytes, size - 1, &again), SLUICE_E_INVALID_ARGUMENT, "bytes; a plan has");
+  assert_int_equal(sluice_plan_read(l.moe, bytes, size, &again), SLUICE_OK);
+  sluice_plan_info_t a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};
+  assert_int_equal(sluice_plan_get_info(plan, &a), SLUICE_OK);
+  assert_int_equal(sluice_plan_get_info(again, &b), SLUICE_OK);
+  assert_memory_equal(&a, &b, sizeof a);
+
+  layer_t other = {.tokens = 64, .width = 9, .hidden = 16, .experts = 4, .top_k = 1};
+  open_layer(&other, 0);
+  REFUSED(sluice_moe_use_plan(other.moe, plan), SLUICE_E_INVALID_ARGUMENT, "not alike");
+  REFUSED(sluice_plan_read(other.moe, bytes, size, &again), SLUICE_E_INVALID_ARGUMENT, "another layer");
+  close_layer(&other);
+  assert_int_equal(sluice_moe_use_plan(l.moe, plan), SLUICE_OK);
+  assert_int_equal(sluice_moe_use_plan(l.moe, NULL), SLUICE_OK);
+  sluice_plan_destroy(plan);
+  sluice_plan_destroy(again);
+  sluice_plan_destroy(NULL);
+  close_layer(&l);
+}
+
+static void PaperFootprint_IsAsPrinted(void** state) {
+  (void)state;
+  sluice_paper_footprint_t f;
+  sluice_paper_footprint(1024, 768, 3072, 64, 4, &f);
+  assert_true(f.states == 4.0 * (64 * 768.0 + 2.0 * 3072 * 768));
+  assert_true(f.activations == 4.0 * 1024 * 768 + 1024.0 * 3072);
+  assert_true(f.temporaries == 1024.0 * 768 + 1024.0 * 3072);
+  assert_true(f.saving == 1024 * (2 * 768.0 * 2 / 4 + 3072.0 * 3 / 4));
+  assert_true(f.saved_share == 2 * f.saving / (f.states + 2 * f.activations));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Budget_FromTheSmallestUp_ResultsAreTheSame),
+      cmocka_unit_test(Budget_OneHotExpert_StaysWithinThePlan),
+      cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
+      cmocka_unit_test(Plan_BadInput_IsNamed),
+      cmocka_unit_test(PaperFootprint_IsAsPrinted),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

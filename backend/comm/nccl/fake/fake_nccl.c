@@ -1,0 +1,341 @@
+#include "backend/comm/nccl/fake/fake_nccl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/device/cuda/fake/fake_cuda.h"
+
+enum { MAX_RANKS = 8, MAX_OPS = 32, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+
+typedef struct message_s {
+  struct message_s* next;
+  char* data;
+  size_t bytes;
+  int done;
+} message_t;
+
+typedef struct group_s {
+  struct group_s* next;
+  uint64_t id;
+  int num_ranks, references;
+  struct fake_comm_s* comms[MAX_RANKS];
+  int gone[MAX_RANKS];                    /* aborted or destroyed */
+  message_t* sends[MAX_RANKS][MAX_RANKS]; /* [from][to], waiting for the other side, oldest first */
+  message_t* recvs[MAX_RANKS][MAX_RANKS];
+} group_t;
+
+typedef struct fake_comm_s {
+  group_t* group;
+  int rank, references, ended;
+  int outstanding[MAX_RANKS]; /* messages to or from that rank */
+} fake_comm_t;
+
+/* One group of calls on one stream. */
+typedef struct batch_s {
+  fake_comm_t* comm;
+  void* stream;
+  int num_messages, posted;
+  int peers[MAX_OPS], is_send[MAX_OPS];
+  message_t messages[MAX_OPS];
+} batch_t;
+
+static struct {
+  int64_t calls, fail_at, live, groups;
+  int fail_code, failed, version;
+  uint64_t next_id;
+  group_t* all;
+} state = {.fail_at = -1, .version = 22809, .next_id = 1};
+static _Thread_local int open_groups;
+static _Thread_local batch_t* batch;
+
+void sluice_fake_nccl_set_version(int version) { state.version = version; }
+void sluice_fake_nccl_fail_call(int64_t nth, int code) {
+  sluice_fake_cuda_lock();
+  state.calls = 0;
+  state.fail_at = nth;
+  state.fail_code = code;
+  state.failed = 0;
+  sluice_fake_cuda_unlock();
+}
+int sluice_fake_nccl_failed(void) { return state.failed; }
+int64_t sluice_fake_nccl_live(void) { return state.live; }
+int64_t sluice_fake_nccl_groups(void) { return state.groups; }
+int sluice_fake_nccl_open_groups(void) { return open_groups; }
+
+static int planned(void) {
+  if (state.calls++ != state.fail_at) return 0;
+  state.failed = 1;
+  return state.fail_code;
+}
+
+/* ---- communicators --------------------------------------------------------------------------------------------- */
+
+static void drop_group(group_t* group) {
+  if (--group->references > 0) return;
+  group_t** at = &state.all;
+  while (*at != group) at = &(*at)->next;
+  *at = group->next;
+  free(group);
+}
+
+static void drop_comm(fake_comm_t* comm) {
+  if (--comm->references > 0) return;
+  drop_group(comm->group);
+  free(comm);
+}
+
+static group_t* group_of(uint64_t id, int num_ranks) {
+  for (group_t* g = state.all; g != NULL; g = g->next) {
+    if (g->id == id) return g;
+  }
+  group_t* group = calloc(1, sizeof *group);
+  group->id = id;
+  group->num_ranks = num_ranks;
+  group->next = state.all;
+  state.all = group;
+  return group;
+}
+
+static int join(void** out_comm, int num_ranks, uint64_t id, int rank) {
+  if (num_ranks > MAX_RANKS || rank < 0 || rank >= num_ranks || id == 0) return INVALID_ARGUMENT;
+  group_t* group = group_of(id, num_ranks);
+  fake_comm_t* comm = calloc(1, sizeof *comm);
+  *comm = (fake_comm_t){.group = group, .rank = rank, .references = 1};
+  ++group->references;
+  group->comms[rank] = comm;
+  ++state.live;
+  *out_comm = comm;
+  return SLUICE_NCCL_IN_PROGRESS;
+}
+
+static int fake_version(int* out_version) {
+  *out_version = state.version;
+  return 0;
+}
+static const char* fake_error_string(int error) {
+  return error == SLUICE_NCCL_REMOTE_ERROR ? "remote process exited or there was a network error" : "error on command";
+}
+static const char* fake_last_error(void* comm) {
+  (void)comm;
+  return "";
+}
+static int fake_unique_id(sluice_nccl_id_t* out_id) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  memset(out_id, 0, sizeof *out_id);
+  if (code == 0) memcpy(out_id->internal, &state.next_id, sizeof state.next_id);
+  ++state.next_id;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int check_config(const sluice_nccl_config_t* config) {
+  int is_right = config->magic == SLUICE_NCCL_MAGIC && config->size == sizeof *config && config->blocking == 0;
+  return is_right ? 0 : INVALID_USAGE;
+}
+static int fake_init(void** out_comm, int num_ranks, sluice_nccl_id_t id, int rank, sluice_nccl_config_t* config) {
+  uint64_t number;
+  memcpy(&number, id.internal, sizeof number);
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) code = check_config(config);
+  if (code == 0) code = join(out_comm, num_ranks, number, rank);
+  sluice_fake_cuda_unlock();
+  return code;
+}
+/* All ranks of one colour: a group named after parent and colour. Keys are ranks; the colours' sizes must be equal to
+ * how many ranks will come, which the test says by splitting everything into one colour or into pairs. */
+static int fake_split(void* parent, int color, int key, void** out_comm, sluice_nccl_config_t* config) {
+  const fake_comm_t* from = parent;
+  int num_ranks = color == 0 ? from->group->num_ranks : 2;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) code = check_config(config);
+  if (code == 0) code = join(out_comm, num_ranks, from->group->id * 1000003u + (uint64_t)color + 7, key);
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+static int is_waiting_for_gone(const fake_comm_t* comm) {
+  for (int r = 0; r < comm->group->num_ranks; ++r) {
+    if (comm->group->gone[r] && (comm->outstanding[r] > 0)) return 1;
+  }
+  return 0;
+}
+static int fake_async(void* handle, int* out_error) {
+  const fake_comm_t* comm = handle;
+  *out_error = 0;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  sluice_fake_cuda_pump();
+  for (int r = 0; r < comm->group->num_ranks; ++r) {
+    if (comm->group->comms[r] == NULL && !comm->group->gone[r]) *out_error = SLUICE_NCCL_IN_PROGRESS;
+  }
+  if (is_waiting_for_gone(comm)) *out_error = SLUICE_NCCL_REMOTE_ERROR;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+static void end_comm(fake_comm_t* comm) {
+  comm->ended = 1;
+  comm->group->gone[comm->rank] = 1; /* who waits for it from now on waits in vain */
+  comm->group->comms[comm->rank] = NULL;
+  --state.live;
+  sluice_fake_cuda_pump(); /* its own operations end */
+  drop_comm(comm);
+}
+static int fake_finalize(void* comm) {
+  (void)comm;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_destroy(void* comm) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) end_comm(comm);
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_abort(void* comm) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  end_comm(comm);
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+/* ---- messages -------------------------------------------------------------------------------------------------- */
+
+static void append(message_t** list, message_t* message) {
+  message->next = NULL;
+  while (*list != NULL) list = &(*list)->next;
+  *list = message;
+}
+static void take_out(message_t** list, const message_t* message) {
+  for (; *list != NULL; list = &(*list)->next) {
+    if (*list != message) continue;
+    *list = message->next;
+    return;
+  }
+}
+
+static void match(group_t* group, int from, int to) {
+  for (;;) {
+    message_t *s = group->sends[from][to], *r = group->recvs[from][to];
+    if (s == NULL || r == NULL || s->bytes != r->bytes) return;
+    memcpy(r->data, s->data, s->bytes);
+    s->done = r->done = 1;
+    group->sends[from][to] = s->next;
+    group->recvs[from][to] = r->next;
+  }
+}
+
+/* The operation has come to the head of its stream: posts once, then is over when every message has met its other half,
+ * or when its communicator has ended. */
+static int is_ready(void* user) {
+  batch_t* b = user;
+  group_t* group = b->comm->group;
+  if (b->comm->ended) return 1;
+  for (int i = 0; i < b->num_messages && !b->posted; ++i) {
+    int from = b->is_send[i] ? b->comm->rank : b->peers[i], to = b->is_send[i] ? b->peers[i] : b->comm->rank;
+    append(b->is_send[i] ? &group->sends[from][to] : &group->recvs[from][to], &b->messages[i]);
+  }
+  b->posted = 1;
+  int left = 0;
+  memset(b->comm->outstanding, 0, sizeof b->comm->outstanding);
+  for (int i = 0; i < b->num_messages; ++i) {
+    int from = b->is_send[i] ? b->comm->rank : b->peers[i], to = b->is_send[i] ? b->peers[i] : b->comm->rank;
+    match(group, from, to);
+    if (b->messages[i].done) continue;
+    ++left;
+    ++b->comm->outstanding[b->peers[i]];
+  }
+  return left == 0;
+}
+
+static void drop_batch(void* user) {
+  batch_t* b = user;
+  for (int i = 0; i < b->num_messages && b->posted; ++i) {
+    int from = b->is_send[i] ? b->comm->rank : b->peers[i], to = b->is_send[i] ? b->peers[i] : b->comm->rank;
+    take_out(b->is_send[i] ? &b->comm->group->sends[from][to] : &b->comm->group->recvs[from][to], &b->messages[i]);
+  }
+  drop_comm(b->comm);
+  free(b);
+}
+
+static int fake_group_start(void) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0) ++open_groups;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+/* The scope ends also when it reports an error; what was in it is then not done. */
+static int fake_group_end(void) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (open_groups == 0) {
+    code = INVALID_USAGE;
+  } else if (--open_groups == 0 && batch != NULL) {
+    if (code != 0 || batch->comm->ended) {
+      drop_batch(batch);
+    } else {
+      ++state.groups;
+      for (int i = 0; i < batch->num_messages; ++i) {
+        sluice_fake_cuda_note_access(batch->stream, batch->messages[i].data, batch->messages[i].bytes,
+                                     !batch->is_send[i]);
+      }
+      sluice_fake_cuda_enqueue(batch->stream,
+                               &(sluice_fake_op_t){.ready = is_ready, .drop = drop_batch, .user = batch});
+    }
+    batch = NULL;
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+static int add(const void* data, size_t count, int type, int peer, fake_comm_t* comm, void* stream, int is_send) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  int is_wrong = type != SLUICE_NCCL_UINT8 || peer < 0 || peer >= comm->group->num_ranks || count == 0 ||
+                 open_groups == 0 || (batch != NULL && (batch->comm != comm || batch->stream != stream));
+  if (code == 0 && is_wrong) code = INVALID_USAGE;
+  if (code == 0) {
+    if (batch == NULL) {
+      batch = calloc(1, sizeof *batch);
+      batch->comm = comm;
+      batch->stream = stream;
+      ++comm->references;
+    }
+    int i = batch->num_messages++;
+    batch->peers[i] = peer;
+    batch->is_send[i] = is_send;
+    batch->messages[i] = (message_t){.data = (char*)(uintptr_t)data, .bytes = count};
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_send(const void* data, size_t count, int type, int peer, void* comm, void* stream) {
+  return add(data, count, type, peer, comm, stream, 1);
+}
+static int fake_recv(void* data, size_t count, int type, int peer, void* comm, void* stream) {
+  return add(data, count, type, peer, comm, stream, 0);
+}
+
+sluice_nccl_symbols_t sluice_fake_nccl(void) {
+  return (sluice_nccl_symbols_t){.ncclGetVersion = fake_version,
+                                 .ncclGetUniqueId = fake_unique_id,
+                                 .ncclCommInitRankConfig = fake_init,
+                                 .ncclCommSplit = fake_split,
+                                 .ncclCommGetAsyncError = fake_async,
+                                 .ncclCommFinalize = fake_finalize,
+                                 .ncclCommDestroy = fake_destroy,
+                                 .ncclCommAbort = fake_abort,
+                                 .ncclGetErrorString = fake_error_string,
+                                 .ncclGetLastError = fake_last_error,
+                                 .ncclGroupStart = fake_group_start,
+                                 .ncclGroupEnd = fake_group_end,
+                                 .ncclSend = fake_send,
+                                 .ncclRecv = fake_recv};
+}

@@ -1,0 +1,21 @@
+/* An NCCL whose ranks are threads of one process, on the fake CUDA driver's streams: for tests.
+ *
+ * A group of sends and receives is one operation of its stream: it moves bytes only when both sides have come to it,
+ * and ends when all of its messages have. A communicator is IN_PROGRESS until all its ranks exist. When a rank aborts
+ * or goes with messages outstanding, ranks that wait for it get ncclRemoteError; no error names a rank. Messages of
+ * different sizes never meet. */
+#ifndef SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_H_
+#define SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_H_
+
+#include "backend/comm/nccl/nccl_comm.h"
+
+sluice_nccl_symbols_t sluice_fake_nccl(void);
+void sluice_fake_nccl_set_version(int version);
+/* As the fake driver's; error texts and versions are not counted. */
+void sluice_fake_nccl_fail_call(int64_t nth, int code);
+int sluice_fake_nccl_failed(void);
+int64_t sluice_fake_nccl_live(void);    /* communicators */
+int64_t sluice_fake_nccl_groups(void);  /* since the start */
+int sluice_fake_nccl_open_groups(void); /* of this thread: 0 unless somebody forgot ncclGroupEnd */
+
+#endif /* SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_H_ */

@@ -1,0 +1,84 @@
+/* NCCL as a communicator: an exchange is one group of ncclRecv and ncclSend.
+ *
+ * Two ways in. exchange_enqueue puts an exchange of device buffers on the caller's stream and returns: the payload's
+ * way. exchange_start and _wait are the host's way, for headers and counts: buffers in host memory go through pinned
+ * and device staging on a stream of the communicator's own, and the wait polls, so that it ends by a deadline or an
+ * abort.
+ *
+ * The NCCL communicator is non-blocking: creation returns at once, the first exchange waits for the other ranks until
+ * the deadline. On an error, a timeout or an abort: ncclCommAbort, which also frees the stream of kernels that would
+ * wait for ever; then only destroy is left, and a new communicator may follow in the same process. NCCL does not say
+ * which rank is at fault: that comes from notes in the host's store, where there is one. Two ranks that disagree on
+ * sizes hang until the deadline. */
+#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_
+#define SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_
+
+#include "backend/comm/comm.h"
+#include "backend/device/device.h"
+
+typedef struct sluice_nccl_id_s {
+  char internal[128];
+} sluice_nccl_id_t;
+
+/* The beginning of ncclConfig_t that NCCL 2.14 had: newer ones fill in what is not there. */
+typedef struct sluice_nccl_config_s {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  int blocking;
+} sluice_nccl_config_t;
+
+typedef struct sluice_nccl_symbols_s {
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator */
+#define SYMBOL(result, name, parameters) result(*name) parameters;
+#include "backend/comm/nccl/nccl_symbols.inc"
+#undef SYMBOL
+} sluice_nccl_symbols_t;
+
+/* Values of nccl.h; `./test --vendor` compares them. */
+enum { SLUICE_NCCL_REMOTE_ERROR = 6, SLUICE_NCCL_IN_PROGRESS = 7, SLUICE_NCCL_UINT8 = 1 };
+#define SLUICE_NCCL_MAGIC          0xcafebeefu
+#define SLUICE_NCCL_CONFIG_VERSION 21400u
+#define SLUICE_NCCL_MIN_VERSION    21800 /* 2.18.0: ncclCommSplit */
+
+/* Opens libnccl.so.2 (or `library`), one that is loaded already (PyTorch's) before one of the system.
+ * Errors: NOT_FOUND (no library, symbol missing, version too old: says what to install), FOREIGN. Stays open. */
+sluice_status_t sluice_nccl_open(const char* library, sluice_nccl_symbols_t* out_symbols);
+/* The second half, for a table that is filled. */
+sluice_status_t sluice_nccl_check_version(const sluice_nccl_symbols_t* symbols);
+
+/* Notes that outlive a hang: the host's store (PyTorch's TCPStore). As comm.h's publish and lookup. */
+typedef struct sluice_nccl_store_s {
+  void* user;
+  void (*publish)(void* user, const char* key, const char* value);
+  int32_t (*lookup)(void* user, const char* key, char* out, int32_t out_bytes);
+} sluice_nccl_store_t;
+
+typedef struct sluice_nccl_options_s {
+  const sluice_nccl_symbols_t* symbols; /* copied */
+  sluice_device_t* device;              /* a CUDA device; borrowed until the communicator is destroyed */
+  sluice_allocator_t* memory;           /* of device memory, for staging; borrowed likewise */
+  /* Either an id that one rank made and gave to the others, or the host's communicator to split. */
+  const sluice_nccl_id_t* id;
+  void* parent; /* ncclComm_t; ranks with equal `color` form a group, config's rank is their key */
+  int32_t color;
+  const sluice_nccl_store_t* store; /* or NULL: then no error names a rank; copied */
+} sluice_nccl_options_t;
+
+/* One rank makes it; the host carries it to the others. Errors: FOREIGN. */
+sluice_status_t sluice_nccl_make_id(const sluice_nccl_symbols_t* symbols, sluice_nccl_id_t* out_id);
+
+/* Collective over the group, but does not wait for it. out_comm: new, sluice_comm_destroy.
+ * Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, FOREIGN (NCCL's text). */
+sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, const sluice_comm_config_t* config,
+                                        sluice_comm_t** out_comm);
+
+/* Enqueues all receives and sends of the exchange, device memory all, on `stream`; stream-complete. Collective.
+ * Waits on the host only while NCCL still sets up connections (the first exchange with a peer), until the deadline.
+ * Errors: PEER_LOST, TIMED_OUT, ABORTED, FOREIGN: the communicator is aborted and broken. */
+sluice_status_t sluice_nccl_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                             sluice_stream_t stream);
+/* What has become of enqueued exchanges: OK, or the error that ended the communicator. Does not wait. */
+sluice_status_t sluice_nccl_poll(sluice_comm_t* comm);
+
+#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_ */

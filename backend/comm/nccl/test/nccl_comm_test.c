@@ -1,0 +1,276 @@
+/* NCCL behind the interface, on fake tables: device buffers on a stream, splitting, finding the library, and every
+ * error path. What all transports share is backend/cts/comm's. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/comm/nccl/fake/fake_nccl.h"
+#include "backend/device/cuda/cuda_memory.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+
+enum { W = 3, BLOCK = 4096 };
+
+/* What one rank has. */
+typedef struct rank_s {
+  sluice_device_t* device;
+  sluice_allocator_t memory;
+  sluice_comm_t* comm;
+  void* stream;
+  unsigned char *send, *recv; /* [W][BLOCK] on the device */
+} rank_t;
+
+static rank_t ranks[W];
+
+static const char* message(void) {
+  static _Thread_local sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  return why.message;
+}
+
+static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const sluice_nccl_id_t* id, void* parent,
+                              int32_t color, uint64_t timeout_ns) {
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  const sluice_nccl_options_t options = {
+      .symbols = &symbols, .device = r->device, .memory = &r->memory, .id = id, .parent = parent, .color = color};
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = rank;
+  config.world_size = world_size;
+  config.timeout_ns = timeout_ns;
+  return sluice_nccl_comm_create(&options, &config, &r->comm);
+}
+
+static int set_up(void** state) {
+  (void)state;
+  sluice_fake_cuda_reset();
+  memset(ranks, 0, sizeof ranks);
+  sluice_fake_nccl_set_version(22809);
+  for (int i = 0; i < W; ++i) {
+    rank_t* r = &ranks[i];
+    if (sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0,
+                                       sluice_process_allocator(), &r->device) != SLUICE_OK) {
+      return -1;
+    }
+    sluice_cuda_allocator_init(r->device, &r->memory);
+    r->stream = sluice_fake_cuda_open_stream(0);
+    r->send = sluice_alloc(&r->memory, W * BLOCK, "send");
+    r->recv = sluice_alloc(&r->memory, W * BLOCK, "recv");
+  }
+  return 0;
+}
+static int tear_down(void** state) {
+  char text[200];
+  (void)state;
+  int64_t live = 0;
+  for (int i = 0; i < W; ++i) {
+    rank_t* r = &ranks[i];
+    sluice_comm_destroy(r->comm);
+    sluice_free(&r->memory, r->send, W * BLOCK);
+    sluice_free(&r->memory, r->recv, W * BLOCK);
+    live += (int64_t)r->memory.num_live;
+    sluice_allocator_deinit(&r->memory);
+    sluice_fake_cuda_close_stream(r->stream);
+    r->device->vtable->destroy(r->device);
+  }
+  live += sluice_fake_cuda_live(text, sizeof text) + sluice_fake_nccl_live();
+  if (live != 0) print_message("left: %s, %lld communicators\n", text, (long long)sluice_fake_nccl_live());
+  return live == 0 ? 0 : -1;
+}
+
+static uint64_t size_of(int from, int to) {
+  return from == to || (from + to) % 3 == 0 ? 0 : (uint64_t)(100 * from + 7 * to + 1);
+}
+
+static sluice_status_t enqueue(rank_t* r, int me) {
+  const void* send[W];
+  void* recv[W];
+  uint64_t send_bytes[W], recv_bytes[W];
+  for (int p = 0; p < W; ++p) {
+    send[p] = r->send + p * BLOCK;
+    recv[p] = r->recv + p * BLOCK;
+    send_bytes[p] = size_of(me, p);
+    recv_bytes[p] = size_of(p, me);
+    memset(r->send + p * BLOCK, 16 * me + p + 1, BLOCK);
+  }
+  const sluice_exchange_t exchange = {send, send_bytes, recv, recv_bytes};
+  return sluice_nccl_exchange_enqueue(r->comm, &exchange, r->stream);
+}
+
+/* Every rank in a thread of its own. */
+typedef struct call_s {
+  int rank;
+  sluice_status_t status;
+  int open_groups;
+} call_t;
+static void* enqueue_main(void* argument) {
+  call_t* call = argument;
+  call->status = enqueue(&ranks[call->rank], call->rank);
+  call->open_groups = sluice_fake_nccl_open_groups();
+  return NULL;
+}
+
+static void Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  int64_t waits = sluice_fake_cuda_host_waits(), groups = sluice_fake_nccl_groups();
+  /* One thread after the other: enqueueing does not wait for the peers. */
+  for (int i = 0; i < W; ++i) {
+    memset(ranks[i].recv, 0, W * BLOCK);
+    assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
+    assert_int_equal(sluice_nccl_poll(ranks[i].comm), SLUICE_OK);
+    if (i < W - 1) assert_false(sluice_fake_cuda_idle(ranks[0].stream));
+  }
+  for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+  assert_int_equal(sluice_fake_cuda_host_waits(), waits);
+  assert_int_equal(sluice_fake_nccl_groups(), groups + W);
+  for (int me = 0; me < W; ++me) {
+    for (int p = 0; p < W; ++p) {
+      for (uint64_t b = 0; b < BLOCK; ++b) {
+        assert_int_equal(ranks[me].recv[p * BLOCK + b], b < size_of(p, me) ? 16 * p + me + 1 : 0);
+      }
+    }
+  }
+}
+
+/* The host's own communicator, split by colour: ranks keep their places. */
+static void Split_OfTheHostsCommunicator_Exchanges(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  void* hosts[W];
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  for (int i = 0; i < W; ++i) {
+    sluice_nccl_config_t config = {sizeof config, SLUICE_NCCL_MAGIC, SLUICE_NCCL_CONFIG_VERSION, 0};
+    assert_int_equal(symbols.ncclCommInitRankConfig(&hosts[i], W, id, i, &config), SLUICE_NCCL_IN_PROGRESS);
+  }
+  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, NULL, hosts[i], 0, 0), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
+  assert_int_equal(ranks[2].recv[0], 3); /* from rank 0 */
+  for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+  for (int i = 0; i < W; ++i) assert_int_equal(symbols.ncclCommDestroy(hosts[i]), 0);
+}
+
+static void Create_WithoutIdOrParent_IsRefused(void** state) {
+  (void)state;
+  assert_int_equal(create(&ranks[0], 0, W, NULL, NULL, 0, 0), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(ranks[0].comm);
+}
+
+/* A rank that never makes its end: the first exchange says so at the deadline, and everything is given back. */
+static void Enqueue_RankNeverCreated_TimesOutAndIsBroken(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  assert_int_equal(create(&ranks[0], 0, W, &id, NULL, 0, 50000000), SLUICE_OK);
+  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT);
+  assert_non_null(strstr(message(), "the start of the group"));
+  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT); /* stays broken */
+}
+
+/* A peer aborts after it has enqueued: who waits for it learns by poll, and the stream runs free. */
+static void Poll_PeerAborted_IsPeerLostAndTheStreamEnds(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK);
+  assert_false(sluice_fake_cuda_idle(ranks[0].stream));
+  sluice_comm_abort(ranks[1].comm);
+  assert_int_equal(sluice_nccl_poll(ranks[1].comm), SLUICE_E_ABORTED);
+  assert_int_equal(sluice_nccl_poll(ranks[0].comm), SLUICE_E_PEER_LOST);
+  assert_true(sluice_fake_cuda_idle(ranks[0].stream));
+  /* A new group in the same process. */
+  for (int i = 0; i < W; ++i) sluice_comm_destroy(ranks[i].comm);
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+}
+
+static void Library_MissingOldOrWrong_IsNotFound(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  assert_int_equal(sluice_nccl_check_version(&symbols), SLUICE_OK);
+  sluice_fake_nccl_set_version(21703);
+  assert_int_equal(sluice_nccl_check_version(&symbols), SLUICE_E_NOT_FOUND);
+  assert_non_null(strstr(message(), "21703"));
+  assert_int_equal(sluice_nccl_open("libnccl_not_there.so.2", &symbols), SLUICE_E_NOT_FOUND);
+  assert_non_null(strstr(message(), "2.18"));
+  assert_int_equal(sluice_nccl_open("libm.so.6", &symbols), SLUICE_E_NOT_FOUND);
+  assert_non_null(strstr(message(), "ncclGetVersion"));
+}
+
+/* Whole lives of three ranks in which one call of NCCL or the driver fails: no rank hangs, none leaves a group of calls
+ * open, nothing leaks, and whoever says OK has its bytes. */
+static void Calls_NthFails_NobodyHangsOrLeaks(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  for (int driver = 0; driver < 2; ++driver) {
+    int64_t told = 0, nth = 0;
+    for (int done = 0; !done; ++nth) {
+      sluice_nccl_id_t id;
+      char before[200], after[200];
+      assert_true(nth < 600);
+      int64_t live = sluice_fake_cuda_live(before, sizeof before);
+      if (driver) {
+        sluice_fake_cuda_fail_call(nth, 719);
+      } else {
+        sluice_fake_nccl_fail_call(nth, 2);
+      }
+      int failed = sluice_nccl_make_id(&symbols, &id) != SLUICE_OK;
+      for (int i = 0; i < W && !failed; ++i) failed = create(&ranks[i], i, W, &id, NULL, 0, 100000000) != SLUICE_OK;
+      pthread_t threads[W];
+      call_t calls[W];
+      for (int i = 0; i < W && !failed; ++i) {
+        calls[i] = (call_t){.rank = i};
+        pthread_create(&threads[i], NULL, enqueue_main, &calls[i]);
+      }
+      for (int i = 0; i < W && !failed; ++i) pthread_join(threads[i], NULL);
+      for (int i = 0; i < W && !failed; ++i) {
+        assert_int_equal(calls[i].open_groups, 0);
+        told += calls[i].status != SLUICE_OK;
+        if (calls[i].status != SLUICE_OK) sluice_comm_abort(ranks[i].comm);
+      }
+      told += failed;
+      for (int i = 0; i < W; ++i) {
+        sluice_comm_destroy(ranks[i].comm);
+        ranks[i].comm = NULL;
+      }
+      done = driver ? !sluice_fake_cuda_failed() : !sluice_fake_nccl_failed();
+      sluice_fake_cuda_fail_call(-1, 0);
+      sluice_fake_nccl_fail_call(-1, 0);
+      for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+      assert_int_equal(sluice_fake_nccl_live(), 0);
+      if (sluice_fake_cuda_live(after, sizeof after) != live)
+        fail_msg("call %lld: %s, then %s", (long long)nth, before, after);
+    }
+    print_message("%lld calls, %lld failures told\n", (long long)nth, (long long)told);
+    assert_true(told > 10);
+  }
+}
+
+int main(void) {
+#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+  const struct CMUnitTest tests[] = {
+      CASE(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait),
+      CASE(Split_OfTheHostsCommunicator_Exchanges),
+      CASE(Create_WithoutIdOrParent_IsRefused),
+      CASE(Enqueue_RankNeverCreated_TimesOutAndIsBroken),
+      CASE(Poll_PeerAborted_IsPeerLostAndTheStreamEnds),
+      CASE(Library_MissingOldOrWrong_IsNotFound),
+      CASE(Calls_NthFails_NobodyHangsOrLeaks),
+  };
+#undef CASE
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

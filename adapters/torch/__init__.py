@@ -8,7 +8,7 @@ from .casting import CastingLayer
 from .context import Context, ContextOptions
 from .experts import CallbackExperts
 from .group import EpGroup
-from .layer import MoeLayer
+from .layer import MoeLayer, Swiglu
 from .options import layer_options
 from .stacked import StackedLayer
 
@@ -20,5 +20,6 @@ __all__ = [
     "EpGroup",
     "MoeLayer",
     "StackedLayer",
+    "Swiglu",
     "layer_options",
 ]

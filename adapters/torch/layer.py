@@ -6,8 +6,10 @@ cannot go on therefore makes the call all the same and says so in it, and the ot
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,12 +23,13 @@ from .experts import CallbackExperts, callbacks
 from .function import run_layer
 from .passes import Pass, save_callback
 
-ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
 RESTORE_INPUT = {"adaptive": -1, "keep": 0, "offload": 1, "redispatch": 2}
 RESTORE_MIDDLE = {"adaptive": -1, "keep": 0, "offload": 1, "recompute": 3}
 _INVALID = -1
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
+_INTERLEAVED = 2
 _OVERWRITE = 0
 _BOTH_HALVES = 3
 _SAVED_COUNT = 5
@@ -39,9 +42,18 @@ def _number(table: dict[str, int], name: str, what: str) -> int:
     return table[name]
 
 
-def member_names(gated: bool, bias: bool) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Swiglu:
+    """The numbers of activation "swiglu" (sluice/moe.h); a limit of infinity does not clamp."""
+
+    alpha: float = 1.0
+    limit: float = math.inf
+    offset: float = 0.0
+
+
+def member_names(gated: bool, bias: bool, interleaved: bool = False) -> tuple[str, ...]:
     """The parameters that one expert has."""
-    absent = set() if gated else {"w3", "b3"}
+    absent = set() if gated and not interleaved else {"w3", "b3"}
     if not bias:
         absent |= {"b1", "b3", "b2"}
     return tuple(name for name in _MEMBERS if name not in absent)
@@ -82,7 +94,8 @@ class MoeLayer:
     """A layer of the model. Call it with tokens [T, M], expert ids [T, K], route weights [T, K] f32 and parameters.
 
     parameters: per local expert a dict of `members` (w1 [H, M], w2 [M, H], gated also w3, bias also b1, b2, b3), of any
-    strides of which one is 1. With callback experts there are none to give.
+    strides of which one is 1. Interleaved: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent.
+    With callback experts there are none to give.
     """
 
     def __init__(
@@ -97,6 +110,8 @@ class MoeLayer:
         activation: str = "gelu",
         gated: bool = False,
         bias: bool = False,
+        interleaved: bool = False,
+        swiglu: Swiglu | None = None,
         num_chunks: int = 0,
         expert_rank: Sequence[int] | None = None,
         layer_id: int = 0,
@@ -112,7 +127,7 @@ class MoeLayer:
         self.dtype = dtype
         self.experts = experts
         self.layer_id = layer_id
-        self.members = () if experts is not None else member_names(gated, bias)
+        self.members = () if experts is not None else member_names(gated, bias, interleaved)
         config = library.new("moe_config")
         config.model_width = model_width
         config.hidden_width = hidden_width
@@ -120,7 +135,10 @@ class MoeLayer:
         config.top_k = top_k
         config.dtype = config_dtype(dtype)
         config.activation = _number(ACTIVATIONS, activation, "activation")
-        config.gated = int(gated)
+        config.gated = _INTERLEAVED if gated and interleaved else int(gated)
+        if swiglu is not None:
+            config.swiglu_alpha, config.swiglu_offset = swiglu.alpha, swiglu.offset
+            config.swiglu_limit = min(swiglu.limit, torch.finfo(torch.float32).max)
         config.bias = int(bias)
         config.num_chunks = num_chunks
         config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")

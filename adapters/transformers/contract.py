@@ -26,7 +26,7 @@ OTHERWISE = 'or set experts_implementation="eager" for this model'
 class Contract:
     """How to call a module's experts.
 
-    activation  the library's name for what the gate does, None: the module's own functions are called
+    unit        the library's unit for what the gate does, None: the module's own functions are called
     reason      why they are
     """
 
@@ -35,14 +35,14 @@ class Contract:
     bias: bool
     transposed: bool
     interleaved: bool
-    activation: str | None
+    unit: gates.Unit | None
     reason: str = ""
     stock: bool = False  # the implementation that the model's config names computes
 
     @property
     def fused(self) -> bool:
         """Whether the library computes the experts."""
-        return self.activation is not None
+        return self.unit is not None
 
     def widths(self, tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
         """(model width, hidden width)"""
@@ -60,6 +60,8 @@ class Contract:
         return views
 
     def _halves(self, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.interleaved:
+            return (up,)
         return tuple(up.chunk(2, 1)) if self.gated else (up,)
 
 
@@ -99,20 +101,20 @@ def read(module: Any, chosen: str | None = None) -> Contract:
                 f"load the model in float32, bfloat16 or float16, {OTHERWISE}"
             )
     stock = chosen not in (None, NAME)
-    activation, reason = (None, f'experts_implementation="{chosen}"') if stock else _activation(module)
+    unit, reason = (None, f'experts_implementation="{chosen}"') if stock else _unit(module)
     return Contract(
         names=names,
         gated=module.has_gate,
         bias=module.has_bias,
         transposed=module.is_transposed,
         interleaved=module.has_gate and not module.is_concatenated,
-        activation=activation,
+        unit=unit,
         reason=reason,
         stock=stock,
     )
 
 
-def _activation(module: Any) -> tuple[str | None, str]:
+def _unit(module: Any) -> tuple[gates.Unit | None, str]:
     if module.has_post_expert_norm:
         return None, "it normalises each expert's output"
     if signature(module)[1]:
@@ -120,13 +122,11 @@ def _activation(module: Any) -> tuple[str | None, str]:
     act = getattr(module, "act_fn", None)
     if isinstance(act, torch.nn.Module) and next(act.parameters(), None) is not None:
         return None, "its act_fn has parameters"
-    if module.has_gate and not module.is_concatenated:
-        return None, "its gate and up projections alternate"
     try:
         found = gates.find(module)
     except Exception as error:  # any class may stand here
         return None, f"its gate does not take plain rows ({type(error).__name__}: {error})"
-    return found, "" if found else "its gate is none that the library knows"
+    return found, "" if found is not None else "its gate is none that the library knows"
 
 
 def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tensor]) -> None:
@@ -167,7 +167,7 @@ def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tenso
                 f"{name}.{attribute} has shape {list(tensor.shape)}; with is_transposed={contract.transposed} and "
                 f"down_proj {list(tensors[1].shape)} it must be {list(shape)}: correct the layout, {OTHERWISE}"
             )
-    if contract.gated and not contract.interleaved and not _are_matrices(contract, tensors):
+    if not _are_matrices(contract, tensors):
         raise InvalidArgument(
             f"{name}: a matrix of {' or '.join(contract.names[:2])} has no unit stride: make it contiguous, {OTHERWISE}"
         )

@@ -172,8 +172,10 @@ class ExpertsState:
             context,
             views=contract.views,
             hidden_width=width,
-            activation=contract.activation,
+            activation=contract.unit.activation,
+            swiglu=contract.unit.swiglu,
             gated=contract.gated,
+            interleaved=contract.interleaved,
             bias=contract.bias,
             **common,
         )
@@ -200,7 +202,7 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
         text = f"{type(module).__name__}: off (SLUICE=0 or enabled=False): transformers' grouped_mm computes"
     elif contract.fused:
         kind = "gated " if contract.gated else ""
-        text = f"{type(module).__name__} runs on Sluice, fused in C: {kind}{contract.activation}"
+        text = f"{type(module).__name__} runs on Sluice, fused in C: {kind}{contract.unit.activation}"
     else:
         text = f"{type(module).__name__} runs on Sluice with its own functions: {contract.reason}"
     if world > 1:

@@ -10,16 +10,28 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sluice.adapters.torch import Swiglu
 from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What stands between an expert's two products, in the words of sluice.adapters.torch.MoeLayer."""
+
+    activation: str
+    swiglu: Swiglu | None = None
+
 
 _PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
     "identity": lambda x: x,
 }
 _COLUMNS = 64
@@ -27,13 +39,13 @@ _COLUMNS = 64
 _TOLERANCE = 2e-6
 
 
-def find(module: Any) -> str | None:
-    """The name of the activation (see sluice.adapters.torch.layer.ACTIVATIONS), or None: not one of the library's.
+def find(module: Any) -> Unit | None:
+    """The unit, or None: not one of the library's.
 
     Asked on a thread of its own: autocast, grad mode, inference mode and saved-tensor hooks (of a checkpoint, say) that
     are on around the first call belong to the host's thread.
     """
-    found: list[str | None] = []
+    found: list[Unit | None] = []
     failures: list[Exception] = []
 
     def ask() -> None:
@@ -50,9 +62,10 @@ def find(module: Any) -> str | None:
     return found[0]
 
 
-def _find(module: Any) -> str | None:
+def _find(module: Any) -> Unit | None:
     gated = module.has_gate
-    gate, up = _grid()
+    limits = [value for value in _numbers(module, "limit", "swiglu_limit") if value > 0]
+    gate, up = _grid(limits)
     if gated:
         rows = torch.cat((gate, up), -1) if module.is_concatenated else torch.stack((gate, up), -1).flatten(-2)
         found = module._apply_gate(rows)
@@ -63,27 +76,47 @@ def _find(module: Any) -> str | None:
     # Rounding in f32 is relative to the terms of the equation, not to a difference of them.
     size = (1 + gate.detach().abs()) * (1 + up.detach().abs())
     grads = _gradients(found, gate, up)
-    for name, formula in _formulas(gated):
-        wanted = formula(gate, up)
+    alphas = [value for value in _numbers(module, "alpha", "swiglu_alpha") if value > 0]
+    for unit in _candidates(gated, alphas, limits):
+        wanted = _apply(unit, gated, gate, up)
         pairs = [(found, wanted), *zip(grads, _gradients(wanted, gate, up))]
         if all(_close(one, other, size) for one, other in pairs):
-            return name
+            return unit
     return None
 
 
-def _formulas(gated: bool) -> Iterator[tuple[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]]:
-    for name, function in _PLAIN.items():
-        if gated:
-            yield name, lambda gate, up, function=function: function(gate) * up
-        else:
-            yield name, lambda gate, up, function=function: function(gate)
+def _numbers(module: Any, *names: str) -> list[float]:
+    found = [getattr(module, name, None) for name in names]
+    return [float(value) for value in found if isinstance(value, (int, float))]
 
 
-def _grid() -> tuple[torch.Tensor, torch.Tensor]:
-    """Every pair of two ranges: fine around zero, coarse to where no clamp of any model lies."""
+def _candidates(gated: bool, alphas: list[float], limits: list[float]) -> Iterator[Unit]:
+    """The library's formulas with the numbers that the module names; clamped SiLU is SwiGLU with alpha 1."""
+    yield from (Unit(name) for name in _PLAIN)
+    if not gated:
+        return
+    for alpha in (*alphas, 1.0, 1.702):  # the last: the sigmoid form of GELU
+        for limit in (*limits, math.inf):
+            for offset in (0.0, 1.0):
+                yield Unit("swiglu", Swiglu(alpha, limit, offset))
+
+
+def _apply(unit: Unit, gated: bool, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The library's equations (sluice/moe.h)."""
+    if unit.swiglu is None:
+        out = _PLAIN[unit.activation](gate)
+        return out * up if gated else out
+    alpha, limit, offset = unit.swiglu.alpha, unit.swiglu.limit, unit.swiglu.offset
+    held = gate.clamp(max=limit)
+    return held * torch.sigmoid(alpha * held) * (up.clamp(-limit, limit) + offset)
+
+
+def _grid(limits: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every pair of two ranges: fine around zero and the limits, coarse to where no clamp of any model lies."""
     fine = torch.linspace(-12, 12, _COLUMNS // 2)
     coarse = torch.logspace(-3, 3, _COLUMNS // 4)
-    line = torch.cat((fine, coarse, -coarse)).double()
+    near = torch.tensor([sign * limit * factor for limit in limits for sign in (-1, 1) for factor in (0.99, 1.01)])
+    line = torch.cat((fine, coarse, -coarse, near)).double()
     gate, up = line.repeat(len(line), 1), line.flip(0).unsqueeze(1).repeat(1, len(line))
     return gate.requires_grad_(), up.requires_grad_()
 

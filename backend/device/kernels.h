@@ -21,6 +21,15 @@ typedef struct sluice_row_run_s {
   int64_t rows;
 } sluice_row_run_t;
 
+/* What stands between the two products of an expert, with its numbers. x is the gate's pre-activation, u the other
+ * half: SWIGLU:  f(x) = g sigmoid(alpha g), g = min(x, limit);  v(u) = max(-limit, min(u, limit)) + offset others:  f =
+ * the activation, v(u) = u.      act = f(x) v(u), without a gate f(x). */
+typedef struct sluice_unit_s {
+  int32_t activation; /* SLUICE_ACTIVATION_* */
+  int32_t gated;      /* SLUICE_GATED_*; interleaved: x and u of a column lie side by side in pre, b1 and dpre */
+  float alpha, limit, offset;
+} sluice_unit_t;
+
 typedef struct sluice_kernels_s {
   /* dst[i, :] = src[index[i], :], i in [0, rows). dst is packed (stride width). */
   void (*gather_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
@@ -70,6 +79,14 @@ typedef struct sluice_kernels_s {
   /* dst[i, :] = weight[i] * src[i, :], rounded once; dst may be src. */
   void (*scale_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                      const float* weight, void* dst);
+
+  /* activation_forward and _backward for every unit; NULL on devices that lack them. b1: [H], interleaved [2H] (then
+   * b3 is NULL). dpre may be pre, act_w may be dact. A clamp's slope at its corner is 1. */
+  void (*unit_forward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
+                       void* pre, const void* b1, const void* b3, void* act);
+  void (*unit_backward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
+                        const void* pre, const void* dact, const float* weight, void* dpre, void* act_w,
+                        float* dweight);
 } sluice_kernels_t;
 
 /* The plain versions beside their equations, and the vectorised ones that are compared with them. */

@@ -29,7 +29,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
       .wgrad_mode = moe->plan != NULL                                 ? moe->plan->wgrad_mode
                     : moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE ? SLUICE_WGRAD_DEFERRED
                                                                       : moe->config.wgrad_mode,
-      .gated = moe->config.gated,
+      .gated = moe->config.gated != SLUICE_GATED_NO,
       .reuse_saved = step->state == SLUICE_STEP_INPUT_DONE ? step->reuses_saved
                                                            : !moe->config.callback_experts && args->may_reuse_saved,
   };

@@ -50,16 +50,23 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
 static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const sluice_unit_t unit = sluice_layer_unit(c);
   int wanted = pass->schedule->spec.weight_half != SLUICE_WEIGHTS_NONE;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op->chunk, e);
     if (rows == 0) continue;
     float* dgate = sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e);
-    kernels->activation_backward(
-        NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width,
-        sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e), sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e),
-        sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e), sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e),
-        wanted ? sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e) : NULL, dgate);
+    const void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
+    void* dact = sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e);
+    const float* weight = sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e);
+    void* dpre = sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e);
+    void* act_w = wanted ? dact : NULL;
+    if (sluice_layer_is_plain(c)) {
+      kernels->activation_backward(NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, dact, weight,
+                                   dpre, act_w, dgate);
+    } else {
+      kernels->unit_backward(NULL, c->dtype, &unit, rows, c->hidden_width, pre, dact, weight, dpre, act_w, dgate);
+    }
     if (!c->bias) continue;
     kernels->dot_rows(NULL, c->dtype, rows, c->model_width, sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
                       sluice_tensor_data(&pass->params->b2[e]), 0, 1, dgate);
@@ -170,7 +177,7 @@ static sluice_status_t expert_products(sluice_pass_t* pass, int32_t chunk, int32
   pass->products[count++] = weight_product(dy, act, rows, &dw->w2[e]);
   pass->products[count++] = weight_product(sluice_rows_matrix(dm, width, 0, element), x, rows, &dw->w1[e]);
   SLUICE_TRY(sluice_products_run(pass, count, sluice_tensor_dtype(&dw->w1[e]), accumulate ? 1 : 0));
-  if (!c->gated) return SLUICE_OK;
+  if (c->gated != SLUICE_GATED_HALVES) return SLUICE_OK;
   pass->products[0] = weight_product(sluice_rows_matrix(dm, width, c->hidden_width, element), x, rows, &dw->w3[e]);
   return sluice_products_run(pass, 1, sluice_tensor_dtype(&dw->w3[e]), accumulate ? 1 : 0);
 }
@@ -184,9 +191,9 @@ static void expert_bias_sums(sluice_pass_t* pass, int32_t chunk, int32_t e, int 
   kernels->sum_columns(NULL, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
                        rows_at(pass, SLUICE_T_ROUTE, chunk, e), accumulate, sluice_tensor_dtype(&dw->b2[e]),
                        sluice_tensor_data(&dw->b2[e]));
-  kernels->sum_columns(NULL, c->dtype, rows, c->hidden_width, dm, width, NULL, accumulate,
-                       sluice_tensor_dtype(&dw->b1[e]), sluice_tensor_data(&dw->b1[e]));
-  if (!c->gated) return;
+  kernels->sum_columns(NULL, c->dtype, rows, c->gated == SLUICE_GATED_INTERLEAVED ? width : c->hidden_width, dm, width,
+                       NULL, accumulate, sluice_tensor_dtype(&dw->b1[e]), sluice_tensor_data(&dw->b1[e]));
+  if (c->gated != SLUICE_GATED_HALVES) return;
   kernels->sum_columns(NULL, c->dtype, rows, c->hidden_width,
                        dm + (uint64_t)c->hidden_width * sluice_dtype_bytes(c->dtype), width, NULL, accumulate,
                        sluice_tensor_dtype(&dw->b3[e]), sluice_tensor_data(&dw->b3[e]));

@@ -6,6 +6,7 @@
 #include "backend/moe/restore_ops.h"
 
 int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local, int64_t hidden, uint64_t element) {
+  if (params->w3 == NULL) return 1; /* one matrix already, its rows in turn */
   const sluice_tensor_t* w1 = &params->w1[local];
   const sluice_tensor_t* w3 = &params->w3[local];
   if (sluice_tensor_stride(w1, 0) != sluice_tensor_stride(w3, 0)) return 0;
@@ -67,13 +68,20 @@ static const void* bias_of(const sluice_tensor_t* biases, int32_t local) {
 /* `out`: T_ACT, or scratch where only the biases are wanted in T_M. */
 static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) {
   const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const sluice_unit_t unit = sluice_layer_unit(c);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
-    pass->context->device->kernels->activation_forward(
-        NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width,
-        sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e), c->bias ? bias_of(pass->params->b1, e) : NULL,
-        c->bias && c->gated ? bias_of(pass->params->b3, e) : NULL, sluice_pass_rows(pass, out, op->chunk, e));
+    void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
+    void* act = sluice_pass_rows(pass, out, op->chunk, e);
+    const void* b1 = c->bias ? bias_of(pass->params->b1, e) : NULL;
+    const void* b3 = c->bias && c->gated == SLUICE_GATED_HALVES ? bias_of(pass->params->b3, e) : NULL;
+    if (sluice_layer_is_plain(c)) {
+      kernels->activation_forward(NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, b1, b3, act);
+    } else {
+      kernels->unit_forward(NULL, c->dtype, &unit, rows, c->hidden_width, pre, b1, b3, act);
+    }
   }
 }
 

@@ -17,7 +17,9 @@ static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   const int64_t numbers[] = {c->model_width,      c->hidden_width, c->num_experts,  c->top_k,      c->dtype,
                              c->activation,       c->gated,        c->bias,         c->num_chunks, c->wgrad_mode,
                              c->callback_experts, world_size,      c->restore_input};
+  const float swiglu[] = {c->swiglu_alpha, c->swiglu_limit, c->swiglu_offset};
   uint64_t hash = fnv1a(0xcbf29ce484222325u, numbers, sizeof numbers);
+  hash = fnv1a(hash, swiglu, sizeof swiglu);
   hash = fnv1a(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
   return fnv1a(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
 }

@@ -2,6 +2,7 @@
 #ifndef SLUICE_BACKEND_MOE_LAYER_H_
 #define SLUICE_BACKEND_MOE_LAYER_H_
 
+#include "backend/device/kernels.h"
 #include "backend/moe/engine.h"
 #include "backend/moe/granularity.h"
 #include "sluice/moe.h"
@@ -22,6 +23,16 @@ struct sluice_moe_s {
   struct sluice_plan_data_s* plan; /* NULL: passes take what their rows need */
   int32_t plan_is_given;           /* by the host: not made anew when more tokens come */
 };
+
+/* Whether the kernels' activation_forward and _backward suffice; other layers take unit_forward and _backward. */
+static inline int sluice_layer_is_plain(const sluice_moe_config_t* config) {
+  return config->activation <= SLUICE_ACTIVATION_SILU && config->gated != SLUICE_GATED_INTERLEAVED;
+}
+
+static inline sluice_unit_t sluice_layer_unit(const sluice_moe_config_t* config) {
+  return (sluice_unit_t){config->activation, config->gated, config->swiglu_alpha, config->swiglu_limit,
+                         config->swiglu_offset};
+}
 
 /* config has been validated and copied. Retains context. */
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,

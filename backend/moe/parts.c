@@ -11,7 +11,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction
       .num_chunks = 1,
       .single_rank = moe->context->world_size == 1 || part == SLUICE_PART_EXPERTS,
       .keep = direction == SLUICE_FORWARD && part == SLUICE_PART_EXPERTS, /* rows and pre are the host's */
-      .gated = moe->config.gated,
+      .gated = moe->config.gated != SLUICE_GATED_NO,
       .input_half = direction == SLUICE_BACKWARD,
       .only = part,
   };

@@ -54,6 +54,48 @@ static int is_matrix(const int64_t* shape, int64_t first, int64_t second) {
   return first == 1 && (shape[1] == 1 || second >= shape[0]);
 }
 
+/* Whether a tensor is as the first of its array, which has passed every check. Hundreds are asked per call, so this
+ * words no message: what fails here is looked at again by check_one, which does. */
+static int is_like_first(const sluice_tensor_t* tensor, const sluice_tensor_t* first, int32_t ndim,
+                         const int64_t* shape) {
+  if (tensor->device_type != first->device_type || tensor->type_code != first->type_code ||
+      tensor->type_bits != first->type_bits || tensor->type_lanes != first->type_lanes || tensor->ndim != ndim ||
+      tensor->shape == NULL || tensor->data == NULL || tensor->shape[0] != shape[0]) {
+    return 0;
+  }
+  if (ndim == 1) return shape[0] == 1 || sluice_tensor_stride(tensor, 0) == 1;
+  return tensor->shape[1] == shape[1] &&
+         is_matrix(shape, sluice_tensor_stride(tensor, 0), sluice_tensor_stride(tensor, 1));
+}
+
+static sluice_status_t check_one(const sluice_moe_t* moe, const sluice_tensor_t* tensors, int32_t e, const char* name,
+                                 int32_t ndim, const int64_t* shape, int gradients) {
+  char label[64];
+  snprintf(label, sizeof label, "%s[%d]", name, e);
+  SLUICE_TRY(sluice_tensor_check(&tensors[e], label, gradients ? 0 : moe->config.dtype, ndim, shape));
+  int32_t dtype = sluice_tensor_dtype(&tensors[e]);
+  if (dtype != moe->config.dtype && dtype != SLUICE_DTYPE_F32) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s; gradients are %s like the layer, or f32", label,
+                       sluice_dtype_name(dtype), sluice_dtype_name(moe->config.dtype));
+  }
+  if (dtype != sluice_tensor_dtype(&tensors[0])) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s, but that of %s[0] is %s; one dtype per kind", label,
+                       sluice_dtype_name(dtype), name, sluice_dtype_name(sluice_tensor_dtype(&tensors[0])));
+  }
+  int64_t first = sluice_tensor_stride(&tensors[e], 0), second = ndim == 2 ? sluice_tensor_stride(&tensors[e], 1) : 1;
+  if (ndim == 1 && shape[0] > 1 && first != 1) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride is %lld; it must be 1", label, (long long)first);
+  }
+  if (ndim == 2 && !is_matrix(shape, first, second)) {
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT,
+        "%s: the strides of [%lld, %lld] are %lld, %lld; one must be 1 and the other at least the size of that "
+        "dimension",
+        label, (long long)shape[0], (long long)shape[1], (long long)first, (long long)second);
+  }
+  return SLUICE_OK;
+}
+
 static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_t* tensors, const char* name,
                                    int32_t ndim, const int64_t* shape, int gradients) {
   if (tensors == NULL && moe->num_local > 0) {
@@ -61,29 +103,8 @@ static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_
                        moe->config.layer_id, name, moe->num_local);
   }
   for (int32_t e = 0; e < moe->num_local; ++e) {
-    char label[64];
-    snprintf(label, sizeof label, "%s[%d]", name, e);
-    SLUICE_TRY(sluice_tensor_check(&tensors[e], label, gradients ? 0 : moe->config.dtype, ndim, shape));
-    int32_t dtype = sluice_tensor_dtype(&tensors[e]);
-    if (dtype != moe->config.dtype && dtype != SLUICE_DTYPE_F32) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s; gradients are %s like the layer, or f32", label,
-                         sluice_dtype_name(dtype), sluice_dtype_name(moe->config.dtype));
-    }
-    if (dtype != sluice_tensor_dtype(&tensors[0])) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s, but that of %s[0] is %s; one dtype per kind",
-                         label, sluice_dtype_name(dtype), name, sluice_dtype_name(sluice_tensor_dtype(&tensors[0])));
-    }
-    int64_t first = sluice_tensor_stride(&tensors[e], 0), second = ndim == 2 ? sluice_tensor_stride(&tensors[e], 1) : 1;
-    if (ndim == 1 && shape[0] > 1 && first != 1) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride is %lld; it must be 1", label, (long long)first);
-    }
-    if (ndim == 2 && !is_matrix(shape, first, second)) {
-      return SLUICE_FAIL(
-          SLUICE_E_INVALID_ARGUMENT,
-          "%s: the strides of [%lld, %lld] are %lld, %lld; one must be 1 and the other at least the size of that "
-          "dimension",
-          label, (long long)shape[0], (long long)shape[1], (long long)first, (long long)second);
-    }
+    if (e > 0 && is_like_first(&tensors[e], &tensors[0], ndim, shape)) continue;
+    SLUICE_TRY(check_one(moe, tensors, e, name, ndim, shape, gradients));
   }
   return SLUICE_OK;
 }
@@ -94,20 +115,22 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
   if (experts == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL", c->layer_id, name);
   sluice_expert_tensors_t known;
   SLUICE_TRY(sluice_struct_copy(&known, sizeof known, experts, sizeof known, "sluice_expert_tensors_t"));
-  const int64_t up[] = {c->hidden_width, c->model_width}, down[] = {c->model_width, c->hidden_width};
+  int in_turn = c->gated == SLUICE_GATED_INTERLEAVED;
+  const int64_t up[] = {in_turn ? 2 * c->hidden_width : c->hidden_width, c->model_width};
+  const int64_t down[] = {c->model_width, c->hidden_width};
   char label[64];
 #define ARRAY(member, ndim, shape)                       \
   snprintf(label, sizeof label, "%s.%s", name, #member); \
   SLUICE_TRY(check_array(moe, experts->member, label, ndim, shape, gradients))
   ARRAY(w1, 2, up);
   ARRAY(w2, 2, down);
-  if (c->gated) {
+  if (c->gated == SLUICE_GATED_HALVES) {
     ARRAY(w3, 2, up);
   }
   if (c->bias) {
     ARRAY(b1, 1, up);
     ARRAY(b2, 1, down);
-    if (c->gated) {
+    if (c->gated == SLUICE_GATED_HALVES) {
       ARRAY(b3, 1, up);
     }
   }

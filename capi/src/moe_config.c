@@ -1,4 +1,5 @@
 /* Creating a layer: every field of the config is checked here, with a message that says what, where and what to do. */
+#include <float.h>
 #include <string.h>
 
 #include "backend/base/structs.h"
@@ -13,6 +14,8 @@ void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size)
   defaults.activation = SLUICE_ACTIVATION_GELU;
   defaults.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
   defaults.restore_input = defaults.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+  defaults.swiglu_alpha = 1.0f;
+  defaults.swiglu_limit = FLT_MAX;
   memset(out_config, 0, struct_size);
   memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
   out_config->struct_size = struct_size;
@@ -20,6 +23,9 @@ void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size)
 
 #define CHECK(condition, ...) \
   if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
+
+/* above < x, and finite; false for NaN */
+static int is_between(float x, float above) { return x > above && x <= FLT_MAX; }
 
 static int is_flag(int32_t value) { return value == 0 || value == 1; }
 
@@ -35,9 +41,18 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
         c->top_k, c->num_experts);
   CHECK(c->dtype >= SLUICE_DTYPE_F32 && c->dtype <= SLUICE_DTYPE_F64,
         "layer %d: dtype is %d; known are f32 (1), bf16 (2), f16 (3) and f64 (4)", id, c->dtype);
-  CHECK(c->activation >= SLUICE_ACTIVATION_IDENTITY && c->activation <= SLUICE_ACTIVATION_SILU,
-        "layer %d: activation is %d; known are identity (0), relu (1), gelu (2), gelu_tanh (3) and silu (4)", id,
-        c->activation);
+  CHECK(
+      c->activation >= SLUICE_ACTIVATION_IDENTITY && c->activation <= SLUICE_ACTIVATION_SWIGLU,
+      "layer %d: activation is %d; known are identity (0), relu (1), gelu (2), gelu_tanh (3), silu (4), relu2 (5) and "
+      "swiglu (6)",
+      id, c->activation);
+  CHECK(c->gated >= SLUICE_GATED_NO && c->gated <= SLUICE_GATED_INTERLEAVED,
+        "layer %d: gated is %d; known are no (0), halves (1) and interleaved (2)", id, c->gated);
+  CHECK(c->activation != SLUICE_ACTIVATION_SWIGLU || c->gated != SLUICE_GATED_NO,
+        "layer %d: activation swiglu needs a gate: set gated", id);
+  CHECK(is_between(c->swiglu_alpha, 0) && is_between(c->swiglu_limit, 0) && is_between(c->swiglu_offset, -FLT_MAX),
+        "layer %d: swiglu_alpha is %g, swiglu_limit %g and swiglu_offset %g; the first two are above 0, all are finite",
+        id, (double)c->swiglu_alpha, (double)c->swiglu_limit, (double)c->swiglu_offset);
   CHECK(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
         "layer %d: num_chunks is %d; it must be in [1, %d], or 0 to let Sluice choose", id, c->num_chunks,
         SLUICE_MAX_CHUNKS);
@@ -50,9 +65,8 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
             c->restore_middle != SLUICE_RESTORE_REDISPATCH,
         "layer %d: restore_middle is %d; known are adaptive (-1), keep (0), offload (1) and recompute (3)", id,
         c->restore_middle);
-  CHECK(is_flag(c->gated) && is_flag(c->bias) && is_flag(c->callback_experts),
-        "layer %d: gated, bias and callback_experts are 0 or 1, found %d, %d, %d", id, c->gated, c->bias,
-        c->callback_experts);
+  CHECK(is_flag(c->bias) && is_flag(c->callback_experts),
+        "layer %d: bias and callback_experts are 0 or 1, found %d, %d", id, c->bias, c->callback_experts);
   return SLUICE_OK;
 }
 
@@ -99,6 +113,11 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   SLUICE_TRY(check_numbers(&checked));
   SLUICE_TRY(check_owners(context, &checked));
   if (checked.callback_experts) checked.hidden_width = 0;
+  if (!checked.callback_experts && !sluice_layer_is_plain(&checked) && context->device->kernels->unit_forward == NULL) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: device %s has no kernels for activation %d, gated %d: use callback experts or a CPU",
+                       checked.layer_id, context->device->name, checked.activation, checked.gated);
+  }
   SLUICE_TRY(check_policies(&checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));
   sluice_status_t status = sluice_layer_create(context, &checked, out_moe);

@@ -403,9 +403,14 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
   FIELD(num_chunks, -1, "num_chunks is -1");
   FIELD(num_chunks, 257, "num_chunks is 257");
   FIELD(wgrad_mode, 2, "wgrad_mode is 2");
-  FIELD(gated, 2, "gated, bias and callback_experts are 0 or 1, found 2");
-  FIELD(bias, -1, "found 1, -1");
-  FIELD(callback_experts, 3, "found 1, 1, 3");
+  FIELD(gated, 3, "gated is 3; known are no (0), halves (1) and interleaved (2)");
+  FIELD(bias, -1, "bias and callback_experts are 0 or 1, found -1");
+  FIELD(callback_experts, 3, "found 1, 3");
+  FIELD(swiglu_alpha, 0.0f, "swiglu_alpha is 0");
+  FIELD(swiglu_limit, -1.0f, "swiglu_limit -1");
+  FIELD(swiglu_offset, (float)NAN, "swiglu_offset nan");
+  c = good, c.gated = 0, c.activation = SLUICE_ACTIVATION_SWIGLU;
+  REFUSED(make_layer(&f, &c), BAD, "swiglu needs a gate");
   const int32_t beyond[] = {0, 0, 1, 0}, negative[] = {0, -1, 0, 0};
   FIELD(expert_rank, beyond, "expert_rank[2] is 1; the group has 1 ranks");
   FIELD(expert_rank, negative, "expert_rank[1] is -1");

@@ -132,7 +132,7 @@
   MEMBER(sluice_gate_config_t, capacity_factor, 56, 4) \
   MEMBER(sluice_gate_config_t, scaling, 60, 4) \
   MEMBER(sluice_gate_config_t, min_capacity, 64, 8) \
-  STRUCT(sluice_moe_config_t, 88) \
+  STRUCT(sluice_moe_config_t, 104) \
   MEMBER(sluice_moe_config_t, struct_size, 0, 8) \
   MEMBER(sluice_moe_config_t, next, 8, 8) \
   MEMBER(sluice_moe_config_t, model_width, 16, 8) \
@@ -150,6 +150,10 @@
   MEMBER(sluice_moe_config_t, expert_rank, 72, 8) \
   MEMBER(sluice_moe_config_t, restore_input, 80, 4) \
   MEMBER(sluice_moe_config_t, restore_middle, 84, 4) \
+  MEMBER(sluice_moe_config_t, swiglu_alpha, 88, 4) \
+  MEMBER(sluice_moe_config_t, swiglu_limit, 92, 4) \
+  MEMBER(sluice_moe_config_t, swiglu_offset, 96, 4) \
+  MEMBER(sluice_moe_config_t, reserved, 100, 4) \
   STRUCT(sluice_expert_tensors_t, 56) \
   MEMBER(sluice_expert_tensors_t, struct_size, 0, 8) \
   MEMBER(sluice_expert_tensors_t, w1, 8, 8) \
@@ -297,6 +301,11 @@
   CONSTANT(SLUICE_ACTIVATION_GELU, 2) \
   CONSTANT(SLUICE_ACTIVATION_GELU_TANH, 3) \
   CONSTANT(SLUICE_ACTIVATION_SILU, 4) \
+  CONSTANT(SLUICE_ACTIVATION_RELU2, 5) \
+  CONSTANT(SLUICE_ACTIVATION_SWIGLU, 6) \
+  CONSTANT(SLUICE_GATED_NO, 0) \
+  CONSTANT(SLUICE_GATED_HALVES, 1) \
+  CONSTANT(SLUICE_GATED_INTERLEAVED, 2) \
   CONSTANT(SLUICE_WGRAD_ADAPTIVE, -1) \
   CONSTANT(SLUICE_WGRAD_DEFERRED, 0) \
   CONSTANT(SLUICE_WGRAD_PER_CHUNK, 1) \

@@ -12,6 +12,9 @@ enum { MAX_OUTSTANDING = 8 };
 
 /* ---- data: every value is a function of what it is and where it stands, rounded to the layer's dtype ---- */
 
+/* Numbers of SWIGLU in every case: the clamps cut off some values and leave most. */
+static const float ALPHA = 1.75f, LIMIT = 0.625f, OFFSET = 1.0f;
+
 enum { W1, W3, W2, B1, B3, B2, NUM_PARAMS, TOKENS, WEIGHTS, GRAD_OUT };
 
 static double noise(uint64_t kind, uint64_t a, uint64_t b, uint64_t c) {
@@ -346,6 +349,7 @@ static void run_rank(rank_t* r) {
   config.bias = c->bias, config.num_chunks = c->num_chunks, config.wgrad_mode = c->wgrad_mode;
   config.callback_experts = c->callback_experts, config.layer_id = 7;
   config.expert_rank = c->uneven_owners ? owners : NULL;
+  config.swiglu_alpha = ALPHA, config.swiglu_limit = LIMIT, config.swiglu_offset = OFFSET;
   config.restore_input = c->restore_input, config.restore_middle = c->restore_middle;
   sluice_moe_t* moe = NULL;
   note(r, sluice_moe_create(context, &config, &moe));
@@ -484,6 +488,8 @@ static double act(int32_t kind, double x) {
     case SLUICE_ACTIVATION_GELU: return 0.5 * x * (1 + erf(x / sqrt(2)));
     case SLUICE_ACTIVATION_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     case SLUICE_ACTIVATION_SILU: return x / (1 + exp(-x));
+    case SLUICE_ACTIVATION_RELU2: return x > 0 ? x * x : 0;
+    case SLUICE_ACTIVATION_SWIGLU: x = fmin(x, (double)LIMIT); return x / (1 + exp(-(double)ALPHA * x));
     default: return x;
   }
 }
@@ -497,8 +503,21 @@ static double act_slope(int32_t kind, double x) {
       u = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
       return 0.5 * (1 + u) + 0.5 * x * (1 - u * u) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
     case SLUICE_ACTIVATION_SILU: s = 1 / (1 + exp(-x)); return s * (1 + x * (1 - s));
+    case SLUICE_ACTIVATION_RELU2: return x > 0 ? 2 * x : 0;
+    case SLUICE_ACTIVATION_SWIGLU:
+      s = 1 / (1 + exp(-(double)ALPHA * x));
+      return x > (double)LIMIT ? 0 : s * (1 + (double)ALPHA * x * (1 - s));
     default: return 1;
   }
+}
+
+/* What stands in place of W3 x + b3, and its slope. */
+static double up_value(int32_t kind, double u) {
+  if (kind != SLUICE_ACTIVATION_SWIGLU) return u;
+  return fmax(-(double)LIMIT, fmin(u, (double)LIMIT)) + (double)OFFSET;
+}
+static double up_slope(int32_t kind, double u) {
+  return kind == SLUICE_ACTIVATION_SWIGLU && fabs(u) > (double)LIMIT ? 0 : 1;
 }
 
 typedef struct scratch_s {
@@ -514,7 +533,8 @@ static double reference_row(const case_t* c, const scratch_t* s, int32_t e, doub
       pre += param_value(c, W1, e, h * M + m) * s->x[m];
       if (c->gated) gate += param_value(c, W3, e, h * M + m) * s->x[m];
     }
-    s->pre[h] = pre, s->gate[h] = gate, s->a[h] = act(c->activation, pre) * (c->gated ? gate : 1), s->da[h] = 0;
+    s->pre[h] = pre, s->gate[h] = gate,
+    s->a[h] = act(c->activation, pre) * (c->gated ? up_value(c->activation, gate) : 1), s->da[h] = 0;
   }
   double dot = 0;
   for (int64_t m = 0; m < M; ++m) {
@@ -530,8 +550,10 @@ static double reference_row(const case_t* c, const scratch_t* s, int32_t e, doub
     if (c->bias) out->grad_params[B2][(int64_t)e * M + m] += weight * s->dy[m];
   }
   for (int64_t h = 0; h < H; ++h) {
-    double dpre = weight * s->da[h] * act_slope(c->activation, s->pre[h]) * (c->gated ? s->gate[h] : 1);
-    double dgate = c->gated ? weight * s->da[h] * act(c->activation, s->pre[h]) : 0;
+    double dpre =
+        weight * s->da[h] * act_slope(c->activation, s->pre[h]) * (c->gated ? up_value(c->activation, s->gate[h]) : 1);
+    double dgate =
+        c->gated ? weight * s->da[h] * act(c->activation, s->pre[h]) * up_slope(c->activation, s->gate[h]) : 0;
     for (int64_t m = 0; m < M; ++m) {
       dx[m] += dpre * param_value(c, W1, e, h * M + m);
       out->grad_params[W1][((int64_t)e * H + h) * M + m] += dpre * s->x[m];

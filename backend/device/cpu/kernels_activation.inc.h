@@ -4,6 +4,7 @@
 enum { BLOCK = 512 };
 
 typedef float block_t[BLOCK] __attribute__((aligned(64)));
+typedef float pair_t[2 * BLOCK] __attribute__((aligned(64))); /* x and u in turn */
 
 INLINE void load_typed(int32_t dtype, const void* src, int64_t n, float* block) {
   int64_t j = 0;
@@ -51,6 +52,7 @@ static void values(int32_t activation, int64_t n, float* x) {
     case SLUICE_ACTIVATION_GELU: FOR_VECTORS(n) STORE(x, gelu(LOAD(x))); break;
     case SLUICE_ACTIVATION_GELU_TANH: FOR_VECTORS(n) STORE(x, gelu_tanh(LOAD(x))); break;
     case SLUICE_ACTIVATION_SILU: FOR_VECTORS(n) STORE(x, silu(LOAD(x))); break;
+    case SLUICE_ACTIVATION_RELU2: FOR_VECTORS(n) STORE(x, relu2(LOAD(x))); break;
     default: break;
   }
 }
@@ -69,6 +71,7 @@ static void values_and_slopes(int32_t activation, int64_t n, float* x, float* sl
     case SLUICE_ACTIVATION_GELU: BOTH(gelu_both); break;
     case SLUICE_ACTIVATION_GELU_TANH: BOTH(gelu_tanh_both); break;
     case SLUICE_ACTIVATION_SILU: BOTH(silu_both); break;
+    case SLUICE_ACTIVATION_RELU2: BOTH(relu2_both); break;
     default: FOR_VECTORS(n) STORE(slope, vf_set1(1)); break;
   }
 #undef BOTH
@@ -76,32 +79,71 @@ static void values_and_slopes(int32_t activation, int64_t n, float* x, float* sl
 
 INLINE int64_t whole(int64_t n) { return (n + PARTIALS - 1) / PARTIALS * PARTIALS; }
 
-/* pre[0:n] += bias, kept in it as rounded; x = what was kept. */
+/* pre[0:n] += bias, kept in it as rounded; x = what was kept. n may be that of a pair. */
 static void load_biased(int32_t dtype, int64_t n, void* pre, const void* bias, int64_t bias_at, float* x) {
   load_block(dtype, pre, n, x);
   if (bias == NULL) return;
-  block_t b;
+  pair_t b;
   load_block(dtype, row_at(dtype, bias, bias_at), n, b);
   FOR_VECTORS(n) STORE(x, LOAD(x) + LOAD(b));
   round_block(dtype, n, x);
   store_block(dtype, x, n, pre);
 }
 
-static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
-  if (dtype == SLUICE_DTYPE_F64) {
-    sluice_cpu_kernels_ref()->activation_forward(stream, dtype, activation, gated, rows, hidden, pre, b1, b3, act);
+/* Columns n to whole(n) are set to zero, as load_block does. */
+static void split_pair(int64_t n, const float* pair, float* x, float* up) {
+  for (int64_t j = 0; j < n; ++j) {
+    x[j] = pair[2 * j];
+    up[j] = pair[2 * j + 1];
+  }
+  for (int64_t j = n; j < whole(n); ++j) x[j] = up[j] = 0;
+}
+
+static void join_pair(int64_t n, const float* x, const float* up, float* pair) {
+  for (int64_t j = 0; j < n; ++j) {
+    pair[2 * j] = x[j];
+    pair[2 * j + 1] = up[j];
+  }
+}
+
+INLINE swiglu_t swiglu_of(const sluice_unit_t* unit) {
+  return (swiglu_t){vf_set1(unit->alpha), vf_set1(unit->limit), vf_set1(unit->offset), vf_set1(120 / unit->alpha)};
+}
+
+/* x = f(x), up = v(up) */
+static void unit_values(const sluice_unit_t* unit, int64_t n, float* x, float* up) {
+  if (unit->activation != SLUICE_ACTIVATION_SWIGLU) {
+    values(unit->activation, n, x);
     return;
   }
-  int64_t width = gated ? 2 * hidden : hidden;
+  swiglu_t s = swiglu_of(unit);
+  FOR_VECTORS(n) {
+    STORE(x, swiglu_gate(s, LOAD(x)));
+    STORE(up, swiglu_up(s, LOAD(up)));
+  }
+}
+
+static void unit_forward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
+                         void* pre, const void* b1, const void* b3, void* act) {
+  if (dtype == SLUICE_DTYPE_F64) {
+    sluice_cpu_kernels_ref()->unit_forward(stream, dtype, unit, rows, hidden, pre, b1, b3, act);
+    return;
+  }
+  int64_t width = unit->gated ? 2 * hidden : hidden;
   block_t x, up;
+  pair_t pair;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t h = 0; h < hidden; h += BLOCK) {
       int64_t n = hidden - h < BLOCK ? hidden - h : BLOCK;
-      load_biased(dtype, n, row_at_mut(dtype, pre, i * width + h), b1, h, x);
-      values(activation, n, x);
-      if (gated) {
-        load_biased(dtype, n, row_at_mut(dtype, pre, i * width + hidden + h), b3, h, up);
+      if (unit->gated == SLUICE_GATED_INTERLEAVED) {
+        load_biased(dtype, 2 * n, row_at_mut(dtype, pre, i * width + 2 * h), b1, 2 * h, pair);
+        split_pair(n, pair, x, up);
+      } else {
+        load_biased(dtype, n, row_at_mut(dtype, pre, i * width + h), b1, h, x);
+        if (unit->gated) load_biased(dtype, n, row_at_mut(dtype, pre, i * width + hidden + h), b3, h, up);
+      }
+      unit_values(unit, n, x, up);
+      if (unit->gated) {
         FOR_VECTORS(n) STORE(x, LOAD(x) * LOAD(up));
       }
       store_block(dtype, x, n, row_at_mut(dtype, act, i * hidden + h));
@@ -109,9 +151,16 @@ static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t ac
   }
 }
 
+static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
+  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
+  unit_forward(stream, dtype, &unit, rows, hidden, pre, b1, b3, act);
+}
+
 /* The blocks of one piece of a row on the way back. */
 typedef struct {
-  block_t x, up, d, slope, act;
+  block_t x, up, d, slope, up_slope, act;
+  pair_t pair;
 } backward_t;
 
 /* act = what forward stored, sums += d * act */
@@ -131,39 +180,87 @@ static void backward_act(int32_t dtype, int32_t gated, int64_t n, backward_t* b,
   }
 }
 
-static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
-                                void* act_w, float* dweight) {
-  if (dtype == SLUICE_DTYPE_F64) {
-    sluice_cpu_kernels_ref()->activation_backward(stream, dtype, activation, gated, rows, hidden, pre, dact, weight,
-                                                  dpre, act_w, dweight);
+/* x = f(x), slope = f'(x), up = v(up), up_slope = v'(up) */
+static void unit_values_and_slopes(const sluice_unit_t* unit, int64_t n, backward_t* b) {
+  if (unit->activation != SLUICE_ACTIVATION_SWIGLU) {
+    values_and_slopes(unit->activation, n, b->x, b->slope);
     return;
   }
-  int64_t width = gated ? 2 * hidden : hidden;
+  swiglu_t s = swiglu_of(unit);
+  FOR_VECTORS(n) {
+    vf value, slope, up, up_slope;
+    swiglu_both(s, LOAD(b->x), LOAD(b->up), &value, &slope, &up, &up_slope);
+    STORE(b->x, value);
+    STORE(b->slope, slope);
+    STORE(b->up, up);
+    STORE(b->up_slope, up_slope);
+  }
+}
+
+/* x = du, d = dx, from d = weight * dact */
+static void gated_gradients(const sluice_unit_t* unit, int64_t n, backward_t* b) {
+  FOR_VECTORS(n) {
+    vf d = LOAD(b->d), du = d * LOAD(b->x);
+    if (unit->activation == SLUICE_ACTIVATION_SWIGLU) du = du * LOAD(b->up_slope);
+    STORE(b->x, du);
+    STORE(b->d, d * LOAD(b->up) * LOAD(b->slope));
+  }
+}
+
+static void store_gradients(int32_t dtype, const sluice_unit_t* unit, int64_t n, int64_t hidden, backward_t* b,
+                            void* dpre, int64_t row, int64_t h) {
+  if (unit->gated == SLUICE_GATED_INTERLEAVED) {
+    join_pair(n, b->d, b->x, b->pair);
+    store_block(dtype, b->pair, 2 * n, row_at_mut(dtype, dpre, row + 2 * h));
+    return;
+  }
+  if (unit->gated) store_block(dtype, b->x, n, row_at_mut(dtype, dpre, row + hidden + h));
+  store_block(dtype, b->d, n, row_at_mut(dtype, dpre, row + h));
+}
+
+static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows,
+                          int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
+                          void* act_w, float* dweight) {
+  if (dtype == SLUICE_DTYPE_F64) {
+    sluice_cpu_kernels_ref()->unit_backward(stream, dtype, unit, rows, hidden, pre, dact, weight, dpre, act_w, dweight);
+    return;
+  }
+  int64_t width = unit->gated ? 2 * hidden : hidden;
   backward_t b;
   for (int64_t i = 0; i < rows; ++i) {
     vf w = vf_set1(weight[i]);
     partials_t sums = {{{0}}};
     for (int64_t h = 0; h < hidden; h += BLOCK) {
       int64_t n = hidden - h < BLOCK ? hidden - h : BLOCK, full = whole(n);
-      load_block(dtype, row_at(dtype, pre, i * width + h), n, b.x);
       load_block(dtype, row_at(dtype, dact, i * hidden + h), n, b.d);
-      if (gated) load_block(dtype, row_at(dtype, pre, i * width + hidden + h), n, b.up);
-      values_and_slopes(activation, full, b.x, b.slope);
-      backward_act(dtype, gated, full, &b, &sums);
+      if (unit->gated == SLUICE_GATED_INTERLEAVED) {
+        load_block(dtype, row_at(dtype, pre, i * width + 2 * h), 2 * n, b.pair);
+        split_pair(n, b.pair, b.x, b.up);
+      } else {
+        load_block(dtype, row_at(dtype, pre, i * width + h), n, b.x);
+        if (unit->gated) load_block(dtype, row_at(dtype, pre, i * width + hidden + h), n, b.up);
+      }
+      unit_values_and_slopes(unit, full, &b);
+      backward_act(dtype, unit->gated, full, &b, &sums);
       if (act_w != NULL) {
         FOR_VECTORS(n) STORE(b.act, w * LOAD(b.act));
         store_block(dtype, b.act, n, row_at_mut(dtype, act_w, i * hidden + h));
       }
       FOR_VECTORS(n) STORE(b.d, w * LOAD(b.d));
-      if (gated) {
-        FOR_VECTORS(n) STORE(b.x, LOAD(b.d) * LOAD(b.x));
-        store_block(dtype, b.x, n, row_at_mut(dtype, dpre, i * width + hidden + h));
-        FOR_VECTORS(n) STORE(b.d, LOAD(b.d) * LOAD(b.up));
+      if (unit->gated) {
+        gated_gradients(unit, n, &b);
+      } else {
+        FOR_VECTORS(n) STORE(b.d, LOAD(b.d) * LOAD(b.slope));
       }
-      FOR_VECTORS(n) STORE(b.d, LOAD(b.d) * LOAD(b.slope));
-      store_block(dtype, b.d, n, row_at_mut(dtype, dpre, i * width + h));
+      store_gradients(dtype, unit, n, hidden, &b, dpre, i * width, h);
     }
     dweight[i] = partials_fold(&sums);
   }
+}
+
+static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
+                                void* act_w, float* dweight) {
+  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
+  unit_backward(stream, dtype, &unit, rows, hidden, pre, dact, weight, dpre, act_w, dweight);
 }

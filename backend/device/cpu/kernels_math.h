@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "sluice/moe.h"
+#include "backend/device/kernels.h"
 
 #define SLUICE_SQRT_1_2       0.70710678118654752440 /* 1 / sqrt(2) */
 #define SLUICE_INV_SQRT_2PI   0.39894228040143267794 /* 1 / sqrt(2 pi) */
@@ -30,6 +30,7 @@ static inline double sluice_activation_value(int32_t activation, double x) {
     case SLUICE_ACTIVATION_GELU: return x * (0.5 * erfc(-x * SLUICE_SQRT_1_2));
     case SLUICE_ACTIVATION_GELU_TANH: return x * sluice_sigmoid(sluice_gelu_tanh_argument(x));
     case SLUICE_ACTIVATION_SILU: return x * sluice_sigmoid(x);
+    case SLUICE_ACTIVATION_RELU2: return x <= 0 ? 0 : x * x;
     default: return x;
   }
 }
@@ -49,8 +50,27 @@ static inline double sluice_activation_slope(int32_t activation, double x) {
       double s = sluice_sigmoid(x);
       return s + x * (s * (1 - s));
     }
+    case SLUICE_ACTIVATION_RELU2: return x <= 0 ? 0 : 2 * x;
     default: return 1;
   }
+}
+
+/* f(x), f'(x), v(u), v'(u) of a unit (kernels.h). */
+typedef struct {
+  double value, slope, up, up_slope;
+} sluice_unit_at_t;
+
+static inline sluice_unit_at_t sluice_unit_at(const sluice_unit_t* unit, double x, double u) {
+  double limit = unit->limit, alpha = unit->alpha;
+  if (unit->activation != SLUICE_ACTIVATION_SWIGLU) {
+    return (sluice_unit_at_t){sluice_activation_value(unit->activation, x),
+                              sluice_activation_slope(unit->activation, x), u, 1};
+  }
+  double g = x > limit ? limit : x; /* NaN stays NaN */
+  double s = sluice_sigmoid(alpha * g);
+  double clamped = u > limit ? limit : (u < -limit ? -limit : u);
+  return (sluice_unit_at_t){g * s, x > limit ? 0 : s + alpha * g * (s * (1 - s)), clamped + (double)unit->offset,
+                            fabs(u) > limit ? 0 : (isnan(u) ? u : 1)};
 }
 
 #endif /* SLUICE_BACKEND_DEVICE_CPU_KERNELS_MATH_H_ */

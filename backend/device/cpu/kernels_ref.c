@@ -151,49 +151,77 @@ static void sum_columns(sluice_stream_t stream, int32_t dtype, int64_t rows, int
 
 /* ---- activations ---------------------------------------------------------------------------------------------- */
 
-/* pre += bias, rounded; act = f(pre1), gated: f(pre1) * pre3 */
-static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
+/* Where x and u of a column lie in a row of pre. */
+typedef struct {
+  int64_t step, up;
+} places_t;
+
+static places_t places_of(const sluice_unit_t* unit, int64_t hidden) {
+  return unit->gated == SLUICE_GATED_INTERLEAVED ? (places_t){2, 1} : (places_t){1, hidden};
+}
+
+/* pre += bias, rounded; act = f(x), gated: f(x) v(u) */
+static void unit_forward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
+                         void* pre, const void* b1, const void* b3, void* act) {
   (void)stream;
-  int64_t width = gated ? 2 * hidden : hidden;
+  int64_t width = unit->gated ? 2 * hidden : hidden;
+  places_t at = places_of(unit, hidden);
+  const void* b_up = unit->gated == SLUICE_GATED_INTERLEAVED ? b1 : b3;
+  int64_t up_step = unit->gated == SLUICE_GATED_INTERLEAVED ? 2 : 1, up_first = up_step - 1;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t h = 0; h < hidden; ++h) {
-      int64_t at1 = i * width + h, at3 = at1 + hidden;
-      if (b1 != NULL) store(dtype, pre, at1, load(dtype, pre, at1) + load(dtype, b1, h));
-      if (gated && b3 != NULL) store(dtype, pre, at3, load(dtype, pre, at3) + load(dtype, b3, h));
-      double f = rounded(dtype, sluice_activation_value(activation, load(dtype, pre, at1)));
-      store(dtype, act, i * hidden + h, gated ? f * load(dtype, pre, at3) : f);
+      int64_t at1 = i * width + at.step * h, at3 = at1 + at.up;
+      if (b1 != NULL) store(dtype, pre, at1, load(dtype, pre, at1) + load(dtype, b1, at.step * h));
+      if (unit->gated && b_up != NULL) {
+        store(dtype, pre, at3, load(dtype, pre, at3) + load(dtype, b_up, up_first + up_step * h));
+      }
+      sluice_unit_at_t u = sluice_unit_at(unit, load(dtype, pre, at1), unit->gated ? load(dtype, pre, at3) : 1);
+      double f = rounded(dtype, u.value);
+      store(dtype, act, i * hidden + h, unit->gated ? f * rounded(dtype, u.up) : f);
     }
   }
 }
 
 /* With a = act as forward stored it:
- *   dpre1 = weight * dact * f'(pre1) [* pre3],   dpre3 = weight * dact * f(pre1)
- *   act_w = weight * a,                          dweight = sum over h of dact * a */
-static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
-                                void* act_w, float* dweight) {
+ *   dx = weight * dact * f'(x) [* v(u)],   du = weight * dact * f(x) * v'(u)
+ *   act_w = weight * a,                    dweight = sum over h of dact * a */
+static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows,
+                          int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
+                          void* act_w, float* dweight) {
   (void)stream;
-  int64_t width = gated ? 2 * hidden : hidden;
+  int64_t width = unit->gated ? 2 * hidden : hidden;
+  places_t at = places_of(unit, hidden);
   for (int64_t i = 0; i < rows; ++i) {
     double partial[PARTIALS] = {0};
     double w = weight[i];
     for (int64_t h = 0; h < hidden; ++h) {
-      int64_t at1 = i * width + h, at3 = at1 + hidden;
-      double x = load(dtype, pre, at1);
-      double up = gated ? load(dtype, pre, at3) : 1.0;
+      int64_t at1 = i * width + at.step * h, at3 = at1 + at.up;
+      sluice_unit_at_t u = sluice_unit_at(unit, load(dtype, pre, at1), unit->gated ? load(dtype, pre, at3) : 1);
       double d = load(dtype, dact, i * hidden + h);
-      double f = rounded(dtype, sluice_activation_value(activation, x));
-      double slope = rounded(dtype, sluice_activation_slope(activation, x));
+      double f = rounded(dtype, u.value), up = unit->gated ? rounded(dtype, u.up) : 1.0;
+      double slope = rounded(dtype, u.slope);
       double a = through(dtype, f * up);
       partial_add(dtype, partial, h, rounded(dtype, d * a));
       double wd = rounded(dtype, w * d);
       store(dtype, dpre, at1, rounded(dtype, wd * up) * slope);
-      if (gated) store(dtype, dpre, at3, wd * f);
+      if (unit->gated) store(dtype, dpre, at3, rounded(dtype, wd * f) * u.up_slope);
       if (act_w != NULL) store(dtype, act_w, i * hidden + h, w * a);
     }
     dweight[i] = (float)partial_fold(dtype, partial);
   }
+}
+
+static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
+  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
+  unit_forward(stream, dtype, &unit, rows, hidden, pre, b1, b3, act);
+}
+
+static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
+                                void* act_w, float* dweight) {
+  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
+  unit_backward(stream, dtype, &unit, rows, hidden, pre, dact, weight, dpre, act_w, dweight);
 }
 
 const sluice_kernels_t* sluice_cpu_kernels_ref(void) {
@@ -207,6 +235,8 @@ const sluice_kernels_t* sluice_cpu_kernels_ref(void) {
       .dot_rows = dot_rows,
       .sum_columns = sum_columns,
       .scale_rows = scale_rows,
+      .unit_forward = unit_forward,
+      .unit_backward = unit_backward,
   };
   return &kernels;
 }

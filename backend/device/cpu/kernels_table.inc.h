@@ -9,4 +9,6 @@ static const sluice_kernels_t table = {
     .dot_rows = dot_rows,
     .sum_columns = sum_columns,
     .scale_rows = scale_rows,
+    .unit_forward = unit_forward,
+    .unit_backward = unit_backward,
 };

@@ -154,3 +154,35 @@ INLINE void relu_both(vf x, vf* out_value, vf* out_slope) {
   *out_value = relu(x);
   *out_slope = vf_step(x);
 }
+
+/* max(x, 0)^2 */
+INLINE vf relu2(vf x) { return relu(x) * relu(x); }
+
+INLINE void relu2_both(vf x, vf* out_value, vf* out_slope) {
+  vf r = relu(x);
+  *out_value = r * r;
+  *out_slope = r + r;
+}
+
+/* SWIGLU of kernels.h. `inside` is 1 where a clamp lets a value through. */
+typedef struct {
+  vf alpha, limit, offset, held;
+} swiglu_t;
+
+INLINE sigmoid_t swiglu_parts(swiglu_t s, vf x) {
+  vf g = vf_min(s.limit, x);
+  vf v = s.alpha * g;
+  return times_sigmoid(g, vf_min(s.held, magnitude(g)), v, vf_fma(s.alpha, g, -v));
+}
+
+INLINE vf swiglu_gate(swiglu_t s, vf x) { return swiglu_parts(s, x).value; }
+INLINE vf swiglu_up(swiglu_t s, vf u) { return vf_max(-s.limit, vf_min(s.limit, u)) + s.offset; }
+
+INLINE void swiglu_both(swiglu_t s, vf x, vf u, vf* out_value, vf* out_slope, vf* out_up, vf* out_up_slope) {
+  sigmoid_t parts = swiglu_parts(s, x);
+  vf one = vf_set1(1);
+  *out_value = parts.value;
+  *out_slope = (one - vf_step(x - s.limit)) * vf_fma(s.alpha * vf_min(s.limit, x), parts.product, parts.sigmoid);
+  *out_up = swiglu_up(s, u);
+  *out_up_slope = (one - vf_step(u - s.limit)) * (one - vf_step(-s.limit - u));
+}

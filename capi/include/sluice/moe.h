@@ -6,7 +6,7 @@
  *
  * y[t] = sum over k of route_weight[t,k] * expert[id[t,k]](x[t]), summed in k order in f32 and rounded once.
  * expert(x)       = W2 act(W1 x + b1) + b2                     (gated = 0)
- * expert(x)       = W2 (act(W1 x + b1) * (W3 x + b3)) + b2     (gated = 1)
+ * expert(x)       = W2 (act(W1 x + b1) * (W3 x + b3)) + b2     (gated; SWIGLU: see sluice_moe_config_t)
  */
 #ifndef SLUICE_MOE_H_
 #define SLUICE_MOE_H_
@@ -27,7 +27,16 @@ enum {
   SLUICE_ACTIVATION_RELU = 1,
   SLUICE_ACTIVATION_GELU = 2,      /* x * Phi(x), by erf */
   SLUICE_ACTIVATION_GELU_TANH = 3, /* the tanh form */
-  SLUICE_ACTIVATION_SILU = 4
+  SLUICE_ACTIVATION_SILU = 4,
+  SLUICE_ACTIVATION_RELU2 = 5, /* max(x, 0)^2 */
+  SLUICE_ACTIVATION_SWIGLU = 6 /* gated only: act = g sigmoid(alpha g), g = min(W1 x + b1, limit), and in place of
+                                  W3 x + b3 = u stands max(-limit, min(u, limit)) + offset */
+};
+
+enum {
+  SLUICE_GATED_NO = 0,
+  SLUICE_GATED_HALVES = 1,     /* w1 and w3 are two matrices */
+  SLUICE_GATED_INTERLEAVED = 2 /* w1 [2H, M] and b1 [2H] hold rows of gate and up in turn; w3 and b3 are absent */
 };
 
 /* When weight gradients are computed. Same values up to the order of sums; bit-identical at equal n and mode. */
@@ -57,7 +66,7 @@ typedef struct sluice_moe_config_s {
   int32_t top_k;                   /* K in [1, E] */
   int32_t dtype;                   /* SLUICE_DTYPE_* of tokens and parameters */
   int32_t activation;              /* SLUICE_ACTIVATION_* */
-  int32_t gated;                   /* 0 or 1 */
+  int32_t gated;                   /* SLUICE_GATED_* */
   int32_t bias;                    /* 0 or 1 */
   int32_t num_chunks;              /* n >= 1, or 0: chosen by Sluice, the same on all ranks */
   int32_t wgrad_mode;              /* SLUICE_WGRAD_* */
@@ -67,6 +76,10 @@ typedef struct sluice_moe_config_s {
                                       Equal on all ranks. Local index = order among the experts of that rank. */
   int32_t restore_input;           /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _REDISPATCH, equal on all ranks */
   int32_t restore_middle;          /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _RECOMPUTE */
+  float swiglu_alpha;              /* SWIGLU: above 0; default 1 */
+  float swiglu_limit;              /* SWIGLU: above 0; default FLT_MAX, no clamp */
+  float swiglu_offset;             /* SWIGLU: default 0 */
+  int32_t reserved;
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);
@@ -84,11 +97,11 @@ SLUICE_EXPORT int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe);
  * One of the two strides of a matrix is 1; nothing is copied. Absent members are NULL. */
 typedef struct sluice_expert_tensors_s {
   size_t struct_size;        /* sizeof, set by the caller */
-  const sluice_tensor_t* w1; /* [H, M] */
-  const sluice_tensor_t* w3; /* [H, M], gated */
+  const sluice_tensor_t* w1; /* [H, M], interleaved [2H, M] */
+  const sluice_tensor_t* w3; /* [H, M], gated in halves */
   const sluice_tensor_t* w2; /* [M, H] */
-  const sluice_tensor_t* b1; /* [H], bias */
-  const sluice_tensor_t* b3; /* [H], gated and bias */
+  const sluice_tensor_t* b1; /* [H], bias; interleaved [2H] */
+  const sluice_tensor_t* b3; /* [H], gated in halves and bias */
   const sluice_tensor_t* b2; /* [M], bias */
 } sluice_expert_tensors_t;
 

@@ -483,6 +483,90 @@ static void Activations_ChunksAndInstructionSets_SameBits(void** state) {
   }
 }
 
+/* ---- units ---------------------------------------------------------------------------------------------------- */
+
+static const sluice_unit_t UNITS[] = {{SLUICE_ACTIVATION_RELU2, SLUICE_GATED_NO, 1, 1, 0},
+                                      {SLUICE_ACTIVATION_RELU2, SLUICE_GATED_HALVES, 1, 1, 0},
+                                      {SLUICE_ACTIVATION_SILU, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
+                                      {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_HALVES, 1.702f, 2.25f, 1},
+                                      {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 1.702f, 2.25f, 1},
+                                      {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 0.25f, 3.4e38f, 0}};
+enum { NUM_UNITS = sizeof UNITS / sizeof UNITS[0] };
+
+static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t hidden) {
+  for (int mode = 0; mode < 2 * NUM_UNITS; ++mode) {
+    const sluice_unit_t* unit = &UNITS[mode / 2];
+    int in_turn = unit->gated == SLUICE_GATED_INTERLEAVED, bias = mode % 2;
+    int64_t width = unit->gated ? 2 * hidden : hidden;
+    buffer_t pre = random_buffer(dtype, rows * width), b1 = random_buffer(dtype, in_turn ? 2 * hidden : hidden);
+    buffer_t b3 = random_buffer(dtype, hidden), dact = random_buffer(dtype, rows * hidden);
+    buffer_t w = random_buffer(SLUICE_DTYPE_F32, rows);
+    if (!bias) sprinkle(&pre); /* edges in forward only: a slope beside 60000 has terms of that size */
+    buffer_t pre2 = copy_of(&pre), act = buffer(dtype, rows * hidden), act2 = buffer(dtype, rows * hidden);
+    const void* p1 = bias ? b1.data : NULL;
+    const void* p3 = bias && unit->gated == SLUICE_GATED_HALVES ? b3.data : NULL;
+    ref->unit_forward(NULL, dtype, unit, rows, hidden, pre.data, p1, p3, act.data);
+    kernels->unit_forward(NULL, dtype, unit, rows, hidden, pre2.data, p1, p3, act2.data);
+    assert_same(&pre, &pre2, "unit_forward: pre");
+    assert_close(&act, &act2, 1, 1e-6, "unit_forward: act");
+    if (!bias) {
+      release(&pre), release(&pre2);
+      pre = random_buffer(dtype, rows * width), pre2 = copy_of(&pre);
+    }
+    buffer_t dpre = buffer(dtype, rows * width), act_w = buffer(dtype, rows * hidden),
+             dw = buffer(SLUICE_DTYPE_F32, rows);
+    buffer_t act_w2 = copy_of(&act_w), dw2 = copy_of(&dw);
+    ref->unit_backward(NULL, dtype, unit, rows, hidden, pre.data, dact.data, w.data, dpre.data, act_w.data, dw.data);
+    /* In place at once: dpre over pre, act_w over dact. */
+    kernels->unit_backward(NULL, dtype, unit, rows, hidden, pre2.data, dact.data, w.data, pre2.data, dact.data,
+                           dw2.data);
+    /* Values below 6 + 6 with their biases: the terms of a slope are below 12 * 12 * 3 * 3. */
+    assert_close(&dpre, &pre2, 1, 12 * 12 * 3 * 3 * 0.5, "unit_backward: dpre");
+    assert_close(&act_w, &dact, 2, 1e-6, "unit_backward: act_w");
+    release(&pre), release(&pre2), release(&b1), release(&b3), release(&dact), release(&w), release(&act);
+    release(&act2), release(&dpre), release(&act_w), release(&dw), release(&act_w2), release(&dw2);
+  }
+}
+
+static void Unit_EveryKind_CloseToPlain(void** state) {
+  (void)state;
+  sweep_over(unit_case, 1);
+}
+
+/* The same numbers in halves and in turn: the same bits, however wide the blocks are. */
+static void Unit_InterleavedAndHalves_SameBits(void** state) {
+  (void)state;
+  enum { R = 3, H = 1100 };
+  const sluice_kernels_t* kernels = sluice_cpu_kernels();
+  sluice_unit_t halves = UNITS[3], in_turn = UNITS[4];
+  buffer_t pre = random_buffer(SLUICE_DTYPE_F32, R * 2 * H), dact = random_buffer(SLUICE_DTYPE_F32, R * H);
+  buffer_t w = random_buffer(SLUICE_DTYPE_F32, R), mixed = buffer(SLUICE_DTYPE_F32, R * 2 * H);
+  buffer_t act = buffer(SLUICE_DTYPE_F32, R * H), act2 = copy_of(&act), d = copy_of(&mixed), d2 = copy_of(&mixed);
+  buffer_t back = copy_of(&mixed), dw = buffer(SLUICE_DTYPE_F32, R), dw2 = copy_of(&dw);
+  const float* p = pre.data;
+  float* m = mixed.data;
+  for (int64_t i = 0; i < R * H; ++i) {
+    int64_t r = i / H, h = i % H;
+    m[r * 2 * H + 2 * h] = p[r * 2 * H + h], m[r * 2 * H + 2 * h + 1] = p[r * 2 * H + H + h];
+  }
+  kernels->unit_forward(NULL, SLUICE_DTYPE_F32, &halves, R, H, pre.data, NULL, NULL, act.data);
+  kernels->unit_forward(NULL, SLUICE_DTYPE_F32, &in_turn, R, H, mixed.data, NULL, NULL, act2.data);
+  assert_same(&act, &act2, "unit_forward in turn");
+  kernels->unit_backward(NULL, SLUICE_DTYPE_F32, &halves, R, H, pre.data, dact.data, w.data, d.data, act.data, dw.data);
+  kernels->unit_backward(NULL, SLUICE_DTYPE_F32, &in_turn, R, H, mixed.data, dact.data, w.data, d2.data, act2.data,
+                         dw2.data);
+  for (int64_t i = 0; i < R * H; ++i) {
+    int64_t r = i / H, h = i % H;
+    ((float*)back.data)[r * 2 * H + h] = ((float*)d2.data)[r * 2 * H + 2 * h];
+    ((float*)back.data)[r * 2 * H + H + h] = ((float*)d2.data)[r * 2 * H + 2 * h + 1];
+  }
+  assert_same(&d, &back, "unit_backward in turn: dpre");
+  assert_same(&act, &act2, "unit_backward in turn: act_w");
+  assert_same(&dw, &dw2, "unit_backward in turn: dweight");
+  release(&pre), release(&dact), release(&w), release(&mixed), release(&act), release(&act2), release(&d);
+  release(&d2), release(&back), release(&dw), release(&dw2);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(GatherRows_EveryDtypeAndWidth_CopiesTheRows),
@@ -498,6 +582,8 @@ int main(void) {
       cmocka_unit_test(ActivationBackward_EveryKind_CloseToPlain),
       cmocka_unit_test(ActivationBackward_RecomputedAct_IsForwardsToTheBit),
       cmocka_unit_test(Activations_ChunksAndInstructionSets_SameBits),
+      cmocka_unit_test(Unit_EveryKind_CloseToPlain),
+      cmocka_unit_test(Unit_InterleavedAndHalves_SameBits),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,8 @@
 /* Sluice's own products: blocks of both operands are packed as f32, then tiles of C are summed from them.
  *
- *   for each block of rows (A packed: at most A_BYTES, stays in the second-level cache)
+ *   for each block of rows (A packed: stays in a cache)
  *     for each block of depth
- *       for each block of columns (B packed: at most B_BYTES)
+ *       for each block of columns (B packed)
  *         for each tile: C += A * B, while the next block of B is prefetched from memory
  *
  * A stock library packs for thousands of rows. Here an expert has dozens, so a weight is used few times once it has
@@ -23,16 +23,23 @@
 #include "backend/gemm/native/native_kernels.h"
 #include "backend/gemm/native/native_pool.h"
 
-/* Of one block of A, of B, and of the sums that wait: what a thread needs, all told, is at most
- * SLUICE_GEMM_THREAD_BYTES (the sums of one block of C may take a MiB). */
-#define A_BYTES ((int64_t)512 << 10)
-#define B_BYTES ((int64_t)128 << 10)
+/* How blocks are chosen, found by measuring. B comes from memory and is read in long runs: where it lies along k, a
+ * page of each row at a time; else some rows of many columns. With few rows it is packed once and used at once, panel
+ * by panel; with many, a wide block of it stays in the cache while tiles of A pass. A weight gradient (A along its
+ * rows) writes more than it reads: few visits to C. All told a thread needs at most SLUICE_GEMM_THREAD_BYTES. */
+typedef struct recipe_s {
+  int64_t depth;
+  int64_t a_bytes, b_bytes; /* of one block */
+  int by_rows;              /* 1: runs of C's rows one after the other; 0: a panel of B is used up first */
+} recipe_t;
+static const recipe_t along_few = {1024, 512 << 10, 128 << 10, 0};
+static const recipe_t along_many = {512, 768 << 10, 256 << 10, 1};
+static const recipe_t across_few = {128, 512 << 10, 128 << 10, 1};
+static const recipe_t across_many = {256, 768 << 10, 256 << 10, 1};
+static const recipe_t gradient = {512, 512 << 10, 128 << 10, 1};
+enum { MANY_ROWS = 128 };
+/* Of the sums that wait; those of one block of C always fit. */
 #define S_BYTES ((int64_t)512 << 10)
-/* Of a block. B comes from memory, so it is read in long runs: a page of each row where it lies along k, else some rows
- * of many columns. A weight gradient (A along its rows) writes more than it reads: few visits to C. */
-#define DEPTH_ALONG    ((int64_t)1024)
-#define DEPTH_ACROSS   ((int64_t)128)
-#define DEPTH_GRADIENT ((int64_t)512)
 /* A thread is not started for less: multiply-adds, which take it about 5 microseconds. */
 #define THREAD_WORK ((double)(1 << 18))
 
@@ -55,7 +62,8 @@ static int64_t round_up(int64_t x, int64_t unit) { return pieces(x, unit) * unit
 typedef struct blocks_s {
   int64_t rows, depth, cols; /* of a block; multiples of nothing, GROUP, width */
   int64_t stripe;            /* columns that are finished over the whole of k before the next ones are begun */
-  int sums;                  /* 1: sums of several blocks of depth wait in f32 beside C */
+  int by_rows;
+  int sums; /* 1: sums of several blocks of depth wait in f32 beside C */
 } blocks_t;
 
 typedef struct work_s {
@@ -76,12 +84,15 @@ static int64_t tile_rows(const sluice_native_kernels_t* kernels, int64_t rows, i
 
 static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_form_t* f, int32_t dtype_c) {
   blocks_t b;
-  const int64_t deepest = f->trans_b ? DEPTH_ALONG : f->trans_a ? DEPTH_GRADIENT : DEPTH_ACROSS;
-  b.depth = round_up(pieces(f->k, pieces(f->k, deepest)), GROUP);
-  int64_t most = A_BYTES / (int64_t)sizeof(float) / b.depth;
-  b.rows = pieces(f->m, pieces(f->m, most));
-  b.cols = larger(B_BYTES / (int64_t)sizeof(float) / b.depth / kernels->width, 1) * kernels->width;
+  const recipe_t* recipe = f->m > MANY_ROWS ? &across_many : &across_few;
+  if (f->trans_a) recipe = &gradient;
+  if (f->trans_b) recipe = f->m > MANY_ROWS ? &along_many : &along_few;
+  const int64_t each = (int64_t)sizeof(float);
+  b.depth = round_up(pieces(f->k, pieces(f->k, recipe->depth)), GROUP);
+  b.rows = pieces(f->m, pieces(f->m, recipe->a_bytes / each / b.depth));
+  b.cols = larger(recipe->b_bytes / each / b.depth / kernels->width, 1) * kernels->width;
   b.cols = smaller(b.cols, round_up(f->n, kernels->width));
+  b.by_rows = recipe->by_rows;
   b.sums = dtype_c != SLUICE_DTYPE_F32 && b.depth < f->k;
   b.stripe = f->n;
   if (b.sums) b.stripe = larger(S_BYTES / (int64_t)sizeof(float) / b.rows / b.cols, 1) * b.cols;
@@ -158,9 +169,7 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   char* c = (char*)f->c + (p->i0 * f->ldc + p->j0) * bytes_c;
   float* sums = w->sums + (p->j0 - p->stripe0);
   sluice_native_tile_t t = {.depth = p->depth};
-  /* Where the block is shallow, runs of C's rows are written one after the other; else a panel of B is used up first.
-   */
-  const int by_rows = !f->trans_b || f->k <= 256;
+  const int by_rows = blocks->by_rows;
   int64_t i = 0;
   int64_t a_at = 0;
   for (int64_t outer = 0; outer < (by_rows ? num_tiles : num_panels); ++outer) {

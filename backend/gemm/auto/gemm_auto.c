@@ -22,16 +22,18 @@
 #include "backend/gemm/onednn/gemm_onednn.h"
 
 enum { NATIVE, BLAS, ONEDNN, HOST, REF, NUM_KINDS };
-enum { NUM_DTYPES = 3, NUM_LAYOUTS = 4, NUM_M = 5, NUM_NK = 3 };
-enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_M * NUM_NK * 2 };
+enum { NUM_DTYPES = 3, NUM_LAYOUTS = 4, NUM_ROWS = 9, NUM_NK = 3 };
+enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_ROWS * NUM_NK * 2 };
 
-/* Measuring one class: at most this much arithmetic per run (about 0.6 ms at 100 GFLOP/s), this many bytes of operands
- * and, shared by the candidates, this much time. */
-#define MEASURE_FLOP  (64.0 * 1024 * 1024)
+/* Measuring one class: at most this much arithmetic per run (about 2 ms at 130 GFLOP/s), this many bytes of operands
+ * and about this much time after a first round, which may also start threads and make code. */
+#define MEASURE_FLOP  (256.0 * 1024 * 1024)
 #define MEASURE_BYTES (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
-#define MEASURE_NS    ((uint64_t)16 * 1000 * 1000)
-/* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose. */
-#define MEASURE_MARGIN 1.1
+#define MEASURE_NS    ((uint64_t)32 * 1000 * 1000)
+enum { MEASURE_ROUNDS = 8 };
+/* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose, and "native" gives
+ * the same bits for every n. */
+#define MEASURE_MARGIN 1.05
 /* Where some library is already in use, another counts as slower by this: its idle threads spin on the same cores.
  * "native" has no threads of its own. */
 #define MEASURE_NEWCOMER 1.25
@@ -104,37 +106,45 @@ static int classify(const sluice_product_list_t* list, sluice_gemm_class_t* out)
     default: return 0;
   }
   const sluice_product_t* largest = NULL;
-  int64_t rows = 0;
+  int64_t rows = 0; /* of an expert: m, or k in a weight gradient */
+  int64_t depths = 0;
   int64_t busy = 0;
   for (int64_t i = 0; i < list->count; ++i) {
     const sluice_product_t* p = &list->products[i];
     if (volume(p) == 0) continue;
     rows += p->m;
+    depths += p->k;
     ++busy;
     if (largest == NULL || volume(p) > volume(largest)) largest = p;
   }
   if (largest == NULL || !sluice_gemm_form(largest, &out->form)) return 0;
 
-  static const int64_t m_limits[NUM_M - 1] = {16, 64, 256, 1024};
+  static const int64_t row_limits[NUM_ROWS - 1] = {4, 12, 24, 48, 96, 192, 384, 768};
   static const double nk_limits[NUM_NK - 1] = {1 << 18, 1 << 21};
   static const char* const layouts[NUM_LAYOUTS] = {"NN", "NT", "TN", "TT"};
   int layout = out->form.trans_a * 2 + out->form.trans_b;
   int mixed = list->dtype_c != list->dtype_ab;
-  int m_class = 0;
-  while (m_class < NUM_M - 1 && rows / busy > m_limits[m_class]) ++m_class;
+  int row_class = 0;
+  rows = (out->form.trans_a ? depths : rows) / busy;
+  while (row_class < NUM_ROWS - 1 && rows > row_limits[row_class]) ++row_class;
   int nk_class = 0;
-  while (nk_class < NUM_NK - 1 && (double)largest->n * (double)largest->k > nk_limits[nk_class]) ++nk_class;
+  const double weights = (double)out->form.n * (double)(out->form.trans_a ? out->form.m : out->form.k);
+  while (nk_class < NUM_NK - 1 && weights > nk_limits[nk_class]) ++nk_class;
 
   out->id = dtype;
   out->id = out->id * 2 + mixed;
   out->id = out->id * NUM_LAYOUTS + layout;
-  out->id = out->id * NUM_M + m_class;
+  out->id = out->id * NUM_ROWS + row_class;
   out->id = out->id * NUM_NK + nk_class;
   out->id = out->id * 2 + (list->beta != 0.0f);
-  static const char* const m_texts[NUM_M] = {"m <= 16", "m <= 64", "m <= 256", "m <= 1024", "m > 1024"};
   static const char* const nk_texts[NUM_NK] = {"nk <= 2^18", "nk <= 2^21", "nk > 2^21"};
-  snprintf(out->text, sizeof out->text, "%s -> %s %s, %s, %s, beta %d", sluice_dtype_name(list->dtype_ab),
-           sluice_dtype_name(list->dtype_c), layouts[layout], m_texts[m_class], nk_texts[nk_class], (int)list->beta);
+  int last = row_class == NUM_ROWS - 1;
+  snprintf(out->text, sizeof out->text, "%s -> %s %s, rows %s %lld, %s, beta %d", sluice_dtype_name(list->dtype_ab),
+           sluice_dtype_name(list->dtype_c), layouts[layout],
+           last ? ">" : "<=", (long long)row_limits[last ? row_class - 1 : row_class], nk_texts[nk_class],
+           (int)list->beta);
+  /* Measured with the rows of an expert of average size, not of the largest. */
+  if (out->form.m == largest->m) *(out->form.trans_a ? &out->form.k : &out->form.m) = rows;
   return 1;
 }
 
@@ -186,30 +196,41 @@ static uint64_t scratch_bytes(const sluice_product_t* p, const sluice_product_li
          sluice_align_up((uint64_t)(p->m * p->n) * sluice_dtype_bytes(list->dtype_c));
 }
 
-/* The shortest of several runs that together take about `share`, or UINT64_MAX when this one fails or declines. The
- * first, which may also start threads and make code, is not counted. NO_MEMORY is passed on: it says nothing about the
- * candidate. */
-static sluice_status_t best_time(sluice_gemm_auto_t* chooser, int kind, const sluice_product_list_t* list,
-                                 uint64_t share, uint64_t* out_best) {
+/* One run, its time into out_ns; UINT64_MAX when this one fails or declines. NO_MEMORY is passed on: it says nothing
+ * about the candidate. */
+static sluice_status_t time_run(sluice_gemm_auto_t* chooser, int kind, const sluice_product_list_t* list,
+                                uint64_t* out_ns) {
   sluice_gemm_t* gemm = chooser->kinds[kind];
-  uint64_t spent = 0;
-  *out_best = UINT64_MAX;
-  for (int i = 0; i <= 8 && (i <= 1 || spent + *out_best < share); ++i) {
-    uint64_t begin = sluice_now_ns();
-    sluice_status_t status = SLUICE_OK;
-    if (kind != HOST) {
-      status = gemm->vtable->run(gemm, list);
-    } else if (sluice_gemm_host_call(gemm, list, 0) != 0) {
-      status = SLUICE_E_UNSUPPORTED;
+  uint64_t begin = sluice_now_ns();
+  sluice_status_t status = SLUICE_OK;
+  if (kind != HOST) {
+    status = gemm->vtable->run(gemm, list);
+  } else if (sluice_gemm_host_call(gemm, list, 0) != 0) {
+    status = SLUICE_E_UNSUPPORTED;
+  }
+  *out_ns = status == SLUICE_OK ? sluice_now_ns() - begin : UINT64_MAX;
+  return status == SLUICE_E_NO_MEMORY ? status : SLUICE_OK;
+}
+
+/* The shortest run of each kind that is not UINT64_MAX in `times`. They take turns, so that a disturbance of the
+ * machine meets them alike; the first round, which may also start threads and make code, does not count. A kind that is
+ * slower by a factor leaves early. */
+static sluice_status_t time_kinds(sluice_gemm_auto_t* chooser, const sluice_product_list_t* list, uint64_t* times) {
+  uint64_t begin = sluice_now_ns();
+  for (int round = 0; round <= MEASURE_ROUNDS; ++round) {
+    uint64_t fastest = UINT64_MAX;
+    for (int kind = 0; kind < REF; ++kind) {
+      if (times[kind] == UINT64_MAX) continue;
+      if (times[kind] < fastest) fastest = times[kind];
     }
-    if (status != SLUICE_OK) {
-      *out_best = UINT64_MAX;
-      return status == SLUICE_E_NO_MEMORY ? status : SLUICE_OK;
+    for (int kind = 0; kind < REF; ++kind) {
+      if (times[kind] == UINT64_MAX || (round > 1 && times[kind] / 2 > fastest)) continue;
+      uint64_t ns;
+      SLUICE_TRY(time_run(chooser, kind, list, &ns));
+      if (ns == UINT64_MAX || round <= 1 || ns < times[kind]) times[kind] = ns;
     }
-    uint64_t ns = sluice_now_ns() - begin;
-    if (i == 0) continue;
-    spent += ns;
-    if (ns < *out_best) *out_best = ns;
+    if (round == 0) begin = sluice_now_ns();
+    if (round > 0 && sluice_now_ns() - begin > MEASURE_NS) break;
   }
   return SLUICE_OK;
 }
@@ -277,21 +298,15 @@ static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product
   one.count = 1;
 
   uint64_t times[NUM_KINDS];
-  int candidates = 0;
   for (int kind = 0; kind < NUM_KINDS; ++kind) {
     sluice_gemm_t* gemm = chooser->kinds[kind];
-    times[kind] = UINT64_MAX;
-    if (kind != REF && gemm != NULL && gemm->vtable->supports(gemm, &one)) {
-      times[kind] = 0;
-      ++candidates;
-    }
+    int takes = kind != REF && gemm != NULL && gemm->vtable->supports(gemm, &one);
+    times[kind] = takes ? 0 : UINT64_MAX;
   }
+  sluice_status_t status = time_kinds(chooser, &one, times);
   char text[256] = "ref: nothing else takes it";
   int length = 0;
-  sluice_status_t status = SLUICE_OK;
-  for (int kind = 0; kind < REF && status == SLUICE_OK; ++kind) {
-    if (times[kind] != 0) continue;
-    status = best_time(chooser, kind, &one, MEASURE_NS / (uint64_t)candidates, &times[kind]);
+  for (int kind = 0; kind < REF; ++kind) {
     if (times[kind] == UINT64_MAX || length >= (int)sizeof text) continue;
     length += snprintf(text + length, sizeof text - (size_t)length, "%s%s %.1f", length == 0 ? "" : ", ",
                        chooser->kinds[kind]->name, 2 * volume(&p) / (double)(times[kind] == 0 ? 1 : times[kind]));

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -144,3 +145,15 @@ def test_Bindings_AreShort(path):
         lines = file.read().splitlines()
     assert len(lines) <= 150
     assert max(map(len, lines)) <= 150, "short by lines, not by long ones"
+
+
+def test_TransformersTrainer_OneConfigValue_LearnsAsStockDoes():
+    """Every loss of a short training: rounding has no time to grow."""
+    pytest.importorskip("transformers", reason="./test installs it")
+    script = os.path.join(HERE, "transformers_lm", "train.py")
+    command = [sys.executable, script, "--steps", "30", "--experts"]
+    texts = [run([*command, name]) for name in ("sluice", "grouped_mm")]
+    assert "MixtralExperts runs on Sluice, fused in C" in texts[0] and "on Sluice" not in texts[1]
+    found, wanted = (losses(text) for text in texts)
+    assert len(found) == 3 and found[-1] < 0.9 * found[0]
+    assert found == pytest.approx(wanted, rel=2e-3)

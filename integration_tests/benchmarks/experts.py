@@ -1,0 +1,344 @@
+"""transformers' experts blocks: Sluice beside grouped_mm (and eager), in turns, with the roofline of the same run.
+
+    .venv/bin/python -m integration_tests.benchmarks.experts [--shapes mixtral qwen3 deepseek] [--tokens 256 1024]
+        [--dtypes float32 bfloat16] [--threads 1 2] [--rounds 5] [--eager] [--smoke]
+
+Per cell: forward and backward seconds (medians), speedups over neighbouring pairs, peak memory of a backward over what
+is resident, saved bytes, and decoding (T = 1, 2, 4, 8 without gradients). The roofline is the larger of two times
+measured between the rounds: plain dense products of the same flops; and bytes (weights read twice, gradients written
+once, rows) over the copy bandwidth of the same threads. Gradients are fresh in each step, as with
+zero_grad(set_to_none=True), so a second roofline charges their bytes at the measured rate of fresh pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import sluice
+import torch
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+from integration_tests.benchmarks.machine import machine, versions
+from integration_tests.benchmarks.stats import pair_ratios, quartiles
+
+RECORDS = Path(__file__).parent / "records"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """M, H, E, K of a model's experts."""
+
+    model: int
+    hidden: int
+    experts: int
+    top_k: int
+
+
+SHAPES = {
+    "mixtral": Shape(1024, 3584, 8, 2),
+    "qwen3": Shape(2048, 768, 128, 8),
+    "deepseek": Shape(1024, 512, 64, 6),
+    "smoke": Shape(64, 32, 8, 2),
+}
+
+
+@dataclass
+class Rows:
+    """Inputs of a call and the output's gradient."""
+
+    tokens: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    grad: torch.Tensor
+
+
+def make_module(shape: Shape, dtype: torch.dtype) -> Any:
+    """Gated SiLU experts as transformers stores them."""
+    config = SimpleNamespace(
+        num_experts=shape.experts,
+        hidden_size=shape.model,
+        moe_intermediate_size=shape.hidden,
+        hidden_act="silu",
+        _experts_implementation="sluice",
+    )
+    torch.manual_seed(0)
+    module = Qwen3MoeExperts(config)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return module.to(dtype)
+
+
+def make_rows(shape: Shape, tokens: int, dtype: torch.dtype) -> Rows:
+    """Skewed routing: expert e is wanted in proportion to 1 / (e + 8)."""
+    gen = torch.Generator().manual_seed(1)
+    share = 1.0 / (torch.arange(shape.experts) + 8.0)
+    ids = torch.multinomial(share.repeat(tokens, 1), shape.top_k, generator=gen)
+    return Rows(
+        torch.randn(tokens, shape.model, generator=gen).to(dtype),
+        ids,
+        torch.softmax(torch.randn(tokens, shape.top_k, generator=gen), -1),
+        torch.randn(tokens, shape.model, generator=gen).to(dtype),
+    )
+
+
+def _seconds(action: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = action()
+    return time.perf_counter() - start, result
+
+
+def step(module: Any, name: str, rows: Rows) -> tuple[float, float]:
+    """(forward, backward) seconds of one step with fresh gradients."""
+    module.config._experts_implementation = name
+    module.zero_grad(set_to_none=True)
+    tokens, weights = rows.tokens.detach().requires_grad_(), rows.weights.detach().requires_grad_()
+    forward, out = _seconds(lambda: module(tokens, rows.ids, weights))
+    backward, _ = _seconds(lambda: out.backward(rows.grad))
+    return forward, backward
+
+
+# ---- the roofline ----
+
+
+class Dense:
+    """Six dense products with the flops of the block: as fast as products get here."""
+
+    def __init__(self, shape: Shape, tokens: int, dtype: torch.dtype) -> None:
+        rows = tokens * shape.top_k
+        self.x, self.dy = (torch.randn(rows, shape.model).to(dtype) for _ in range(2))
+        self.act, self.dpre = torch.randn(rows, shape.hidden).to(dtype), torch.randn(rows, 2 * shape.hidden).to(dtype)
+        self.up = torch.randn(2 * shape.hidden, shape.model).to(dtype)
+        self.down = torch.randn(shape.model, shape.hidden).to(dtype)
+
+    def forward(self) -> None:
+        """Two products."""
+        torch.mm(self.x, self.up.t())
+        torch.mm(self.act, self.down.t())
+
+    def backward(self) -> None:
+        """Four products."""
+        torch.mm(self.dy, self.down)
+        torch.mm(self.dpre, self.up)
+        torch.mm(self.dy.t(), self.act)
+        torch.mm(self.dpre.t(), self.x)
+
+
+def copy_bandwidth(megabytes: int = 256) -> float:
+    """Bytes read plus bytes written per second, of a large copy by the threads of this run."""
+    source, target = (torch.ones(megabytes << 18) for _ in range(2))
+    target.copy_(source)
+    return 2 * source.nbytes / min(_seconds(lambda: target.copy_(source))[0] for _ in range(3))
+
+
+def fresh_page_rate(megabytes: int = 256) -> float:
+    """Bytes per second of writing memory that has just come from the system."""
+    return (megabytes << 20) / min(_seconds(lambda: torch.ones(megabytes << 18))[0] for _ in range(3))
+
+
+def traffic(shape: Shape, tokens: int, module: Any, rows: Rows) -> dict[str, int]:
+    """Bytes of (forward, backward) that no implementation can avoid: only experts with rows are read."""
+    element = module.down_proj.element_size()
+    per_expert = 3 * shape.model * shape.hidden * element
+    read = per_expert * len(rows.ids.unique())
+    line = tokens * shape.top_k * element
+    return {
+        "forward": read + line * (2 * shape.model + 3 * shape.hidden),
+        "backward": read + line * (4 * shape.model + 6 * shape.hidden),
+        "gradients": per_expert * shape.experts,
+    }
+
+
+# ---- memory ----
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) << 10
+    raise LookupError(name)
+
+
+def backward_peak(module: Any, name: str, rows: Rows, keep_grads: bool) -> dict[str, float]:
+    """The highest resident size of a backward over that before it, in units of all parameter gradients; saved bytes."""
+    module.config._experts_implementation = name
+    if not keep_grads:
+        module.zero_grad(set_to_none=True)
+    saved: dict[int, int] = {}
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tokens, weights = rows.tokens.detach().requires_grad_(), rows.weights.detach().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = module(tokens, rows.ids, weights)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = _status("VmRSS")
+    out.backward(rows.grad)
+    gradients = sum(parameter.nbytes for parameter in module.parameters())
+    return {"peak_over_gradients": (_status("VmHWM") - before) / gradients, "saved_mib": sum(saved.values()) / 2**20}
+
+
+# ---- decoding ----
+
+
+def decode(shape: Shape, dtype: torch.dtype, names: list[str], rounds: int) -> dict[str, Any]:
+    """Microseconds per call without gradients, beside a loop of torch.mm over the hit experts.
+
+    `overhead_us`: the call at widths of 16, where products take next to nothing.
+    """
+    small = Shape(16, 16, shape.experts, shape.top_k)
+    found: dict[str, Any] = {}
+    with torch.no_grad():
+        for tokens in (1, 2, 4, 8):
+            cell: dict[str, Any] = {}
+            for key, size in (("call_us", shape), ("overhead_us", small)):
+                module, rows = make_module(size, dtype), make_rows(size, tokens, dtype)
+                for name in names:
+                    module.config._experts_implementation = name
+                    call = functools.partial(module, rows.tokens, rows.ids, rows.weights)
+                    cell.setdefault(name, {})[key] = _micro(call, rounds)
+                if key == "call_us":
+                    cell["products_us"] = _micro(functools.partial(_products, module, rows), rounds)
+            found[str(tokens)] = cell
+    return found
+
+
+def _products(module: Any, rows: Rows) -> None:
+    for expert in rows.ids.unique().tolist():
+        x = rows.tokens[(rows.ids == expert).any(-1)]
+        pre = torch.mm(x, module.gate_up_proj[expert].t())
+        torch.mm(pre[:, : pre.shape[1] // 2], module.down_proj[expert].t())
+
+
+def _micro(action: Callable[[], Any], rounds: int) -> float:
+    """The median of the fastest quarter: what a call takes when nobody interrupts it."""
+    for _ in range(5):
+        action()
+    times = sorted(_seconds(action)[0] for _ in range(40 * rounds))
+    return statistics.median(times[: max(1, len(times) // 4)]) * 1e6
+
+
+# ---- one cell ----
+
+
+def run_cell(name: str, shape: Shape, tokens: int, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one shape, number of tokens, dtype; the number of threads is set already."""
+    module, rows, dense = make_module(shape, dtype), make_rows(shape, tokens, dtype), Dense(shape, tokens, dtype)
+    names = ["sluice", "grouped_mm", *(["eager"] if options.eager else [])]
+    times: dict[str, dict[str, list[float]]] = {
+        side: {"forward": [], "backward": []} for side in (*names, "dense", "roofline_bytes")
+    }
+    pages = []
+    for number in range(options.rounds + 1):
+        bandwidth, page_rate = copy_bandwidth(options.copy_mb), fresh_page_rate(options.copy_mb)
+        sides = {side: step(module, side, rows) for side in names}
+        sides["dense"] = (_seconds(dense.forward)[0], _seconds(dense.backward)[0])
+        moved = traffic(shape, tokens, module, rows)
+        sides["roofline_bytes"] = (
+            moved["forward"] / bandwidth,
+            (moved["backward"] + moved["gradients"]) / bandwidth,
+        )
+        if number == 0:  # warm-up: pages, plans, choices of products
+            continue
+        pages.append(max(0.0, moved["gradients"] / page_rate - moved["gradients"] / bandwidth))
+        for side, (forward, backward) in sides.items():
+            times[side]["forward"].append(forward)
+            times[side]["backward"].append(backward)
+    total = {side: [a + b for a, b in zip(t["forward"], t["backward"])] for side, t in times.items()}
+    roofline = [max(a, b) for a, b in zip(total["dense"], total["roofline_bytes"])]
+    fresh = [a + b for a, b in zip(roofline, pages)]
+    record: dict[str, Any] = {
+        "shape": name,
+        "tokens": tokens,
+        "dtype": str(dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "seconds": {side: {half: quartiles(values) for half, values in t.items()} for side, t in times.items()},
+        "roofline_s": quartiles(roofline),
+        "roofline_with_fresh_pages_s": quartiles(fresh),
+        "of_roofline": {side: pair_ratios(roofline, total[side]) for side in names},
+        "of_roofline_with_fresh_pages": {side: pair_ratios(fresh, total[side]) for side in names},
+        "speedup_over": {side: pair_ratios(total[side], total["sluice"]) for side in names[1:]},
+        "memory": {},
+    }
+    for side in names:
+        record["memory"][side] = {
+            "grad_none": backward_peak(module, side, rows, False),
+            "grad_kept": backward_peak(module, side, rows, True),
+        }
+    record["sluice_stats"] = {
+        key: value for key, value in sluice.stats(module).items() if isinstance(value, (int, str))
+    }
+    return record
+
+
+def show(record: dict[str, Any]) -> None:
+    """One line per cell."""
+    ours, memory = record["of_roofline"]["sluice"]["median"], record["memory"]
+    fresh = record["of_roofline_with_fresh_pages"]["sluice"]["median"]
+    print(
+        f"{record['shape']:>9} T {record['tokens']:<5} {record['dtype']:<9} {record['threads']} threads: "
+        f"{ours:.2f} of the roofline ({fresh:.2f} with fresh pages), "
+        f"grouped_mm {record['of_roofline']['grouped_mm']['median']:.2f}; "
+        f"{record['speedup_over']['grouped_mm']['median']:.2f} x grouped_mm; backward peak / gradients "
+        f"{memory['sluice']['grad_none']['peak_over_gradients']:.2f} and "
+        f"{memory['sluice']['grad_kept']['peak_over_gradients']:.2f} with .grad kept; saved "
+        f"{memory['sluice']['grad_none']['saved_mib']:.0f} of {memory['grouped_mm']['grad_none']['saved_mib']:.0f} MiB",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=["mixtral", "qwen3", "deepseek"], choices=SHAPES)
+    parser.add_argument("--tokens", nargs="+", type=int, default=[256, 1024])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--copy-mb", type=int, default=256)
+    parser.add_argument("--eager", action="store_true", help="also transformers' eager loop: slow")
+    parser.add_argument("--no-decode", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape, to see that everything runs")
+    parser.add_argument("--record", type=Path, default=RECORDS / "experts.json")
+    options = parser.parse_args()
+    if options.smoke:
+        options.shapes, options.tokens, options.rounds, options.copy_mb = ["smoke"], [64], 2, 8
+    found: dict[str, Any] = {"machine": machine(), "versions": versions(), "seed": 1, "cells": [], "decode": {}}
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        for name in options.shapes:
+            for dtype in (getattr(torch, word) for word in options.dtypes):
+                for tokens in options.tokens:
+                    record = run_cell(name, copy.copy(SHAPES[name]), tokens, dtype, options)
+                    show(record)
+                    found["cells"].append(record)
+                if not options.no_decode:
+                    key = f"{name} {str(dtype).removeprefix('torch.')} {threads} threads"
+                    found["decode"][key] = decode(SHAPES[name], dtype, ["sluice", "grouped_mm"], options.rounds)
+                    for count, cell in found["decode"][key].items():
+                        print(
+                            f"{key}, decode T {count}: {cell['sluice']['call_us']:.0f} us, products "
+                            f"{cell['products_us']:.0f}; at width 16 {cell['sluice']['overhead_us']:.0f} "
+                            f"(grouped_mm {cell['grouped_mm']['overhead_us']:.0f})",
+                            flush=True,
+                        )
+    options.record.parent.mkdir(parents=True, exist_ok=True)
+    options.record.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"wrote {options.record.name}")
+
+
+if __name__ == "__main__":
+    main()

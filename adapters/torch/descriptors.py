@@ -70,6 +70,20 @@ class Descriptors:
                 forms[index] = form
             words[index * pitch] = tensor.data_ptr()
 
+    def set_rows(self, rows: int, count: int) -> None:
+        """Of the first `count` descriptors, which describe row-major matrices."""
+        for index in range(count):
+            self._extents[4 * index] = rows
+            self._extents[4 * index + 2] = self._extents[4 * index + 1]
+            self._forms[index] = None
+
+    def set_addresses(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Of the first descriptors; nothing else about them has changed."""
+        words, place = self._words, 0
+        for tensor in tensors:
+            words[place] = tensor.data_ptr()
+            place += self._pitch
+
     def fill_stack(self, first: int, stack: torch.Tensor, name: str) -> None:
         """Describes stack[0], stack[1], ... at `first` onwards."""
         words, pitch, forms, count = self._words, self._pitch, self._forms, stack.shape[0]

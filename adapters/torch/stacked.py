@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ...errors import InvalidArgument
+from ..._library import load
+from ...errors import InvalidArgument, SluiceError
 from .casting import CastingLayer
 from .descriptors import Descriptors
 from .layer import _Frame
@@ -26,6 +27,42 @@ class StackedLayer(CastingLayer):
     def __init__(self, *args: Any, views: Views, **config: Any) -> None:
         super().__init__(*args, **config)
         self._views = views
+        self._top_k = config["top_k"]
+        self._prepared: _Prepared | None = None
+
+    def quick(
+        self, tokens: torch.Tensor, expert_ids: torch.Tensor, route_weights: torch.Tensor, flat: Sequence[torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Forward alone, for generation: no autograd, everything prepared that can be. None: take the usual way.
+
+        So is every error: the usual way finds it again and words it.
+        """
+        shape = tokens.shape
+        if (
+            self._collective
+            or tokens.dtype is not self.dtype
+            or expert_ids.dtype is not torch.int64
+            or route_weights.dtype is not torch.float32
+            or not (tokens.is_cpu and expert_ids.is_cpu and route_weights.is_cpu)
+            or not (tokens.is_contiguous() and expert_ids.is_contiguous() and route_weights.is_contiguous())
+            or len(shape) != 2
+            or shape[1] != self.model_width
+            or expert_ids.shape != (shape[0], self._top_k)
+            or route_weights.shape != expert_ids.shape
+        ):
+            return None
+        with self._turn:
+            moe, frame = self.handle, self._prepared
+            if frame is None:
+                frame = self._prepared = _Prepared(self, tokens, expert_ids, route_weights)
+            try:
+                self._describe(frame.params, flat, frame)
+            except SluiceError:
+                return None
+            out = torch.empty_like(tokens)
+            frame.place(shape[0], tokens, expert_ids, route_weights, out)
+            status = frame.function(moe, frame.forward_args, frame.null, frame.null)
+        return out if status == 0 else None
 
     def _flatten(self, params: Any) -> tuple[list[torch.Tensor], list[int]]:
         if self.experts is not None:
@@ -60,3 +97,26 @@ class StackedLayer(CastingLayer):
             items.fill_stack(number * self.num_local_experts, view, name)
         if frame is not None:
             frame.stack_key = key
+
+
+class _Prepared(_Frame):
+    """A frame whose rows are contiguous: only addresses and the number of tokens change from call to call."""
+
+    def __init__(self, layer: StackedLayer, *tensors: torch.Tensor) -> None:
+        super().__init__(layer)
+        library = load()
+        self.function = library.lib.sluice_moe_forward
+        self.null = library.ffi.NULL
+        args = self.forward_args
+        names = ("tokens", "expert_ids", "route_weights", "out_tokens")
+        for place, (name, tensor) in enumerate(zip(names, (*tensors, tensors[0]))):
+            setattr(args, name, self.tensors.fill(place, tensor, name))
+        args.params = self.params_struct
+        self._rows = tensors[0].shape[0]
+
+    def place(self, rows: int, *tensors: torch.Tensor) -> None:
+        """Describes the rows of this call."""
+        if rows != self._rows:
+            self.tensors.set_rows(rows, 4)
+            self._rows = rows
+        self.tensors.set_addresses(tensors)

@@ -16,8 +16,6 @@ from sluice.adapters.transformers.hook import NAME
 from sluice.errors import InvalidArgument, Unsupported
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
-# Numbers that a gate may read; when one changes, the module is looked at again.
-_NUMBERS = ("limit", "alpha", "swiglu_limit", "swiglu_alpha")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OTHERWISE = 'or set experts_implementation="eager" for this model'
 
@@ -66,17 +64,26 @@ class Contract:
 
 
 def signature(module: Any) -> tuple[Any, ...]:
-    """Differs when a contract that was read before is out of date. Cheap: asked before every call."""
+    """Differs when a contract that was read before is out of date. Asked before every call, so written for speed."""
     state = module.__dict__
-    act = state["_modules"].get("act_fn", state.get("act_fn"))
-    hooked = bool(getattr(act, "_forward_hooks", None) or getattr(act, "_forward_pre_hooks", None))
+    get = state.get
+    act = state["_modules"].get("act_fn")
+    if act is None:
+        act = get("act_fn")
     return (
         act,
-        hooked,
-        type(module).__dict__.get("_apply_gate"),
-        state.get("_apply_gate"),
-        *[state.get(name) for name in _FLAGS],
-        *[state.get(name) for name in _NUMBERS],
+        bool(getattr(act, "_forward_hooks", None) or getattr(act, "_forward_pre_hooks", None)),
+        getattr(type(module), "_apply_gate", None),
+        get("_apply_gate"),
+        get("has_gate"),
+        get("has_bias"),
+        get("is_transposed"),
+        get("is_concatenated"),
+        get("has_post_expert_norm"),
+        get("limit"),
+        get("alpha"),
+        get("swiglu_limit"),
+        get("swiglu_alpha"),
     )
 
 

@@ -65,11 +65,26 @@ class ExpertsState:
         self._contract: contracts.Contract | None = None
         self._options: Options | None = None
         self._layers: dict[tuple[Any, ...], MoeLayer] = {}
+        self._up_shape: Any = None
+        self._latest: StackedLayer | None = None  # what the last call ran, where it may be called quickly
 
     def call(self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The module's experts on these rows."""
         if self._version != settings.version or self._signature != self._now(module):
             self._look(module)
+        if self._latest is not None and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            parameters = module._parameters
+            tensors = [parameters.get(name) for name in self._contract.names]  # local ones are no parameters: None
+            up = tensors[0]
+            if (
+                all(tensor is not None for tensor in tensors)
+                and up.shape == self._up_shape
+                and up.dtype is self._latest.dtype
+            ):
+                route = weights if weights.dtype == torch.float32 else weights.float()
+                found = self._latest.quick(hidden, ids, route, tensors)
+                if found is not None:
+                    return found
         if self._options is None:
             from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -87,6 +102,9 @@ class ExpertsState:
         if layer is None or not layer.context.alive:
             layer = self._layers[key] = self._make(module, hidden, ids, weights, tensors, dtype)
         count = tensors[0].shape[0]
+        # Under expert parallelism ids may be marks, which the quick way does not know.
+        quick = type(layer) is StackedLayer and self._group is None and not module._is_expert_parallel
+        self._latest, self._up_shape = (layer, tensors[0].shape) if quick else (None, None)
         tokens = hidden if hidden.dtype == dtype else hidden.to(dtype)
         route = weights if weights.dtype == torch.float32 else weights.float()
         # Expert parallelism marks the routes to other ranks with the number of local experts.
@@ -126,6 +144,7 @@ class ExpertsState:
     def _look(self, module: Any) -> None:
         """Reads the module and the options anew."""
         self._layers.clear()
+        self._latest = None
         self._options = settings.effective(getattr(getattr(module, "config", None), "sluice", None))
         if self._group is not None and self._options is None:
             raise InvalidArgument(

@@ -9,13 +9,17 @@ from types import ModuleType
 from typing import Any
 
 NAME = "sluice"
+_forward: Any = None
 
 
 def sluice_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
     """transformers' contract: tokens [T, M], local expert ids [T, K] (num_experts: not here), weights [T, K]."""
-    from sluice.adapters.transformers import experts
+    global _forward
+    if _forward is None:
+        from sluice.adapters.transformers import experts
 
-    return experts.forward(self, hidden_states, top_k_index, top_k_weights)
+        _forward = experts.forward
+    return _forward(self, hidden_states, top_k_index, top_k_weights)
 
 
 def install(module: ModuleType) -> None:

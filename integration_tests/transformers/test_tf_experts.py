@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-import sluice
+import sluice.errors
 import tf_compare
 import tf_families
 import torch
@@ -128,6 +128,43 @@ def test_NoGrad_AndInferenceMode_SameBitsAsTraining() -> None:
             found = module(given.tokens, given.ids, given.weights)
         assert not found.requires_grad
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_Generation_PreparedCalls_SameBitsWhateverChanges(kind: str, dtype: torch.dtype) -> None:
+    """Calls without gradients are prepared once: what may change between them is seen all the same."""
+    module = make(kind).to(dtype)
+
+    def compare(given: tf_compare.Rows) -> None:
+        tokens = given.tokens.to(dtype)
+        wanted = module(tokens.clone().requires_grad_(), given.ids, given.weights).detach()
+        with torch.no_grad():
+            for _ in range(3):
+                assert torch.equal(module(tokens, given.ids, given.weights), wanted)
+
+    for tokens in (1, 8, 1, 0, 3, 300, 1):
+        compare(rows(MODEL, 6, tokens, 2, seed=tokens))
+    compare(rows(MODEL, 6, 4, 3))  # another K
+    given = rows(MODEL, 6, 5, 2)
+    given.ids[2, 1], given.weights[2, 1] = 6, 0.0
+    compare(given)
+    strided = tf_compare.Rows(
+        given.tokens.t().contiguous().t(), given.ids.t().contiguous().t(), given.weights, given.grad
+    )
+    compare(strided)
+    with torch.no_grad():
+        module.down_proj.mul_(2)
+    compare(given)
+    module.gate_up_proj.data = module.gate_up_proj.data.clone()
+    compare(given)
+    module.down_proj = torch.nn.Parameter(torch.randn_like(module.down_proj))
+    compare(given)
+    bad = rows(MODEL, 6, 5, 2)
+    bad.ids[3, 1] = 9
+    with torch.no_grad(), pytest.raises(sluice.errors.InvalidArgument, match="expert_ids"):
+        module(bad.tokens.to(dtype), bad.ids, bad.weights)
+    compare(given)
 
 
 def test_TwoRuns_SameBits() -> None:

@@ -376,7 +376,7 @@ class MoeLayer:
 
 def _graph_is_kept() -> bool:
     """Whether this backward was asked to retain the graph, so that another one may read the saved buffers again."""
-    asked = getattr(torch._C, "_get_current_graph_task_keep_graph", None)
+    asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if asked is None else bool(asked())
 
 

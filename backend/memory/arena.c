@@ -25,7 +25,7 @@ sluice_status_t sluice_arena_reset(sluice_arena_t* arena, uint64_t bytes, const 
   arena->used = 0;
   if (bytes <= arena->capacity && arena->data != NULL) return SLUICE_OK;
   uint64_t wanted = sluice_align_up(bytes == 0 ? 1 : bytes);
-  if (arena->num_growths > 0) wanted = sluice_align_up(wanted + wanted / 16);
+  if (arena->num_growths > 1) wanted = sluice_align_up(wanted + wanted / 16);
   return grow(arena, wanted, what);
 }
 

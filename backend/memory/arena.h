@@ -15,8 +15,9 @@ typedef struct sluice_arena_s {
 
 void sluice_arena_init(sluice_arena_t* arena, sluice_allocator_t* allocator);
 void sluice_arena_deinit(sluice_arena_t* arena);
-/* Forgets what was handed out and makes room for `bytes`; contents are lost. After the first growth it leaves a
- * sixteenth to spare, so that routing that varies a little from step to step does not move it each time. */
+/* Forgets what was handed out and makes room for `bytes`; contents are lost. Forward and backward get
+ * their size exactly; from the third growth on it leaves a sixteenth to spare, so that routing that varies a little
+ * from step to step does not move it each time. */
 sluice_status_t sluice_arena_reset(sluice_arena_t* arena, uint64_t bytes, const char* what);
 /* Makes the capacity at least `bytes` and not one more; contents are lost if it grows. */
 sluice_status_t sluice_arena_reserve(sluice_arena_t* arena, uint64_t bytes, const char* what);

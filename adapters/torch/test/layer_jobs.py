@@ -309,6 +309,15 @@ def autograd_manners():
         out.backward(cotangent)
         compare(case, rank, out, tokens, weights, params, times=2)
     case.restore = ("keep", "keep")
+
+    # Where no graph is retained the gradients take the place of the saved pre-activations.
+    used = []
+    for retain in (True, False):
+        layer = case.layer(own := Context(group(), ContextOptions(gemm="ref")))
+        tokens, ids, weights, params = case.inputs(rank)
+        layer(tokens, ids, weights, params).backward(cotangent, retain_graph=retain)
+        used.append(own.stats()["slot_bytes"])
+    assert used[1] < used[0], used
     layer = case.layer(context)
     try:
         out.backward(cotangent)

@@ -1,3 +1,7 @@
+#include <pthread.h>
+#include <stdio.h>
+
+#include "backend/device/cuda/cuda_device.h"
 #include "sluice/base.h"
 
 void sluice_version(int32_t* out_major, int32_t* out_minor, int32_t* out_patch) {
@@ -9,8 +13,21 @@ void sluice_version(int32_t* out_major, int32_t* out_minor, int32_t* out_patch) 
 #define TEXT_(x) #x
 #define TEXT(x)  TEXT_(x)
 
+/* Written once, whatever thread comes first: every thread would write the same. */
+static char build_info[256];
+static pthread_once_t build_info_once = PTHREAD_ONCE_INIT;
+
+static void write_build_info(void) {
+  unsigned long long bytes = (unsigned long long)sluice_cuda_image().bytes;
+  snprintf(build_info, sizeof build_info,
+           "sluice " TEXT(SLUICE_VERSION_MAJOR) "." TEXT(SLUICE_VERSION_MINOR) "." TEXT(
+               SLUICE_VERSION_PATCH) ", compiler " __VERSION__
+                                     ", devices: cpu, comm: local host mpi(on demand), gemm: native ref onednn blas "
+                                     "host, cuda kernels: %llu bytes (not used by the engine yet)",
+           bytes);
+}
+
 const char* sluice_build_info(void) {
-  return "sluice " TEXT(SLUICE_VERSION_MAJOR) "." TEXT(SLUICE_VERSION_MINOR) "." TEXT(
-      SLUICE_VERSION_PATCH) ", compiler " __VERSION__
-                            ", devices: cpu, comm: local host mpi(on demand), gemm: native ref onednn blas host";
+  pthread_once(&build_info_once, write_build_info);
+  return build_info;
 }

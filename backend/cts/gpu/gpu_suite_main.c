@@ -1,0 +1,451 @@
+/* What must hold on a GPU, as one program without a test framework: kernels against the plain ones, routing against a
+ * plain sort, products by cuBLAS against f64, copies and pinned memory, passes on streams.
+ *
+ *   gpu_suite --list            the parts
+ *   gpu_suite PART              runs one; a line per case, the last `N passed, N failed`; exit 0, 1, or 77: no GPU here
+ *
+ * integration_tests/gpu/run builds it with gcc and nvcc and runs it under compute-sanitizer too; the same source with
+ * the fake driver and cuBLAS behind it (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's, so that the suite itself is
+ * tried. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/base/dtype.h"
+#include "backend/device/cuda/cuda_memory.h"
+#include "backend/device/cuda/cuda_routing.h"
+#include "backend/gemm/cublas/gemm_cublas.h"
+#ifdef SLUICE_GPU_SUITE_FAKE
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/gemm/cublas/fake/fake_cublas.h"
+#endif
+
+enum { NO_GPU = 77 };
+
+static sluice_device_t* device;
+static sluice_allocator_t memory; /* the device's */
+static const sluice_cuda_driver_t* driver;
+static int passed, failed;
+
+static void report(const char* name, const char* problem) {
+  passed += problem == NULL;
+  failed += problem != NULL;
+  printf("%s %s%s%s\n", problem == NULL ? "ok  " : "FAIL", name, problem == NULL ? "" : ": ",
+         problem == NULL ? "" : problem);
+}
+
+static const char* last_error(void) {
+  static sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  return why.message;
+}
+
+static void die(const char* what) {
+  printf("FAIL %s: %s\n", what, last_error());
+  exit(1);
+}
+
+/* ---- arrays on both sides -------------------------------------------------------------------------------------- */
+
+typedef struct array_s {
+  void* host;  /* what the plain version works on */
+  void* there; /* the device's */
+  void* back;  /* what came from the device */
+  int64_t bytes;
+} array_t;
+
+static array_t array(int64_t bytes) {
+  array_t a = {.bytes = bytes};
+  a.host = calloc(1, (size_t)bytes + 1);
+  a.back = calloc(1, (size_t)bytes + 1);
+  a.there = sluice_alloc(&memory, (uint64_t)bytes + 1, "an array of the suite");
+  if (a.host == NULL || a.back == NULL || a.there == NULL) die("memory");
+  return a;
+}
+static void send(const array_t* a) {
+  if (sluice_cuda_copy(device, NULL, a->there, a->host, (uint64_t)a->bytes) != SLUICE_OK) die("copy");
+  if (driver->cuStreamSynchronize(NULL) != 0) die("synchronize");
+}
+static void fetch(const array_t* a) {
+  if (sluice_cuda_copy(device, NULL, a->back, a->there, (uint64_t)a->bytes) != SLUICE_OK) die("copy");
+  if (driver->cuStreamSynchronize(NULL) != 0) die("synchronize");
+}
+static void drop(array_t* a) {
+  sluice_free(&memory, a->there, (uint64_t)a->bytes + 1);
+  free(a->host);
+  free(a->back);
+}
+
+static uint64_t seed = 1;
+static uint32_t random_bits(void) {
+  seed = seed * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(seed >> 33);
+}
+
+static double get(int32_t dtype, const void* data, int64_t i) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: return (double)((const float*)data)[i];
+    case SLUICE_DTYPE_BF16: return (double)sluice_bf16_to_f32(((const uint16_t*)data)[i]);
+    case SLUICE_DTYPE_F16: return (double)sluice_f16_to_f32(((const uint16_t*)data)[i]);
+    default: return ((const double*)data)[i];
+  }
+}
+static void put(int32_t dtype, void* data, int64_t i, double x) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: ((float*)data)[i] = (float)x; break;
+    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16((float)x); break;
+    case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16((float)x); break;
+    default: ((double*)data)[i] = x; break;
+  }
+}
+static array_t randoms(int32_t dtype, int64_t count) {
+  array_t a = array(count * (int64_t)sluice_dtype_bytes(dtype));
+  for (int64_t i = 0; i < count; ++i) put(dtype, a.host, i, ((double)random_bits() / 2147483648.0 - 0.5) * 6);
+  send(&a);
+  return a;
+}
+
+/* NULL, or where the device's result differs from the plain one by more than relative * |x| + absolute. */
+static const char* differs(const array_t* a, int32_t dtype, double relative, double absolute) {
+  static char text[160];
+  fetch(a);
+  for (int64_t i = 0; i < a->bytes / (int64_t)sluice_dtype_bytes(dtype); ++i) {
+    double want = get(dtype, a->host, i), got = get(dtype, a->back, i);
+    if (want == got || (isnan(want) && isnan(got))) continue;
+    if (fabs(want - got) <= relative * fabs(want) + absolute) continue;
+    snprintf(text, sizeof text, "%s element %lld is %.9g, want %.9g", sluice_dtype_name(dtype), (long long)i, got,
+             want);
+    return text;
+  }
+  return NULL;
+}
+
+static void enter(void) {
+  if (sluice_cuda_enter(device) != SLUICE_OK) die("enter");
+}
+static void leave(void) {
+  if (sluice_cuda_leave(device) != SLUICE_OK) die("leave");
+}
+
+/* ---- kernels --------------------------------------------------------------------------------------------------- */
+
+static const int32_t DTYPES[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
+
+static void moving(int32_t dtype, int64_t rows, int64_t width) {
+  const sluice_kernels_t *ref = sluice_cpu_kernels_ref(), *gpu = device->kernels;
+  int64_t bytes = (int64_t)sluice_dtype_bytes(dtype);
+  array_t src = randoms(dtype, rows * width), dst = randoms(dtype, rows * width), index = array(rows * 4 * 2),
+          scale = randoms(SLUICE_DTYPE_F32, rows * 2), out = randoms(dtype, rows * width);
+  sluice_row_run_t* runs = calloc((size_t)rows, sizeof *runs);
+  for (int64_t i = 0; i < 2 * rows; ++i) ((int32_t*)index.host)[i] = (int32_t)(random_bits() % (uint32_t)rows);
+  send(&index);
+  for (int64_t i = 0; i < rows; ++i) runs[i] = (sluice_row_run_t){(i * 7) % rows, i, 1};
+  enter();
+  ref->gather_rows(NULL, dtype, rows, width, src.host, width, index.host, dst.host);
+  gpu->gather_rows(NULL, dtype, rows, width, src.there, width, index.there, dst.there);
+  report("gather_rows", differs(&dst, dtype, 0, 0));
+  ref->move_rows(NULL, width * bytes, runs, rows, src.host, dst.host);
+  gpu->move_rows(NULL, width * bytes, runs, rows, src.there, dst.there);
+  report("move_rows", differs(&dst, dtype, 0, 0));
+  ((int32_t*)index.host)[0] = -1;
+  send(&index);
+  ref->combine_rows(NULL, dtype, rows, 2, width, src.host, index.host, scale.host, 2, 1, out.host, width);
+  gpu->combine_rows(NULL, dtype, rows, 2, width, src.there, index.there, scale.there, 2, 1, out.there, width);
+  report("combine_rows", differs(&out, dtype, 0, 0));
+  ref->scale_rows(NULL, dtype, rows, width, src.host, scale.host, out.host);
+  gpu->scale_rows(NULL, dtype, rows, width, src.there, scale.there, out.there);
+  report("scale_rows", differs(&out, dtype, 0, 0));
+  ref->add_bias(NULL, dtype, rows, width, out.host, src.host);
+  gpu->add_bias(NULL, dtype, rows, width, out.there, src.there);
+  report("add_bias", differs(&out, dtype, 0, 0));
+  ref->dot_rows(NULL, dtype, rows, width, src.host, dst.host, width, 1, scale.host);
+  gpu->dot_rows(NULL, dtype, rows, width, src.there, dst.there, width, 1, scale.there);
+  report("dot_rows", differs(&scale, SLUICE_DTYPE_F32, 0, 0));
+  ref->sum_columns(NULL, dtype, rows, width, src.host, width, scale.host, 0, dtype, out.host);
+  gpu->sum_columns(NULL, dtype, rows, width, src.there, width, scale.there, 0, dtype, out.there);
+  report("sum_columns", differs(&out, dtype, 0, 0));
+  leave();
+  free(runs);
+  drop(&src), drop(&dst), drop(&index), drop(&scale), drop(&out);
+}
+
+/* The plain version evaluates in f64, the kernels in f32: a few ulps, and one more rounding to bf16 or f16. */
+static void activations(int32_t dtype, int64_t rows, int64_t width) {
+  static const double ulp[] = {0, 0x1p-23, 0x1p-7, 0x1p-10, 0x1p-52};
+  const sluice_kernels_t *ref = sluice_cpu_kernels_ref(), *gpu = device->kernels;
+  double absolute = 16 * 27 * (dtype == SLUICE_DTYPE_F64 ? 0x1p-52 : 0x1p-23);
+  for (int32_t activation = SLUICE_ACTIVATION_IDENTITY; activation <= SLUICE_ACTIVATION_SILU; ++activation) {
+    for (int32_t gated = 0; gated < 2; ++gated) {
+      char name[64];
+      array_t pre = randoms(dtype, rows * width * (gated + 1)), act = randoms(dtype, rows * width),
+              dact = randoms(dtype, rows * width), weight = randoms(SLUICE_DTYPE_F32, rows),
+              dpre = randoms(dtype, rows * width * (gated + 1)), dw = randoms(SLUICE_DTYPE_F32, rows);
+      enter();
+      ref->activation_forward(NULL, dtype, activation, gated, rows, width, pre.host, dact.host, NULL, act.host);
+      gpu->activation_forward(NULL, dtype, activation, gated, rows, width, pre.there, dact.there, NULL, act.there);
+      snprintf(name, sizeof name, "activation_forward %d gated %d", activation, gated);
+      report(name, differs(&act, dtype, ulp[dtype], absolute));
+      ref->activation_backward(NULL, dtype, activation, gated, rows, width, pre.host, dact.host, weight.host, dpre.host,
+                               act.host, dw.host);
+      gpu->activation_backward(NULL, dtype, activation, gated, rows, width, pre.there, dact.there, weight.there,
+                               dpre.there, act.there, dw.there);
+      snprintf(name, sizeof name, "activation_backward %d gated %d", activation, gated);
+      report(name, differs(&dpre, dtype, ulp[dtype], absolute));
+      report(name, differs(&act, dtype, 2 * ulp[dtype], absolute)); /* act is rounded, then its product */
+      leave();
+      drop(&pre), drop(&act), drop(&dact), drop(&weight), drop(&dpre), drop(&dw);
+    }
+  }
+}
+
+static void part_kernels(void) {
+  static const int64_t widths[] = {1, 33, 64, 250, 2048};
+  for (int d = 0; d < 4; ++d) {
+    for (size_t w = 0; w < sizeof widths / sizeof widths[0]; ++w) moving(DTYPES[d], 150, widths[w]);
+    activations(DTYPES[d], 20, 264);
+    activations(DTYPES[d], 9, 37);
+  }
+}
+
+/* ---- routing --------------------------------------------------------------------------------------------------- */
+
+static const char* route(int64_t tokens, int64_t top_k, int64_t experts) {
+  int64_t routes = tokens * top_k, row = 0;
+  const char* problem = NULL;
+  array_t ids = array(routes * 4), counts = array(experts * 4), offsets = array((experts + 1) * 4),
+          token_of = array(routes * 4), position = array(routes * 4),
+          scratch = array((int64_t)sluice_cuda_route_scratch_bytes(routes, experts));
+  int32_t* id = ids.host;
+  for (int64_t r = 0; r < routes; ++r) id[r] = (int32_t)(random_bits() % (uint32_t)(experts + 1)) - 1;
+  send(&ids);
+  const sluice_route_args_t args = {.ids = ids.there,
+                                    .tile_counts = scratch.there,
+                                    .counts = counts.there,
+                                    .offsets = offsets.there,
+                                    .token_of = token_of.there,
+                                    .position = position.there,
+                                    .num_routes = routes,
+                                    .top_k = top_k,
+                                    .num_experts = experts,
+                                    .ids_t = top_k,
+                                    .ids_k = 1};
+  enter();
+  sluice_cuda_route(NULL, &args);
+  leave();
+  fetch(&offsets), fetch(&token_of), fetch(&position);
+  for (int64_t e = 0; e < experts; ++e) {
+    if (((int32_t*)offsets.back)[e] != row) problem = "an offset";
+    for (int64_t r = 0; r < routes; ++r) {
+      if (id[r] != e) continue;
+      if (((int32_t*)position.back)[r] != row || ((int32_t*)token_of.back)[row] != r / top_k) problem = "a row";
+      ++row;
+    }
+  }
+  if (((int32_t*)offsets.back)[experts] != row) problem = "the number of rows";
+  drop(&ids), drop(&counts), drop(&offsets), drop(&token_of), drop(&position), drop(&scratch);
+  return problem;
+}
+
+static void part_routing(void) {
+  report("route T=1 K=1 E=1", route(1, 1, 1));
+  report("route T=1000 K=2 E=8", route(1000, 2, 8));
+  report("route T=5000 K=8 E=256", route(5000, 8, 256));
+  report("route T=4097 K=1 E=64", route(4097, 1, 64));
+}
+
+/* ---- products -------------------------------------------------------------------------------------------------- */
+
+/* As backend/cts/gemm: sums in f64, the bound for adding k f32 products in any order, one rounding to C's dtype. */
+static const char* products(sluice_gemm_t* gemm, int32_t dtype, int32_t dtype_c, int trans, int64_t count) {
+  enum { M = 40, N = 72, K = 56 };
+  static char text[160];
+  const char* problem = NULL;
+  sluice_product_t list[24];
+  array_t a = randoms(dtype, count * M * K), b = randoms(dtype, count * K * N), c = randoms(dtype_c, count * M * N);
+  int64_t in = (int64_t)sluice_dtype_bytes(dtype), out = (int64_t)sluice_dtype_bytes(dtype_c);
+  for (int64_t i = 0; i < count; ++i) {
+    list[i] = (sluice_product_t){i % 5 == 3 ? 0 : M,
+                                 N,
+                                 K,
+                                 {(char*)a.there + i * M * K * in, K, 1},
+                                 {(char*)b.there + i * K * N * in, trans ? 1 : N, trans ? K : 1},
+                                 {(char*)c.there + i * M * N * out, N, 1}};
+  }
+  const sluice_product_list_t call = {list, count, dtype, dtype_c, 1, NULL};
+  if (sluice_gemm_run(gemm, &call) != SLUICE_OK) problem = last_error();
+  fetch(&c);
+  double unit = dtype == SLUICE_DTYPE_F64 ? 0x1p-53 : 0x1p-24;
+  double last = dtype_c == SLUICE_DTYPE_BF16 ? 0x1p-8 : (dtype_c == SLUICE_DTYPE_F16 ? 0x1p-11 : unit);
+  for (int64_t at = 0; at < count * M * N && problem == NULL; ++at) {
+    int64_t i = at / (M * N), row = at / N % M, col = at % N;
+    double sum = get(dtype_c, c.host, at), size = fabs(sum);
+    for (int64_t k = 0; k < K && list[i].m > 0; ++k) {
+      double x = get(dtype, a.host, i * M * K + row * K + k) *
+                 get(dtype, b.host, i * K * N + (trans ? col * K + k : k * N + col));
+      sum += x;
+      size += fabs(x);
+    }
+    if (fabs(get(dtype_c, c.back, at) - sum) <= (K + 2) * unit * size + last * fabs(sum)) continue;
+    snprintf(text, sizeof text, "element %lld is %.9g, want %.9g", (long long)at, get(dtype_c, c.back, at), sum);
+    problem = text;
+  }
+  drop(&a), drop(&b), drop(&c);
+  return problem;
+}
+
+static void part_gemm(void) {
+  static const int32_t types[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
+                                     {SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16},
+                                     {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32},
+                                     {SLUICE_DTYPE_F16, SLUICE_DTYPE_F16},
+                                     {SLUICE_DTYPE_F64, SLUICE_DTYPE_F64}};
+  sluice_allocator_t host;
+  sluice_gemm_t* gemm = NULL;
+  sluice_allocator_init(&host, NULL, NULL, NULL);
+  sluice_gemm_cublas_options_t options = {.device = device, .memory = &memory};
+#ifdef SLUICE_GPU_SUITE_FAKE
+  sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
+  options.symbols = &symbols;
+#endif
+  if (sluice_gemm_cublas_create(&options, &host, &gemm) != SLUICE_OK) die("cublas");
+  printf("     %s\n", gemm->name);
+  for (size_t t = 0; t < sizeof types / sizeof types[0]; ++t) {
+    for (int trans = 0; trans < 2; ++trans) {
+      for (int64_t count = 1; count <= 24; count += 23) {
+        char name[80];
+        snprintf(name, sizeof name, "%lld products of %s into %s, N%s", (long long)count,
+                 sluice_dtype_name(types[t][0]), sluice_dtype_name(types[t][1]), trans ? "T" : "N");
+        report(name, products(gemm, types[t][0], types[t][1], trans, count));
+      }
+    }
+  }
+  sluice_gemm_destroy(gemm);
+  report("cublas leaves nothing", host.num_live == 0 ? NULL : "blocks left");
+  sluice_allocator_deinit(&host);
+}
+
+/* ---- streams and memory ---------------------------------------------------------------------------------------- */
+
+/* Each job adds its number to what it waits for, on its lane, through a chain over all lanes: order shows in the bits.
+ */
+typedef struct chain_s {
+  float* cell; /* on the device */
+  float* ones;
+} chain_t;
+static sluice_status_t chain_job(void* user, int32_t index, sluice_stream_t stream) {
+  const chain_t* chain = user;
+  if (index % 2 == 0) {
+    device->kernels->add_bias(stream, SLUICE_DTYPE_F32, 1, 1024, chain->cell, chain->ones);
+  } else {
+    device->kernels->scale_rows(stream, SLUICE_DTYPE_F32, 1, 1024, chain->cell, chain->ones + 1024, chain->cell);
+  }
+  return SLUICE_OK;
+}
+
+static void part_streams(void) {
+  enum { JOBS = 200 };
+  array_t cell = array(1024 * 4), ones = array(2048 * 4);
+  sluice_cuda_stats_t before = sluice_cuda_device_stats(device);
+  for (int i = 0; i < 1024; ++i) ((float*)cell.host)[i] = 0;
+  for (int i = 0; i < 2048; ++i) ((float*)ones.host)[i] = i < 1024 ? 1.0f : 0.5f;
+  send(&cell), send(&ones);
+  chain_t chain = {cell.there, ones.there};
+  int32_t waits[JOBS];
+  sluice_status_t status = device->vtable->begin(device, JOBS, chain_job, &chain, NULL);
+  for (int32_t i = 0; i < JOBS && status == SLUICE_OK; ++i) {
+    waits[i] = i - 1;
+    const sluice_job_t job = {i, (i * 7) % 4, &waits[i], i > 0, 0};
+    status = device->vtable->submit(device, &job);
+  }
+  if (status == SLUICE_OK) status = device->vtable->join(device);
+  report("a chain of 200 jobs over four lanes is enqueued", status == SLUICE_OK ? NULL : last_error());
+  float want = 0;
+  for (int i = 0; i < JOBS; ++i) want = i % 2 == 0 ? want + 1 : want * 0.5f;
+  for (int i = 0; i < 1024; ++i) ((float*)cell.host)[i] = want;
+  report("and runs in order", differs(&cell, SLUICE_DTYPE_F32, 0, 0));
+  sluice_cuda_stats_t after = sluice_cuda_device_stats(device);
+  report("without a host wait", after.num_host_waits == before.num_host_waits ? NULL : "it waited");
+  float got[4] = {0};
+  status = sluice_cuda_read(device, NULL, cell.there, got, sizeof got);
+  report("one read is host-complete", status == SLUICE_OK && got[3] == want ? NULL : last_error());
+  drop(&cell), drop(&ones);
+}
+
+static void part_memory(void) {
+  sluice_pinned_pool_t* pool = NULL;
+  sluice_pinned_block_t block;
+  array_t a = randoms(SLUICE_DTYPE_F32, 100000), b = array(400000);
+  if (sluice_pinned_pool_create(device, 1 << 20, &pool) != SLUICE_OK) die("pool");
+  sluice_status_t status = sluice_pinned_pool_take(pool, 400000, NULL, &block);
+  if (status == SLUICE_OK) status = sluice_cuda_copy(device, NULL, block.data, a.there, 400000);
+  if (status == SLUICE_OK) status = sluice_cuda_copy(device, NULL, b.there, block.data, 400000);
+  if (status == SLUICE_OK) status = sluice_pinned_pool_give(pool, &block, NULL);
+  memcpy(b.host, a.host, 400000);
+  report("offload and back", status == SLUICE_OK ? differs(&b, SLUICE_DTYPE_F32, 0, 0) : last_error());
+  status = sluice_pinned_pool_take(pool, 2 << 20, NULL, &block);
+  report("the pool is bounded", status == SLUICE_E_OVER_BUDGET ? NULL : "no error");
+  sluice_pinned_pool_destroy(pool);
+  status = sluice_cuda_check_memory(device, a.host, 4, 4, "host");
+  report("host memory is refused", status == SLUICE_E_INVALID_ARGUMENT ? NULL : "taken");
+  status = sluice_cuda_check_memory(device, a.there, 4, 64, "device");
+  report("device memory is taken", status == SLUICE_OK ? NULL : last_error());
+  drop(&a), drop(&b);
+  size_t free_bytes = 0, total = 0;
+  enter();
+  if (driver->cuMemGetInfo_v2(&free_bytes, &total) != 0) die("memory info");
+  leave();
+  report("too much memory is NO_MEMORY",
+         sluice_alloc(&memory, (uint64_t)total * 2, "too much") == NULL ? NULL : "taken");
+  report("the device goes on", route(100, 2, 8));
+}
+
+static const struct {
+  const char* name;
+  void (*run)(void);
+} parts[] = {{"kernels", part_kernels},
+             {"routing", part_routing},
+             {"gemm", part_gemm},
+             {"streams", part_streams},
+             {"memory", part_memory}};
+enum { NUM_PARTS = sizeof parts / sizeof parts[0] };
+
+static sluice_status_t open_device(void) {
+#ifdef SLUICE_GPU_SUITE_FAKE
+  sluice_fake_cuda_reset();
+  return sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0,
+                                        sluice_process_allocator(), &device);
+#else
+  return sluice_cuda_device_create(0, sluice_process_allocator(), &device);
+#endif
+}
+
+int main(int argc, char** argv) {
+  int part = -1;
+  for (int i = 0; i < NUM_PARTS; ++i) {
+    if (argc == 2 && strcmp(argv[1], "--list") == 0) printf("%s\n", parts[i].name);
+    if (argc == 2 && strcmp(argv[1], parts[i].name) == 0) part = i;
+  }
+  if (argc == 2 && strcmp(argv[1], "--list") == 0) return 0;
+  if (part < 0) {
+    fprintf(stderr, "usage: gpu_suite --list | PART\n");
+    return 2;
+  }
+  sluice_status_t status = open_device();
+  if (status == SLUICE_E_NOT_FOUND) {
+    printf("no GPU: %s\n", last_error());
+    return NO_GPU;
+  }
+  if (status != SLUICE_OK) die("device");
+  driver = sluice_cuda_device_driver(device);
+  sluice_cuda_allocator_init(device, &memory);
+  enter(); /* the default stream of this device, for the suite's own waits */
+  parts[part].run();
+  leave();
+  report("no device memory is left", memory.num_live == 0 ? NULL : "blocks left");
+  sluice_allocator_deinit(&memory);
+  device->vtable->destroy(device);
+  printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 && passed > 0 ? 0 : 1;
+}

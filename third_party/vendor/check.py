@@ -1,0 +1,139 @@
+"""Checks our prototypes of CUDA, cuBLAS and NCCL against the vendors' headers, and that their libraries have every
+symbol. Needs no GPU: the libraries open without one.
+
+    check.py [--folder FOLDER]    where the wheels of requirements.txt are unpacked, or are to be (default .venv-vendor)
+
+Ends with `vendor: N passed, N failed`.
+"""
+
+import argparse
+import ctypes
+import pathlib
+import re
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+# Our enumerators and macros, and the names that the vendors give those values.
+VALUES = {
+    "backend/device/cuda/cuda_driver.h": {
+        "SLUICE_CU_OUT_OF_MEMORY": "CUDA_ERROR_OUT_OF_MEMORY",
+        "SLUICE_CU_NOT_READY": "CUDA_ERROR_NOT_READY",
+        "SLUICE_CU_STREAM_NON_BLOCKING": "CU_STREAM_NON_BLOCKING",
+        "SLUICE_CU_EVENT_DISABLE_TIMING": "CU_EVENT_DISABLE_TIMING",
+        "SLUICE_CU_MEMHOSTALLOC_PORTABLE": "CU_MEMHOSTALLOC_PORTABLE",
+        "SLUICE_CU_POINTER_MEMORY_TYPE": "CU_POINTER_ATTRIBUTE_MEMORY_TYPE",
+        "SLUICE_CU_POINTER_DEVICE_ORDINAL": "CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL",
+        "SLUICE_CU_MEMORY_HOST": "CU_MEMORYTYPE_HOST",
+        "SLUICE_CU_MEMORY_DEVICE": "CU_MEMORYTYPE_DEVICE",
+        "SLUICE_CU_CAPTURE_NONE": "CU_STREAM_CAPTURE_STATUS_NONE",
+        "SLUICE_CU_ATTRIBUTE_MAJOR": "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR",
+        "SLUICE_CU_ATTRIBUTE_MINOR": "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR",
+    },
+    "backend/gemm/cublas/gemm_cublas.h": {
+        "SLUICE_CUBLAS_ALLOC_FAILED": "CUBLAS_STATUS_ALLOC_FAILED",
+        "SLUICE_CUBLAS_NOT_SUPPORTED": "CUBLAS_STATUS_NOT_SUPPORTED",
+        "SLUICE_CUBLAS_OP_N": "CUBLAS_OP_N",
+        "SLUICE_CUBLAS_OP_T": "CUBLAS_OP_T",
+        "SLUICE_CUBLAS_R_32F": "CUDA_R_32F",
+        "SLUICE_CUBLAS_R_64F": "CUDA_R_64F",
+        "SLUICE_CUBLAS_R_16F": "CUDA_R_16F",
+        "SLUICE_CUBLAS_R_16BF": "CUDA_R_16BF",
+        "SLUICE_CUBLAS_COMPUTE_32F": "CUBLAS_COMPUTE_32F",
+        "SLUICE_CUBLAS_COMPUTE_TF32": "CUBLAS_COMPUTE_32F_FAST_TF32",
+        "SLUICE_CUBLAS_COMPUTE_64F": "CUBLAS_COMPUTE_64F",
+        "SLUICE_CUBLAS_MATH_FULL_REDUCTION": "CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION",
+        "SLUICE_CUBLAS_ALGORITHM_DEFAULT": "CUBLAS_GEMM_DEFAULT",
+    },
+    "backend/comm/nccl/nccl_comm.h": {
+        "SLUICE_NCCL_REMOTE_ERROR": "ncclRemoteError",
+        "SLUICE_NCCL_IN_PROGRESS": "ncclInProgress",
+        "SLUICE_NCCL_UINT8": "ncclUint8",
+        "SLUICE_NCCL_MAGIC": "NCCL_API_MAGIC",
+    },
+}
+LIBRARIES = {
+    "cublas": ("backend/gemm/cublas/cublas_symbols.inc", "nvidia/cu13/lib/libcublas.so.13"),
+    "nccl": ("backend/comm/nccl/nccl_symbols.inc", "nvidia/nccl/lib/libnccl.so.2"),
+}
+
+
+def our_values(header):
+    """{name: expression} of the SLUICE_* enumerators and macros of a header."""
+    text = (ROOT / header).read_text()
+    found = dict(re.findall(r"^\s*(SLUICE_(?:CU|CUBLAS|NCCL)_\w+) = (-?\w+)", text, re.MULTILINE))
+    found.update(re.findall(r"^#define (SLUICE_NCCL_MAGIC)\s+(\w+)", text, re.MULTILINE))
+    # Several enumerators may share a line.
+    found.update(re.findall(r"(SLUICE_(?:CU|CUBLAS|NCCL)_\w+) = (-?\w+)", text))
+    return found
+
+
+def values_lines():
+    """Static assertions; every enumerator of ours must have its vendor's name here."""
+    lines = []
+    for header, names in VALUES.items():
+        found = our_values(header)
+        if set(found) != set(names):
+            raise SystemExit(f"{header}: checked and declared values differ: {sorted(set(found) ^ set(names))}")
+        lines += [f'static_assert((long long)({found[n]}) == (long long)({v}), "{n}");' for n, v in names.items()]
+    # The part of the configuration that we fill lies where NCCL has it.
+    lines += [
+        f'static_assert(offsetof(ncclConfig_t, {f}) == offsetof(ours::sluice_nccl_config_t, {f}), "{f}");'
+        for f in ("size", "magic", "version", "blocking")
+    ]
+    return lines
+
+
+def symbols(table):
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / table).read_text(), flags=re.DOTALL)
+    return re.findall(r"\b(cu[A-Z]\w+|cublas\w+|nccl[A-Z]\w+),\s*\(", text)
+
+
+def install(folder):
+    if (folder / "nvidia").is_dir():
+        return
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-input", "--progress-bar", "off"]
+    subprocess.run([*pip, "--no-deps", "--target", folder, "-r", HERE / "requirements.txt"], check=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / ".venv-vendor")
+    folder = parser.parse_args().folder
+    install(folder)
+    passed = failed = 0
+
+    def report(title, problem):
+        nonlocal passed, failed
+        passed, failed = passed + (not problem), failed + bool(problem)
+        print(f"vendor: {'FAIL' if problem else 'ok  '}  {title}" + (f"\n{problem}" if problem else ""))
+
+    generated = folder / "generated"
+    generated.mkdir(exist_ok=True)
+    (generated / "values.inc").write_text("\n".join(values_lines()) + "\n")
+    includes = [generated, folder / "nvidia/cu13/include", folder / "nvidia/nccl/include"]
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-w", f"-I{ROOT}", *(f"-I{i}" for i in includes)]
+    done = subprocess.run([*command, HERE / "prototypes.cc"], capture_output=True, text=True)
+    errors = "\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000]
+    count = sum(len(symbols(t)) for t in ("backend/device/cuda/cuda_symbols.inc", *(t for t, _ in LIBRARIES.values())))
+    values = sum(len(names) for names in VALUES.values())
+    report(
+        f"{count} prototypes and {values} values as in cuda.h, cublas_v2.h, nccl.h", errors if done.returncode else ""
+    )
+    for name, (table, path) in LIBRARIES.items():
+        try:
+            # cuBLAS needs its own other half.
+            for other in sorted((folder / path).parent.glob("libcublasLt.so.*")):
+                ctypes.CDLL(str(other), mode=ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(str(folder / path))
+            missing = [symbol for symbol in symbols(table) if not hasattr(library, symbol)]
+            report(f"{len(symbols(table))} symbols of {name}: {pathlib.Path(path).name}", ", ".join(missing))
+        except OSError as error:
+            report(f"symbols of {name}", str(error))
+    print(f"vendor: {passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Bytes and step time of every restore policy at several n, beside the paper's own bounds.
+
+One layer, forward and backward, all cases in turns in one process group over one link. Routing is balanced to the row.
+Bytes are the allocator's (`sluice_context_get_stats`), of rank 0:
+
+    saved    what outlives forward (offloaded rows included: on a CPU the host pool is memory)
+    slots    temporaries of forward / of backward
+    peak     the high-water mark of everything
+    delta    the paper's eq. 5 in bytes: what sharing T_DI, T_DO and T_M between chunks saves in activations
+
+`of delta`: how much less than under `none` a forward holds on the device (saved, without what was offloaded, plus slots),
+plus the sharing of T_DO that `none` does as well, over delta; S1 and S2 with the two buffers of T_M that they need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from integration_tests.benchmarks import launch  # noqa: E402
+from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
+
+F32 = 4
+
+
+def delta(rows: int, M: int, H: int, n: int, buffers_of_m: int) -> float:
+    """MPipeMoE eq. 5, second line, in bytes; with `buffers_of_m` buffers of T_M instead of one."""
+    return F32 * rows * (2 * M * (n - 2) / n + H * (n - buffers_of_m) / n) if n > 1 else 0.0
+
+
+def footprint(rows: int, M: int, H: int) -> dict[str, float]:
+    """Eq. 2 and 3 in bytes: activations and temporaries without a pipeline."""
+    return {"eq2_activations": F32 * (4.0 * rows * M + rows * H), "eq3_temporaries": F32 * (rows * M + rows * H)}
+
+
+def offloaded(line: dict, rows: int, M: int, H: int) -> int:
+    """Bytes that lie in the host pool."""
+    return F32 * rows * (M * (line["policy"] in ("S1", "S3")) + H * (line["policy"] in ("S1", "S2")))
+
+
+def held(line: dict, rows: int, M: int, H: int) -> int:
+    """Bytes on the device in forward, as the allocator counted them."""
+    return line["saved_bytes"] - offloaded(line, rows, M, H) + line["forward_slot_bytes"]
+
+
+def share_of_delta(line: dict, none: dict, rows: int, M: int, H: int) -> float | None:
+    n, buffers = line["chunks"], 2 if line["policy"] in ("S1", "S2") else 1
+    bound = delta(rows, M, H, n, min(buffers, n))
+    if bound <= 0 or line["policy"] == "none":
+        return None
+    shared_output = F32 * rows * M * (n - 2) / n
+    return (held(none, rows, M, H) - held(line, rows, M, H) + shared_output) / bound
+
+
+def show(line: dict, none: dict) -> str:
+    mib = 1 << 20
+    share = "       -" if line["of_delta"] is None else f"{100 * line['of_delta']:6.1f} %"
+    smaller = 100 * (line["peak_bytes"] / none["peak_bytes"] - 1)
+    return (
+        f"{line['policy']:<5} {line['chunks']:>3}  {line['saved_bytes'] / mib:9.1f}  {line['forward_slot_bytes'] / mib:7.1f} "
+        f"{line['slot_bytes'] / mib:7.1f}  {line['peak_bytes'] / mib:8.1f} ({smaller:+5.0f} %)  {share}"
+        f"  {1000 * line['median_s']:8.1f} ms ({line['median_s'] / none['median_s']:.2f}x)"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    for name, value in {"T": 2048, "M": 512, "H": 2048, "E": 8, "K": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--link", default="1gbit")
+    parser.add_argument("--gemm", default="auto")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--records", type=Path)
+    options = parser.parse_args()
+    if (options.T * options.K) % (options.E * max(options.chunks)) != 0:
+        parser.error("T * K must be a multiple of E times the largest n: routing is balanced to the row")
+    progress = launch.Progress()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "lines.json"
+        plan = {name: getattr(options, name) for name in ("T", "M", "H", "E", "K", "chunks", "rounds", "gemm", "seed")}
+        (Path(folder) / "plan.json").write_text(json.dumps({**plan, "out": str(out)}))
+        outcome = launch.run(
+            [sys.executable, str(HERE / "restore_rank.py"), str(Path(folder) / "plan.json")],
+            world_size=options.ranks,
+            rate=options.link,
+            deadline_s=1800,
+            on_progress=lambda event: progress.show(
+                f"{launch.bar(event['done'] / event['of'])} {event['done']}/{event['of']}"
+            ),
+            progress=progress,
+            env={**launch.environment(), "PYTHONPATH": str(HERE.parents[1])},
+        )
+        if outcome.status != 0:
+            return outcome.status
+        lines = json.loads(out.read_text())
+    rows = options.T * options.K
+    sizes = footprint(rows, options.M, options.H)
+    mib = 1 << 20
+    shape = " ".join(f"{name} {getattr(options, name)}" for name in "TMHEK")
+    print(f"\n{shape} W {options.ranks}, link {options.link}, f32")
+    eq2, eq3 = (sizes[name] / mib for name in ("eq2_activations", "eq3_temporaries"))
+    print(f"eq. 2 activations {eq2:.1f} MiB, eq. 3 temporaries {eq3:.1f} MiB")
+    print("policy  n   saved MiB  slots f/b MiB        peak MiB         of delta      step")
+    base = {line["chunks"]: line for line in lines if line["policy"] == "none"}
+    for line in lines:
+        none = base[line["chunks"]]
+        line["of_delta"] = share_of_delta(line, none, rows, options.M, options.H)
+        print(show(line, none))
+    if options.records:
+        options.records.mkdir(parents=True, exist_ok=True)
+        record = {"plan": plan, "link": outcome.link, "machine": machine(), "versions": versions(), "lines": lines}
+        (options.records / "restore.json").write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

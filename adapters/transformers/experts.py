@@ -41,10 +41,11 @@ _announced: set[str] = set()
 
 def context_of(options: Options, group: EpGroup | None) -> Context:
     """The one context of this process for layers of this group (None: without other ranks): they share its slots."""
-    key = (options.gemm, options.gemm_library, () if group is None else group.ranks)
+    chosen = (options.gemm or "auto", options.gemm_library, options.memory_budget, options.max_outstanding)
+    key = (*chosen, () if group is None else group.ranks)
     found = _contexts.get(key)
     if found is None or not found.alive:
-        found = _contexts[key] = Context(group, ContextOptions(options.gemm or "auto", options.gemm_library))
+        found = _contexts[key] = Context(group, ContextOptions(*chosen))
         trace.register(found)
     return found
 
@@ -182,6 +183,9 @@ class ExpertsState:
             "layer_id": self._layer_id,
             **layer_options(self._options, contract.fused),
         }
+        if contract.fused and self._group is None and self._options.policy is None and not self._options.memory_budget:
+            # Alone, the dispatched rows are a copy of tokens that autograd holds anyway: copied again, nothing is kept.
+            common |= {"restore_input": "redispatch", "restore_middle": "keep"}
         context = context_of(self._options, self._group)
         if contract.stock:
             return CastingLayer(context, experts=StockExperts(contract, local, self._experts_forward), **common)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import sluice.errors
@@ -118,6 +119,58 @@ def test_Autocast_Bf16_AsEagerUnderAutocast(kind: str) -> None:
 def test_Checkpointing_BothKinds_AsEager(kind: str, reentrant: bool) -> None:
     module = make(kind)
     check(module, rows(MODEL, 6, 30, 2), call=lambda *inputs: checkpoint(module, *inputs, use_reentrant=reentrant))
+
+
+def _resident() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) << 10
+    raise LookupError("VmRSS")
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_Checkpointing_BothKinds_FreesTheActivations(reentrant: bool) -> None:
+    module = make("mixtral", experts=4, model=64, hidden=256)
+    given = rows(64, 4, 16384, 2)
+    tokens = given.tokens.requires_grad_()
+    kept_by_a_step = 16384 * 2 * (64 + 2 * 256) * 4  # dispatched rows and pre-activations
+
+    def growth(call: object) -> int:
+        out = call(tokens, given.ids, given.weights)  # the first call makes what the layer keeps for good
+        out.backward(given.grad)
+        del out
+        before = _resident()
+        out = call(tokens, given.ids, given.weights)
+        after = _resident()
+        out.backward(given.grad)
+        return after - before
+
+    plain = growth(module)
+    freed = growth(lambda *inputs: checkpoint(module, *inputs, use_reentrant=reentrant))
+    assert plain > 0.8 * kept_by_a_step, plain
+    assert freed < 0.35 * kept_by_a_step, (freed, plain)
+
+
+def test_SavedBytes_AtMostHalfOfGroupedMm() -> None:
+    module, given = make(model=64, hidden=96), rows(64, 6, 256, 2)
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+
+    def saved(name: str) -> int:
+        found: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                found[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        tokens, weights = given.tokens.clone().requires_grad_(), given.weights.clone().requires_grad_()
+        with tf_compare.implementation(module, name), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            module(tokens, given.ids, weights)
+        return sum(found.values())
+
+    sluices, stocks = saved("sluice"), saved("grouped_mm")
+    assert sluices <= 0.5 * stocks, (sluices, stocks)
 
 
 def test_NoGrad_AndInferenceMode_SameBitsAsTraining() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import sluice
 import tf_families
+import tf_models
 import torch
 from sluice import settings
 from sluice.config import ConfigError
-from sluice.errors import InvalidArgument, Unsupported
+from sluice.errors import InvalidArgument, OverBudget, Unsupported
 from tf_compare import check, rows
 
 
@@ -136,6 +137,19 @@ def test_Configure_EachSource_ReachesTheLayer(configured: Any) -> None:
     module.config.sluice = {"chnks": 2}
     with pytest.raises(ConfigError, match="chunks"):
         run(module)
+
+
+def test_MemoryBudget_OverAllLayers_HoldsOrNamesTheShortfall(configured: Any) -> None:
+    wanted = tf_models.step(tf_models.make("mixtral"), tf_models.batch())
+    configured(memory_budget="64MiB")
+    model = tf_models.make("mixtral")
+    found = tf_models.step(model, tf_models.batch())
+    assert max(tf_models.gaps(found, wanted).values()) < 2e-5
+    experts = [module for name, module in model.named_modules() if name.endswith("experts")]
+    assert all(0 < sluice.stats(module)["peak_bytes"] <= 64 << 20 for module in experts)
+    configured(memory_budget="300KiB")
+    with pytest.raises(OverBudget, match="memory_budget"):
+        tf_models.step(tf_models.make("mixtral"), tf_models.batch())
 
 
 def test_SwitchedOff_TransformersComputes(configured: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ typedef struct sluice_product_list_s {
 typedef struct sluice_gemm_s sluice_gemm_t;
 
 /* What run() may borrow from the allocator at one time beyond the objects made by create: temporaries of "blas",
- * the packed blocks of "native", and the operands on which "auto" measures. All of it is given back before run()
+ * the packed blocks of "native", and the result with which "auto" measures. All of it is given back before run()
  * returns. "native" packs per thread: with more than two threads, each further one may borrow SLUICE_GEMM_THREAD_BYTES
  * on top. */
 #define SLUICE_GEMM_SCRATCH_BYTES ((uint64_t)8 << 20)

@@ -1,7 +1,8 @@
 /* The chooser behind sluice_gemm_create: which implementation does which products.
  *
  * Lists fall into classes (dtypes, layout, sizes, beta). The first list of a class makes the chooser measure its
- * candidates on operands of its own, shaped like that list's largest product but bounded; the order found is kept for
+ * candidates on a part of that list's largest product: its own operands, since where and how they lie matters to
+ * libraries more than their sizes, and a result in scratch memory. The order found is kept for
  * the whole process, so that every context, and a recomputation, repeats the same choice and the same bits. `ref`
  * stands last and takes what no other does; it is not measured.
  */
@@ -25,8 +26,8 @@ enum { NATIVE, BLAS, ONEDNN, HOST, REF, NUM_KINDS };
 enum { NUM_DTYPES = 3, NUM_LAYOUTS = 4, NUM_ROWS = 9, NUM_NK = 3 };
 enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_ROWS * NUM_NK * 2 };
 
-/* Measuring one class: at most this much arithmetic per run (about 2 ms at 130 GFLOP/s), this many bytes of operands
- * and about this much time after a first round, which may also start threads and make code. */
+/* Measuring one class: at most this much arithmetic per run (about 2 ms at 130 GFLOP/s), this many bytes of result and
+ * about this much time after a first round, which may also start threads and make code. */
 #define MEASURE_FLOP  (256.0 * 1024 * 1024)
 #define MEASURE_BYTES (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
 #define MEASURE_NS    ((uint64_t)32 * 1000 * 1000)
@@ -144,7 +145,8 @@ static int classify(const sluice_product_list_t* list, sluice_gemm_class_t* out)
            last ? ">" : "<=", (long long)row_limits[last ? row_class - 1 : row_class], nk_texts[nk_class],
            (int)list->beta);
   /* Measured with the rows of an expert of average size, not of the largest. */
-  if (out->form.m == largest->m) *(out->form.trans_a ? &out->form.k : &out->form.m) = rows;
+  int64_t* own = out->form.trans_a ? &out->form.k : &out->form.m;
+  if (out->form.m == largest->m && rows < *own) *own = rows;
   return 1;
 }
 
@@ -174,26 +176,6 @@ static sluice_status_t run_host(sluice_gemm_auto_t* chooser, const sluice_produc
     SLUICE_TRY(next->vtable->run(next, &one));
   }
   return SLUICE_OK;
-}
-
-/* Values in [-1, 1) of any float dtype, none of them subnormal. */
-static void fill(void* data, int64_t count, int32_t dtype) {
-  uint32_t state = 1;
-  for (int64_t i = 0; i < count; ++i) {
-    state = state * 1664525u + 1013904223u;
-    float value = (float)((int)(state >> 25) - 64) / 64.0f;
-    switch (dtype) {
-      case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16(value); break;
-      case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16(value); break;
-      default: ((float*)data)[i] = value; break;
-    }
-  }
-}
-
-static uint64_t scratch_bytes(const sluice_product_t* p, const sluice_product_list_t* list) {
-  uint64_t ab = sluice_dtype_bytes(list->dtype_ab);
-  return sluice_align_up((uint64_t)(p->m * p->k) * ab) + sluice_align_up((uint64_t)(p->k * p->n) * ab) +
-         sluice_align_up((uint64_t)(p->m * p->n) * sluice_dtype_bytes(list->dtype_c));
 }
 
 /* One run, its time into out_ns; UINT64_MAX when this one fails or declines. NO_MEMORY is passed on: it says nothing
@@ -235,20 +217,16 @@ static sluice_status_t time_kinds(sluice_gemm_auto_t* chooser, const sluice_prod
   return SLUICE_OK;
 }
 
-/* Doubles the smallest size until a call's overhead is not all there is to see, then halves the largest until a run is
- * short and its operands are small. */
-static sluice_product_t bounded(const sluice_gemm_form_t* form, const sluice_product_list_t* list) {
+/* Halves until a run is short and its result small: first the dimension that shortens no row of the weights (or of
+ * their gradient), then the largest. */
+static sluice_product_t bounded(const sluice_gemm_form_t* form, uint64_t bytes_c) {
   sluice_product_t p = {.m = form->m, .n = form->n, .k = form->k};
-  while (2 * volume(&p) < MEASURE_FLOP / 64) {
-    int64_t* smallest = &p.m;
-    if (p.n < *smallest) smallest = &p.n;
-    if (p.k < *smallest) smallest = &p.k;
-    *smallest *= 2;
-  }
-  while (2 * volume(&p) > MEASURE_FLOP || scratch_bytes(&p, list) > MEASURE_BYTES) {
+  int64_t* harmless = form->trans_a ? &p.m : &p.n;
+  while (2 * volume(&p) > MEASURE_FLOP || (uint64_t)(p.m * p.n) * bytes_c > MEASURE_BYTES) {
     int64_t* largest = &p.m;
     if (p.n > *largest) largest = &p.n;
     if (p.k > *largest) largest = &p.k;
+    if (*harmless >= 256) largest = harmless;
     *largest = (*largest + 1) / 2;
   }
   return p;
@@ -279,20 +257,15 @@ static order_t sort(const uint64_t* measured, int in_use) {
 
 static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product_list_t* list,
                                const sluice_gemm_class_t* class, order_t* out_order) {
-  const sluice_gemm_form_t* form = &class->form;
-  sluice_product_t p = bounded(form, list);
-  uint64_t bytes = scratch_bytes(&p, list);
-  char* scratch = sluice_alloc(chooser->base.allocator, bytes, "gemm auto: operands to measure on");
+  const sluice_gemm_form_t* f = &class->form;
+  const uint64_t bytes_c = sluice_dtype_bytes(list->dtype_c);
+  sluice_product_t p = bounded(f, bytes_c);
+  const uint64_t bytes = (uint64_t)(p.m * p.n) * bytes_c;
+  void* scratch = sluice_alloc_zeroed(chooser->base.allocator, bytes, "gemm auto: a result to measure with");
   if (scratch == NULL) return SLUICE_E_NO_MEMORY;
-  uint64_t ab = sluice_dtype_bytes(list->dtype_ab);
-  char* b = scratch + sluice_align_up((uint64_t)(p.m * p.k) * ab);
-  char* c = b + sluice_align_up((uint64_t)(p.k * p.n) * ab);
-  p.a = form->trans_a ? (sluice_matrix_t){scratch, 1, p.m} : (sluice_matrix_t){scratch, p.k, 1};
-  p.b = form->trans_b ? (sluice_matrix_t){b, 1, p.k} : (sluice_matrix_t){b, p.n, 1};
-  p.c = (sluice_matrix_t){c, p.n, 1};
-  fill(scratch, p.m * p.k, list->dtype_ab);
-  fill(b, p.k * p.n, list->dtype_ab);
-  memset(c, 0, (uint64_t)(p.m * p.n) * sluice_dtype_bytes(list->dtype_c));
+  p.a = f->trans_a ? (sluice_matrix_t){(void*)f->a, 1, f->lda} : (sluice_matrix_t){(void*)f->a, f->lda, 1};
+  p.b = f->trans_b ? (sluice_matrix_t){(void*)f->b, 1, f->ldb} : (sluice_matrix_t){(void*)f->b, f->ldb, 1};
+  p.c = (sluice_matrix_t){scratch, p.n, 1};
   sluice_product_list_t one = *list;
   one.products = &p;
   one.count = 1;

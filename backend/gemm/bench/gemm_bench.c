@@ -1,138 +1,251 @@
-/* GFLOP/s of each implementation that opens, by layout and dtypes. Not a test.
+/* GFLOP/s of each implementation that opens, on the products of one MoE layer. Not a test.
  *
- *   gemm_bench [--torch PATH/libtorch_cpu.so] [--ms MILLISECONDS] [--ref]
+ *   gemm_bench [--torch PATH/libtorch_cpu.so] [--rows LIST] [--forms LIST] [--dtypes LIST] [--repeats N]
+ *              [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] [--json FILE]
  *
- * --torch   loads torch's library first, so that "blas" finds it, as in a torch process
- * --ms      time per number, 60
- * --ref     measures ref too (slow)
+ * --torch         loads torch's library first, so that "blas" finds it (MKL), as in a torch process
+ * --rows          rows per expert, 8,16,32,64,128,256,512,1024,2048
+ * --forms         of forward1, forward2, input2, input1, weight, weight_add; all
+ * --dtypes        of f32, bf16, f16; f32,bf16
+ * --repeats       of each implementation, in turns, 5
+ * --experts       products per call, each with weights of its own, 4; M and H: 1024 and 4096
+ * --cpu-time      the calling thread's CPU time in place of the clock's: for one thread on a busy machine
+ * --ref           measures ref too (slow)
  *
- * Rows 8 to 2048, N and K in {1024, 4096}: NN (forward, weights [K, N]), NT (weights [N, K]) and TN (weight gradient:
- * C [N, K] += dY^T X over the rows, beta 1). A number is the total over the four (N, K).
+ * Each number is the best of the repeats, and behind it their median. One record per line goes to FILE.
+ *
+ *   forward1    T_M [r, H] = X [r, M] W1 [H, M]^T          forward2    T_DO [r, M] = ACT [r, H] W2 [M, H]^T
+ *   input2      dACT [r, H] = dY [r, M] W2 [M, H]          input1      dT_DI [r, M] = dT_M [r, H] W1 [H, M]
+ *   weight      dW2 [M, H] = dY^T ACT                      weight_add  dW2 += dY^T ACT, into f32
  */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm.h"
+
+enum { MOST_EXPERTS = 64, MOST_REPEATS = 100, MOST_GEMMS = 6, NUM_FORMS = 6 };
+static const char* const form_names[NUM_FORMS] = {"forward1", "forward2", "input2", "input1", "weight", "weight_add"};
+
+typedef struct options_s {
+  const char *torch, *rows, *forms, *dtypes, *json;
+  int64_t model_width, hidden_width, experts;
+  int repeats, cpu_time, with_ref;
+} options_t;
+
+typedef struct data_s {
+  char *weights, *narrow, *wide; /* [experts][M * H], [experts][r * M], [experts][r * H] */
+} data_t;
 
 static void fill(void* data, int64_t count, int32_t dtype) {
   uint32_t state = 1;
   for (int64_t i = 0; i < count; ++i) {
     state = state * 1664525u + 1013904223u;
     float value = (float)((int)(state >> 25) - 64) / 64.0f;
-    if (dtype == SLUICE_DTYPE_BF16) {
-      ((uint16_t*)data)[i] = sluice_f32_to_bf16(value);
-    } else {
-      ((float*)data)[i] = value;
+    switch (dtype) {
+      case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16(value); break;
+      case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16(value); break;
+      default: ((float*)data)[i] = value; break;
     }
   }
 }
 
-/* Seconds of the shortest run, < 0 when the list is not taken. */
-static double seconds(sluice_gemm_t* gemm, const sluice_product_list_t* list, double limit) {
-  double best = -1; /* the first run, which also starts threads, counts only when it is the only one */
-  double spent = 0;
-  if (!sluice_gemm_supports(gemm, list)) return -1;
-  for (int i = 0; i == 0 || (i < 50 && spent < limit); ++i) {
-    uint64_t begin = sluice_now_ns();
-    if (sluice_gemm_run(gemm, list) != SLUICE_OK) return -1;
-    double s = (double)(sluice_now_ns() - begin) * 1e-9;
-    spent += s;
-    if (i <= 1 || s < best) best = s;
-  }
-  return best;
+static double now(const options_t* o) {
+  if (!o->cpu_time) return (double)sluice_now_ns() * 1e-9;
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static const int64_t rows[] = {8, 32, 128, 512, 2048};
-static const int64_t sizes[] = {1024, 4096};
-enum { NUM_ROWS = 5, MOST = 4096 };
-static const char* const layouts[] = {"NN", "NT", "TN"};
-
-static void print_line(sluice_gemm_t* gemm, int32_t dtype_ab, int32_t dtype_c, int layout, void* x, void* y, void* z,
-                       double limit) {
-  double numbers[NUM_ROWS];
-  int any = 0;
-  for (int r = 0; r < NUM_ROWS; ++r) {
-    double flop = 0;
-    double time = 0;
-    for (int i = 0; i < 4; ++i) {
-      int64_t m = rows[r];
-      int64_t n = sizes[i / 2];
-      int64_t k = sizes[i % 2];
-      sluice_product_t p = {m, n, k, {x, k, 1}, {y, n, 1}, {z, n, 1}};
-      if (layout == 1) p.b = (sluice_matrix_t){y, 1, k};
-      if (layout == 2) p = (sluice_product_t){n, k, m, {x, 1, n}, {y, k, 1}, {z, k, 1}};
-      sluice_product_list_t list = {&p, 1, dtype_ab, dtype_c, layout == 2 ? 1.0f : 0.0f};
-      double s = seconds(gemm, &list, limit);
-      if (s < 0) continue;
-      flop += 2.0 * (double)m * (double)n * (double)k;
-      time += s;
-    }
-    numbers[r] = time > 0 ? flop / time * 1e-9 : 0;
-    any |= time > 0;
+static int listed(const char* list, const char* word) {
+  size_t length = strlen(word);
+  for (const char* at = strstr(list, word); at != NULL; at = strstr(at + 1, word)) {
+    if ((at == list || at[-1] == ',') && (at[length] == ',' || at[length] == '\0')) return 1;
   }
-  if (!any) return;
-  printf("%-22s %4s -> %-4s %s  ", gemm->name, sluice_dtype_name(dtype_ab), sluice_dtype_name(dtype_c),
-         layouts[layout]);
-  for (int r = 0; r < NUM_ROWS; ++r) printf(" %7.1f", numbers[r]);
+  return 0;
+}
+
+static int ascending(const void* a, const void* b) {
+  double x = *(const double*)a;
+  double y = *(const double*)b;
+  return x < y ? -1 : x > y;
+}
+
+static sluice_product_t product(const options_t* o, const data_t* d, int form, int64_t r, int64_t expert,
+                                uint64_t bytes) {
+  const int64_t m = o->model_width;
+  const int64_t h = o->hidden_width;
+  void* w = d->weights + (uint64_t)(expert * m * h) * (form == 5 ? sizeof(float) : bytes);
+  void* x = d->narrow + (uint64_t)(expert * r * m) * bytes;
+  void* y = d->wide + (uint64_t)(expert * r * h) * bytes;
+  switch (form) {
+    case 0: return (sluice_product_t){r, h, m, {x, m, 1}, {w, 1, m}, {y, h, 1}};
+    case 1: return (sluice_product_t){r, m, h, {y, h, 1}, {w, 1, h}, {x, m, 1}};
+    case 2: return (sluice_product_t){r, h, m, {x, m, 1}, {w, h, 1}, {y, h, 1}};
+    case 3: return (sluice_product_t){r, m, h, {y, h, 1}, {w, m, 1}, {x, m, 1}};
+    default: return (sluice_product_t){m, h, r, {x, 1, m}, {y, h, 1}, {w, h, 1}};
+  }
+}
+
+/* One cell of the table: every implementation in turns, one round uncounted. */
+static void measure(const options_t* o, const data_t* d, sluice_gemm_t** gemms, int count, int form, int32_t dtype,
+                    int64_t r, FILE* json) {
+  sluice_product_t products[MOST_EXPERTS];
+  for (int64_t e = 0; e < o->experts; ++e) {
+    products[e] = product(o, d, form, r, e, sluice_dtype_bytes(dtype));
+  }
+  const int32_t dtype_c = form == 5 ? SLUICE_DTYPE_F32 : dtype;
+  const sluice_product_list_t list = {.products = products,
+                                      .count = o->experts,
+                                      .dtype_ab = dtype,
+                                      .dtype_c = dtype_c,
+                                      .beta = form == 5 ? 1.0f : 0.0f};
+  const double flop = 2.0 * (double)(r * o->model_width * o->hidden_width * o->experts);
+  static double seconds[MOST_GEMMS][MOST_REPEATS];
+  int takes[MOST_GEMMS];
+  for (int g = 0; g < count; ++g) takes[g] = sluice_gemm_supports(gemms[g], &list);
+  for (int i = 0; i <= o->repeats; ++i) {
+    for (int g = 0; g < count; ++g) {
+      if (!takes[g]) continue;
+      double begin = now(o);
+      if (sluice_gemm_run(gemms[g], &list) != SLUICE_OK) takes[g] = 0;
+      if (i > 0) seconds[g][i - 1] = now(o) - begin;
+    }
+  }
+  printf("%-4s -> %-4s %-10s %5lld ", sluice_dtype_name(dtype), sluice_dtype_name(dtype_c), form_names[form],
+         (long long)r);
+  for (int g = 0; g < count; ++g) {
+    if (!takes[g]) {
+      printf("            -   ");
+      continue;
+    }
+    qsort(seconds[g], (size_t)o->repeats, sizeof seconds[g][0], ascending);
+    const double best = flop / seconds[g][0] * 1e-9;
+    const double median = flop / seconds[g][o->repeats / 2] * 1e-9;
+    printf("  %6.1f (%5.1f)", best, median);
+    if (json == NULL) continue;
+    fprintf(json,
+            "{\"gemm\": \"%s\", \"form\": \"%s\", \"dtype\": \"%s\", \"dtype_c\": \"%s\", \"rows\": %lld, \"experts\": "
+            "%lld, \"model_width\": %lld, \"hidden_width\": %lld, \"repeats\": %d, \"clock\": \"%s\", \"gflops_best\": "
+            "%.1f, \"gflops_median\": %.1f}\n",
+            gemms[g]->name, form_names[form], sluice_dtype_name(dtype), sluice_dtype_name(dtype_c), (long long)r,
+            (long long)o->experts, (long long)o->model_width, (long long)o->hidden_width, o->repeats,
+            o->cpu_time ? "thread cpu" : "wall", best, median);
+  }
   printf("\n");
   fflush(stdout);
 }
 
-int main(int argc, char** argv) {
-  double limit = 0.06;
-  int with_ref = 0;
+static int parse(int argc, char** argv, options_t* o) {
   for (int i = 1; i < argc; ++i) {
+    const char* value = i + 1 < argc ? argv[i + 1] : NULL;
     if (strcmp(argv[i], "--ref") == 0) {
-      with_ref = 1;
-    } else if (strcmp(argv[i], "--ms") == 0 && i + 1 < argc) {
-      limit = atof(argv[++i]) * 1e-3;
-    } else if (strcmp(argv[i], "--torch") == 0 && i + 1 < argc) {
-      if (dlopen(argv[++i], RTLD_NOW | RTLD_LOCAL) == NULL) {
-        fprintf(stderr, "%s\n", dlerror());
-        return 1;
-      }
-    } else {
-      fprintf(stderr, "usage: gemm_bench [--torch PATH/libtorch_cpu.so] [--ms MILLISECONDS] [--ref]\n");
-      return 2;
+      o->with_ref = 1;
+      continue;
     }
+    if (strcmp(argv[i], "--cpu-time") == 0) {
+      o->cpu_time = 1;
+      continue;
+    }
+    if (value == NULL) return 0;
+    if (strcmp(argv[i], "--torch") == 0) {
+      o->torch = value;
+    } else if (strcmp(argv[i], "--rows") == 0) {
+      o->rows = value;
+    } else if (strcmp(argv[i], "--forms") == 0) {
+      o->forms = value;
+    } else if (strcmp(argv[i], "--dtypes") == 0) {
+      o->dtypes = value;
+    } else if (strcmp(argv[i], "--json") == 0) {
+      o->json = value;
+    } else if (strcmp(argv[i], "--repeats") == 0) {
+      o->repeats = atoi(value);
+    } else if (strcmp(argv[i], "--experts") == 0) {
+      o->experts = atoll(value);
+    } else if (strcmp(argv[i], "--model-width") == 0) {
+      o->model_width = atoll(value);
+    } else if (strcmp(argv[i], "--hidden-width") == 0) {
+      o->hidden_width = atoll(value);
+    } else {
+      return 0;
+    }
+    ++i;
+  }
+  return o->repeats > 0 && o->repeats <= MOST_REPEATS && o->experts > 0 && o->experts <= MOST_EXPERTS &&
+         o->model_width > 0 && o->hidden_width > 0;
+}
+
+static void run(const options_t* o, const data_t* d, sluice_gemm_t** gemms, int count, int64_t most_rows, FILE* json) {
+  static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
+  printf("%-30s", "GFLOP/s: best (median)    rows");
+  for (int g = 0; g < count; ++g) printf("  %14.14s", gemms[g]->name);
+  printf("\n");
+  for (int t = 0; t < 3; ++t) {
+    if (!listed(o->dtypes, sluice_dtype_name(dtypes[t]))) continue;
+    fill(d->narrow, o->experts * most_rows * o->model_width, dtypes[t]);
+    fill(d->wide, o->experts * most_rows * o->hidden_width, dtypes[t]);
+    for (int form = 0; form < NUM_FORMS; ++form) {
+      if (!listed(o->forms, form_names[form])) continue;
+      fill(d->weights, o->experts * o->model_width * o->hidden_width, form == 5 ? SLUICE_DTYPE_F32 : dtypes[t]);
+      for (const char* at = o->rows; at != NULL; at = strchr(at, ',') != NULL ? strchr(at, ',') + 1 : NULL) {
+        int64_t r = atoll(at);
+        if (r > 0) measure(o, d, gemms, count, form, dtypes[t], r, json);
+      }
+    }
+  }
+}
+
+int main(int argc, char** argv) {
+  options_t o = {.rows = "8,16,32,64,128,256,512,1024,2048",
+                 .forms = "forward1,forward2,input2,input1,weight,weight_add",
+                 .dtypes = "f32,bf16",
+                 .model_width = 1024,
+                 .hidden_width = 4096,
+                 .experts = 4,
+                 .repeats = 5};
+  if (!parse(argc, argv, &o)) {
+    fprintf(stderr,
+            "usage: gemm_bench [--torch PATH/libtorch_cpu.so] [--rows LIST] [--forms LIST] [--dtypes LIST]\n"
+            "  [--repeats N] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] [--json FILE]\n");
+    return 2;
+  }
+  if (o.torch != NULL && dlopen(o.torch, RTLD_NOW | RTLD_LOCAL) == NULL) {
+    fprintf(stderr, "%s\n", dlerror());
+    return 1;
+  }
+  int64_t most_rows = 1;
+  for (const char* at = o.rows; at != NULL; at = strchr(at, ',') != NULL ? strchr(at, ',') + 1 : NULL) {
+    if (atoll(at) > most_rows) most_rows = atoll(at);
   }
   sluice_allocator_t* allocator = sluice_process_allocator();
-  uint64_t bytes = (uint64_t)MOST * MOST * sizeof(float);
-  void* x = sluice_alloc(allocator, bytes, "bench A");
-  void* y = sluice_alloc(allocator, bytes, "bench B");
-  void* z = sluice_alloc_zeroed(allocator, bytes, "bench C");
-  sluice_gemm_t* gemms[4] = {NULL};
+  const uint64_t each[3] = {(uint64_t)(o.experts * o.model_width * o.hidden_width) * sizeof(float),
+                            (uint64_t)(o.experts * most_rows * o.model_width) * sizeof(float),
+                            (uint64_t)(o.experts * most_rows * o.hidden_width) * sizeof(float)};
+  const data_t d = {sluice_alloc(allocator, each[0], "bench weights"), sluice_alloc(allocator, each[1], "bench rows"),
+                    sluice_alloc(allocator, each[2], "bench wide rows")};
+  if (d.weights == NULL || d.narrow == NULL || d.wide == NULL) return 1;
+  FILE* json = o.json != NULL ? fopen(o.json, "w") : NULL;
+  if (o.json != NULL && json == NULL) {
+    perror(o.json);
+    return 1;
+  }
+  sluice_gemm_t* gemms[MOST_GEMMS] = {NULL};
   int count = 0;
-  if (x == NULL || y == NULL || z == NULL) return 1;
   const sluice_gemm_options_t options = {.name = "auto"};
+  if (sluice_gemm_native_create(allocator, &gemms[count]) == SLUICE_OK) ++count;
   if (sluice_gemm_blas_create(NULL, allocator, &gemms[count]) == SLUICE_OK) ++count;
   if (sluice_gemm_onednn_create(NULL, allocator, &gemms[count]) == SLUICE_OK) ++count;
-  if (with_ref && sluice_gemm_ref_create(allocator, &gemms[count]) == SLUICE_OK) ++count;
+  if (o.with_ref && sluice_gemm_ref_create(allocator, &gemms[count]) == SLUICE_OK) ++count;
   if (sluice_gemm_create(&options, allocator, &gemms[count]) == SLUICE_OK) ++count;
-
-  printf("GFLOP/s, rows                       ");
-  for (int r = 0; r < NUM_ROWS; ++r) printf(" %7lld", (long long)rows[r]);
-  printf("\n");
-  static const int32_t dtypes[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
-                                      {SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16},
-                                      {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32}};
-  for (int d = 0; d < 3; ++d) {
-    fill(x, (int64_t)MOST * MOST, dtypes[d][0]);
-    fill(y, (int64_t)MOST * MOST, dtypes[d][0]);
-    for (int layout = 0; layout < 3; ++layout) {
-      for (int g = 0; g < count; ++g) {
-        memset(z, 0, bytes);
-        print_line(gemms[g], dtypes[d][0], dtypes[d][1], layout, x, y, z, limit);
-      }
-    }
-  }
+  run(&o, &d, gemms, count, most_rows, json);
   for (int g = 0; g < count; ++g) sluice_gemm_destroy(gemms[g]);
-  sluice_free(allocator, x, bytes);
-  sluice_free(allocator, y, bytes);
-  sluice_free(allocator, z, bytes);
+  if (json != NULL) fclose(json);
+  sluice_free(allocator, d.weights, each[0]);
+  sluice_free(allocator, d.narrow, each[1]);
+  sluice_free(allocator, d.wide, each[2]);
   return 0;
 }

@@ -30,11 +30,11 @@ enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_ROWS * NUM_NK * 2 };
  * about this much time after a first round, which may also start threads and make code. */
 #define MEASURE_FLOP  (256.0 * 1024 * 1024)
 #define MEASURE_BYTES (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
-#define MEASURE_NS    ((uint64_t)32 * 1000 * 1000)
+#define MEASURE_NS    ((uint64_t)64 * 1000 * 1000)
 enum { MEASURE_ROUNDS = 8 };
 /* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose, and "native" gives
  * the same bits for every n. */
-#define MEASURE_MARGIN 1.05
+#define MEASURE_MARGIN 1.08
 /* Where some library is already in use, another counts as slower by this: its idle threads spin on the same cores.
  * "native" has no threads of its own. */
 #define MEASURE_NEWCOMER 1.25

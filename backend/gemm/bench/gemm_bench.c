@@ -12,7 +12,8 @@
  * --cpu-time      the calling thread's CPU time in place of the clock's: for one thread on a busy machine
  * --ref           measures ref too (slow)
  *
- * Each number is the best of the repeats, and behind it their median. One record per line goes to FILE.
+ * Each number is the best of the repeats, and behind it their median; what "auto" measured goes to stderr. One record
+ * per line goes to FILE.
  *
  *   forward1    T_M [r, H] = X [r, M] W1 [H, M]^T          forward2    T_DO [r, M] = ACT [r, H] W2 [M, H]^T
  *   input2      dACT [r, H] = dY [r, M] W2 [M, H]          input1      dT_DI [r, M] = dT_M [r, H] W1 [H, M]
@@ -59,6 +60,13 @@ static double now(const options_t* o) {
   struct timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* What "auto" measured and chose. */
+static void on_log(void* user, int32_t level, const char* message) {
+  (void)user;
+  (void)level;
+  fprintf(stderr, "%s\n", message);
 }
 
 static int listed(const char* list, const char* word) {
@@ -213,6 +221,7 @@ int main(int argc, char** argv) {
             "  [--repeats N] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] [--json FILE]\n");
     return 2;
   }
+  sluice_set_log(on_log, NULL, SLUICE_LOG_INFO);
   if (o.torch != NULL && dlopen(o.torch, RTLD_NOW | RTLD_LOCAL) == NULL) {
     fprintf(stderr, "%s\n", dlerror());
     return 1;

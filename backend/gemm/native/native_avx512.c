@@ -165,11 +165,9 @@ INLINE void tile_of(const int rows, const sluice_native_tile_t* t, sluice_native
   static void tile_##rows(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
     tile_of(rows, tile, prefetch);                                                                \
   }
-TILE(1)
-TILE(2)
-TILE(3)
-TILE(4)
-TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
+/* clang-format off */
+TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
+    /* clang-format on */
 
     static void run_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) {
   static void (*const tiles[MAX_ROWS])(const sluice_native_tile_t*, sluice_native_prefetch_t*) = {

@@ -64,8 +64,8 @@ static void combine_rows(sluice_stream_t stream, int32_t dtype, int64_t num_toke
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_combine_rows, dtype), stream, &args, args.units);
 }
 
-static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
+static void unit_forward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
+                         void* pre, const void* b1, const void* b3, void* act) {
   uint64_t bytes = sluice_dtype_bytes(dtype);
   sluice_act_forward_args_t args = {.pre = pre,
                                     .b1 = b1,
@@ -73,15 +73,19 @@ static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t ac
                                     .act = act,
                                     .units = hidden > 0 ? rows : 0,
                                     .hidden = hidden,
-                                    .activation = activation,
-                                    .gated = gated};
-  args.wide = widest(number(pre), number(act), (uint64_t)hidden * bytes, number(b1) | number(b3)) == 16;
+                                    .activation = unit->activation,
+                                    .gated = unit->gated,
+                                    .alpha = unit->alpha,
+                                    .limit = unit->limit,
+                                    .offset = unit->offset};
+  args.wide = unit->gated != SLUICE_GATED_INTERLEAVED &&
+              widest(number(pre), number(act), (uint64_t)hidden * bytes, number(b1) | number(b3)) == 16;
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_activation_forward, dtype), stream, &args, args.units);
 }
 
-static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
-                                void* act_w, float* dweight) {
+static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows,
+                          int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
+                          void* act_w, float* dweight) {
   const sluice_act_backward_args_t args = {.pre = pre,
                                            .dact = dact,
                                            .weight = weight,
@@ -90,9 +94,25 @@ static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t a
                                            .dweight = dweight,
                                            .units = rows,
                                            .hidden = hidden,
-                                           .activation = activation,
-                                           .gated = gated};
+                                           .activation = unit->activation,
+                                           .gated = unit->gated,
+                                           .alpha = unit->alpha,
+                                           .limit = unit->limit,
+                                           .offset = unit->offset};
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_activation_backward, dtype), stream, &args, args.units);
+}
+
+static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
+  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
+  unit_forward(stream, dtype, &unit, rows, hidden, pre, b1, b3, act);
+}
+
+static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
+                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
+                                void* act_w, float* dweight) {
+  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
+  unit_backward(stream, dtype, &unit, rows, hidden, pre, dact, weight, dpre, act_w, dweight);
 }
 
 static void add_bias(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, void* data, const void* bias) {
@@ -149,6 +169,8 @@ const sluice_kernels_t* sluice_cuda_kernels(void) {
       .dot_rows = dot_rows,
       .sum_columns = sum_columns,
       .scale_rows = scale_rows,
+      .unit_forward = unit_forward,
+      .unit_backward = unit_backward,
   };
   return &kernels;
 }

@@ -3,7 +3,7 @@
 #include "backend/device/cuda/kernels/element.cu.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
-enum { IDENTITY = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 }; /* SLUICE_ACTIVATION_* */
+enum { IDENTITY = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, RELU2 = 5, SWIGLU = 6 }; /* SLUICE_ACTIVATION_* */
 
 SLUICE_FN float exp_of(float x) { return expf(x); }
 SLUICE_FN double exp_of(double x) { return exp(x); }
@@ -31,6 +31,7 @@ SLUICE_FN V activation_value(int activation, V x) {
     case GELU: return x * ((V)0.5 * erfc_of(-x * (V)0.70710678118654752440));
     case GELU_TANH: return x * sigmoid_of(gelu_tanh_argument(x));
     case SILU: return x * sigmoid_of(x);
+    case RELU2: return x <= 0 ? 0 : x * x;
     default: return x;
   }
 }
@@ -51,33 +52,66 @@ SLUICE_FN V activation_slope(int activation, V x) {
       const V s = sigmoid_of(x);
       return s + x * (s * (1 - s));
     }
+    case RELU2: return x <= 0 ? 0 : 2 * x;
     default: return 1;
   }
 }
 
-/* pre += bias, rounded; act = f(pre1), gated: f(pre1) * pre3 */
+/* f(x), f'(x), v(u), v'(u) of a unit (kernels.h). */
+template <typename V>
+struct unit_at_t {
+  V value, slope, up, up_slope;
+};
+
+template <typename V, typename Args>
+SLUICE_FN unit_at_t<V> unit_at(const Args& a, V x, V u) {
+  unit_at_t<V> r;
+  if (a.activation != SWIGLU) {
+    r.value = activation_value<V>(a.activation, x);
+    r.slope = activation_slope<V>(a.activation, x);
+    r.up = u;
+    r.up_slope = 1;
+    return r;
+  }
+  const V limit = (V)a.limit, alpha = (V)a.alpha;
+  const V g = x > limit ? limit : x; /* NaN stays NaN */
+  const V s = sigmoid_of(alpha * g);
+  const V clamped = u > limit ? limit : (u < -limit ? -limit : u);
+  r.value = g * s;
+  r.slope = x > limit ? (V)0 : s + alpha * g * (s * (1 - s));
+  r.up = clamped + (V)a.offset;
+  r.up_slope = abs_of(u) > limit ? (V)0 : (u != u ? u : (V)1);
+  return r;
+}
+
+/* Where x and u of a column lie in a row of pre: side by side, or in two halves. */
+enum { INTERLEAVED = 2 };
+
+/* pre += bias, rounded; act = f(x), gated: f(x) v(u). N > 1 only where columns lie in halves. */
 template <typename E, int N>
 SLUICE_FN void forward_by(const sluice_act_forward_args_t& a, int64_t i) {
   typedef typename E::value value;
   const int64_t width = a.gated ? 2 * a.hidden : a.hidden;
+  const int64_t step = a.gated == INTERLEAVED ? 2 : 1, up_at = a.gated == INTERLEAVED ? 1 : a.hidden;
+  const void* b_up = a.gated == INTERLEAVED ? a.b1 : a.b3;
   SLUICE_LANES(lane) {
     for (int64_t h = (int64_t)lane * N; h < a.hidden; h += (int64_t)32 * N) {
-      const int64_t at1 = i * width + h, at3 = at1 + a.hidden;
-      pack_t<E, N> x = load_pack<E, N>(a.pre, at1), up, act;
+      const int64_t at1 = i * width + step * h, at3 = at1 + up_at;
+      pack_t<E, N> x = load_pack<E, N>(a.pre, at1), up = x, act;
       if (a.gated) up = load_pack<E, N>(a.pre, at3);
       if (a.b1 != NULL) {
-        const pack_t<E, N> b = load_pack<E, N>(a.b1, h);
+        const pack_t<E, N> b = load_pack<E, N>(a.b1, step * h);
         for (int v = 0; v < N; ++v) x.x[v] = E::put(E::get(x.x[v]) + E::get(b.x[v]));
         store_pack<E, N>(a.pre, at1, x);
       }
-      if (a.gated && a.b3 != NULL) {
-        const pack_t<E, N> b = load_pack<E, N>(a.b3, h);
+      if (a.gated && b_up != NULL) {
+        const pack_t<E, N> b = load_pack<E, N>(b_up, step * h + (step - 1));
         for (int v = 0; v < N; ++v) up.x[v] = E::put(E::get(up.x[v]) + E::get(b.x[v]));
         store_pack<E, N>(a.pre, at3, up);
       }
       for (int v = 0; v < N; ++v) {
-        const value f = activation_value<value>(a.activation, E::get(x.x[v]));
-        act.x[v] = E::put(a.gated ? f * E::get(up.x[v]) : f);
+        const unit_at_t<value> u = unit_at<value>(a, E::get(x.x[v]), a.gated ? E::get(up.x[v]) : (value)1);
+        act.x[v] = E::put(a.gated ? u.value * u.up : u.value);
       }
       store_pack<E, N>(a.act, i * a.hidden + h, act);
     }
@@ -99,22 +133,21 @@ template <typename E>
 SLUICE_FN void activation_backward(const sluice_act_backward_args_t& a, int64_t i) {
   typedef typename E::value value;
   const int64_t width = a.gated ? 2 * a.hidden : a.hidden;
+  const int64_t step = a.gated == INTERLEAVED ? 2 : 1, up_at = a.gated == INTERLEAVED ? 1 : a.hidden;
   const value w = (value)a.weight[i];
   per_lane<value> partial;
   SLUICE_LANES(lane) {
     value sum = 0;
     for (int64_t h = lane; h < a.hidden; h += 32) {
-      const int64_t at1 = i * width + h, at3 = at1 + a.hidden;
-      const value x = load<E>(a.pre, at1);
-      const value up = a.gated ? load<E>(a.pre, at3) : (value)1;
+      const int64_t at1 = i * width + step * h, at3 = at1 + up_at;
+      const unit_at_t<value> u = unit_at<value>(a, load<E>(a.pre, at1), a.gated ? load<E>(a.pre, at3) : (value)1);
       const value d = load<E>(a.dact, i * a.hidden + h);
-      const value f = activation_value<value>(a.activation, x);
-      const value slope = activation_slope<value>(a.activation, x);
+      const value f = u.value, slope = u.slope, up = a.gated ? u.up : (value)1;
       const value act = E::get(E::put(f * up)); /* as forward stored it */
       sum += d * act;
       const value wd = w * d;
       store<E>(a.dpre, at1, wd * up * slope);
-      if (a.gated) store<E>(a.dpre, at3, wd * f);
+      if (a.gated) store<E>(a.dpre, at3, wd * f * u.up_slope);
       if (a.act_w != NULL) store<E>(a.act_w, i * a.hidden + h, w * act);
     }
     partial[lane] = sum;

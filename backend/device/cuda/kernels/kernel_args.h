@@ -59,7 +59,8 @@ typedef struct sluice_act_forward_args_s {
   void* act;
   int64_t units; /* rows */
   int64_t hidden;
-  int32_t activation, gated;
+  int32_t activation, gated;  /* gated: SLUICE_GATED_* */
+  float alpha, limit, offset; /* of SWIGLU */
   int64_t wide;
 } sluice_act_forward_args_t;
 
@@ -72,7 +73,8 @@ typedef struct sluice_act_backward_args_s {
   float* dweight;
   int64_t units; /* rows */
   int64_t hidden;
-  int32_t activation, gated;
+  int32_t activation, gated;  /* gated: SLUICE_GATED_* */
+  float alpha, limit, offset; /* of SWIGLU */
 } sluice_act_backward_args_t;
 
 typedef struct sluice_bias_args_s {

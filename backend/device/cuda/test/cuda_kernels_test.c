@@ -345,6 +345,41 @@ static void ActivationBackward_Any_Close(void** state) {
   sweep(backward_case);
 }
 
+/* Squared ReLU, and the clamped SwiGLU in halves and interleaved, with limits that half of the elements pass. */
+static void unit_case(int32_t dtype, int64_t rows, int64_t width) {
+  static const sluice_unit_t units[] = {{SLUICE_ACTIVATION_RELU2, SLUICE_GATED_NO, 1, 1, 0},
+                                        {SLUICE_ACTIVATION_RELU2, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
+                                        {SLUICE_ACTIVATION_SILU, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
+                                        {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_HALVES, 1.702f, 1.5f, 1},
+                                        {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 1.702f, 1.5f, 1}};
+  for (size_t n = 0; n < sizeof units / sizeof units[0]; ++n) {
+    const sluice_unit_t* unit = &units[n];
+    int64_t wide = rows * width * (unit->gated ? 2 : 1);
+    buffer_t pre = random_buffer(dtype, wide), got_pre = copy_of(&pre), b1 = random_buffer(dtype, 2 * width),
+             b3 = random_buffer(dtype, width), want = buffer(dtype, rows * width), got = copy_of(&want),
+             dact = random_buffer(dtype, rows * width), weight = random_buffer(SLUICE_DTYPE_F32, rows),
+             want_dw = buffer(SLUICE_DTYPE_F32, rows), got_dw = copy_of(&want_dw), want_dpre = buffer(dtype, wide),
+             got_dpre = copy_of(&want_dpre);
+    const void* up = unit->gated == SLUICE_GATED_HALVES ? b3.data : NULL;
+    ref->unit_forward(NULL, dtype, unit, rows, width, pre.data, b1.data, up, want.data);
+    cuda->unit_forward(NULL, dtype, unit, rows, width, got_pre.data, b1.data, up, got.data);
+    assert_same(&pre, &got_pre, "unit_forward's pre");
+    assert_close(&want, &got, 36, 1, "unit_forward");
+    ref->unit_backward(NULL, dtype, unit, rows, width, pre.data, dact.data, weight.data, want_dpre.data, want.data,
+                       want_dw.data);
+    cuda->unit_backward(NULL, dtype, unit, rows, width, pre.data, dact.data, weight.data, got_dpre.data, got.data,
+                        got_dw.data);
+    assert_close(&want_dpre, &got_dpre, 9 * 36, 1, "unit_backward's dpre");
+    assert_close(&want, &got, 3 * 36, 2, "unit_backward's act_w");
+    release(&pre), release(&got_pre), release(&b1), release(&b3), release(&want), release(&got), release(&dact);
+    release(&weight), release(&want_dw), release(&got_dw), release(&want_dpre), release(&got_dpre);
+  }
+}
+static void Units_SquaredReluAndClampedSwiglu_Close(void** state) {
+  (void)state;
+  sweep(unit_case);
+}
+
 static void ActivationBackward_WithoutWeights_LeavesActW(void** state) {
   (void)state;
   float pre[4] = {1, -2, 3, 0.5f}, dact[4] = {1, 1, 1, 1}, dpre[4], weight[1] = {2}, dweight[1];
@@ -413,6 +448,7 @@ int main(void) {
       CASE(SumColumns_Any_SameBits),
       CASE(ActivationForward_Any_CloseAndPreSameBits),
       CASE(ActivationBackward_Any_Close),
+      CASE(Units_SquaredReluAndClampedSwiglu_Close),
       CASE(ActivationBackward_WithoutWeights_LeavesActW),
       CASE(Launch_Fails_IsReportedByLeaveOnce),
       CASE(Launch_OutsideEnter_DoesNothing),

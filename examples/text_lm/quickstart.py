@@ -108,6 +108,11 @@ def result_of(raw: dict, args: argparse.Namespace, link: str) -> dict:
             "chunks": max(s["last_num_chunks"] for s in raw["sluice_stats"]),
         }
         record["chunks_by_step"] = raw["chunks"]
+        if raw["memory"] and "budget" in raw["memory"][0]:
+            record["under_budget"] = {
+                "memory_budget": raw["memory"][0]["budget"]["budget"],
+                "moe_peak_bytes": max(rank["budget"]["peak_bytes"] for rank in raw["memory"]),
+            }
     record["first_timed_step"] = first
     record.update(link=link, ranks=RANKS, seed=args.seed, machine=machine(), versions=raw["versions"])
     return record
@@ -139,6 +144,10 @@ def table(record: dict) -> list[str]:
         chosen = f"{one['chosen_step_ms']:.0f} ms with {one['chunks']} chunks beside it"
         rows.append(("  with one chunk", "", f"{one['step_ms']:.0f} ms", chosen))
     row("MoE activation memory", mib, f"{ratio('moe_peak_bytes')} less" if ratio("moe_peak_bytes") else "")
+    if "under_budget" in record:
+        under = record["under_budget"]
+        name = f"  with memory_budget {under['memory_budget'] / 2**20:.0f} MiB"
+        rows.append((name, "", mib(under), f"{stock['moe_peak_bytes'] / under['moe_peak_bytes']:.2f}x less"))
     widths = [max(len(r[c]) for r in rows) for c in range(4)]
     lines = ["  ".join(cell.ljust(widths[c]) for c, cell in enumerate(r)).rstrip() for r in rows]
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from model import Shape, TextLM
 from runner import Runner
+from sluice.errors import OverBudget
 
 from integration_tests.benchmarks import memory, sluice_side
 from integration_tests.benchmarks.launch import report
@@ -28,6 +29,7 @@ from integration_tests.benchmarks.machine import versions
 from integration_tests.benchmarks.stock_parts import StockParts
 
 SIDES = {"A": "stock", "B": "sluice"}
+BUDGET_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of what Sluice takes without a budget
 
 
 def blocks(steps: int, block: int) -> list[tuple[str, int]]:
@@ -61,7 +63,19 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
         handles: list[sluice_side.Handle] = []
         options = {k: v for k, v in plan["config"].get("sluice", {}).items() if k != "enabled"}
         measured["sluice"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
-        handles[0].unswap()
+        used = torch.tensor(max(sluice_side.stats(layer)["peak_bytes"] for layer in layers))
+        handles.pop().unswap()
+        dist.all_reduce(used, dist.ReduceOp.MAX)
+        for share in BUDGET_SHARES:  # the first that a plan can be made for; ranks are refused alike
+            budget = {**options, "memory_budget": int(share * used.item())}
+            try:
+                measured["budget"] = measure(lambda: handles.append(sluice_side.swap(model, budget)))
+            except OverBudget:
+                continue
+            finally:
+                handles.pop().unswap()
+            measured["budget"]["budget"] = budget["memory_budget"]
+            break
     return measured
 
 

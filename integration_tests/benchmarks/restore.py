@@ -8,8 +8,8 @@ Bytes are the allocator's (`sluice_context_get_stats`), of rank 0:
     peak     the high-water mark of everything
     delta    the paper's eq. 5 in bytes: what sharing T_DI, T_DO and T_M between chunks saves in activations
 
-`of delta`: how much less than under `none` a forward holds on the device (saved, without what was offloaded, plus slots),
-plus the sharing of T_DO that `none` does as well, over delta; S1 and S2 with the two buffers of T_M that they need.
+`of delta`: how much less than under `none` a forward holds on the device (saved, without what was offloaded, plus
+slots), plus the sharing of T_DO that `none` does as well, over delta; S1 and S2 with the two buffers of T_M they need.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def show(line: dict, none: dict) -> str:
     share = "       -" if line["of_delta"] is None else f"{100 * line['of_delta']:6.1f} %"
     smaller = 100 * (line["peak_bytes"] / none["peak_bytes"] - 1)
     return (
-        f"{line['policy']:<5} {line['chunks']:>3}  {line['saved_bytes'] / mib:9.1f}  {line['forward_slot_bytes'] / mib:7.1f} "
+        f"{line['policy']:<5} {line['chunks']:>3}  {line['saved_bytes'] / mib:9.1f}"
+        f"  {line['forward_slot_bytes'] / mib:7.1f} "
         f"{line['slot_bytes'] / mib:7.1f}  {line['peak_bytes'] / mib:8.1f} ({smaller:+5.0f} %)  {share}"
         f"  {1000 * line['median_s']:8.1f} ms ({line['median_s'] / none['median_s']:.2f}x)"
     )

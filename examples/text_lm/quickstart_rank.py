@@ -67,14 +67,14 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
         handles.pop().unswap()
         dist.all_reduce(used, dist.ReduceOp.MAX)
         for share in BUDGET_SHARES:  # the first that a plan can be made for; ranks are refused alike
-            budget = {**options, "memory_budget": int(share * used.item())}
+            options["memory_budget"] = int(share * used.item())
             try:
-                measured["budget"] = measure(lambda: handles.append(sluice_side.swap(model, budget)))
+                measured["budget"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
             except OverBudget:
                 continue
             finally:
                 handles.pop().unswap()
-            measured["budget"]["budget"] = budget["memory_budget"]
+            measured["budget"]["budget"] = options["memory_budget"]
             break
     return measured
 

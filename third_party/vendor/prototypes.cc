@@ -23,18 +23,25 @@ struct __nv_bfloat16 {
 
 template <typename A, typename B>
 constexpr bool same_type() {
-  if constexpr (std::is_void_v<A> || std::is_void_v<B>) return std::is_void_v<A> && std::is_void_v<B>;
-  else if constexpr (std::is_pointer_v<A> || std::is_pointer_v<B>) return std::is_pointer_v<A> && std::is_pointer_v<B>;
-  else if constexpr (std::is_floating_point_v<A> || std::is_floating_point_v<B>) return std::is_same_v<A, B>;
+  if constexpr (std::is_void_v<A> || std::is_void_v<B>)
+    return std::is_void_v<A> && std::is_void_v<B>;
+  else if constexpr (std::is_pointer_v<A> || std::is_pointer_v<B>)
+    return std::is_pointer_v<A> && std::is_pointer_v<B>;
+  else if constexpr (std::is_floating_point_v<A> || std::is_floating_point_v<B>)
+    return std::is_same_v<A, B>;
   else if constexpr (std::is_class_v<A> || std::is_class_v<B>)
     return std::is_class_v<A> && std::is_class_v<B> && sizeof(A) == sizeof(B) && alignof(A) == alignof(B);
-  else return sizeof(A) == sizeof(B) && (std::is_integral_v<A> || std::is_enum_v<A>) && (std::is_integral_v<B> || std::is_enum_v<B>);
+  else
+    return sizeof(A) == sizeof(B) &&
+           (std::is_integral_v<A> || std::is_enum_v<A>)&&(std::is_integral_v<B> || std::is_enum_v<B>);
 }
 
 template <typename R1, typename... A1, typename R2, typename... A2>
 constexpr bool same_function(R1 (*)(A1...), R2 (*)(A2...)) {
-  if constexpr (sizeof...(A1) != sizeof...(A2)) return false;
-  else return same_type<R1, R2>() && (same_type<A1, A2>() && ...);
+  if constexpr (sizeof...(A1) != sizeof...(A2))
+    return false;
+  else
+    return same_type<R1, R2>() && (same_type<A1, A2>() && ...);
 }
 
 namespace ours {
@@ -55,19 +62,19 @@ typedef struct {
 #define SYMBOL(result, name, parameters) result name parameters;
 #include "backend/comm/nccl/nccl_symbols.inc"
 #undef SYMBOL
-}  // namespace ours
+} // namespace ours
 
 // cublas_api.h overloads this one for C++; the exported function is this.
 constexpr cublasStatus_t (*gemm_ex)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void*,
                                     const void*, cudaDataType, int, const void*, cudaDataType, int, const void*, void*,
                                     cudaDataType, int, cublasComputeType_t, cublasGemmAlgo_t) = &::cublasGemmEx;
-#define VENDOR_cublasGemmEx , gemm_ex
+#define VENDOR_cublasGemmEx     , gemm_ex
 #define SECOND(a, b, ...)       b
 #define VENDOR_OF_(given, name) SECOND(given, &::name, none)
 #define VENDOR_OF(name)         VENDOR_OF_(VENDOR_##name, name)
 
-#define CHECK_FUNCTION(name)                                                                                      \
-  static_assert(same_function(static_cast<decltype(&ours::name)>(nullptr), \
+#define CHECK_FUNCTION(name)                                                                  \
+  static_assert(same_function(static_cast<decltype(&ours::name)>(nullptr),                    \
                               static_cast<std::decay_t<decltype(VENDOR_OF(name))>>(nullptr)), \
                 #name);
 #define SYMBOL(name, parameters) CHECK_FUNCTION(name)
@@ -83,6 +90,7 @@ constexpr cublasStatus_t (*gemm_ex)(cublasHandle_t, cublasOperation_t, cublasOpe
 // A planted difference is seen: one parameter more, another width, a value for a pointer.
 static_assert(!same_function(static_cast<int (*)(int, int)>(nullptr), &::cuDeviceGet), "count");
 static_assert(!same_function(static_cast<int (*)(size_t)>(nullptr), &::cuInit), "width");
-static_assert(!same_function(static_cast<int (*)(int, int)>(nullptr), static_cast<int (*)(int*, int)>(nullptr)), "pointer");
+static_assert(!same_function(static_cast<int (*)(int, int)>(nullptr), static_cast<int (*)(int*, int)>(nullptr)),
+              "pointer");
 
 #include "values.inc"

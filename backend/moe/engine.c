@@ -4,6 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/schedule/check.h"
+
 sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
                                      void* allocate_user, sluice_context_t** out_context) {
   *out_context = NULL;
@@ -108,6 +110,16 @@ sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32
   return SLUICE_OK;
 }
 
+/* Where assertions are on, no template runs that has not been proved free of hazards. */
+static sluice_status_t prove(const sluice_template_t* schedule) {
+#ifdef NDEBUG
+  (void)schedule;
+  return SLUICE_OK;
+#else
+  return sluice_schedule_check_or_fail(schedule, sluice_process_allocator());
+#endif
+}
+
 /* The place of the template that was used longest ago, or a free one. */
 static int32_t place_in_block(const sluice_template_cache_t* cache) {
   if (cache->count < SLUICE_PLANNED_TEMPLATES) return cache->count;
@@ -128,6 +140,7 @@ static sluice_status_t build_in_block(sluice_template_cache_t* cache, const slui
   }
   sluice_template_t* made = NULL;
   sluice_status_t status = sluice_template_build_into(spec, cache->block + (uint64_t)place * room, &made);
+  if (status == SLUICE_OK) status = prove(made);
   if (status != SLUICE_OK) { /* what lay there is gone */
     cache->count = 0;
     return status;
@@ -152,6 +165,11 @@ sluice_status_t sluice_engine_template(sluice_context_t* context, const sluice_t
   if (cache->count == cache->capacity) SLUICE_TRY(cache_grow(context));
   sluice_template_t* made = NULL;
   SLUICE_TRY(sluice_template_build(spec, &context->allocator, &made));
+  sluice_status_t proved = prove(made);
+  if (proved != SLUICE_OK) {
+    sluice_template_destroy(made, &context->allocator);
+    return proved;
+  }
   cache->items[cache->count++] = made;
   *out_template = made;
   return SLUICE_OK;

@@ -42,16 +42,53 @@ static void set_restored_homes(sluice_builder_t* b, int32_t tensor, int32_t kept
   }
 }
 
-/* Between the lane that fills T_DI and the compute lane; copies are always another lane. */
-static int32_t ring_of_di(const sluice_template_spec_t* spec, int32_t chunks) {
-  int32_t copies = count_policy(spec->restore_di, spec->num_chunks, SLUICE_RESTORE_OFFLOAD);
-  return min_i32(chunks, spec->single_rank && copies == 0 ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+/* Whether two chunks that follow each other in a ring would be at one slot at once, if it were one slot. What lane
+ * order and the exchanges in between order anyway needs no second one; copies are ordered by nothing. */
+typedef int (*overlap_fn_t)(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier, int32_t later);
+
+static int32_t ring_of(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t moving,
+                       overlap_fn_t overlap) {
+  if (moving == 0) return 0;
+  int has_policies = spec->keep || spec->direction == SLUICE_BACKWARD; /* else every chunk takes turns */
+  int32_t last = -1;
+  for (int32_t i = 0; i < spec->num_chunks; ++i) {
+    if (has_policies && restore[i] == SLUICE_RESTORE_KEEP) continue;
+    if (last >= 0 && overlap(spec, restore, last, i)) return RING_BETWEEN_LANES;
+    last = i;
+  }
+  return RING_WITHIN_LANE;
 }
 
-/* The compute lane fills T_M and empties it, beside the copies of offloaded chunks [algorithms: T_M needs two]. */
-static int32_t ring_of_m(const sluice_template_spec_t* spec, int32_t chunks) {
-  int32_t copies = count_policy(spec->restore_m, spec->num_chunks, SLUICE_RESTORE_OFFLOAD);
-  return min_i32(chunks, copies > 0 ? RING_BETWEEN_LANES : RING_WITHIN_LANE);
+/* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks on, the combine in between has
+ * waited for the earlier chunk's products. Its copy has not been waited for. */
+static int forward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
+                               int32_t later) {
+  if (restore[earlier] == SLUICE_RESTORE_OFFLOAD) return 1;
+  if (spec->single_rank) return 0;
+  int has_combine = spec->only == 0 || (spec->only & SLUICE_PART_COMBINE);
+  return later - earlier == 1 || !has_combine;
+}
+
+/* The compute lane fills T_M and empties it; only the copy of an offloaded chunk still reads it [T_M needs two]. */
+static int forward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
+                              int32_t later) {
+  (void)spec, (void)later;
+  return restore[earlier] == SLUICE_RESTORE_OFFLOAD;
+}
+
+/* A weight gradient reads T_DI after its chunk's rows have gone. */
+static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
+                                int32_t later) {
+  if (restore[later] == SLUICE_RESTORE_OFFLOAD) return 1;
+  if (spec->single_rank) return 0;
+  int weights = spec->weight_half != SLUICE_WEIGHTS_NONE && !spec->callback;
+  return later - earlier == 1 || (later - earlier == 2 && weights);
+}
+
+static int backward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
+                               int32_t later) {
+  (void)spec, (void)earlier;
+  return restore[later] == SLUICE_RESTORE_OFFLOAD;
 }
 
 static void place_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
@@ -63,10 +100,10 @@ static void place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
   }
   ring[SLUICE_T_OUT] = n; /* chunks write disjoint tokens */
   if (!spec->single_rank) ring[SLUICE_T_SEND] = ring[SLUICE_T_RECV] = RING_WITHIN_LANE;
-  ring[SLUICE_T_DI] = ring_of_di(spec, moving_di);
+  ring[SLUICE_T_DI] = ring_of(spec, spec->restore_di, moving_di, forward_di_overlaps);
   ring[SLUICE_T_DO] = min_i32(spec->callback ? moving_m : n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
   if (!spec->callback) {
-    ring[SLUICE_T_M] = ring_of_m(spec, moving_m);
+    ring[SLUICE_T_M] = ring_of(spec, spec->restore_m, moving_m, forward_m_overlaps);
     ring[SLUICE_T_ACT] = RING_WITHIN_LANE;
   }
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
@@ -151,8 +188,8 @@ static int has_part(const sluice_template_spec_t* spec, int32_t part) {
 
 static void build_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks;
-  /* Dispatches that may run ahead of computation: all of them where no slot of T_DI is used twice. */
-  int32_t ahead = b->ring[SLUICE_T_DI] > 0 ? b->ring[SLUICE_T_DI] : n;
+  /* Dispatches that may run ahead of computation: all of them where every chunk has a slot of T_DI of its own. */
+  int32_t ahead = b->ring[SLUICE_T_DI] == 0 ? n : spec->single_rank ? b->ring[SLUICE_T_DI] : RING_BETWEEN_LANES;
   int dispatches = has_part(spec, SLUICE_PART_DISPATCH);
   for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_dispatch(b, spec, i);
   for (int32_t i = 0; i < n; ++i) {
@@ -170,15 +207,29 @@ static int is_deferred(const sluice_template_spec_t* spec) {
   return spec->weight_half == SLUICE_WEIGHTS_LATER || spec->wgrad_mode == SLUICE_WGRAD_DEFERRED || !spec->input_half;
 }
 
+/* Without weight gradients and with T_M kept, a backward does not read T_DI. */
+static int reads_di(const sluice_template_spec_t* spec, int32_t i) {
+  return spec->weight_half != SLUICE_WEIGHTS_NONE || spec->callback || spec->restore_m[i] == SLUICE_RESTORE_RECOMPUTE;
+}
+
+/* Policies of T_DI as far as this backward reads it: where it does not, the chunk needs no slot. */
+static void needed_di(const sluice_template_spec_t* spec, uint8_t* out_restore) {
+  for (int32_t i = 0; i < spec->num_chunks; ++i) {
+    out_restore[i] = reads_di(spec, i) ? spec->restore_di[i] : SLUICE_RESTORE_KEEP;
+  }
+}
+
 static void place_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks, *ring = b->ring, middle = middle_of(spec);
   int deferred = is_deferred(spec);
-  int32_t moving_di = n - count_policy(spec->restore_di, n, SLUICE_RESTORE_KEEP);
+  uint8_t restore_di[SLUICE_MAX_CHUNKS];
+  needed_di(spec, restore_di);
+  int32_t moving_di = n - count_policy(restore_di, n, SLUICE_RESTORE_KEEP);
   int32_t moving_m = n - count_policy(spec->restore_m, n, SLUICE_RESTORE_KEEP);
   int32_t between = min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
-  ring[SLUICE_T_DI] = deferred ? moving_di : ring_of_di(spec, moving_di);
-  ring[middle] = deferred ? moving_m : ring_of_m(spec, moving_m);
+  ring[SLUICE_T_DI] = deferred ? moving_di : ring_of(spec, restore_di, moving_di, backward_di_overlaps);
+  ring[middle] = deferred ? moving_m : ring_of(spec, spec->restore_m, moving_m, backward_m_overlaps);
   ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : between;
   ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = between;
   if (!spec->callback) {
@@ -189,7 +240,7 @@ static void place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
   ring[SLUICE_T_OUT] = n;
   sluice_builder_init_homes(b);
-  set_restored_homes(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, spec->restore_di);
+  set_restored_homes(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, restore_di);
   set_restored_homes(b, middle, SLUICE_T_KEPT_M, spec->restore_m);
   if (spec->callback) return;
   for (int32_t i = 0; i < n; ++i) {
@@ -199,15 +250,18 @@ static void place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   }
 }
 
-/* Brings T_DI of a chunk back, where it was not kept. */
+/* Brings T_DI of a chunk back, where it was not kept. Other ranks may need a re-dispatch that this one does not. */
 static void add_restore_di(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
-  if (spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD) add_copy(b, SLUICE_OP_COPY_IN, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
+  int wanted = reads_di(spec, i);
+  if (spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD && wanted)
+    add_copy(b, SLUICE_OP_COPY_IN, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
   if (spec->restore_di[i] != SLUICE_RESTORE_REDISPATCH) return;
   if (!b->single_rank) {
     sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_REDISPATCH, SLUICE_LANE_COMM, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
     sluice_op_write(b, s, SLUICE_T_RECV);
   }
+  if (!wanted) return;
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, SLUICE_LANE_COMM, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
@@ -306,8 +360,7 @@ static void build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     add_weight_grad(b, -1);
     return;
   }
-  int32_t ahead = b->ring[SLUICE_T_DDO];
-  if (b->ring[SLUICE_T_DI] > 0) ahead = min_i32(ahead, b->ring[SLUICE_T_DI]);
+  int32_t ahead = b->ring[SLUICE_T_DDO]; /* T_DI has as many slots for the chunks that need one */
   int dispatches = has_part(spec, SLUICE_PART_DISPATCH);
   int experts = has_part(spec, SLUICE_PART_EXPERTS);
   int weights = experts && spec->weight_half == SLUICE_WEIGHTS_NOW && !spec->callback;

@@ -1,0 +1,426 @@
+#include "backend/schedule/check.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/schedule/op_rules.h"
+
+#define NOBODY   (-1)
+#define NO_CHUNK (-2)
+
+/* What is known of one slot at a point of program order. */
+typedef struct slot_state_s {
+  int32_t writer;       /* op, or NOBODY */
+  int32_t chunk;        /* whose rows it holds; NO_CHUNK: nothing, or the pass's input where is_input */
+  int32_t first_reader; /* since that write: a list in `reads` */
+} slot_state_t;
+
+typedef struct reader_s {
+  int32_t op;
+  int32_t next;
+} reader_t;
+
+typedef struct checker_s {
+  const sluice_template_t* t;
+  int32_t (*before)[SLUICE_NUM_LANES]; /* before[i][lane]: last op of the lane known to have ended before op i starts */
+  slot_state_t* slots;                 /* of all tensors, one ring behind the other */
+  int32_t first_slot[SLUICE_T_COUNT + 1];
+  reader_t* readers;
+  int32_t num_readers;
+  sluice_finding_t* finding;
+} checker_t;
+
+static int report(checker_t* c, int32_t hazard, int32_t op, int32_t other, int32_t tensor, int32_t slot) {
+  int32_t chunk = op >= 0 ? c->t->ops[op].chunk : NOBODY;
+  *c->finding = (sluice_finding_t){hazard, op, other, tensor, slot, chunk};
+  return 0;
+}
+
+/* ---- form ---- */
+
+static int ref_is_valid(const sluice_template_t* t, sluice_slot_ref_t ref) {
+  return ref.tensor >= 0 && ref.tensor < SLUICE_T_COUNT && ref.slot >= -1 && ref.slot < t->ring[ref.tensor];
+}
+
+static int op_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
+  if (op->kind < 0 || op->kind >= SLUICE_OP_COUNT || op->lane < 0 || op->lane >= SLUICE_NUM_LANES) return 0;
+  if (op->chunk < -1 || op->chunk >= t->spec.num_chunks) return 0;
+  if (op->num_reads < 0 || op->num_reads > SLUICE_OP_MAX_ACCESSES) return 0;
+  if (op->num_writes < 0 || op->num_writes > SLUICE_OP_MAX_ACCESSES) return 0;
+  if (op->first_dep < 0 || op->num_deps < 0 || op->first_dep > t->num_deps - op->num_deps) return 0;
+  for (int32_t i = 0; i < op->num_reads; ++i) {
+    if (!ref_is_valid(t, op->reads[i])) return 0;
+  }
+  for (int32_t i = 0; i < op->num_writes; ++i) {
+    if (!ref_is_valid(t, op->writes[i])) return 0;
+  }
+  return 1;
+}
+
+static int declares(const sluice_slot_ref_t* refs, int32_t count, sluice_slot_ref_t wanted) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (refs[i].tensor == wanted.tensor && (refs[i].slot == wanted.slot || refs[i].slot == -1)) return 1;
+  }
+  return 0;
+}
+
+/* The op's accesses hold `tensor` where its chunk, or every chunk, has its home. */
+static int declares_tensor(const sluice_template_t* t, const sluice_op_t* op, int32_t tensor, int writes) {
+  const sluice_slot_ref_t* refs = writes ? op->writes : op->reads;
+  int32_t count = writes ? op->num_writes : op->num_reads;
+  int32_t first = op->chunk < 0 ? 0 : op->chunk, end = op->chunk < 0 ? t->spec.num_chunks : op->chunk + 1;
+  for (int32_t i = first; i < end; ++i) {
+    if (!declares(refs, count, sluice_template_home(t, tensor, i))) return 0;
+  }
+  return 1;
+}
+
+/* A copy moves one tensor of an offloaded chunk between its home and its host buffer. */
+static int copy_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
+  int out = op->kind == SLUICE_OP_COPY_OUT;
+  int32_t middle = t->spec.callback ? SLUICE_T_DO : SLUICE_T_M;
+  if (op->chunk < 0) return 0;
+  int moves_di = t->spec.restore_di[op->chunk] == SLUICE_RESTORE_OFFLOAD && declares_tensor(t, op, SLUICE_T_DI, !out) &&
+                 declares_tensor(t, op, SLUICE_T_HOST_DI, out);
+  int moves_m = t->spec.restore_m[op->chunk] == SLUICE_RESTORE_OFFLOAD && declares_tensor(t, op, middle, !out) &&
+                declares_tensor(t, op, SLUICE_T_HOST_M, out);
+  return moves_di || moves_m;
+}
+
+static int check_rules(checker_t* c, int32_t index) {
+  const sluice_template_t* t = c->t;
+  const sluice_op_t* op = &t->ops[index];
+  sluice_op_rule_t rule = sluice_op_rule(op->kind, t->spec.single_rank);
+  if (op->lane != rule.lane) return report(c, SLUICE_HAZARD_WRONG_LANE, index, NOBODY, NOBODY, NOBODY);
+  int is_copy = op->kind == SLUICE_OP_COPY_OUT || op->kind == SLUICE_OP_COPY_IN;
+  if (is_copy && !copy_is_valid(t, op)) return report(c, SLUICE_HAZARD_MISSING_ACCESS, index, NOBODY, NOBODY, NOBODY);
+  for (int32_t i = 0; i < rule.num_reads; ++i) {
+    if (!declares_tensor(t, op, rule.reads[i], 0)) {
+      return report(c, SLUICE_HAZARD_MISSING_ACCESS, index, NOBODY, rule.reads[i], NOBODY);
+    }
+  }
+  for (int32_t i = 0; i < rule.num_writes; ++i) {
+    if (!declares_tensor(t, op, rule.writes[i], 1)) {
+      return report(c, SLUICE_HAZARD_MISSING_ACCESS, index, NOBODY, rule.writes[i], NOBODY);
+    }
+  }
+  return 1;
+}
+
+/* ---- happens-before ---- */
+
+static int order_op(checker_t* c, int32_t index, int32_t* last_of_lane) {
+  const sluice_template_t* t = c->t;
+  const sluice_op_t* op = &t->ops[index];
+  int32_t* before = c->before[index];
+  int32_t previous = last_of_lane[op->lane];
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) before[lane] = previous >= 0 ? c->before[previous][lane] : -1;
+  before[op->lane] = previous;
+  for (int32_t d = 0; d < op->num_deps; ++d) {
+    int32_t dep = t->deps[op->first_dep + d];
+    if (dep < 0 || dep >= t->num_ops) return report(c, SLUICE_HAZARD_FORM, index, NOBODY, NOBODY, NOBODY);
+    if (dep >= index) return report(c, SLUICE_HAZARD_DEADLOCK, index, dep, NOBODY, NOBODY);
+    for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+      if (c->before[dep][lane] > before[lane]) before[lane] = c->before[dep][lane];
+    }
+    int32_t lane = t->ops[dep].lane;
+    if (dep > before[lane]) before[lane] = dep;
+  }
+  last_of_lane[op->lane] = index;
+  return 1;
+}
+
+static int is_before(const checker_t* c, int32_t earlier, int32_t later) {
+  return earlier <= c->before[later][c->t->ops[earlier].lane];
+}
+
+/* ---- slots ---- */
+
+/* What a pass may read without having written it: what forward left for backward, and the work of parts that were
+ * called before this one. */
+static int is_input(const sluice_template_spec_t* spec, int32_t tensor) {
+  int kept = tensor == SLUICE_T_KEPT_DI || tensor == SLUICE_T_KEPT_M;
+  int lacks_dispatch = spec->only != 0 && !(spec->only & SLUICE_PART_DISPATCH);
+  int lacks_experts = spec->only != 0 && !(spec->only & SLUICE_PART_EXPERTS);
+  if (spec->direction == SLUICE_FORWARD) {
+    if (lacks_dispatch && (tensor == SLUICE_T_DI || tensor == SLUICE_T_KEPT_DI)) return 1;
+    return lacks_experts && tensor == SLUICE_T_DO;
+  }
+  if (kept || tensor == SLUICE_T_HOST_DI || tensor == SLUICE_T_HOST_M) return 1;
+  if (lacks_dispatch && (tensor == SLUICE_T_DDO || tensor == SLUICE_T_ROUTE)) return 1;
+  if (lacks_experts && (tensor == SLUICE_T_DDI || tensor == SLUICE_T_DGATE)) return 1;
+  return !spec->input_half; /* the weight half alone reads what the input half left */
+}
+
+static slot_state_t* state_of(checker_t* c, int32_t tensor, int32_t slot) {
+  return &c->slots[c->first_slot[tensor] + slot];
+}
+
+static int check_read(checker_t* c, int32_t index, int32_t tensor, int32_t slot) {
+  slot_state_t* s = state_of(c, tensor, slot);
+  if (s->writer >= 0 && !is_before(c, s->writer, index)) {
+    return report(c, SLUICE_HAZARD_READ_AFTER_WRITE, index, s->writer, tensor, slot);
+  }
+  c->readers[c->num_readers] = (reader_t){index, s->first_reader};
+  s->first_reader = c->num_readers++;
+  return 1;
+}
+
+static int check_write(checker_t* c, int32_t index, int32_t tensor, int32_t slot) {
+  slot_state_t* s = state_of(c, tensor, slot);
+  for (int32_t r = s->first_reader; r >= 0; r = c->readers[r].next) {
+    int32_t reader = c->readers[r].op;
+    if (reader != index && !is_before(c, reader, index)) {
+      return report(c, SLUICE_HAZARD_WRITE_AFTER_READ, index, reader, tensor, slot);
+    }
+  }
+  if (s->writer >= 0 && s->writer != index && !is_before(c, s->writer, index)) {
+    return report(c, SLUICE_HAZARD_WRITE_AFTER_WRITE, index, s->writer, tensor, slot);
+  }
+  s->writer = index;
+  s->chunk = c->t->ops[index].chunk;
+  s->first_reader = NOBODY;
+  return 1;
+}
+
+static int for_slots(checker_t* c, int32_t index, sluice_slot_ref_t ref,
+                     int (*check)(checker_t*, int32_t, int32_t, int32_t)) {
+  if (ref.slot >= 0) return check(c, index, ref.tensor, ref.slot);
+  for (int32_t s = 0; s < c->t->ring[ref.tensor]; ++s) {
+    if (!check(c, index, ref.tensor, s)) return 0;
+  }
+  return 1;
+}
+
+/* Rows that came with the pass: a kept or offloaded slot belongs to the chunk of its number, any other to the one chunk
+ * that has its home there. */
+static int is_own_place(const sluice_template_t* t, int32_t tensor, int32_t chunk) {
+  sluice_slot_ref_t home = sluice_template_home(t, tensor, chunk);
+  int numbered = home.tensor == SLUICE_T_KEPT_DI || home.tensor == SLUICE_T_KEPT_M;
+  if (numbered) return home.slot == chunk;
+  for (int32_t i = 0; i < t->spec.num_chunks; ++i) {
+    sluice_slot_ref_t other = sluice_template_home(t, tensor, i);
+    if (i != chunk && other.tensor == home.tensor && other.slot == home.slot) return 0;
+  }
+  return 1;
+}
+
+/* That the slot where `chunk` has its home holds that chunk's rows. */
+static int check_holds(checker_t* c, int32_t index, int32_t tensor, int32_t chunk) {
+  sluice_slot_ref_t home = sluice_template_home(c->t, tensor, chunk);
+  const slot_state_t* s = state_of(c, home.tensor, home.slot);
+  if (s->chunk == chunk) return 1;
+  if (s->chunk != NO_CHUNK) return report(c, SLUICE_HAZARD_OTHER_CHUNK, index, s->writer, home.tensor, home.slot);
+  if (!is_input(&c->t->spec, home.tensor)) {
+    return report(c, SLUICE_HAZARD_UNDEFINED, index, NOBODY, home.tensor, home.slot);
+  }
+  if (is_own_place(c->t, tensor, chunk)) return 1;
+  return report(c, SLUICE_HAZARD_OTHER_CHUNK, index, NOBODY, home.tensor, home.slot);
+}
+
+static int check_defined(checker_t* c, int32_t index) {
+  const sluice_op_t* op = &c->t->ops[index];
+  sluice_op_rule_t rule = sluice_op_rule(op->kind, c->t->spec.single_rank);
+  int32_t first = op->chunk < 0 ? 0 : op->chunk, end = op->chunk < 0 ? c->t->spec.num_chunks : op->chunk + 1;
+  for (int32_t r = 0; r < rule.num_reads; ++r) {
+    for (int32_t i = first; i < end; ++i) {
+      if (!check_holds(c, index, rule.reads[r], i)) return 0;
+    }
+  }
+  if (op->kind == SLUICE_OP_COPY_OUT || op->kind == SLUICE_OP_COPY_IN) {
+    const slot_state_t* s = state_of(c, op->reads[0].tensor, op->reads[0].slot);
+    int came = s->chunk == NO_CHUNK && is_input(&c->t->spec, op->reads[0].tensor) && op->reads[0].slot == op->chunk;
+    if (s->chunk != op->chunk && !came) {
+      return report(c, SLUICE_HAZARD_OTHER_CHUNK, index, s->writer, op->reads[0].tensor, op->reads[0].slot);
+    }
+  }
+  return 1;
+}
+
+static int check_accesses(checker_t* c, int32_t index) {
+  const sluice_op_t* op = &c->t->ops[index];
+  for (int32_t i = 0; i < op->num_reads; ++i) {
+    if (!for_slots(c, index, op->reads[i], check_read)) return 0;
+  }
+  if (!check_defined(c, index)) return 0;
+  for (int32_t i = 0; i < op->num_writes; ++i) {
+    if (!for_slots(c, index, op->writes[i], check_write)) return 0;
+  }
+  return 1;
+}
+
+/* ---- what the pass leaves ---- */
+
+static int leaves(checker_t* c, int32_t tensor, int32_t chunk) {
+  sluice_slot_ref_t home = sluice_template_home(c->t, tensor, chunk);
+  if (c->t->ring[home.tensor] == 0 || state_of(c, home.tensor, home.slot)->chunk != chunk) {
+    *c->finding = (sluice_finding_t){SLUICE_HAZARD_LOST, NOBODY, NOBODY, home.tensor, home.slot, chunk};
+    return 0;
+  }
+  return 1;
+}
+
+/* What the weight half alone will read: the input half leaves it, or forward did. */
+static int leaves_gradients(checker_t* c, int32_t chunk) {
+  static const int32_t tensors[] = {SLUICE_T_DI, SLUICE_T_DDO, SLUICE_T_ROUTE, SLUICE_T_DACT, SLUICE_T_DM};
+  for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; ++i) {
+    int came = tensors[i] == SLUICE_T_DI && c->t->spec.restore_di[chunk] == SLUICE_RESTORE_KEEP;
+    if (!came && !leaves(c, tensors[i], chunk)) return 0;
+  }
+  return 1;
+}
+
+static int check_results(checker_t* c) {
+  const sluice_template_spec_t* spec = &c->t->spec;
+  int returns = spec->only == 0 || (spec->only & SLUICE_PART_COMBINE);
+  int whole = spec->only == 0 && spec->direction == SLUICE_FORWARD && spec->keep;
+  int32_t middle = spec->callback ? SLUICE_T_DO : SLUICE_T_M;
+  for (int32_t i = 0; i < spec->num_chunks; ++i) {
+    if (returns && (spec->direction == SLUICE_FORWARD || spec->input_half) && !leaves(c, SLUICE_T_OUT, i)) return 0;
+    int later = spec->direction == SLUICE_BACKWARD && spec->weight_half == SLUICE_WEIGHTS_LATER && spec->only == 0;
+    if (later && !leaves_gradients(c, i)) return 0;
+    if (!whole) continue;
+    if (spec->restore_di[i] == SLUICE_RESTORE_KEEP && !leaves(c, SLUICE_T_DI, i)) return 0;
+    if (spec->restore_m[i] == SLUICE_RESTORE_KEEP && !leaves(c, middle, i)) return 0;
+    if (spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD && !leaves(c, SLUICE_T_HOST_DI, i)) return 0;
+    if (spec->restore_m[i] == SLUICE_RESTORE_OFFLOAD && !leaves(c, SLUICE_T_HOST_M, i)) return 0;
+  }
+  return 1;
+}
+
+/* ---- whole templates ---- */
+
+static int homes_are_valid(const sluice_template_t* t) {
+  for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
+    if (t->ring[tensor] < 0 || t->ring[tensor] > SLUICE_MAX_CHUNKS) return 0;
+    for (int32_t i = 0; i < t->spec.num_chunks; ++i) {
+      sluice_slot_ref_t home = sluice_template_home(t, tensor, i);
+      if (home.tensor < 0 || home.tensor >= SLUICE_T_COUNT || home.slot < 0) return 0;
+      if (t->ring[home.tensor] > 0 && home.slot >= t->ring[home.tensor]) return 0;
+    }
+  }
+  return 1;
+}
+
+static void walk(checker_t* c) {
+  const sluice_template_t* t = c->t;
+  int32_t last_of_lane[SLUICE_NUM_LANES];
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) last_of_lane[lane] = NOBODY;
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    if (!op_is_valid(t, &t->ops[i])) {
+      (void)report(c, SLUICE_HAZARD_FORM, i, NOBODY, NOBODY, NOBODY);
+      return;
+    }
+    if (!check_rules(c, i) || !order_op(c, i, last_of_lane) || !check_accesses(c, i)) return;
+  }
+  (void)check_results(c);
+}
+
+static int32_t count_slots(const sluice_template_t* t, checker_t* c) {
+  int32_t count = 0;
+  for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
+    c->first_slot[tensor] = count;
+    count += t->ring[tensor] > 0 ? t->ring[tensor] : 1;
+  }
+  return count;
+}
+
+sluice_status_t sluice_schedule_check(const sluice_template_t* t, sluice_allocator_t* memory,
+                                      sluice_finding_t* out_finding) {
+  *out_finding = (sluice_finding_t){SLUICE_HAZARD_NONE, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY};
+  checker_t c = {.t = t, .finding = out_finding};
+  if (t->spec.num_chunks < 1 || t->spec.num_chunks > SLUICE_MAX_CHUNKS || t->num_ops < 0 || !homes_are_valid(t)) {
+    out_finding->hazard = SLUICE_HAZARD_FORM;
+    return SLUICE_OK;
+  }
+  int32_t num_slots = count_slots(t, &c);
+  /* An op of all chunks reads every slot of its tensors: bounded by all slots there are. */
+  uint64_t max_readers = (uint64_t)t->num_ops * SLUICE_OP_MAX_ACCESSES;
+  max_readers += (uint64_t)SLUICE_OP_MAX_ACCESSES * SLUICE_MAX_CHUNKS * (uint64_t)(t->num_ops / t->spec.num_chunks + 1);
+  uint64_t before_bytes = ((uint64_t)t->num_ops + 1) * sizeof *c.before;
+  uint64_t slot_bytes = (uint64_t)num_slots * sizeof *c.slots;
+  uint64_t bytes = before_bytes + slot_bytes + max_readers * sizeof *c.readers;
+  char* scratch = sluice_alloc(memory, bytes, "schedule checker");
+  if (scratch == NULL) return sluice_alloc_status();
+  c.before = (int32_t(*)[SLUICE_NUM_LANES])(void*)scratch;
+  c.slots = (slot_state_t*)(void*)(scratch + before_bytes);
+  c.readers = (reader_t*)(void*)(scratch + before_bytes + slot_bytes);
+  for (int32_t i = 0; i < num_slots; ++i) c.slots[i] = (slot_state_t){NOBODY, NO_CHUNK, NOBODY};
+  walk(&c);
+  sluice_free(memory, scratch, bytes);
+  return SLUICE_OK;
+}
+
+/* ---- words ---- */
+
+static const char* const hazard_names[SLUICE_HAZARD_COUNT] = {
+    [SLUICE_HAZARD_NONE] = "no hazard",
+    [SLUICE_HAZARD_FORM] = "malformed",
+    [SLUICE_HAZARD_DEADLOCK] = "deadlock",
+    [SLUICE_HAZARD_WRONG_LANE] = "wrong lane",
+    [SLUICE_HAZARD_MISSING_ACCESS] = "undeclared access",
+    [SLUICE_HAZARD_READ_AFTER_WRITE] = "read-after-write",
+    [SLUICE_HAZARD_WRITE_AFTER_READ] = "write-after-read",
+    [SLUICE_HAZARD_WRITE_AFTER_WRITE] = "write-after-write",
+    [SLUICE_HAZARD_UNDEFINED] = "use before definition",
+    [SLUICE_HAZARD_OTHER_CHUNK] = "rows of another chunk",
+    [SLUICE_HAZARD_LOST] = "lost result",
+};
+
+static void name_op(const sluice_template_t* t, int32_t index, char* text, size_t bytes) {
+  if (index < 0 || index >= t->num_ops) {
+    snprintf(text, bytes, "the end of the pass");
+  } else {
+    snprintf(text, bytes, "op %d (%s of chunk %d)", index, sluice_op_name(t->ops[index].kind), t->ops[index].chunk);
+  }
+}
+
+int sluice_finding_describe(const sluice_template_t* t, const sluice_finding_t* f, char* text, uint64_t text_bytes) {
+  char op[96], other[96];
+  name_op(t, f->op, op, sizeof op);
+  name_op(t, f->other, other, sizeof other);
+  const char* hazard = hazard_names[f->hazard];
+  const char* tensor = sluice_tensor_kind_name(f->tensor);
+  switch (f->hazard) {
+    case SLUICE_HAZARD_READ_AFTER_WRITE:
+    case SLUICE_HAZARD_WRITE_AFTER_READ:
+    case SLUICE_HAZARD_WRITE_AFTER_WRITE:
+      return snprintf(text, text_bytes,
+                      "%s on slot %d of %s: %s does not wait for %s; the edge from the second to the first is missing",
+                      hazard, f->slot, tensor, op, other);
+    case SLUICE_HAZARD_DEADLOCK:
+      return snprintf(text, text_bytes, "%s: %s waits for %s, which is not submitted before it", hazard, op, other);
+    case SLUICE_HAZARD_OTHER_CHUNK:
+      return snprintf(text, text_bytes, "%s: %s reads slot %d of %s, which %s has written for its own chunk by then",
+                      hazard, op, f->slot, tensor, other);
+    case SLUICE_HAZARD_UNDEFINED:
+      return snprintf(text, text_bytes, "%s: %s reads slot %d of %s, which nothing has written", hazard, op, f->slot,
+                      tensor);
+    case SLUICE_HAZARD_LOST:
+      return snprintf(text, text_bytes, "%s: slot %d of %s does not hold chunk %d at the end of the pass", hazard,
+                      f->slot, tensor, f->chunk);
+    case SLUICE_HAZARD_MISSING_ACCESS:
+      return snprintf(text, text_bytes, "%s: %s does not declare %s", hazard, op,
+                      f->tensor >= 0 ? tensor : "what its copy moves");
+    default: return snprintf(text, text_bytes, "%s: %s", hazard, op);
+  }
+}
+
+sluice_status_t sluice_schedule_check_or_fail(const sluice_template_t* t, sluice_allocator_t* memory) {
+  sluice_finding_t finding;
+  SLUICE_TRY(sluice_schedule_check(t, memory, &finding));
+  if (finding.hazard == SLUICE_HAZARD_NONE) return SLUICE_OK;
+  char text[512];
+  sluice_finding_describe(t, &finding, text, sizeof text);
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule refused: %s", text);
+}
+
+int sluice_schedule_same_exchanges(const sluice_template_t* a, const sluice_template_t* b) {
+  int32_t i = 0, j = 0;
+  for (;; ++i, ++j) {
+    while (i < a->num_ops && !sluice_op_is_exchange(a->ops[i].kind)) ++i;
+    while (j < b->num_ops && !sluice_op_is_exchange(b->ops[j].kind)) ++j;
+    if (i == a->num_ops || j == b->num_ops) return i == a->num_ops && j == b->num_ops;
+    if (a->ops[i].kind != b->ops[j].kind || a->ops[i].chunk != b->ops[j].chunk) return 0;
+  }
+}

@@ -1,0 +1,22 @@
+/* What each kind of op must declare, as data: its lane, and the tensors it reads and writes at the least. Private to
+ * backend/schedule. */
+#ifndef SLUICE_BACKEND_SCHEDULE_OP_RULES_H_
+#define SLUICE_BACKEND_SCHEDULE_OP_RULES_H_
+
+#include "backend/schedule/schedule.h"
+
+#define SLUICE_RULE_MAX 5
+
+typedef struct sluice_op_rule_s {
+  int32_t lane; /* with one rank the communication lane's ops run on the compute lane */
+  int16_t reads[SLUICE_RULE_MAX];
+  int16_t num_reads;
+  int16_t writes[SLUICE_RULE_MAX];
+  int16_t num_writes;
+} sluice_op_rule_t;
+
+/* The rule of a kind in a template of one rank or several. COPY_OUT and COPY_IN have no tensors here: theirs follow
+ * from the policy of their chunk. */
+sluice_op_rule_t sluice_op_rule(int32_t kind, int32_t single_rank);
+
+#endif /* SLUICE_BACKEND_SCHEDULE_OP_RULES_H_ */

@@ -5,6 +5,7 @@
 #include "backend/moe/agree.h"
 #include "backend/moe/pass.h"
 #include "backend/moe/plan.h"
+#include "backend/moe/planned.h"
 #include "backend/moe/run.h"
 
 /* What the weight half may need from the input half, besides the saved buffers. */
@@ -30,6 +31,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
                     : moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE ? SLUICE_WGRAD_DEFERRED
                                                                       : moe->config.wgrad_mode,
       .gated = moe->config.gated != SLUICE_GATED_NO,
+      .bounded = sluice_is_planned(moe),
       .reuse_saved = step->state == SLUICE_STEP_INPUT_DONE ? step->reuses_saved
                                                            : !moe->config.callback_experts && args->may_reuse_saved,
   };

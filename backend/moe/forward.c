@@ -21,6 +21,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_bind
       .keep = keep,
       .callback = moe->config.callback_experts,
       .gated = moe->config.gated != SLUICE_GATED_NO,
+      .bounded = sluice_is_planned(moe),
   };
   memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
   memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);

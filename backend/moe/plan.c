@@ -117,6 +117,7 @@ static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t
       .keep = direction == SLUICE_FORWARD,
       .callback = moe->config.callback_experts,
       .gated = moe->config.gated != SLUICE_GATED_NO,
+      .bounded = 1,
       .input_half = direction == SLUICE_BACKWARD,
       .weight_half = direction == SLUICE_BACKWARD ? SLUICE_WEIGHTS_NOW : SLUICE_WEIGHTS_NONE,
       .wgrad_mode = plan->wgrad_mode,

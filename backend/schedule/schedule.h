@@ -96,17 +96,18 @@ enum { SLUICE_PART_DISPATCH = 1, SLUICE_PART_EXPERTS = 2, SLUICE_PART_COMBINE = 
 
 /* What a template is built from. Two equal specs give the same template. */
 typedef struct sluice_template_spec_s {
-  int32_t direction;                     /* SLUICE_FORWARD, SLUICE_BACKWARD */
-  int32_t num_chunks;                    /* n in [1, SLUICE_MAX_CHUNKS] */
-  int32_t single_rank;                   /* W = 1: no exchanges, everything on the compute lane */
-  int32_t keep;                          /* forward: a backward follows; what is kept of a chunk outlives the pass */
-  int32_t callback;                      /* the host's own experts */
-  int32_t gated;                         /* T_M holds two halves, so that activated rows cannot take its place */
-  int32_t input_half;                    /* backward: input gradients (and the gate's) are computed */
-  int32_t weight_half;                   /* backward: weight gradients: SLUICE_WEIGHTS_NONE, _NOW or _LATER */
-  int32_t wgrad_mode;                    /* SLUICE_WGRAD_* */
-  int32_t only;                          /* 0: the whole pass; else SLUICE_PART_* bits */
-  int32_t reuse_saved;                   /* backward: dT_M may overwrite a kept T_M, which is then gone */
+  int32_t direction;   /* SLUICE_FORWARD, SLUICE_BACKWARD */
+  int32_t num_chunks;  /* n in [1, SLUICE_MAX_CHUNKS] */
+  int32_t single_rank; /* W = 1: no exchanges, everything on the compute lane */
+  int32_t keep;        /* forward: a backward follows; what is kept of a chunk outlives the pass */
+  int32_t callback;    /* the host's own experts */
+  int32_t gated;       /* T_M holds two halves, so that activated rows cannot take its place */
+  int32_t input_half;  /* backward: input gradients (and the gate's) are computed */
+  int32_t weight_half; /* backward: weight gradients: SLUICE_WEIGHTS_NONE, _NOW or _LATER */
+  int32_t wgrad_mode;  /* SLUICE_WGRAD_* */
+  int32_t only;        /* 0: the whole pass; else SLUICE_PART_* bits */
+  int32_t reuse_saved; /* backward: dT_M may overwrite a kept T_M, which is then gone */
+  int32_t bounded;     /* under a plan: rings of two even where everything is kept, so that slots do not grow with n */
   uint8_t restore_di[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
   uint8_t restore_m[SLUICE_MAX_CHUNKS];  /* may differ between ranks */
 } sluice_template_spec_t;
@@ -135,6 +136,13 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
 uint64_t sluice_template_bytes(int32_t num_chunks);
 /* Ops that a template of n chunks has at most. */
 int32_t sluice_template_max_ops(int32_t num_chunks);
+int32_t sluice_template_max_deps(int32_t num_chunks);
+
+/* For readers of templates from elsewhere: an empty one of a checked spec with room for the most that n chunks can
+ * have, and, once it is filled and proved, its hashes. Errors: INVALID_ARGUMENT, UNSUPPORTED (the spec), NO_MEMORY. */
+sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
+                                    sluice_template_t** out_template);
+void sluice_template_seal(sluice_template_t* schedule);
 
 /* Where the chunk's rows of `tensor` lie. */
 static inline sluice_slot_ref_t sluice_template_home(const sluice_template_t* t, int32_t tensor, int32_t chunk) {

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "backend/schedule/builder.h"
+#include "backend/schedule/tighten.h"
 #include "sluice/moe.h"
 
 #define OPS_PER_CHUNK 12 /* of a backward that restores both tensors */
@@ -91,6 +92,12 @@ static int backward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t
   return restore[later] == SLUICE_RESTORE_OFFLOAD;
 }
 
+/* All dispatches run ahead of all combines: then nothing may wait for a combine, so outputs have a slot each as well
+ * [found with the sim device: with two slots computation stalls behind the last dispatch]. */
+static int runs_ahead(const sluice_template_spec_t* spec, int32_t moving_di) {
+  return moving_di == 0 && !spec->bounded && !spec->single_rank;
+}
+
 static void place_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks, *ring = b->ring, middle = middle_of(spec);
   int32_t moving_di = n, moving_m = n;
@@ -101,7 +108,11 @@ static void place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
   ring[SLUICE_T_OUT] = n; /* chunks write disjoint tokens */
   if (!spec->single_rank) ring[SLUICE_T_SEND] = ring[SLUICE_T_RECV] = RING_WITHIN_LANE;
   ring[SLUICE_T_DI] = ring_of(spec, spec->restore_di, moving_di, forward_di_overlaps);
-  ring[SLUICE_T_DO] = min_i32(spec->callback ? moving_m : n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+  int32_t outputs = spec->callback ? moving_m : n;
+  if (!runs_ahead(spec, moving_di)) {
+    outputs = min_i32(outputs, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+  }
+  ring[SLUICE_T_DO] = outputs;
   if (!spec->callback) {
     ring[SLUICE_T_M] = ring_of(spec, spec->restore_m, moving_m, forward_m_overlaps);
     ring[SLUICE_T_ACT] = RING_WITHIN_LANE;
@@ -189,7 +200,9 @@ static int has_part(const sluice_template_spec_t* spec, int32_t part) {
 static void build_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks;
   /* Dispatches that may run ahead of computation: all of them where every chunk has a slot of T_DI of its own. */
-  int32_t ahead = b->ring[SLUICE_T_DI] == 0 ? n : spec->single_rank ? b->ring[SLUICE_T_DI] : RING_BETWEEN_LANES;
+  int32_t ahead = RING_BETWEEN_LANES;
+  if (spec->single_rank && b->ring[SLUICE_T_DI] > 0) ahead = b->ring[SLUICE_T_DI];
+  if (b->ring[SLUICE_T_DI] == 0 && !spec->bounded) ahead = n;
   int dispatches = has_part(spec, SLUICE_PART_DISPATCH);
   for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_dispatch(b, spec, i);
   for (int32_t i = 0; i < n; ++i) {
@@ -231,7 +244,8 @@ static void place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   ring[SLUICE_T_DI] = deferred ? moving_di : ring_of(spec, restore_di, moving_di, backward_di_overlaps);
   ring[middle] = deferred ? moving_m : ring_of(spec, spec->restore_m, moving_m, backward_m_overlaps);
   ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : between;
-  ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = between;
+  /* As in forward: where all gradients arrive before the first returns, none may wait for a return. */
+  ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = deferred && !spec->bounded && !spec->single_rank ? n : between;
   if (!spec->callback) {
     ring[SLUICE_T_DACT] = deferred ? n : RING_WITHIN_LANE;
     ring[SLUICE_T_DM] = deferred ? n : RING_WITHIN_LANE;
@@ -360,7 +374,8 @@ static void build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     add_weight_grad(b, -1);
     return;
   }
-  int32_t ahead = b->ring[SLUICE_T_DDO]; /* T_DI has as many slots for the chunks that need one */
+  int32_t ahead = spec->bounded ? RING_BETWEEN_LANES : b->ring[SLUICE_T_DDO];
+  if (ahead > b->ring[SLUICE_T_DDO]) ahead = b->ring[SLUICE_T_DDO]; /* T_DI has as many for chunks that need one */
   int dispatches = has_part(spec, SLUICE_PART_DISPATCH);
   int experts = has_part(spec, SLUICE_PART_EXPERTS);
   int weights = experts && spec->weight_half == SLUICE_WEIGHTS_NOW && !spec->callback;
@@ -443,12 +458,12 @@ static void drop_unused_rings(sluice_builder_t* b) {
 
 int32_t sluice_template_max_ops(int32_t num_chunks) { return OPS_PER_CHUNK * num_chunks + 1; }
 
-static int32_t max_deps_of(int32_t max_ops) { return 4 * max_ops; }
+int32_t sluice_template_max_deps(int32_t num_chunks) { return 4 * sluice_template_max_ops(num_chunks); }
 
 uint64_t sluice_template_bytes(int32_t num_chunks) {
   uint64_t max_ops = (uint64_t)sluice_template_max_ops(num_chunks);
   return sizeof(sluice_template_t) + max_ops * sizeof(sluice_op_t) +
-         (uint64_t)max_deps_of((int32_t)max_ops) * sizeof(int32_t) +
+         (uint64_t)sluice_template_max_deps(num_chunks) * sizeof(int32_t) +
          (uint64_t)SLUICE_T_COUNT * (uint64_t)num_chunks * sizeof(sluice_slot_ref_t);
 }
 
@@ -463,19 +478,49 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
   return status;
 }
 
-sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, void* memory,
-                                           sluice_template_t** out_template) {
-  *out_template = NULL;
-  SLUICE_TRY(check_spec(spec));
-  int32_t n = spec->num_chunks, max_ops = sluice_template_max_ops(n), max_deps = max_deps_of(max_ops);
+static int is_mixed(const sluice_template_spec_t* spec) {
+  for (int32_t i = 1; i < spec->num_chunks; ++i) {
+    if (spec->restore_di[i] != spec->restore_di[0] || spec->restore_m[i] != spec->restore_m[0]) return 1;
+  }
+  return 0;
+}
+
+/* An empty template of the spec, in memory of sluice_template_bytes(n). */
+static sluice_template_t* lay_out(const sluice_template_spec_t* spec, void* memory) {
+  int32_t n = spec->num_chunks;
   sluice_template_t* schedule = memory;
   memset(schedule, 0, sluice_template_bytes(n));
   schedule->bytes = sluice_template_bytes(n);
   schedule->spec = *spec;
   schedule->ops = (sluice_op_t*)(schedule + 1);
-  schedule->deps = (int32_t*)(schedule->ops + max_ops);
-  schedule->homes = (sluice_slot_ref_t*)(schedule->deps + max_deps);
+  schedule->deps = (int32_t*)(schedule->ops + sluice_template_max_ops(n));
+  schedule->homes = (sluice_slot_ref_t*)(schedule->deps + sluice_template_max_deps(n));
+  return schedule;
+}
 
+sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
+                                    sluice_template_t** out_template) {
+  *out_template = NULL;
+  SLUICE_TRY(check_spec(spec));
+  void* memory = sluice_alloc(allocator, sluice_template_bytes(spec->num_chunks), "schedule template");
+  if (memory == NULL) return sluice_alloc_status();
+  *out_template = lay_out(spec, memory);
+  return SLUICE_OK;
+}
+
+void sluice_template_seal(sluice_template_t* schedule) {
+  uint64_t hash = fnv1a(0xcbf29ce484222325u, &schedule->spec, sizeof schedule->spec);
+  hash = fnv1a(hash, schedule->ops, (size_t)schedule->num_ops * sizeof(sluice_op_t));
+  schedule->hash = fnv1a(hash, schedule->deps, (size_t)schedule->num_deps * sizeof(int32_t));
+  schedule->comm_hash = hash_of_comm(schedule);
+}
+
+sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, void* memory,
+                                           sluice_template_t** out_template) {
+  *out_template = NULL;
+  SLUICE_TRY(check_spec(spec));
+  int32_t n = spec->num_chunks, max_ops = sluice_template_max_ops(n), max_deps = sluice_template_max_deps(n);
+  sluice_template_t* schedule = lay_out(spec, memory);
   sluice_builder_t builder = {.ops = schedule->ops,
                               .capacity = max_ops,
                               .single_rank = spec->single_rank,
@@ -497,10 +542,11 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
   schedule->num_ops = builder.num_ops;
   schedule->num_deps = num_deps;
   memcpy(schedule->ring, builder.ring, sizeof schedule->ring);
-  uint64_t hash = fnv1a(0xcbf29ce484222325u, spec, sizeof *spec);
-  hash = fnv1a(hash, schedule->ops, (size_t)schedule->num_ops * sizeof(sluice_op_t));
-  schedule->hash = fnv1a(hash, schedule->deps, (size_t)num_deps * sizeof(int32_t));
-  schedule->comm_hash = hash_of_comm(schedule);
+  if (is_mixed(spec)) { /* of uniform policies the rings are exact */
+    SLUICE_TRY(sluice_template_tighten(schedule, SLUICE_T_DI));
+    SLUICE_TRY(sluice_template_tighten(schedule, middle_of(spec)));
+  }
+  sluice_template_seal(schedule);
   *out_template = schedule;
   return SLUICE_OK;
 }

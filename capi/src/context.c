@@ -1,4 +1,5 @@
 /* The public context: checks the config, then puts a device and a gemm into an engine. */
+#include <stddef.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -17,7 +18,8 @@ void sluice_context_config_init(sluice_context_config_t* out_config, size_t stru
 
 static sluice_status_t read_config(const sluice_context_config_t* config, sluice_context_config_t* out) {
   sluice_context_config_init(out, sizeof *out);
-  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, config, sizeof *out, "sluice_context_config_t"));
+  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, config, offsetof(sluice_context_config_t, memory_budget),
+                                "sluice_context_config_t"));
   if (out->next != NULL) {
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_context_config_t: extension of unknown type %d", out->next->type);
   }

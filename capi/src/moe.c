@@ -1,5 +1,6 @@
 /* The whole-layer calls: arguments are checked here; a refusal still opens the collective call, so that all ranks fail
  * alike. */
+#include <stddef.h>
 #include <string.h>
 
 #include "backend/base/dtype.h"
@@ -57,7 +58,8 @@ sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_a
   sluice_moe_forward_args_t checked;
   sluice_moe_forward_args_init(&checked, sizeof checked);
   sluice_status_t refusal =
-      sluice_struct_copy(&checked, sizeof checked, args, sizeof checked, "sluice_moe_forward_args_t");
+      sluice_struct_copy(&checked, sizeof checked, args, offsetof(sluice_moe_forward_args_t, save_is_counted),
+                         "sluice_moe_forward_args_t");
   if (refusal == SLUICE_OK) refusal = check_forward(moe, &checked, stream, out_step);
   sluice_status_t status = sluice_run_forward(moe, &checked, refusal, out_step);
   sluice_engine_leave(moe->context);

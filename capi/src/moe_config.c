@@ -106,7 +106,8 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   if (context == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_create: context is NULL");
   sluice_moe_config_t checked;
   sluice_moe_config_init(&checked, sizeof checked);
-  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, sizeof checked, "sluice_moe_config_t"));
+  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, offsetof(sluice_moe_config_t, restore_input),
+                                "sluice_moe_config_t"));
   if (checked.next != NULL) {
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_config_t: extension of unknown type %d", checked.next->type);
   }

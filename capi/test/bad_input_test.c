@@ -126,17 +126,22 @@ typedef sluice_status_t (*wide_call_t)(fixture_t* f, const void* argument);
 
 static sluice_status_t run_with_params(fixture_t* f, const void* params);
 
-/* Too small, far too large, dirty beyond what is known: ABI naming the struct. A zero tail is accepted. */
-static void check_struct(fixture_t* f, const void* good, size_t size, const char* name, wide_call_t call) {
+/* Too small, far too large, dirty beyond what is known: ABI naming the struct. A zero tail is accepted, and so is the
+ * oldest layout, with the defaults for what it lacks. */
+static void check_struct(fixture_t* f, const void* good, size_t size, size_t oldest, const char* name,
+                         wide_call_t call) {
   wide_t w;
   memset(&w, 0, sizeof w);
   memcpy(&w, good, size);
-  const size_t wrong[] = {0, 7, sizeof(size_t), size - 1, 65537, (size_t)-1};
+  const size_t wrong[] = {0, 7, sizeof(size_t), oldest - 1, 65537, (size_t)-1};
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; ++i) {
-    if (strcmp(name, "sluice_comm_config_t") == 0 && wrong[i] == size - 1) continue; /* its 1.0 layout is shorter */
     w.struct_size = wrong[i];
     REFUSED(call(f, &w), SLUICE_E_ABI, name);
   }
+  w.struct_size = oldest;
+  memset(w.bytes + oldest, 0xee, size - oldest);
+  WORKS(call(f, &w));
+  memcpy(&w, good, size);
   w.struct_size = size + 16;
   WORKS(call(f, &w));
   w.bytes[size + 9] = 1;
@@ -206,15 +211,20 @@ static void Structs_WrongSizeOrDirtyTail_IsAbiError(void** state) {
   sluice_context_config_t context;
   sluice_context_config_init(&context, sizeof context);
   context.gemm = "ref";
-  check_struct(&f, &context, sizeof context, "sluice_context_config_t", make_context);
-  check_struct(&f, &f.rig.config, sizeof f.rig.config, "sluice_moe_config_t", make_layer);
+  check_struct(&f, &context, sizeof context, offsetof(sluice_context_config_t, memory_budget),
+               "sluice_context_config_t", make_context);
+  check_struct(&f, &f.rig.config, sizeof f.rig.config, offsetof(sluice_moe_config_t, restore_input),
+               "sluice_moe_config_t", make_layer);
   sluice_comm_config_t comm;
   sluice_comm_config_init(&comm, sizeof comm);
-  check_struct(&f, &comm, sizeof comm, "sluice_comm_config_t", make_comm);
+  check_struct(&f, &comm, sizeof comm, offsetof(sluice_comm_config_t, timeout_ns), "sluice_comm_config_t", make_comm);
   rig_reset(&f.rig);
-  check_struct(&f, &f.rig.forward, sizeof f.rig.forward, "sluice_moe_forward_args_t", run_forward);
-  check_struct(&f, &f.rig.backward, sizeof f.rig.backward, "sluice_moe_backward_args_t", run_backward);
-  check_struct(&f, &f.rig.param_table, sizeof f.rig.param_table, "sluice_expert_tensors_t", run_with_params);
+  check_struct(&f, &f.rig.forward, sizeof f.rig.forward, offsetof(sluice_moe_forward_args_t, save_is_counted),
+               "sluice_moe_forward_args_t", run_forward);
+  check_struct(&f, &f.rig.backward, sizeof f.rig.backward, sizeof f.rig.backward, "sluice_moe_backward_args_t",
+               run_backward);
+  check_struct(&f, &f.rig.param_table, sizeof f.rig.param_table, sizeof f.rig.param_table, "sluice_expert_tensors_t",
+               run_with_params);
   check_nothing_lost(&f);
   close_fixture(&f);
 }
@@ -240,7 +250,8 @@ static void ExpertStructs_WrongSizeOrDirtyTail_IsAbiError(void** state) {
   config.callback_experts = 1;
   open_with(&f, &config);
   rig_reset(&f.rig);
-  check_struct(&f, &f.rig.callbacks, sizeof f.rig.callbacks, "sluice_expert_callbacks_t", run_with_callbacks);
+  check_struct(&f, &f.rig.callbacks, sizeof f.rig.callbacks, sizeof f.rig.callbacks, "sluice_expert_callbacks_t",
+               run_with_callbacks);
   check_nothing_lost(&f);
   close_fixture(&f);
 }

@@ -33,6 +33,7 @@ PAIRS = {
     ("backend/gemm/cublas", "backend/device/cuda"),
     ("backend/comm/nccl", "backend/device"),  # the handle of the device that they work on
     ("backend/gemm/cublas", "backend/device"),
+    ("backend/tune", "backend/device/sim"),  # the predictor makes one: a cost table is not a host's choice
     ("backend/comm/mpi_loader", "backend/comm/mpi"),  # the header that both sides of the plugin share
     ("backend/comm/mpi_loader", "backend/comm/host"),  # MPI is a table of callbacks to the host communicator
 }

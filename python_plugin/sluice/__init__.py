@@ -6,10 +6,12 @@ Importing this package imports neither torch nor a host framework: every process
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice import autoload, trace
-from sluice.settings import configure
+
+if TYPE_CHECKING:
+    from sluice.settings import configure
 
 try:
     from sluice._version import __version__
@@ -20,6 +22,14 @@ __all__ = ["__version__", "configure", "stats", "trace"]
 
 # A process that imports Sluice needs no entry point: the names are in transformers' registries from here on.
 autoload.load()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "configure":  # its module is loaded by those who call it, not by every `import torch`
+        from sluice.settings import configure
+
+        return configure
+    raise AttributeError(f"module 'sluice' has no attribute {name!r}")
 
 
 def stats(layer: Any) -> dict[str, Any]:

@@ -1,0 +1,22 @@
+/* Templates as bytes, for a file or another machine, and as JSON for people.
+ *
+ * Binary form 1, all numbers little-endian int32: magic, form, the spec's numbers, restore policies by chunk (two
+ * arrays of n), rings, number of ops and of dependencies; per op: kind, lane, chunk, reads, writes, dependencies, each
+ * list with its length first; homes; a checksum of everything before it (two numbers). A reader trusts nothing: it
+ * names the field that is wrong, allocates only what n asks for, and refuses what the hazard checker refuses.
+ */
+#ifndef SLUICE_BACKEND_SCHEDULE_SERIAL_H_
+#define SLUICE_BACKEND_SCHEDULE_SERIAL_H_
+
+#include "backend/schedule/schedule.h"
+
+/* Writes at most `room` bytes; returns how many the template takes. data may be NULL with room 0. */
+uint64_t sluice_schedule_write(const sluice_template_t* schedule, void* data, uint64_t room);
+/* out_template: new, sluice_template_destroy. Errors: INVALID_ARGUMENT naming the field or the hazard, NO_MEMORY. */
+sluice_status_t sluice_schedule_read(const void* data, uint64_t bytes, sluice_allocator_t* allocator,
+                                     sluice_template_t** out_template);
+
+/* JSON with names instead of numbers, ends with a zero; returns the length without it, as snprintf does. */
+uint64_t sluice_schedule_write_json(const sluice_template_t* schedule, char* text, uint64_t room);
+
+#endif /* SLUICE_BACKEND_SCHEDULE_SERIAL_H_ */

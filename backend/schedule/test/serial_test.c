@@ -1,0 +1,156 @@
+/* Templates as bytes: what was written is read again, and nothing else is believed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/schedule/serial.h"
+
+static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
+
+static sluice_template_t* random_template(uint32_t* seed) {
+  static const uint8_t of_m[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (;;) {
+    sluice_template_spec_t spec = {.num_chunks = 1 + (int32_t)(next_random(seed) % 9)};
+    spec.direction = (int32_t)(next_random(seed) % 2), spec.gated = (int32_t)(next_random(seed) % 2);
+    spec.single_rank = next_random(seed) % 4 == 0, spec.keep = spec.direction == SLUICE_FORWARD;
+    spec.input_half = spec.direction == SLUICE_BACKWARD, spec.wgrad_mode = (int32_t)(next_random(seed) % 2);
+    spec.weight_half = spec.input_half ? (int32_t)(next_random(seed) % 3) : 0;
+    spec.reuse_saved = (int32_t)(next_random(seed) % 2), spec.bounded = (int32_t)(next_random(seed) % 2);
+    for (int32_t i = 0; i < spec.num_chunks; ++i) {
+      spec.restore_di[i] = (uint8_t)(next_random(seed) % 3), spec.restore_m[i] = of_m[next_random(seed) % 3];
+    }
+    sluice_template_t* t = NULL;
+    if (sluice_template_build(&spec, sluice_process_allocator(), &t) == SLUICE_OK) return t;
+  }
+}
+
+static unsigned char* written(const sluice_template_t* t, uint64_t* out_bytes) {
+  *out_bytes = sluice_schedule_write(t, NULL, 0);
+  unsigned char* data = malloc(*out_bytes);
+  assert_int_equal(sluice_schedule_write(t, data, *out_bytes), *out_bytes);
+  return data;
+}
+
+static void Template_WrittenAndRead_IsTheSame(void** state) {
+  (void)state;
+  uint32_t seed = 3;
+  for (int i = 0; i < 300; ++i) {
+    sluice_template_t *t = random_template(&seed), *again = NULL;
+    uint64_t bytes = 0, bytes_again = 0;
+    unsigned char* data = written(t, &bytes);
+    if (sluice_schedule_read(data, bytes, sluice_process_allocator(), &again) != SLUICE_OK) {
+      sluice_error_info_t info;
+      sluice_error_info_init(&info, sizeof info);
+      sluice_error_last(&info);
+      fail_msg("%s", info.message);
+    }
+    assert_true(again->hash == t->hash && again->comm_hash == t->comm_hash);
+    unsigned char* data_again = written(again, &bytes_again);
+    assert_int_equal(bytes, bytes_again);
+    assert_memory_equal(data, data_again, bytes);
+    free(data), free(data_again);
+    sluice_template_destroy(t, sluice_process_allocator());
+    sluice_template_destroy(again, sluice_process_allocator());
+  }
+}
+
+static void reseal(unsigned char* data, uint64_t bytes) {
+  uint64_t sum = 0xcbf29ce484222325u;
+  for (uint64_t i = 0; i + 8 < bytes; ++i) sum = (sum ^ data[i]) * 0x100000001b3u;
+  for (int i = 0; i < 8 && bytes >= 8; ++i) data[bytes - 8 + (uint64_t)i] = (unsigned char)(sum >> (8 * i));
+}
+
+/* Words that every message has: which field, or which hazard. */
+static int names_a_field(const char* message) {
+  static const char* const words[] = {
+      "must be in",       "the bytes end before", "checksum",        "bytes follow the end",
+      "num_deps is",      "schedule refused:",    "restore polic",   "dispatched again",
+      "callback experts", "a backward computes",  "number of chunks"};
+  for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
+    if (strstr(message, words[i]) != NULL) return 1;
+  }
+  return 0;
+}
+
+/* Changed, cut, grown and spliced bytes, half of them with a checksum that fits. */
+static void Reader_ChangedBytes_AreRefusedByName(void** state) {
+  (void)state;
+  int64_t inputs = getenv("SLUICE_FULL") != NULL ? 1000000 : 20000, refused = 0;
+  uint32_t seed = 11;
+  sluice_template_t* t = NULL;
+  unsigned char *data = NULL, *bent = malloc(1 << 16);
+  uint64_t bytes = 0;
+  for (int64_t i = 0; i < inputs; ++i) {
+    if (i % 50 == 0) {
+      free(data);
+      sluice_template_destroy(t, sluice_process_allocator());
+      t = random_template(&seed);
+      data = written(t, &bytes);
+      assert_true(bytes < (1 << 15));
+    }
+    uint64_t length = bytes;
+    memcpy(bent, data, bytes);
+    uint32_t kind = next_random(&seed) % 8;
+    if (kind == 0) length = next_random(&seed) % (bytes + 1);
+    if (kind == 1) length += 1 + next_random(&seed) % 64, memset(bent + bytes, (int)next_random(&seed) & 255, 64);
+    for (uint32_t k = 0; kind > 1 && k <= next_random(&seed) % 4; ++k) {
+      uint64_t at = next_random(&seed) % (bytes / 4) * 4;
+      uint32_t value = kind == 2 ? next_random(&seed) << 8 : next_random(&seed) % 8;
+      if (kind == 3) value = (uint32_t)-1 - value;
+      for (int b = 0; b < 4; ++b) bent[at + (uint64_t)b] = (unsigned char)(value >> (8 * b));
+    }
+    if (i % 2 == 0) reseal(bent, length);
+    sluice_template_t* read = NULL;
+    sluice_status_t status = sluice_schedule_read(bent, length, sluice_process_allocator(), &read);
+    if (status == SLUICE_OK) { /* changed into another template that is proved, or not changed at all */
+      assert_non_null(read);
+      sluice_template_destroy(read, sluice_process_allocator());
+      continue;
+    }
+    assert_null(read);
+    ++refused;
+    sluice_error_info_t info;
+    sluice_error_info_init(&info, sizeof info);
+    sluice_error_last(&info);
+    if (!names_a_field(info.message)) fail_msg("no field named: %s", info.message);
+  }
+  printf("fuzz inputs: %lld, refused: %lld\n", (long long)inputs, (long long)refused);
+  assert_true(refused > inputs / 2);
+  free(data), free(bent);
+  sluice_template_destroy(t, sluice_process_allocator());
+}
+
+static void Json_OfATemplate_NamesItsOps(void** state) {
+  (void)state;
+  uint32_t seed = 5;
+  sluice_template_t* t = random_template(&seed);
+  uint64_t length = sluice_schedule_write_json(t, NULL, 0);
+  char* text = malloc(length + 1);
+  assert_int_equal(sluice_schedule_write_json(t, text, length + 1), length);
+  assert_int_equal(strlen(text), length);
+  for (int32_t i = 0; i < t->num_ops; ++i) assert_non_null(strstr(text, sluice_op_name(t->ops[i].kind)));
+  int64_t depth = 0;
+  for (const char* p = text; *p != '\0'; ++p) {
+    depth += (*p == '{' || *p == '[') - (*p == '}' || *p == ']');
+    assert_true(depth >= 0);
+  }
+  assert_int_equal(depth, 0);
+  char small[64];
+  assert_int_equal(sluice_schedule_write_json(t, small, sizeof small), length); /* cut, not overrun */
+  free(text);
+  sluice_template_destroy(t, sluice_process_allocator());
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Template_WrittenAndRead_IsTheSame),
+      cmocka_unit_test(Reader_ChangedBytes_AreRefusedByName),
+      cmocka_unit_test(Json_OfATemplate_NamesItsOps),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

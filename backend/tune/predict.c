@@ -1,0 +1,46 @@
+#include "backend/tune/predict.h"
+
+#include <string.h>
+
+typedef struct walk_s {
+  const sluice_template_t* schedule;
+  sluice_op_cost_fn_t cost;
+  void* user;
+} walk_t;
+
+static double cost_of(void* user, int32_t index) {
+  const walk_t* walk = user;
+  return walk->cost(walk->user, &walk->schedule->ops[index]);
+}
+
+static sluice_status_t run(sluice_device_t* device, const sluice_template_t* t) {
+  SLUICE_TRY(device->vtable->begin(device, t->num_ops, NULL, NULL, NULL));
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    const sluice_op_t* op = &t->ops[i];
+    const sluice_job_t job = {i, op->lane, t->deps + op->first_dep, op->num_deps, 0};
+    SLUICE_TRY(device->vtable->submit(device, &job));
+  }
+  return device->vtable->join(device);
+}
+
+sluice_status_t sluice_predict(const sluice_template_t* schedule, sluice_op_cost_fn_t cost, void* user,
+                               const double (*share)[1 << SLUICE_NUM_LANES], sluice_allocator_t* allocator,
+                               sluice_prediction_t* out, double* out_begin, double* out_end) {
+  walk_t walk = {schedule, cost, user};
+  sluice_sim_model_t model = {.cost = cost_of, .user = &walk};
+  if (share != NULL) memcpy(model.share, share, sizeof model.share);
+  sluice_device_t* device = NULL;
+  SLUICE_TRY(sluice_sim_device_create(&model, allocator, &device));
+  sluice_status_t status = run(device, schedule);
+  if (status == SLUICE_OK) {
+    sluice_sim_result_t result;
+    sluice_sim_device_result(device, &result);
+    out->total = result.total;
+    memcpy(out->busy, result.busy, sizeof out->busy);
+    size_t bytes = (size_t)schedule->num_ops * sizeof(double);
+    if (out_begin != NULL) memcpy(out_begin, result.begin, bytes);
+    if (out_end != NULL) memcpy(out_end, result.end, bytes);
+  }
+  device->vtable->destroy(device);
+  return status;
+}

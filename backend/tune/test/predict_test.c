@@ -1,0 +1,184 @@
+/* The sim device over real templates, against the closed forms. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/closed_forms.h"
+#include "backend/tune/predict.h"
+
+typedef struct costs_s {
+  sluice_chunk_times_t times;
+} costs_t;
+
+/* All of a chunk's computation in its first product; packing and the rest cost nothing. */
+static double op_cost(void* user, const sluice_op_t* op) {
+  const sluice_chunk_times_t* t = &((const costs_t*)user)->times;
+  switch (op->kind) {
+    case SLUICE_OP_DISPATCH:
+    case SLUICE_OP_DISPATCH_GRAD: return t->dispatch;
+    case SLUICE_OP_GEMM1:
+    case SLUICE_OP_GEMM2_GRAD: return t->compute;
+    case SLUICE_OP_COMBINE:
+    case SLUICE_OP_COMBINE_GRAD: return t->combine;
+    case SLUICE_OP_COPY_OUT:
+    case SLUICE_OP_COPY_IN: return t->copy;
+    default: return 0;
+  }
+}
+
+static double simulate(sluice_template_spec_t spec, sluice_chunk_times_t times, sluice_prediction_t* out) {
+  costs_t costs = {times};
+  sluice_template_t* t = NULL;
+  sluice_prediction_t prediction;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
+  assert_int_equal(sluice_predict(t, op_cost, &costs, NULL, sluice_process_allocator(), &prediction, NULL, NULL),
+                   SLUICE_OK);
+  sluice_template_destroy(t, sluice_process_allocator());
+  if (out != NULL) *out = prediction;
+  return prediction.total;
+}
+
+static sluice_template_spec_t forward(int32_t n, int32_t di, int32_t m) {
+  sluice_template_spec_t spec = {.num_chunks = n, .keep = 1};
+  for (int32_t i = 0; i < n; ++i) spec.restore_di[i] = (uint8_t)di, spec.restore_m[i] = (uint8_t)m;
+  return spec;
+}
+
+static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
+
+/* Whole numbers, so that sums are exact whatever their order. */
+static sluice_chunk_times_t random_times(uint32_t* seed, int with_copy) {
+  sluice_chunk_times_t t = {1 + next_random(seed) % 50, 1 + next_random(seed) % 50, 1 + next_random(seed) % 50, 0};
+  if (with_copy) t.copy = 1 + next_random(seed) % 50;
+  return t;
+}
+
+static void Paradigm1_EveryN_EqualsTheClosedFormExactly(void** state) {
+  (void)state;
+  uint32_t seed = 1;
+  int64_t compared = 0;
+  for (int32_t n = 1; n <= 32; ++n) {
+    for (int i = 0; i < 100; ++i, ++compared) {
+      sluice_chunk_times_t t = random_times(&seed, 0);
+      double want = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
+      double got = simulate(forward(n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE), t, NULL);
+      if (got != want) {
+        fail_msg("n %d S %g C %g R %g: simulated %g, closed form %g", n, t.dispatch, t.compute, t.combine, got, want);
+      }
+    }
+  }
+  printf("paradigm 1: %lld of %lld equal\n", (long long)compared, (long long)compared);
+}
+
+/* With everything kept all dispatches run ahead: S1 .. Sn, then R1 .. Rn. Its own recurrence, exactly. */
+static double dispatch_ahead(int32_t n, sluice_chunk_times_t t) {
+  double compute_free = 0, comm_free = n * t.dispatch;
+  for (int32_t i = 0; i < n; ++i) {
+    double arrived = (i + 1) * t.dispatch;
+    compute_free = (arrived > compute_free ? arrived : compute_free) + t.compute;
+    comm_free = (compute_free > comm_free ? compute_free : comm_free) + t.combine;
+  }
+  return comm_free;
+}
+
+static void EverythingKept_EqualsItsRecurrenceAndIsNeverSlower(void** state) {
+  (void)state;
+  uint32_t seed = 2;
+  int64_t faster = 0;
+  for (int32_t n = 1; n <= 32; ++n) {
+    for (int i = 0; i < 50; ++i) {
+      sluice_chunk_times_t t = random_times(&seed, 0);
+      double got = simulate(forward(n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP), t, NULL);
+      double alternating = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
+      assert_true(got == dispatch_ahead(n, t));
+      assert_true(got <= alternating);
+      faster += got < alternating;
+    }
+  }
+  printf("dispatching all ahead against alternating: faster in %lld of 1600, never slower\n", (long long)faster);
+  assert_true(faster > 0);
+}
+
+/* Under a plan slots may not grow with n: two of T_DO, and dispatches alternate with combines. */
+static void EverythingKeptUnderAPlan_EqualsTheClosedForm(void** state) {
+  (void)state;
+  uint32_t seed = 4;
+  for (int32_t n = 1; n <= 32; ++n) {
+    for (int i = 0; i < 50; ++i) {
+      sluice_chunk_times_t t = random_times(&seed, 0);
+      sluice_template_spec_t spec = forward(n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
+      spec.bounded = 1;
+      assert_true(simulate(spec, t, NULL) == sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t));
+    }
+  }
+}
+
+static void Paradigm2_NeverTakesLessThanSimulated(void** state) {
+  (void)state;
+  uint32_t seed = 3;
+  double worst = 0, sum = 0;
+  int64_t count = 0, under = 0;
+  for (int32_t n = 2; n <= 16; ++n) {
+    for (int i = 0; i < 200; ++i, ++count) {
+      sluice_chunk_times_t t = random_times(&seed, 1);
+      double got = simulate(forward(n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_OFFLOAD), t, NULL);
+      double form = sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_AFTER, n, t);
+      double error = form / got - 1;
+      under += error < -1e-12;
+      sum += error;
+      if (error > worst) worst = error;
+    }
+  }
+  printf("paradigm 2 (S2): mean error %.2f %%, worst %.1f %%, below the simulated time in %lld of %lld\n",
+         100 * sum / (double)count, 100 * worst, (long long)under, (long long)count);
+  assert_true(sum / (double)count < 0.1);
+}
+
+static void Interference_StretchesWhatRunsTogether(void** state) {
+  (void)state;
+  /* Two lanes at half speed while both run: 10 and 4 seconds of work take 4/0.5 = 8 together, then 6 alone. */
+  sluice_template_spec_t spec = forward(2, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
+  double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
+  memset(share, 0, sizeof share);
+  unsigned both = 1u << SLUICE_LANE_COMPUTE | 1u << SLUICE_LANE_COMM;
+  share[SLUICE_LANE_COMPUTE][both] = share[SLUICE_LANE_COMM][both] = 0.5;
+  costs_t costs = {{4, 10, 0, 0}};
+  sluice_template_t* t = NULL;
+  sluice_prediction_t p;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
+  assert_int_equal(sluice_predict(t, op_cost, &costs, (const double(*)[1 << SLUICE_NUM_LANES]) share,
+                                  sluice_process_allocator(), &p, NULL, NULL),
+                   SLUICE_OK);
+  assert_true(p.total == 4 + 8 + 6 + 10); /* S1; S2 beside the first part of C1; the rest of C1; C2 */
+  share[SLUICE_LANE_COMM][both] = 1.5;
+  assert_int_equal(sluice_predict(t, op_cost, &costs, (const double(*)[1 << SLUICE_NUM_LANES]) share,
+                                  sluice_process_allocator(), &p, NULL, NULL),
+                   SLUICE_E_INVALID_ARGUMENT);
+  sluice_template_destroy(t, sluice_process_allocator());
+}
+
+static void Busy_IsTheSumOfCosts(void** state) {
+  (void)state;
+  sluice_prediction_t p;
+  sluice_chunk_times_t t = {3, 7, 2, 5};
+  double total = simulate(forward(6, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD), t, &p);
+  assert_true(p.busy[SLUICE_LANE_COMM] == 6 * (3 + 2) && p.busy[SLUICE_LANE_COMPUTE] == 6 * 7);
+  assert_true(p.busy[SLUICE_LANE_COPY_OUT] == 6 * 2 * 5 && p.busy[SLUICE_LANE_COPY_IN] == 0);
+  assert_true(total >= p.busy[SLUICE_LANE_COPY_OUT]);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Paradigm1_EveryN_EqualsTheClosedFormExactly),
+      cmocka_unit_test(EverythingKept_EqualsItsRecurrenceAndIsNeverSlower),
+      cmocka_unit_test(EverythingKeptUnderAPlan_EqualsTheClosedForm),
+      cmocka_unit_test(Paradigm2_NeverTakesLessThanSimulated),
+      cmocka_unit_test(Interference_StretchesWhatRunsTogether),
+      cmocka_unit_test(Busy_IsTheSumOfCosts),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -87,6 +87,14 @@ typedef struct sluice_kernels_s {
   void (*unit_backward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
                         const void* pre, const void* dact, const float* weight, void* dpre, void* act_w,
                         float* dweight);
+
+  /* dst[i] = src[t, k] of route[i] = t * K + k, i in [0, count); src has strides (src_t, src_k). */
+  void (*gather_scalars)(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
+                         int64_t src_k, const int32_t* route, float* dst);
+
+  /* The way back: out[t, k] = rows[position[t * K + k]], 0 where the position is -1. out has strides (out_t, out_k). */
+  void (*spread_scalars)(sluice_stream_t stream, int64_t num_tokens, int64_t top_k, const float* rows,
+                         const int32_t* position, float* out, int64_t out_t, int64_t out_k);
 } sluice_kernels_t;
 
 /* The plain versions beside their equations, and the vectorised ones that are compared with them. */

@@ -22,8 +22,8 @@ static void* rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, i
 
 static sluice_status_t dispatch_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0}, route = {0};
-  SLUICE_TRY(sluice_send_tokens_start(pass, op->chunk, pass->in_rows, &rows));
-  SLUICE_TRY(sluice_send_route_start(pass, op->chunk, &route));
+  SLUICE_TRY(sluice_send_tokens_start(pass, op, pass->in_rows, &rows));
+  SLUICE_TRY(sluice_send_route_start(pass, op, &route));
   pass->times[index].bytes = rows.bytes + route.bytes;
   SLUICE_TRY(sluice_finish(pass, op, &rows));
   return sluice_finish(pass, op, &route);
@@ -44,7 +44,7 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
         sluice_tensor_matrix(&pass->params->w2[e]),
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e), c->hidden_width, 0, element)};
   }
-  return sluice_products_run(pass, count, c->dtype, 0);
+  return sluice_products_run(pass, op, count, c->dtype, 0);
 }
 
 static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -52,6 +52,7 @@ static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_unit_t unit = sluice_layer_unit(c);
   int wanted = pass->schedule->spec.weight_half != SLUICE_WEIGHTS_NONE;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op->chunk, e);
     if (rows == 0) continue;
@@ -62,13 +63,13 @@ static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
     void* dpre = sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e);
     void* act_w = wanted ? dact : NULL;
     if (sluice_layer_is_plain(c)) {
-      kernels->activation_backward(NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, dact, weight,
+      kernels->activation_backward(stream, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, dact, weight,
                                    dpre, act_w, dgate);
     } else {
-      kernels->unit_backward(NULL, c->dtype, &unit, rows, c->hidden_width, pre, dact, weight, dpre, act_w, dgate);
+      kernels->unit_backward(stream, c->dtype, &unit, rows, c->hidden_width, pre, dact, weight, dpre, act_w, dgate);
     }
     if (!c->bias) continue;
-    kernels->dot_rows(NULL, c->dtype, rows, c->model_width, sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
+    kernels->dot_rows(stream, c->dtype, rows, c->model_width, sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
                       sluice_tensor_data(&pass->params->b2[e]), 0, 1, dgate);
   }
 }
@@ -92,7 +93,7 @@ static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
           sluice_tensor_matrix(half == 0 ? &pass->params->w1[e] : &pass->params->w3[e]),
           sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e), c->model_width, 0, element)};
     }
-    SLUICE_TRY(sluice_products_run(pass, count, c->dtype, half == 0 ? 0 : 1));
+    SLUICE_TRY(sluice_products_run(pass, op, count, c->dtype, half == 0 ? 0 : 1));
   }
   return SLUICE_OK;
 }
@@ -100,14 +101,15 @@ static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
 static sluice_status_t host_expert_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op->chunk, e);
     if (rows == 0) continue;
     void* dy = sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e);
-    kernels->dot_rows(NULL, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
+    kernels->dot_rows(stream, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
                       c->model_width, 0, sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e));
-    kernels->scale_rows(NULL, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e),
-                        dy);
+    kernels->scale_rows(stream, c->dtype, rows, c->model_width, dy,
+                        sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e), dy);
     int32_t result = pass->callbacks->backward(pass->callbacks->user, op->chunk, e, rows,
                                                sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), dy,
                                                sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e));
@@ -122,8 +124,8 @@ static sluice_status_t host_expert_grad(sluice_pass_t* pass, const sluice_op_t* 
 
 static sluice_status_t combine_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0}, gate = {0};
-  SLUICE_TRY(sluice_return_rows_start(pass, op->chunk, SLUICE_T_DDI, &rows));
-  SLUICE_TRY(sluice_return_gate_start(pass, op->chunk, &gate));
+  SLUICE_TRY(sluice_return_rows_start(pass, op, SLUICE_T_DDI, &rows));
+  SLUICE_TRY(sluice_return_gate_start(pass, op, &gate));
   pass->times[index].bytes = rows.bytes + gate.bytes;
   SLUICE_TRY(sluice_finish(pass, op, &rows));
   return sluice_finish(pass, op, &gate);
@@ -133,14 +135,10 @@ static void write_route_gradients(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_tensor_t* out = pass->grad_route_weights;
   const float* scalars = b->world_size == 1 ? sluice_pass_chunk(pass, SLUICE_T_DGATE, op->chunk) : pass->gate_recv;
-  float* data = sluice_tensor_data(out);
-  int64_t stride_t = sluice_tensor_stride(out, 0), stride_k = sluice_tensor_stride(out, 1);
-  for (int64_t t = b->first_token[op->chunk]; t < b->first_token[op->chunk + 1]; ++t) {
-    for (int32_t k = 0; k < b->top_k; ++k) {
-      int32_t row = b->position[t * b->top_k + k];
-      data[t * stride_t + k * stride_k] = row < 0 ? 0.0f : scalars[row];
-    }
-  }
+  int64_t t = b->first_token[op->chunk], stride = sluice_tensor_stride(out, 0);
+  pass->context->device->kernels->spread_scalars(
+      sluice_pass_stream(pass, op), sluice_chunk_tokens(b, op->chunk), b->top_k, scalars, b->position + t * b->top_k,
+      (float*)sluice_tensor_data(out) + t * stride, stride, sluice_tensor_stride(out, 1));
 }
 
 static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -152,9 +150,9 @@ static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
     int64_t stride = sluice_tensor_stride(pass->out_rows, 0);
     char* out = sluice_tensor_data(pass->out_rows);
     const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DDI : SLUICE_T_RECV, op->chunk);
-    pass->context->device->kernels->combine_rows(NULL, c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k,
-                                                 c->model_width, rows, b->position + t * b->top_k, NULL, 0, 0,
-                                                 out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
+    pass->context->device->kernels->combine_rows(
+        sluice_pass_stream(pass, op), c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width, rows,
+        b->position + t * b->top_k, NULL, 0, 0, out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
   }
   if (pass->grad_route_weights != NULL) write_route_gradients(pass, op);
 }
@@ -165,7 +163,8 @@ static sluice_product_t weight_product(sluice_matrix_t dy, sluice_matrix_t x, in
   return (sluice_product_t){dw->shape[0], dw->shape[1], rows, sluice_transpose(dy), x, sluice_tensor_matrix(dw)};
 }
 
-static sluice_status_t expert_products(sluice_pass_t* pass, int32_t chunk, int32_t e, int accumulate) {
+static sluice_status_t expert_products(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e,
+                                       int accumulate) {
   const sluice_moe_config_t* c = &pass->moe->config;
   const sluice_expert_tensors_t* dw = pass->grad_params;
   uint64_t element = sluice_dtype_bytes(c->dtype);
@@ -176,25 +175,26 @@ static sluice_status_t expert_products(sluice_pass_t* pass, int32_t chunk, int32
   void* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
   pass->products[count++] = weight_product(dy, act, rows, &dw->w2[e]);
   pass->products[count++] = weight_product(sluice_rows_matrix(dm, width, 0, element), x, rows, &dw->w1[e]);
-  SLUICE_TRY(sluice_products_run(pass, count, sluice_tensor_dtype(&dw->w1[e]), accumulate ? 1 : 0));
+  SLUICE_TRY(sluice_products_run(pass, op, count, sluice_tensor_dtype(&dw->w1[e]), accumulate ? 1 : 0));
   if (c->gated != SLUICE_GATED_HALVES) return SLUICE_OK;
   pass->products[0] = weight_product(sluice_rows_matrix(dm, width, c->hidden_width, element), x, rows, &dw->w3[e]);
-  return sluice_products_run(pass, 1, sluice_tensor_dtype(&dw->w3[e]), accumulate ? 1 : 0);
+  return sluice_products_run(pass, op, 1, sluice_tensor_dtype(&dw->w3[e]), accumulate ? 1 : 0);
 }
 
-static void expert_bias_sums(sluice_pass_t* pass, int32_t chunk, int32_t e, int accumulate) {
+static void expert_bias_sums(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e, int accumulate) {
   const sluice_moe_config_t* c = &pass->moe->config;
   const sluice_expert_tensors_t* dw = pass->grad_params;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   int64_t rows = rows_of(pass, chunk, e), width = pass->moe->gate_factor * c->hidden_width;
   char* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
-  kernels->sum_columns(NULL, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
+  kernels->sum_columns(stream, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
                        rows_at(pass, SLUICE_T_ROUTE, chunk, e), accumulate, sluice_tensor_dtype(&dw->b2[e]),
                        sluice_tensor_data(&dw->b2[e]));
-  kernels->sum_columns(NULL, c->dtype, rows, c->gated == SLUICE_GATED_INTERLEAVED ? width : c->hidden_width, dm, width,
-                       NULL, accumulate, sluice_tensor_dtype(&dw->b1[e]), sluice_tensor_data(&dw->b1[e]));
+  kernels->sum_columns(stream, c->dtype, rows, c->gated == SLUICE_GATED_INTERLEAVED ? width : c->hidden_width, dm,
+                       width, NULL, accumulate, sluice_tensor_dtype(&dw->b1[e]), sluice_tensor_data(&dw->b1[e]));
   if (c->gated != SLUICE_GATED_HALVES) return;
-  kernels->sum_columns(NULL, c->dtype, rows, c->hidden_width,
+  kernels->sum_columns(stream, c->dtype, rows, c->hidden_width,
                        dm + (uint64_t)c->hidden_width * sluice_dtype_bytes(c->dtype), width, NULL, accumulate,
                        sluice_tensor_dtype(&dw->b3[e]), sluice_tensor_data(&dw->b3[e]));
 }
@@ -205,9 +205,10 @@ static int is_joined(const sluice_pass_t* pass) {
          sluice_pass_is_joined(pass, SLUICE_T_DM) && sluice_pass_is_joined(pass, SLUICE_T_DACT);
 }
 
-static sluice_status_t expert_weight_grad(sluice_pass_t* pass, int32_t chunk, int32_t e, int accumulate) {
-  SLUICE_TRY(expert_products(pass, chunk, e, accumulate));
-  if (pass->moe->config.bias) expert_bias_sums(pass, chunk, e, accumulate);
+static sluice_status_t expert_weight_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e,
+                                          int accumulate) {
+  SLUICE_TRY(expert_products(pass, op, chunk, e, accumulate));
+  if (pass->moe->config.bias) expert_bias_sums(pass, op, chunk, e, accumulate);
   return SLUICE_OK;
 }
 
@@ -219,7 +220,7 @@ static sluice_status_t weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   int by_chunk = op->chunk < 0 && !is_joined(pass);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     for (int32_t i = 0; i < (by_chunk ? n : 1); ++i) {
-      SLUICE_TRY(expert_weight_grad(pass, by_chunk ? i : op->chunk, e, accumulate || i > 0));
+      SLUICE_TRY(expert_weight_grad(pass, op, by_chunk ? i : op->chunk, e, accumulate || i > 0));
     }
     if (last && pass->expert_ready != NULL) pass->expert_ready(pass->expert_ready_user, e);
   }
@@ -229,7 +230,7 @@ static sluice_status_t weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
 /* The forward's rows once more, from the tokens that the host passes to backward. */
 static sluice_status_t redispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0};
-  SLUICE_TRY(sluice_send_tokens_start(pass, op->chunk, pass->tokens, &rows));
+  SLUICE_TRY(sluice_send_tokens_start(pass, op, pass->tokens, &rows));
   pass->times[index].bytes = rows.bytes;
   return sluice_finish(pass, op, &rows);
 }
@@ -238,8 +239,8 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
   switch (op->kind) {
     case SLUICE_OP_DISPATCH_GRAD: return dispatch_grad(pass, op, index);
     case SLUICE_OP_UNPACK_GRAD:
-      sluice_unpack_tokens(pass, op->chunk, pass->in_rows, SLUICE_T_DDO);
-      sluice_unpack_route(pass, op->chunk);
+      sluice_unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DDO);
+      sluice_unpack_route(pass, op);
       return SLUICE_OK;
     case SLUICE_OP_GEMM2_GRAD: return gemm2_grad(pass, op);
     case SLUICE_OP_ACTIVATION_GRAD: activation_grad(pass, op); return SLUICE_OK;
@@ -250,7 +251,7 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
     case SLUICE_OP_WEIGHT_GRAD: return weight_grad(pass, op);
     case SLUICE_OP_COPY_IN: sluice_copy(pass, op, index); return SLUICE_OK;
     case SLUICE_OP_REDISPATCH: return redispatch(pass, op, index);
-    case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op->chunk, pass->tokens, SLUICE_T_DI); return SLUICE_OK;
+    case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op, pass->tokens, SLUICE_T_DI); return SLUICE_OK;
     case SLUICE_OP_RECOMPUTE: return sluice_recompute(pass, op);
     case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
     default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "backward: op %s does not belong here", sluice_op_name(op->kind));

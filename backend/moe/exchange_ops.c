@@ -96,8 +96,10 @@ sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice
 
 /* ---- rows ---- */
 
-sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, int32_t chunk, const sluice_tensor_t* tokens,
+sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                                          sluice_transfer_t* out_transfer) {
+  int32_t chunk = op->chunk;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_moe_config_t* c = &pass->moe->config;
@@ -108,14 +110,16 @@ sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, int32_t chunk, con
   char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, chunk);
   const void* src = sluice_tensor_data(tokens);
   int64_t stride = sluice_tensor_stride(tokens, 0);
-  kernels->gather_rows(NULL, c->dtype, own_first, c->model_width, src, stride, token, out);
-  kernels->gather_rows(NULL, c->dtype, end - own_end, c->model_width, src, stride, token + own_end,
+  kernels->gather_rows(stream, c->dtype, own_first, c->model_width, src, stride, token, out);
+  kernels->gather_rows(stream, c->dtype, end - own_end, c->model_width, src, stride, token + own_end,
                        out + (uint64_t)own_first * row_bytes);
   return start_towards_experts(pass, chunk, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), row_bytes,
                                out_transfer);
 }
 
-void sluice_unpack_tokens(sluice_pass_t* pass, int32_t chunk, const sluice_tensor_t* tokens, int32_t tensor) {
+void sluice_unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor) {
+  int32_t chunk = op->chunk;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_moe_config_t* c = &pass->moe->config;
@@ -128,16 +132,18 @@ void sluice_unpack_tokens(sluice_pass_t* pass, int32_t chunk, const sluice_tenso
     char* rows = sluice_pass_rows(pass, tensor, chunk, e);
     int64_t own_row = 0;
     int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);
-    if (num_runs > 0) kernels->move_rows(NULL, (int64_t)row_bytes, pass->runs, num_runs, in, rows);
+    if (num_runs > 0) kernels->move_rows(stream, (int64_t)row_bytes, pass->runs, num_runs, in, rows);
     int64_t own = sluice_recv_count(b, self_of(pass), chunk, e);
-    kernels->gather_rows(NULL, c->dtype, own, c->model_width, sluice_tensor_data(tokens),
+    kernels->gather_rows(stream, c->dtype, own, c->model_width, sluice_tensor_data(tokens),
                          sluice_tensor_stride(tokens, 0), token, rows + (uint64_t)own_row * row_bytes);
     token += own;
   }
 }
 
 /* Expert order -> received order, remote rows only. */
-static void pack_by_source(sluice_pass_t* pass, int32_t chunk, int32_t tensor, char* out) {
+static void pack_by_source(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor, char* out) {
+  int32_t chunk = op->chunk;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
   reset_cursor(pass, chunk);
@@ -145,13 +151,16 @@ static void pack_by_source(sluice_pass_t* pass, int32_t chunk, int32_t tensor, c
     int64_t own_row = 0;
     int64_t num_runs = expert_runs(pass, chunk, e, 0, &own_row);
     if (num_runs > 0) {
-      kernels->move_rows(NULL, (int64_t)row_bytes, pass->runs, num_runs, sluice_pass_rows(pass, tensor, chunk, e), out);
+      kernels->move_rows(stream, (int64_t)row_bytes, pass->runs, num_runs, sluice_pass_rows(pass, tensor, chunk, e),
+                         out);
     }
   }
 }
 
 /* Own rows, expert order -> sent order. */
-static void copy_own(sluice_pass_t* pass, int32_t chunk, int32_t tensor, char* in) {
+static void copy_own(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor, char* in) {
+  int32_t chunk = op->chunk;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
@@ -160,44 +169,47 @@ static void copy_own(sluice_pass_t* pass, int32_t chunk, int32_t tensor, char* i
     int64_t own_row = 0;
     for (int32_t r = 0; r < self_of(pass); ++r) own_row += sluice_recv_count(b, r, chunk, e);
     const sluice_row_run_t run = {own_row, at, sluice_recv_count(b, self_of(pass), chunk, e)};
-    kernels->move_rows(NULL, (int64_t)row_bytes, &run, 1, sluice_pass_rows(pass, tensor, chunk, e), in);
+    kernels->move_rows(stream, (int64_t)row_bytes, &run, 1, sluice_pass_rows(pass, tensor, chunk, e), in);
     at += run.rows;
   }
 }
 
-sluice_status_t sluice_return_rows_start(sluice_pass_t* pass, int32_t chunk, int32_t tensor,
+sluice_status_t sluice_return_rows_start(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
                                          sluice_transfer_t* out_transfer) {
+  int32_t chunk = op->chunk;
   char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, chunk);
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
-  pack_by_source(pass, chunk, tensor, out);
+  pack_by_source(pass, op, tensor, out);
   SLUICE_TRY(start_towards_tokens(pass, chunk, out, in, pass->slots[tensor].row_bytes, out_transfer));
-  copy_own(pass, chunk, tensor, in);
+  copy_own(pass, op, tensor, in);
   return SLUICE_OK;
 }
 
 /* ---- scalars ---- */
 
-static float route_weight(const sluice_pass_t* pass, int32_t route) {
+/* dst[i] = the route weight of route[i] */
+static void gather_weights(const sluice_pass_t* pass, const sluice_op_t* op, int64_t count, const int32_t* route,
+                           float* dst) {
   const sluice_tensor_t* w = pass->route_weights;
-  int32_t k = pass->binding.top_k;
-  const float* data = sluice_tensor_data(w);
-  return data[(route / k) * sluice_tensor_stride(w, 0) + (route % k) * sluice_tensor_stride(w, 1)];
+  pass->context->device->kernels->gather_scalars(sluice_pass_stream(pass, op), count, pass->binding.top_k,
+                                                 sluice_tensor_data(w), sluice_tensor_stride(w, 0),
+                                                 sluice_tensor_stride(w, 1), route, dst);
 }
 
-sluice_status_t sluice_send_route_start(sluice_pass_t* pass, int32_t chunk, sluice_transfer_t* out_transfer) {
+sluice_status_t sluice_send_route_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   const sluice_binding_t* b = &pass->binding;
-  const int64_t* sent = sent_of(b, chunk);
-  const int32_t* route = b->order + b->first_sent[chunk];
+  const int64_t* sent = sent_of(b, op->chunk);
+  const int32_t* route = b->order + b->first_sent[op->chunk];
   int64_t own_first = sent[self_of(pass)], own_end = sent[self_of(pass) + 1];
-  float* out = pass->route_send;
-  for (int64_t i = 0; i < own_first; ++i) *out++ = route_weight(pass, route[i]);
-  for (int64_t i = own_end; i < sent[b->world_size]; ++i) *out++ = route_weight(pass, route[i]);
-  return start_towards_experts(pass, chunk, (const char*)pass->route_send, (char*)pass->scalar_recv, sizeof(float),
+  gather_weights(pass, op, own_first, route, pass->route_send);
+  gather_weights(pass, op, sent[b->world_size] - own_end, route + own_end, pass->route_send + own_first);
+  return start_towards_experts(pass, op->chunk, (const char*)pass->route_send, (char*)pass->scalar_recv, sizeof(float),
                                out_transfer);
 }
 
-void sluice_unpack_route(sluice_pass_t* pass, int32_t chunk) {
+void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
+  int32_t chunk = op->chunk;
   const int32_t* route = b->order + b->first_sent[chunk] + sent_of(b, chunk)[self_of(pass)];
   reset_cursor(pass, chunk);
   for (int32_t e = 0; e < b->num_local; ++e) {
@@ -205,19 +217,20 @@ void sluice_unpack_route(sluice_pass_t* pass, int32_t chunk) {
     int64_t own_row = 0;
     int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);
     if (num_runs > 0) {
-      pass->context->device->kernels->move_rows(NULL, sizeof(float), pass->runs, num_runs, pass->scalar_recv, rows);
+      pass->context->device->kernels->move_rows(sluice_pass_stream(pass, op), sizeof(float), pass->runs, num_runs,
+                                                pass->scalar_recv, rows);
     }
     int64_t own = sluice_recv_count(b, self_of(pass), chunk, e);
-    for (int64_t i = 0; i < own; ++i) rows[own_row + i] = route_weight(pass, route[i]);
+    gather_weights(pass, op, own, route, rows + own_row);
     route += own;
   }
 }
 
 /* scalar_recv is free again: its route weights were unpacked by the op before. */
-sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, int32_t chunk, sluice_transfer_t* out_transfer) {
-  pack_by_source(pass, chunk, SLUICE_T_DGATE, (char*)pass->scalar_recv);
-  SLUICE_TRY(start_towards_tokens(pass, chunk, (const char*)pass->scalar_recv, (char*)pass->gate_recv, sizeof(float),
-                                  out_transfer));
-  copy_own(pass, chunk, SLUICE_T_DGATE, (char*)pass->gate_recv);
+sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
+  pack_by_source(pass, op, SLUICE_T_DGATE, (char*)pass->scalar_recv);
+  SLUICE_TRY(start_towards_tokens(pass, op->chunk, (const char*)pass->scalar_recv, (char*)pass->gate_recv,
+                                  sizeof(float), out_transfer));
+  copy_own(pass, op, SLUICE_T_DGATE, (char*)pass->gate_recv);
   return SLUICE_OK;
 }

@@ -3,9 +3,9 @@
 #include "backend/moe/pass.h"
 
 static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream) {
-  (void)stream;
   sluice_pass_t* pass = user;
   const sluice_op_t* op = &pass->schedule->ops[index];
+  pass->streams[op->lane] = stream;
   int on_comm = op->lane == SLUICE_LANE_COMM;
   uint64_t cpu = on_comm ? sluice_thread_cpu_ns() : 0;
   pass->times[index].begin_ns = sluice_now_ns();
@@ -78,7 +78,7 @@ static void record(sluice_pass_t* pass) {
 
 sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
   sluice_device_t* device = pass->context->device;
-  SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_op, pass, NULL));
+  SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_op, pass, pass->stream));
   sluice_status_t submitted = submit_all(pass);
   pass->is_complete = submitted == SLUICE_OK;
   /* join even then: lanes may be running what was submitted. It reports the first failure. */

@@ -19,7 +19,8 @@ static inline sluice_matrix_t sluice_transpose(sluice_matrix_t m) {
 /* Whether W3's rows follow W1's, so that [W1; W3] is one [2H, M] matrix (the hosts' fused gate-up layout). */
 int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local, int64_t hidden, uint64_t element);
 
-/* [W1 x | W3 x] of rows given per expert: a [rows, M] -> c [rows, g*H]. rows_of[e] == 0 is skipped. */
-sluice_status_t sluice_products_run(sluice_pass_t* pass, int64_t count, int32_t dtype_c, float beta);
+/* The first `count` of pass->products, on the stream of the op's lane. */
+sluice_status_t sluice_products_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,
+                                    float beta);
 
 #endif /* SLUICE_BACKEND_MOE_EXPERT_MATH_H_ */

@@ -15,9 +15,11 @@ int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local
          (int64_t)element * hidden * sluice_tensor_stride(w1, 0);
 }
 
-sluice_status_t sluice_products_run(sluice_pass_t* pass, int64_t count, int32_t dtype_c, float beta) {
+sluice_status_t sluice_products_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,
+                                    float beta) {
   if (count == 0) return SLUICE_OK;
-  const sluice_product_list_t list = {pass->products, count, pass->moe->config.dtype, dtype_c, beta};
+  const sluice_product_list_t list = {pass->products, count, pass->moe->config.dtype,
+                                      dtype_c,        beta,  sluice_pass_stream(pass, op)};
   return sluice_gemm_run(pass->context->gemm, &list);
 }
 
@@ -27,7 +29,7 @@ static int64_t rows_of(const sluice_pass_t* pass, const sluice_op_t* op, int32_t
 
 static sluice_status_t dispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0};
-  SLUICE_TRY(sluice_send_tokens_start(pass, op->chunk, pass->in_rows, &rows));
+  SLUICE_TRY(sluice_send_tokens_start(pass, op, pass->in_rows, &rows));
   pass->times[index].bytes = rows.bytes;
   return sluice_finish(pass, op, &rows);
 }
@@ -58,7 +60,7 @@ static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
                                                  sluice_transpose(sluice_tensor_matrix(&pass->params->w3[e])),
                                                  sluice_rows_matrix(pre, width, c->hidden_width, element)};
   }
-  return sluice_products_run(pass, count, c->dtype, 0);
+  return sluice_products_run(pass, op, count, c->dtype, 0);
 }
 
 static const void* bias_of(const sluice_tensor_t* biases, int32_t local) {
@@ -70,6 +72,7 @@ static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) 
   const sluice_moe_config_t* c = &pass->moe->config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_unit_t unit = sluice_layer_unit(c);
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
@@ -78,9 +81,9 @@ static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) 
     const void* b1 = c->bias ? bias_of(pass->params->b1, e) : NULL;
     const void* b3 = c->bias && c->gated == SLUICE_GATED_HALVES ? bias_of(pass->params->b3, e) : NULL;
     if (sluice_layer_is_plain(c)) {
-      kernels->activation_forward(NULL, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, b1, b3, act);
+      kernels->activation_forward(stream, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, b1, b3, act);
     } else {
-      kernels->unit_forward(NULL, c->dtype, &unit, rows, c->hidden_width, pre, b1, b3, act);
+      kernels->unit_forward(stream, c->dtype, &unit, rows, c->hidden_width, pre, b1, b3, act);
     }
   }
 }
@@ -106,11 +109,11 @@ static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
         sluice_transpose(sluice_tensor_matrix(&pass->params->w2[e])),
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e), c->model_width, 0, element)};
   }
-  SLUICE_TRY(sluice_products_run(pass, count, c->dtype, 0));
+  SLUICE_TRY(sluice_products_run(pass, op, count, c->dtype, 0));
   if (!c->bias) return SLUICE_OK;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    pass->context->device->kernels->add_bias(NULL, c->dtype, rows_of(pass, op, e), c->model_width,
-                                             sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
+    pass->context->device->kernels->add_bias(sluice_pass_stream(pass, op), c->dtype, rows_of(pass, op, e),
+                                             c->model_width, sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
                                              bias_of(pass->params->b2, e));
   }
   return SLUICE_OK;
@@ -134,7 +137,7 @@ sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
 
 static sluice_status_t combine(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0};
-  SLUICE_TRY(sluice_return_rows_start(pass, op->chunk, SLUICE_T_DO, &rows));
+  SLUICE_TRY(sluice_return_rows_start(pass, op, SLUICE_T_DO, &rows));
   pass->times[index].bytes = rows.bytes;
   return sluice_finish(pass, op, &rows);
 }
@@ -151,15 +154,16 @@ static void reduce(sluice_pass_t* pass, const sluice_op_t* op) {
   if (sluice_chunk_tokens(b, op->chunk) == 0) return;
   /* One rank: T_DO of a chunk lies in sent order already. */
   const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DO : SLUICE_T_RECV, op->chunk);
-  pass->context->device->kernels->combine_rows(
-      NULL, c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width, rows, b->position + t * b->top_k,
-      weights + t * weight_t, weight_t, weight_k, out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
+  pass->context->device->kernels->combine_rows(sluice_pass_stream(pass, op), c->dtype,
+                                               sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width, rows,
+                                               b->position + t * b->top_k, weights + t * weight_t, weight_t, weight_k,
+                                               out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
 }
 
 sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   switch (op->kind) {
     case SLUICE_OP_DISPATCH: return dispatch(pass, op, index);
-    case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op->chunk, pass->in_rows, SLUICE_T_DI); return SLUICE_OK;
+    case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DI); return SLUICE_OK;
     case SLUICE_OP_GEMM1: return gemm1(pass, op);
     case SLUICE_OP_ACTIVATION: activation(pass, op, SLUICE_T_ACT); return SLUICE_OK;
     case SLUICE_OP_GEMM2: return gemm2(pass, op);

@@ -29,6 +29,8 @@ typedef struct sluice_pass_s {
   sluice_context_t* context;
   sluice_moe_t* moe;
   const sluice_template_t* schedule;
+  sluice_stream_t stream;                    /* the host's; NULL on a CPU */
+  sluice_stream_t streams[SLUICE_NUM_LANES]; /* of the lanes, each written by its own lane's ops; NULL on a CPU */
   sluice_binding_t binding;
   sluice_slots_t slots[SLUICE_T_COUNT];
   const sluice_expert_tensors_t* params;
@@ -78,6 +80,11 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given);
 
 /* Runs the schedule on the device; adds to the context's statistics and trace. */
 sluice_status_t sluice_pass_run(sluice_pass_t* pass);
+
+/* The stream of an op's lane, from within the op. */
+static inline sluice_stream_t sluice_pass_stream(const sluice_pass_t* pass, const sluice_op_t* op) {
+  return pass->streams[op->lane];
+}
 
 /* Address of the rows of (tensor, chunk, local expert) at the chunk's home, and of the chunk's first row (SLOTS). */
 void* sluice_pass_rows(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local);

@@ -53,6 +53,24 @@ static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   }
 }
 
+/* dst[i] = src[t, k] of route[i]; out[t, k] = rows[position[t, k]] */
+static void gather_scalars(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
+                           int64_t src_k, const int32_t* route, float* dst) {
+  (void)stream;
+  for (int64_t i = 0; i < count; ++i) dst[i] = src[route[i] / top_k * src_t + route[i] % top_k * src_k];
+}
+
+static void spread_scalars(sluice_stream_t stream, int64_t num_tokens, int64_t top_k, const float* rows,
+                           const int32_t* position, float* out, int64_t out_t, int64_t out_k) {
+  (void)stream;
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    for (int64_t k = 0; k < top_k; ++k) {
+      int32_t row = position[t * top_k + k];
+      out[t * out_t + k * out_k] = row < 0 ? 0.0f : rows[row];
+    }
+  }
+}
+
 /* dst[dst_row + i, :] = src[src_row + i, :], i in [0, rows) */
 static void move_rows(sluice_stream_t stream, int64_t row_bytes, const sluice_row_run_t* runs, int64_t num_runs,
                       const void* src, void* dst) {
@@ -237,6 +255,8 @@ const sluice_kernels_t* sluice_cpu_kernels_ref(void) {
       .scale_rows = scale_rows,
       .unit_forward = unit_forward,
       .unit_backward = unit_backward,
+      .gather_scalars = gather_scalars,
+      .spread_scalars = spread_scalars,
   };
   return &kernels;
 }

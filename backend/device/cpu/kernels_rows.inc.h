@@ -57,6 +57,23 @@ static void move_rows(sluice_stream_t stream, int64_t row_bytes, const sluice_ro
   }
 }
 
+static void gather_scalars(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
+                           int64_t src_k, const int32_t* route, float* dst) {
+  (void)stream;
+  for (int64_t i = 0; i < count; ++i) dst[i] = src[route[i] / top_k * src_t + route[i] % top_k * src_k];
+}
+
+static void spread_scalars(sluice_stream_t stream, int64_t num_tokens, int64_t top_k, const float* rows,
+                           const int32_t* position, float* out, int64_t out_t, int64_t out_k) {
+  (void)stream;
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    for (int64_t k = 0; k < top_k; ++k) {
+      int32_t row = position[t * top_k + k];
+      out[t * out_t + k * out_k] = row < 0 ? 0.0f : rows[row];
+    }
+  }
+}
+
 /* ---- combine -------------------------------------------------------------------------------------------------- */
 
 INLINE void combine_token(int32_t dtype, int64_t top_k, int64_t width, const void* rows, const int32_t* position,

@@ -11,4 +11,6 @@ static const sluice_kernels_t table = {
     .scale_rows = scale_rows,
     .unit_forward = unit_forward,
     .unit_backward = unit_backward,
+    .gather_scalars = gather_scalars,
+    .spread_scalars = spread_scalars,
 };

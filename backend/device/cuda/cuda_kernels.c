@@ -147,6 +147,34 @@ static void scale_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int6
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_scale_rows, dtype), stream, &args, args.units);
 }
 
+static int64_t groups_of_32(int64_t count) { return (count + SLUICE_CUDA_WARP - 1) / SLUICE_CUDA_WARP; }
+
+static void gather_scalars(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
+                           int64_t src_k, const int32_t* route, float* dst) {
+  const sluice_gather_scalars_args_t args = {.src = src,
+                                             .route = route,
+                                             .dst = dst,
+                                             .units = groups_of_32(count),
+                                             .count = count,
+                                             .top_k = top_k,
+                                             .src_t = src_t,
+                                             .src_k = src_k};
+  sluice_cuda_launch(SLUICE_CUDA_gather_scalars, stream, &args, args.units);
+}
+
+static void spread_scalars(sluice_stream_t stream, int64_t num_tokens, int64_t top_k, const float* rows,
+                           const int32_t* position, float* out, int64_t out_t, int64_t out_k) {
+  const sluice_spread_scalars_args_t args = {.rows = rows,
+                                             .position = position,
+                                             .out = out,
+                                             .units = groups_of_32(num_tokens * top_k),
+                                             .count = num_tokens * top_k,
+                                             .top_k = top_k,
+                                             .out_t = out_t,
+                                             .out_k = out_k};
+  sluice_cuda_launch(SLUICE_CUDA_spread_scalars, stream, &args, args.units);
+}
+
 sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* words, int64_t count) {
   for (int64_t at = 0; at < count; at += SLUICE_CUDA_MAX_WORDS) {
     sluice_words_args_t args = {.to = (uint64_t*)to + at, .count = count - at};
@@ -171,6 +199,8 @@ const sluice_kernels_t* sluice_cuda_kernels(void) {
       .scale_rows = scale_rows,
       .unit_forward = unit_forward,
       .unit_backward = unit_backward,
+      .gather_scalars = gather_scalars,
+      .spread_scalars = spread_scalars,
   };
   return &kernels;
 }

@@ -109,6 +109,24 @@ typedef struct sluice_scale_args_s {
   int64_t width;
 } sluice_scale_args_t;
 
+/* dst[i] = src[t, k] of route[i] = t * K + k. */
+typedef struct sluice_gather_scalars_args_s {
+  const float* src;
+  const int32_t* route;
+  float* dst;
+  int64_t units; /* groups of 32 scalars */
+  int64_t count, top_k, src_t, src_k;
+} sluice_gather_scalars_args_t;
+
+/* out[t, k] = rows[position[t * K + k]], or 0. */
+typedef struct sluice_spread_scalars_args_s {
+  const float* rows;
+  const int32_t* position;
+  float* out;
+  int64_t units; /* groups of 32 scalars */
+  int64_t count, top_k, out_t, out_k;
+} sluice_spread_scalars_args_t;
+
 /* to[i] = words[i]: small tables of pointers that a library wants on the device, without a copy to wait for. */
 typedef struct sluice_words_args_s {
   uint64_t* to;

@@ -109,3 +109,24 @@ SLUICE_FN void write_words(const sluice_words_args_t& a, int64_t unit) {
   }
 }
 SLUICE_KERNEL(write_words, sluice_words_args_t)
+
+/* dst[i] = src[route[i] / K, route[i] % K] */
+SLUICE_FN void gather_scalars(const sluice_gather_scalars_args_t& a, int64_t unit) {
+  SLUICE_LANES(lane) {
+    const int64_t i = unit * 32 + lane;
+    if (i < a.count) a.dst[i] = a.src[a.route[i] / a.top_k * a.src_t + a.route[i] % a.top_k * a.src_k];
+  }
+}
+SLUICE_KERNEL(gather_scalars, sluice_gather_scalars_args_t)
+
+/* out[t, k] = rows[position[t, k]] */
+SLUICE_FN void spread_scalars(const sluice_spread_scalars_args_t& a, int64_t unit) {
+  SLUICE_LANES(lane) {
+    const int64_t i = unit * 32 + lane;
+    if (i < a.count) {
+      const int64_t row = a.position[i];
+      a.out[i / a.top_k * a.out_t + i % a.top_k * a.out_k] = row < 0 ? 0.0f : a.rows[row];
+    }
+  }
+}
+SLUICE_KERNEL(spread_scalars, sluice_spread_scalars_args_t)

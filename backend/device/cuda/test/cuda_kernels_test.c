@@ -158,6 +158,34 @@ static void GatherRows_AnyDtypeWidthAlignment_SameBits(void** state) {
   sweep(gather_case);
 }
 
+/* Route weights out and gate scalars back: every kernel against the definition. */
+static void Scalars_GatheredAndSpreadWithStrides_SameAsDefinition(void** state) {
+  (void)state;
+  enum { T = 41, K = 3, PAD = 2 };
+  const sluice_kernels_t* all[] = {ref, sluice_cpu_kernels(), cuda};
+  for (int which = 0; which < 3; ++which) {
+    for (int k_major = 0; k_major < 2; ++k_major) {
+      const int64_t stride_t = k_major ? 1 : K + PAD, stride_k = k_major ? T + PAD : 1;
+      float in[(T + PAD) * (K + PAD)], rows[T * K], back[(T + PAD) * (K + PAD)];
+      int32_t route[T * K], position[T * K], count = 0;
+      for (size_t i = 0; i < sizeof in / sizeof in[0]; ++i) in[i] = (float)i + 0.5f, back[i] = -1.0f;
+      for (int32_t r = T * K - 1; r >= 0; --r) {
+        position[r] = r % 5 == 4 ? -1 : count;
+        if (position[r] >= 0) route[count++] = r;
+      }
+      all[which]->gather_scalars(NULL, count, K, in, stride_t, stride_k, route, rows);
+      all[which]->spread_scalars(NULL, T, K, rows, position, back, stride_t, stride_k);
+      for (int32_t r = 0; r < T * K; ++r) {
+        int64_t at = r / K * stride_t + r % K * stride_k;
+        if (position[r] >= 0) assert_true(rows[position[r]] == in[at]);
+        assert_true(back[at] == (position[r] >= 0 ? in[at] : 0.0f));
+        back[at] = -1.0f;
+      }
+      for (size_t i = 0; i < sizeof in / sizeof in[0]; ++i) assert_true(back[i] == -1.0f); /* nothing else written */
+    }
+  }
+}
+
 static void move_case(int32_t dtype, int64_t rows, int64_t width) {
   sluice_row_run_t runs[300];
   int64_t num_runs = rows * 4, total = 0, row_bytes = width * (int64_t)sluice_dtype_bytes(dtype);
@@ -440,6 +468,7 @@ int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
       CASE(GatherRows_AnyDtypeWidthAlignment_SameBits),
+      CASE(Scalars_GatheredAndSpreadWithStrides_SameAsDefinition),
       CASE(MoveRows_MoreRunsThanOneLaunchTakes_SameBits),
       CASE(CombineRows_DroppedRoutesAndStrides_SameBits),
       CASE(ScaleRows_InPlace_SameBits),

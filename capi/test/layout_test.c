@@ -250,7 +250,30 @@
   MEMBER(sluice_paper_footprint_t, temporaries, 16, 8) \
   MEMBER(sluice_paper_footprint_t, pipelined_temporaries, 24, 8) \
   MEMBER(sluice_paper_footprint_t, saving, 32, 8) \
-  MEMBER(sluice_paper_footprint_t, saved_share, 40, 8)
+  MEMBER(sluice_paper_footprint_t, saved_share, 40, 8) \
+  STRUCT(sluice_schedule_config_t, 88) \
+  MEMBER(sluice_schedule_config_t, struct_size, 0, 8) \
+  MEMBER(sluice_schedule_config_t, next, 8, 8) \
+  MEMBER(sluice_schedule_config_t, direction, 16, 4) \
+  MEMBER(sluice_schedule_config_t, num_chunks, 20, 4) \
+  MEMBER(sluice_schedule_config_t, single_rank, 24, 4) \
+  MEMBER(sluice_schedule_config_t, needs_backward, 28, 4) \
+  MEMBER(sluice_schedule_config_t, callback_experts, 32, 4) \
+  MEMBER(sluice_schedule_config_t, gated, 36, 4) \
+  MEMBER(sluice_schedule_config_t, input_half, 40, 4) \
+  MEMBER(sluice_schedule_config_t, weight_half, 44, 4) \
+  MEMBER(sluice_schedule_config_t, wgrad_mode, 48, 4) \
+  MEMBER(sluice_schedule_config_t, may_reuse_saved, 52, 4) \
+  MEMBER(sluice_schedule_config_t, under_plan, 56, 4) \
+  MEMBER(sluice_schedule_config_t, restore_input, 60, 4) \
+  MEMBER(sluice_schedule_config_t, restore_middle, 64, 4) \
+  MEMBER(sluice_schedule_config_t, reserved, 68, 4) \
+  MEMBER(sluice_schedule_config_t, restore_input_of, 72, 8) \
+  MEMBER(sluice_schedule_config_t, restore_middle_of, 80, 8) \
+  STRUCT(sluice_schedule_prediction_t, 48) \
+  MEMBER(sluice_schedule_prediction_t, struct_size, 0, 8) \
+  MEMBER(sluice_schedule_prediction_t, seconds, 8, 8) \
+  MEMBER(sluice_schedule_prediction_t, busy_seconds, 16, 32)
 
 #define CONSTANTS \
   CONSTANT(SLUICE_OK, 0) \
@@ -324,7 +347,11 @@
   CONSTANT(SLUICE_GRAD_ACCUMULATE, 1) \
   CONSTANT(SLUICE_HALF_INPUT, 1) \
   CONSTANT(SLUICE_HALF_WEIGHT, 2) \
-  CONSTANT(SLUICE_HALF_BOTH, 3)
+  CONSTANT(SLUICE_HALF_BOTH, 3) \
+  CONSTANT(SLUICE_WEIGHT_HALF_NONE, 0) \
+  CONSTANT(SLUICE_WEIGHT_HALF_NOW, 1) \
+  CONSTANT(SLUICE_WEIGHT_HALF_LATER, 2) \
+  CONSTANT(SLUICE_SCHEDULE_LANES, 4)
 /* clang-format on */
 
 #define STRUCT(type, size) _Static_assert(sizeof(type) == (size), "the size of " #type " is part of the ABI");

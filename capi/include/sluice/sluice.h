@@ -9,5 +9,6 @@
 #include "sluice/moe.h"
 #include "sluice/parts.h"
 #include "sluice/plan.h"
+#include "sluice/schedule.h"
 
 #endif /* SLUICE_SLUICE_H_ */

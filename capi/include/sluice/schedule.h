@@ -1,0 +1,83 @@
+/* Schedules: what a pass does in which order on which lane, as JSON, and what it would take.
+ *
+ * A schedule is built from the same inputs as the one a layer runs, and is the same: equal inputs give equal hashes. It
+ * holds no counts. A prediction walks it in virtual time, given the seconds of each op by itself.
+ *
+ * Source: MPipeMoE Fig. 5 (order of S, C, R), Table II (restore strategies); the walk replaces its eq. 10.
+ */
+#ifndef SLUICE_SCHEDULE_H_
+#define SLUICE_SCHEDULE_H_
+
+#include "sluice/moe.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sluice_schedule_s sluice_schedule_t;
+
+/* weight_half of a backward. LATER: what a later weight half needs is kept. */
+enum { SLUICE_WEIGHT_HALF_NONE = 0, SLUICE_WEIGHT_HALF_NOW = 1, SLUICE_WEIGHT_HALF_LATER = 2 };
+
+typedef struct sluice_schedule_config_s {
+  size_t struct_size;               /* set by sluice_schedule_config_init */
+  const sluice_ext_header_t* next;  /* NULL */
+  int32_t direction;                /* SLUICE_FORWARD or SLUICE_BACKWARD */
+  int32_t num_chunks;               /* n in [1, 256] */
+  int32_t single_rank;              /* 1: W = 1, no exchanges */
+  int32_t needs_backward;           /* forward: 1: a backward follows; default 1 */
+  int32_t callback_experts;         /* 0 or 1 */
+  int32_t gated;                    /* 0 or 1 */
+  int32_t input_half;               /* backward: input gradients are computed; default 1 */
+  int32_t weight_half;              /* backward: SLUICE_WEIGHT_HALF_*; default NOW */
+  int32_t wgrad_mode;               /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK */
+  int32_t may_reuse_saved;          /* backward: as in sluice_moe_backward_args_t */
+  int32_t under_plan;               /* 1: slots do not grow with n */
+  int32_t restore_input;            /* SLUICE_RESTORE_KEEP, _OFFLOAD or _REDISPATCH, of all chunks */
+  int32_t restore_middle;           /* SLUICE_RESTORE_KEEP, _OFFLOAD or _RECOMPUTE, of all chunks */
+  int32_t reserved;                 /* 0 */
+  const int32_t* restore_input_of;  /* [n] by chunk, in place of restore_input, or NULL; borrowed for the call */
+  const int32_t* restore_middle_of; /* [n] likewise */
+} sluice_schedule_config_t;
+
+SLUICE_EXPORT void sluice_schedule_config_init(sluice_schedule_config_t* out_config, size_t struct_size);
+
+/* Builds and proves a schedule. out_schedule: new, sluice_schedule_destroy. Local; allocates from the process.
+ * Threads: thread-safe; the schedule is immutable. Errors: INVALID_ARGUMENT naming the field, ABI, UNSUPPORTED
+ * (policies that callback experts cannot do), NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_schedule_create(const sluice_schedule_config_t* config,
+                                                  sluice_schedule_t** out_schedule);
+SLUICE_EXPORT void sluice_schedule_destroy(sluice_schedule_t* schedule); /* accepts NULL */
+
+/* 0 for NULL. */
+SLUICE_EXPORT int32_t sluice_schedule_num_ops(const sluice_schedule_t* schedule);
+
+/* The schedule as JSON (docs/schedule.md), with a terminating zero. *inout_bytes is the room and then the size, zero
+ * included; text may be NULL to ask. Errors: INVALID_ARGUMENT (too little room). */
+SLUICE_API sluice_status_t sluice_schedule_json(const sluice_schedule_t* schedule, char* text, uint64_t* inout_bytes);
+
+enum { SLUICE_SCHEDULE_LANES = 4 }; /* compute, comm, copy-out, copy-in: SLUICE_LANE_* */
+
+typedef struct sluice_schedule_prediction_s {
+  size_t struct_size;                         /* set by the caller: sizeof */
+  double seconds;                             /* of the pass */
+  double busy_seconds[SLUICE_SCHEDULE_LANES]; /* with an op on the lane */
+} sluice_schedule_prediction_t;
+
+/* Walks the schedule in virtual time.
+ *
+ * op_seconds    in   [num_ops] of each op when nothing runs beside it; finite, not negative
+ * share         in   [4][16] or NULL: the part of its speed, in (0, 1], that a lane keeps while the lanes of the bit
+ * set are busy (its own included); 0 stands for 1 out_begin, out_end       out  [num_ops] seconds from the start of the
+ * pass, or NULL
+ *
+ * Threads: thread-safe. Errors: INVALID_ARGUMENT naming the op or the share, ABI, NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_schedule_predict(const sluice_schedule_t* schedule, const double* op_seconds,
+                                                   const double* share, double* out_begin, double* out_end,
+                                                   sluice_schedule_prediction_t* out_prediction);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_SCHEDULE_H_ */

@@ -1,0 +1,188 @@
+/* Schedules behind their public handle. */
+#include "sluice/schedule.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/base/alloc.h"
+#include "backend/base/structs.h"
+#include "backend/schedule/check.h"
+#include "backend/schedule/serial.h"
+#include "backend/tune/predict.h"
+
+struct sluice_schedule_s {
+  sluice_template_t* schedule; /* owned */
+};
+
+void sluice_schedule_config_init(sluice_schedule_config_t* out_config, size_t struct_size) {
+  if (out_config == NULL || struct_size < sizeof(size_t)) return;
+  sluice_schedule_config_t defaults;
+  memset(&defaults, 0, sizeof defaults);
+  defaults.num_chunks = 1, defaults.needs_backward = 1;
+  defaults.input_half = 1, defaults.weight_half = SLUICE_WEIGHT_HALF_NOW;
+  memset(out_config, 0, struct_size);
+  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
+  out_config->struct_size = struct_size;
+}
+
+#define CHECK(condition, ...) \
+  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
+
+static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
+  const struct {
+    const char* name;
+    int32_t value;
+  } flags[] = {{"single_rank", c->single_rank},
+               {"needs_backward", c->needs_backward},
+               {"callback_experts", c->callback_experts},
+               {"gated", c->gated},
+               {"input_half", c->input_half},
+               {"may_reuse_saved", c->may_reuse_saved},
+               {"under_plan", c->under_plan}};
+  for (size_t i = 0; i < sizeof flags / sizeof flags[0]; ++i) {
+    CHECK(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1", flags[i].name,
+          flags[i].value);
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_config(const sluice_schedule_config_t* c) {
+  if (c->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_schedule_config_t: extension of unknown type");
+  CHECK(c->direction == SLUICE_FORWARD || c->direction == SLUICE_BACKWARD,
+        "schedule: direction is %d; known are forward (0) and backward (1)", c->direction);
+  CHECK(c->num_chunks >= 1 && c->num_chunks <= SLUICE_MAX_CHUNKS, "schedule: num_chunks is %d; it must be in [1, %d]",
+        c->num_chunks, SLUICE_MAX_CHUNKS);
+  CHECK(c->weight_half >= SLUICE_WEIGHT_HALF_NONE && c->weight_half <= SLUICE_WEIGHT_HALF_LATER,
+        "schedule: weight_half is %d; known are none (0), now (1) and later (2)", c->weight_half);
+  CHECK(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
+        "schedule: wgrad_mode is %d; a schedule is deferred (0) or per chunk (1)", c->wgrad_mode);
+  CHECK(c->reserved == 0, "schedule: reserved is %d; set it to 0", c->reserved);
+  return check_flags(c);
+}
+
+static sluice_status_t fill_policies(const sluice_schedule_config_t* c, sluice_template_spec_t* spec) {
+  for (int32_t i = 0; i < c->num_chunks; ++i) {
+    int32_t di = c->restore_input_of != NULL ? c->restore_input_of[i] : c->restore_input;
+    int32_t m = c->restore_middle_of != NULL ? c->restore_middle_of[i] : c->restore_middle;
+    CHECK(di >= SLUICE_RESTORE_KEEP && di <= SLUICE_RESTORE_REDISPATCH,
+          "schedule: restore_input of chunk %d is %d; known are keep (0), offload (1) and re-dispatch (2)", i, di);
+    CHECK(m >= SLUICE_RESTORE_KEEP && m <= SLUICE_RESTORE_RECOMPUTE && m != SLUICE_RESTORE_REDISPATCH,
+          "schedule: restore_middle of chunk %d is %d; known are keep (0), offload (1) and recompute (3)", i, m);
+    spec->restore_di[i] = (uint8_t)di;
+    spec->restore_m[i] = (uint8_t)m;
+  }
+  return SLUICE_OK;
+}
+
+/* A field that the direction does not read stays 0, so that a schedule has the hash of the one that a layer runs. */
+static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_template_spec_t* out_spec) {
+  int backward = c->direction == SLUICE_BACKWARD;
+  *out_spec = (sluice_template_spec_t){
+      .direction = c->direction,
+      .num_chunks = c->num_chunks,
+      .single_rank = c->single_rank,
+      .keep = backward ? 0 : c->needs_backward,
+      .callback = c->callback_experts,
+      .gated = c->gated,
+      .input_half = backward ? c->input_half : 0,
+      .weight_half = backward ? c->weight_half : 0,
+      .wgrad_mode = backward ? c->wgrad_mode : 0,
+      .reuse_saved = backward ? c->may_reuse_saved : 0,
+      .bounded = c->under_plan,
+  };
+  return backward || c->needs_backward ? fill_policies(c, out_spec) : SLUICE_OK;
+}
+
+static sluice_status_t build(const sluice_template_spec_t* spec, sluice_schedule_t** out_schedule) {
+  sluice_allocator_t* allocator = sluice_process_allocator();
+  sluice_schedule_t* made = sluice_alloc_zeroed(allocator, sizeof *made, "schedule");
+  if (made == NULL) return SLUICE_E_NO_MEMORY;
+  sluice_status_t status = sluice_template_build(spec, allocator, &made->schedule);
+  if (status == SLUICE_OK) status = sluice_schedule_check_or_fail(made->schedule, allocator);
+  if (status != SLUICE_OK) {
+    sluice_schedule_destroy(made);
+    return status;
+  }
+  *out_schedule = made;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_schedule_create(const sluice_schedule_config_t* config, sluice_schedule_t** out_schedule) {
+  CHECK(out_schedule != NULL, "sluice_schedule_create: out_schedule is NULL");
+  *out_schedule = NULL;
+  sluice_schedule_config_t checked;
+  sluice_schedule_config_init(&checked, sizeof checked);
+  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, sizeof checked, "sluice_schedule_config_t"));
+  SLUICE_TRY(check_config(&checked));
+  sluice_template_spec_t spec;
+  SLUICE_TRY(make_spec(&checked, &spec));
+  return build(&spec, out_schedule);
+}
+
+void sluice_schedule_destroy(sluice_schedule_t* schedule) {
+  if (schedule == NULL) return;
+  sluice_template_destroy(schedule->schedule, sluice_process_allocator());
+  sluice_free(sluice_process_allocator(), schedule, sizeof *schedule);
+}
+
+int32_t sluice_schedule_num_ops(const sluice_schedule_t* schedule) {
+  return schedule == NULL ? 0 : schedule->schedule->num_ops;
+}
+
+sluice_status_t sluice_schedule_json(const sluice_schedule_t* schedule, char* text, uint64_t* inout_bytes) {
+  CHECK(schedule != NULL && inout_bytes != NULL, "sluice_schedule_json: %s is NULL",
+        schedule == NULL ? "schedule" : "inout_bytes");
+  uint64_t room = *inout_bytes;
+  *inout_bytes = sluice_schedule_write_json(schedule->schedule, NULL, 0) + 1;
+  if (text == NULL) return SLUICE_OK;
+  CHECK(room >= *inout_bytes, "sluice_schedule_json: room for %llu bytes, the text has %llu", (unsigned long long)room,
+        (unsigned long long)*inout_bytes);
+  sluice_schedule_write_json(schedule->schedule, text, room);
+  return SLUICE_OK;
+}
+
+typedef struct given_s {
+  const sluice_op_t* ops;
+  const double* seconds;
+} given_t;
+
+static double given_seconds(void* user, const sluice_op_t* op) {
+  const given_t* given = user;
+  return given->seconds[op - given->ops];
+}
+
+sluice_status_t sluice_schedule_predict(const sluice_schedule_t* schedule, const double* op_seconds,
+                                        const double* share, double* out_begin, double* out_end,
+                                        sluice_schedule_prediction_t* out_prediction) {
+  CHECK(schedule != NULL && op_seconds != NULL && out_prediction != NULL, "sluice_schedule_predict: %s is NULL",
+        schedule == NULL     ? "schedule"
+        : op_seconds == NULL ? "op_seconds"
+                             : "out_prediction");
+  size_t size = out_prediction->struct_size;
+  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_schedule_prediction_t: struct_size is %zu; set it to sizeof the struct",
+                       size);
+  }
+  const sluice_template_t* t = schedule->schedule;
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    CHECK(isfinite(op_seconds[i]) && op_seconds[i] >= 0,
+          "sluice_schedule_predict: op_seconds[%d] (%s of chunk %d) is %g", i, sluice_op_name(t->ops[i].kind),
+          t->ops[i].chunk, op_seconds[i]);
+  }
+  double shares[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
+  for (int32_t i = 0; i < SLUICE_NUM_LANES << SLUICE_NUM_LANES && share != NULL; ++i) {
+    CHECK(share[i] >= 0 && share[i] <= 1,
+          "sluice_schedule_predict: share[%d][%d] is %g; it must be in (0, 1], or 0 for 1", i >> SLUICE_NUM_LANES,
+          i & ((1 << SLUICE_NUM_LANES) - 1), share[i]);
+    shares[i >> SLUICE_NUM_LANES][i & ((1 << SLUICE_NUM_LANES) - 1)] = share[i];
+  }
+  given_t given = {t->ops, op_seconds};
+  sluice_prediction_t walked;
+  SLUICE_TRY(sluice_predict(t, given_seconds, &given, share != NULL ? shares : NULL, sluice_process_allocator(),
+                            &walked, out_begin, out_end));
+  sluice_schedule_prediction_t prediction = {.struct_size = size, .seconds = walked.total};
+  memcpy(prediction.busy_seconds, walked.busy, sizeof prediction.busy_seconds);
+  memset(out_prediction, 0, size);
+  memcpy(out_prediction, &prediction, size < sizeof prediction ? size : sizeof prediction);
+  return SLUICE_OK;
+}

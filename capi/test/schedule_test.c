@@ -1,0 +1,195 @@
+/* Schedules through the public handle: what they hold, what a walk gives, what is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/closed_forms.h"
+#include "sluice/sluice.h"
+
+static sluice_schedule_config_t config_of(int32_t direction, int32_t n, int32_t input, int32_t middle) {
+  sluice_schedule_config_t config;
+  sluice_schedule_config_init(&config, sizeof config);
+  config.direction = direction, config.num_chunks = n;
+  config.restore_input = input, config.restore_middle = middle;
+  return config;
+}
+
+static sluice_schedule_t* made(const sluice_schedule_config_t* config) {
+  sluice_schedule_t* schedule = NULL;
+  if (sluice_schedule_create(config, &schedule) != SLUICE_OK) {
+    sluice_error_info_t why;
+    sluice_error_info_init(&why, sizeof why);
+    sluice_error_last(&why);
+    fail_msg("%s", why.message);
+  }
+  return schedule;
+}
+
+static char* json_of(const sluice_schedule_t* schedule) {
+  uint64_t bytes = 0;
+  assert_int_equal(sluice_schedule_json(schedule, NULL, &bytes), SLUICE_OK);
+  char* text = malloc(bytes);
+  assert_int_equal(sluice_schedule_json(schedule, text, &bytes), SLUICE_OK);
+  assert_int_equal(strlen(text) + 1, bytes);
+  return text;
+}
+
+/* Of op `index`; the text has one op a line. */
+static int is_kind(const char* text, int32_t index, const char* kind) {
+  char wanted[96];
+  snprintf(wanted, sizeof wanted, "{\"op\": %d, \"kind\": \"%s\"", index, kind);
+  return strstr(text, wanted) != NULL;
+}
+
+static void expect(const sluice_schedule_config_t* config, sluice_status_t status, const char* text) {
+  sluice_schedule_t* schedule = (sluice_schedule_t*)&schedule;
+  assert_int_equal(sluice_schedule_create(config, &schedule), status);
+  assert_null(schedule);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  if (strstr(why.message, text) == NULL) fail_msg("\"%s\" lacks \"%s\"", why.message, text);
+}
+
+static void Json_EveryPolicy_HasEachOpOnce(void** state) {
+  (void)state;
+  for (int32_t direction = 0; direction < 2; ++direction) {
+    for (int32_t policy = 0; policy < 9; ++policy) {
+      const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+      sluice_schedule_config_t config = config_of(direction, 4, policy / 3, middles[policy % 3]);
+      sluice_schedule_t* schedule = made(&config);
+      char* text = json_of(schedule);
+      int32_t ops = 0;
+      for (const char* at = text; (at = strstr(at, "{\"op\": ")) != NULL; ++at) ++ops;
+      assert_int_equal(ops, sluice_schedule_num_ops(schedule));
+      int offloads = policy / 3 == SLUICE_RESTORE_OFFLOAD || middles[policy % 3] == SLUICE_RESTORE_OFFLOAD;
+      assert_int_equal(strstr(text, direction ? "\"kind\": \"copy_in\"" : "\"kind\": \"copy_out\"") != NULL, offloads);
+      assert_int_equal(direction == SLUICE_BACKWARD && policy / 3 == SLUICE_RESTORE_REDISPATCH,
+                       strstr(text, "\"kind\": \"redispatch\"") != NULL);
+      free(text);
+      sluice_schedule_destroy(schedule);
+    }
+  }
+}
+
+static void Json_PoliciesByChunk_StandInTheText(void** state) {
+  (void)state;
+  const int32_t input[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_REDISPATCH};
+  const int32_t middle[] = {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  sluice_schedule_config_t config = config_of(SLUICE_BACKWARD, 2, 0, 0);
+  config.restore_input_of = input, config.restore_middle_of = middle;
+  sluice_schedule_t* schedule = made(&config);
+  char* text = json_of(schedule);
+  assert_non_null(strstr(text, "\"restore_di\": [\"keep\", \"redispatch\"]"));
+  assert_non_null(strstr(text, "\"restore_m\": [\"offload\", \"recompute\"]"));
+  uint64_t small = 10;
+  char room[10];
+  assert_int_equal(sluice_schedule_json(schedule, room, &small), SLUICE_E_INVALID_ARGUMENT);
+  free(text);
+  sluice_schedule_destroy(schedule);
+}
+
+/* S4 has slots reused and no copies: MPMoE's paradigm 1, to the last bit for whole numbers. */
+static void Predict_S4Forward_EqualsTheClosedForm(void** state) {
+  (void)state;
+  for (int32_t n = 1; n <= 16; ++n) {
+    sluice_schedule_config_t config = config_of(SLUICE_FORWARD, n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);
+    sluice_schedule_t* schedule = made(&config);
+    char* text = json_of(schedule);
+    const sluice_chunk_times_t times = {3 + n, 7, 5, 0};
+    int32_t num_ops = sluice_schedule_num_ops(schedule);
+    double* seconds = calloc((size_t)num_ops, sizeof *seconds);
+    double* begin = calloc((size_t)num_ops, sizeof *begin);
+    double* end = calloc((size_t)num_ops, sizeof *end);
+    for (int32_t i = 0; i < num_ops; ++i) {
+      if (is_kind(text, i, "dispatch")) seconds[i] = times.dispatch;
+      if (is_kind(text, i, "gemm1")) seconds[i] = times.compute;
+      if (is_kind(text, i, "combine")) seconds[i] = times.combine;
+    }
+    sluice_schedule_prediction_t p = {.struct_size = sizeof p};
+    assert_int_equal(sluice_schedule_predict(schedule, seconds, NULL, begin, end, &p), SLUICE_OK);
+    assert_true(p.seconds == sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, times));
+    assert_true(p.busy_seconds[SLUICE_LANE_COMPUTE] == n * times.compute);
+    assert_true(p.busy_seconds[SLUICE_LANE_COMM] == n * (times.dispatch + times.combine));
+    double last = 0;
+    for (int32_t i = 0; i < num_ops; ++i) {
+      assert_true(end[i] - begin[i] == seconds[i]);
+      if (end[i] > last) last = end[i];
+    }
+    assert_true(last == p.seconds);
+    free(seconds), free(begin), free(end), free(text);
+    sluice_schedule_destroy(schedule);
+  }
+}
+
+static void Predict_HalfSpeedBesideOthers_TakesLonger(void** state) {
+  (void)state;
+  sluice_schedule_config_t config = config_of(SLUICE_FORWARD, 4, 0, 0);
+  sluice_schedule_t* schedule = made(&config);
+  int32_t num_ops = sluice_schedule_num_ops(schedule);
+  double seconds[64], share[64];
+  assert_true(num_ops <= 64);
+  for (int32_t i = 0; i < 64; ++i) seconds[i] = 1, share[i] = 0.5;
+  for (int32_t lane = 0; lane < 4; ++lane) share[lane * 16 + (1 << lane)] = 1; /* alone */
+  sluice_schedule_prediction_t alone = {.struct_size = sizeof alone}, beside = {.struct_size = sizeof beside};
+  assert_int_equal(sluice_schedule_predict(schedule, seconds, NULL, NULL, NULL, &alone), SLUICE_OK);
+  assert_int_equal(sluice_schedule_predict(schedule, seconds, share, NULL, NULL, &beside), SLUICE_OK);
+  assert_true(beside.seconds > 1.2 * alone.seconds);
+  sluice_schedule_destroy(schedule);
+}
+
+static void Predict_BadNumbers_AreNamed(void** state) {
+  (void)state;
+  sluice_schedule_config_t config = config_of(SLUICE_FORWARD, 1, 0, 0);
+  sluice_schedule_t* schedule = made(&config);
+  double seconds[16] = {0}, share[64] = {0};
+  sluice_schedule_prediction_t p = {.struct_size = sizeof p};
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  seconds[2] = -1;
+  assert_int_equal(sluice_schedule_predict(schedule, seconds, NULL, NULL, NULL, &p), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "op_seconds[2] (gemm1 of chunk 0) is -1"));
+  seconds[2] = 0, share[17] = 1.5;
+  assert_int_equal(sluice_schedule_predict(schedule, seconds, share, NULL, NULL, &p), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "share[1][1] is 1.5"));
+  p.struct_size = 0;
+  assert_int_equal(sluice_schedule_predict(schedule, seconds, NULL, NULL, NULL, &p), SLUICE_E_ABI);
+  sluice_schedule_destroy(schedule);
+}
+
+static void Create_BadConfig_IsNamed(void** state) {
+  (void)state;
+  sluice_schedule_config_t good = config_of(SLUICE_FORWARD, 4, 0, 0), bad;
+  bad = good, bad.num_chunks = 257, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 257");
+  bad = good, bad.direction = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "direction is 2");
+  bad = good, bad.gated = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "gated is 2");
+  bad = good, bad.wgrad_mode = -1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "wgrad_mode is -1");
+  bad = good, bad.restore_input = 3, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_input of chunk 0 is 3");
+  bad = good, bad.restore_middle = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_middle of chunk 0 is 2");
+  bad = good, bad.reserved = 1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "reserved is 1");
+  bad = good, bad.struct_size = 8, expect(&bad, SLUICE_E_ABI, "sluice_schedule_config_t");
+  bad = good, bad.callback_experts = 1, bad.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  expect(&bad, SLUICE_E_UNSUPPORTED, "callback experts");
+  bad = config_of(SLUICE_BACKWARD, 4, 0, 0), bad.input_half = 0, bad.weight_half = 0;
+  expect(&bad, SLUICE_E_INVALID_ARGUMENT, "the input half, the weight half or both");
+  expect(NULL, SLUICE_E_INVALID_ARGUMENT, "sluice_schedule_config_t");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Json_EveryPolicy_HasEachOpOnce),
+      cmocka_unit_test(Json_PoliciesByChunk_StandInTheText),
+      cmocka_unit_test(Predict_S4Forward_EqualsTheClosedForm),
+      cmocka_unit_test(Predict_HalfSpeedBesideOthers_TakesLonger),
+      cmocka_unit_test(Predict_BadNumbers_AreNamed),
+      cmocka_unit_test(Create_BadConfig_IsNamed),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -37,7 +37,8 @@ def test_timeline_two_sides_picture_and_trace_parse(tmp_path: Path) -> None:
     written = timeline.write(events, tmp_path, "a < b & c")
     assert {"timeline.svg", "trace.json"} <= set(written)
     root = ElementTree.fromstring((tmp_path / "timeline.svg").read_text())
-    assert len(root.findall(".//{*}title")) == 5  # M has no lane here, and is in the trace
+    assert len(root.findall(".//{*}title")) == 6
+    assert "M  other" in (tmp_path / "timeline.svg").read_text()
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert sum(e["ph"] == "X" for e in trace) == 6
 

@@ -1,0 +1,154 @@
+"""Timelines: slots read off real schedules, pictures that hold every op, traces that parse."""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from sluice import timeline
+from sluice.errors import SluiceError
+from sluice.timeline import Event, Panel, Schedule
+from sluice.timeline.schedule import POLICIES
+
+COSTS = {
+    **dict.fromkeys(("dispatch", "dispatch_grad", "redispatch", "combine", "combine_grad"), 2.0),
+    **dict.fromkeys(("unpack", "unpack_grad", "reduce", "reduce_grad", "activation", "activation_grad"), 0.25),
+    **dict.fromkeys(("gemm1", "gemm2", "gemm1_grad", "gemm2_grad", "recompute"), 1.5),
+    **dict.fromkeys(("copy_out", "copy_in"), 1.0),
+    "weight_grad": 3.0,
+}
+
+
+def _prediction(direction: str, policy: str, chunks: int = 4) -> timeline.Prediction:
+    restore = POLICIES[policy]
+    return Schedule.build(direction, chunks, *restore, wgrad="per_chunk", under_plan=True).predict(COSTS)
+
+
+def test_Schedule_OneChunkForward_TakesTheSumOfItsOps() -> None:
+    prediction = Schedule.build("forward").predict({"dispatch": 2, "gemm1": 3, "gemm2": 4, "combine": 5})
+    assert prediction.seconds == 14
+    assert prediction.busy == {"compute": 7, "comm": 7, "copy_out": 0, "copy_in": 0}
+    assert [event.op for event in prediction.events(at=1)] == ["dispatch", "gemm1", "gemm2", "combine"]
+    assert prediction.events(at=1)[0].begin == 1
+
+
+def test_Schedule_WaitsAreKept_InEveryPrediction() -> None:
+    for direction in ("forward", "backward"):
+        for policy in POLICIES:
+            prediction = _prediction(direction, policy)
+            for index, op in enumerate(prediction.schedule.data["ops"]):
+                for other in op["waits_for"]:
+                    assert prediction.end[other] <= prediction.begin[index]
+
+
+def test_Schedule_CostByChunk_OverridesTheKind() -> None:
+    schedule = Schedule.build("forward", 2)
+    costs = schedule.costs({"gemm1": 1.0, ("gemm1", 1): 7.0})
+    assert [c for op, c in zip(schedule.data["ops"], costs) if op["kind"] == "gemm1"] == [1.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"direction": "sideways"}, "direction is 'sideways'; known are forward, backward"),
+        ({"chunks": 2, "restore_input": ["keep"]}, "restore_input names 1 chunks, there are 2"),
+        ({"restore_middle": "redispatch"}, "restore_middle is 'redispatch'; known are keep, offload, recompute"),
+        ({"chunks": 999}, "num_chunks is 999; it must be in"),
+    ],
+)
+def test_Schedule_BadInput_IsNamed(arguments: dict, text: str) -> None:
+    with pytest.raises((ValueError, SluiceError), match=text):
+        Schedule.build(**arguments)
+
+
+def test_Schedule_UnknownCost_IsNamed() -> None:
+    with pytest.raises(ValueError, match="none of dispath is an op here"):
+        Schedule.build("forward").predict({"dispath": 1.0})
+    with pytest.raises(ValueError, match="2 costs; the schedule has"):
+        Schedule.build("forward").predict([1.0, 2.0])
+
+
+def test_Occupancy_EverySchedule_HoldsOneChunkAtATime() -> None:
+    """Two holds of a slot never overlap, and a slot is held whenever an op of its chunk touches it."""
+    for direction in ("forward", "backward"):
+        for policy in POLICIES:
+            prediction = _prediction(direction, policy)
+            holds = timeline.occupancy(prediction.schedule.data, prediction.begin, prediction.end)
+            by_slot: dict[tuple[str, int], list[timeline.Hold]] = {}
+            for hold in holds:
+                by_slot.setdefault((hold.tensor, hold.slot), []).append(hold)
+            for rows in by_slot.values():
+                for earlier, later in zip(rows, rows[1:]):
+                    assert earlier.end <= later.begin
+            for index, op in enumerate(prediction.schedule.data["ops"]):
+                for tensor, slot in [*op["reads"], *op["writes"]]:
+                    if tensor in ("T_OUT", "dW") or slot < 0 or op["chunk"] < 0:
+                        continue
+                    begin, end = prediction.begin[index], prediction.end[index]
+                    assert any(
+                        h.chunk == op["chunk"] and h.begin <= begin and end <= h.end for h in by_slot[tensor, slot]
+                    ), f"{policy} {direction}: {tensor}[{slot}] during {op['kind']} {op['chunk']}"
+
+
+def test_Occupancy_ReusedSlots_AreNoMoreThanTheRing() -> None:
+    prediction = _prediction("forward", "S4", chunks=8)
+    holds = timeline.occupancy(prediction.schedule.data, prediction.begin, prediction.end)
+    slots = {(hold.tensor, hold.slot) for hold in holds if hold.tensor == "T_DI"}
+    assert len(slots) == prediction.schedule.data["rings"]["T_DI"] == 2
+    assert sorted(hold.chunk for hold in holds if hold.tensor == "T_DI") == list(range(8))
+
+
+def test_Occupancy_WrongTimes_AreRefused() -> None:
+    data = Schedule.build("forward").data
+    with pytest.raises(ValueError, match="ops, 1 begins and 0 ends"):
+        timeline.occupancy(data, [0.0], [])
+    with pytest.raises(ValueError, match="the field 'ops' is missing"):
+        timeline.occupancy({"direction": "forward"}, [], [])
+
+
+def test_Bytes_ReturnToZero_AndStayBelowAllSlots() -> None:
+    sizes = timeline.tensor_bytes(rows=16, model_width=8, hidden_width=32, element_bytes=2)
+    assert sizes["T_DI"] == 16 * 8 * 2 and sizes["T_M"] == 16 * 32 * 2 and sizes["dGATE"] == 64
+    assert timeline.tensor_bytes(16, 8, 32, 2, gated=True)["T_M"] == 2 * sizes["T_M"]
+    for policy in POLICIES:
+        panel = _prediction("backward", policy).panel("x", sizes)
+        assert panel.bytes[-1][1] == 0
+        assert 0 < max(size for _, size in panel.bytes) <= panel.reserved_bytes
+
+
+def test_Write_PredictedBesideRecorded_HoldsEveryOp(tmp_path) -> None:
+    prediction = _prediction("forward", "S1")
+    recorded = [
+        {"op": "gemm1", "lane": "compute", "chunk": 0, "layer": 2, "direction": "forward", "begin_ns": 5, "end_ns": 9},
+        {"op": "pass", "lane": "compute", "chunk": -1, "layer": 2, "direction": "forward", "begin_ns": 0, "end_ns": 9},
+    ]
+    measured = Panel("measured", timeline.from_trace(recorded, rank=3))
+    assert [(event.op, event.rank) for event in measured.events] == [("gemm1", 3)]
+    predicted = prediction.panel("predicted <&>", timeline.tensor_bytes(4, 4, 4, 4))
+    written = timeline.write([predicted, measured], tmp_path, "a < b & c")
+    assert {"timeline.svg", "trace.json"} <= set(written)
+    root = ElementTree.fromstring((tmp_path / "timeline.svg").read_text())
+    tips = [title.text for title in root.findall(".//{*}title")]
+    assert len(tips) == prediction.schedule.num_ops + 1 + len(predicted.holds)
+    assert any("copy_out T_M forward layer 0 chunk 3" in tip for tip in tips)
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(event.get("cat") == "forward" for event in trace) == prediction.schedule.num_ops + 1
+    assert sum(event.get("cat") == "slot" for event in trace) == len(predicted.holds)
+    assert {event["pid"] for event in trace if event.get("cat") == "forward"} == {0, 1003}
+
+
+def test_Write_WithoutCairosvg_LeavesThePngOut(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "cairosvg", None)
+    written = timeline.write([_prediction("forward", "none").panel("x")], tmp_path, "t")
+    assert written == ["timeline.svg", "trace.json"] and not (tmp_path / "timeline.png").exists()
+
+
+def test_Panel_BadEvents_AreRefused() -> None:
+    with pytest.raises(ValueError, match="is on lane 'gpu'; known are comm, compute, copy_out, copy_in"):
+        Panel("p", [Event("gemm1", "gpu", 0, 1)])
+    with pytest.raises(ValueError, match="ends before it begins"):
+        Panel("p", [Event("gemm1", "compute", 2, 1)])
+    with pytest.raises(ValueError, match="nothing to draw"):
+        timeline.svg([Panel("p", [])], "t")

@@ -1,0 +1,33 @@
+"""Timelines of passes: what the schedule says they take beside what was recorded, as SVG, PNG and Perfetto JSON.
+
+    schedule = Schedule.build("forward", chunks=4, restore_input="redispatch", restore_middle="recompute")
+    prediction = schedule.predict({"dispatch": 2e-3, "gemm1": 3e-3, "gemm2": 3e-3, "combine": 2e-3})
+    write([prediction.panel("predicted"), Panel("measured", events)], "out", "one layer")
+
+No third-party package is needed. PNG is written where `cairosvg` can be imported, and left out elsewhere.
+"""
+
+from .files import write
+from .model import LANES, Event, Panel, from_trace
+from .perfetto import perfetto
+from .schedule import Prediction, Schedule
+from .slots import Hold, bytes_over_time, occupancy, tensor_bytes
+from .svg import by_chunk, by_op, svg
+
+__all__ = [
+    "LANES",
+    "Event",
+    "Hold",
+    "Panel",
+    "Prediction",
+    "Schedule",
+    "by_chunk",
+    "by_op",
+    "bytes_over_time",
+    "from_trace",
+    "occupancy",
+    "perfetto",
+    "svg",
+    "tensor_bytes",
+    "write",
+]

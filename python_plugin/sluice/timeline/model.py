@@ -1,0 +1,82 @@
+"""What a picture is made from: events on lanes, in panels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .slots import Hold
+
+# Rows of a panel from the top. The papers' letters: S and R on the communication lane, C compute, M copies.
+LANES = {"comm": "S R  communication", "compute": "C  compute", "copy_out": "M  copy out", "copy_in": "M  copy in"}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One op, in seconds from any common start. chunk -1: all chunks."""
+
+    op: str
+    lane: str
+    begin: float
+    end: float
+    chunk: int = -1
+    direction: str = "forward"
+    layer: int = 0
+    rank: int = 0
+    label: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    def title(self) -> str:
+        """For a tooltip, and the name in Perfetto."""
+        chunk = "" if self.chunk < 0 else f" chunk {self.chunk}"
+        return f"{self.label or self.op} {self.direction} layer {self.layer}{chunk}"
+
+
+@dataclass
+class Panel:
+    """One timeline with its title: lanes of each rank, and below them the slots and bytes if they are known."""
+
+    title: str
+    events: list[Event]
+    lanes: Mapping[str, str] = field(default_factory=lambda: dict(LANES))
+    holds: list[Hold] = field(default_factory=list)
+    bytes: list[tuple[float, float]] = field(default_factory=list)  # (from this time on, bytes)
+    reserved_bytes: float | None = None  # what all slots take together
+
+    def __post_init__(self) -> None:
+        for event in self.events:
+            if event.lane not in self.lanes:
+                known = ", ".join(self.lanes)
+                raise ValueError(
+                    f"panel {self.title!r}: event {event.op!r} is on lane {event.lane!r}; known are {known}"
+                )
+            if event.end < event.begin:
+                raise ValueError(f"panel {self.title!r}: event {event.op!r} ends before it begins")
+
+    def span(self) -> tuple[float, float]:
+        """First begin and last end, (0, 0) when empty."""
+        if not self.events:
+            return 0.0, 0.0
+        return min(event.begin for event in self.events), max(event.end for event in self.events)
+
+
+def from_trace(events: Iterable[Mapping[str, Any]], rank: int = 0) -> list[Event]:
+    """Events as `sluice.trace` records them; those of whole passes are left out."""
+    return [
+        Event(
+            op=str(event["op"]),
+            lane=str(event["lane"]),
+            begin=event["begin_ns"] / 1e9,
+            end=event["end_ns"] / 1e9,
+            chunk=int(event.get("chunk", -1)),
+            direction=str(event["direction"]),
+            layer=int(event.get("layer", 0)),
+            rank=int(event.get("rank", rank)),
+        )
+        for event in events
+        if event["op"] != "pass"
+    ]

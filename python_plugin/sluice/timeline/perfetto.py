@@ -1,0 +1,57 @@
+"""Panels in the JSON form that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .model import Panel
+
+
+def perfetto(panels: Sequence[Panel]) -> dict[str, Any]:
+    """A process per panel and rank, a thread per lane and per slot, a counter of bytes. Each panel begins at 0."""
+    out: list[dict[str, Any]] = []
+    for number, panel in enumerate(panels):
+        if not panel.events:
+            continue
+        start = panel.span()[0]
+        lanes = list(panel.lanes)
+        ranks = sorted({event.rank for event in panel.events})
+        for rank in ranks:
+            process = number * 1000 + rank
+            out.append(_name("process_name", process, 0, f"{panel.title} rank {rank}"))
+            out += [_name("thread_name", process, row, panel.lanes[lane]) for row, lane in enumerate(lanes)]
+        for event in panel.events:
+            row = {
+                "ph": "X",
+                "pid": number * 1000 + event.rank,
+                "tid": lanes.index(event.lane),
+                "name": event.title(),
+                "cat": event.direction,
+                "ts": (event.begin - start) * 1e6,
+                "dur": event.seconds * 1e6,
+                "args": {"op": event.op, "lane": event.lane, "chunk": event.chunk, "layer": event.layer},
+            }
+            out.append(row)
+        out += _slots(panel, number * 1000 + ranks[0], len(lanes), start)
+    return {"traceEvents": out, "displayTimeUnit": "ms"}
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
+
+
+def _slots(panel: Panel, process: int, first_row: int, start: float) -> list[dict[str, Any]]:
+    rows = list(dict.fromkeys((hold.tensor, hold.slot) for hold in panel.holds))
+    out = [
+        _name("thread_name", process, first_row + place, f"slot {slot} of {tensor}")
+        for place, (tensor, slot) in enumerate(rows)
+    ]
+    for hold in panel.holds:
+        row = first_row + rows.index((hold.tensor, hold.slot))
+        times = {"ts": (hold.begin - start) * 1e6, "dur": (hold.end - hold.begin) * 1e6}
+        out.append({"ph": "X", "pid": process, "tid": row, "name": f"chunk {hold.chunk}", "cat": "slot", **times})
+    for time, value in panel.bytes:
+        ts = (time - start) * 1e6
+        out.append({"ph": "C", "pid": process, "name": "bytes in slots", "ts": ts, "args": {"bytes": value}})
+    return out

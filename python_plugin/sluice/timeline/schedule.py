@@ -1,0 +1,183 @@
+"""The schedule of a pass, from the C library: its ops as data, and its time given what each op takes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._library import load
+from .model import Event, Panel
+from .slots import bytes_over_time, occupancy
+
+DIRECTIONS = {"forward": 0, "backward": 1}
+RESTORE_INPUT = {"keep": 0, "offload": 1, "redispatch": 2}
+RESTORE_MIDDLE = {"keep": 0, "offload": 1, "recompute": 3}
+# The papers' names of points in that space [MPipeMoE Table II].
+POLICIES = {
+    "none": ("keep", "keep"),
+    "S1": ("offload", "offload"),
+    "S2": ("redispatch", "offload"),
+    "S3": ("offload", "recompute"),
+    "S4": ("redispatch", "recompute"),
+}
+WGRAD = {"deferred": 0, "per_chunk": 1}
+LANE_NAMES = ("compute", "comm", "copy_out", "copy_in")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One walk: seconds of the pass, busy seconds by lane, begin and end of each op."""
+
+    schedule: Schedule
+    seconds: float
+    busy: dict[str, float]
+    begin: tuple[float, ...]
+    end: tuple[float, ...]
+
+    def events(self, layer: int = 0, rank: int = 0, at: float = 0.0) -> list[Event]:
+        """As events, shifted by `at` seconds; ops that take no time are left out."""
+        direction = self.schedule.data["direction"]
+        return [
+            Event(op["kind"], op["lane"], at + begin, at + end, op["chunk"], direction, layer, rank, label_of(op))
+            for op, begin, end in zip(self.schedule.data["ops"], self.begin, self.end)
+            if end > begin
+        ]
+
+    def panel(self, title: str, slot_bytes: Mapping[str, float] | None = None) -> Panel:
+        """With slots, and with bytes where `slot_bytes` says how large a slot of each tensor is."""
+        holds = occupancy(self.schedule.data, self.begin, self.end)
+        panel = Panel(title, self.events(), holds=holds)
+        if slot_bytes is not None:
+            panel.bytes = bytes_over_time(holds, slot_bytes)
+            rings = self.schedule.data["rings"]
+            panel.reserved_bytes = sum(count * slot_bytes.get(tensor, 0) for tensor, count in rings.items())
+        return panel
+
+
+def label_of(op: Mapping[str, Any]) -> str:
+    """Copies say of which tensor; other ops are named by their kind alone."""
+    if op["kind"] not in ("copy_out", "copy_in"):
+        return ""
+    host = (op["writes"] if op["kind"] == "copy_out" else op["reads"])[0][0]
+    return f"{op['kind']} {host.removeprefix('host ')}"
+
+
+class Schedule:
+    """Immutable. `data` is the JSON of sluice_schedule_json, parsed."""
+
+    def __init__(self, handle: Any, data: dict[str, Any]) -> None:
+        self._handle = handle
+        self.data = data
+
+    @staticmethod
+    def build(
+        direction: str = "forward",
+        chunks: int = 1,
+        restore_input: str | Sequence[str] = "keep",
+        restore_middle: str | Sequence[str] = "keep",
+        *,
+        wgrad: str = "deferred",
+        single_rank: bool = False,
+        needs_backward: bool = True,
+        callback_experts: bool = False,
+        gated: bool = False,
+        input_half: bool = True,
+        weight_half: int = 1,
+        may_reuse_saved: bool = False,
+        under_plan: bool = False,
+    ) -> Schedule:
+        """A restore policy is one name for all chunks, or a list by chunk. Raises what the library reports."""
+        inputs = _by_chunk("restore_input", restore_input, RESTORE_INPUT, chunks)
+        middles = _by_chunk("restore_middle", restore_middle, RESTORE_MIDDLE, chunks)
+        number = _number("direction", direction, DIRECTIONS)
+        flags = (single_rank, needs_backward, callback_experts, gated, input_half, may_reuse_saved, under_plan)
+        wgrad_number = _number("wgrad", wgrad, WGRAD)
+        return _build(number, int(chunks), inputs, middles, wgrad_number, int(weight_half), tuple(map(int, flags)))
+
+    @property
+    def num_ops(self) -> int:
+        return len(self.data["ops"])
+
+    def costs(self, seconds: Mapping[Any, float]) -> list[float]:
+        """By op, from {kind: seconds} or {(kind, chunk): seconds}; kinds that are not named take none."""
+        known = {op["kind"] for op in self.data["ops"]}
+        listed = []
+        for op in self.data["ops"]:
+            value = seconds.get((op["kind"], op["chunk"]), seconds.get(op["kind"], 0.0))
+            listed.append(float(value))
+        if not known & {key[0] if isinstance(key, tuple) else key for key in seconds}:
+            raise ValueError(
+                f"costs: none of {', '.join(sorted(map(str, seconds)))} is an op here: {', '.join(sorted(known))}"
+            )
+        return listed
+
+    def predict(
+        self, seconds: Mapping[Any, float] | Sequence[float], share: Sequence[float] | None = None
+    ) -> Prediction:
+        """`seconds` by kind, by (kind, chunk), or a list by op; `share` as in sluice_schedule_predict."""
+        library = load()
+        ffi = library.ffi
+        costs = self.costs(seconds) if isinstance(seconds, Mapping) else [float(value) for value in seconds]
+        if len(costs) != self.num_ops:
+            raise ValueError(f"predict: {len(costs)} costs; the schedule has {self.num_ops} ops")
+        if share is not None and len(share) != 64:
+            raise ValueError(f"predict: share has {len(share)} numbers; it must have 4 lanes x 16 sets")
+        begin, end = ffi.new("double[]", self.num_ops), ffi.new("double[]", self.num_ops)
+        out = ffi.new("sluice_schedule_prediction_t *")
+        out.struct_size = ffi.sizeof(out[0])
+        shares = ffi.NULL if share is None else ffi.new("double[]", [float(value) for value in share])
+        status = library.lib.sluice_schedule_predict(self._handle, ffi.new("double[]", costs), shares, begin, end, out)
+        library.check(status)
+        busy = dict(zip(LANE_NAMES, out.busy_seconds))
+        return Prediction(self, out.seconds, busy, tuple(begin), tuple(end))
+
+
+def _number(name: str, value: str, known: Mapping[str, int]) -> int:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; known are {', '.join(known)}")
+    return known[value]
+
+
+def _by_chunk(name: str, value: str | Sequence[str], known: Mapping[str, int], chunks: int) -> tuple[int, ...]:
+    names = [value] * int(chunks) if isinstance(value, str) else list(value)
+    if len(names) != chunks:
+        raise ValueError(f"{name} names {len(names)} chunks, there are {chunks}")
+    return tuple(_number(name, one, known) for one in names)
+
+
+@functools.lru_cache(maxsize=512)
+def _build(
+    direction: int,
+    chunks: int,
+    inputs: tuple[int, ...],
+    middles: tuple[int, ...],
+    wgrad: int,
+    weight_half: int,
+    flags: tuple[int, ...],
+) -> Schedule:
+    library = load()
+    ffi, lib = library.ffi, library.lib
+    config = library.new("schedule_config")
+    config.direction, config.num_chunks, config.wgrad_mode, config.weight_half = direction, chunks, wgrad, weight_half
+    (
+        config.single_rank,
+        config.needs_backward,
+        config.callback_experts,
+        config.gated,
+        config.input_half,
+        config.may_reuse_saved,
+        config.under_plan,
+    ) = flags
+    by_chunk = ffi.new("int32_t[]", inputs or (0,)), ffi.new("int32_t[]", middles or (0,))
+    config.restore_input_of, config.restore_middle_of = by_chunk
+    out = ffi.new("sluice_schedule_t **")
+    library.check(lib.sluice_schedule_create(config, out))
+    handle = ffi.gc(out[0], lib.sluice_schedule_destroy)
+    room = ffi.new("uint64_t *")
+    library.check(lib.sluice_schedule_json(handle, ffi.NULL, room))
+    text = ffi.new("char[]", room[0])
+    library.check(lib.sluice_schedule_json(handle, text, room))
+    return Schedule(handle, json.loads(ffi.string(text).decode()))

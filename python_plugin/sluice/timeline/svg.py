@@ -1,0 +1,195 @@
+"""Panels as one SVG: lanes of every rank on one time scale, then slots, then bytes over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from xml.sax.saxutils import escape
+
+from .model import Event, Panel
+
+WIDTH, LEFT, RIGHT = 1180, 170, 20
+LANE_HEIGHT, SLOT_HEIGHT, BYTES_HEIGHT = 20, 11, 44
+# Ten that stay apart for most eyes and in grey; chunks beyond them begin again.
+COLOURS = (
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#8cd17d",
+)  # fmt: skip
+ALL_CHUNKS = "#8a8a8a"
+OP_COLOURS = {"S": "#2f7ed8", "C": "#f2a13b", "R": "#3d9a50", "M": "#9467bd"}
+# Short names inside the boxes.
+SHORT = {
+    "dispatch": "S", "unpack": "u", "gemm1": "G1", "activation": "a", "gemm2": "G2", "expert": "E", "combine": "R",
+    "reduce": "y", "dispatch_grad": "S'", "unpack_grad": "u'", "gemm2_grad": "G2'", "activation_grad": "a'",
+    "gemm1_grad": "G1'", "expert_grad": "E'", "combine_grad": "R'", "reduce_grad": "y'", "weight_grad": "dW",
+    "copy_out": "out", "copy_in": "in", "redispatch": "S again", "recompute": "re", "copy_out T_DI": "DI",
+    "copy_out T_M": "M", "copy_in T_DI": "DI", "copy_in T_M": "M",
+}  # fmt: skip
+
+
+def by_chunk(event: Event) -> str:
+    """One colour per chunk; grey for ops over all chunks."""
+    return ALL_CHUNKS if event.chunk < 0 else COLOURS[event.chunk % len(COLOURS)]
+
+
+def by_op(event: Event) -> str:
+    """One colour per letter of the papers."""
+    letter = event.op[:1].upper()
+    if event.lane.startswith("copy"):
+        letter = "M"
+    return OP_COLOURS.get(letter, "#888888")
+
+
+def svg(panels: Sequence[Panel], title: str, colour: Callable[[Event], str] = by_chunk, note: str = "") -> str:
+    """The picture. Panels without events are left out."""
+    shown = [panel for panel in panels if panel.events]
+    if not shown:
+        raise ValueError("nothing to draw: no panel has an event")
+    longest = max(end - begin for begin, end in (panel.span() for panel in shown)) or 1e-9
+    scale = (WIDTH - LEFT - RIGHT) / longest
+    body = [_text(12, 24, title, 15, weight="bold")]
+    most = max(
+        (max(panel.reserved_bytes or 0.0, *(size for _, size in panel.bytes)) for panel in shown if panel.bytes),
+        default=0.0,
+    )
+    y = 36.0
+    for panel in shown:
+        y = _panel(body, panel, y, scale, most, colour)
+    _ruler(body, longest, scale, y)
+    y += 20
+    y = _legend(body, shown, y, colour)
+    body.append(_text(12, y + 12, note or "full colour: forward; pale: backward", 11))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 24:.0f}" font-family="sans-serif">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="#fff"/>', *body, "</svg>\n"])
+
+
+def _text(x: float, y: float, text: str, size: int = 12, anchor: str = "start", weight: str = "normal") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
+    return f"<text {place}>{escape(text)}</text>"
+
+
+def _rect(x: float, y: float, width: float, height: float, fill: str, extra: str = "", tip: str = "") -> str:
+    inside = f"<title>{escape(tip)}</title>" if tip else ""
+    return (
+        f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" fill="{fill}"{extra}>{inside}</rect>'
+    )
+
+
+def _panel(body: list[str], panel: Panel, y: float, scale: float, most: float, colour: Callable[[Event], str]) -> float:
+    begin, _ = panel.span()
+    body.append(_text(12, y + 14, panel.title, 13, weight="bold"))
+    y += 20
+    ranks = sorted({event.rank for event in panel.events})
+    used = {event.lane for event in panel.events}
+    for rank in ranks:
+        for lane, label in panel.lanes.items():
+            if lane not in used:
+                continue
+            name = f"rank {rank}  {label}" if len(ranks) > 1 else label
+            body.append(_rect(LEFT, y, WIDTH - LEFT - RIGHT, LANE_HEIGHT - 3, "#f3f3f3"))
+            body.append(_text(LEFT - 8, y + 13, name, 11, "end"))
+            for event in panel.events:
+                if event.rank == rank and event.lane == lane:
+                    _event(body, event, LEFT + (event.begin - begin) * scale, y, event.seconds * scale, colour)
+            y += LANE_HEIGHT
+        y += 4
+    y = _slots(body, panel, y, begin, scale)
+    y = _bytes(body, panel, y, begin, scale, most)
+    return y + 10
+
+
+def _event(body: list[str], event: Event, x: float, y: float, width: float, colour: Callable[[Event], str]) -> None:
+    shade = 1.0 if event.direction == "forward" else 0.62
+    extra = f' fill-opacity="{shade}" stroke="#fff" stroke-width="0.4"'
+    tip = f"{event.title()}: {_time(event.seconds)}"
+    body.append(_rect(x, y, max(0.6, width), LANE_HEIGHT - 3, colour(event), extra, tip))
+    text = SHORT.get(event.label, SHORT.get(event.op, ""))
+    if text and event.chunk >= 0:
+        text += f" {event.chunk}"
+    if text and width >= 6.2 * len(text) + 2:
+        body.append(_text(x + width / 2, y + 12.5, text, 10, "middle"))
+
+
+def _slots(body: list[str], panel: Panel, y: float, begin: float, scale: float) -> float:
+    """One thin row per slot; the colour is the chunk that lies there."""
+    rows = list(dict.fromkeys((hold.tensor, hold.slot) for hold in panel.holds))
+    if not rows:
+        return y
+    body.append(_text(12, y + 9, "slots", 10, weight="bold"))
+    for tensor, slot in rows:
+        body.append(_text(LEFT - 8, y + 9, f"{tensor} [{slot}]", 9, "end"))
+        body.append(_rect(LEFT, y + 1, WIDTH - LEFT - RIGHT, SLOT_HEIGHT - 2, "#fafafa"))
+        for hold in panel.holds:
+            if (hold.tensor, hold.slot) != (tensor, slot):
+                continue
+            x, width = LEFT + (hold.begin - begin) * scale, (hold.end - hold.begin) * scale
+            fill = COLOURS[hold.chunk % len(COLOURS)]
+            tip = f"{tensor} [{slot}] holds chunk {hold.chunk}: {_time(hold.end - hold.begin)}"
+            body.append(_rect(x, y + 1, max(0.6, width), SLOT_HEIGHT - 2, fill, ' fill-opacity="0.75"', tip))
+        y += SLOT_HEIGHT
+    return y + 4
+
+
+def _bytes(body: list[str], panel: Panel, y: float, begin: float, scale: float, most: float) -> float:
+    """`most` is the largest of all panels: one scale, so that panels compare."""
+    if not panel.bytes:
+        return y
+    top = most or 1.0
+    bottom = y + BYTES_HEIGHT
+    points, level = [f"{LEFT:.1f},{bottom:.1f}"], 0.0
+    for time, value in panel.bytes:
+        x = LEFT + (time - begin) * scale
+        points.append(f"{x:.1f},{bottom - level / top * (BYTES_HEIGHT - 6):.1f}")
+        level = value
+        points.append(f"{x:.1f},{bottom - level / top * (BYTES_HEIGHT - 6):.1f}")
+    points.append(f"{x:.1f},{bottom:.1f}")
+    body.append(f'<polygon points="{" ".join(points)}" fill="#cfd8e3" stroke="#5b6b7f" stroke-width="0.8"/>')
+    peak = max(value for _, value in panel.bytes)
+    body.append(_text(LEFT - 8, y + 16, "bytes in slots", 10, "end"))
+    body.append(_text(LEFT - 8, y + 29, f"peak {_size(peak)}", 9, "end"))
+    if panel.reserved_bytes:
+        line = bottom - panel.reserved_bytes / top * (BYTES_HEIGHT - 6)
+        dash = 'stroke="#b33" stroke-width="0.8" stroke-dasharray="4 3"'
+        body.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{line:.1f}" y2="{line:.1f}" {dash}/>')
+        body.append(_text(LEFT - 8, y + 41, f"all slots {_size(panel.reserved_bytes)} (red)", 9, "end"))
+    return bottom + 6
+
+
+def _ruler(body: list[str], longest: float, scale: float, y: float) -> None:
+    step = next(s for e in range(-9, 9) for s in (10.0**e, 2 * 10.0**e, 5 * 10.0**e) if longest / s <= 14)
+    for k in range(int(longest / step + 1e-9) + 1):
+        x = LEFT + k * step * scale
+        body.append(f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{y:.0f}" stroke="#bbb" stroke-width="0.5"/>')
+        body.append(_text(x, y + 12, _time(k * step), 10, "middle"))
+
+
+def _legend(body: list[str], panels: list[Panel], y: float, colour: Callable[[Event], str]) -> float:
+    if colour is not by_chunk:
+        return y
+    chunks = sorted({event.chunk for panel in panels for event in panel.events if event.chunk >= 0})
+    x = float(LEFT)
+    for chunk in chunks[: len(COLOURS)]:
+        body.append(_rect(x, y, 12, 12, COLOURS[chunk % len(COLOURS)]))
+        body.append(_text(x + 16, y + 10, f"chunk {chunk}", 10))
+        x += 72
+    kinds = list(dict.fromkeys(e.op for p in panels for e in p.events if e.op in SHORT and SHORT[e.op] != e.op))
+    words = [f"{SHORT[kind]} = {kind}" for kind in kinds]
+    for row in range(0, len(words), 8):
+        body.append(_text(LEFT, y + 28, ",  ".join(words[row : row + 8]), 10))
+        y += 14
+    return y + 24
+
+
+def _time(seconds: float) -> str:
+    if seconds == 0:
+        return "0"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.4g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _size(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return ""

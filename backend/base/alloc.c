@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/pages.h"
+
 void sluice_allocator_init(sluice_allocator_t* allocator, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
                            void* user) {
   memset(allocator, 0, sizeof *allocator);
@@ -49,6 +51,7 @@ void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* wh
     data = allocator->allocate != NULL ? allocator->allocate(allocator->user, rounded)
                                        : aligned_alloc(SLUICE_ALIGNMENT, rounded);
   }
+  if (data != NULL && allocator->allocate == NULL) sluice_pages_advise(data, rounded);
   if (data != NULL) {
     account(allocator, rounded);
     ++allocator->num_live;

@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/pages.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
 #include "backend/moe/pass.h"
@@ -76,6 +77,16 @@ static void free_deferred(sluice_step_t* step) {
   }
 }
 
+/* Gradients are often as large as the parameters and fresh from the system in each step. */
+static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
+  sluice_pages_advise_tensor(pass->out_rows);
+  const sluice_expert_tensors_t* dw = pass->grad_params;
+  if (dw == NULL || pass->grad_mode != SLUICE_GRAD_OVERWRITE) return;
+  const sluice_tensor_t* const up[] = {dw->w1, dw->w3};
+  sluice_pages_advise_slices(up, 2, num_local);
+  sluice_pages_advise_slices(&dw->w2, 1, num_local);
+}
+
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   void* given[SLUICE_T_COUNT] = {NULL};
   for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) given[sluice_saved_tensors[i]] = step->saved[i];
@@ -94,6 +105,7 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   pass->grad_mode = args->grad_mode;
   pass->expert_ready = args->expert_ready;
   pass->expert_ready_user = args->expert_ready_user;
+  advise_outputs(pass, step->moe->num_local);
   /* Nothing was written so far: until here the step can be tried again in any case. */
   step->reuses_saved = pass->schedule->spec.reuse_saved;
   if (step->reuses_saved) sluice_binding_use_up(step->saved[SLUICE_SAVED_META]);

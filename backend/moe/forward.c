@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/pages.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
 #include "backend/moe/pass.h"
@@ -81,6 +82,7 @@ static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
   f->pass.callbacks = f->args->callbacks;
   f->pass.in_rows = f->args->tokens;
   f->pass.out_rows = f->args->out_tokens;
+  sluice_pages_advise_tensor(f->pass.out_rows);
   f->pass.route_weights = f->args->route_weights;
   return sluice_pass_run(&f->pass);
 }

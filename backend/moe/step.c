@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "backend/base/pages.h"
 #include "backend/moe/binding.h"
 
 static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
@@ -42,6 +43,7 @@ sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes,
       return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "layer %d: the host refused %llu bytes for the saved buffer %s",
                          step->moe->config.layer_id, (unsigned long long)bytes[i], saved_names[i]);
     }
+    sluice_pages_advise(step->saved[i], bytes[i]); /* fresh from the host's allocator */
   }
   return SLUICE_OK;
 }

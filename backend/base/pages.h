@@ -1,0 +1,24 @@
+/* Large memory that is about to be written for the first time: ask the system for huge pages, so that it arrives in
+ * steps of 2 MiB instead of 4 KiB (measured: 2.7 times the rate at which fresh memory can be written). */
+#ifndef SLUICE_BACKEND_BASE_PAGES_H_
+#define SLUICE_BACKEND_BASE_PAGES_H_
+
+#include <stdint.h>
+
+#include "sluice/base.h"
+
+/* Bytes from which asking pays. */
+#define SLUICE_PAGES_LARGE (UINT64_C(4) << 20)
+
+/* A hint, never an error, and nothing is written. Only whole huge pages within the range are affected; smaller ranges,
+ * systems without madvise, and processes with SLUICE_HUGE_PAGES=0 are left alone. Any thread. */
+void sluice_pages_advise(const void* data, uint64_t bytes);
+
+/* The same of a host's tensor that a call overwrites, if it lies on the CPU and without gaps. NULL is allowed. */
+void sluice_pages_advise_tensor(const sluice_tensor_t* tensor);
+
+/* The same of lists of tensors that may be slices of one allocation: slice i of all lists, then slice i + 1, and so on;
+ * what follows without a gap is one range. NULL lists are skipped. */
+void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count);
+
+#endif /* SLUICE_BACKEND_BASE_PAGES_H_ */

@@ -289,10 +289,7 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   SLUICE_TRY(size_candidate(s, &plan));
   plan.cost = relative_time(s->moe, &plan);
   int fits = s->inputs->budget == 0 || plan.bytes.total <= s->inputs->budget;
-  if (s->visit != NULL) {
-    const sluice_plan_candidate_data_t line = {n, restore_di, restore_m, wgrad_mode, plan.bytes.total, plan.cost, fits};
-    s->visit(s->user, &line);
-  }
+  if (s->visit != NULL) s->visit(s->user, &plan, fits);
   if (s->num_seen++ == 0 || plan.bytes.total < s->leanest.bytes.total) s->leanest = plan;
   if (fits && (s->num_fitting++ == 0 || plan.cost < s->best.cost)) s->best = plan;
   return SLUICE_OK;

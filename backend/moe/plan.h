@@ -49,15 +49,8 @@ typedef struct sluice_plan_data_s {
   double cost; /* relative time of forward and backward by the closed forms, for ordering candidates */
 } sluice_plan_data_t;
 
-/* One line of an explanation. */
-typedef struct sluice_plan_candidate_data_s {
-  int32_t num_chunks, restore_di, restore_m, wgrad_mode;
-  uint64_t total_bytes;
-  double cost;
-  int32_t fits;
-} sluice_plan_candidate_data_t;
-
-typedef void (*sluice_plan_visit_fn_t)(void* user, const sluice_plan_candidate_data_t* candidate);
+/* Sees a candidate with its bytes and relative time. */
+typedef void (*sluice_plan_visit_fn_t)(void* user, const sluice_plan_data_t* candidate, int32_t fits);
 
 /* The cheapest candidate that fits. visit (may be NULL) sees every candidate. Needs the context entered.
  * Errors: OVER_BUDGET naming the shortfall, the smallest budget that would do, and the cheapest change; NO_MEMORY. */

@@ -54,11 +54,11 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
   return SLUICE_OK;
 }
 
-static void add_line(void* user, const sluice_plan_candidate_data_t* c) {
+static void add_line(void* user, const sluice_plan_data_t* c, int32_t fits) {
   sluice_plan_t* plan = user;
   if (plan->num_lines == MAX_LINES) return;
   plan->lines[plan->num_lines++] = (sluice_plan_candidate_t){c->num_chunks,  c->restore_di, c->restore_m, c->wgrad_mode,
-                                                             c->total_bytes, c->cost,       c->fits,      0};
+                                                             c->bytes.total, c->cost,       fits,         0};
 }
 
 static sluice_status_t new_plan(sluice_moe_t* moe, sluice_plan_t** out_plan) {

@@ -244,6 +244,70 @@
   MEMBER(sluice_plan_candidate_t, relative_time, 24, 8) \
   MEMBER(sluice_plan_candidate_t, fits, 32, 4) \
   MEMBER(sluice_plan_candidate_t, reserved, 36, 4) \
+  STRUCT(sluice_planner_workload_t, 88) \
+  MEMBER(sluice_planner_workload_t, struct_size, 0, 8) \
+  MEMBER(sluice_planner_workload_t, next, 8, 8) \
+  MEMBER(sluice_planner_workload_t, model_width, 16, 8) \
+  MEMBER(sluice_planner_workload_t, hidden_width, 24, 8) \
+  MEMBER(sluice_planner_workload_t, num_tokens, 32, 8) \
+  MEMBER(sluice_planner_workload_t, memory_budget, 40, 8) \
+  MEMBER(sluice_planner_workload_t, skew, 48, 8) \
+  MEMBER(sluice_planner_workload_t, num_experts, 56, 4) \
+  MEMBER(sluice_planner_workload_t, top_k, 60, 4) \
+  MEMBER(sluice_planner_workload_t, world_size, 64, 4) \
+  MEMBER(sluice_planner_workload_t, dtype, 68, 4) \
+  MEMBER(sluice_planner_workload_t, gated, 72, 4) \
+  MEMBER(sluice_planner_workload_t, callback_experts, 76, 4) \
+  MEMBER(sluice_planner_workload_t, max_outstanding, 80, 4) \
+  MEMBER(sluice_planner_workload_t, reserved, 84, 4) \
+  STRUCT(sluice_planner_choice_t, 16) \
+  MEMBER(sluice_planner_choice_t, num_chunks, 0, 4) \
+  MEMBER(sluice_planner_choice_t, restore_input, 4, 4) \
+  MEMBER(sluice_planner_choice_t, restore_middle, 8, 4) \
+  MEMBER(sluice_planner_choice_t, wgrad_mode, 12, 4) \
+  STRUCT(sluice_planner_prediction_t, 232) \
+  MEMBER(sluice_planner_prediction_t, struct_size, 0, 8) \
+  MEMBER(sluice_planner_prediction_t, forward_seconds, 8, 8) \
+  MEMBER(sluice_planner_prediction_t, backward_seconds, 16, 8) \
+  MEMBER(sluice_planner_prediction_t, forward_busy, 24, 32) \
+  MEMBER(sluice_planner_prediction_t, backward_busy, 56, 32) \
+  MEMBER(sluice_planner_prediction_t, overhead_seconds, 88, 8) \
+  MEMBER(sluice_planner_prediction_t, mpmoe_forward_seconds, 96, 8) \
+  MEMBER(sluice_planner_prediction_t, mpmoe_backward_seconds, 104, 8) \
+  MEMBER(sluice_planner_prediction_t, mpipemoe_forward_seconds, 112, 8) \
+  MEMBER(sluice_planner_prediction_t, mpipemoe_backward_seconds, 120, 8) \
+  MEMBER(sluice_planner_prediction_t, machine_error_median, 128, 8) \
+  MEMBER(sluice_planner_prediction_t, machine_error_p90, 136, 8) \
+  MEMBER(sluice_planner_prediction_t, chunk_rows, 144, 8) \
+  MEMBER(sluice_planner_prediction_t, base_bytes, 152, 8) \
+  MEMBER(sluice_planner_prediction_t, slot_bytes, 160, 8) \
+  MEMBER(sluice_planner_prediction_t, routing_bytes, 168, 8) \
+  MEMBER(sluice_planner_prediction_t, schedule_bytes, 176, 8) \
+  MEMBER(sluice_planner_prediction_t, header_bytes, 184, 8) \
+  MEMBER(sluice_planner_prediction_t, product_bytes, 192, 8) \
+  MEMBER(sluice_planner_prediction_t, step_bytes, 200, 8) \
+  MEMBER(sluice_planner_prediction_t, total_bytes, 208, 8) \
+  MEMBER(sluice_planner_prediction_t, fits, 216, 4) \
+  MEMBER(sluice_planner_prediction_t, num_entries, 220, 4) \
+  MEMBER(sluice_planner_prediction_t, max_chunks, 224, 4) \
+  MEMBER(sluice_planner_prediction_t, run_chunks, 228, 4) \
+  STRUCT(sluice_planner_entry_t, 40) \
+  MEMBER(sluice_planner_entry_t, begin_seconds, 0, 8) \
+  MEMBER(sluice_planner_entry_t, end_seconds, 8, 8) \
+  MEMBER(sluice_planner_entry_t, op, 16, 8) \
+  MEMBER(sluice_planner_entry_t, direction, 24, 4) \
+  MEMBER(sluice_planner_entry_t, lane, 28, 4) \
+  MEMBER(sluice_planner_entry_t, chunk, 32, 4) \
+  MEMBER(sluice_planner_entry_t, index, 36, 4) \
+  STRUCT(sluice_planner_candidate_t, 64) \
+  MEMBER(sluice_planner_candidate_t, choice, 0, 16) \
+  MEMBER(sluice_planner_candidate_t, verdict, 16, 4) \
+  MEMBER(sluice_planner_candidate_t, reserved, 20, 4) \
+  MEMBER(sluice_planner_candidate_t, forward_seconds, 24, 8) \
+  MEMBER(sluice_planner_candidate_t, backward_seconds, 32, 8) \
+  MEMBER(sluice_planner_candidate_t, slower_by, 40, 8) \
+  MEMBER(sluice_planner_candidate_t, total_bytes, 48, 8) \
+  MEMBER(sluice_planner_candidate_t, bytes_over, 56, 8) \
   STRUCT(sluice_paper_footprint_t, 48) \
   MEMBER(sluice_paper_footprint_t, states, 0, 8) \
   MEMBER(sluice_paper_footprint_t, activations, 8, 8) \
@@ -443,9 +507,10 @@ static void Layout_EveryByte_BelongsToAMember(void** state) {
 /* A struct that grows begins with its size, as the 0.1 layouts do. */
 static void Layout_GrowingStructs_BeginWithTheirSize(void** state) {
   (void)state;
-  static const char* const fixed[] = {"sluice_tensor_t",         "sluice_ext_header_t",     "sluice_exchange_t",
-                                      "sluice_host_failure_t",   "sluice_host_gemm_args_t", "sluice_trace_event_t",
-                                      "sluice_plan_candidate_t", "sluice_paper_footprint_t"};
+  static const char* const fixed[] = {"sluice_tensor_t",         "sluice_ext_header_t",       "sluice_exchange_t",
+                                      "sluice_host_failure_t",   "sluice_host_gemm_args_t",   "sluice_trace_event_t",
+                                      "sluice_plan_candidate_t", "sluice_paper_footprint_t",  "sluice_planner_choice_t",
+                                      "sluice_planner_entry_t",  "sluice_planner_candidate_t"};
   for (int i = 0; i + 1 < NUM_LINES && lines[i].type != NULL; ++i) {
     if (lines[i].member != NULL) continue;
     int grows = 1;

@@ -9,6 +9,7 @@
 #include "sluice/moe.h"
 #include "sluice/parts.h"
 #include "sluice/plan.h"
+#include "sluice/planner.h"
 #include "sluice/schedule.h"
 
 #endif /* SLUICE_SLUICE_H_ */

@@ -1,0 +1,218 @@
+#include "backend/tune/cost.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/base/dtype.h"
+
+#define HEADER_BYTES 1024.0 /* of the envelope to each peer that opens a pass */
+
+/* ---- rows ---- */
+
+static double local_experts(const sluice_workload_t* w) {
+  return ceil((double)w->num_experts / (double)(w->world_size > 0 ? w->world_size : 1));
+}
+
+sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, int32_t num_chunks) {
+  double ranks = w->world_size, tokens = (double)w->num_tokens / num_chunks;
+  double sent = tokens * w->top_k;
+  /* No rank can receive more than every token of every rank, once for each of its experts that a token may choose. */
+  double most = ranks * tokens * fmin(w->top_k, local_experts(w));
+  double received = fmin(sent * w->skew, most);
+  double remote = (ranks - 1) / ranks;
+  return (sluice_chunk_rows_t){sent, sent * remote, received, received * remote, tokens, received / local_experts(w)};
+}
+
+/* ---- single ops ---- */
+
+typedef struct op_scene_s {
+  const sluice_machine_t* machine;
+  const sluice_workload_t* work;
+  sluice_chunk_rows_t rows;
+  double row_bytes;
+} op_scene_t;
+
+static double gather(const op_scene_t* s, double rows) {
+  return sluice_curve_at(&s->machine->rows, rows * s->row_bytes);
+}
+
+static double exchange(const op_scene_t* s) {
+  double rows = fmax(s->rows.sent_remote, s->rows.received_remote);
+  return sluice_machine_exchange(s->machine, s->work->world_size, rows * s->row_bytes);
+}
+
+/* `matrices` products of [rows, M] with [M, H], or their like, for each local expert. */
+static double product(const op_scene_t* s, int32_t form, double matrices, double rows_per_expert) {
+  const sluice_workload_t* w = s->work;
+  double flops = 2.0 * rows_per_expert * (double)w->model_width * (double)w->hidden_width * matrices;
+  double each = flops * sluice_machine_gemm(s->machine, w->dtype, form, rows_per_expert);
+  return local_experts(w) * (each + s->machine->gemm_call_seconds);
+}
+
+static double activation(const op_scene_t* s, double seconds) {
+  return s->rows.received * (double)s->work->hidden_width * seconds;
+}
+
+static double copy(const op_scene_t* s, int is_middle) {
+  const sluice_workload_t* w = s->work;
+  double width = is_middle ? (double)w->hidden_width * w->gate_factor : (double)w->model_width;
+  if (is_middle && w->callback) width = (double)w->model_width;
+  return sluice_curve_at(&s->machine->host_copy, s->rows.received * width * (double)sluice_dtype_bytes(w->dtype));
+}
+
+static double expert_forward(const op_scene_t* s) {
+  return product(s, SLUICE_FORM_FORWARD, s->work->gate_factor, s->rows.per_expert) +
+         activation(s, s->machine->activation_seconds) + product(s, SLUICE_FORM_FORWARD, 1, s->rows.per_expert);
+}
+
+static double weight_grad(const op_scene_t* s, double chunks) {
+  double matrices = s->work->gate_factor + 1;
+  return product(s, SLUICE_FORM_WEIGHT_GRAD, matrices, s->rows.per_expert * chunks);
+}
+
+static double expert_backward(const op_scene_t* s) {
+  double matrices = s->work->gate_factor + 1;
+  return product(s, SLUICE_FORM_INPUT_GRAD, matrices, s->rows.per_expert) + weight_grad(s, 1) +
+         activation(s, s->machine->activation_grad_seconds);
+}
+
+static int touches_middle(const sluice_op_t* op) {
+  for (int32_t i = 0; i < op->num_reads; ++i) {
+    int32_t t = op->reads[i].tensor;
+    if (t == SLUICE_T_M || t == SLUICE_T_HOST_M || t == SLUICE_T_DO) return 1;
+  }
+  return 0;
+}
+
+static double own_seconds(const op_scene_t* s, const sluice_op_t* op, int32_t num_chunks) {
+  const sluice_machine_t* m = s->machine;
+  const sluice_chunk_rows_t* r = &s->rows;
+  double g = s->work->gate_factor;
+  switch (op->kind) {
+    case SLUICE_OP_DISPATCH:
+    case SLUICE_OP_DISPATCH_GRAD:
+    case SLUICE_OP_REDISPATCH: return gather(s, r->sent_remote) + exchange(s);
+    case SLUICE_OP_UNPACK:
+    case SLUICE_OP_UNPACK_GRAD: return gather(s, r->received);
+    case SLUICE_OP_COMBINE:
+    case SLUICE_OP_COMBINE_GRAD: return gather(s, r->received_remote) + exchange(s);
+    case SLUICE_OP_REDUCE:
+    case SLUICE_OP_REDUCE_GRAD: return gather(s, r->sent);
+    case SLUICE_OP_GEMM1:
+    case SLUICE_OP_RECOMPUTE: return product(s, SLUICE_FORM_FORWARD, g, r->per_expert);
+    case SLUICE_OP_ACTIVATION: return activation(s, m->activation_seconds);
+    case SLUICE_OP_GEMM2: return product(s, SLUICE_FORM_FORWARD, 1, r->per_expert);
+    case SLUICE_OP_EXPERT: return expert_forward(s);
+    case SLUICE_OP_EXPERT_GRAD: return expert_backward(s);
+    case SLUICE_OP_GEMM2_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, 1, r->per_expert);
+    case SLUICE_OP_GEMM1_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, g, r->per_expert);
+    case SLUICE_OP_ACTIVATION_GRAD: return activation(s, m->activation_grad_seconds);
+    case SLUICE_OP_WEIGHT_GRAD: return weight_grad(s, op->chunk < 0 ? num_chunks : 1);
+    case SLUICE_OP_COPY_OUT:
+    case SLUICE_OP_COPY_IN: return copy(s, touches_middle(op));
+    default: return 0;
+  }
+}
+
+static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w, int32_t num_chunks) {
+  return (op_scene_t){m, w, sluice_rows_of(w, num_chunks),
+                      (double)w->model_width * (double)sluice_dtype_bytes(w->dtype)};
+}
+
+double sluice_op_seconds(const sluice_machine_t* m, const sluice_workload_t* w, int32_t num_chunks,
+                         const sluice_op_t* op) {
+  const op_scene_t scene = scene_of(m, w, num_chunks);
+  return own_seconds(&scene, op, num_chunks) + m->op_seconds;
+}
+
+/* ---- the papers' forms ---- */
+
+sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
+                                        int32_t direction) {
+  const op_scene_t s = scene_of(m, w, c->num_chunks);
+  double inbound = gather(&s, s.rows.sent_remote) + exchange(&s) + gather(&s, s.rows.received);
+  sluice_chunk_times_t t = {
+      .dispatch = inbound,
+      .compute = expert_forward(&s),
+      .combine = gather(&s, s.rows.received_remote) + exchange(&s) + gather(&s, s.rows.sent),
+      .copy = (c->restore_di == SLUICE_RESTORE_OFFLOAD ? copy(&s, 0) : 0) +
+              (c->restore_m == SLUICE_RESTORE_OFFLOAD ? copy(&s, 1) : 0),
+  };
+  if (direction == SLUICE_FORWARD) return t;
+  if (c->restore_di == SLUICE_RESTORE_REDISPATCH) t.dispatch += inbound;
+  t.compute = expert_backward(&s);
+  if (c->restore_m == SLUICE_RESTORE_RECOMPUTE) {
+    t.compute += w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor, s.rows.per_expert);
+  }
+  return t;
+}
+
+double sluice_mpmoe_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
+                            int32_t direction) {
+  int copies = c->restore_di == SLUICE_RESTORE_OFFLOAD || c->restore_m == SLUICE_RESTORE_OFFLOAD;
+  int32_t paradigm = !copies                       ? SLUICE_PARADIGM_NO_COPIES
+                     : direction == SLUICE_FORWARD ? SLUICE_PARADIGM_COPY_AFTER
+                                                   : SLUICE_PARADIGM_COPY_BEFORE;
+  return sluice_mpmoe_pass(paradigm, c->num_chunks, sluice_chunk_times(m, w, c, direction));
+}
+
+double sluice_mpipemoe_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
+                               int32_t direction) {
+  return sluice_mpipemoe_pass(c->num_chunks, sluice_chunk_times(m, w, c, direction));
+}
+
+/* ---- a whole step ---- */
+
+sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_choice_t* c, int32_t direction,
+                                       sluice_template_t** out_template) {
+  int backward = direction == SLUICE_BACKWARD;
+  sluice_template_spec_t spec = {
+      .direction = direction,
+      .num_chunks = c->num_chunks,
+      .single_rank = w->world_size == 1,
+      .keep = !backward,
+      .callback = w->callback,
+      .gated = w->gate_factor > 1,
+      .input_half = backward,
+      .weight_half = backward ? SLUICE_WEIGHTS_NOW : SLUICE_WEIGHTS_NONE,
+      .wgrad_mode = backward ? c->wgrad_mode : 0,
+      .reuse_saved = backward && !w->callback,
+      .bounded = c->bounded,
+  };
+  for (int32_t i = 0; i < c->num_chunks && i < SLUICE_MAX_CHUNKS; ++i) {
+    spec.restore_di[i] = (uint8_t)c->restore_di;
+    spec.restore_m[i] = (uint8_t)c->restore_m;
+  }
+  return sluice_template_build(&spec, sluice_process_allocator(), out_template);
+}
+
+double sluice_pass_overhead(const sluice_machine_t* m, const sluice_workload_t* w) {
+  return m->pass_seconds + sluice_machine_exchange(m, w->world_size, HEADER_BYTES * (w->world_size - 1));
+}
+
+typedef struct step_scene_s {
+  op_scene_t ops;
+  int32_t num_chunks;
+} step_scene_t;
+
+static double cost_of(void* user, const sluice_op_t* op) {
+  const step_scene_t* s = user;
+  return own_seconds(&s->ops, op, s->num_chunks) + s->ops.machine->op_seconds;
+}
+
+sluice_status_t sluice_predict_step(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
+                                    sluice_step_prediction_t* out) {
+  step_scene_t scene = {scene_of(m, w, c->num_chunks), c->num_chunks};
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    sluice_template_t* schedule = NULL;
+    SLUICE_TRY(sluice_choice_template(w, c, direction, &schedule));
+    sluice_prediction_t prediction;
+    sluice_status_t status =
+        sluice_predict(schedule, cost_of, &scene, m->share, sluice_process_allocator(), &prediction, NULL, NULL);
+    sluice_template_destroy(schedule, sluice_process_allocator());
+    SLUICE_TRY(status);
+    out->seconds[direction] = prediction.total + sluice_pass_overhead(m, w);
+    memcpy(out->busy[direction], prediction.busy, sizeof prediction.busy);
+  }
+  return SLUICE_OK;
+}

@@ -1,0 +1,68 @@
+/* What the ops of a layer's passes take on a machine, and so what a choice of (n, restore policy, weight-gradient mode)
+ * takes: the real template walked on the sim device with these costs, and the papers' closed forms beside it.
+ *
+ * The rank that is timed is the fullest: it receives skew times the rows of balanced routing, and the others wait for
+ * it.
+ */
+#ifndef SLUICE_BACKEND_TUNE_COST_H_
+#define SLUICE_BACKEND_TUNE_COST_H_
+
+#include "backend/tune/closed_forms.h"
+#include "backend/tune/machine.h"
+#include "backend/tune/predict.h"
+
+typedef struct sluice_workload_s {
+  int64_t model_width, hidden_width; /* M, H */
+  int32_t num_experts, top_k;        /* E, K */
+  int32_t gate_factor;               /* g: 2 for gated experts, else 1 */
+  int32_t dtype;
+  int32_t world_size;
+  int32_t callback;   /* the host's own experts: costs as if they were Sluice's */
+  int64_t num_tokens; /* T of each rank */
+  double skew;        /* rows of the fullest rank over those of balanced routing, >= 1 */
+} sluice_workload_t;
+
+typedef struct sluice_choice_s {
+  int32_t num_chunks;
+  int32_t restore_di, restore_m;
+  int32_t wgrad_mode;
+  int32_t bounded; /* under a plan: slots do not grow with n */
+} sluice_choice_t;
+
+/* Rows of one chunk on the fullest rank, all chunks alike. */
+typedef struct sluice_chunk_rows_s {
+  double sent, sent_remote;         /* of this rank's tokens */
+  double received, received_remote; /* for its experts */
+  double tokens;
+  double per_expert;
+} sluice_chunk_rows_t;
+sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, int32_t num_chunks);
+
+/* Seconds of one op of such a pass by itself. */
+double sluice_op_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload, int32_t num_chunks,
+                         const sluice_op_t* op);
+/* The papers' S, C, R and copy of one chunk, from the same costs. */
+sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* machine, const sluice_workload_t* workload,
+                                        const sluice_choice_t* choice, int32_t direction);
+/* Seconds of one pass: MPMoE's phases of the paradigm that the choice falls under, and MPipeMoE eq. 10. */
+double sluice_mpmoe_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload,
+                            const sluice_choice_t* choice, int32_t direction);
+double sluice_mpipemoe_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload,
+                               const sluice_choice_t* choice, int32_t direction);
+
+/* The template of one whole training pass of a choice. Errors: as sluice_template_build. */
+sluice_status_t sluice_choice_template(const sluice_workload_t* workload, const sluice_choice_t* choice,
+                                       int32_t direction, sluice_template_t** out_template);
+/* Seconds of a pass beyond its ops: routing, header, bookkeeping. */
+double sluice_pass_overhead(const sluice_machine_t* machine, const sluice_workload_t* workload);
+
+typedef struct sluice_step_prediction_s {
+  double seconds[2];                /* by direction, with the overhead of a pass */
+  double busy[2][SLUICE_NUM_LANES]; /* seconds by direction and lane */
+} sluice_step_prediction_t;
+
+/* Forward and backward of one training step. Errors: those of sluice_predict and of the template. */
+sluice_status_t sluice_predict_step(const sluice_machine_t* machine, const sluice_workload_t* workload,
+                                    const sluice_choice_t* choice, sluice_step_prediction_t* out_prediction);
+
+#endif /* SLUICE_BACKEND_TUNE_COST_H_ */

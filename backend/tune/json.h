@@ -1,0 +1,43 @@
+/* A small reader of JSON into a tree, for machine profiles and decisions. Strings are UTF-8 and lie in the caller's
+ * text except where they hold escapes, which names and values here never need: an escape is an error that says so. */
+#ifndef SLUICE_BACKEND_TUNE_JSON_H_
+#define SLUICE_BACKEND_TUNE_JSON_H_
+
+#include "backend/base/alloc.h"
+
+typedef enum sluice_json_kind_e {
+  SLUICE_JSON_NULL = 0,
+  SLUICE_JSON_BOOL,
+  SLUICE_JSON_NUMBER,
+  SLUICE_JSON_STRING,
+  SLUICE_JSON_ARRAY,
+  SLUICE_JSON_OBJECT
+} sluice_json_kind_t;
+
+typedef struct sluice_json_s {
+  int32_t kind;
+  int32_t name_length; /* of a member of an object */
+  const char* name;    /* not terminated */
+  const char* text;    /* of a string, not terminated */
+  int32_t text_length;
+  int32_t count; /* children */
+  double number; /* BOOL: 0 or 1 */
+  const struct sluice_json_s* child;
+  const struct sluice_json_s* next;
+} sluice_json_t;
+
+typedef struct sluice_json_tree_s {
+  sluice_json_t* nodes;
+  int32_t used, capacity;
+} sluice_json_tree_t;
+
+/* text [length] is borrowed while the tree is used. out_tree: new, sluice_json_free; nodes[0] is the root. `what`
+ * begins the message ("machine profile"). Errors: INVALID_ARGUMENT naming line and column, NO_MEMORY. */
+sluice_status_t sluice_json_parse(const char* text, uint64_t length, const char* what, sluice_json_tree_t* out_tree);
+void sluice_json_free(sluice_json_tree_t* tree);
+
+int sluice_json_is_named(const sluice_json_t* node, const char* name);
+/* The member, or NULL. The last of equal names counts for nobody: a second one is refused when parsing. */
+const sluice_json_t* sluice_json_member(const sluice_json_t* object, const char* name);
+
+#endif /* SLUICE_BACKEND_TUNE_JSON_H_ */

@@ -1,0 +1,151 @@
+#include "backend/tune/machine.h"
+
+#include <math.h>
+#include <string.h>
+
+const char* const sluice_lane_names[SLUICE_NUM_LANES] = {"compute", "comm", "copy_out", "copy_in"};
+const char* const sluice_machine_dtype_names[SLUICE_MACHINE_DTYPES] = {"f32", "bf16", "f16"};
+const char* const sluice_form_names[SLUICE_FORM_COUNT] = {"forward", "input_grad", "weight_grad"};
+const char* const sluice_provenance_names[3] = {"profile", "calibrated", "fitted"};
+
+void sluice_machine_init(sluice_machine_t* out_machine) {
+  memset(out_machine, 0, sizeof *out_machine);
+  memcpy(out_machine->name, "unnamed", sizeof "unnamed");
+}
+
+/* ---- evaluating ---- */
+
+static double between(double x0, double y0, double x1, double y1, double x) {
+  return y0 + (y1 - y0) * (x - x0) / (x1 - x0);
+}
+
+/* The segment [i, i + 1] that serves x. */
+static int32_t segment(const sluice_curve_t* c, double x) {
+  int32_t i = 0;
+  while (i + 2 < c->count && x > c->x[i + 1]) ++i;
+  return i;
+}
+
+double sluice_curve_at(const sluice_curve_t* c, double x) {
+  if (c->count == 0 || x <= 0) return 0;
+  if (c->count == 1) return c->y[0] * x / c->x[0];
+  if (x <= c->x[0]) return c->y[0];
+  int32_t i = segment(c, x);
+  double y = between(c->x[i], c->y[i], c->x[i + 1], c->y[i + 1], x);
+  double last = c->y[c->count - 1];
+  return x > c->x[c->count - 1] && y < last ? last : y; /* a falling last segment is noise */
+}
+
+static int32_t dtype_index(int32_t dtype) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: return SLUICE_MACHINE_BF16;
+    case SLUICE_DTYPE_F16: return SLUICE_MACHINE_F16;
+    default: return SLUICE_MACHINE_F32;
+  }
+}
+
+/* Interpolated as seconds of a product, which is close to linear in rows; seconds per flop are not. */
+double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows) {
+  const sluice_curve_t* forms = machine->gemm[dtype_index(dtype)];
+  const sluice_curve_t* c = forms[form].count > 0 ? &forms[form] : &forms[SLUICE_FORM_FORWARD];
+  if (c->count == 0 || rows <= 0) return 0;
+  if (rows <= c->x[0]) return c->y[0] * c->x[0] / rows;
+  if (c->count == 1 || rows >= c->x[c->count - 1]) return c->y[c->count - 1];
+  int32_t i = segment(c, rows);
+  return between(c->x[i], c->x[i] * c->y[i], c->x[i + 1], c->x[i + 1] * c->y[i + 1], rows) / rows;
+}
+
+static double link_seconds(const sluice_link_t* link, double peers, double bytes) {
+  return link->startup_seconds + link->per_peer_seconds * peers + sluice_curve_at(&link->bytes, bytes);
+}
+
+double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes) {
+  if (world_size <= 1) return 0;
+  double peers = world_size - 1, in_node = machine->ranks_per_node > 0 ? machine->ranks_per_node : 0;
+  if (in_node == 0) return link_seconds(&machine->exchange, peers, bytes);
+  if (in_node >= world_size) return link_seconds(&machine->node_exchange, peers, bytes);
+  /* Both kinds of link work at the same time. */
+  double outside = world_size - in_node;
+  return fmax(link_seconds(&machine->exchange, outside, bytes * outside / peers),
+              link_seconds(&machine->node_exchange, in_node - 1, bytes * (in_node - 1) / peers));
+}
+
+/* ---- checking ---- */
+
+#define CHECK(condition, ...) \
+  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
+
+static sluice_status_t check_seconds(const char* field, double value) {
+  CHECK(isfinite(value) && value >= 0, "machine: %s is %g; it is a time in seconds, 0 or more", field, value);
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_curve(const char* field, const sluice_curve_t* c) {
+  CHECK(c->count >= 0 && c->count <= SLUICE_CURVE_POINTS, "machine: %s has %d points; at most %d", field, c->count,
+        SLUICE_CURVE_POINTS);
+  for (int32_t i = 0; i < c->count; ++i) {
+    CHECK(isfinite(c->x[i]) && c->x[i] > 0, "machine: point %d of %s is at %g; sizes are above 0", i, field, c->x[i]);
+    CHECK(isfinite(c->y[i]) && c->y[i] >= 0, "machine: point %d of %s is %g seconds; times are 0 or more", i, field,
+          c->y[i]);
+    CHECK(i == 0 || c->x[i] > c->x[i - 1], "machine: points of %s must ascend, but %g follows %g", field, c->x[i],
+          c->x[i - 1]);
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_link(const char* field, const sluice_link_t* link) {
+  CHECK(isfinite(link->startup_seconds) && link->startup_seconds >= 0 && isfinite(link->per_peer_seconds) &&
+            link->per_peer_seconds >= 0,
+        "machine: %s has startup_seconds %g and per_peer_seconds %g; both are times in seconds, 0 or more", field,
+        link->startup_seconds, link->per_peer_seconds);
+  return check_curve(field, &link->bytes);
+}
+
+static sluice_status_t check_shares(const sluice_machine_t* m) {
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+    for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
+      double s = m->share[lane][set];
+      CHECK(s >= 0 && s <= 1, "machine: share of lane %s is %g; it is the part of its speed that is left, in (0, 1]",
+            sluice_lane_names[lane], s);
+    }
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
+  CHECK(m->provenance >= SLUICE_MACHINE_PROFILE && m->provenance <= SLUICE_MACHINE_FITTED,
+        "machine: provenance is %d; known are profile (0), calibrated (1) and fitted (2)", m->provenance);
+  CHECK(m->world_size >= 0, "machine: world_size is %d; it is the number of ranks, or 0 where not said", m->world_size);
+  CHECK(m->ranks_per_node >= 0, "machine: ranks_per_node is %d; it is 1 or more, or 0 for one kind of link",
+        m->ranks_per_node);
+  CHECK(m->ranks_per_node <= 1 || m->node_exchange.bytes.count > 0,
+        "machine: ranks_per_node is %d but node_exchange is missing; say what links within a node take",
+        m->ranks_per_node);
+  for (int32_t d = 0; d < SLUICE_MACHINE_DTYPES; ++d) {
+    for (int32_t f = 0; f < SLUICE_FORM_COUNT; ++f) SLUICE_TRY(check_curve("gemm", &m->gemm[d][f]));
+  }
+  SLUICE_TRY(check_seconds("gemm_call_seconds", m->gemm_call_seconds));
+  SLUICE_TRY(check_curve("rows", &m->rows));
+  SLUICE_TRY(check_seconds("activation_seconds", m->activation_seconds));
+  SLUICE_TRY(check_seconds("activation_grad_seconds", m->activation_grad_seconds));
+  SLUICE_TRY(check_link("exchange", &m->exchange));
+  SLUICE_TRY(check_link("node_exchange", &m->node_exchange));
+  SLUICE_TRY(check_curve("host_copy", &m->host_copy));
+  SLUICE_TRY(check_seconds("op_seconds", m->op_seconds));
+  SLUICE_TRY(check_seconds("pass_seconds", m->pass_seconds));
+  SLUICE_TRY(check_seconds("error median", m->error_median));
+  SLUICE_TRY(check_seconds("error p90", m->error_p90));
+  return check_shares(m);
+}
+
+sluice_status_t sluice_machine_check_for(const sluice_machine_t* m, int32_t dtype, int32_t world_size) {
+  int32_t d = dtype_index(dtype);
+  CHECK(m->gemm[d][SLUICE_FORM_FORWARD].count > 0,
+        "machine %s: gemm.%s is missing; calibrate with this dtype, or add its curve to the profile", m->name,
+        sluice_machine_dtype_names[d]);
+  CHECK(world_size <= 1 || m->exchange.bytes.count > 0 ||
+            (m->ranks_per_node >= world_size && m->node_exchange.bytes.count > 0),
+        "machine %s: exchange is missing, and %d ranks exchange rows; calibrate on several ranks, or add it", m->name,
+        world_size);
+  return SLUICE_OK;
+}

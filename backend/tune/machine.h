@@ -1,0 +1,86 @@
+/* What a machine costs, as data: curves from a calibration on it, or from a named profile of a cluster.
+ *
+ * Everything a prediction needs and nothing about a layer. Written and read as JSON (docs/tuning.md has the form), so
+ * that a machine can be kept, edited and sent. Plain data: copy it, compare it, no destroy.
+ *
+ * Source: algorithms.md section 3, "costs of single ops": piecewise-linear in size. MPipeMoE and MPMoE use one constant
+ * rate each for computation, communication and copies, which misses how products slow down for few rows.
+ */
+#ifndef SLUICE_BACKEND_TUNE_MACHINE_H_
+#define SLUICE_BACKEND_TUNE_MACHINE_H_
+
+#include "backend/base/alloc.h"
+#include "backend/base/lanes.h"
+
+#define SLUICE_CURVE_POINTS 24
+
+/* y against x: linear between points, constant before the first, along the last segment behind the last (through the
+ * origin where there is only one point). count 0: not known. x ascends strictly, y >= 0. */
+typedef struct sluice_curve_s {
+  int32_t count;
+  double x[SLUICE_CURVE_POINTS];
+  double y[SLUICE_CURVE_POINTS];
+} sluice_curve_t;
+
+/* An all-to-all of W ranks takes startup + per_peer * (W - 1) + bytes(the most that a rank sends or receives). */
+typedef struct sluice_link_s {
+  double startup_seconds;
+  double per_peer_seconds;
+  sluice_curve_t bytes; /* seconds against bytes */
+} sluice_link_t;
+
+enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_FITTED = 2 };
+
+/* The three products of a layer; the sizes that change with the batch are rows, rows, and what is summed over. */
+enum { SLUICE_FORM_FORWARD = 0, SLUICE_FORM_INPUT_GRAD = 1, SLUICE_FORM_WEIGHT_GRAD = 2, SLUICE_FORM_COUNT = 3 };
+enum { SLUICE_MACHINE_F32 = 0, SLUICE_MACHINE_BF16 = 1, SLUICE_MACHINE_F16 = 2, SLUICE_MACHINE_DTYPES = 3 };
+
+typedef struct sluice_machine_s {
+  char name[64];
+  int32_t provenance;                          /* SLUICE_MACHINE_* */
+  int32_t world_size;                          /* ranks at which exchanges were measured; 0: not said */
+  int32_t ranks_per_node;                      /* 0: one kind of link between all ranks */
+  int64_t gemm_model_width, gemm_hidden_width; /* sizes at which products were measured; 0: not said */
+  /* Seconds per flop against rows per expert, [dtype][form]; interpolated as seconds. */
+  sluice_curve_t gemm[SLUICE_MACHINE_DTYPES][SLUICE_FORM_COUNT];
+  double gemm_call_seconds;       /* of each expert's product, on top */
+  sluice_curve_t rows;            /* seconds against bytes gathered, packed or reduced */
+  double activation_seconds;      /* per element of the activated rows */
+  double activation_grad_seconds; /* the same in backward */
+  sluice_link_t exchange;         /* between ranks; between nodes where ranks_per_node says so */
+  sluice_link_t node_exchange;    /* within a node */
+  sluice_curve_t host_copy;       /* seconds against bytes, device to host and back */
+  double op_seconds;              /* of each op, on top */
+  double pass_seconds;            /* of each pass: routing, header, bookkeeping */
+  /* [lane][lanes that are busy, itself included]: the share of its speed that the lane keeps; 0 stands for 1. */
+  double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
+  double error_median, error_p90; /* |predicted / measured - 1| on sizes held out of the fit; 0: not measured */
+  int32_t error_count;
+} sluice_machine_t;
+
+void sluice_machine_init(sluice_machine_t* out_machine);
+
+double sluice_curve_at(const sluice_curve_t* curve, double x);
+/* Seconds per flop at `rows` per expert. dtype: SLUICE_DTYPE_*. */
+double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows);
+/* Seconds of one all-to-all in which no rank sends or receives more than `bytes` to or from others, evenly spread. */
+double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
+
+/* Errors: INVALID_ARGUMENT naming the field, what was found and the remedy. */
+sluice_status_t sluice_machine_check(const sluice_machine_t* machine);
+/* INVALID_ARGUMENT where the machine lacks what a layer of this dtype, or several ranks, needs. */
+sluice_status_t sluice_machine_check_for(const sluice_machine_t* machine, int32_t dtype, int32_t world_size);
+
+/* Reads the JSON form; checks it. Errors: INVALID_ARGUMENT naming line or field, and for unknown fields the known ones.
+ */
+sluice_status_t sluice_machine_read(const char* text, uint64_t length, sluice_machine_t* out_machine);
+/* Writes it, terminated, as far as `room` goes; returns the length without the terminator. text may be NULL to ask. */
+uint64_t sluice_machine_write(const sluice_machine_t* machine, char* text, uint64_t room);
+
+/* "compute", "comm", "copy_out", "copy_in"; "f32", "bf16", "f16"; "forward", "input_grad", "weight_grad". */
+extern const char* const sluice_lane_names[SLUICE_NUM_LANES];
+extern const char* const sluice_machine_dtype_names[SLUICE_MACHINE_DTYPES];
+extern const char* const sluice_form_names[SLUICE_FORM_COUNT];
+extern const char* const sluice_provenance_names[3];
+
+#endif /* SLUICE_BACKEND_TUNE_MACHINE_H_ */

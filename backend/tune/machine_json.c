@@ -1,0 +1,432 @@
+/* A machine as JSON. Every field is in one table, so that reading, the list of known names, and writing agree. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/tune/json.h"
+#include "backend/tune/machine.h"
+
+#define FORM 1
+#define WHAT "machine profile"
+
+#define CHECK(condition, ...) \
+  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
+
+/* ---- reading ---- */
+
+static const char* kind_name(const sluice_json_t* node) {
+  static const char* const names[] = {"null", "a truth value", "a number", "a string", "an array", "an object"};
+  return names[node->kind];
+}
+
+static sluice_status_t unknown_field(const char* where, const sluice_json_t* node, const char* known) {
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, WHAT ": unknown field \"%.*s\" in %s; known are %s", node->name_length,
+                     node->name, where, known);
+}
+
+static sluice_status_t want_kind(const char* field, const sluice_json_t* node, int32_t kind) {
+  const sluice_json_t wanted = {.kind = kind};
+  CHECK(node->kind == kind, WHAT ": %s is %s; it must be %s", field, kind_name(node), kind_name(&wanted));
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_seconds(const char* field, const sluice_json_t* node, double* out) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
+  CHECK(node->number >= 0, WHAT ": %s is %g; it is a time in seconds, 0 or more", field, node->number);
+  *out = node->number;
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_rate(const char* field, const char* unit, const sluice_json_t* node, double* out) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
+  CHECK(node->number > 0, WHAT ": %s is %g; it is %s per second, above 0", field, node->number, unit);
+  *out = node->number;
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_whole(const char* field, const sluice_json_t* node, double most, double* out) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
+  CHECK(node->number >= 0 && node->number <= most && node->number == floor(node->number),
+        WHAT ": %s is %g; it must be a whole number in [0, %.0f]", field, node->number, most);
+  *out = node->number;
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_points(const char* field, const sluice_json_t* node, sluice_curve_t* out) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_ARRAY));
+  CHECK(node->count >= 1 && node->count <= SLUICE_CURVE_POINTS, WHAT ": %s has %d points; it has 1 to %d", field,
+        node->count, SLUICE_CURVE_POINTS);
+  out->count = 0;
+  for (const sluice_json_t* point = node->child; point != NULL; point = point->next) {
+    int is_pair = point->kind == SLUICE_JSON_ARRAY && point->count == 2 && point->child->kind == SLUICE_JSON_NUMBER &&
+                  point->child->next->kind == SLUICE_JSON_NUMBER;
+    CHECK(is_pair, WHAT ": point %d of %s must be a pair of numbers [size, seconds]", out->count, field);
+    double x = point->child->number, y = point->child->next->number;
+    CHECK(x > 0 && y >= 0, WHAT ": point %d of %s is [%g, %g]; sizes are above 0, times 0 or more", out->count, field,
+          x, y);
+    CHECK(out->count == 0 || x > out->x[out->count - 1], WHAT ": points of %s must ascend, but %g follows %g", field, x,
+          out->x[out->count - 1]);
+    out->x[out->count] = x, out->y[out->count] = y;
+    ++out->count;
+  }
+  return SLUICE_OK;
+}
+
+/* startup + bytes / rate as two points. */
+static void line_curve(double startup, double bytes_per_second, sluice_curve_t* out) {
+  out->count = 2;
+  out->x[0] = 1, out->y[0] = startup + 1 / bytes_per_second;
+  out->x[1] = 1e9, out->y[1] = startup + 1e9 / bytes_per_second;
+}
+
+/* {"points": [...]} or {"bytes_per_second": ..., "startup_seconds": ...}; of a link also "per_peer_seconds", and its
+ * start-up stands by itself. */
+static sluice_status_t read_line(const char* field, const sluice_json_t* node, sluice_curve_t* out,
+                                 sluice_link_t* link) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_OBJECT));
+  char name[96];
+  double rate = 0, startup = 0, per_peer = 0;
+  for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
+    snprintf(name, sizeof name, "%s.%.*s", field, c->name_length, c->name);
+    if (sluice_json_is_named(c, "points")) {
+      SLUICE_TRY(read_points(name, c, out));
+    } else if (sluice_json_is_named(c, "bytes_per_second")) {
+      SLUICE_TRY(read_rate(name, "bytes", c, &rate));
+    } else if (sluice_json_is_named(c, "startup_seconds")) {
+      SLUICE_TRY(read_seconds(name, c, &startup));
+    } else if (link != NULL && sluice_json_is_named(c, "per_peer_seconds")) {
+      SLUICE_TRY(read_seconds(name, c, &per_peer));
+    } else {
+      return unknown_field(field, c,
+                           link != NULL ? "points, bytes_per_second, startup_seconds and per_peer_seconds"
+                                        : "points, bytes_per_second and startup_seconds");
+    }
+  }
+  CHECK((rate > 0) != (out->count > 0), WHAT ": %s must have either points or bytes_per_second", field);
+  CHECK(out->count == 0 || link != NULL || startup == 0,
+        WHAT
+        ": %s has points, which contain the start-up: leave "
+        "startup_seconds out",
+        field);
+  if (link != NULL) link->startup_seconds = startup, link->per_peer_seconds = per_peer;
+  if (rate > 0) line_curve(link != NULL ? 0 : startup, rate, out);
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_curve(const char* field, const sluice_json_t* node, void* out) {
+  return read_line(field, node, out, NULL);
+}
+
+static sluice_status_t read_link(const char* field, const sluice_json_t* node, void* out) {
+  sluice_link_t* link = out;
+  return read_line(field, node, &link->bytes, link);
+}
+
+/* A rate with the rows at which half of it is reached, as a curve of seconds per flop. */
+static void rate_curve(double flops_per_second, double half_rows, sluice_curve_t* out) {
+  out->count = 0;
+  for (double rows = 1; rows <= 65536; rows *= 4) {
+    out->x[out->count] = rows;
+    out->y[out->count++] = (1 + half_rows / rows) / flops_per_second;
+  }
+}
+
+static sluice_status_t read_products(const char* field, const sluice_json_t* node, sluice_curve_t* forms) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_OBJECT));
+  char name[96];
+  double rate = 0, half = 0;
+  for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
+    snprintf(name, sizeof name, "%s.%.*s", field, c->name_length, c->name);
+    int32_t form = 0;
+    while (form < SLUICE_FORM_COUNT && !sluice_json_is_named(c, sluice_form_names[form])) ++form;
+    if (form < SLUICE_FORM_COUNT) {
+      SLUICE_TRY(read_points(name, c, &forms[form]));
+    } else if (sluice_json_is_named(c, "flops_per_second")) {
+      SLUICE_TRY(read_rate(name, "flops", c, &rate));
+    } else if (sluice_json_is_named(c, "half_rows")) {
+      SLUICE_TRY(want_kind(name, c, SLUICE_JSON_NUMBER));
+      CHECK(c->number >= 0, WHAT ": %s is %g; it is the number of rows per expert at half the rate, 0 or more", name,
+            c->number);
+      half = c->number;
+    } else {
+      return unknown_field(field, c, "forward, input_grad, weight_grad, flops_per_second and half_rows");
+    }
+  }
+  CHECK((rate > 0) != (forms[0].count > 0), WHAT ": %s must have either forward or flops_per_second", field);
+  if (rate > 0) rate_curve(rate, half, &forms[0]);
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_gemm(const char* field, const sluice_json_t* node, void* out) {
+  sluice_curve_t(*curves)[SLUICE_FORM_COUNT] = out;
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_OBJECT));
+  for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
+    int32_t d = 0;
+    while (d < SLUICE_MACHINE_DTYPES && !sluice_json_is_named(c, sluice_machine_dtype_names[d])) ++d;
+    if (d == SLUICE_MACHINE_DTYPES) return unknown_field(field, c, "f32, bf16 and f16");
+    char name[32];
+    snprintf(name, sizeof name, "gemm.%s", sluice_machine_dtype_names[d]);
+    SLUICE_TRY(read_products(name, c, curves[d]));
+  }
+  return SLUICE_OK;
+}
+
+static int32_t lane_of(const sluice_json_t* node) {
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES && node->kind == SLUICE_JSON_STRING; ++lane) {
+    if (strlen(sluice_lane_names[lane]) == (size_t)node->text_length &&
+        memcmp(sluice_lane_names[lane], node->text, (size_t)node->text_length) == 0) {
+      return lane;
+    }
+  }
+  return -1;
+}
+
+static sluice_status_t read_one_share(const sluice_json_t* entry, double (*shares)[1 << SLUICE_NUM_LANES]) {
+  const sluice_json_t* lane = sluice_json_member(entry, "lane");
+  const sluice_json_t* beside = sluice_json_member(entry, "beside");
+  const sluice_json_t* share = sluice_json_member(entry, "share");
+  int is_whole = entry->count == 3 && lane != NULL && beside != NULL && share != NULL;
+  CHECK(is_whole && beside->kind == SLUICE_JSON_ARRAY && share->kind == SLUICE_JSON_NUMBER,
+        WHAT ": an entry of share has lane (a name), beside (an array of names) and share (a number)");
+  CHECK(lane_of(lane) >= 0, WHAT ": share.lane: known are compute, comm, copy_out and copy_in");
+  CHECK(share->number > 0 && share->number <= 1,
+        WHAT ": share.share is %g; it is the part of its speed that the lane keeps, in (0, 1]", share->number);
+  uint32_t set = 1u << lane_of(lane);
+  for (const sluice_json_t* b = beside->child; b != NULL; b = b->next) {
+    CHECK(lane_of(b) >= 0 && lane_of(b) != lane_of(lane),
+          WHAT ": share.beside names other lanes: of compute, comm, copy_out and copy_in");
+    set |= 1u << lane_of(b);
+  }
+  shares[lane_of(lane)][set] = share->number;
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_shares(const char* field, const sluice_json_t* node, void* out) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_ARRAY));
+  for (const sluice_json_t* c = node->child; c != NULL; c = c->next) SLUICE_TRY(read_one_share(c, out));
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_error(const char* field, const sluice_json_t* node, void* out) {
+  sluice_machine_t* m = out;
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_OBJECT));
+  double count = 0;
+  for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
+    if (sluice_json_is_named(c, "median")) {
+      SLUICE_TRY(read_seconds("error.median", c, &m->error_median));
+    } else if (sluice_json_is_named(c, "p90")) {
+      SLUICE_TRY(read_seconds("error.p90", c, &m->error_p90));
+    } else if (sluice_json_is_named(c, "count")) {
+      SLUICE_TRY(read_whole("error.count", c, 1e6, &count));
+    } else {
+      return unknown_field(field, c, "median, p90 and count");
+    }
+  }
+  m->error_count = (int32_t)count;
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_name(const char* field, const sluice_json_t* node, void* out) {
+  sluice_machine_t* m = out;
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_STRING));
+  CHECK(node->text_length >= 1 && node->text_length < (int32_t)sizeof m->name,
+        WHAT ": name has %d bytes; it has 1 to %d", node->text_length, (int)sizeof m->name - 1);
+  snprintf(m->name, sizeof m->name, "%.*s", node->text_length, node->text);
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_provenance(const char* field, const sluice_json_t* node, void* out) {
+  sluice_machine_t* m = out;
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_STRING));
+  for (int32_t p = 0; p < 3; ++p) {
+    const char* name = sluice_provenance_names[p];
+    if (strlen(name) != (size_t)node->text_length || memcmp(name, node->text, strlen(name)) != 0) continue;
+    m->provenance = p;
+    return SLUICE_OK;
+  }
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, WHAT ": provenance is \"%.*s\"; known are profile, calibrated, fitted",
+                     node->text_length, node->text);
+}
+
+enum { KIND_SECONDS, KIND_INT32, KIND_INT64, KIND_PART };
+typedef struct field_s {
+  const char* name;
+  int32_t kind;
+  size_t offset;
+  sluice_status_t (*read)(const char* field, const sluice_json_t* node, void* out); /* KIND_PART */
+} field_t;
+
+#define AT(member) offsetof(sluice_machine_t, member)
+static const field_t fields[] = {
+    {"name", KIND_PART, 0, read_name},
+    {"provenance", KIND_PART, 0, read_provenance},
+    {"world_size", KIND_INT32, AT(world_size), NULL},
+    {"ranks_per_node", KIND_INT32, AT(ranks_per_node), NULL},
+    {"gemm_model_width", KIND_INT64, AT(gemm_model_width), NULL},
+    {"gemm_hidden_width", KIND_INT64, AT(gemm_hidden_width), NULL},
+    {"gemm", KIND_PART, AT(gemm), read_gemm},
+    {"gemm_call_seconds", KIND_SECONDS, AT(gemm_call_seconds), NULL},
+    {"rows", KIND_PART, AT(rows), read_curve},
+    {"activation_seconds", KIND_SECONDS, AT(activation_seconds), NULL},
+    {"activation_grad_seconds", KIND_SECONDS, AT(activation_grad_seconds), NULL},
+    {"exchange", KIND_PART, AT(exchange), read_link},
+    {"node_exchange", KIND_PART, AT(node_exchange), read_link},
+    {"host_copy", KIND_PART, AT(host_copy), read_curve},
+    {"op_seconds", KIND_SECONDS, AT(op_seconds), NULL},
+    {"pass_seconds", KIND_SECONDS, AT(pass_seconds), NULL},
+    {"share", KIND_PART, AT(share), read_shares},
+    {"error", KIND_PART, 0, read_error},
+};
+#define NUM_FIELDS (sizeof fields / sizeof fields[0])
+
+static sluice_status_t read_field(const field_t* f, const sluice_json_t* node, sluice_machine_t* m) {
+  void* at = (char*)m + f->offset;
+  double value = 0;
+  switch (f->kind) {
+    case KIND_SECONDS: return read_seconds(f->name, node, at);
+    case KIND_INT32:
+      SLUICE_TRY(read_whole(f->name, node, 1 << 24, &value));
+      *(int32_t*)at = (int32_t)value;
+      return SLUICE_OK;
+    case KIND_INT64:
+      SLUICE_TRY(read_whole(f->name, node, 1 << 30, &value));
+      *(int64_t*)at = (int64_t)value;
+      return SLUICE_OK;
+    default: return f->read(f->name, node, at);
+  }
+}
+
+static sluice_status_t read_root(const sluice_json_t* root, sluice_machine_t* m) {
+  SLUICE_TRY(want_kind("the outermost value", root, SLUICE_JSON_OBJECT));
+  const sluice_json_t* form = sluice_json_member(root, "sluice_machine");
+  CHECK(form != NULL && form->kind == SLUICE_JSON_NUMBER,
+        WHAT ": it begins with \"sluice_machine\": %d, the form that it is written in", FORM);
+  CHECK(form->number == FORM, WHAT ": form %g; this version reads form %d: calibrate again", form->number, FORM);
+  for (const sluice_json_t* c = root->child; c != NULL; c = c->next) {
+    if (c == form) continue;
+    size_t i = 0;
+    while (i < NUM_FIELDS && !sluice_json_is_named(c, fields[i].name)) ++i;
+    if (i < NUM_FIELDS) {
+      SLUICE_TRY(read_field(&fields[i], c, m));
+      continue;
+    }
+    char known[512];
+    size_t used = 0;
+    for (i = 0; i < NUM_FIELDS; ++i) {
+      used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", fields[i].name);
+    }
+    return unknown_field("the machine", c, known);
+  }
+  return sluice_machine_check(m);
+}
+
+sluice_status_t sluice_machine_read(const char* text, uint64_t length, sluice_machine_t* out_machine) {
+  sluice_json_tree_t tree;
+  SLUICE_TRY(sluice_json_parse(text, length, WHAT, &tree));
+  sluice_machine_t machine;
+  sluice_machine_init(&machine);
+  sluice_status_t status = read_root(&tree.nodes[0], &machine);
+  sluice_json_free(&tree);
+  if (status == SLUICE_OK) *out_machine = machine;
+  return status;
+}
+
+/* ---- writing ---- */
+
+typedef struct text_s {
+  char* data;
+  uint64_t room, used;
+} text_t;
+
+__attribute__((format(printf, 2, 3))) static void add(text_t* text, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  uint64_t left = text->used < text->room ? text->room - text->used : 0;
+  int length = vsnprintf(left > 0 ? text->data + text->used : NULL, left, format, arguments);
+  va_end(arguments);
+  if (length > 0) text->used += (uint64_t)length;
+}
+
+static void add_points(text_t* text, const char* name, const sluice_curve_t* c) {
+  add(text, "\"%s\": [", name);
+  for (int32_t i = 0; i < c->count; ++i) add(text, "%s[%.10g, %.10g]", i > 0 ? ", " : "", c->x[i], c->y[i]);
+  add(text, "]");
+}
+
+static void add_gemm(text_t* text, const sluice_machine_t* m) {
+  const char* separator = "";
+  add(text, ",\n \"gemm\": {");
+  for (int32_t d = 0; d < SLUICE_MACHINE_DTYPES; ++d) {
+    if (m->gemm[d][0].count == 0) continue;
+    add(text, "%s\n  \"%s\": {", separator, sluice_machine_dtype_names[d]);
+    separator = ",";
+    for (int32_t f = 0; f < SLUICE_FORM_COUNT; ++f) {
+      if (m->gemm[d][f].count == 0) continue;
+      add(text, "%s\n   ", f > 0 ? "," : "");
+      add_points(text, sluice_form_names[f], &m->gemm[d][f]);
+    }
+    add(text, "}");
+  }
+  add(text, "}");
+}
+
+static void add_link(text_t* text, const char* name, const sluice_link_t* link) {
+  if (link->bytes.count == 0) return;
+  add(text, ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, ", name, link->startup_seconds,
+      link->per_peer_seconds);
+  add_points(text, "points", &link->bytes);
+  add(text, "}");
+}
+
+static void add_curve(text_t* text, const char* name, const sluice_curve_t* curve) {
+  if (curve->count == 0) return;
+  add(text, ",\n \"%s\": {", name);
+  add_points(text, "points", curve);
+  add(text, "}");
+}
+
+static void add_shares(text_t* text, const sluice_machine_t* m) {
+  const char* separator = "";
+  add(text, ",\n \"share\": [");
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+    for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
+      if (m->share[lane][set] == 0 || !(set >> lane & 1)) continue;
+      add(text, "%s\n  {\"lane\": \"%s\", \"beside\": [", separator, sluice_lane_names[lane]);
+      separator = ",";
+      const char* comma = "";
+      for (int32_t other = 0; other < SLUICE_NUM_LANES; ++other) {
+        if (other == lane || !(set >> other & 1)) continue;
+        add(text, "%s\"%s\"", comma, sluice_lane_names[other]);
+        comma = ", ";
+      }
+      add(text, "], \"share\": %.10g}", m->share[lane][set]);
+    }
+  }
+  add(text, "]");
+}
+
+uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t room) {
+  text_t text = {data, data == NULL ? 0 : room, 0};
+  add(&text, "{\"sluice_machine\": %d,\n \"name\": \"", FORM);
+  for (const char* c = m->name; *c != '\0'; ++c) add(&text, "%c", *c == '"' || *c == '\\' || *c < ' ' ? '_' : *c);
+  add(&text, "\",\n \"provenance\": \"%s\",\n \"world_size\": %d,\n \"ranks_per_node\": %d",
+      sluice_provenance_names[m->provenance], m->world_size, m->ranks_per_node);
+  add(&text, ",\n \"gemm_model_width\": %" PRId64 ",\n \"gemm_hidden_width\": %" PRId64, m->gemm_model_width,
+      m->gemm_hidden_width);
+  add_gemm(&text, m);
+  add(&text, ",\n \"gemm_call_seconds\": %.10g", m->gemm_call_seconds);
+  add_curve(&text, "rows", &m->rows);
+  add(&text, ",\n \"activation_seconds\": %.10g,\n \"activation_grad_seconds\": %.10g", m->activation_seconds,
+      m->activation_grad_seconds);
+  add_link(&text, "exchange", &m->exchange);
+  add_link(&text, "node_exchange", &m->node_exchange);
+  add_curve(&text, "host_copy", &m->host_copy);
+  add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g", m->op_seconds, m->pass_seconds);
+  add_shares(&text, m);
+  add(&text, ",\n \"error\": {\"median\": %.10g, \"p90\": %.10g, \"count\": %d}}\n", m->error_median, m->error_p90,
+      m->error_count);
+  return text.used;
+}

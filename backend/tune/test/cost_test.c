@@ -1,0 +1,135 @@
+/* Costs of a layer's ops: sums against hand-written work, and predictions against the closed forms. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/cost.h"
+
+/* One flop takes 1 ns whatever the rows, one byte gathered 1 ns, exchanged 2 ns, copied 4 ns. */
+static sluice_machine_t plain_machine(void) {
+  sluice_machine_t m;
+  sluice_machine_init(&m);
+  m.gemm[SLUICE_MACHINE_F32][0] = (sluice_curve_t){1, {1}, {1e-9}};
+  m.rows = (sluice_curve_t){1, {1}, {1e-9}};
+  m.exchange.bytes = (sluice_curve_t){1, {1}, {2e-9}};
+  m.host_copy = (sluice_curve_t){1, {1}, {4e-9}};
+  return m;
+}
+
+static const sluice_workload_t base_work = {.model_width = 8,
+                                            .hidden_width = 32,
+                                            .num_experts = 8,
+                                            .top_k = 2,
+                                            .gate_factor = 1,
+                                            .dtype = SLUICE_DTYPE_F32,
+                                            .world_size = 4,
+                                            .num_tokens = 960,
+                                            .skew = 1};
+
+static int is_near(double a, double b) { return fabs(a - b) <= 1e-9 * fmax(fabs(a), fabs(b)); }
+
+static sluice_step_prediction_t predict(const sluice_machine_t* m, const sluice_workload_t* w, sluice_choice_t c) {
+  sluice_step_prediction_t p;
+  assert_int_equal(sluice_predict_step(m, w, &c, &p), SLUICE_OK);
+  return p;
+}
+
+/* MPipeMoE Table II: work by lane of none and S1 to S4, with gamma, a and m of one chunk. */
+static void Busy_EveryStrategy_IsTableTwo(void** state) {
+  (void)state;
+  static const struct {
+    int32_t di, m;
+    double forward[3], backward[3]; /* computation in products, communication in all-to-alls, copies in units of m */
+  } table[] = {
+      {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, {2, 2, 0}, {4, 2, 0}},
+      {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD, {2, 2, 5}, {4, 2, 5}},      /* S1: 1 + h, h = H/M = 4 */
+      {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_OFFLOAD, {2, 2, 4}, {4, 3, 4}},   /* S2 */
+      {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE, {2, 2, 1}, {5, 2, 1}},    /* S3 */
+      {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, {2, 2, 0}, {5, 3, 0}}, /* S4 */
+  };
+  sluice_machine_t m = plain_machine();
+  m.rows.count = 0; /* the papers do not count packing */
+  const double rows = 960 * 2, product = rows * 2 * 8 * 32 * 1e-9, all_to_all = rows * 3 / 4 * 8 * 4 * 2e-9;
+  const double copy = rows * 8 * 4 * 4e-9;
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; ++i) {
+    for (int32_t n = 1; n <= 8; n *= 2) {
+      for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
+        sluice_step_prediction_t p =
+            predict(&m, &base_work, (sluice_choice_t){n, table[i].di, table[i].m, mode, n % 4 == 0});
+        const double* want[2] = {table[i].forward, table[i].backward};
+        for (int32_t d = 0; d < 2; ++d) {
+          double copies = p.busy[d][SLUICE_LANE_COPY_OUT] + p.busy[d][SLUICE_LANE_COPY_IN];
+          assert_true(is_near(p.busy[d][SLUICE_LANE_COMPUTE], want[d][0] * product));
+          assert_true(is_near(p.busy[d][SLUICE_LANE_COMM], want[d][1] * all_to_all));
+          assert_true(is_near(copies, want[d][2] * copy));
+        }
+      }
+    }
+  }
+}
+
+static void Forward_NoCopiesReusingSlots_IsMPMoEsPhases(void** state) {
+  (void)state;
+  sluice_machine_t m = plain_machine();
+  for (int32_t n = 1; n <= 16; ++n) {
+    sluice_choice_t c = {n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK, 1};
+    double got = predict(&m, &base_work, c).seconds[SLUICE_FORWARD];
+    double overhead = sluice_pass_overhead(&m, &base_work);
+    assert_true(is_near(got - overhead, sluice_mpmoe_seconds(&m, &base_work, &c, SLUICE_FORWARD)));
+  }
+}
+
+static void Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem(void** state) {
+  (void)state;
+  sluice_workload_t w = base_work;
+  assert_true(sluice_rows_of(&w, 4).received == 480 && sluice_rows_of(&w, 4).per_expert == 240);
+  w.skew = 2;
+  assert_true(sluice_rows_of(&w, 4).received == 960 && sluice_rows_of(&w, 4).sent == 480);
+  w.skew = 100; /* 4 ranks x 240 tokens x both routes to its two experts */
+  assert_true(sluice_rows_of(&w, 4).received == 1920);
+  sluice_machine_t m = plain_machine();
+  const sluice_choice_t c = {4, 0, 0, 0, 0};
+  assert_true(predict(&m, &w, c).seconds[0] > predict(&m, &base_work, c).seconds[0]);
+}
+
+static void StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed(void** state) {
+  (void)state;
+  sluice_machine_t m = plain_machine();
+  m.exchange.startup_seconds = 1e-4;
+  m.op_seconds = 1e-6;
+  double before = 0;
+  for (int32_t n = 1; n <= 16; n *= 2) { /* communication is far cheaper than computation: more chunks only cost */
+    sluice_step_prediction_t p = predict(&m, &base_work, (sluice_choice_t){n, 0, 0, 0, 0});
+    assert_true(p.busy[0][SLUICE_LANE_COMM] > before);
+    before = p.busy[0][SLUICE_LANE_COMM];
+  }
+  m.gemm[SLUICE_MACHINE_F32][0] = (sluice_curve_t){2, {1, 1000}, {100e-9, 1e-9}};
+  double whole = predict(&m, &base_work, (sluice_choice_t){1, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
+  double cut = predict(&m, &base_work, (sluice_choice_t){16, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
+  assert_true(cut > whole * 1.05);
+}
+
+static void SingleRank_HasNoCommunication(void** state) {
+  (void)state;
+  sluice_workload_t w = base_work;
+  w.world_size = 1;
+  sluice_machine_t m = plain_machine();
+  sluice_step_prediction_t p = predict(&m, &w, (sluice_choice_t){2, 0, 0, 0, 0});
+  assert_true(p.busy[0][SLUICE_LANE_COMM] == 0 && p.busy[1][SLUICE_LANE_COMM] == 0 && p.seconds[0] > 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Busy_EveryStrategy_IsTableTwo),
+      cmocka_unit_test(Forward_NoCopiesReusingSlots_IsMPMoEsPhases),
+      cmocka_unit_test(Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem),
+      cmocka_unit_test(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed),
+      cmocka_unit_test(SingleRank_HasNoCommunication),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,202 @@
+/* Machines as data: curves, and the JSON form with what it refuses. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/machine.h"
+#include "sluice/context.h"
+
+static const char profile[] =
+    "{\"sluice_machine\": 1, \"name\": \"two boxes\", \"provenance\": \"profile\", \"world_size\": 16,\n"
+    " \"ranks_per_node\": 8,\n"
+    " \"gemm\": {\"bf16\": {\"flops_per_second\": 2e14, \"half_rows\": 100},\n"
+    "           \"f32\": {\"forward\": [[1, 4e-11], [64, 1e-11]], \"weight_grad\": [[1, 8e-11]]}},\n"
+    " \"rows\": {\"bytes_per_second\": 1e12, \"startup_seconds\": 2e-6},\n"
+    " \"exchange\": {\"bytes_per_second\": 25e9, \"startup_seconds\": 1e-5, \"per_peer_seconds\": 1e-6},\n"
+    " \"node_exchange\": {\"points\": [[1000, 1e-6], [2000, 1.002e-6]]},\n"
+    " \"host_copy\": {\"bytes_per_second\": 2e10},\n"
+    " \"gemm_call_seconds\": 3e-6, \"op_seconds\": 1e-6, \"pass_seconds\": 1e-4,\n"
+    " \"activation_seconds\": 1e-12, \"activation_grad_seconds\": 2e-12,\n"
+    " \"share\": [{\"lane\": \"comm\", \"beside\": [\"compute\"], \"share\": 0.8}],\n"
+    " \"error\": {\"median\": 0.04, \"p90\": 0.1, \"count\": 12}}";
+
+static int is_near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
+
+static sluice_machine_t read_profile(void) {
+  sluice_machine_t m;
+  if (sluice_machine_read(profile, sizeof profile - 1, &m) != SLUICE_OK) {
+    sluice_error_info_t why;
+    sluice_error_info_init(&why, sizeof why);
+    sluice_error_last(&why);
+    fail_msg("%s", why.message);
+  }
+  return m;
+}
+
+static void Curve_InsideBelowAndBehind_IsPiecewiseLinear(void** state) {
+  (void)state;
+  const sluice_curve_t c = {3, {10, 20, 40}, {5, 7, 15}};
+  assert_true(sluice_curve_at(&c, 10) == 5 && sluice_curve_at(&c, 15) == 6 && sluice_curve_at(&c, 30) == 11);
+  assert_true(sluice_curve_at(&c, 1) == 5 && sluice_curve_at(&c, 60) == 23 && sluice_curve_at(&c, 0) == 0);
+  const sluice_curve_t one = {1, {10}, {5}};
+  assert_true(sluice_curve_at(&one, 30) == 15);
+  const sluice_curve_t falling = {2, {10, 20}, {5, 4}};
+  assert_true(sluice_curve_at(&falling, 200) == 4); /* never below the last measured time */
+}
+
+static void Gemm_BetweenPoints_IsLinearInSecondsOfTheProduct(void** state) {
+  (void)state;
+  sluice_machine_t m = read_profile();
+  double at_one = 1 * 4e-11, at_64 = 64 * 1e-11, rows = 22;
+  double want = (at_one + (at_64 - at_one) * (rows - 1) / 63) / rows;
+  assert_true(is_near(sluice_machine_gemm(&m, SLUICE_DTYPE_F32, SLUICE_FORM_FORWARD, rows), want));
+  assert_true(is_near(sluice_machine_gemm(&m, SLUICE_DTYPE_F32, SLUICE_FORM_FORWARD, 1e6), 1e-11));
+  assert_true(is_near(sluice_machine_gemm(&m, SLUICE_DTYPE_F32, SLUICE_FORM_INPUT_GRAD, rows), want)); /* as forward */
+  assert_true(is_near(sluice_machine_gemm(&m, SLUICE_DTYPE_F32, SLUICE_FORM_WEIGHT_GRAD, rows), 8e-11));
+  assert_true(is_near(sluice_machine_gemm(&m, SLUICE_DTYPE_BF16, SLUICE_FORM_FORWARD, 16), (1 + 100.0 / 16) / 2e14));
+}
+
+static void Exchange_TwoKindsOfLinks_TakesTheSlower(void** state) {
+  (void)state;
+  sluice_machine_t m = read_profile();
+  /* 16 ranks of 8 per node: 8 of 15 peers are outside. */
+  double bytes = 15e6;
+  assert_true(is_near(sluice_machine_exchange(&m, 16, bytes), 1e-5 + 8 * 1e-6 + 8e6 / 25e9));
+  assert_true(is_near(sluice_machine_exchange(&m, 8, 2000), 1.002e-6)); /* one node */
+  assert_true(sluice_machine_exchange(&m, 1, bytes) == 0);
+  m.ranks_per_node = 0;
+  assert_true(is_near(sluice_machine_exchange(&m, 16, bytes), 1e-5 + 15 * 1e-6 + 15e6 / 25e9));
+}
+
+static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
+  (void)state;
+  sluice_machine_t m = read_profile(), again;
+  assert_string_equal(m.name, "two boxes");
+  assert_true(m.share[SLUICE_LANE_COMM][1 << SLUICE_LANE_COMM | 1 << SLUICE_LANE_COMPUTE] == 0.8);
+  assert_int_equal(m.error_count, 12);
+  char text[16384], twice[16384];
+  uint64_t length = sluice_machine_write(&m, NULL, 0);
+  assert_true(length > 500 && length < sizeof text);
+  assert_int_equal(sluice_machine_write(&m, text, sizeof text), length);
+  assert_int_equal(sluice_machine_read(text, length, &again), SLUICE_OK);
+  assert_int_equal(sluice_machine_write(&again, twice, sizeof twice), length);
+  assert_string_equal(text, twice);
+  for (double rows = 1; rows < 1e5; rows *= 1.7) {
+    for (int form = 0; form < SLUICE_FORM_COUNT; ++form) {
+      assert_true(is_near(sluice_machine_gemm(&again, SLUICE_DTYPE_BF16, form, rows),
+                          sluice_machine_gemm(&m, SLUICE_DTYPE_BF16, form, rows)));
+    }
+    assert_true(is_near(sluice_machine_exchange(&again, 32, rows * 1e3), sluice_machine_exchange(&m, 32, rows * 1e3)));
+    assert_true(is_near(sluice_curve_at(&again.host_copy, rows), sluice_curve_at(&m.host_copy, rows)));
+  }
+  assert_true(is_near(again.pass_seconds, m.pass_seconds) && again.provenance == m.provenance);
+}
+
+typedef struct refusal_s {
+  const char* text;
+  const char* says;
+} refusal_t;
+
+#define M "{\"sluice_machine\": 1, "
+static const refusal_t refusals[] = {
+    {"{\"name\": \"x\"}", "it begins with \"sluice_machine\": 1"},
+    {"{\"sluice_machine\": 2}", "this version reads form 1"},
+    {M "\"bandwith\": 3}", "unknown field \"bandwith\" in the machine; known are name, provenance"},
+    {M "\"exchange\": {\"bytes_per_second\": -1e9}}", "exchange.bytes_per_second is -1e+09"},
+    {M "\"exchange\": {\"bytes_per_second\": 1e9, \"latency\": 1}}", "unknown field \"latency\" in exchange"},
+    {M "\"exchange\": {\"startup_seconds\": 1}}", "exchange must have either points or bytes_per_second"},
+    {M "\"rows\": {\"points\": [[1, 2], [1, 3]]}}", "points of rows.points must ascend"},
+    {M "\"rows\": {\"points\": [[1, -2]]}}", "point 0 of rows.points is [1, -2]"},
+    {M "\"rows\": {\"points\": [1]}}", "must be a pair of numbers"},
+    {M "\"rows\": 3}", "rows is a number; it must be an object"},
+    {M "\"gemm\": {\"f64\": {}}}", "unknown field \"f64\" in gemm; known are f32, bf16 and f16"},
+    {M "\"gemm\": {\"f32\": {\"flops_per_second\": 0}}}", "gemm.f32.flops_per_second is 0"},
+    {M "\"gemm\": {\"f32\": {}}}", "gemm.f32 must have either forward or flops_per_second"},
+    {M "\"ranks_per_node\": 8}", "ranks_per_node is 8 but node_exchange is missing"},
+    {M "\"ranks_per_node\": 1.5}", "ranks_per_node is 1.5; it must be a whole number"},
+    {M "\"provenance\": \"guessed\"}", "provenance is \"guessed\"; known are profile, calibrated, fitted"},
+    {M "\"share\": [{\"lane\": \"comm\", \"beside\": [\"compute\"], \"share\": 1.2}]}", "share.share is 1.2"},
+    {M "\"share\": [{\"lane\": \"comm\", \"beside\": [\"comm\"], \"share\": 1}]}", "names other lanes"},
+    {M "\"op_seconds\": -1}", "op_seconds is -1; it is a time in seconds"},
+    {M "\"op_seconds\": 1, \"op_seconds\": 2}", "two members of this name"},
+    {M "\"op_seconds\": nan}", "line 1, column 37: a value is expected here"},
+    {M "\n\"op_seconds\": 1", "line 2, column 16: a comma or } is expected here"},
+    {M "\"name\": \"a\\\"b\"}", "escapes in strings are not used here"},
+    {"[[[[[[[[[[[[[[[[[[[[", "nested too deep"},
+    {"", "the text ends where a value is expected"},
+    {M "\"op_seconds\": 1} 2", "nothing may follow"},
+};
+
+static void Json_BadProfile_IsRefusedByFieldName(void** state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; ++i) {
+    sluice_machine_t m;
+    sluice_error_info_t why;
+    sluice_error_info_init(&why, sizeof why);
+    assert_int_equal(sluice_machine_read(refusals[i].text, strlen(refusals[i].text), &m), SLUICE_E_INVALID_ARGUMENT);
+    sluice_error_last(&why);
+    if (strstr(why.message, refusals[i].says) == NULL) {
+      fail_msg("%s: says \"%s\", wanted \"%s\"", refusals[i].text, why.message, refusals[i].says);
+    }
+  }
+}
+
+/* Whatever bytes come, reading ends with an answer; the sanitizer builds watch. */
+static void Json_EveryPrefixAndDamagedByte_EndsWell(void** state) {
+  (void)state;
+  char text[sizeof profile];
+  int64_t refused = 0;
+  sluice_machine_t m;
+  for (size_t length = 0; length < sizeof profile - 1; ++length) {
+    char* exact = malloc(length + 1); /* no byte behind the end */
+    memcpy(exact, profile, length);
+    refused += sluice_machine_read(exact, length, &m) != SLUICE_OK;
+    free(exact);
+  }
+  assert_int_equal(refused, sizeof profile - 1);
+  static const char damage[] = {0, '"', '{', '[', ',', '-', '9', 'e', '\\', (char)0xff};
+  for (size_t i = 0; i < sizeof profile - 1; ++i) {
+    for (size_t d = 0; d < sizeof damage; ++d) {
+      memcpy(text, profile, sizeof profile);
+      text[i] = damage[d];
+      sluice_status_t status = sluice_machine_read(text, sizeof profile - 1, &m);
+      assert_true(status == SLUICE_OK || status == SLUICE_E_INVALID_ARGUMENT);
+      if (status == SLUICE_OK) assert_int_equal(sluice_machine_check(&m), SLUICE_OK);
+    }
+  }
+}
+
+static void CheckFor_MissingCurve_NamesIt(void** state) {
+  (void)state;
+  sluice_machine_t m = read_profile();
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  assert_int_equal(sluice_machine_check_for(&m, SLUICE_DTYPE_F32, 16), SLUICE_OK);
+  assert_int_equal(sluice_machine_check_for(&m, SLUICE_DTYPE_F16, 16), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "gemm.f16 is missing"));
+  m.exchange.bytes.count = 0;
+  assert_int_equal(sluice_machine_check_for(&m, SLUICE_DTYPE_F32, 8), SLUICE_OK); /* one node */
+  assert_int_equal(sluice_machine_check_for(&m, SLUICE_DTYPE_F32, 16), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "exchange is missing, and 16 ranks"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Curve_InsideBelowAndBehind_IsPiecewiseLinear),
+      cmocka_unit_test(Gemm_BetweenPoints_IsLinearInSecondsOfTheProduct),
+      cmocka_unit_test(Exchange_TwoKindsOfLinks_TakesTheSlower),
+      cmocka_unit_test(Json_WrittenAndRead_IsTheSameMachine),
+      cmocka_unit_test(Json_BadProfile_IsRefusedByFieldName),
+      cmocka_unit_test(Json_EveryPrefixAndDamagedByte_EndsWell),
+      cmocka_unit_test(CheckFor_MissingCurve_NamesIt),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

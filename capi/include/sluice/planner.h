@@ -1,0 +1,150 @@
+/* The planner: what a choice of (n, restore policy, weight-gradient mode) takes on a machine, which one is best, and
+ * why each other one is not. Needs no context, no ranks and no data: machines that one does not have can be asked
+ * about.
+ *
+ * A machine is costs as data: calibrated on the spot, or a named profile. Its JSON form is in docs/tuning.md.
+ *
+ * Source: prediction by the schedule itself in virtual time (algorithms.md section 3), MPMoE's three paradigms of five
+ * phases and MPipeMoE eq. 10 as second opinions beside it.
+ */
+#ifndef SLUICE_PLANNER_H_
+#define SLUICE_PLANNER_H_
+
+#include "sluice/context.h"
+#include "sluice/moe.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sluice_planner_s sluice_planner_t;
+
+/* machine_json [length] is one machine; it is copied. out_planner: new, sluice_planner_destroy. Immutable: any thread.
+ * Errors: INVALID_ARGUMENT naming line or field, what was found and the remedy (unknown fields with the known ones);
+ * NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_planner_create(const char* machine_json, uint64_t length,
+                                                 sluice_planner_t** out_planner);
+SLUICE_EXPORT void sluice_planner_destroy(sluice_planner_t* planner); /* accepts NULL */
+
+/* The machine as JSON. *inout_bytes is the room and then the length with the terminating 0; text may be NULL to ask. */
+SLUICE_API sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, char* text,
+                                                        uint64_t* inout_bytes);
+
+/* What is asked about. The rank that is timed is the fullest; the others wait for it. */
+typedef struct sluice_planner_workload_s {
+  size_t struct_size;              /* set by sluice_planner_workload_init */
+  const sluice_ext_header_t* next; /* NULL */
+  int64_t model_width;             /* M */
+  int64_t hidden_width;            /* H; of callback experts what they amount to */
+  int64_t num_tokens;              /* T >= 1 of each rank */
+  uint64_t memory_budget;          /* bytes on each rank over all layers; 0: none */
+  double skew;                     /* rows of the fullest rank over those of balanced routing, >= 1; default 1 */
+  int32_t num_experts;             /* E, divisible by W */
+  int32_t top_k;                   /* K */
+  int32_t world_size;              /* W >= 1 */
+  int32_t dtype;                   /* SLUICE_DTYPE_F32, _BF16 or _F16 */
+  int32_t gated;                   /* SLUICE_GATED_* */
+  int32_t callback_experts;        /* 0 or 1 */
+  int32_t max_outstanding;         /* >= 1: forwards without their backward, over all layers */
+  int32_t reserved;                /* 0 */
+} sluice_planner_workload_t;
+
+SLUICE_EXPORT void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size);
+
+/* One choice. ADAPTIVE is not a choice: predict takes none of it. */
+typedef struct sluice_planner_choice_s {
+  int32_t num_chunks;     /* n in [1, 256] */
+  int32_t restore_input;  /* SLUICE_RESTORE_KEEP, _OFFLOAD, _REDISPATCH */
+  int32_t restore_middle; /* SLUICE_RESTORE_KEEP, _OFFLOAD, _RECOMPUTE */
+  int32_t wgrad_mode;     /* SLUICE_WGRAD_DEFERRED, _PER_CHUNK */
+} sluice_planner_choice_t;
+
+typedef struct sluice_planner_prediction_s {
+  size_t struct_size; /* set by the caller: sizeof */
+  double forward_seconds;
+  double backward_seconds;
+  double forward_busy[4];       /* seconds by lane (SLUICE_LANE_*) */
+  double backward_busy[4];      /* */
+  double overhead_seconds;      /* of each pass, in the above: routing, header, bookkeeping */
+  double mpmoe_forward_seconds; /* MPMoE's phases, without overhead */
+  double mpmoe_backward_seconds;
+  double mpipemoe_forward_seconds; /* MPipeMoE eq. 10, without overhead */
+  double mpipemoe_backward_seconds;
+  double machine_error_median; /* |predicted / measured - 1| on sizes held out of the machine's fit; 0: not measured */
+  double machine_error_p90;
+  int64_t chunk_rows; /* under a budget: ceiling of received rows of a chunk; otherwise 0 */
+  /* Bytes on a rank as sluice/plan.h has them, under a plan for this workload; base counts handles and tables of one
+   * layer. total = base + slots + routing + schedules + headers + products + max_outstanding * step. */
+  uint64_t base_bytes;
+  uint64_t slot_bytes;
+  uint64_t routing_bytes;
+  uint64_t schedule_bytes;
+  uint64_t header_bytes;
+  uint64_t product_bytes;
+  uint64_t step_bytes;
+  uint64_t total_bytes;
+  int32_t fits;        /* total_bytes is within the budget, or there is none */
+  int32_t num_entries; /* of the timeline: forward's ops, then backward's */
+  int32_t max_chunks;  /* n at most, whatever the routing */
+  int32_t run_chunks;  /* n under this skew: a budget cuts the fullest rank's rows into more chunks */
+} sluice_planner_prediction_t;
+
+/* One op of a predicted pass; each direction begins at 0, overhead_seconds before its first op excluded. */
+typedef struct sluice_planner_entry_s {
+  double begin_seconds;
+  double end_seconds;
+  const char* op; /* immutable name: "dispatch", "gemm1", ... */
+  int32_t direction;
+  int32_t lane;
+  int32_t chunk; /* -1: all chunks */
+  int32_t index; /* of the op in its template */
+} sluice_planner_entry_t;
+
+/* Predicts one training step of one layer. out_entries [capacity]: the timeline, as far as it fits (capacity 0: none);
+ * out_prediction->num_entries is how many there are. Any thread. Errors: INVALID_ARGUMENT naming the field (a machine
+ * without what the workload needs among them), ABI, UNSUPPORTED (callback experts that cannot do the policy),
+ * NO_MEMORY. A choice over the budget is no error: `fits` says so. */
+SLUICE_API sluice_status_t sluice_planner_predict(const sluice_planner_t* planner,
+                                                  const sluice_planner_workload_t* workload,
+                                                  const sluice_planner_choice_t* choice,
+                                                  sluice_planner_prediction_t* out_prediction,
+                                                  sluice_planner_entry_t* out_entries, int32_t capacity);
+
+/* Why a candidate is not the one. */
+enum {
+  SLUICE_PLANNER_CHOSEN = 0,
+  SLUICE_PLANNER_SLOWER = 1,      /* by slower_by */
+  SLUICE_PLANNER_OVER_BUDGET = 2, /* by bytes_over */
+  SLUICE_PLANNER_EQUAL = 3        /* as fast as the chosen one, which needs no more bytes or fewer chunks */
+};
+
+typedef struct sluice_planner_candidate_s {
+  sluice_planner_choice_t choice;
+  int32_t verdict; /* SLUICE_PLANNER_* */
+  int32_t reserved;
+  double forward_seconds;
+  double backward_seconds;
+  double slower_by; /* predicted time over that of the chosen one, minus 1 */
+  uint64_t total_bytes;
+  uint64_t bytes_over; /* the budget */
+} sluice_planner_candidate_t;
+
+/* Predicts every candidate and takes the fastest that fits. wanted: fields >= 0 (num_chunks >= 1) are fixed, ADAPTIVE
+ * (-1; num_chunks 0) are open; NULL: all open. out_candidates [capacity] as far as they fit; *out_count is how many
+ * there are; *out_chosen the index of the chosen one, -1 where none fits (then OVER_BUDGET is returned, the record
+ * names the shortfall and the leanest, and the candidates are written all the same). out_chosen may be NULL. Any
+ * thread. Errors: as predict; OVER_BUDGET. */
+SLUICE_API sluice_status_t sluice_planner_choose(const sluice_planner_t* planner,
+                                                 const sluice_planner_workload_t* workload,
+                                                 const sluice_planner_choice_t* wanted,
+                                                 sluice_planner_candidate_t* out_candidates, int32_t capacity,
+                                                 int32_t* out_count, int32_t* out_chosen);
+
+/* "chosen", "slower", "over budget", "as fast"; immutable. */
+SLUICE_EXPORT const char* sluice_planner_verdict_name(int32_t verdict);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_PLANNER_H_ */

@@ -1,0 +1,400 @@
+/* The planner behind its public handle: checks, then the plan code for bytes and backend/tune for seconds. */
+#include "sluice/planner.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/structs.h"
+#include "backend/moe/layer.h"
+#include "backend/moe/plan.h"
+#include "backend/tune/cost.h"
+
+#define MAX_CANDIDATES 512
+
+struct sluice_planner_s {
+  sluice_machine_t machine;
+};
+
+#define CHECK(condition, ...) \
+  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
+
+sluice_status_t sluice_planner_create(const char* machine_json, uint64_t length, sluice_planner_t** out_planner) {
+  CHECK(out_planner != NULL, "sluice_planner_create: out_planner is NULL");
+  *out_planner = NULL;
+  CHECK(machine_json != NULL, "sluice_planner_create: machine_json is NULL");
+  CHECK(length <= 1 << 24, "sluice_planner_create: the machine has %llu bytes; at most 16 MiB",
+        (unsigned long long)length);
+  sluice_planner_t* planner = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *planner, "planner");
+  if (planner == NULL) return SLUICE_E_NO_MEMORY;
+  sluice_status_t status = sluice_machine_read(machine_json, length, &planner->machine);
+  if (status != SLUICE_OK) {
+    sluice_planner_destroy(planner);
+    return status;
+  }
+  *out_planner = planner;
+  return SLUICE_OK;
+}
+
+void sluice_planner_destroy(sluice_planner_t* planner) {
+  sluice_free(sluice_process_allocator(), planner, sizeof *planner);
+}
+
+sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, char* text, uint64_t* inout_bytes) {
+  CHECK(planner != NULL && inout_bytes != NULL, "sluice_planner_write_machine: %s is NULL",
+        planner == NULL ? "planner" : "inout_bytes");
+  uint64_t room = *inout_bytes, needed = sluice_machine_write(&planner->machine, NULL, 0) + 1;
+  *inout_bytes = needed;
+  if (text == NULL) return SLUICE_OK;
+  CHECK(room >= needed, "sluice_planner_write_machine: room for %llu bytes, the machine has %llu",
+        (unsigned long long)room, (unsigned long long)needed);
+  sluice_machine_write(&planner->machine, text, room);
+  return SLUICE_OK;
+}
+
+/* ---- workloads ---- */
+
+void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size) {
+  if (out_workload == NULL || struct_size < sizeof(size_t)) return;
+  sluice_planner_workload_t defaults;
+  memset(&defaults, 0, sizeof defaults);
+  defaults.skew = 1;
+  defaults.top_k = defaults.world_size = defaults.max_outstanding = 1;
+  defaults.dtype = SLUICE_DTYPE_F32;
+  memset(out_workload, 0, struct_size);
+  memcpy(out_workload, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
+  out_workload->struct_size = struct_size;
+}
+
+static sluice_status_t check_sizes(const sluice_planner_workload_t* w) {
+  CHECK(w->model_width >= 1 && w->model_width <= INT32_MAX, "workload: model_width is %lld; it must be in [1, 2^31)",
+        (long long)w->model_width);
+  CHECK(w->hidden_width >= 1 && w->hidden_width <= INT32_MAX / 2,
+        "workload: hidden_width is %lld; it must be in [1, 2^30)", (long long)w->hidden_width);
+  CHECK(w->num_tokens >= 1 && w->num_tokens <= INT32_MAX, "workload: num_tokens is %lld; it must be in [1, 2^31)",
+        (long long)w->num_tokens);
+  CHECK(w->world_size >= 1 && w->world_size <= 1 << 20, "workload: world_size is %d; it must be in [1, 2^20]",
+        w->world_size);
+  CHECK(w->num_experts >= 1 && w->num_experts <= 1 << 20, "workload: num_experts is %d; it must be in [1, 2^20]",
+        w->num_experts);
+  CHECK(w->num_experts % w->world_size == 0,
+        "workload: num_experts is %d and world_size %d; experts divide evenly over ranks", w->num_experts,
+        w->world_size);
+  CHECK(w->top_k >= 1 && w->top_k <= w->num_experts, "workload: top_k is %d; it must be in [1, num_experts = %d]",
+        w->top_k, w->num_experts);
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_workload(const sluice_planner_workload_t* given, sluice_planner_workload_t* out) {
+  sluice_planner_workload_init(out, sizeof *out);
+  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, given, sizeof *out, "sluice_planner_workload_t"));
+  if (out->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_workload_t: extension of unknown type");
+  SLUICE_TRY(check_sizes(out));
+  CHECK(out->skew >= 1 && out->skew <= 1e6, "workload: skew is %g; it is 1 for balanced routing, or more", out->skew);
+  CHECK(out->dtype >= SLUICE_DTYPE_F32 && out->dtype <= SLUICE_DTYPE_F16,
+        "workload: dtype is %d; known are f32 (1), bf16 (2) and f16 (3)", out->dtype);
+  CHECK(out->gated >= SLUICE_GATED_NO && out->gated <= SLUICE_GATED_INTERLEAVED,
+        "workload: gated is %d; known are no (0), halves (1) and interleaved (2)", out->gated);
+  CHECK(out->callback_experts == 0 || out->callback_experts == 1, "workload: callback_experts is %d; it is 0 or 1",
+        out->callback_experts);
+  CHECK(out->max_outstanding >= 1, "workload: max_outstanding is %d; at least one forward waits for its backward",
+        out->max_outstanding);
+  CHECK(out->reserved == 0, "workload: reserved is %d; set it to 0", out->reserved);
+  return SLUICE_OK;
+}
+
+static sluice_workload_t workload_of(const sluice_planner_workload_t* w) {
+  return (sluice_workload_t){
+      .model_width = w->model_width,
+      .hidden_width = w->hidden_width,
+      .num_experts = w->num_experts,
+      .top_k = w->top_k,
+      .gate_factor = w->gated ? 2 : 1,
+      .dtype = w->dtype,
+      .world_size = w->world_size,
+      .callback = w->callback_experts,
+      .num_tokens = w->num_tokens,
+      .skew = w->skew,
+  };
+}
+
+static sluice_status_t check_choice(const sluice_planner_choice_t* c, int open) {
+  CHECK(c->num_chunks >= !open && c->num_chunks <= SLUICE_MAX_CHUNKS,
+        "choice: num_chunks is %d; it must be in [1, %d]%s", c->num_chunks, SLUICE_MAX_CHUNKS,
+        open ? ", or 0 for any" : "");
+  CHECK(c->restore_input >= -open && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
+        "choice: restore_input is %d; known are %skeep (0), offload (1) and re-dispatch (2)", c->restore_input,
+        open ? "any (-1), " : "");
+  CHECK(c->restore_middle >= -open && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
+            c->restore_middle != SLUICE_RESTORE_REDISPATCH,
+        "choice: restore_middle is %d; known are %skeep (0), offload (1) and recompute (3)", c->restore_middle,
+        open ? "any (-1), " : "");
+  CHECK(c->wgrad_mode >= -open && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
+        "choice: wgrad_mode is %d; known are %sdeferred (0) and per chunk (1)", c->wgrad_mode,
+        open ? "any (-1), " : "");
+  return SLUICE_OK;
+}
+
+/* ---- bytes ---- */
+
+/* A layer that nobody runs, so that plans size it as they size any: an engine without ranks behind it that believes in
+ * W of them. */
+static sluice_status_t new_layer(const sluice_planner_workload_t* w, int32_t restore_middle, sluice_moe_t** out_moe) {
+  sluice_context_t* context = NULL;
+  SLUICE_TRY(sluice_engine_create(NULL, NULL, NULL, NULL, &context));
+  context->world_size = w->world_size;
+  sluice_status_t status = sluice_cpu_device_create(&context->allocator, &context->device);
+  if (status == SLUICE_OK) status = sluice_gemm_ref_create(&context->allocator, &context->gemm);
+  if (status == SLUICE_OK) {
+    snprintf(context->gemm->name, sizeof context->gemm->name, "planned"); /* products that borrow, unlike ref's */
+    sluice_moe_config_t config;
+    sluice_moe_config_init(&config, sizeof config);
+    config.model_width = w->model_width, config.hidden_width = w->callback_experts ? 0 : w->hidden_width;
+    config.num_experts = w->num_experts, config.top_k = w->top_k;
+    config.dtype = w->dtype, config.gated = w->gated, config.callback_experts = w->callback_experts;
+    if (w->callback_experts) config.restore_middle = restore_middle;
+    status = sluice_layer_create(context, &config, out_moe);
+  }
+  sluice_engine_release(context); /* the layer keeps it */
+  return status;
+}
+
+static sluice_plan_inputs_t plan_inputs(const sluice_moe_t* moe, const sluice_planner_workload_t* w,
+                                        const sluice_planner_choice_t* wanted) {
+  return (sluice_plan_inputs_t){
+      .max_tokens = w->num_tokens,
+      .budget = w->memory_budget,
+      .base = sluice_plan_base_bytes(moe->context),
+      .max_outstanding = w->max_outstanding,
+      .num_chunks = wanted->num_chunks,
+      .restore_di = wanted->restore_input,
+      .restore_m = wanted->restore_middle,
+      .wgrad_mode = wanted->wgrad_mode,
+  };
+}
+
+/* Sizes of the one candidate, in the budget or not. */
+static void keep_candidate(void* user, const sluice_plan_data_t* plan, int32_t fits) {
+  (void)fits;
+  *(sluice_plan_data_t*)user = *plan;
+}
+
+static sluice_status_t plan_bytes(const sluice_planner_workload_t* w, const sluice_planner_choice_t* choice,
+                                  sluice_plan_data_t* out_plan) {
+  sluice_moe_t* moe = NULL;
+  SLUICE_TRY(new_layer(w, choice->restore_middle, &moe));
+  const sluice_plan_inputs_t inputs = plan_inputs(moe, w, choice);
+  sluice_plan_data_t best;
+  sluice_status_t status = sluice_plan_make(moe, &inputs, keep_candidate, out_plan, &best);
+  sluice_layer_release(moe);
+  return status == SLUICE_E_OVER_BUDGET ? SLUICE_OK : status;
+}
+
+/* ---- predicting ---- */
+
+typedef struct scene_s {
+  const sluice_machine_t* machine;
+  sluice_workload_t work;
+  sluice_choice_t choice;
+} scene_t;
+
+static double op_cost(void* user, const sluice_op_t* op) {
+  const scene_t* s = user;
+  return sluice_op_seconds(s->machine, &s->work, s->choice.num_chunks, op);
+}
+
+/* Under a budget a rank that receives more than its share makes more chunks, for all ranks. */
+static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan) {
+  int bounded = plan->inputs.budget != 0;
+  double rows = sluice_rows_of(w, 1).received;
+  int32_t n = plan->num_chunks;
+  if (bounded && rows > (double)n * (double)plan->chunk_rows) n = (int32_t)ceil(rows / (double)plan->chunk_rows);
+  if (n > plan->max_chunks) n = plan->max_chunks;
+  return (sluice_choice_t){n, plan->restore_di, plan->restore_m, plan->wgrad_mode, bounded};
+}
+
+static void write_entries(const sluice_template_t* schedule, const double* begin, const double* end,
+                          sluice_planner_entry_t* entries, int32_t capacity, int32_t at) {
+  for (int32_t i = 0; i < schedule->num_ops && at + i < capacity; ++i) {
+    const sluice_op_t* op = &schedule->ops[i];
+    entries[at + i] = (sluice_planner_entry_t){
+        begin[i], end[i], sluice_op_name(op->kind), schedule->spec.direction, op->lane, op->chunk, i};
+  }
+}
+
+static sluice_status_t predict_direction(scene_t* s, int32_t direction, double* out_seconds, double* out_busy,
+                                         sluice_planner_entry_t* entries, int32_t capacity, int32_t* inout_count) {
+  sluice_template_t* schedule = NULL;
+  SLUICE_TRY(sluice_choice_template(&s->work, &s->choice, direction, &schedule));
+  uint64_t bytes = 2 * (uint64_t)schedule->num_ops * sizeof(double);
+  sluice_status_t status = SLUICE_E_NO_MEMORY;
+  double* begin = sluice_alloc(sluice_process_allocator(), bytes, "timeline");
+  if (begin != NULL) {
+    double* end = begin + schedule->num_ops;
+    sluice_prediction_t p;
+    status = sluice_predict(schedule, op_cost, s, s->machine->share, sluice_process_allocator(), &p, begin, end);
+    if (status == SLUICE_OK) {
+      *out_seconds = p.total + sluice_pass_overhead(s->machine, &s->work);
+      memcpy(out_busy, p.busy, sizeof p.busy);
+      write_entries(schedule, begin, end, entries, capacity, *inout_count);
+      *inout_count += schedule->num_ops;
+    }
+  }
+  sluice_free(sluice_process_allocator(), begin, bytes);
+  sluice_template_destroy(schedule, sluice_process_allocator());
+  return status;
+}
+
+static void fill_bytes(const sluice_plan_data_t* plan, uint64_t budget, sluice_planner_prediction_t* p) {
+  p->base_bytes = plan->bytes.base, p->slot_bytes = plan->bytes.slots, p->routing_bytes = plan->bytes.routing;
+  p->schedule_bytes = plan->bytes.schedules, p->header_bytes = plan->bytes.headers;
+  p->product_bytes = plan->bytes.products, p->step_bytes = plan->bytes.step, p->total_bytes = plan->bytes.total;
+  p->chunk_rows = plan->chunk_rows;
+  p->max_chunks = plan->max_chunks;
+  p->fits = budget == 0 || plan->bytes.total <= budget;
+}
+
+static sluice_status_t predict(const sluice_planner_t* planner, const sluice_planner_workload_t* w,
+                               const sluice_planner_choice_t* choice, sluice_planner_prediction_t* p,
+                               sluice_planner_entry_t* entries, int32_t capacity) {
+  const sluice_machine_t* m = &planner->machine;
+  scene_t s = {.machine = m, .work = workload_of(w)};
+  SLUICE_TRY(sluice_machine_check_for(m, w->dtype, w->world_size));
+  sluice_plan_data_t plan;
+  SLUICE_TRY(plan_bytes(w, choice, &plan));
+  s.choice = choice_of(&s.work, &plan);
+  p->run_chunks = s.choice.num_chunks;
+  fill_bytes(&plan, w->memory_budget, p);
+  SLUICE_TRY(
+      predict_direction(&s, SLUICE_FORWARD, &p->forward_seconds, p->forward_busy, entries, capacity, &p->num_entries));
+  SLUICE_TRY(predict_direction(&s, SLUICE_BACKWARD, &p->backward_seconds, p->backward_busy, entries, capacity,
+                               &p->num_entries));
+  p->overhead_seconds = sluice_pass_overhead(m, &s.work);
+  p->mpmoe_forward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);
+  p->mpmoe_backward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_BACKWARD);
+  p->mpipemoe_forward_seconds = sluice_mpipemoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);
+  p->mpipemoe_backward_seconds = sluice_mpipemoe_seconds(m, &s.work, &s.choice, SLUICE_BACKWARD);
+  p->machine_error_median = m->error_median, p->machine_error_p90 = m->error_p90;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sluice_planner_workload_t* workload,
+                                       const sluice_planner_choice_t* choice,
+                                       sluice_planner_prediction_t* out_prediction, sluice_planner_entry_t* out_entries,
+                                       int32_t capacity) {
+  CHECK(planner != NULL && choice != NULL && out_prediction != NULL, "sluice_planner_predict: %s is NULL",
+        planner == NULL  ? "planner"
+        : choice == NULL ? "choice"
+                         : "out_prediction");
+  CHECK(capacity >= 0 && (capacity == 0 || out_entries != NULL),
+        "sluice_planner_predict: capacity is %d and out_entries %s", capacity, out_entries == NULL ? "NULL" : "given");
+  size_t size = out_prediction->struct_size;
+  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_prediction_t: struct_size is %zu; set it to sizeof the struct",
+                       size);
+  }
+  sluice_planner_workload_t checked;
+  SLUICE_TRY(read_workload(workload, &checked));
+  SLUICE_TRY(check_choice(choice, 0));
+  sluice_planner_prediction_t prediction;
+  memset(&prediction, 0, sizeof prediction);
+  SLUICE_TRY(predict(planner, &checked, choice, &prediction, out_entries, capacity));
+  prediction.struct_size = size;
+  memset(out_prediction, 0, size);
+  memcpy(out_prediction, &prediction, size < sizeof prediction ? size : sizeof prediction);
+  return SLUICE_OK;
+}
+
+/* ---- choosing ---- */
+
+typedef struct candidates_s {
+  const sluice_planner_t* planner;
+  sluice_workload_t work;
+  uint64_t budget;
+  int32_t count;
+  int32_t best; /* index, -1: none fits */
+  sluice_status_t status;
+  sluice_planner_candidate_t list[MAX_CANDIDATES];
+} candidates_t;
+
+static double seconds_of(const sluice_planner_candidate_t* c) { return c->forward_seconds + c->backward_seconds; }
+
+static void add_candidate(void* user, const sluice_plan_data_t* plan, int32_t fits) {
+  candidates_t* all = user;
+  if (all->count == MAX_CANDIDATES || all->status != SLUICE_OK) return;
+  const sluice_choice_t choice = choice_of(&all->work, plan);
+  sluice_step_prediction_t p;
+  all->status = sluice_predict_step(&all->planner->machine, &all->work, &choice, &p);
+  if (all->status != SLUICE_OK) return;
+  sluice_planner_candidate_t* c = &all->list[all->count];
+  memset(c, 0, sizeof *c);
+  c->choice = (sluice_planner_choice_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};
+  c->forward_seconds = p.seconds[SLUICE_FORWARD], c->backward_seconds = p.seconds[SLUICE_BACKWARD];
+  c->total_bytes = plan->bytes.total;
+  if (!fits) {
+    c->verdict = SLUICE_PLANNER_OVER_BUDGET;
+    c->bytes_over = c->total_bytes - all->budget;
+  } else if (all->best < 0 || seconds_of(c) < seconds_of(&all->list[all->best])) {
+    all->best = all->count; /* candidates come by n: of equal ones the first has the fewest chunks */
+  }
+  ++all->count;
+}
+
+static void judge(candidates_t* all) {
+  if (all->best < 0) return;
+  double best = seconds_of(&all->list[all->best]);
+  for (int32_t i = 0; i < all->count; ++i) {
+    sluice_planner_candidate_t* c = &all->list[i];
+    c->slower_by = seconds_of(c) / best - 1;
+    if (c->verdict == SLUICE_PLANNER_OVER_BUDGET) continue;
+    c->verdict = i == all->best         ? SLUICE_PLANNER_CHOSEN
+                 : seconds_of(c) > best ? SLUICE_PLANNER_SLOWER
+                                        : SLUICE_PLANNER_EQUAL;
+  }
+}
+
+static sluice_status_t choose(candidates_t* all, const sluice_planner_workload_t* w,
+                              const sluice_planner_choice_t* wanted) {
+  SLUICE_TRY(sluice_machine_check_for(&all->planner->machine, w->dtype, w->world_size));
+  sluice_moe_t* moe = NULL;
+  SLUICE_TRY(new_layer(w, wanted->restore_middle, &moe));
+  const sluice_plan_inputs_t inputs = plan_inputs(moe, w, wanted);
+  sluice_plan_data_t ignored; /* the plan's own choice, by its rough figures */
+  sluice_status_t status = sluice_plan_make(moe, &inputs, add_candidate, all, &ignored);
+  sluice_layer_release(moe);
+  judge(all);
+  return all->status != SLUICE_OK ? all->status : status;
+}
+
+sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const sluice_planner_workload_t* workload,
+                                      const sluice_planner_choice_t* wanted, sluice_planner_candidate_t* out_candidates,
+                                      int32_t capacity, int32_t* out_count, int32_t* out_chosen) {
+  CHECK(planner != NULL && out_count != NULL, "sluice_planner_choose: %s is NULL",
+        planner == NULL ? "planner" : "out_count");
+  CHECK(capacity >= 0 && (capacity == 0 || out_candidates != NULL),
+        "sluice_planner_choose: capacity is %d and out_candidates %s", capacity,
+        out_candidates == NULL ? "NULL" : "given");
+  *out_count = 0;
+  if (out_chosen != NULL) *out_chosen = -1;
+  const sluice_planner_choice_t any = {0, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, SLUICE_WGRAD_ADAPTIVE};
+  sluice_planner_workload_t checked;
+  SLUICE_TRY(read_workload(workload, &checked));
+  if (wanted == NULL) wanted = &any;
+  SLUICE_TRY(check_choice(wanted, 1));
+  candidates_t* all = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *all, "candidates");
+  if (all == NULL) return SLUICE_E_NO_MEMORY;
+  all->planner = planner, all->work = workload_of(&checked), all->budget = checked.memory_budget, all->best = -1;
+  sluice_status_t status = choose(all, &checked, wanted);
+  if (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET) {
+    *out_count = all->count;
+    if (out_chosen != NULL) *out_chosen = all->best;
+    for (int32_t i = 0; i < all->count && i < capacity; ++i) out_candidates[i] = all->list[i];
+  }
+  sluice_free(sluice_process_allocator(), all, sizeof *all);
+  return status;
+}
+
+const char* sluice_planner_verdict_name(int32_t verdict) {
+  static const char* const names[] = {"chosen", "slower", "over budget", "as fast"};
+  return verdict >= 0 && verdict <= SLUICE_PLANNER_EQUAL ? names[verdict] : "unknown";
+}

@@ -1,0 +1,304 @@
+/* The planner through the C ABI: what it predicts, chooses, and refuses. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "sluice/plan.h"
+#include "sluice/planner.h"
+
+static const char machine[] =
+    "{\"sluice_machine\": 1, \"name\": \"test\", "
+    "\"gemm\": {\"f32\": {\"flops_per_second\": 1e11, \"half_rows\": 8}}, "
+    "\"rows\": {\"bytes_per_second\": 5e9}, \"activation_seconds\": 1e-10, \"activation_grad_seconds\": 2e-10, "
+    "\"exchange\": {\"bytes_per_second\": 1.2e8, \"startup_seconds\": 1e-4, \"per_peer_seconds\": 2e-5}, "
+    "\"host_copy\": {\"bytes_per_second\": 4e9}, \"op_seconds\": 2e-6, \"pass_seconds\": 1e-4}";
+
+static void must(sluice_status_t status) {
+  sluice_error_info_t why;
+  if (status == SLUICE_OK) return;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  fail_msg("%s: %s", sluice_status_name(status), why.message);
+}
+
+static sluice_planner_t* new_planner(void) {
+  sluice_planner_t* planner = NULL;
+  must(sluice_planner_create(machine, sizeof machine - 1, &planner));
+  return planner;
+}
+
+static sluice_planner_workload_t new_workload(void) {
+  sluice_planner_workload_t w;
+  sluice_planner_workload_init(&w, sizeof w);
+  w.model_width = 256, w.hidden_width = 1024, w.num_tokens = 2048;
+  w.num_experts = 8, w.top_k = 2, w.world_size = 4;
+  return w;
+}
+
+static sluice_planner_prediction_t predict(const sluice_planner_t* p, const sluice_planner_workload_t* w,
+                                           sluice_planner_choice_t c) {
+  sluice_planner_prediction_t out = {.struct_size = sizeof out};
+  must(sluice_planner_predict(p, w, &c, &out, NULL, 0));
+  return out;
+}
+
+static void Predict_Timeline_EndsWhenThePassDoes(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  const sluice_planner_workload_t w = new_workload();
+  const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_DEFERRED};
+  static sluice_planner_entry_t entries[512];
+  sluice_planner_prediction_t p = {.struct_size = sizeof p};
+  must(sluice_planner_predict(planner, &w, &choice, &p, entries, 512));
+  assert_true(p.num_entries > 40 && p.num_entries < 512);
+  double last[2] = {0, 0}, busy[2][4] = {{0}};
+  for (int32_t i = 0; i < p.num_entries; ++i) {
+    const sluice_planner_entry_t* e = &entries[i];
+    assert_true(e->begin_seconds <= e->end_seconds && e->lane >= 0 && e->lane < 4 && e->op != NULL);
+    if (e->end_seconds > last[e->direction]) last[e->direction] = e->end_seconds;
+    busy[e->direction][e->lane] += e->end_seconds - e->begin_seconds;
+  }
+  assert_true(fabs(last[0] + p.overhead_seconds - p.forward_seconds) < 1e-9);
+  assert_true(fabs(last[1] + p.overhead_seconds - p.backward_seconds) < 1e-9);
+  for (int32_t lane = 0; lane < 4; ++lane) {
+    assert_true(fabs(busy[0][lane] - p.forward_busy[lane]) < 1e-9);
+    assert_true(fabs(busy[1][lane] - p.backward_busy[lane]) < 1e-9);
+  }
+  assert_true(p.backward_busy[SLUICE_LANE_COPY_IN] > 0 && p.forward_busy[SLUICE_LANE_COPY_OUT] > 0);
+  assert_true(p.mpmoe_forward_seconds > 0 && p.mpipemoe_backward_seconds > 0 && p.fits == 1);
+  /* Too small a buffer is filled, no more. */
+  entries[5].op = NULL;
+  must(sluice_planner_predict(planner, &w, &choice, &p, entries, 5));
+  assert_true(entries[4].op != NULL && entries[5].op == NULL && p.num_entries > 40);
+  sluice_planner_destroy(planner);
+}
+
+/* The same numbers as a plan of a real layer of one rank makes, besides what that context had allocated before. */
+static void Predict_Bytes_AreThoseOfARealPlan(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  sluice_planner_workload_t w = new_workload();
+  w.world_size = 1, w.memory_budget = 1u << 30, w.max_outstanding = 2;
+  sluice_context_config_t context_config;
+  sluice_context_config_init(&context_config, sizeof context_config);
+  context_config.gemm = "ref";
+  sluice_context_t* context = NULL;
+  must(sluice_context_create(&context_config, NULL, &context));
+  sluice_moe_config_t layer;
+  sluice_moe_config_init(&layer, sizeof layer);
+  layer.model_width = w.model_width, layer.hidden_width = w.hidden_width;
+  layer.num_experts = w.num_experts, layer.top_k = w.top_k;
+  sluice_moe_t* moe = NULL;
+  must(sluice_moe_create(context, &layer, &moe));
+  for (int32_t n = 1; n <= 8; n *= 2) {
+    for (int32_t di = 0; di < 3; ++di) {
+      sluice_plan_config_t config;
+      sluice_plan_config_init(&config, sizeof config);
+      config.max_tokens = w.num_tokens, config.memory_budget = w.memory_budget, config.max_outstanding = 2;
+      config.num_chunks = n, config.restore_input = di, config.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+      config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+      sluice_plan_t* plan = NULL;
+      must(sluice_plan_create(moe, &config, &plan));
+      sluice_plan_info_t info = {.struct_size = sizeof info};
+      must(sluice_plan_get_info(plan, &info));
+      sluice_planner_prediction_t p =
+          predict(planner, &w, (sluice_planner_choice_t){n, di, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK});
+      assert_int_equal(p.slot_bytes, info.slot_bytes);
+      assert_int_equal(p.routing_bytes, info.routing_bytes);
+      assert_int_equal(p.schedule_bytes, info.schedule_bytes);
+      assert_int_equal(p.step_bytes, info.step_bytes);
+      assert_int_equal(p.chunk_rows, info.chunk_rows);
+      uint64_t sum = p.base_bytes + p.slot_bytes + p.routing_bytes + p.schedule_bytes + p.header_bytes +
+                     p.product_bytes + 2 * p.step_bytes;
+      assert_int_equal(p.total_bytes, sum);
+      sluice_plan_destroy(plan);
+    }
+  }
+  sluice_moe_destroy(moe);
+  sluice_context_destroy(context);
+  sluice_planner_destroy(planner);
+}
+
+static sluice_planner_candidate_t candidates[512];
+
+static int32_t choose(const sluice_planner_t* p, const sluice_planner_workload_t* w,
+                      const sluice_planner_choice_t* wanted, int32_t* out_count) {
+  int32_t chosen = -1;
+  must(sluice_planner_choose(p, w, wanted, candidates, 512, out_count, &chosen));
+  assert_true(chosen >= 0 && chosen < *out_count && candidates[chosen].verdict == SLUICE_PLANNER_CHOSEN);
+  return chosen;
+}
+
+static void Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  const sluice_planner_workload_t w = new_workload();
+  int32_t count = 0, chosen = choose(planner, &w, NULL, &count), num_chosen = 0;
+  assert_int_equal(count, 8 * 9 * 2); /* n x restore policies x weight-gradient modes */
+  double best = candidates[chosen].forward_seconds + candidates[chosen].backward_seconds;
+  for (int32_t i = 0; i < count; ++i) {
+    const sluice_planner_candidate_t* c = &candidates[i];
+    sluice_planner_prediction_t p = predict(planner, &w, c->choice);
+    assert_true(p.forward_seconds == c->forward_seconds && p.backward_seconds == c->backward_seconds);
+    assert_true(p.total_bytes == c->total_bytes);
+    double time = c->forward_seconds + c->backward_seconds;
+    assert_true(time >= best && fabs(c->slower_by - (time / best - 1)) < 1e-12);
+    num_chosen += c->verdict == SLUICE_PLANNER_CHOSEN;
+    assert_true(c->verdict != SLUICE_PLANNER_SLOWER || time > best);
+    assert_true(c->verdict != SLUICE_PLANNER_OVER_BUDGET);
+  }
+  assert_int_equal(num_chosen, 1);
+  assert_true(candidates[chosen].choice.num_chunks > 1); /* a slow link and much to compute: overlapping pays */
+  sluice_planner_destroy(planner);
+}
+
+static void Choose_TightBudget_RefusesWithTheBytesThatAreTooMany(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  sluice_planner_workload_t w = new_workload();
+  int32_t count = 0, chosen = 0;
+  w.memory_budget = (uint64_t)1 << 40;
+  choose(planner, &w, NULL, &count);
+  uint64_t least = UINT64_MAX, most = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    if (candidates[i].total_bytes < least) least = candidates[i].total_bytes;
+    if (candidates[i].total_bytes > most) most = candidates[i].total_bytes;
+  }
+  assert_true(least < most);
+  w.memory_budget = least;
+  choose(planner, &w, NULL, &count);
+  for (int32_t i = 0; i < count; ++i) {
+    int over = candidates[i].total_bytes > w.memory_budget;
+    assert_int_equal(candidates[i].verdict == SLUICE_PLANNER_OVER_BUDGET, over);
+    assert_int_equal(candidates[i].bytes_over, over ? candidates[i].total_bytes - w.memory_budget : 0);
+  }
+  w.memory_budget = 1 << 20;
+  assert_int_equal(sluice_planner_choose(planner, &w, NULL, candidates, 512, &count, &chosen), SLUICE_E_OVER_BUDGET);
+  assert_true(chosen == -1 && count > 100 && candidates[0].bytes_over > 0);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "no plan fits the memory budget of 1048576 bytes"));
+  sluice_planner_prediction_t p = predict(planner, &w, (sluice_planner_choice_t){1, 0, 0, 0});
+  assert_int_equal(p.fits, 0);
+  sluice_planner_destroy(planner);
+}
+
+static void Choose_FixedParts_LeavesTheRestOpen(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  const sluice_planner_workload_t w = new_workload();
+  const sluice_planner_choice_t wanted = {6, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK};
+  int32_t count = 0;
+  choose(planner, &w, &wanted, &count);
+  assert_int_equal(count, 3);
+  for (int32_t i = 0; i < count; ++i) {
+    assert_true(candidates[i].choice.num_chunks == 6 && candidates[i].choice.restore_input == i);
+  }
+  sluice_planner_destroy(planner);
+}
+
+static void Predict_SkewUnderABudget_RunsMoreChunks(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  sluice_planner_workload_t w = new_workload();
+  w.memory_budget = (uint64_t)1 << 32;
+  const sluice_planner_choice_t choice = {2, 0, 0, 0};
+  assert_int_equal(predict(planner, &w, choice).run_chunks, 2);
+  w.skew = 3;
+  assert_true(predict(planner, &w, choice).run_chunks > 2);
+  w.memory_budget = 0;
+  assert_int_equal(predict(planner, &w, choice).run_chunks, 2);
+  sluice_planner_destroy(planner);
+}
+
+static void Machine_WrittenAndReadAgain_PredictsTheSame(void** state) {
+  (void)state;
+  sluice_planner_t *planner = new_planner(), *again = NULL;
+  uint64_t bytes = 0;
+  must(sluice_planner_write_machine(planner, NULL, &bytes));
+  char* text = malloc(bytes);
+  must(sluice_planner_write_machine(planner, text, &bytes));
+  assert_int_equal(strlen(text) + 1, bytes);
+  must(sluice_planner_create(text, bytes - 1, &again));
+  uint64_t small = bytes - 1;
+  assert_int_equal(sluice_planner_write_machine(planner, text, &small), SLUICE_E_INVALID_ARGUMENT);
+  const sluice_planner_workload_t w = new_workload();
+  const sluice_planner_choice_t choice = {3, 1, 1, 1};
+  double a = predict(planner, &w, choice).backward_seconds, b = predict(again, &w, choice).backward_seconds;
+  assert_true(fabs(a - b) < 1e-8 * a);
+  free(text);
+  sluice_planner_destroy(planner);
+  sluice_planner_destroy(again);
+}
+
+static void refuse(sluice_planner_workload_t w, sluice_planner_choice_t c, sluice_status_t want, const char* says) {
+  sluice_planner_t* planner = new_planner();
+  sluice_planner_prediction_t p = {.struct_size = sizeof p};
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  assert_int_equal(sluice_planner_predict(planner, &w, &c, &p, NULL, 0), want);
+  sluice_error_last(&why);
+  if (strstr(why.message, says) == NULL) fail_msg("\"%s\" does not say \"%s\"", why.message, says);
+  sluice_planner_destroy(planner);
+}
+
+static void BadInput_EveryField_IsRefusedByName(void** state) {
+  (void)state;
+  const sluice_planner_choice_t ok = {1, 0, 0, 0};
+  sluice_planner_workload_t w;
+#define REFUSE(change, says) \
+  w = new_workload();        \
+  change;                    \
+  refuse(w, ok, SLUICE_E_INVALID_ARGUMENT, says)
+  REFUSE(w.model_width = 0, "model_width is 0");
+  REFUSE(w.hidden_width = -1, "hidden_width is -1");
+  REFUSE(w.num_tokens = 0, "num_tokens is 0");
+  REFUSE(w.num_experts = 6, "num_experts is 6 and world_size 4");
+  REFUSE(w.top_k = 9, "top_k is 9");
+  REFUSE(w.world_size = 0, "world_size is 0");
+  REFUSE(w.skew = 0.5, "skew is 0.5");
+  REFUSE(w.skew = NAN, "skew is");
+  REFUSE(w.dtype = 7, "dtype is 7");
+  REFUSE(w.dtype = SLUICE_DTYPE_BF16, "gemm.bf16 is missing");
+  REFUSE(w.gated = 3, "gated is 3");
+  REFUSE(w.callback_experts = 2, "callback_experts is 2");
+  REFUSE(w.max_outstanding = 0, "max_outstanding is 0");
+  REFUSE(w.reserved = 1, "reserved is 1");
+  w = new_workload();
+  refuse(w, (sluice_planner_choice_t){0, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 0");
+  refuse(w, (sluice_planner_choice_t){257, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 257");
+  refuse(w, (sluice_planner_choice_t){1, -1, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "restore_input is -1");
+  refuse(w, (sluice_planner_choice_t){1, 0, 2, 0}, SLUICE_E_INVALID_ARGUMENT, "restore_middle is 2");
+  refuse(w, (sluice_planner_choice_t){1, 0, 0, 2}, SLUICE_E_INVALID_ARGUMENT, "wgrad_mode is 2");
+  w.callback_experts = 1;
+  refuse(w, (sluice_planner_choice_t){1, 0, 1, 0}, SLUICE_E_UNSUPPORTED, "callback experts");
+  w = new_workload();
+  w.struct_size = 8;
+  refuse(w, ok, SLUICE_E_ABI, "sluice_planner_workload_t");
+  sluice_planner_t* planner = (sluice_planner_t*)&w;
+  assert_int_equal(sluice_planner_create(NULL, 0, &planner), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(planner);
+  assert_int_equal(sluice_planner_create("{", 1, &planner), SLUICE_E_INVALID_ARGUMENT);
+  sluice_planner_destroy(NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Predict_Timeline_EndsWhenThePassDoes),
+      cmocka_unit_test(Predict_Bytes_AreThoseOfARealPlan),
+      cmocka_unit_test(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower),
+      cmocka_unit_test(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany),
+      cmocka_unit_test(Choose_FixedParts_LeavesTheRestOpen),
+      cmocka_unit_test(Predict_SkewUnderABudget_RunsMoreChunks),
+      cmocka_unit_test(Machine_WrittenAndReadAgain_PredictsTheSame),
+      cmocka_unit_test(BadInput_EveryField_IsRefusedByName),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

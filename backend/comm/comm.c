@@ -124,6 +124,13 @@ sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exc
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                             sluice_stream_t stream) {
+  SLUICE_TRY(check_usable(comm));
+  sluice_status_t status = comm->vtable->exchange_enqueue(comm, exchange, stream);
+  return status == SLUICE_OK ? SLUICE_OK : fail_and_tell_peers(comm, status);
+}
+
 static uint64_t add_saturating(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static double seconds(uint64_t ns) { return (double)ns / 1e9; }

@@ -42,6 +42,9 @@ typedef struct sluice_comm_vtable_s {
   /* Gives up a request whose wait timed out, in bounded time: afterwards the implementation touches its buffers no more
    * where the transport allows that. Releases it, or keeps it until destroy. NULL: kept until destroy. */
   void (*abandon)(sluice_comm_t* comm, sluice_comm_request_t* request);
+  /* Enqueues an exchange of device memory on `stream` and returns; stream-complete. NULL: host memory only. Failures
+   * end the communicator and record themselves; what the device reports later comes from a later call. */
+  sluice_status_t (*exchange_enqueue)(sluice_comm_t* comm, const sluice_exchange_t* exchange, sluice_stream_t stream);
 } sluice_comm_vtable_t;
 
 struct sluice_comm_s {
@@ -77,6 +80,9 @@ sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exc
  * communicator is broken, and a request that cannot be released safely is leaked to its implementation's destroy.
  * Other requests in flight are still to be waited for; that returns soon. */
 sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_request_t* request, const char* phase);
+/* An exchange of device memory in the order of a stream; for transports that have it. */
+sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                             sluice_stream_t stream);
 /* Sums wrap around. Without an all-reduce of the transport's own: one exchange for small data, two (reduce-scatter,
  * then all-gather) for large; no request need be free, but at most one may be in flight. */
 sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,

@@ -45,11 +45,53 @@ typedef struct sluice_device_vtable_s {
   sluice_status_t (*reserve)(sluice_device_t* device, int32_t num_events);
 } sluice_device_vtable_t;
 
+/* The routes of a forward, ordered on the device. Rows of chunk i start at first_token[i] * K in the three orders. */
+typedef struct sluice_far_routes_s {
+  const void* ids;      /* device: expert of route (t, k) at t * ids_t + k * ids_k; -1: dropped */
+  int64_t ids_t, ids_k; /* elements */
+  int32_t ids_64;       /* 1: i64 ids, 0: i32 */
+  int32_t num_chunks;
+  const int64_t* first_token;     /* host [n + 1] */
+  const int32_t* place_of_expert; /* host [E] */
+  int32_t top_k, num_experts;
+  int32_t* counts; /* device, out [n][E + 1] by place; the last of a chunk: its first route whose id is no expert's,
+                      t * K + k, or INT32_MAX */
+  int32_t* order;  /* device, out: flat routes t * K + k in sent order */
+  int32_t* order_token; /* device, out: their tokens */
+  int32_t* position;    /* device, out [T * K]: row of each route in its chunk's sent order, -1 where dropped */
+  void* scratch;        /* device, scratch_bytes() */
+} sluice_far_routes_t;
+
+/* A device whose memory the host cannot touch. Work goes to `stream`, the host's or a lane's, and is stream-complete.
+ * Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, FOREIGN. */
+typedef struct sluice_far_vtable_s {
+  /* Before anything else of a call: INVALID_ARGUMENT unless the stream belongs to this device; it waits for the end of
+   * the pass before, on whatever stream that ran, since passes share the context's slots. */
+  sluice_status_t (*open)(sluice_device_t* device, sluice_stream_t stream);
+  /* INVALID_ARGUMENT, naming the tensor, unless `data` is memory of this device. bytes 0: anything passes. */
+  sluice_status_t (*check_memory)(sluice_device_t* device, const void* data, uint64_t bytes, uint64_t alignment,
+                                  const char* name);
+  /* allocate, release NULL: the device's own memory. */
+  void (*init_memory)(sluice_device_t* device, sluice_allocate_fn_t allocate, sluice_free_fn_t release, void* user,
+                      sluice_allocator_t* out_memory);
+  sluice_status_t (*fill)(sluice_device_t* device, sluice_stream_t stream, void* to, int32_t value, uint64_t bytes);
+  sluice_status_t (*copy)(sluice_device_t* device, sluice_stream_t stream, void* to, const void* from, uint64_t bytes);
+  /* To host memory; waits for that copy: the only host wait. STATE where the stream is being captured. */
+  sluice_status_t (*read)(sluice_device_t* device, sluice_stream_t stream, const void* data, void* out, uint64_t bytes);
+  uint64_t (*route_scratch_bytes)(int64_t num_routes, int32_t num_experts);
+  sluice_status_t (*route)(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* routes);
+  /* Page-locked host memory from a pool: to be used from `stream` and from lanes of passes on it. give_pinned: free for
+   * others once the last pass of this device has ended; accepts NULL. */
+  sluice_status_t (*take_pinned)(sluice_device_t* device, sluice_stream_t stream, uint64_t bytes, void** out_data);
+  void (*give_pinned)(sluice_device_t* device, void* data);
+} sluice_far_vtable_t;
+
 struct sluice_device_s {
   const sluice_device_vtable_t* vtable;
   const sluice_kernels_t* kernels;
-  sluice_allocator_t* allocator;
+  sluice_allocator_t* allocator; /* of host memory */
   const char* name;
+  const sluice_far_vtable_t* far; /* NULL: the device works in host memory */
 };
 
 /* out_device: new, device->vtable->destroy. No thread is made before the first job of another lane. */

@@ -44,7 +44,8 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
 static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, const sluice_step_t* step,
                                   const sluice_moe_backward_args_t* args) {
   SLUICE_TRY(sluice_binding_restore(moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
-                                    &pass->binding));
+                                    step->saved[SLUICE_SAVED_INPUT], &pass->binding));
+  if (sluice_is_far(moe)) SLUICE_TRY(moe->context->device->far->open(moe->context->device, pass->stream));
   const sluice_template_spec_t spec = spec_of(moe, step, args, &pass->binding);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
   /* Only now are the token counts of the step known. */
@@ -63,7 +64,7 @@ static sluice_status_t allocate_deferred(sluice_pass_t* pass, sluice_step_t* ste
     step->deferred_bytes[t] = pass->slots[t].bytes;
     if (step->deferred_bytes[t] == 0) continue;
     step->deferred[t] =
-        sluice_alloc(&pass->context->allocator, step->deferred_bytes[t], "gradient rows of the weight half");
+        sluice_alloc(pass->context->memory, step->deferred_bytes[t], "gradient rows of the weight half");
     if (step->deferred[t] == NULL) return sluice_alloc_status();
   }
   return SLUICE_OK;
@@ -72,7 +73,7 @@ static sluice_status_t allocate_deferred(sluice_pass_t* pass, sluice_step_t* ste
 static void free_deferred(sluice_step_t* step) {
   for (int32_t i = 0; i < NUM_DEFERRED; ++i) {
     int32_t t = deferred_tensors[i];
-    sluice_free(&step->moe->context->allocator, step->deferred[t], step->deferred_bytes[t]);
+    sluice_free(step->moe->context->memory, step->deferred[t], step->deferred_bytes[t]);
     step->deferred[t] = NULL;
   }
 }
@@ -89,7 +90,7 @@ static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
 
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   void* given[SLUICE_T_COUNT] = {NULL};
-  for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) given[sluice_saved_tensors[i]] = step->saved[i];
+  sluice_step_give_saved(step, pass->binding.num_tokens, given);
   SLUICE_TRY(sluice_pass_measure(pass));
   if (pass->schedule->spec.weight_half == SLUICE_WEIGHTS_LATER) SLUICE_TRY(allocate_deferred(pass, step));
   for (int32_t i = 0; i < NUM_DEFERRED; ++i) given[deferred_tensors[i]] = step->deferred[deferred_tensors[i]];
@@ -127,9 +128,9 @@ static void advance(sluice_step_t* step, int32_t halves) {
 }
 
 sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
-                                    sluice_status_t refusal) {
+                                    sluice_stream_t stream, sluice_status_t refusal) {
   sluice_context_t* context = moe->context;
-  sluice_pass_t pass = {.context = context, .moe = moe, .begin_ns = sluice_now_ns()};
+  sluice_pass_t pass = {.context = context, .moe = moe, .stream = stream, .begin_ns = sluice_now_ns()};
   int collective = args->halves != SLUICE_HALF_WEIGHT;
   char text[256] = "";
   if (collective) refusal = sluice_take_refusal(context, refusal, text, sizeof text);

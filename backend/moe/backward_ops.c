@@ -249,7 +249,7 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
     case SLUICE_OP_COMBINE_GRAD: return combine_grad(pass, op, index);
     case SLUICE_OP_REDUCE_GRAD: reduce_grad(pass, op); return SLUICE_OK;
     case SLUICE_OP_WEIGHT_GRAD: return weight_grad(pass, op);
-    case SLUICE_OP_COPY_IN: sluice_copy(pass, op, index); return SLUICE_OK;
+    case SLUICE_OP_COPY_IN: return sluice_copy(pass, op, index);
     case SLUICE_OP_REDISPATCH: return redispatch(pass, op, index);
     case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op, pass->tokens, SLUICE_T_DI); return SLUICE_OK;
     case SLUICE_OP_RECOMPUTE: return sluice_recompute(pass, op);

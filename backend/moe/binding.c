@@ -48,6 +48,10 @@ static uint64_t arena_bytes(const sluice_binding_t* b, int64_t num_routes, int w
   uint64_t experts = (uint64_t)b->moe->config.num_experts;
   uint64_t bytes =
       3 * sluice_align_up((n + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) + 3 * sluice_align_up(n * l * 8);
+  if (sluice_is_far(b->moe)) {
+    bytes += sluice_align_up((n + 1) * 8); /* first_order */
+    num_routes = 0;
+  }
   bytes += sluice_align_up((uint64_t)num_routes * 4); /* order_token */
   if (with_orders) {
     bytes += 2 * sluice_align_up(n * experts * 4) + sluice_align_up(w * n * l * 4) +
@@ -67,7 +71,12 @@ static void take_offsets(sluice_binding_t* b, int64_t num_routes) {
   b->rows_of_expert = sluice_arena_take(arena, n * l * 8);
   b->first_in_chunk = sluice_arena_take(arena, n * l * 8);
   b->first_in_pass = sluice_arena_take(arena, n * l * 8);
-  b->order_token = sluice_arena_take(arena, (uint64_t)num_routes * 4);
+  if (sluice_is_far(b->moe)) {
+    b->first_order = sluice_arena_take(arena, (n + 1) * 8);
+  } else {
+    b->first_order = b->first_sent;
+    b->order_token = sluice_arena_take(arena, (uint64_t)num_routes * 4);
+  }
 }
 
 static void init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
@@ -136,9 +145,9 @@ uint64_t sluice_binding_arena_bytes(const sluice_moe_t* moe, int32_t num_chunks,
   return arena_bytes(&b, num_tokens * moe->config.top_k, 1) + sluice_align_up((uint64_t)moe->config.num_experts * 8);
 }
 
-sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
-                                     const int64_t* first_token, sluice_binding_t* b) {
-  int64_t num_tokens = expert_ids->shape[0];
+/* The arrays of a binding, and where its chunks begin. out_cursor: [E]. */
+static sluice_status_t take_arrays(sluice_moe_t* moe, int64_t num_tokens, int32_t num_chunks,
+                                   const int64_t* first_token, sluice_binding_t* b, int64_t** out_cursor) {
   int64_t num_routes = num_tokens * moe->config.top_k;
   init(b, moe, num_chunks, num_tokens);
   if (num_routes > INT32_MAX) {
@@ -154,22 +163,114 @@ sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* e
   b->recv_counts =
       sluice_arena_take(arena, (uint64_t)b->world_size * (uint64_t)num_chunks * (uint64_t)b->num_local * 4);
   b->counts_out = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
-  b->order = sluice_arena_take(arena, (uint64_t)num_routes * 4);
-  b->position = sluice_arena_take(arena, (uint64_t)num_routes * 4);
-  int64_t* cursor = sluice_arena_take(arena, num_experts * 8);
+  if (!sluice_is_far(moe)) {
+    b->order = sluice_arena_take(arena, (uint64_t)num_routes * 4);
+    b->position = sluice_arena_take(arena, (uint64_t)num_routes * 4);
+  }
+  *out_cursor = sluice_arena_take(arena, num_experts * 8);
   if (first_token == NULL) {
     cut_tokens(b);
   } else {
     memcpy(b->first_token, first_token, (size_t)(num_chunks + 1) * sizeof *first_token);
   }
+  return SLUICE_OK;
+}
+
+/* What this rank sends to itself is known already. */
+static void receive_own(sluice_binding_t* b) {
+  const sluice_moe_t* moe = b->moe;
+  const int32_t own = moe->first_place[moe->context->rank];
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    memcpy(b->recv_counts + ((int64_t)moe->context->rank * b->num_chunks + i) * b->num_local,
+           b->send_counts + (int64_t)i * (int64_t)moe->config.num_experts + own,
+           (size_t)b->num_local * sizeof(int32_t));
+  }
+}
+
+sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                     const int64_t* first_token, sluice_binding_t* b) {
+  int64_t* cursor = NULL;
+  SLUICE_TRY(take_arrays(moe, expert_ids->shape[0], num_chunks, first_token, b, &cursor));
   SLUICE_TRY(count_routes(b, expert_ids));
   order_routes(b, cursor);
-  /* What this rank sends to itself is known already. */
-  const int32_t own = moe->first_place[moe->context->rank];
-  for (int32_t i = 0; i < num_chunks; ++i) {
-    memcpy(b->recv_counts + ((int64_t)moe->context->rank * num_chunks + i) * b->num_local,
-           b->send_counts + (int64_t)i * (int64_t)num_experts + own, (size_t)b->num_local * sizeof(int32_t));
+  receive_own(b);
+  return SLUICE_OK;
+}
+
+/* ---- routing on a far device ---- */
+
+static uint64_t order_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
+  return sluice_align_up((uint64_t)(num_tokens * moe->config.top_k) * sizeof(int32_t));
+}
+
+uint64_t sluice_binding_routes_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
+  return sluice_is_far(moe) ? 3 * order_bytes(moe, num_tokens) : 0;
+}
+
+static void place_routes(sluice_binding_t* b, void* routes) {
+  uint64_t bytes = order_bytes(b->moe, b->num_tokens);
+  b->order = routes;
+  b->order_token = (int32_t*)(void*)((char*)routes + bytes);
+  b->position = (int32_t*)(void*)((char*)routes + 2 * bytes);
+  for (int32_t i = 0; i <= b->num_chunks; ++i) b->first_order[i] = b->first_token[i] * b->top_k;
+}
+
+/* counts: [n][E + 1], as the device wrote them. */
+static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
+  const sluice_moe_t* moe = b->moe;
+  int32_t num_experts = moe->config.num_experts;
+  b->first_sent[0] = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    const int32_t* of_chunk = counts + (int64_t)i * (num_experts + 1);
+    if (of_chunk[num_experts] != INT32_MAX) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                         "layer %d: expert_ids[%d, %d] is out of range; ids lie in [0, %d), or -1 to drop the route",
+                         moe->config.layer_id, of_chunk[num_experts] / b->top_k, of_chunk[num_experts] % b->top_k,
+                         num_experts);
+    }
+    memcpy(b->send_counts + (int64_t)i * num_experts, of_chunk, (size_t)num_experts * sizeof *of_chunk);
+    b->first_sent[i + 1] = b->first_sent[i];
+    for (int32_t place = 0; place < num_experts; ++place) b->first_sent[i + 1] += of_chunk[place];
   }
+  b->num_sent = b->first_sent[b->num_chunks];
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                         int32_t num_chunks, sluice_binding_t* b) {
+  sluice_context_t* context = moe->context;
+  const sluice_far_vtable_t* far = context->device->far;
+  int64_t* cursor = NULL;
+  SLUICE_TRY(take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
+  int32_t num_experts = moe->config.num_experts;
+  uint64_t counts_bytes = (uint64_t)num_chunks * ((uint64_t)num_experts + 1) * sizeof(int32_t);
+  uint64_t scratch_bytes = far->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
+  uint64_t routes_bytes = sluice_binding_routes_bytes(moe, b->num_tokens);
+  SLUICE_TRY(sluice_arena_reset(&context->routes, routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes,
+                                "routes on the device"));
+  SLUICE_TRY(sluice_arena_reset(&context->scratch, counts_bytes, "counts of a pass"));
+  place_routes(b, sluice_arena_take(&context->routes, routes_bytes));
+  sluice_far_routes_t routes = {
+      .ids = sluice_tensor_data(expert_ids),
+      .ids_t = sluice_tensor_stride(expert_ids, 0),
+      .ids_k = sluice_tensor_stride(expert_ids, 1),
+      .ids_64 = sluice_tensor_dtype(expert_ids) == SLUICE_DTYPE_I64,
+      .num_chunks = num_chunks,
+      .first_token = b->first_token,
+      .place_of_expert = moe->place_of_expert,
+      .top_k = b->top_k,
+      .num_experts = num_experts,
+      .counts = sluice_arena_take(&context->routes, counts_bytes),
+      .order = b->order,
+      .order_token = b->order_token,
+      .position = b->position,
+  };
+  routes.scratch = sluice_arena_take(&context->routes, scratch_bytes);
+  SLUICE_TRY(far->route(context->device, stream, &routes));
+  int32_t* counts = sluice_arena_take(&context->scratch, counts_bytes);
+  SLUICE_TRY(far->read(context->device, stream, routes.counts, counts, counts_bytes));
+  SLUICE_TRY(take_counts(b, counts));
+  receive_own(b);
   return SLUICE_OK;
 }
 
@@ -231,7 +332,7 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
       row += b->rows_of_expert[(int64_t)i * b->num_local + e];
     }
   }
-  for (int64_t s = 0; s < b->num_sent; ++s) b->order_token[s] = b->order[s] / b->top_k;
+  for (int64_t s = 0; s < b->num_sent && !sluice_is_far(b->moe); ++s) b->order_token[s] = b->order[s] / b->top_k;
   if (b->num_rows > INT32_MAX) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: this rank would receive %lld rows; at most 2^31 are possible",
@@ -261,7 +362,8 @@ sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_pe
   return SLUICE_OK;
 }
 
-/* ---- saved form: header, send_counts, recv_counts, order, position, first token and policies of chunks ---- */
+/* ---- saved form: header, send_counts, recv_counts, order, position, first token and policies of chunks; without
+ * order and position on a far device ---- */
 
 static uint64_t counts_in_meta(const sluice_moe_t* moe, int32_t num_chunks) {
   return (uint64_t)num_chunks *
@@ -269,8 +371,8 @@ static uint64_t counts_in_meta(const sluice_moe_t* moe, int32_t num_chunks) {
 }
 
 static uint64_t meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent) {
-  return sizeof(meta_header_t) + 4 * (counts_in_meta(moe, num_chunks) + (uint64_t)num_sent +
-                                      (uint64_t)(num_tokens * moe->config.top_k) + 2 * (uint64_t)num_chunks);
+  uint64_t orders = sluice_is_far(moe) ? 0 : (uint64_t)num_sent + (uint64_t)(num_tokens * moe->config.top_k);
+  return sizeof(meta_header_t) + 4 * (counts_in_meta(moe, num_chunks) + orders + 2 * (uint64_t)num_chunks);
 }
 
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
@@ -302,8 +404,10 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   char* at = body;
   at = put(at, b->send_counts, n * (uint64_t)b->moe->config.num_experts * 4);
   at = put(at, b->recv_counts, n * (uint64_t)b->world_size * (uint64_t)b->num_local * 4);
-  at = put(at, b->order, (uint64_t)b->num_sent * 4);
-  at = put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
+  if (!sluice_is_far(b->moe)) {
+    at = put(at, b->order, (uint64_t)b->num_sent * 4);
+    at = put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
+  }
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t chunk[] = {(int32_t)b->first_token[i], b->restore_di[i] | b->restore_m[i] << 8};
     at = put(at, chunk, sizeof chunk);
@@ -365,7 +469,8 @@ static sluice_status_t read_chunks(sluice_binding_t* b, const int32_t* chunks) {
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, sluice_binding_t* b) {
+sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, void* routes,
+                                       sluice_binding_t* b) {
   meta_header_t header;
   SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
   init(b, moe, header.num_chunks, header.num_tokens);
@@ -375,9 +480,14 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   /* The counts and orders are read where the host keeps them. */
   b->send_counts = (int32_t*)((const char*)meta + sizeof header);
   b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->config.num_experts;
-  b->order = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
-  b->position = b->order + b->num_sent;
-  SLUICE_TRY(read_chunks(b, b->position + b->num_tokens * b->top_k));
+  const int32_t* chunks = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
+  if (!sluice_is_far(moe)) {
+    b->order = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
+    b->position = b->order + b->num_sent;
+    chunks = b->position + b->num_tokens * b->top_k;
+  }
+  SLUICE_TRY(read_chunks(b, chunks));
+  if (sluice_is_far(moe)) place_routes(b, routes);
   int64_t first = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     b->first_sent[i] = first;

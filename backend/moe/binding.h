@@ -30,12 +30,14 @@ typedef struct sluice_binding_s {
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */
   int32_t* counts_out;  /* [W][n][E_local(r)] send_counts by destination, for the header; not in a restored binding */
-  int32_t* order;       /* [num_sent] flat routes t*K+k in sent order, chunk after chunk */
-  int32_t* order_token; /* [num_sent] their tokens */
+  /* For kernels: in the memory of the device. */
+  int32_t* order;       /* flat routes t*K+k in sent order, chunk i from first_order[i] */
+  int32_t* order_token; /* their tokens */
   int32_t* position;    /* [T*K] row of each route in its chunk's sent order; -1 dropped */
 
   int64_t* first_token;    /* [n + 1] */
-  int64_t* first_sent;     /* [n + 1] into order */
+  int64_t* first_sent;     /* [n + 1] kept routes of the chunks before */
+  int64_t* first_order;    /* [n + 1] into order: first_sent, or first_token * K where the device made it */
   int64_t* sent_of_rank;   /* [n][W + 1] rows of the chunk's sent order, by destination */
   int64_t* recv_of_rank;   /* [n][W + 1] rows of the chunk's received order, by source; own rows take no place */
   int64_t* rows_of_expert; /* [n][E_local] */
@@ -49,6 +51,13 @@ typedef struct sluice_binding_s {
  * INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
 sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                      const int64_t* first_token, sluice_binding_t* out_binding);
+/* The same on a far device, by its kernels: counts come to the host by the one read of a forward. On `stream`. */
+sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                         int32_t num_chunks, sluice_binding_t* out_binding);
+/* On a far device a step keeps orders and positions in front of its rows: the bytes of that block, and the block of a
+ * binding just routed. 0 on a CPU, where they are in META. */
+uint64_t sluice_binding_routes_bytes(const sluice_moe_t* moe, int64_t num_tokens);
+static inline void* sluice_binding_routes(const sluice_binding_t* b) { return b->order; }
 /* What that takes from the arena. */
 uint64_t sluice_binding_arena_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens);
 /* Binds rows that lie by local expert already, for the experts alone: one chunk, no tokens. */
@@ -66,13 +75,15 @@ void sluice_binding_save(const sluice_binding_t* binding, const uint64_t* saved_
 /* From now on the saved buffers behind `meta` may hold gradients: no other backward can start from them. */
 void sluice_binding_use_up(void* meta);
 int sluice_binding_is_used_up(const void* meta);
-/* INVALID_ARGUMENT when the bytes are not of this layer, or damaged. `meta` is borrowed by the binding. */
-sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
+/* INVALID_ARGUMENT when the bytes are not of this layer, or damaged. `meta` is borrowed by the binding, and so is
+ * `routes`, the block of a far device (NULL on a CPU). */
+sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, void* routes,
                                        sluice_binding_t* out_binding);
 /* What sluice_step_info needs, without binding. */
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
                                     int32_t* out_num_chunks, uint64_t* out_saved_bytes, int64_t* out_rows_per_expert);
 
+static inline int sluice_is_far(const sluice_moe_t* moe) { return moe->context->device->far != NULL; }
 static inline int64_t sluice_chunk_tokens(const sluice_binding_t* b, int32_t chunk) {
   return b->first_token[chunk + 1] - b->first_token[chunk];
 }

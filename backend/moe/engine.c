@@ -16,6 +16,8 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   atomic_init(&context->step_bytes, 0);
   context->pid = getpid();
   sluice_allocator_init(&context->allocator, allocate, release, allocate_user);
+  sluice_allocator_init(&context->far_allocator, NULL, NULL, NULL);
+  context->memory = &context->allocator;
   context->world_size = 1;
   if (comm != NULL) {
     sluice_comm_retain(comm);
@@ -26,12 +28,24 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   const char* poison = getenv("SLUICE_POISON");
   context->poison = poison != NULL && strcmp(poison, "1") == 0;
   sluice_arena_init(&context->slots, &context->allocator);
+  sluice_arena_init(&context->scratch, &context->allocator);
+  sluice_arena_init(&context->routes, &context->allocator);
   sluice_arena_init(&context->binding, &context->allocator);
   sluice_arena_init(&context->layout, &context->allocator);
   sluice_arena_init(&context->cut, &context->allocator);
   sluice_arena_init(&context->envelope, &context->allocator);
   *out_context = context;
   return SLUICE_OK;
+}
+
+void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
+                           sluice_free_fn_t release, void* allocate_user) {
+  sluice_allocator_deinit(&context->far_allocator);
+  device->far->init_memory(device, allocate, release, allocate_user, &context->far_allocator);
+  context->device = device;
+  context->memory = &context->far_allocator;
+  sluice_arena_init(&context->slots, context->memory);
+  sluice_arena_init(&context->routes, context->memory);
 }
 
 void sluice_engine_retain(sluice_context_t* context) { atomic_fetch_add(&context->references, 1); }
@@ -49,17 +63,23 @@ static void drop_templates(sluice_context_t* context) {
 static void destroy(sluice_context_t* context) {
   /* In a forked child the lanes' threads do not exist: joining them would hang, so their memory is left alone. */
   if (context->pid != getpid()) return;
-  if (context->device != NULL) context->device->vtable->destroy(context->device);
+  /* The lanes of a CPU use what follows until they are joined; memory of a far device goes before the device does. */
+  int is_far = context->memory != &context->allocator;
+  if (context->device != NULL && !is_far) context->device->vtable->destroy(context->device);
   sluice_gemm_destroy(context->gemm);
   drop_templates(context);
   sluice_free(&context->allocator, context->trace.events,
               (uint64_t)context->trace.capacity * sizeof(sluice_trace_event_t));
   sluice_arena_deinit(&context->slots);
+  sluice_arena_deinit(&context->scratch);
+  sluice_arena_deinit(&context->routes);
   sluice_arena_deinit(&context->binding);
   sluice_arena_deinit(&context->layout);
   sluice_arena_deinit(&context->cut);
   sluice_arena_deinit(&context->envelope);
   sluice_comm_release(context->comm);
+  sluice_allocator_deinit(&context->far_allocator);
+  if (context->device != NULL && is_far) context->device->vtable->destroy(context->device);
   sluice_allocator_deinit(&context->allocator);
   sluice_free(sluice_process_allocator(), context, sizeof *context);
 }

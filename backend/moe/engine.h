@@ -36,9 +36,11 @@ typedef struct sluice_trace_s {
 struct sluice_context_s {
   _Atomic int32_t references;
   _Atomic int32_t busy;
-  pid_t pid; /* after a fork the child's handles are inert */
-  sluice_allocator_t allocator;
-  sluice_comm_t* comm; /* NULL: one rank */
+  pid_t pid;                        /* after a fork the child's handles are inert */
+  sluice_allocator_t allocator;     /* of host memory */
+  sluice_allocator_t far_allocator; /* of the device's own, where it has some */
+  sluice_allocator_t* memory;       /* of rows: one of the two */
+  sluice_comm_t* comm;              /* NULL: one rank */
   sluice_device_t* device;
   sluice_gemm_t* gemm;
   int32_t rank;
@@ -47,6 +49,8 @@ struct sluice_context_s {
   int32_t told_failure; /* a pass failed here after its header: the next header tells the others */
   char failure_text[256];
   sluice_arena_t slots;    /* temporaries of the running pass */
+  sluice_arena_t scratch;  /* on a far device: what the host keeps of the running pass */
+  sluice_arena_t routes;   /* on a far device: routes of the running forward, in its memory */
   sluice_arena_t binding;  /* offsets and boundaries of the running pass */
   sluice_arena_t layout;   /* where its slots begin */
   sluice_arena_t cut;      /* under a plan: rows by block of tokens and rank */
@@ -64,6 +68,10 @@ struct sluice_context_s {
  * destroys them). Retains comm. The allocator functions may be NULL. */
 sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
                                      void* allocate_user, sluice_context_t** out_context);
+/* Takes a far device (device.h), made with &context->allocator: rows lie in its memory from now on, or in that of the
+ * callbacks where they are not NULL. Before any layer is made. */
+void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
+                           sluice_free_fn_t release, void* allocate_user);
 void sluice_engine_retain(sluice_context_t* context);
 void sluice_engine_release(sluice_context_t* context);
 

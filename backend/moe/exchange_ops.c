@@ -49,18 +49,22 @@ static void reset_cursor(sluice_pass_t* pass, int32_t chunk) {
 
 /* ---- starting and finishing ---- */
 
-static sluice_status_t start(sluice_pass_t* pass, sluice_transfer_t* out_transfer) {
+/* On a far device the exchange is in the lane's stream then, and there is nothing to wait for. */
+static sluice_status_t start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   const sluice_exchange_t exchange = {pass->send, pass->send_bytes, pass->recv, pass->recv_bytes};
   out_transfer->bytes = 0;
   for (int32_t r = 0; r < pass->binding.world_size; ++r) out_transfer->bytes += pass->send_bytes[r];
+  if (sluice_is_far(pass->moe)) {
+    return sluice_comm_exchange_enqueue(pass->context->comm, &exchange, sluice_pass_stream(pass, op));
+  }
   return sluice_comm_exchange_start(pass->context->comm, &exchange, &out_transfer->request);
 }
 
 /* Tokens' side -> experts' side: `out` is packed, `in` in received order. */
-static sluice_status_t start_towards_experts(sluice_pass_t* pass, int32_t chunk, const char* out, char* in,
+static sluice_status_t start_towards_experts(sluice_pass_t* pass, const sluice_op_t* op, const char* out, char* in,
                                              uint64_t row_bytes, sluice_transfer_t* out_transfer) {
-  const int64_t* sent = sent_of(&pass->binding, chunk);
-  const int64_t* received = received_of(&pass->binding, chunk);
+  const int64_t* sent = sent_of(&pass->binding, op->chunk);
+  const int64_t* received = received_of(&pass->binding, op->chunk);
   int32_t self = self_of(pass);
   for (int32_t r = 0; r < pass->binding.world_size; ++r) {
     int own = r == self;
@@ -69,14 +73,14 @@ static sluice_status_t start_towards_experts(sluice_pass_t* pass, int32_t chunk,
     pass->recv[r] = in + (uint64_t)received[r] * row_bytes;
     pass->recv_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
   }
-  return start(pass, out_transfer);
+  return start(pass, op, out_transfer);
 }
 
 /* Experts' side -> tokens' side: `out` is in received order, `in` in sent order. */
-static sluice_status_t start_towards_tokens(sluice_pass_t* pass, int32_t chunk, const char* out, char* in,
+static sluice_status_t start_towards_tokens(sluice_pass_t* pass, const sluice_op_t* op, const char* out, char* in,
                                             uint64_t row_bytes, sluice_transfer_t* out_transfer) {
-  const int64_t* sent = sent_of(&pass->binding, chunk);
-  const int64_t* received = received_of(&pass->binding, chunk);
+  const int64_t* sent = sent_of(&pass->binding, op->chunk);
+  const int64_t* received = received_of(&pass->binding, op->chunk);
   for (int32_t r = 0; r < pass->binding.world_size; ++r) {
     int own = r == self_of(pass);
     pass->send[r] = out + (uint64_t)received[r] * row_bytes;
@@ -84,10 +88,11 @@ static sluice_status_t start_towards_tokens(sluice_pass_t* pass, int32_t chunk, 
     pass->recv[r] = in + (uint64_t)sent[r] * row_bytes;
     pass->recv_bytes[r] = own ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
   }
-  return start(pass, out_transfer);
+  return start(pass, op, out_transfer);
 }
 
 sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer) {
+  if (transfer->request == NULL) return SLUICE_OK; /* enqueued */
   char phase[96];
   snprintf(phase, sizeof phase, "%s of chunk %d, layer %d", sluice_op_name(op->kind), op->chunk,
            pass->moe->config.layer_id);
@@ -104,7 +109,7 @@ sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_moe_config_t* c = &pass->moe->config;
   const int64_t* sent = sent_of(b, chunk);
-  const int32_t* token = b->order_token + b->first_sent[chunk];
+  const int32_t* token = b->order_token + b->first_order[chunk];
   int64_t own_first = sent[self_of(pass)], own_end = sent[self_of(pass) + 1], end = sent[b->world_size];
   uint64_t row_bytes = pass->slots[SLUICE_T_SEND].row_bytes;
   char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, chunk);
@@ -113,8 +118,7 @@ sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   kernels->gather_rows(stream, c->dtype, own_first, c->model_width, src, stride, token, out);
   kernels->gather_rows(stream, c->dtype, end - own_end, c->model_width, src, stride, token + own_end,
                        out + (uint64_t)own_first * row_bytes);
-  return start_towards_experts(pass, chunk, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), row_bytes,
-                               out_transfer);
+  return start_towards_experts(pass, op, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), row_bytes, out_transfer);
 }
 
 void sluice_unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor) {
@@ -126,7 +130,7 @@ void sluice_unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const slui
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
   int single = b->world_size == 1;
   const char* in = single ? NULL : sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
-  const int32_t* token = b->order_token + b->first_sent[chunk] + sent_of(b, chunk)[self_of(pass)];
+  const int32_t* token = b->order_token + b->first_order[chunk] + sent_of(b, chunk)[self_of(pass)];
   reset_cursor(pass, chunk);
   for (int32_t e = 0; e < b->num_local; ++e) {
     char* rows = sluice_pass_rows(pass, tensor, chunk, e);
@@ -180,7 +184,7 @@ sluice_status_t sluice_return_rows_start(sluice_pass_t* pass, const sluice_op_t*
   char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, chunk);
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
   pack_by_source(pass, op, tensor, out);
-  SLUICE_TRY(start_towards_tokens(pass, chunk, out, in, pass->slots[tensor].row_bytes, out_transfer));
+  SLUICE_TRY(start_towards_tokens(pass, op, out, in, pass->slots[tensor].row_bytes, out_transfer));
   copy_own(pass, op, tensor, in);
   return SLUICE_OK;
 }
@@ -199,18 +203,18 @@ static void gather_weights(const sluice_pass_t* pass, const sluice_op_t* op, int
 sluice_status_t sluice_send_route_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   const sluice_binding_t* b = &pass->binding;
   const int64_t* sent = sent_of(b, op->chunk);
-  const int32_t* route = b->order + b->first_sent[op->chunk];
+  const int32_t* route = b->order + b->first_order[op->chunk];
   int64_t own_first = sent[self_of(pass)], own_end = sent[self_of(pass) + 1];
   gather_weights(pass, op, own_first, route, pass->route_send);
   gather_weights(pass, op, sent[b->world_size] - own_end, route + own_end, pass->route_send + own_first);
-  return start_towards_experts(pass, op->chunk, (const char*)pass->route_send, (char*)pass->scalar_recv, sizeof(float),
+  return start_towards_experts(pass, op, (const char*)pass->route_send, (char*)pass->scalar_recv, sizeof(float),
                                out_transfer);
 }
 
 void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   int32_t chunk = op->chunk;
-  const int32_t* route = b->order + b->first_sent[chunk] + sent_of(b, chunk)[self_of(pass)];
+  const int32_t* route = b->order + b->first_order[chunk] + sent_of(b, chunk)[self_of(pass)];
   reset_cursor(pass, chunk);
   for (int32_t e = 0; e < b->num_local; ++e) {
     float* rows = sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, e);
@@ -229,8 +233,8 @@ void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
 /* scalar_recv is free again: its route weights were unpacked by the op before. */
 sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   pack_by_source(pass, op, SLUICE_T_DGATE, (char*)pass->scalar_recv);
-  SLUICE_TRY(start_towards_tokens(pass, op->chunk, (const char*)pass->scalar_recv, (char*)pass->gate_recv,
-                                  sizeof(float), out_transfer));
+  SLUICE_TRY(start_towards_tokens(pass, op, (const char*)pass->scalar_recv, (char*)pass->gate_recv, sizeof(float),
+                                  out_transfer));
   copy_own(pass, op, SLUICE_T_DGATE, (char*)pass->gate_recv);
   return SLUICE_OK;
 }

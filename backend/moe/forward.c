@@ -41,7 +41,12 @@ static sluice_status_t take_template(forward_t* f, sluice_moe_t* moe) {
 static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
   if (sluice_is_planned(moe)) return sluice_check_routes(moe, f->args->expert_ids);
   sluice_binding_t* binding = &f->pass.binding;
-  SLUICE_TRY(sluice_binding_route(moe, f->args->expert_ids, num_chunks, NULL, binding));
+  if (sluice_is_far(moe)) {
+    SLUICE_TRY(moe->context->device->far->open(moe->context->device, f->pass.stream));
+    SLUICE_TRY(sluice_binding_route_far(moe, f->pass.stream, f->args->expert_ids, num_chunks, binding));
+  } else {
+    SLUICE_TRY(sluice_binding_route(moe, f->args->expert_ids, num_chunks, NULL, binding));
+  }
   for (int32_t i = 0; i < num_chunks && is_kept(f); ++i) {
     binding->restore_di[i] = (uint8_t)sluice_restore_of(moe->config.restore_input);
     binding->restore_m[i] = (uint8_t)sluice_restore_of(moe->config.restore_middle);
@@ -54,6 +59,15 @@ static sluice_status_t bind_planned(forward_t* f, sluice_moe_t* moe) {
   return take_template(f, moe);
 }
 
+/* On a far device: orders and positions, in front of the rows. */
+static sluice_status_t keep_routes(const forward_t* f, const sluice_moe_t* moe) {
+  if (!sluice_is_far(moe)) return SLUICE_OK;
+  sluice_device_t* device = moe->context->device;
+  return device->far->copy(device, f->pass.stream, f->step->saved[SLUICE_SAVED_INPUT],
+                           sluice_binding_routes(&f->pass.binding),
+                           sluice_binding_routes_bytes(moe, f->pass.binding.num_tokens));
+}
+
 /* Where kept tensors go, once counts are known and before any payload. */
 static sluice_status_t allocate_saved(forward_t* f, sluice_moe_t* moe, void** given) {
   if (!f->args->needs_backward) return SLUICE_OK;
@@ -62,13 +76,14 @@ static sluice_status_t allocate_saved(forward_t* f, sluice_moe_t* moe, void** gi
   for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) {
     bytes[i] = f->pass.slots[sluice_saved_tensors[i]].bytes;
   }
+  bytes[SLUICE_SAVED_INPUT] += sluice_binding_routes_bytes(moe, f->pass.binding.num_tokens);
   SLUICE_TRY(sluice_step_new(moe, &f->step));
-  SLUICE_TRY(sluice_step_allocate(f->step, bytes, f->args->save, f->args->save_user, f->args->save_is_counted));
+  SLUICE_TRY(sluice_step_allocate(f->step, bytes, f->pass.stream, f->args->save, f->args->save_user,
+                                  f->args->save_is_counted));
   sluice_binding_save(&f->pass.binding, bytes, f->step->saved[SLUICE_SAVED_META]);
-  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
-    if (i != SLUICE_SAVED_META) given[sluice_saved_tensors[i]] = f->step->saved[i];
-    total += bytes[i];
-  }
+  SLUICE_TRY(keep_routes(f, moe));
+  sluice_step_give_saved(f->step, f->pass.binding.num_tokens, given);
+  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) total += bytes[i];
   moe->context->stats.saved_bytes = total;
   return SLUICE_OK;
 }
@@ -87,10 +102,10 @@ static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
   return sluice_pass_run(&f->pass);
 }
 
-sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_status_t refusal,
-                                   sluice_step_t** out_step) {
+sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
+                                   sluice_status_t refusal, sluice_step_t** out_step) {
   sluice_context_t* context = moe->context;
-  forward_t f = {.args = args, .pass = {.context = context, .moe = moe, .begin_ns = sluice_now_ns()}};
+  forward_t f = {.args = args, .pass = {.context = context, .moe = moe, .stream = stream, .begin_ns = sluice_now_ns()}};
   int32_t num_chunks = moe->granularity.current;
   char text[256] = "";
   refusal = sluice_take_refusal(context, refusal, text, sizeof text);

@@ -170,7 +170,7 @@ sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op
     case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
     case SLUICE_OP_COMBINE: return combine(pass, op, index);
     case SLUICE_OP_REDUCE: reduce(pass, op); return SLUICE_OK;
-    case SLUICE_OP_COPY_OUT: sluice_copy(pass, op, index); return SLUICE_OK;
+    case SLUICE_OP_COPY_OUT: return sluice_copy(pass, op, index);
     default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "forward: op %s does not belong here", sluice_op_name(op->kind));
   }
 }

@@ -54,7 +54,7 @@ static sluice_status_t receive(sluice_pass_t* pass, sluice_dispatch_t* dispatch)
       [SLUICE_SAVED_INPUT] = (uint64_t)pass->binding.num_rows * sluice_pass_row_bytes(pass->moe, SLUICE_T_DI),
   };
   SLUICE_TRY(sluice_step_new(pass->moe, &dispatch->step));
-  SLUICE_TRY(sluice_step_allocate(dispatch->step, bytes, NULL, NULL, 0));
+  SLUICE_TRY(sluice_step_allocate(dispatch->step, bytes, NULL, NULL, NULL, 0));
   sluice_binding_save(&pass->binding, bytes, dispatch->step->saved[SLUICE_SAVED_META]);
   dispatch->num_rows = pass->binding.num_rows;
   void* given[SLUICE_T_COUNT] = {NULL};
@@ -113,7 +113,7 @@ static sluice_status_t follow(sluice_pass_t* pass, sluice_dispatch_t* dispatch, 
   sluice_status_t status = refusal;
   if (status == SLUICE_OK) {
     status = sluice_binding_restore(pass->moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
-                                    &pass->binding);
+                                    NULL, &pass->binding);
   }
   if (status == SLUICE_OK && f->host_rows != NULL && f->host_rows->shape[0] != pass->binding.num_tokens) {
     status =

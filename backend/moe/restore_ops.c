@@ -9,9 +9,10 @@ static int32_t copied_tensor(const sluice_op_t* op, int32_t* out_host) {
   return host == SLUICE_T_HOST_DI ? SLUICE_T_DI : SLUICE_T_M;
 }
 
-void sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+sluice_status_t sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   const sluice_binding_t* b = &pass->binding;
   int32_t host = 0, tensor = copied_tensor(op, &host);
+  sluice_device_t* device = pass->context->device;
   int out = op->kind == SLUICE_OP_COPY_OUT;
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
   for (int32_t e = 0; e < b->num_local; ++e) {
@@ -19,7 +20,12 @@ void sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
     if (bytes == 0) continue;
     void* slot = sluice_pass_rows(pass, tensor, op->chunk, e);
     void* pool = sluice_pass_rows(pass, host, op->chunk, e);
-    memcpy(out ? pool : slot, out ? slot : pool, bytes);
+    if (device->far != NULL) {
+      SLUICE_TRY(device->far->copy(device, sluice_pass_stream(pass, op), out ? pool : slot, out ? slot : pool, bytes));
+    } else {
+      memcpy(out ? pool : slot, out ? slot : pool, bytes);
+    }
     pass->times[index].bytes += bytes;
   }
+  return SLUICE_OK;
 }

@@ -5,11 +5,11 @@
 #include "backend/moe/step.h"
 
 /* `refusal`: SLUICE_OK, or why this rank's arguments were refused (with the record on this thread); the header is sent
- * even then. The context has been entered. */
-sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_status_t refusal,
-                                   sluice_step_t** out_step);
+ * even then. The context has been entered. stream: the host's on a far device, NULL on a CPU. */
+sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
+                                   sluice_status_t refusal, sluice_step_t** out_step);
 sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
-                                    sluice_status_t refusal);
+                                    sluice_stream_t stream, sluice_status_t refusal);
 
 /* Shared by both: the failure of an earlier pass that the other ranks have not been told about, else `refusal`. */
 sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t refusal, char* text,

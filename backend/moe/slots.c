@@ -141,8 +141,33 @@ uint64_t sluice_pass_scratch_bytes(const sluice_moe_t* moe, uint64_t scalar_byte
          sluice_align_up(s.products) + sluice_align_up(s.times);
 }
 
+/* The scalars of rows lie with the rows, everything else where the host can touch it. */
+static void take_scratch(sluice_pass_t* pass, const scratch_sizes_t* s, sluice_arena_t* host, sluice_arena_t* rows) {
+  pass->send = sluice_arena_take(host, s->per_rank);
+  pass->recv = sluice_arena_take(host, s->per_rank);
+  pass->send_bytes = sluice_arena_take(host, s->per_rank);
+  pass->recv_bytes = sluice_arena_take(host, s->per_rank);
+  pass->cursor = sluice_arena_take(host, s->per_rank);
+  pass->route_send = sluice_arena_take(rows, s->scalars);
+  pass->gate_recv = sluice_arena_take(rows, s->scalars);
+  pass->scalar_recv = sluice_arena_take(rows, s->scalars);
+  pass->runs = sluice_arena_take(host, s->runs);
+  pass->products = sluice_arena_take(host, s->products);
+  pass->times = sluice_arena_take(host, s->times);
+  memset(pass->times, 0, s->times);
+}
+
+static sluice_status_t poison(const sluice_pass_t* pass, const sluice_arena_t* arena) {
+  sluice_device_t* device = pass->context->device;
+  if (!pass->context->poison) return SLUICE_OK;
+  if (device->far != NULL) return device->far->fill(device, pass->stream, arena->data, 0xff, arena->capacity);
+  memset(arena->data, 0xff, arena->capacity);
+  return SLUICE_OK;
+}
+
 sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   const sluice_binding_t* b = &pass->binding;
+  sluice_context_t* context = pass->context;
   uint64_t scalar_bytes = max_u64((uint64_t)b->max_chunk_rows, (uint64_t)b->max_chunk_sent) * sizeof(float);
   scratch_sizes_t s = scratch_sizes(pass->moe, scalar_bytes, pass->schedule->num_ops);
   uint64_t total = sluice_pass_scratch_bytes(pass->moe, scalar_bytes, pass->schedule->num_ops);
@@ -150,9 +175,15 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
   }
-  sluice_arena_t* arena = &pass->context->slots;
+  sluice_arena_t *arena = &context->slots, *host = arena;
+  if (sluice_is_far(pass->moe)) {
+    uint64_t scalars = 3 * sluice_align_up(s.scalars);
+    host = &context->scratch;
+    SLUICE_TRY(sluice_arena_reset(host, total - scalars, "scratch of a pass"));
+    total = scalars;
+  }
   SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
-  if (pass->context->poison) memset(arena->data, 0xff, arena->capacity);
+  SLUICE_TRY(poison(pass, arena));
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     if (given[t] != NULL) {
       pass->slots[t].data = given[t];
@@ -160,19 +191,8 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
       pass->slots[t].data = sluice_arena_take(arena, pass->slots[t].bytes);
     }
   }
-  pass->context->stats.slot_bytes = tensors;
-  pass->send = sluice_arena_take(arena, s.per_rank);
-  pass->recv = sluice_arena_take(arena, s.per_rank);
-  pass->send_bytes = sluice_arena_take(arena, s.per_rank);
-  pass->recv_bytes = sluice_arena_take(arena, s.per_rank);
-  pass->cursor = sluice_arena_take(arena, s.per_rank);
-  pass->route_send = sluice_arena_take(arena, s.scalars);
-  pass->gate_recv = sluice_arena_take(arena, s.scalars);
-  pass->scalar_recv = sluice_arena_take(arena, s.scalars);
-  pass->runs = sluice_arena_take(arena, s.runs);
-  pass->products = sluice_arena_take(arena, s.products);
-  pass->times = sluice_arena_take(arena, s.times);
-  memset(pass->times, 0, s.times);
+  context->stats.slot_bytes = tensors;
+  take_scratch(pass, &s, host, arena);
   return SLUICE_OK;
 }
 

@@ -1,9 +1,10 @@
 #include "backend/moe/step.h"
 
+#include <stdio.h>
 #include <unistd.h>
 
 #include "backend/base/pages.h"
-#include "backend/moe/binding.h"
+#include "backend/moe/pass.h"
 
 static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
 
@@ -21,16 +22,55 @@ sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
 /* As the allocator counts a block. */
 static uint64_t counted_bytes(uint64_t bytes) { return sluice_align_up(bytes == 0 ? 1 : bytes); }
 
-sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save, void* save_user,
-                                     int save_is_counted) {
+/* Which memory a buffer of the library's lies in. */
+enum { HOST, PINNED, ROWS };
+static int place_of(const sluice_moe_t* moe, int32_t which) {
+  if (!sluice_is_far(moe) || which == SLUICE_SAVED_META) return HOST;
+  return which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_MIDDLE ? ROWS : PINNED;
+}
+
+static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream) {
+  sluice_context_t* context = step->moe->context;
+  int place = place_of(step->moe, which);
+  if (place == PINNED) {
+    if (bytes == 0) return SLUICE_OK;
+    SLUICE_TRY(context->device->far->take_pinned(context->device, stream, bytes, &step->saved[which]));
+  } else {
+    step->saved[which] = sluice_alloc(place == ROWS ? context->memory : &context->allocator, bytes, saved_names[which]);
+    if (step->saved[which] == NULL) return sluice_alloc_status();
+  }
+  atomic_fetch_add(&context->step_bytes, counted_bytes(bytes));
+  return SLUICE_OK;
+}
+
+static void free_own(sluice_step_t* step, int32_t which) {
+  sluice_context_t* context = step->moe->context;
+  int place = place_of(step->moe, which);
+  if (step->saved[which] == NULL) return;
+  atomic_fetch_sub(&context->step_bytes, counted_bytes(step->saved_bytes[which]));
+  if (place == PINNED) {
+    context->device->far->give_pinned(context->device, step->saved[which]);
+  } else {
+    sluice_free(place == ROWS ? context->memory : &context->allocator, step->saved[which], step->saved_bytes[which]);
+  }
+}
+
+/* Rows of a far device in memory that it cannot reach would end in a fault of the device, which ends the process. */
+static sluice_status_t check_given(const sluice_step_t* step, int32_t which, uint64_t bytes) {
+  sluice_device_t* device = step->moe->context->device;
+  char name[64];
+  snprintf(name, sizeof name, "saved buffer %s", saved_names[which]);
+  return device->far->check_memory(device, step->saved[which], bytes, SLUICE_ALIGNMENT, name);
+}
+
+sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
+                                     sluice_save_fn_t save, void* save_user, int save_is_counted) {
   sluice_allocator_t* allocator = &step->moe->context->allocator;
   step->owns_saved = save == NULL;
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
     step->saved_bytes[i] = bytes[i];
     if (save == NULL) {
-      step->saved[i] = sluice_alloc(allocator, bytes[i], saved_names[i]);
-      if (step->saved[i] == NULL) return sluice_alloc_status();
-      atomic_fetch_add(&step->moe->context->step_bytes, counted_bytes(bytes[i]));
+      SLUICE_TRY(allocate_own(step, i, bytes[i], stream));
       continue;
     }
     if (!save_is_counted) {
@@ -43,9 +83,19 @@ sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes,
       return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "layer %d: the host refused %llu bytes for the saved buffer %s",
                          step->moe->config.layer_id, (unsigned long long)bytes[i], saved_names[i]);
     }
-    sluice_pages_advise(step->saved[i], bytes[i]); /* fresh from the host's allocator */
+    if (place_of(step->moe, i) == ROWS) {
+      SLUICE_TRY(check_given(step, i, bytes[i]));
+    } else {
+      sluice_pages_advise(step->saved[i], bytes[i]); /* fresh from the host's allocator */
+    }
   }
   return SLUICE_OK;
+}
+
+void sluice_step_give_saved(const sluice_step_t* step, int64_t num_tokens, void** given) {
+  for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) given[sluice_saved_tensors[i]] = step->saved[i];
+  char* input = step->saved[SLUICE_SAVED_INPUT];
+  if (input != NULL) given[SLUICE_T_KEPT_DI] = input + sluice_binding_routes_bytes(step->moe, num_tokens);
 }
 
 static sluice_status_t check_used_up(const sluice_moe_t* moe, const void* meta) {
@@ -86,16 +136,14 @@ void sluice_step_drop(sluice_step_t* step) {
   if (moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
   sluice_allocator_t* allocator = &moe->context->allocator;
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
-    if (step->owns_saved && step->saved[i] != NULL) {
-      atomic_fetch_sub(&moe->context->step_bytes, counted_bytes(step->saved_bytes[i]));
-      sluice_free(allocator, step->saved[i], step->saved_bytes[i]);
-    }
+    if (step->owns_saved) free_own(step, i);
     if (i < step->num_charged) {
       atomic_fetch_sub(&moe->context->step_bytes, step->saved_bytes[i]);
       sluice_allocator_discharge(allocator, step->saved_bytes[i]);
     }
   }
-  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) sluice_free(allocator, step->deferred[t], step->deferred_bytes[t]);
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t)
+    sluice_free(moe->context->memory, step->deferred[t], step->deferred_bytes[t]);
   sluice_free(allocator, step, sizeof *step);
   atomic_fetch_sub(&moe->context->step_bytes, sluice_align_up(sizeof *step));
   sluice_layer_release(moe);

@@ -30,8 +30,11 @@ sluice_status_t sluice_step_from_saved(sluice_moe_t* moe, void* const* saved, co
 sluice_status_t sluice_step_check_saved(const sluice_step_t* step);
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step);
 /* Allocates the saved buffers through the host's callback (which counts them itself where save_is_counted), or from the
- * context. On failure nothing is kept. */
-sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_save_fn_t save, void* save_user,
-                                     int save_is_counted);
+ * context; on a far device INPUT and MIDDLE in its memory, to be used from `stream`, the others in host memory. On
+ * failure nothing is kept. */
+sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
+                                     sluice_save_fn_t save, void* save_user, int save_is_counted);
+/* given [SLUICE_T_COUNT]: where the kept tensors of this step lie. */
+void sluice_step_give_saved(const sluice_step_t* step, int64_t num_tokens, void** given);
 
 #endif /* SLUICE_BACKEND_MOE_STEP_H_ */

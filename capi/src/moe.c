@@ -61,7 +61,7 @@ sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_a
       sluice_struct_copy(&checked, sizeof checked, args, offsetof(sluice_moe_forward_args_t, save_is_counted),
                          "sluice_moe_forward_args_t");
   if (refusal == SLUICE_OK) refusal = check_forward(moe, &checked, stream, out_step);
-  sluice_status_t status = sluice_run_forward(moe, &checked, refusal, out_step);
+  sluice_status_t status = sluice_run_forward(moe, &checked, stream, refusal, out_step);
   sluice_engine_leave(moe->context);
   return status;
 }
@@ -122,7 +122,7 @@ sluice_status_t sluice_moe_backward(sluice_moe_t* moe, sluice_step_t* step, cons
   sluice_status_t refusal =
       sluice_struct_copy(&checked, sizeof checked, args, sizeof checked, "sluice_moe_backward_args_t");
   if (refusal == SLUICE_OK) refusal = check_backward(moe, step, &checked, stream);
-  sluice_status_t status = sluice_run_backward(moe, step, &checked, refusal);
+  sluice_status_t status = sluice_run_backward(moe, step, &checked, stream, refusal);
   sluice_engine_leave(moe->context);
   return status;
 }

@@ -449,6 +449,7 @@ static const sluice_comm_vtable_t nccl_vtable = {
     .all_reduce_i64 = NULL,
     .abort = nccl_abort,
     .abandon = nccl_abandon,
+    .exchange_enqueue = sluice_nccl_exchange_enqueue,
 };
 
 static const sluice_comm_vtable_t nccl_vtable_with_store = {
@@ -460,6 +461,7 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
     .publish = nccl_publish,
     .lookup = nccl_lookup,
     .abandon = nccl_abandon,
+    .exchange_enqueue = sluice_nccl_exchange_enqueue,
 };
 
 static sluice_status_t allocate_arrays(nccl_comm_t* comm) {

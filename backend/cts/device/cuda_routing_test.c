@@ -56,7 +56,7 @@ static void route_case(int64_t tokens, int64_t top_k, int64_t experts, int ids_6
   int32_t* slot_of = filled((size_t)experts * 4);
   int32_t *counts = filled((size_t)experts * 4), *offsets = filled((size_t)(experts + 1) * 4);
   int32_t *token_of = filled((size_t)routes * 4), *route_of = filled((size_t)routes * 4);
-  int32_t* position = filled((size_t)routes * 4);
+  int32_t *position = filled((size_t)routes * 4), first_bad = 5;
   int32_t* scratch = filled(sluice_cuda_route_scratch_bytes(routes, experts));
   for (int64_t e = 0; e < experts; ++e) slot_of[e] = (int32_t)(permuted ? (e * 7 + 3) % experts : e);
   for (int64_t r = 0; r < routes; ++r) {
@@ -71,6 +71,7 @@ static void route_case(int64_t tokens, int64_t top_k, int64_t experts, int ids_6
                                     .offsets = offsets,
                                     .token_of = token_of,
                                     .route_of = route_of,
+                                    .first_bad = &first_bad,
                                     .position = position,
                                     .num_routes = routes,
                                     .top_k = top_k,
@@ -88,12 +89,13 @@ static void route_case(int64_t tokens, int64_t top_k, int64_t experts, int ids_6
       if (id < 0 || slot_of[id] != slot) continue;
       assert_int_equal(position[r], row);
       assert_int_equal(token_of[row], 1000 + r / top_k);
-      assert_int_equal(route_of[row], r);
+      assert_int_equal(route_of[row], 1000 * top_k + r); /* routes count from first_token too */
       ++row;
     }
     assert_int_equal(counts[slot], row - offsets[slot]);
   }
   assert_int_equal(offsets[experts], row);
+  assert_int_equal(first_bad, INT32_MAX);
   for (int64_t r = 0; r < routes; ++r) {
     if (ids32[r / top_k * args.ids_t + r % top_k * args.ids_k] < 0) assert_int_equal(position[r], -1);
   }
@@ -117,12 +119,14 @@ static void Route_AnyProblem_IsAStableSort(void** state) {
 static void Route_IdsOutOfRange_CountAsDropped(void** state) {
   (void)state;
   const int32_t ids[4] = {7, 2, -5, 1};
-  int32_t scratch[3], counts[3], offsets[4], token_of[4] = {9, 9, 9, 9}, position[4];
+  int32_t scratch[4], counts[3], offsets[4], token_of[4] = {9, 9, 9, 9}, position[4], first_bad = 0;
+  assert_int_equal(sluice_cuda_route_scratch_bytes(4, 3), sizeof scratch);
   const sluice_route_args_t args = {.ids = ids,
                                     .tile_counts = scratch,
                                     .counts = counts,
                                     .offsets = offsets,
                                     .token_of = token_of,
+                                    .first_bad = &first_bad,
                                     .position = position,
                                     .num_routes = 4,
                                     .top_k = 1,
@@ -136,6 +140,39 @@ static void Route_IdsOutOfRange_CountAsDropped(void** state) {
   assert_int_equal(token_of[0], 3);
   assert_int_equal(token_of[1], 1);
   assert_int_equal(token_of[2], 9);
+  assert_int_equal(first_bad, 0);
+}
+
+/* -1 drops a route and is no error; the first bad one is found whatever tile and lane it is in. */
+static void Route_IdsOutOfRange_FirstOneIsNamed(void** state) {
+  (void)state;
+  enum { ROUTES = 40000, E = 5 };
+  int32_t* ids = filled(ROUTES * 4);
+  int32_t *token_of = filled(ROUTES * 4), *position = filled(ROUTES * 4);
+  int32_t counts[E], offsets[E + 1], first_bad = 0;
+  int32_t* scratch = filled(sluice_cuda_route_scratch_bytes(ROUTES, E));
+  static const int32_t bad[] = {0, 31, 1023, 1024, 33333, ROUTES - 1};
+  for (size_t b = 0; b < sizeof bad / sizeof bad[0]; ++b) {
+    for (int32_t r = 0; r < ROUTES; ++r) ids[r] = r % (E + 1) - 1;
+    ids[bad[b]] = b % 2 ? E : -2;
+    if (bad[b] + 700 < ROUTES) ids[bad[b] + 700] = 99;
+    const sluice_route_args_t args = {.ids = ids,
+                                      .tile_counts = scratch,
+                                      .counts = counts,
+                                      .offsets = offsets,
+                                      .token_of = token_of,
+                                      .first_bad = &first_bad,
+                                      .position = position,
+                                      .num_routes = ROUTES,
+                                      .top_k = 2,
+                                      .num_experts = E,
+                                      .ids_t = 2,
+                                      .ids_k = 1,
+                                      .first_token = 50};
+    sluice_cuda_route(NULL, &args);
+    assert_int_equal(first_bad, 100 + bad[b]);
+  }
+  free(ids), free(token_of), free(position), free(scratch);
 }
 
 static void Arrivals_AnyCounts_AreByExpertThenRank(void** state) {
@@ -265,9 +302,9 @@ static void Gate_NanLogits_ChoosesValidIds(void** state) {
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
-      CASE(Route_AnyProblem_IsAStableSort),         CASE(Route_IdsOutOfRange_CountAsDropped),
-      CASE(Arrivals_AnyCounts_AreByExpertThenRank), CASE(Gate_AnyConfig_ChoosesAsTheHostsGate),
-      CASE(Gate_NanLogits_ChoosesValidIds),
+      CASE(Route_AnyProblem_IsAStableSort),       CASE(Route_IdsOutOfRange_CountAsDropped),
+      CASE(Route_IdsOutOfRange_FirstOneIsNamed),  CASE(Arrivals_AnyCounts_AreByExpertThenRank),
+      CASE(Gate_AnyConfig_ChoosesAsTheHostsGate), CASE(Gate_NanLogits_ChoosesValidIds),
   };
 #undef CASE
   return cmocka_run_group_tests(tests, NULL, NULL);

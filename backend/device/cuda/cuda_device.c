@@ -35,7 +35,9 @@ typedef struct cuda_device_s {
   int32_t depth;
   sluice_status_t launch_status;
   sluice_error_info_t launch_error;
+  struct cuda_device_s* outer; /* what this thread had entered before */
   sluice_cuda_stats_t stats;
+  sluice_cuda_far_state_t far;
 } cuda_device_t;
 
 /* The device whose kernels this thread launches. */
@@ -62,13 +64,16 @@ static sluice_status_t check_process(const cuda_device_t* device) {
 
 /* ---- entering and launching ------------------------------------------------------------------------------------ */
 
-/* The outer device of a nested enter is not restored: different devices are not nested. */
+/* Devices nest: a communicator has its own device object on the same GPU as the context whose job calls it. */
 sluice_status_t sluice_cuda_enter(sluice_device_t* base) {
   cuda_device_t* device = cast(base);
   SLUICE_TRY(check_process(device));
   CU_TRY(device, cuCtxPushCurrent_v2(device->context), "the context of device %d cannot be made current",
          device->ordinal);
-  if (device->depth++ == 0) device->launch_status = SLUICE_OK;
+  if (device->depth++ == 0) {
+    device->launch_status = SLUICE_OK;
+    device->outer = entered;
+  }
   entered = device;
   return SLUICE_OK;
 }
@@ -76,7 +81,7 @@ sluice_status_t sluice_cuda_enter(sluice_device_t* base) {
 sluice_status_t sluice_cuda_leave(sluice_device_t* base) {
   cuda_device_t* device = cast(base);
   void* context = NULL;
-  if (--device->depth == 0) entered = NULL;
+  if (--device->depth == 0) entered = device->outer;
   int code = device->driver->cuCtxPopCurrent_v2(&context);
   if (device->launch_status != SLUICE_OK) {
     sluice_status_t status = sluice_error_adopt(&device->launch_error);
@@ -155,6 +160,7 @@ static sluice_status_t reserve(cuda_device_t* device, int32_t num_events) {
 static sluice_status_t begin_inside(cuda_device_t* device, int32_t num_events, sluice_stream_t stream) {
   SLUICE_TRY(sluice_cuda_check_stream(&device->base, stream));
   SLUICE_TRY(reserve(device, num_events));
+  SLUICE_TRY(create_event(device, &device->far.end));
   CU_TRY(device, cuEventRecord(device->entry, stream), "the entry of a pass cannot be recorded on the host's stream %p",
          stream);
   return SLUICE_OK;
@@ -254,6 +260,17 @@ static void join_lane(cuda_device_t* device, int32_t lane) {
   }
 }
 
+/* Whoever uses the same memory next waits for this, on whatever stream. */
+static void record_end(cuda_device_t* device) {
+  int code = device->driver->cuEventRecord(device->far.end, device->lanes[SLUICE_LANE_COMPUTE]);
+  if (code == 0) {
+    device->far.has_end = 1;
+    return;
+  }
+  (void)sluice_cuda_fail(device->driver, code, "the end of a pass cannot be recorded");
+  fail(device, 1);
+}
+
 static sluice_status_t cuda_join(sluice_device_t* base) {
   cuda_device_t* device = cast(base);
   sluice_status_t status = sluice_cuda_enter(base);
@@ -261,6 +278,7 @@ static sluice_status_t cuda_join(sluice_device_t* base) {
     for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
       if (device->used[lane]) join_lane(device, lane);
     }
+    record_end(device);
     status = sluice_cuda_leave(base);
   }
   if (status != SLUICE_OK) fail(device, 1);
@@ -341,6 +359,11 @@ sluice_cuda_stats_t sluice_cuda_device_stats(const sluice_device_t* device) {
   return ((const cuda_device_t*)device)->stats;
 }
 
+sluice_cuda_far_state_t* sluice_cuda_far_state(sluice_device_t* device) { return &cast(device)->far; }
+sluice_stream_t sluice_cuda_own_stream(const sluice_device_t* device) {
+  return ((const cuda_device_t*)device)->lanes[SLUICE_LANE_COPY_OUT];
+}
+
 /* ---- create and destroy ---------------------------------------------------------------------------------------- */
 
 static void destroy_event(cuda_device_t* device, void* event) {
@@ -351,6 +374,8 @@ static void destroy_event(cuda_device_t* device, void* event) {
 static void release_driver_objects(cuda_device_t* device) {
   void* context = NULL;
   int is_current = device->driver->cuCtxPushCurrent_v2(device->context) == 0;
+  sluice_cuda_far_release(&device->base);
+  destroy_event(device, device->far.end);
   destroy_event(device, device->entry);
   destroy_event(device, device->read_done);
   for (int32_t i = 0; i < device->num_events; ++i) destroy_event(device, device->events[i]);
@@ -408,8 +433,11 @@ static sluice_status_t take_context(cuda_device_t* device) {
 
 static sluice_status_t create(cuda_device_t* device, sluice_cuda_image_t image, int32_t ordinal,
                               sluice_allocator_t* allocator, sluice_device_t** out_device) {
-  device->base = (sluice_device_t){
-      .vtable = &cuda_vtable, .kernels = sluice_cuda_kernels(), .allocator = allocator, .name = "cuda"};
+  device->base = (sluice_device_t){.vtable = &cuda_vtable,
+                                   .kernels = sluice_cuda_kernels(),
+                                   .allocator = allocator,
+                                   .name = "cuda",
+                                   .far = &sluice_cuda_far_vtable};
   device->ordinal = ordinal;
   device->pid = getpid();
   sluice_status_t status = take_context(device);

@@ -2,7 +2,7 @@
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_
 
-#include "backend/device/cuda/cuda_device.h"
+#include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
 enum {
@@ -23,5 +23,20 @@ void sluice_cuda_launch(int32_t kernel, sluice_stream_t stream, const void* args
 sluice_status_t sluice_cuda_launch_status(void);
 
 const sluice_kernels_t* sluice_cuda_kernels(void);
+
+/* What a device keeps for the engine (cuda_far.c). */
+typedef struct sluice_cuda_far_state_s {
+  void* end;       /* event: the end of the last pass, on its host's stream */
+  int32_t has_end; /* it was recorded */
+  void* pinned;    /* where reads arrive */
+  uint64_t pinned_bytes;
+  sluice_pinned_pool_t* pool; /* of offloaded rows; NULL before the first */
+} sluice_cuda_far_state_t;
+sluice_cuda_far_state_t* sluice_cuda_far_state(sluice_device_t* device);
+/* A stream that this device made, NULL (the default one) before it made any. */
+sluice_stream_t sluice_cuda_own_stream(const sluice_device_t* device);
+/* The device is entered if it can be; called by destroy. */
+void sluice_cuda_far_release(sluice_device_t* device);
+extern const sluice_far_vtable_t sluice_cuda_far_vtable;
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_ */

@@ -181,3 +181,12 @@ sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice
   }
   return leave_with(pool->device, status);
 }
+
+sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const void* data, sluice_stream_t stream) {
+  for (int32_t i = 0; i < MAX_BLOCKS; ++i) {
+    if (pool->blocks[i].data != data || !pool->blocks[i].taken) continue;
+    const sluice_pinned_block_t block = {pool->blocks[i].data, pool->blocks[i].bytes, i};
+    return sluice_pinned_pool_give(pool, &block, stream);
+  }
+  return SLUICE_FAIL(SLUICE_E_INTERNAL, "cuda: %p is no block of the pinned pool", data);
+}

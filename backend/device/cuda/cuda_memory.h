@@ -34,6 +34,8 @@ sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t byt
  */
 sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice_pinned_block_t* block,
                                         sluice_stream_t stream);
+/* The same for the block that lies at `data`. */
+sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const void* data, sluice_stream_t stream);
 uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool);
 
 /* Copies between a pinned block and the device on a copy lane; stream-complete. Errors: FOREIGN. */

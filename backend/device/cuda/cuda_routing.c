@@ -7,7 +7,7 @@ static int64_t tiles_of(int64_t num_routes) {
 }
 
 uint64_t sluice_cuda_route_scratch_bytes(int64_t num_routes, int64_t num_experts) {
-  return (uint64_t)tiles_of(num_routes) * (uint64_t)num_experts * sizeof(int32_t);
+  return (uint64_t)tiles_of(num_routes) * ((uint64_t)num_experts + 1) * sizeof(int32_t);
 }
 
 void sluice_cuda_route(sluice_stream_t stream, const sluice_route_args_t* routes) {

@@ -140,17 +140,18 @@ typedef struct sluice_words_args_s {
 typedef struct sluice_route_args_s {
   const void* ids;        /* expert of route (t, k) at t * ids_t + k * ids_k; -1: dropped */
   const int32_t* slot_of; /* [E] place of an expert in (rank, local index) order, or NULL: its id */
-  int32_t* tile_counts;   /* [tiles, E] scratch */
+  int32_t* tile_counts;   /* [tiles, E] scratch, then [tiles] */
   int32_t* counts;        /* out [E] by slot */
   int32_t* offsets;       /* out [E + 1] by slot: first row; offsets[E] is the number of kept routes */
   int32_t* token_of;      /* out [kept] the token of each row: the index of a gather */
-  int32_t* route_of;      /* out [kept] t * K + k of each row, or NULL */
+  int32_t* route_of;      /* out [kept] t * K + k of each row, or NULL; t counts from first_token too */
+  int32_t* first_bad;     /* out: the first route whose id is neither an expert's nor -1, INT32_MAX: none; or NULL */
   int32_t* position;      /* out [T * K] the row of each route, -1 where dropped */
   int64_t units;
   int64_t num_routes, top_k, num_experts;
   int64_t ids_t, ids_k;
   int64_t ids_64;      /* 1: i64 ids, 0: i32 */
-  int64_t first_token; /* of this chunk, added to token_of */
+  int64_t first_token; /* of this chunk, added to tokens and routes */
 } sluice_route_args_t;
 
 /* Rows as they arrive (by source rank, local expert) to expert order (by local expert, source rank): a warp per pair.

@@ -112,6 +112,17 @@ SLUICE_FN int bits_set(uint32_t x) { return __builtin_popcount(x); }
 
 /* ---- the same in both builds ---------------------------------------------------------------------------------- */
 
+/* The least of 32 values. */
+SLUICE_FN int32_t warp_least(per_lane<int32_t> v) {
+  for (int half = 16; half > 0; half /= 2) {
+    per_lane<int32_t> upper = warp_down(v, half);
+    SLUICE_LANES(l) {
+      if (l < half && upper[l] < v[l]) v[l] = upper[l];
+    }
+  }
+  return warp_get(v, 0);
+}
+
 /* The sum of 32 partial sums, folded by halves: the order of kernels.h. */
 template <typename T>
 SLUICE_FN T warp_fold(per_lane<T> v) {

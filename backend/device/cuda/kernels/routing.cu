@@ -5,13 +5,25 @@
 #include "backend/device/cuda/kernels/element.cu.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
-/* The slot of route r, or -1. An id outside [0, E) counts as dropped: the host checks ids where it can see them. */
+SLUICE_FN int64_t tiles_of(const sluice_route_args_t& a) {
+  return (a.num_routes + SLUICE_CUDA_ROUTE_TILE - 1) / SLUICE_CUDA_ROUTE_TILE;
+}
+
+/* The slot of route r, or -1. An id outside [0, E) counts as dropped; first_bad tells. */
 SLUICE_FN int32_t slot_of_route(const sluice_route_args_t& a, int64_t r) {
   if (r >= a.num_routes) return -1;
   const int64_t at = r / a.top_k * a.ids_t + r % a.top_k * a.ids_k;
   const int64_t id = a.ids_64 ? ((const int64_t*)a.ids)[at] : (int64_t)((const int32_t*)a.ids)[at];
   if (id < 0 || id >= a.num_experts) return -1;
   return a.slot_of == NULL ? (int32_t)id : a.slot_of[id];
+}
+
+/* first_token * K + r where the id of route r names nothing, else INT32_MAX */
+SLUICE_FN int32_t bad_route(const sluice_route_args_t& a, int64_t r) {
+  if (r >= a.num_routes) return INT32_MAX;
+  const int64_t at = r / a.top_k * a.ids_t + r % a.top_k * a.ids_k;
+  const int64_t id = a.ids_64 ? ((const int64_t*)a.ids)[at] : (int64_t)((const int32_t*)a.ids)[at];
+  return id < -1 || id >= a.num_experts ? (int32_t)(a.first_token * a.top_k + r) : INT32_MAX;
 }
 
 /* How many lanes below this one are in `mask`. */
@@ -24,9 +36,16 @@ SLUICE_FN void route_count(const sluice_route_args_t& a, int64_t tile) {
     for (int64_t e = lane; e < a.num_experts; e += 32) counts[e] = 0;
   }
   warp_fence();
+  per_lane<int32_t> bad;
+  SLUICE_LANES(lane) { bad[lane] = INT32_MAX; }
   for (int64_t base = 0; base < SLUICE_CUDA_ROUTE_TILE; base += 32) {
     per_lane<int32_t> slot;
-    SLUICE_LANES(lane) { slot[lane] = slot_of_route(a, tile * SLUICE_CUDA_ROUTE_TILE + base + lane); }
+    SLUICE_LANES(lane) {
+      const int64_t r = tile * SLUICE_CUDA_ROUTE_TILE + base + lane;
+      const int32_t found = bad_route(a, r);
+      slot[lane] = slot_of_route(a, r);
+      if (found < bad[lane]) bad[lane] = found;
+    }
     per_lane<uint32_t> same = warp_match(slot);
     SLUICE_LANES(lane) {
       /* One lane per slot adds: no two write the same count. */
@@ -34,12 +53,16 @@ SLUICE_FN void route_count(const sluice_route_args_t& a, int64_t tile) {
     }
     warp_fence();
   }
+  const int32_t first = warp_least(bad);
+  SLUICE_LANES(lane) {
+    if (lane == 0) a.tile_counts[tiles_of(a) * a.num_experts + tile] = first;
+  }
 }
 SLUICE_KERNEL(route_count, sluice_route_args_t)
 
 /* tile_counts[tile, e] <- rows of slot e in earlier tiles; counts[e] = the sum */
 SLUICE_FN void route_scan_tiles(const sluice_route_args_t& a, int64_t unit) {
-  const int64_t tiles = (a.num_routes + SLUICE_CUDA_ROUTE_TILE - 1) / SLUICE_CUDA_ROUTE_TILE;
+  const int64_t tiles = tiles_of(a);
   SLUICE_LANES(lane) {
     const int64_t e = unit * 32 + lane;
     if (e < a.num_experts) {
@@ -55,7 +78,7 @@ SLUICE_FN void route_scan_tiles(const sluice_route_args_t& a, int64_t unit) {
 }
 SLUICE_KERNEL(route_scan_tiles, sluice_route_args_t)
 
-/* offsets[e] = rows of the slots before e */
+/* offsets[e] = rows of the slots before e; first_bad = the least of all tiles */
 SLUICE_FN void route_scan_slots(const sluice_route_args_t& a, int64_t) {
   int32_t before = 0;
   for (int64_t base = 0; base < a.num_experts; base += 32) {
@@ -67,8 +90,18 @@ SLUICE_FN void route_scan_slots(const sluice_route_args_t& a, int64_t) {
     }
     before += sum;
   }
+  per_lane<int32_t> bad;
+  SLUICE_LANES(lane) {
+    bad[lane] = INT32_MAX;
+    for (int64_t tile = lane; tile < tiles_of(a); tile += 32) {
+      const int32_t found = a.tile_counts[tiles_of(a) * a.num_experts + tile];
+      if (found < bad[lane]) bad[lane] = found;
+    }
+  }
+  const int32_t first = warp_least(bad);
   SLUICE_LANES(lane) {
     if (lane == 0) a.offsets[a.num_experts] = before;
+    if (lane == 0 && a.first_bad != NULL) *a.first_bad = first;
   }
 }
 SLUICE_KERNEL(route_scan_slots, sluice_route_args_t)
@@ -87,7 +120,7 @@ SLUICE_FN void route_place(const sluice_route_args_t& a, int64_t tile) {
         if (slot[lane] >= 0) {
           row = a.offsets[slot[lane]] + next[slot[lane]] + rank_in(same[lane], lane);
           a.token_of[row] = (int32_t)(a.first_token + r / a.top_k);
-          if (a.route_of != NULL) a.route_of[row] = (int32_t)r;
+          if (a.route_of != NULL) a.route_of[row] = (int32_t)(a.first_token * a.top_k + r);
         }
         a.position[r] = row;
       }

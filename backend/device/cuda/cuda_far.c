@@ -1,0 +1,196 @@
+/* What the engine asks of a device whose memory it cannot touch (device.h). */
+#include <string.h>
+
+#include "backend/device/cuda/cuda_launch.h"
+#include "backend/device/cuda/cuda_routing.h"
+
+/* Leaves the context; the first error counts. */
+static sluice_status_t leave_with(sluice_device_t* device, sluice_status_t status) {
+  sluice_error_info_t why;
+  if (status != SLUICE_OK) sluice_error_capture(&why);
+  sluice_status_t left = sluice_cuda_leave(device);
+  return status == SLUICE_OK ? left : sluice_error_adopt(&why);
+}
+
+static sluice_status_t wait_for_end(sluice_device_t* device, sluice_stream_t stream) {
+  const sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  if (!far->has_end) return SLUICE_OK;
+  int code = driver->cuStreamWaitEvent(stream, far->end, 0);
+  return code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "a stream cannot wait for the pass before");
+}
+
+static sluice_status_t far_open(sluice_device_t* device, sluice_stream_t stream) {
+  SLUICE_TRY(sluice_cuda_enter(device));
+  sluice_status_t status = sluice_cuda_check_stream(device, stream);
+  if (status == SLUICE_OK) status = wait_for_end(device, stream);
+  return leave_with(device, status);
+}
+
+static void far_init_memory(sluice_device_t* device, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
+                            void* user, sluice_allocator_t* out_memory) {
+  if (allocate != NULL) {
+    sluice_allocator_init(out_memory, allocate, release, user);
+  } else {
+    sluice_cuda_allocator_init(device, out_memory);
+  }
+}
+
+static sluice_status_t far_fill(sluice_device_t* device, sluice_stream_t stream, void* to, int32_t value,
+                                uint64_t bytes) {
+  if (bytes == 0) return SLUICE_OK;
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  SLUICE_TRY(sluice_cuda_enter(device));
+  int code = driver->cuMemsetD8Async((unsigned long long)(uintptr_t)to, (unsigned char)value, bytes, stream);
+  return leave_with(
+      device,
+      code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "%llu bytes cannot be filled", (unsigned long long)bytes));
+}
+
+/* ---- reading --------------------------------------------------------------------------------------------------- */
+
+/* Copies into pageable memory would go through the driver's own staging, with a wait for every stream before it. */
+static sluice_status_t reserve_pinned(sluice_device_t* device, uint64_t bytes) {
+  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  if (bytes <= far->pinned_bytes) return SLUICE_OK;
+  bytes = sluice_align_up(bytes);
+  if (far->pinned != NULL) (void)driver->cuMemFreeHost(far->pinned);
+  far->pinned = NULL;
+  far->pinned_bytes = 0;
+  int code = driver->cuMemHostAlloc(&far->pinned, bytes, SLUICE_CU_MEMHOSTALLOC_PORTABLE);
+  if (code != 0) {
+    far->pinned = NULL;
+    return sluice_cuda_fail(driver, code, "%llu bytes of pinned host memory for counts", (unsigned long long)bytes);
+  }
+  far->pinned_bytes = bytes;
+  return SLUICE_OK;
+}
+
+static sluice_status_t far_read(sluice_device_t* device, sluice_stream_t stream, const void* data, void* out,
+                                uint64_t bytes) {
+  if (bytes == 0) return SLUICE_OK;
+  SLUICE_TRY(sluice_cuda_enter(device));
+  SLUICE_TRY(leave_with(device, reserve_pinned(device, bytes)));
+  void* pinned = sluice_cuda_far_state(device)->pinned;
+  SLUICE_TRY(sluice_cuda_read(device, stream, data, pinned, bytes));
+  memcpy(out, pinned, bytes);
+  return SLUICE_OK;
+}
+
+/* ---- routing --------------------------------------------------------------------------------------------------- */
+
+/* The scratch: the table of places, padded to whole words; the offsets of one chunk; its tiles. */
+static uint64_t table_bytes(int32_t num_experts) { return sluice_align_up((uint64_t)num_experts * sizeof(int32_t)); }
+static uint64_t offsets_bytes(int32_t num_experts) {
+  return sluice_align_up(((uint64_t)num_experts + 1) * sizeof(int32_t));
+}
+
+static uint64_t far_route_scratch_bytes(int64_t num_routes, int32_t num_experts) {
+  return table_bytes(num_experts) + offsets_bytes(num_experts) +
+         sluice_align_up(sluice_cuda_route_scratch_bytes(num_routes, num_experts));
+}
+
+static int is_identity(const int32_t* places, int32_t count) {
+  for (int32_t e = 0; e < count; ++e) {
+    if (places[e] != e) return 0;
+  }
+  return 1;
+}
+
+/* In the launches' own parameters: nothing on the host has to stay alive. */
+static sluice_status_t write_places(sluice_stream_t stream, const sluice_far_routes_t* r, int32_t* table) {
+  uint64_t words[64];
+  const int32_t step = 2 * (int32_t)(sizeof words / sizeof words[0]);
+  for (int32_t first = 0; first < r->num_experts; first += step) {
+    int32_t count = r->num_experts - first < step ? r->num_experts - first : step;
+    memset(words, 0, sizeof words);
+    memcpy(words, r->place_of_expert + first, (size_t)count * sizeof(int32_t));
+    SLUICE_TRY(sluice_cuda_write_words(stream, table + first, words, (count + 1) / 2));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t route_inside(sluice_stream_t stream, const sluice_far_routes_t* r) {
+  char* scratch = r->scratch;
+  int32_t* table = NULL;
+  if (!is_identity(r->place_of_expert, r->num_experts)) {
+    table = (int32_t*)(void*)scratch;
+    SLUICE_TRY(write_places(stream, r, table));
+  }
+  for (int32_t i = 0; i < r->num_chunks; ++i) {
+    int64_t first = r->first_token[i], tokens = r->first_token[i + 1] - first, at = first * r->top_k;
+    int32_t* counts = r->counts + (int64_t)i * (r->num_experts + 1);
+    const sluice_route_args_t args = {
+        .ids = (const char*)r->ids + first * r->ids_t * (r->ids_64 ? 8 : 4),
+        .slot_of = table,
+        .tile_counts = (int32_t*)(void*)(scratch + table_bytes(r->num_experts) + offsets_bytes(r->num_experts)),
+        .counts = counts,
+        .offsets = (int32_t*)(void*)(scratch + table_bytes(r->num_experts)),
+        .token_of = r->order_token + at,
+        .route_of = r->order + at,
+        .first_bad = counts + r->num_experts,
+        .position = r->position + at,
+        .num_routes = tokens * r->top_k,
+        .top_k = r->top_k,
+        .num_experts = r->num_experts,
+        .ids_t = r->ids_t,
+        .ids_k = r->ids_k,
+        .ids_64 = r->ids_64,
+        .first_token = first,
+    };
+    sluice_cuda_route(stream, &args);
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t far_route(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* routes) {
+  SLUICE_TRY(sluice_cuda_enter(device));
+  return leave_with(device, route_inside(stream, routes));
+}
+
+/* ---- pinned memory --------------------------------------------------------------------------------------------- */
+
+static sluice_status_t far_take_pinned(sluice_device_t* device, sluice_stream_t stream, uint64_t bytes,
+                                       void** out_data) {
+  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  sluice_pinned_block_t block;
+  *out_data = NULL;
+  if (far->pool == NULL) SLUICE_TRY(sluice_pinned_pool_create(device, UINT64_MAX, &far->pool));
+  SLUICE_TRY(sluice_pinned_pool_take(far->pool, bytes, stream, &block));
+  *out_data = block.data;
+  return SLUICE_OK;
+}
+
+/* The host's stream may be gone: a stream of ours waits for the last pass in its place. */
+static void far_give_pinned(sluice_device_t* device, void* data) {
+  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  if (data == NULL || far->pool == NULL || sluice_cuda_is_inherited(device)) return;
+  sluice_stream_t own = sluice_cuda_own_stream(device);
+  if (sluice_cuda_enter(device) == SLUICE_OK) {
+    (void)wait_for_end(device, own); /* a driver that refuses this refuses the record below, which then waits */
+    (void)sluice_cuda_leave(device);
+  }
+  (void)sluice_pinned_pool_give_at(far->pool, data, own);
+}
+
+void sluice_cuda_far_release(sluice_device_t* device) {
+  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  sluice_pinned_pool_destroy(far->pool);
+  far->pool = NULL;
+  if (far->pinned != NULL) (void)sluice_cuda_device_driver(device)->cuMemFreeHost(far->pinned);
+  far->pinned = NULL;
+}
+
+const sluice_far_vtable_t sluice_cuda_far_vtable = {
+    .open = far_open,
+    .check_memory = sluice_cuda_check_memory,
+    .init_memory = far_init_memory,
+    .fill = far_fill,
+    .copy = sluice_cuda_copy,
+    .read = far_read,
+    .route_scratch_bytes = far_route_scratch_bytes,
+    .route = far_route,
+    .take_pinned = far_take_pinned,
+    .give_pinned = far_give_pinned,
+};

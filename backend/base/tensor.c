@@ -35,13 +35,29 @@ static sluice_status_t check_type(const sluice_tensor_t* tensor, const char* nam
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_tensor_check(const sluice_tensor_t* tensor, const char* name, int32_t dtype, int32_t ndim,
-                                    const int64_t* shape) {
-  if (tensor == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: tensor is NULL, but it is required", name);
-  if (tensor->device_type != SLUICE_DEVICE_CPU) {
+static sluice_status_t check_device(const sluice_tensor_t* tensor, const char* name, int32_t device_type,
+                                    int32_t device_id) {
+  if (device_type == SLUICE_DEVICE_CPU) {
+    if (tensor->device_type == SLUICE_DEVICE_CPU) return SLUICE_OK;
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: device_type is %d, want %d (CPU): copy it to the host", name,
                        (int)tensor->device_type, (int)SLUICE_DEVICE_CPU);
   }
+  if (tensor->device_type == device_type && tensor->device_id == device_id) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                     "%s: device_type is %d and device_id %d, want %d and %d (CUDA), the device of this context: move "
+                     "it there",
+                     name, (int)tensor->device_type, (int)tensor->device_id, (int)device_type, (int)device_id);
+}
+
+sluice_status_t sluice_tensor_check(const sluice_tensor_t* tensor, const char* name, int32_t dtype, int32_t ndim,
+                                    const int64_t* shape) {
+  return sluice_tensor_check_on(tensor, name, SLUICE_DEVICE_CPU, 0, dtype, ndim, shape);
+}
+
+sluice_status_t sluice_tensor_check_on(const sluice_tensor_t* tensor, const char* name, int32_t device_type,
+                                       int32_t device_id, int32_t dtype, int32_t ndim, const int64_t* shape) {
+  if (tensor == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: tensor is NULL, but it is required", name);
+  SLUICE_TRY(check_device(tensor, name, device_type, device_id));
   SLUICE_TRY(check_type(tensor, name, dtype));
   if (tensor->ndim != ndim) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: has %d dimensions, want %d", name, (int)tensor->ndim, (int)ndim);

@@ -14,6 +14,10 @@ int32_t sluice_tensor_dtype(const sluice_tensor_t* tensor);
 sluice_status_t sluice_tensor_check(const sluice_tensor_t* tensor, const char* name, int32_t dtype, int32_t ndim,
                                     const int64_t* shape);
 
+/* The same on device `device_id` of `device_type`. */
+sluice_status_t sluice_tensor_check_on(const sluice_tensor_t* tensor, const char* name, int32_t device_type,
+                                       int32_t device_id, int32_t dtype, int32_t ndim, const int64_t* shape);
+
 /* The first element: data plus byte_offset; NULL where data is NULL. */
 void* sluice_tensor_data(const sluice_tensor_t* tensor);
 

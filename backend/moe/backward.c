@@ -80,6 +80,7 @@ static void free_deferred(sluice_step_t* step) {
 
 /* Gradients are often as large as the parameters and fresh from the system in each step. */
 static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
+  if (sluice_is_far(pass->moe)) return; /* no pages of the host's */
   sluice_pages_advise_tensor(pass->out_rows);
   const sluice_expert_tensors_t* dw = pass->grad_params;
   if (dw == NULL || pass->grad_mode != SLUICE_GRAD_OVERWRITE) return;

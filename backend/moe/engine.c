@@ -19,6 +19,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   sluice_allocator_init(&context->far_allocator, NULL, NULL, NULL);
   context->memory = &context->allocator;
   context->world_size = 1;
+  context->device_type = SLUICE_DEVICE_CPU;
   if (comm != NULL) {
     sluice_comm_retain(comm);
     context->comm = comm;

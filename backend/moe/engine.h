@@ -43,6 +43,8 @@ struct sluice_context_s {
   sluice_comm_t* comm;              /* NULL: one rank */
   sluice_device_t* device;
   sluice_gemm_t* gemm;
+  int32_t device_type; /* SLUICE_DEVICE_*, where tensors lie */
+  int32_t device_id;
   int32_t rank;
   int32_t world_size;
   int32_t poison;       /* SLUICE_POISON=1: slots start as NaN in every pass */

@@ -97,7 +97,7 @@ static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
   f->pass.callbacks = f->args->callbacks;
   f->pass.in_rows = f->args->tokens;
   f->pass.out_rows = f->args->out_tokens;
-  sluice_pages_advise_tensor(f->pass.out_rows);
+  if (!sluice_is_far(moe)) sluice_pages_advise_tensor(f->pass.out_rows);
   f->pass.route_weights = f->args->route_weights;
   return sluice_pass_run(&f->pass);
 }

@@ -5,10 +5,21 @@
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
 
+/* Host tensors are what they say. A pointer of the wrong memory would end in a fault of the device, and with it the
+ * process: there every tensor of a call is looked up, of the experts' only the first of each array. */
+static sluice_status_t check_tensor(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
+                                    int32_t dtype, int32_t ndim, const int64_t* shape, int is_looked_up) {
+  const sluice_context_t* context = moe->context;
+  SLUICE_TRY(sluice_tensor_check_on(tensor, name, context->device_type, context->device_id, dtype, ndim, shape));
+  if (context->device->far == NULL || !is_looked_up || sluice_tensor_elements(tensor) == 0) return SLUICE_OK;
+  uint64_t element = sluice_dtype_bytes(sluice_tensor_dtype(tensor));
+  return context->device->far->check_memory(context->device, sluice_tensor_data(tensor), element, element, name);
+}
+
 sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                   int64_t num_tokens) {
   const int64_t shape[] = {num_tokens, moe->config.model_width};
-  SLUICE_TRY(sluice_tensor_check(tensor, name, moe->config.dtype, 2, shape));
+  SLUICE_TRY(check_tensor(moe, tensor, name, moe->config.dtype, 2, shape, 1));
   if (tensor->shape[0] > 0 && tensor->shape[1] > 1 && sluice_tensor_stride(tensor, 1) != 1) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 1 is %lld; rows must be contiguous (stride 1)",
                        name, (long long)sluice_tensor_stride(tensor, 1));
@@ -33,7 +44,7 @@ sluice_status_t sluice_check_out_rows(const sluice_moe_t* moe, const sluice_tens
 
 sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t* tensor, int64_t num_tokens) {
   const int64_t shape[] = {num_tokens, moe->config.top_k};
-  SLUICE_TRY(sluice_tensor_check(tensor, "expert_ids", 0, 2, shape));
+  SLUICE_TRY(check_tensor(moe, tensor, "expert_ids", 0, 2, shape, 1));
   int32_t dtype = sluice_tensor_dtype(tensor);
   if (dtype != SLUICE_DTYPE_I32 && dtype != SLUICE_DTYPE_I64) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "expert_ids: dtype is %s; ids are i32 or i64",
@@ -45,7 +56,7 @@ sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t*
 sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                            int64_t num_tokens) {
   const int64_t shape[] = {num_tokens, moe->config.top_k};
-  return sluice_tensor_check(tensor, name, SLUICE_DTYPE_F32, 2, shape);
+  return check_tensor(moe, tensor, name, SLUICE_DTYPE_F32, 2, shape, 1);
 }
 
 /* Row-major or column-major, perhaps with padding: no element lies on another. Sizes of 1 have any stride. */
@@ -58,9 +69,10 @@ static int is_matrix(const int64_t* shape, int64_t first, int64_t second) {
  * words no message: what fails here is looked at again by check_one, which does. */
 static int is_like_first(const sluice_tensor_t* tensor, const sluice_tensor_t* first, int32_t ndim,
                          const int64_t* shape) {
-  if (tensor->device_type != first->device_type || tensor->type_code != first->type_code ||
-      tensor->type_bits != first->type_bits || tensor->type_lanes != first->type_lanes || tensor->ndim != ndim ||
-      tensor->shape == NULL || tensor->data == NULL || tensor->shape[0] != shape[0]) {
+  if (tensor->device_type != first->device_type || tensor->device_id != first->device_id ||
+      tensor->type_code != first->type_code || tensor->type_bits != first->type_bits ||
+      tensor->type_lanes != first->type_lanes || tensor->ndim != ndim || tensor->shape == NULL ||
+      tensor->data == NULL || tensor->shape[0] != shape[0]) {
     return 0;
   }
   if (ndim == 1) return shape[0] == 1 || sluice_tensor_stride(tensor, 0) == 1;
@@ -72,7 +84,7 @@ static sluice_status_t check_one(const sluice_moe_t* moe, const sluice_tensor_t*
                                  int32_t ndim, const int64_t* shape, int gradients) {
   char label[64];
   snprintf(label, sizeof label, "%s[%d]", name, e);
-  SLUICE_TRY(sluice_tensor_check(&tensors[e], label, gradients ? 0 : moe->config.dtype, ndim, shape));
+  SLUICE_TRY(check_tensor(moe, &tensors[e], label, gradients ? 0 : moe->config.dtype, ndim, shape, e == 0));
   int32_t dtype = sluice_tensor_dtype(&tensors[e]);
   if (dtype != moe->config.dtype && dtype != SLUICE_DTYPE_F32) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s; gradients are %s like the layer, or f32", label,
@@ -154,6 +166,11 @@ sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_exp
 }
 
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream) {
-  if (stream == NULL) return SLUICE_OK;
+  if (stream == NULL || moe->context->device->far != NULL) return SLUICE_OK; /* far: looked at when it is opened */
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: stream must be NULL on a CPU", moe->config.layer_id);
+}
+
+sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what) {
+  if (context->device->far == NULL) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: not on device %s yet; use a CPU context", what, context->device->name);
 }

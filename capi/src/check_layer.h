@@ -20,6 +20,8 @@ sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice
 sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
                                      int gradients);
 sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks);
+/* UNSUPPORTED on a device whose memory the host cannot touch. */
+sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what);
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream);
 
 #endif /* SLUICE_CAPI_CHECK_LAYER_H_ */

@@ -5,6 +5,7 @@
 
 #include "backend/base/structs.h"
 #include "backend/moe/engine.h"
+#include "capi/src/context_far.h"
 
 void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size) {
   sluice_context_config_t defaults;
@@ -23,14 +24,14 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
   if (out->next != NULL) {
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_context_config_t: extension of unknown type %d", out->next->type);
   }
-  if (out->device_type != SLUICE_DEVICE_CPU) {
+  if (out->device_type != SLUICE_DEVICE_CPU && out->device_type != SLUICE_DEVICE_CUDA) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "context: device_type is %d; this build runs on the CPU only (SLUICE_DEVICE_CPU, %d)",
-                       out->device_type, SLUICE_DEVICE_CPU);
+                       "context: device_type is %d; known are SLUICE_DEVICE_CPU (%d) and SLUICE_DEVICE_CUDA (%d)",
+                       out->device_type, SLUICE_DEVICE_CPU, SLUICE_DEVICE_CUDA);
   }
-  if (out->device_id != 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: device_id is %d; the CPU has only device 0",
-                       out->device_id);
+  if (out->device_id < 0 || (out->device_id != 0 && out->device_type == SLUICE_DEVICE_CPU)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: device_id is %d; %s", out->device_id,
+                       out->device_type == SLUICE_DEVICE_CPU ? "the CPU has only device 0" : "devices count from 0");
   }
   if (out->max_outstanding < 0 || out->reserved != 0) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
@@ -41,6 +42,49 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: set allocate and release together, or neither");
   }
   return SLUICE_OK;
+}
+
+/* What a CUDA context cannot do yet is refused by name. */
+static sluice_status_t check_cuda(const sluice_context_config_t* config, const sluice_comm_t* comm) {
+  const char* gemm = config->gemm;
+  if (gemm != NULL && strcmp(gemm, "auto") != 0 && strcmp(gemm, "cublas") != 0) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "context: gemm is \"%s\", which multiplies on the CPU; a CUDA context takes \"cublas\" or "
+                       "\"auto\"",
+                       gemm);
+  }
+  if (config->memory_budget != 0) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "context: memory_budget is %llu; on CUDA a budget is not kept yet: set 0, and choose "
+                       "num_chunks, restore_input and restore_middle of the layers",
+                       (unsigned long long)config->memory_budget);
+  }
+  if (comm != NULL && comm->world_size > 1 && comm->vtable->exchange_enqueue == NULL) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "context: a %s communicator moves host memory only; on CUDA use an nccl one", comm->name);
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t fill_cuda(sluice_context_t* context, const sluice_context_config_t* config,
+                                 const sluice_cuda_sources_t* sources) {
+  sluice_device_t* device = NULL;
+  if (sources != NULL) {
+    SLUICE_TRY(sluice_cuda_device_create_from(sources->driver, sources->image, config->device_id, &context->allocator,
+                                              &device));
+  } else {
+    SLUICE_TRY(sluice_cuda_device_create(config->device_id, &context->allocator, &device));
+  }
+  sluice_engine_set_far(context, device, config->allocate, config->release, config->allocate_user);
+  context->device_type = SLUICE_DEVICE_CUDA;
+  context->device_id = config->device_id;
+  const sluice_gemm_cublas_options_t options = {
+      .device = device,
+      .memory = context->memory,
+      .library = config->gemm_library,
+      .symbols = sources != NULL ? sources->cublas : NULL,
+  };
+  return sluice_gemm_cublas_create(&options, &context->allocator, &context->gemm);
 }
 
 static sluice_status_t fill_engine(sluice_context_t* context, const sluice_context_config_t* config) {
@@ -54,23 +98,34 @@ static sluice_status_t fill_engine(sluice_context_t* context, const sluice_conte
   return sluice_gemm_create(&gemm, &context->allocator, &context->gemm);
 }
 
-sluice_status_t sluice_context_create(const sluice_context_config_t* config, sluice_comm_t* comm,
-                                      sluice_context_t** out_context) {
+sluice_status_t sluice_context_create_from(const sluice_context_config_t* config, sluice_comm_t* comm,
+                                           const sluice_cuda_sources_t* sources, sluice_context_t** out_context) {
   if (out_context == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_create: out_context is NULL");
   *out_context = NULL;
   sluice_context_config_t checked;
   SLUICE_TRY(read_config(config, &checked));
+  int is_cuda = checked.device_type == SLUICE_DEVICE_CUDA;
+  if (is_cuda) SLUICE_TRY(check_cuda(&checked, comm));
   sluice_context_t* context = NULL;
-  SLUICE_TRY(sluice_engine_create(comm, checked.allocate, checked.release, checked.allocate_user, &context));
+  /* The host's callbacks give memory for rows: on CUDA that is the device's. */
+  SLUICE_TRY(sluice_engine_create(comm, is_cuda ? NULL : checked.allocate, is_cuda ? NULL : checked.release,
+                                  checked.allocate_user, &context));
   context->memory_budget = checked.memory_budget;
   context->max_outstanding = checked.max_outstanding;
-  sluice_status_t status = fill_engine(context, &checked);
+  sluice_status_t status = is_cuda ? fill_cuda(context, &checked, sources) : fill_engine(context, &checked);
   if (status != SLUICE_OK) {
+    sluice_error_info_t why;
+    sluice_error_capture(&why);
     sluice_engine_release(context);
-    return status;
+    return sluice_error_adopt(&why);
   }
   *out_context = context;
   return SLUICE_OK;
+}
+
+sluice_status_t sluice_context_create(const sluice_context_config_t* config, sluice_comm_t* comm,
+                                      sluice_context_t** out_context) {
+  return sluice_context_create_from(config, comm, NULL, out_context);
 }
 
 void sluice_context_destroy(sluice_context_t* context) { sluice_engine_release(context); }
@@ -116,13 +171,16 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_get_stats"));
   sluice_context_stats_t stats = context->stats;
   stats.struct_size = size;
-  stats.current_bytes = context->allocator.current_bytes;
-  stats.peak_bytes = context->allocator.peak_bytes;
+  stats.current_bytes = context->allocator.current_bytes + context->far_allocator.current_bytes;
+  stats.peak_bytes = context->allocator.peak_bytes + context->far_allocator.peak_bytes;
   memcpy(stats.gemm, context->gemm->name,
          sizeof stats.gemm < sizeof context->gemm->name ? sizeof stats.gemm : sizeof context->gemm->name);
   memset(out_stats, 0, size);
   memcpy(out_stats, &stats, size < sizeof stats ? size : sizeof stats);
-  if (reset_peak != 0) sluice_allocator_reset_peak(&context->allocator);
+  if (reset_peak != 0) {
+    sluice_allocator_reset_peak(&context->allocator);
+    sluice_allocator_reset_peak(&context->far_allocator);
+  }
   sluice_engine_leave(context);
   return SLUICE_OK;
 }

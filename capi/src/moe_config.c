@@ -83,6 +83,23 @@ static sluice_status_t check_policies(const sluice_moe_config_t* c) {
                      c->layer_id, c->restore_input, c->restore_middle);
 }
 
+/* What the engine does not do on a device of its own memory yet. */
+static sluice_status_t check_far(const sluice_context_t* context, sluice_moe_config_t* c) {
+  if (context->device->far == NULL) return SLUICE_OK;
+  if (c->callback_experts) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: callback experts do not run on device %s yet: use parameters",
+                       c->layer_id, context->device->name);
+  }
+  if (c->num_chunks == 0 && context->world_size > 1) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: num_chunks is 0, chosen by Sluice, which cannot time passes on device %s yet: give a "
+                       "number",
+                       c->layer_id, context->device->name);
+  }
+  if (c->num_chunks == 0) c->num_chunks = 1; /* one rank has nothing to overlap */
+  return SLUICE_OK;
+}
+
 static sluice_status_t check_owners(const sluice_context_t* context, const sluice_moe_config_t* c) {
   if (c->expert_rank == NULL) {
     CHECK(c->num_experts % context->world_size == 0,
@@ -120,6 +137,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
                        checked.layer_id, context->device->name, checked.activation, checked.gated);
   }
   SLUICE_TRY(check_policies(&checked));
+  SLUICE_TRY(check_far(context, &checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));
   sluice_status_t status = sluice_layer_create(context, &checked, out_moe);
   sluice_engine_leave(context);

@@ -7,6 +7,7 @@
 
 static sluice_status_t check_dispatch(const sluice_moe_t* moe, const sluice_tensor_t* tokens,
                                       const sluice_tensor_t* expert_ids, sluice_stream_t stream) {
+  SLUICE_TRY(sluice_check_is_near(moe->context, "sluice_dispatch_forward"));
   SLUICE_TRY(sluice_check_stream(moe, stream));
   SLUICE_TRY(sluice_check_rows(moe, tokens, "tokens", -1));
   return sluice_check_ids(moe, expert_ids, tokens->shape[0]);
@@ -111,6 +112,7 @@ void sluice_dispatch_destroy(sluice_dispatch_t* dispatch) { sluice_part_destroy(
 
 static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t* rows_per_expert,
                                           const sluice_expert_tensors_t* params, sluice_stream_t stream) {
+  SLUICE_TRY(sluice_check_is_near(moe->context, "the experts of a layer alone"));
   SLUICE_TRY(sluice_check_stream(moe, stream));
   if (moe->config.callback_experts) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,

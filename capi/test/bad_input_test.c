@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <dlfcn.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -336,8 +337,21 @@ static void ContextCreate_BadConfig_IsRefused(void** state) {
   good.gemm = "ref";
   good.allocate = heap_allocate, good.release = heap_release, good.allocate_user = &f.rig.heap;
   REFUSED(sluice_context_create(&good, NULL, NULL), BAD, "out_context is NULL");
-  c = good, c.device_type = SLUICE_DEVICE_CUDA;
-  REFUSED(make_context(&f, &c), SLUICE_E_UNSUPPORTED, "device_type is 2");
+  c = good, c.device_type = 3;
+  REFUSED(make_context(&f, &c), SLUICE_E_UNSUPPORTED, "device_type is 3");
+  c.device_type = SLUICE_DEVICE_CUDA;
+  REFUSED(make_context(&f, &c), SLUICE_E_UNSUPPORTED, "gemm is \"ref\"");
+  c.gemm = NULL, c.memory_budget = 1 << 20;
+  REFUSED(make_context(&f, &c), SLUICE_E_UNSUPPORTED, "memory_budget is 1048576");
+  c.memory_budget = 0, c.device_id = -1;
+  REFUSED(make_context(&f, &c), BAD, "device_id is -1");
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == NULL) { /* where there is one, cuda_device_test's fakes say the same */
+    c.device_id = 0;
+    REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "no NVIDIA driver: libcuda.so.1");
+  } else {
+    dlclose(driver);
+  }
   c = good, c.device_id = 1;
   REFUSED(make_context(&f, &c), BAD, "device_id is 1");
   c = good, c.release = NULL;

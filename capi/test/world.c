@@ -121,6 +121,30 @@ static double load(int32_t dtype, const void* data, int64_t i) {
   }
 }
 
+/* Where this thread's rank lives. */
+static _Thread_local struct {
+  const world_machine_t* machine; /* NULL: this CPU */
+  int32_t rank;
+} here;
+
+static void* take(uint64_t bytes) {
+  return here.machine != NULL ? here.machine->allocate(here.rank, bytes) : malloc(bytes);
+}
+static void give(void* data) {
+  if (here.machine != NULL && data != NULL) {
+    here.machine->release(data);
+  } else {
+    free(data);
+  }
+}
+static sluice_stream_t stream_here(void) { return here.machine != NULL ? here.machine->stream(here.rank) : NULL; }
+static void settle(void) {
+  if (here.machine != NULL) here.machine->settle(here.rank);
+}
+static void tell(int32_t direction, int32_t has_returned) {
+  if (here.machine != NULL && here.machine->note != NULL) here.machine->note(here.rank, direction, has_returned);
+}
+
 typedef struct array_s {
   sluice_tensor_t tensor;
   int64_t shape[2];
@@ -133,9 +157,10 @@ static void make(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int64_t 
   int64_t elements =
       rows * (ndim == 2 ? (row_stride > cols ? row_stride : cols) : 1) + (col_stride > 1 ? cols * col_stride : 0);
   uint64_t bytes = (uint64_t)(elements + 1) * sluice_dtype_bytes(dtype);
-  a->tensor.data = malloc(bytes);
+  a->tensor.data = take(bytes);
   memset(a->tensor.data, 0xff, bytes); /* NaN */
-  a->tensor.device_type = SLUICE_DEVICE_CPU;
+  a->tensor.device_type = here.machine != NULL ? here.machine->device_type : SLUICE_DEVICE_CPU;
+  a->tensor.device_id = here.machine != NULL ? here.rank : 0;
   a->tensor.ndim = ndim;
   a->tensor.type_code = dtype == SLUICE_DTYPE_I64    ? SLUICE_TYPE_INT
                         : dtype == SLUICE_DTYPE_BF16 ? SLUICE_TYPE_BFLOAT
@@ -210,7 +235,7 @@ static void make_experts(experts_t* x, const case_t* c, int32_t dtype, const int
 
 static void free_experts(experts_t* x, int32_t count) {
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
-    for (int32_t l = 0; x->arrays[kind] != NULL && l < count; ++l) free(x->arrays[kind][l].tensor.data);
+    for (int32_t l = 0; x->arrays[kind] != NULL && l < count; ++l) give(x->arrays[kind][l].tensor.data);
     free(x->arrays[kind]);
     free(x->tensors[kind]);
   }
@@ -266,21 +291,38 @@ typedef struct saved_s {
   uint64_t bytes[SLUICE_SAVED_COUNT];
 } saved_t;
 
+/* Of another machine, rows lie in its memory and the rest in the host's. */
+static int is_theirs(int32_t which) {
+  return here.machine != NULL && (which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_MIDDLE);
+}
+static void* take_saved(int32_t which, uint64_t bytes) {
+  bytes = (bytes + 127) / 64 * 64;
+  return is_theirs(which) ? take(bytes) : aligned_alloc(64, bytes);
+}
+static void give_saved(int32_t which, void* data) {
+  if (is_theirs(which)) {
+    give(data);
+  } else {
+    free(data);
+  }
+}
+
 static void* save_host(void* user, int32_t which, uint64_t bytes) {
   saved_t* saved = user;
   saved->bytes[which] = bytes;
-  saved->data[which] = aligned_alloc(64, (bytes + 127) / 64 * 64);
+  saved->data[which] = take_saved(which, bytes);
   return saved->data[which];
 }
 
 /* Moves the saved buffers elsewhere and rebuilds the step from them. */
 static sluice_status_t rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t** step) {
+  settle();
   sluice_step_drop(*step);
   for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) {
-    void* copy = aligned_alloc(64, (saved->bytes[i] + 127) / 64 * 64);
+    void* copy = take_saved(i, saved->bytes[i]);
     memcpy(copy, saved->data[i], saved->bytes[i]);
     memset(saved->data[i], 0xff, saved->bytes[i]);
-    free(saved->data[i]);
+    give_saved(i, saved->data[i]);
     saved->data[i] = copy;
   }
   return sluice_step_restore(moe, saved->data, saved->bytes, step);
@@ -322,6 +364,7 @@ static void run_parts(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
 
 static void run_rank(rank_t* r) {
   const case_t* c = r->c;
+  here.machine = c->machine, here.rank = r->rank;
   int64_t T = c->tokens[r->rank];
   int32_t* ids = calloc((size_t)c->num_experts, sizeof(int32_t));
   int32_t* owners = calloc((size_t)c->num_experts, sizeof(int32_t));
@@ -335,13 +378,20 @@ static void run_rank(rank_t* r) {
   comm_config.rank = r->rank;
   comm_config.world_size = c->world_size;
   comm_config.timeout_ns = 20000000000u;
-  if (r->group != NULL) note(r, sluice_comm_create_local(r->group, &comm_config, &comm));
+  if (r->group != NULL && c->machine != NULL) note(r, c->machine->make_comm(r->rank, &comm_config, &comm));
+  if (r->group != NULL && c->machine == NULL) note(r, sluice_comm_create_local(r->group, &comm_config, &comm));
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
   context_config.gemm = c->gemm != NULL ? c->gemm : "ref";
   context_config.memory_budget = c->budget, context_config.max_outstanding = c->outstanding;
   sluice_context_t* context = NULL;
-  note(r, sluice_context_create(&context_config, comm, &context));
+  if (c->machine != NULL) {
+    context_config.gemm = c->gemm;
+    context_config.device_type = c->machine->device_type, context_config.device_id = r->rank;
+    note(r, c->machine->make_context(r->rank, &context_config, comm, &context));
+  } else {
+    note(r, sluice_context_create(&context_config, comm, &context));
+  }
   sluice_moe_config_t config;
   sluice_moe_config_init(&config, sizeof config);
   config.model_width = c->model_width, config.hidden_width = c->hidden_width, config.num_experts = c->num_experts;
@@ -395,9 +445,11 @@ static void run_rank(rank_t* r) {
     f.callbacks = c->callback_experts ? &callbacks : NULL;
     f.needs_backward = 1;
     if (c->restore) f.save = save_host, f.save_user = &saved;
-    note(r, sluice_moe_forward(moe, &f, NULL, &step));
+    tell(SLUICE_FORWARD, 0);
+    note(r, sluice_moe_forward(moe, &f, stream_here(), &step));
+    tell(SLUICE_FORWARD, 1);
     for (int32_t i = 1; i < c->outstanding && r->out->status[r->rank] == SLUICE_OK; ++i) {
-      note(r, sluice_moe_forward(moe, &f, NULL, &others[i]));
+      note(r, sluice_moe_forward(moe, &f, stream_here(), &others[i]));
     }
   }
   if (r->out->status[r->rank] == SLUICE_OK && c->restore) note(r, rebuild(moe, &saved, &step));
@@ -412,15 +464,18 @@ static void run_rank(rank_t* r) {
     b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
     b.may_reuse_saved = c->reuse_saved;
     b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
+    tell(SLUICE_BACKWARD, 0);
     if (c->halves_apart) {
       b.halves = SLUICE_HALF_INPUT;
-      note(r, sluice_moe_backward(moe, step, &b, NULL));
+      note(r, sluice_moe_backward(moe, step, &b, stream_here()));
       b.halves = SLUICE_HALF_WEIGHT;
       b.may_reuse_saved = !c->reuse_saved; /* what the input half did counts */
       b.grad_out = NULL;
     }
-    note(r, sluice_moe_backward(moe, step, &b, NULL));
+    note(r, sluice_moe_backward(moe, step, &b, stream_here()));
+    tell(SLUICE_BACKWARD, 1);
   }
+  settle();
   r->out->out[r->rank] = copy_rows(&y, c->dtype);
   r->out->grad_tokens[r->rank] = copy_rows(&dx, c->dtype);
   r->out->grad_weights[r->rank] = copy_rows(&dw, SLUICE_DTYPE_F32);
@@ -441,14 +496,14 @@ static void run_rank(rank_t* r) {
   }
   for (int i = 0; i < MAX_OUTSTANDING; ++i) sluice_step_drop(others[i]);
   sluice_step_drop(step);
-  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) free(saved.data[i]);
+  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) give_saved(i, saved.data[i]);
   sluice_moe_destroy(moe);
   sluice_context_destroy(context);
   sluice_comm_destroy(comm);
   free_experts(&params, count);
   free_experts(&grads, count);
   array_t* all[] = {&x, &id, &w, &y, &dy, &dx, &dw};
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) free(all[i]->tensor.data);
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) give(all[i]->tensor.data);
   free(ids);
   free(owners);
 }

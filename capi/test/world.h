@@ -9,6 +9,20 @@
 
 #define WORLD_MAX_RANKS 8
 
+/* Another machine than this CPU, whose memory this process can touch once it is settled. */
+typedef struct world_machine_s {
+  int32_t device_type;
+  void* (*allocate)(int32_t rank, uint64_t bytes);
+  void (*release)(void* data);
+  sluice_status_t (*make_comm)(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm);
+  sluice_status_t (*make_context)(int32_t rank, const sluice_context_config_t* config, sluice_comm_t* comm,
+                                  sluice_context_t** out_context);
+  sluice_stream_t (*stream)(int32_t rank);
+  void (*settle)(int32_t rank); /* until all that was enqueued has run */
+  /* Around every pass: direction SLUICE_FORWARD or _BACKWARD; begins or has returned. May be NULL. */
+  void (*note)(int32_t rank, int32_t direction, int32_t has_returned);
+} world_machine_t;
+
 typedef struct case_s {
   int32_t world_size;
   int64_t tokens[WORLD_MAX_RANKS]; /* T of each rank */
@@ -28,6 +42,7 @@ typedef struct case_s {
   int32_t outstanding;                   /* forwards before the first backward; 0: 1 */
   int32_t parts;                         /* dispatch, experts, combine called one by one */
   const char* gemm;                      /* NULL: "ref" */
+  const world_machine_t* machine;        /* NULL: this CPU */
 } case_t;
 
 /* Everything a case computes, in f64, indexed by rank; freed by world_free. */

@@ -37,17 +37,19 @@ typedef int32_t (*sluice_host_gemm_fn_t)(void* user, const sluice_host_gemm_args
 typedef struct sluice_context_config_s {
   size_t struct_size;              /* set by sluice_context_config_init */
   const sluice_ext_header_t* next; /* NULL */
-  int32_t device_type;             /* SLUICE_DEVICE_CPU */
-  int32_t device_id;               /* 0 */
+  int32_t device_type;             /* SLUICE_DEVICE_CPU, or SLUICE_DEVICE_CUDA: an NVIDIA driver and cuBLAS, 12.0 */
+  int32_t device_id;               /* of CUDA devices; on the CPU 0 */
   const char* gemm;                /* "auto", "native", "ref", "onednn", "blas", "host"; NULL = "auto": measured on
-                                      first use, so name one where bits must repeat between processes */
+                                      first use, so name one where bits must repeat between processes. CUDA: NULL,
+                                      "auto" or "cublas" */
   const char* gemm_library;        /* path for "onednn" or "blas", or NULL: the loader's search */
   sluice_host_gemm_fn_t host_gemm; /* needed by gemm "host", considered by "auto"; may be NULL */
   void* host_gemm_user;
-  sluice_allocate_fn_t allocate; /* for slots and temporaries; NULL = the library's own */
+  sluice_allocate_fn_t allocate; /* for slots and temporaries, on CUDA device memory; NULL = the library's own */
   sluice_free_fn_t release;
   void* allocate_user;
-  uint64_t memory_budget;  /* bytes of everything that this context allocates, saved buffers included; 0: no limit */
+  uint64_t memory_budget;  /* (CPU only) bytes of everything that this context allocates, saved buffers included; 0: no
+                              limit */
   int32_t max_outstanding; /* under a budget: forwards without their backward at one time, over all layers of the
                               context; 0: one for each layer */
   int32_t reserved;        /* 0 */
@@ -57,7 +59,8 @@ SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_confi
 
 /* comm: NULL for one rank, otherwise retained. out_context: new, sluice_context_destroy. Not collective, makes no
  * thread until the first pass that needs one. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (a named gemm is
- * missing). */
+ * missing; on CUDA the driver, a device, cuBLAS or the kernels), UNSUPPORTED (on CUDA: a budget, a CPU's gemm, a
+ * communicator of host memory), FOREIGN. */
 SLUICE_API sluice_status_t sluice_context_create(const sluice_context_config_t* config, sluice_comm_t* comm,
                                                  sluice_context_t** out_context);
 /* Layers and steps keep the context alive. Steps outstanding at process exit are harmless. */

@@ -27,6 +27,7 @@ typedef struct group_s {
 typedef struct fake_comm_s {
   group_t* group;
   int rank, references, ended;
+  int64_t issued, finished;   /* groups: NCCL runs those of one communicator in the order of calls, on any streams */
   int outstanding[MAX_RANKS]; /* messages to or from that rank */
 } fake_comm_t;
 
@@ -35,6 +36,7 @@ typedef struct batch_s {
   fake_comm_t* comm;
   void* stream;
   int num_messages, posted;
+  int64_t number;
   int peers[MAX_OPS], is_send[MAX_OPS];
   message_t messages[MAX_OPS];
 } batch_t;
@@ -237,6 +239,7 @@ static int is_ready(void* user) {
   batch_t* b = user;
   group_t* group = b->comm->group;
   if (b->comm->ended) return 1;
+  if (b->number > b->comm->finished) return 0;
   for (int i = 0; i < b->num_messages && !b->posted; ++i) {
     int from = b->is_send[i] ? b->comm->rank : b->peers[i], to = b->is_send[i] ? b->peers[i] : b->comm->rank;
     append(b->is_send[i] ? &group->sends[from][to] : &group->recvs[from][to], &b->messages[i]);
@@ -260,6 +263,7 @@ static void drop_batch(void* user) {
     int from = b->is_send[i] ? b->comm->rank : b->peers[i], to = b->is_send[i] ? b->peers[i] : b->comm->rank;
     take_out(b->is_send[i] ? &b->comm->group->sends[from][to] : &b->comm->group->recvs[from][to], &b->messages[i]);
   }
+  if (b->number >= b->comm->finished) b->comm->finished = b->number + 1;
   drop_comm(b->comm);
   free(b);
 }
@@ -278,10 +282,12 @@ static int fake_group_end(void) {
   if (open_groups == 0) {
     code = INVALID_USAGE;
   } else if (--open_groups == 0 && batch != NULL) {
+    batch->number = -1;
     if (code != 0 || batch->comm->ended) {
       drop_batch(batch);
     } else {
       ++state.groups;
+      batch->number = batch->comm->issued++;
       for (int i = 0; i < batch->num_messages; ++i) {
         sluice_fake_cuda_note_access(batch->stream, batch->messages[i].data, batch->messages[i].bytes,
                                      !batch->is_send[i]);

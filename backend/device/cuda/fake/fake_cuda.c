@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_STREAMS = 64, MAX_BLOCKS = 256, MAX_CONTEXT_DEPTH = 16 };
+enum { MAX_STREAMS = 64, MAX_BLOCKS = 4096, MAX_CONTEXT_DEPTH = 16 };
 enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
 
 /* ---- what exists ----------------------------------------------------------------------------------------------- */
@@ -44,6 +44,7 @@ typedef struct access_s {
   int32_t stream, is_write;
   int64_t count;
   fake_clock_t clock;
+  int64_t block; /* number of the allocation: an address may come again */
   const char* data;
   uint64_t bytes;
 } access_t;
@@ -52,6 +53,8 @@ typedef struct block_s {
   void* data;
   uint64_t bytes;
   int32_t ordinal; /* -1: pinned host memory */
+  int32_t is_hosts;
+  int64_t number;
 } block_t;
 
 typedef struct fake_kernel_s {
@@ -73,7 +76,7 @@ static struct {
   block_t blocks[MAX_BLOCKS];
   fake_clock_t host; /* what the host has waited for */
   access_t* accesses;
-  int64_t num_accesses, room_accesses;
+  int64_t num_accesses, room_accesses, num_blocks;
   fake_kernel_t kernels[MAX_KERNELS];
   int32_t num_kernels;
 } world;
@@ -166,6 +169,14 @@ void sluice_fake_cuda_enqueue(void* handle, const sluice_fake_op_t* op) {
   sluice_fake_cuda_pump();
 }
 
+static int64_t block_number(const char* data) {
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    const char* begin = world.blocks[i].data;
+    if (begin != NULL && data >= begin && data < begin + world.blocks[i].bytes) return world.blocks[i].number;
+  }
+  return 0;
+}
+
 void sluice_fake_cuda_note_access(void* handle, const void* data, uint64_t bytes, int is_write) {
   const fake_stream_t* stream = stream_of(handle);
   if (bytes == 0) return;
@@ -178,12 +189,13 @@ void sluice_fake_cuda_note_access(void* handle, const void* data, uint64_t bytes
                                                     .is_write = is_write,
                                                     .count = stream->clock.at[stream->index],
                                                     .clock = stream->clock,
+                                                    .block = block_number(data),
                                                     .data = data,
                                                     .bytes = bytes};
 }
 
 static int overlap(const access_t* a, const access_t* b) {
-  return a->data < b->data + b->bytes && b->data < a->data + a->bytes;
+  return a->block == b->block && a->data < b->data + b->bytes && b->data < a->data + a->bytes;
 }
 
 /* Whether `a`, noted first, is over before `b` begins. */
@@ -443,6 +455,8 @@ static int take_block(uint64_t bytes, int32_t ordinal, void** out_data) {
     memset(block->data, 0xa5, bytes); /* what was there before */
     block->bytes = bytes;
     block->ordinal = ordinal;
+    block->is_hosts = 0;
+    block->number = ++world.num_blocks;
     if (ordinal >= 0) world.used[ordinal] += bytes;
     *out_data = block->data;
     return 0;
@@ -471,9 +485,28 @@ static int fake_cuMemAlloc_v2(unsigned long long* out_pointer, size_t bytes) {
   sluice_fake_cuda_unlock();
   return code;
 }
+static int is_busy(int32_t ordinal) {
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    const fake_stream_t* stream = &world.streams[i];
+    if (stream->live && stream->ordinal == ordinal && stream->head != NULL) return 1;
+  }
+  return 0;
+}
+static int32_t ordinal_of(const void* data) {
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    if (world.blocks[i].data == data) return world.blocks[i].ordinal;
+  }
+  return -1;
+}
+/* As the real one: waits for everything on the block's device. */
 static int fake_cuMemFree_v2(unsigned long long pointer) {
+  void* data = (void*)(uintptr_t)pointer;
   sluice_fake_cuda_lock();
-  int code = planned(), freed = give_block((void*)(uintptr_t)pointer);
+  int code = planned();
+  for (sluice_fake_cuda_pump(); is_busy(ordinal_of(data)); sluice_fake_cuda_pump()) {
+    pthread_cond_wait(&progress, &mutex);
+  }
+  int freed = give_block(data);
   sluice_fake_cuda_unlock();
   return code != 0 ? code : freed;
 }
@@ -695,13 +728,27 @@ int64_t sluice_fake_cuda_live(char* out, size_t out_bytes) {
   int64_t streams = 0, blocks = 0;
   sluice_fake_cuda_lock();
   for (int i = 0; i < MAX_STREAMS; ++i) streams += world.streams[i].live && !world.streams[i].is_hosts;
-  for (int i = 0; i < MAX_BLOCKS; ++i) blocks += world.blocks[i].data != NULL;
+  for (int i = 0; i < MAX_BLOCKS; ++i) blocks += world.blocks[i].data != NULL && !world.blocks[i].is_hosts;
   snprintf(out, out_bytes, "%lld streams, %lld events, %lld libraries, %lld contexts, %lld blocks, depth %d",
            (long long)streams, (long long)world.num_events, (long long)world.num_libraries,
            (long long)world.num_contexts, (long long)blocks, depth);
   int64_t live = streams + blocks + world.num_events + world.num_libraries + world.num_contexts + depth;
   sluice_fake_cuda_unlock();
   return live;
+}
+
+void* sluice_fake_cuda_take(int32_t ordinal, uint64_t bytes) {
+  void* data = NULL;
+  sluice_fake_cuda_lock();
+  int code = take_block(bytes, ordinal, &data);
+  for (int i = 0; i < MAX_BLOCKS && code == 0; ++i) world.blocks[i].is_hosts |= world.blocks[i].data == data;
+  sluice_fake_cuda_unlock();
+  return code == 0 ? data : NULL;
+}
+void sluice_fake_cuda_give(void* data) {
+  sluice_fake_cuda_lock();
+  (void)give_block(data);
+  sluice_fake_cuda_unlock();
 }
 
 void* sluice_fake_cuda_open_stream(int32_t ordinal) {

@@ -1,7 +1,7 @@
 /* A CUDA driver that runs on the CPU: for tests. One per process.
  *
  * Streams are recorded queues. What is enqueued runs, in stream order and after the events it waits for, as soon as it
- * can: whenever any call comes in, and while a host wait goes on. Kernels are the CPU build of the same source. Two
+ * can: whenever any call comes in, and while a host wait goes on. Kernels are the CPU build of the same source. Four
  * devices exist; device memory is malloc's, so sanitizers see kernels that read or write outside it.
  *
  * Besides, every copy and memset is noted with a vector clock that follows streams, events and host waits alone, never
@@ -13,7 +13,7 @@
 
 #include "backend/device/cuda/cuda_device.h"
 
-enum { SLUICE_FAKE_CUDA_DEVICES = 2 };
+enum { SLUICE_FAKE_CUDA_DEVICES = 4 };
 
 /* Forgets everything and starts anew. No device may be alive. */
 void sluice_fake_cuda_reset(void);
@@ -41,6 +41,9 @@ void sluice_fake_cuda_set_memory(uint64_t device_bytes); /* of each device, free
 void* sluice_fake_cuda_open_stream(int32_t ordinal);
 void sluice_fake_cuda_close_stream(void* stream);
 void sluice_fake_cuda_set_capturing(void* stream, int capturing);
+/* Memory of a device for the host's own tensors: no calls of the driver, and not counted as alive. */
+void* sluice_fake_cuda_take(int32_t ordinal, uint64_t bytes);
+void sluice_fake_cuda_give(void* data);
 /* Runs what can run; true when nothing is left in this stream. */
 int sluice_fake_cuda_idle(void* stream);
 

@@ -1,0 +1,19 @@
+/* A CUDA context from given tables instead of this machine's libraries: how tests put fakes underneath. Private to
+ * capi; not exported. */
+#ifndef SLUICE_CAPI_CONTEXT_FAR_H_
+#define SLUICE_CAPI_CONTEXT_FAR_H_
+
+#include "backend/device/cuda/cuda_device.h"
+#include "backend/gemm/cublas/gemm_cublas.h"
+
+typedef struct sluice_cuda_sources_s {
+  const sluice_cuda_driver_t* driver; /* borrowed until the context is destroyed */
+  sluice_cuda_image_t image;
+  const sluice_cublas_symbols_t* cublas; /* copied */
+} sluice_cuda_sources_t;
+
+/* sluice_context_create; sources NULL: the driver, kernels and cuBLAS of this machine. */
+sluice_status_t sluice_context_create_from(const sluice_context_config_t* config, sluice_comm_t* comm,
+                                           const sluice_cuda_sources_t* sources, sluice_context_t** out_context);
+
+#endif /* SLUICE_CAPI_CONTEXT_FAR_H_ */

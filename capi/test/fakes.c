@@ -1,0 +1,115 @@
+#include "capi/test/fakes.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backend/comm/nccl/fake/fake_nccl.h"
+#include "backend/device/cuda/cuda_memory.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/gemm/cublas/fake/fake_cublas.h"
+#include "backend/moe/engine.h"
+#include "capi/src/context_far.h"
+
+typedef struct rank_machine_s {
+  void* stream;
+  sluice_device_t* device; /* of the communicator */
+  sluice_allocator_t memory;
+  sluice_context_t* context;     /* of the running case */
+  fakes_waits_t before, sums[2]; /* by direction */
+} rank_machine_t;
+
+static struct {
+  int32_t world_size;
+  sluice_cublas_symbols_t cublas;
+  sluice_nccl_symbols_t nccl;
+  sluice_nccl_id_t id;
+  rank_machine_t ranks[SLUICE_FAKE_CUDA_DEVICES];
+} fakes;
+
+void fakes_open(int32_t world_size, int with_groups) {
+  memset(&fakes, 0, sizeof fakes);
+  sluice_fake_cuda_reset();
+  sluice_fake_cuda_fail_call(-1, 0);
+  sluice_fake_cublas_fail_call(-1, 0);
+  sluice_fake_nccl_fail_call(-1, 0);
+  fakes.world_size = world_size;
+  fakes.cublas = sluice_fake_cublas(with_groups);
+  fakes.nccl = sluice_fake_nccl();
+  if (sluice_nccl_make_id(&fakes.nccl, &fakes.id) != SLUICE_OK) abort();
+  for (int32_t r = 0; r < world_size; ++r) {
+    rank_machine_t* rank = &fakes.ranks[r];
+    rank->stream = sluice_fake_cuda_open_stream(r);
+    if (world_size == 1) continue;
+    if (sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), r,
+                                       sluice_process_allocator(), &rank->device) != SLUICE_OK) {
+      abort();
+    }
+    sluice_cuda_allocator_init(rank->device, &rank->memory);
+  }
+}
+
+int64_t fakes_close(char* out, uint64_t out_bytes) {
+  for (int32_t r = 0; r < fakes.world_size; ++r) {
+    rank_machine_t* rank = &fakes.ranks[r];
+    if (rank->device != NULL) {
+      sluice_allocator_deinit(&rank->memory);
+      rank->device->vtable->destroy(rank->device);
+    }
+    sluice_fake_cuda_close_stream(rank->stream);
+  }
+  return sluice_fake_cuda_live(out, out_bytes) + sluice_fake_cublas_handles() + sluice_fake_nccl_live();
+}
+
+sluice_stream_t fakes_stream(int32_t rank) { return fakes.ranks[rank].stream; }
+
+static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
+  const sluice_nccl_options_t options = {
+      .symbols = &fakes.nccl, .device = fakes.ranks[rank].device, .memory = &fakes.ranks[rank].memory, .id = &fakes.id};
+  return sluice_nccl_comm_create(&options, config, out_comm);
+}
+
+static sluice_status_t make_context(int32_t rank, const sluice_context_config_t* config, sluice_comm_t* comm,
+                                    sluice_context_t** out_context) {
+  const sluice_cuda_sources_t sources = {sluice_fake_cuda_driver(), sluice_fake_cuda_image(), &fakes.cublas};
+  sluice_status_t status = sluice_context_create_from(config, comm, &sources, out_context);
+  fakes.ranks[rank].context = *out_context;
+  return status;
+}
+
+static void settle(int32_t rank) {
+  const struct timespec nap = {.tv_nsec = 100000};
+  while (!sluice_fake_cuda_idle(fakes.ranks[rank].stream)) nanosleep(&nap, NULL);
+}
+
+static fakes_waits_t waits_now(int32_t rank) {
+  const sluice_context_t* context = fakes.ranks[rank].context;
+  return (fakes_waits_t){sluice_fake_cuda_host_waits(), sluice_cuda_device_stats(context->device).num_host_waits};
+}
+
+static void note(int32_t rank, int32_t direction, int32_t has_returned) {
+  rank_machine_t* r = &fakes.ranks[rank];
+  if (r->context == NULL) return;
+  fakes_waits_t now = waits_now(rank);
+  if (has_returned) {
+    r->sums[direction].of_driver += now.of_driver - r->before.of_driver;
+    r->sums[direction].reads += now.reads - r->before.reads;
+  }
+  r->before = now;
+}
+
+fakes_waits_t fakes_waits(int32_t rank, int32_t direction) { return fakes.ranks[rank].sums[direction]; }
+
+const world_machine_t* fakes_machine(void) {
+  static const world_machine_t machine = {
+      .device_type = SLUICE_DEVICE_CUDA,
+      .allocate = sluice_fake_cuda_take,
+      .release = sluice_fake_cuda_give,
+      .make_comm = make_comm,
+      .make_context = make_context,
+      .stream = fakes_stream,
+      .settle = settle,
+      .note = note,
+  };
+  return &machine;
+}

@@ -1,0 +1,24 @@
+/* A world machine of fake GPUs: the fake driver, cuBLAS and NCCL under the engine; each rank has a device. */
+#ifndef SLUICE_CAPI_TEST_FAKES_H_
+#define SLUICE_CAPI_TEST_FAKES_H_
+
+#include "capi/test/world.h"
+
+/* Host waits (cuEventSynchronize, cuStreamSynchronize) and the reads among them, of one rank's device. */
+typedef struct fakes_waits_s {
+  int64_t of_driver; /* all ranks together: meaningful for one rank */
+  uint64_t reads;
+} fakes_waits_t;
+
+/* Starts anew, for `world_size` ranks. with_groups as sluice_fake_cublas. */
+void fakes_open(int32_t world_size, int with_groups);
+const world_machine_t* fakes_machine(void);
+/* Releases the ranks' devices and streams; the number of things still alive, with a line about them. */
+int64_t fakes_close(char* out, uint64_t out_bytes);
+
+/* What passes of one direction waited for, summed over all since fakes_open. */
+fakes_waits_t fakes_waits(int32_t rank, int32_t direction);
+/* The stream of a rank's host. */
+sluice_stream_t fakes_stream(int32_t rank);
+
+#endif /* SLUICE_CAPI_TEST_FAKES_H_ */

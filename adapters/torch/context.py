@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from ... import trace
 from ..._library import load
 from ...errors import InvalidState
 from ._native import generation, native
@@ -101,6 +102,8 @@ class Context:
         self._layers.add(layer)
 
     def close(self) -> None:
+        if self.alive:
+            trace.closing(self)
         for layer in list(self._layers):
             layer.close()
         self._finalizer()

@@ -1,27 +1,52 @@
 """Timelines of everything that this process runs through Sluice: start, train, stop, open in Perfetto.
 
-Adapters register their contexts here when they make them; nothing is recorded until `start`.
+Adapters register their contexts here when they make them; nothing is recorded until `start`, or unless the process
+runs under `sluice trace`, which sets SLUICE_TRACE_DIR: then every context is recorded, and written there at the end.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
+import sys
 import weakref
 from typing import Any
 
 # Lanes as rows of the picture, from the top; events name them as the engine does.
 LANES = {"comm": "S, R communication", "compute": "C compute", "copy_out": "M copy out", "copy_in": "M copy in"}
+FOLDER = "SLUICE_TRACE_DIR"
+CAPACITY = "SLUICE_TRACE_EVENTS"
+FORM = 1
 
 _contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 _capacity = 0
+_closed: list[dict[str, Any]] = []  # what closed contexts left, for the record
+_kept: list[Any] = []  # under `sluice trace`: a context whose model is gone is written at the end all the same
+_process = os.getpid()
 
 
 def register(context: Any) -> None:
     """Called by adapters for each context: an object with `trace_start(capacity)` and `trace_take()`."""
+    global _capacity, _process
     _contexts.add(context)
+    if os.environ.get(FOLDER):
+        _capacity = _capacity or int(os.environ.get(CAPACITY, 1 << 16))
+        _process = os.getpid()
+        _kept.append(context)
+        # Last registered runs first: before the adapters' own handlers close the contexts.
+        atexit.unregister(_write_record)
+        atexit.register(_write_record)
     if _capacity:
         context.trace_start(_capacity)
+
+
+def closing(context: Any) -> None:
+    """Called by adapters before a context goes: what it recorded is kept for the record."""
+    if os.environ.get(FOLDER) and _capacity and context in _contexts and os.getpid() == _process:
+        with contextlib.suppress(Exception):
+            _closed.append(_taken(context))
 
 
 def start(capacity: int = 1 << 16) -> None:
@@ -47,6 +72,52 @@ def stop(path: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
         with open(path, "w") as file:
             json.dump(chrome(events, rank=int(os.environ.get("RANK", "0"))), file)
     return events
+
+
+def record() -> dict[str, Any]:
+    """All that was recorded so far, by context and in program order, with what places it in time; forgets it."""
+    torch = sys.modules.get("torch")
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    contexts = [*_closed, *(_taken(context) for context in _alive())]
+    _closed.clear()
+    return {"form": FORM, "rank": rank, "world_size": world_size, "boot": _boot(), "contexts": contexts}
+
+
+def _taken(context: Any) -> dict[str, Any]:
+    group = getattr(context, "ep_group", None)
+    layers = {
+        str(layer.layer_id): {"gated": "w3" in layer.members, "model_width": layer.model_width}
+        for layer in getattr(context, "_layers", ())
+        if hasattr(layer, "layer_id")
+    }
+    ranks = [int(rank) for rank in getattr(group, "ranks", (0,))]
+    events = [dict(event) for event in context.trace_take(_capacity or 1 << 16)]
+    return {"ranks": ranks, "layers": layers, "events": events}
+
+
+def _boot() -> str:
+    """Names the running kernel: processes with the same one share CLOCK_MONOTONIC."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _write_record() -> None:
+    folder = os.environ.get(FOLDER)
+    if not folder or os.getpid() != _process:  # a forked child has none of its own
+        return
+    written = record()
+    if not any(context["events"] for context in written["contexts"]):
+        return
+    with contextlib.suppress(OSError):
+        path = os.path.join(folder, f"rank{written['rank']}-{os.getpid()}.json")
+        with open(path + ".part", "w") as file:
+            json.dump(written, file)
+        os.replace(path + ".part", path)
 
 
 def _alive() -> list[Any]:

@@ -1,0 +1,1 @@
+"""What `sluice trace` makes of recorded ranks: passes and their schedules, one clock, idle time explained."""

@@ -1,0 +1,84 @@
+"""`sluice trace`: runs a training command, and says where the time of its MoE layers went.
+
+Every rank keeps its newest events in a ring; they are written when the process ends, so let the command take a few
+steps and end by itself. Then ranks are put on one clock, each pass is matched to the schedule that it ran, and the idle
+time of every lane is put down to what it waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from . import report, text
+from .passes import BadRecord
+
+EXAMPLE = """examples:
+  sluice trace --out trace_out -- torchrun --nproc-per-node 2 -m sluice.run train.py --steps 20
+  sluice trace --out trace_out --steps 5 --json          (reads what trace_out holds again)
+
+writes into the folder: rank*.json (recorded), report.json, trace.json (open at ui.perfetto.dev), timeline.svg, and
+timeline.png where cairosvg is installed.
+
+exit status: 0 reported; 1 nothing was recorded, or a record is damaged; 2 wrong arguments; else that of the command
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice trace",
+        description=__doc__.splitlines()[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", default="trace_out", metavar="DIR", help="for records and pictures (%(default)s)")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps, the last ones (%(default)s)")
+    parser.add_argument("--events", type=int, default=1 << 16, metavar="N", help="ring of each rank (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="the report as JSON; the command's output goes to stderr")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND to run and record; none: report again")
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.steps < 1:
+        parser.error(f"--steps is {options.steps}; record at least 1")
+    if options.events < 1:
+        parser.error(f"--events is {options.events}; keep at least 1")
+    if command:
+        status = _record(options, command)
+        if status != 0:
+            print(f"sluice trace: the command ended with status {status}", file=sys.stderr)
+            return status
+    elif not os.path.isdir(options.out):
+        parser.error(f"--out {options.out}: no such folder; give `-- COMMAND` to record one")
+    try:
+        passes, alignment = report.load(options.out, options.steps)
+    except BadRecord as error:
+        print(f"sluice trace: {error}", file=sys.stderr)
+        return 1
+    made = report.make(passes, alignment, options.steps)
+    written = report.write(options.out, passes, made)
+    if options.json:
+        print(json.dumps(made, indent=1))
+        return 0
+    for line in text.lines_of(made, passes):
+        print(line)
+    print(f"\n  {options.out}/{{{', '.join(written)}}}")
+    return 0
+
+
+def _record(options: argparse.Namespace, command: list[str]) -> int:
+    folder = Path(options.out).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("rank*.json"):
+        old.unlink()
+    environment = dict(os.environ, SLUICE_TRACE_DIR=str(folder), SLUICE_TRACE_EVENTS=str(options.events))
+    try:
+        status = subprocess.run(command, env=environment, stdout=sys.stderr if options.json else None).returncode
+    except OSError as error:
+        print(f"sluice trace: {command[0]} does not start: {error.strerror}", file=sys.stderr)
+        return 127
+    return status if status >= 0 else 128 - status

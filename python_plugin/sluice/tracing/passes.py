@@ -1,0 +1,188 @@
+"""Recorded events as passes, each with the schedule that it ran."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..timeline.model import Event, from_trace
+from ..timeline.schedule import Schedule
+
+FORWARD_EXCHANGES = ("dispatch", "combine")
+BACKWARD_EXCHANGES = ("dispatch_grad", "combine_grad", "redispatch")
+FIELDS = ("op", "lane", "chunk", "layer", "direction", "begin_ns", "end_ns")
+
+
+@dataclass
+class Pass:
+    """One forward or backward of one layer on one rank. Events stand in program order, times in seconds."""
+
+    rank: int
+    layer: int
+    direction: str
+    begin: float
+    end: float
+    events: list[Event]
+    ranks: tuple[int, ...] = (0,)
+    gated: bool = False
+    number: int = 0  # of its kind in its context, from the newest: what ranks count alike though rings overflow
+    schedule: Schedule | None = field(default=None, repr=False)
+
+    @property
+    def num_chunks(self) -> int:
+        return 1 + max((event.chunk for event in self.events), default=0)
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def run_seconds(self) -> float:
+        """From the first op to the last: what a schedule predicts, without header and binding."""
+        return max(e.end for e in self.events) - min(e.begin for e in self.events)
+
+
+class BadRecord(ValueError):
+    """A file that is no recording: names the field."""
+
+
+def read_record(data: Any, name: str) -> list[Pass]:
+    """The passes of one rank's file, oldest first."""
+    if not isinstance(data, Mapping) or data.get("form") != 1:
+        form = data.get("form") if isinstance(data, Mapping) else None
+        raise BadRecord(f"{name}: form is {form!r}, not 1; record again with this version (sluice trace -- COMMAND)")
+    for key, kind in (("rank", int), ("contexts", list), ("boot", str)):
+        if not isinstance(data.get(key), kind):
+            raise BadRecord(f"{name}: {key} is {data.get(key)!r}; it must be of type {kind.__name__}")
+    passes: list[Pass] = []
+    for place, context in enumerate(data["contexts"]):
+        found = list(_passes_of(context, data["rank"], f"{name}: contexts[{place}]"))
+        counts: dict[tuple[int, str], int] = {}
+        for one in reversed(found):
+            one.number = counts[one.layer, one.direction] = counts.get((one.layer, one.direction), 0) + 1
+        passes += found
+    return sorted(passes, key=lambda one: one.begin)
+
+
+def _passes_of(context: Any, rank: int, name: str) -> Iterator[Pass]:
+    if not isinstance(context, Mapping) or not isinstance(context.get("events"), list):
+        raise BadRecord(f"{name}: events is missing; it must be a list")
+    layers = context.get("layers", {})
+    ranks = tuple(context.get("ranks", (rank,)))
+    run: list[Mapping[str, Any]] = []
+    for index, event in enumerate(context["events"]):
+        for key in FIELDS:
+            if key not in event:
+                raise BadRecord(f"{name}: events[{index}].{key} is missing")
+        if event["end_ns"] < event["begin_ns"]:
+            raise BadRecord(f"{name}: events[{index}].end_ns is before begin_ns")
+        if event["op"] != "pass":
+            run.append(event)
+            continue
+        # Of the oldest pass in the ring only the tail may be left; it matches no schedule.
+        kind = event["layer"], event["direction"]
+        gated = bool(layers.get(str(event["layer"]), {}).get("gated", False))
+        begin, end = event["begin_ns"] / 1e9, event["end_ns"] / 1e9
+        if run:
+            yield Pass(rank, *kind, begin, end, from_trace(run, rank), ranks, gated)
+        run = []
+
+
+def keep_steps(passes: Sequence[Pass], steps: int) -> list[Pass]:
+    """The newest `steps` backwards of each layer with the forwards since the one before them; without backwards, the
+    newest forwards."""
+    kept: list[Pass] = []
+    for layer in sorted({one.layer for one in passes}):
+        mine = [one for one in passes if one.layer == layer]
+        backwards = [one for one in mine if one.direction == "backward"]
+        of_kind = backwards or mine
+        since = of_kind[-steps - 1].end if len(of_kind) > steps else float("-inf")
+        kept += [one for one in mine if one.begin >= since]
+    return sorted(kept, key=lambda one: one.begin)
+
+
+# ---- which schedule it was --------------------------------------------------------------------------------------
+
+
+def identify(passes: Sequence[Pass]) -> None:
+    """Sets the schedule of each pass whose ops are those of one in the same order and which the times do not refute.
+
+    A forward does not show how its chunks come back; the backward of the same layer after it does.
+    """
+    policies: dict[tuple[int, int], tuple[list[str], list[str]]] = {}
+    for one in reversed(passes):
+        one.schedule = _find(one, policies.get((one.layer, one.num_chunks)))
+        if one.schedule is not None and one.direction == "backward":
+            data = one.schedule.data
+            policies[one.layer, one.num_chunks] = data["restore_di"], data["restore_m"]
+
+
+def _signature(ops: Sequence[Any]) -> tuple[tuple[str, str, int], ...]:
+    return tuple((op["kind"], op["lane"], op["chunk"]) for op in ops)
+
+
+def _find(one: Pass, hint: tuple[list[str], list[str]] | None) -> Schedule | None:
+    wanted = tuple((event.op, event.lane, event.chunk) for event in one.events)
+    kinds = [event.op for event in one.events]
+    flags = {
+        "single_rank": not any(kind in FORWARD_EXCHANGES + BACKWARD_EXCHANGES for kind in kinds),
+        "callback_experts": "expert" in kinds or "expert_grad" in kinds,
+        "gated": one.gated,
+    }
+    if one.direction == "backward":
+        flags["input_half"] = any(kind in ("gemm1_grad", "expert_grad", "combine_grad") for kind in kinds)
+        per_chunk = any(event.op == "weight_grad" and event.chunk >= 0 for event in one.events)
+        flags["wgrad"] = "per_chunk" if per_chunk else "deferred"
+    refuted = None
+    for policy in _policies(one, kinds, hint):
+        for extra in _extras(one.direction, kinds):
+            try:
+                made = Schedule.build(one.direction, one.num_chunks, *policy, **flags, **extra)
+            except Exception:  # a combination that no layer can have
+                continue
+            if _signature(made.data["ops"]) != wanted:
+                continue
+            if _agrees(made, one.events):
+                return made
+            refuted = refuted or made
+    return refuted
+
+
+def _extras(direction: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for under_plan in (False, True):
+        if direction == "forward":
+            for needs_backward in (True, False):
+                yield {"under_plan": under_plan, "needs_backward": needs_backward}
+            continue
+        halves = (1,) if "weight_grad" in kinds else (0, 2, 1)
+        for weight_half, reuse in itertools.product(halves, (True, False)):
+            yield {"under_plan": under_plan, "weight_half": weight_half, "may_reuse_saved": reuse}
+
+
+def _policies(one: Pass, kinds: Sequence[str], hint: tuple[list[str], list[str]] | None) -> Iterator[tuple[Any, Any]]:
+    """Candidates that have as many restoring ops as the pass: one policy for the first k chunks, S4 behind them."""
+    if hint is not None and one.direction == "forward":
+        yield hint
+    n = one.num_chunks
+    count = {kind: kinds.count(kind) for kind in ("copy_out", "copy_in", "redispatch", "recompute")}
+    for di, m in itertools.product(("keep", "offload", "redispatch"), ("keep", "offload", "recompute")):
+        for first in range(n, -1, -1):
+            inputs = [di] * first + ["redispatch"] * (n - first)
+            middles = [m] * first + ["recompute"] * (n - first)
+            copies = inputs.count("offload") + middles.count("offload")
+            if one.direction == "forward":
+                fits = copies == count["copy_out"]
+            else:
+                fits = copies >= count["copy_in"] and inputs.count("redispatch") >= count["redispatch"]
+                fits = fits and middles.count("recompute") == count["recompute"]
+            if fits:
+                yield inputs, middles
+
+
+def _agrees(schedule: Schedule, events: Sequence[Event]) -> bool:
+    """No op began before one that it waits for had ended."""
+    return all(
+        events[other].end <= event.begin for op, event in zip(schedule.data["ops"], events) for other in op["waits_for"]
+    )

@@ -1,0 +1,161 @@
+"""The report of a recording: per layer and direction measured beside predicted, and idle time with its reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import timeline
+from ..timeline.model import Panel
+from ..timeline.schedule import LANE_NAMES, Prediction
+from . import clocks, explain
+from . import passes as recorded
+from .passes import BadRecord, Pass
+
+
+def load(folder: str | os.PathLike[str], steps: int) -> tuple[list[Pass], list[clocks.Alignment]]:
+    """All ranks of a folder, the newest `steps`, on one clock, each pass with its schedule."""
+    by_rank: dict[int, list[Pass]] = {}
+    boots: dict[int, str] = {}
+    for path in sorted(Path(folder).glob("rank*.json")):
+        try:
+            data = json.loads(path.read_text())
+        except ValueError as error:
+            raise BadRecord(
+                f"{path.name}: not JSON ({error}); the process may have been killed while writing"
+            ) from error
+        found = recorded.read_record(data, path.name)
+        by_rank.setdefault(data["rank"], []).extend(found)
+        boots[data["rank"]] = data["boot"]
+    if not any(by_rank.values()):
+        raise BadRecord(
+            f"{folder}: no passes were recorded; did the command train with Sluice switched on, and end by itself? "
+            "`python -m sluice doctor` says what is missing"
+        )
+    alignment = clocks.align(by_rank, boots)
+    for one in alignment:
+        clocks.shift(by_rank[one.rank], one.shift)
+    kept = [one for rank in sorted(by_rank) for one in recorded.keep_steps(by_rank[rank], steps)]
+    for rank in sorted(by_rank):
+        recorded.identify([one for one in kept if one.rank == rank])
+    return kept, alignment
+
+
+def _groups(passes: Sequence[Pass]) -> dict[tuple[Any, ...], list[Pass]]:
+    """Passes that ran one schedule: rank, layer, direction, hash."""
+    groups: dict[tuple[Any, ...], list[Pass]] = {}
+    for one in passes:
+        key = one.rank, one.layer, one.direction, one.schedule.data["hash"] if one.schedule else ""
+        groups.setdefault(key, []).append(one)
+    return groups
+
+
+def median_costs(group: Sequence[Pass]) -> list[float]:
+    """Seconds of each op: the median over passes of one schedule."""
+    return [statistics.median(one.events[i].seconds for one in group) for i in range(len(group[0].events))]
+
+
+def predict(group: Sequence[Pass]) -> Prediction:
+    """Of the schedule that the group ran, with its own median costs."""
+    return group[0].schedule.predict(median_costs(group))
+
+
+def make(passes: Sequence[Pass], alignment: Sequence[clocks.Alignment], steps: int) -> dict[str, Any]:
+    """Everything as data: what --json prints."""
+    rows = []
+    for (rank, layer, direction, digest), group in sorted(_groups(passes).items()):
+        row: dict[str, Any] = {
+            "rank": rank,
+            "layer": layer,
+            "direction": direction,
+            "passes": len(group),
+            "num_chunks": group[0].num_chunks,
+            "schedule": digest or None,
+            "measured_s": statistics.median(one.run_seconds for one in group),
+            "whole_pass_s": statistics.median(one.seconds for one in group),
+        }
+        if digest:
+            data = group[0].schedule.data
+            row["policy"] = {"restore_input": data["restore_di"], "restore_middle": data["restore_m"]}
+            prediction = predict(group)
+            row["predicted_s"] = prediction.seconds
+            row["busy_s"] = {lane: prediction.busy[lane] for lane in LANE_NAMES}
+        rows.append(row)
+    idle = [one for each in passes for one in explain.idle_of(each)]
+    return {
+        "form": 1,
+        "steps": steps,
+        "ranks": sorted({one.rank for one in passes}),
+        "clocks": [vars(one) for one in alignment],
+        "layers": rows,
+        "idle": _sum_idle(idle),
+        "peers": _sum_idle(explain.late_peers(passes)),
+        "unexplained_passes": sum(one.schedule is None for one in passes),
+    }
+
+
+def _sum_idle(stretches: Sequence[explain.Idle]) -> list[dict[str, Any]]:
+    """Longest first, summed over passes."""
+    sums: dict[tuple[Any, ...], list[float]] = {}
+    for one in stretches:
+        key = one.rank, one.layer, one.direction, one.lane, one.reason, one.before
+        entry = sums.setdefault(key, [0.0, 0])
+        entry[0] += one.seconds
+        entry[1] += 1
+    names = ("rank", "layer", "direction", "lane", "waited_for", "before")
+    rows = [{**dict(zip(names, key)), "seconds": total, "times": count} for key, (total, count) in sums.items()]
+    return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def panels(passes: Sequence[Pass]) -> list[Panel]:
+    """Of the layer and rank whose passes take longest: measured (the pass of median time) above predicted."""
+    groups = {key: group for key, group in _groups(passes).items() if group[0].schedule is not None}
+    if not groups:
+        return []
+    weight: dict[tuple[int, int], float] = {}
+    for (rank, layer, _, _), group in groups.items():
+        weight[rank, layer] = weight.get((rank, layer), 0) + sum(one.seconds for one in group)
+    rank, layer = max(weight, key=lambda key: weight[key])
+    drawn = []
+    for direction in ("forward", "backward"):
+        mine = [group for key, group in groups.items() if key[:3] == (rank, layer, direction)]
+        if not mine:
+            continue
+        group = max(mine, key=len)
+        middle = sorted(group, key=lambda one: one.run_seconds)[len(group) // 2]
+        begin = [event.begin for event in middle.events]
+        holds = timeline.occupancy(middle.schedule.data, begin, [event.end for event in middle.events])
+        where = f"{direction} of layer {layer}, rank {rank}"
+        drawn.append(Panel(f"measured: {where}: {middle.run_seconds * 1e3:.2f} ms", middle.events, holds=holds))
+        prediction = predict(group)
+        title = f"predicted: {where}: {prediction.seconds * 1e3:.2f} ms from the medians of {len(group)} passes"
+        panel = Panel(title, prediction.events(layer, rank))
+        drawn.append(panel)
+    return drawn
+
+
+def write(folder: str | os.PathLike[str], passes: Sequence[Pass], report: dict[str, Any]) -> list[str]:
+    """report.json, trace.json of all ranks, and the picture of the longest layer; their names."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    events = [event for one in passes for event in one.events]
+    drawn = panels(passes)
+    all_ranks = Panel("measured", events)
+    (place / "trace.json").write_text(json.dumps(timeline.perfetto([all_ranks, *drawn])))
+    written = ["report.json", "trace.json"]
+    if drawn:
+        picture = timeline.svg(
+            drawn, f"One layer, measured and predicted; the last {report['steps']} steps were recorded"
+        )
+        (place / "timeline.svg").write_text(picture)
+        written.append("timeline.svg")
+        from ..timeline.files import write_png
+
+        if write_png(picture, place / "timeline.png"):
+            written.append("timeline.png")
+    return written

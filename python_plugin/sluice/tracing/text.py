@@ -1,0 +1,73 @@
+"""The report for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..timeline.schedule import LANE_NAMES
+from . import explain
+from .passes import Pass
+
+KINDS = ("preparing", "starting", "nothing left")
+COLUMNS = ("busy", "waiting", "starting", "preparing", "nothing left")
+
+
+def lane_shares(passes: Sequence[Pass]) -> list[dict[str, Any]]:
+    """Per rank and lane over all passes: busy, and idle by kind of reason."""
+    rows = []
+    for rank in sorted({one.rank for one in passes}):
+        mine = [one for one in passes if one.rank == rank and one.schedule is not None]
+        total = sum(one.seconds for one in mine)
+        stretches = [stretch for one in mine for stretch in explain.idle_of(one)]
+        for lane in LANE_NAMES:
+            busy = sum(event.seconds for one in mine for event in one.events if event.lane == lane)
+            if not busy:
+                continue
+            idle = [stretch for stretch in stretches if stretch.lane == lane]
+            kinds = {kind: sum(each.seconds for each in idle if each.reason == kind) for kind in KINDS}
+            waiting = sum(each.seconds for each in idle if each.reason not in KINDS)
+            rows.append({"rank": rank, "lane": lane, "total": total, "busy": busy, "waiting": waiting, **kinds})
+    return rows
+
+
+def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) -> list[str]:
+    """The whole report."""
+    lines = [f"{len(report['ranks'])} ranks, the last {report['steps']} steps"]
+    for clock in report["clocks"]:
+        if clock["how"] != "one machine":
+            moved = f"shifted by {clock['shift'] * 1e3:.3f} ms, right to {clock['error'] * 1e3:.3f} ms"
+            lines.append(f"  clock of rank {clock['rank']}: {moved} ({clock['how']})")
+    lines += ["", "  ms, medians over passes; predicted = the schedule with the ops' own median times"]
+    lines.append("  rank layer direction  n   whole pass    its ops  predicted")
+    for row in report["layers"]:
+        predicted = f"{row['predicted_s'] * 1e3:10.2f}" if "predicted_s" in row else " unknown schedule"
+        place = f"  {row['rank']:4} {row['layer']:5} {row['direction']:9} {row['num_chunks']:2}"
+        lines.append(f"{place}   {row['whole_pass_s'] * 1e3:10.2f} {row['measured_s'] * 1e3:10.2f} {predicted}")
+    lines += ["", "  % of the time in passes", "  rank lane         " + "".join(f"{name:>13}" for name in COLUMNS)]
+    for row in lane_shares(passes):
+        shares = "".join(f"{100 * row[name] / row['total']:13.1f}" for name in COLUMNS)
+        lines.append(f"  {row['rank']:4} {row['lane']:13}{shares}")
+    lines += ["", "  the longest waits, summed over the steps:"]
+    waits = [row for row in report["idle"] if row["waited_for"] != "nothing left"]
+    lines += ["  " + sentence(row) for row in waits[:longest]]
+    for row in report["peers"][:3]:
+        what = f"{row['before']} waited for {row['waited_for']} to begin: {row['seconds'] * 1e3:.1f} ms"
+        lines.append(f"  rank {row['rank']}: {what} ({row['direction']} of layer {row['layer']})")
+    if report["unexplained_passes"]:
+        why = "ran no whole schedule (parts called alone, or cut off at the start of the ring)"
+        lines.append(f"  {report['unexplained_passes']} passes {why}: not explained")
+    return lines
+
+
+def sentence(row: dict[str, Any]) -> str:
+    """`rank 1: compute waited for dispatch 3: 41.0 ms in 3 waits (before gemm1 3, forward of layer 0)`."""
+    where = f"{row['direction']} of layer {row['layer']}"
+    what = {
+        "preparing": "idle while the pass was prepared",
+        "starting": f"free, {row['before']} not started yet",
+        "nothing left": "had nothing left to do",
+    }.get(row["waited_for"], f"waited for {row['waited_for']}")
+    before = f"before {row['before']}, " if row["before"] and row["waited_for"] != "starting" else ""
+    times = f"{row['seconds'] * 1e3:.1f} ms in {row['times']} {'wait' if row['times'] == 1 else 'waits'}"
+    return f"rank {row['rank']}: {row['lane']} {what}: {times} ({before}{where})"

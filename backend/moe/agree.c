@@ -36,6 +36,7 @@ typedef struct header_s {
   int32_t config_chunks; /* as configured: 0 where Sluice chooses */
   int32_t num_local;     /* experts that this rank believes it owns */
   int32_t local_status;
+  uint64_t chooser; /* state of what decides */
   sluice_step_report_t report;
   char message[256];
 } header_t;
@@ -72,7 +73,8 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->config_chunks = c->num_chunks;
   h->num_local = moe->num_local;
   h->local_status = proposal->local_status;
-  h->report = moe->granularity.own;
+  h->report = moe->seat.own;
+  h->chooser = moe->context->chooser != NULL ? moe->context->chooser->state : 0;
   if (proposal->local_message != NULL) snprintf(h->message, sizeof h->message, "%s", proposal->local_message);
 }
 
@@ -120,6 +122,13 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   if (peer->plan_hash != own->plan_hash) {
     return snprintf(text, text_bytes, "layer %d: rank %d and rank %d were given different plans, or only one of them",
                     own->layer_id, peer_rank, rank);
+  }
+  if (peer->chooser != own->chooser) {
+    return snprintf(text, text_bytes,
+                    "layer %d: rank %d and rank %d tune by different machines, modes or imported decisions (%016llx, "
+                    "%016llx): give all ranks the same file, or none",
+                    own->layer_id, peer_rank, rank, (unsigned long long)peer->chooser,
+                    (unsigned long long)own->chooser);
   }
   if (peer->comm_hash != own->comm_hash) {
     return snprintf(
@@ -320,7 +329,10 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   /* The reports are read before the arrays are used again. */
   const sluice_step_report_t** reports = (const sluice_step_report_t**)(void*)buffers.arrays.send;
   for (int32_t r = 0; r < context->world_size; ++r) reports[r] = &header_of(buffers.recv, r)->report;
-  sluice_granularity_agree(&moe->granularity, reports, context->world_size);
+  if (moe->seat.table != NULL) {
+    context->chooser->vtable->agree(context->chooser, moe, &moe->seat, reports, context->world_size);
+  }
+  memset(moe->seat.own.pass, 0, sizeof moe->seat.own.pass); /* reported: no pass counts twice */
   SLUICE_TRY(exchange_rest(binding, &buffers, COUNTS_IN_ENVELOPE, phase));
   return check_counts(binding);
 }

@@ -29,7 +29,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
       .input_half = (args->halves & SLUICE_HALF_INPUT) != 0,
       .weight_half = weights,
       .wgrad_mode = moe->plan != NULL                                 ? moe->plan->wgrad_mode
-                    : moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE ? SLUICE_WGRAD_DEFERRED
+                    : moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE ? moe->seat.wgrad_mode
                                                                       : moe->config.wgrad_mode,
       .gated = moe->config.gated != SLUICE_GATED_NO,
       .bounded = sluice_is_planned(moe),

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/moe/chooser.h"
 #include "backend/schedule/check.h"
 
 sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
@@ -78,6 +79,7 @@ static void destroy(sluice_context_t* context) {
   sluice_arena_deinit(&context->layout);
   sluice_arena_deinit(&context->cut);
   sluice_arena_deinit(&context->envelope);
+  if (context->chooser != NULL) context->chooser->vtable->destroy(context->chooser);
   sluice_comm_release(context->comm);
   sluice_allocator_deinit(&context->far_allocator);
   if (context->device != NULL && is_far) context->device->vtable->destroy(context->device);

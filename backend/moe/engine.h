@@ -60,10 +60,11 @@ struct sluice_context_s {
   sluice_template_cache_t templates;
   sluice_trace_t trace;
   sluice_context_stats_t stats;
-  uint64_t memory_budget;      /* 0: none */
-  int32_t max_outstanding;     /* forwards without their backward; 0: one for each layer */
-  int32_t num_layers;          /* of this context */
-  _Atomic uint64_t step_bytes; /* of the allocator's, what outstanding steps hold */
+  uint64_t memory_budget;           /* 0: none */
+  int32_t max_outstanding;          /* forwards without their backward; 0: one for each layer */
+  int32_t num_layers;               /* of this context */
+  struct sluice_chooser_s* chooser; /* NULL: layers without a configured n run one chunk; released with the context */
+  _Atomic uint64_t step_bytes;      /* of the allocator's, what outstanding steps hold */
 };
 
 /* Makes a context without device and gemm; the caller makes them with &context->allocator and puts them in (release

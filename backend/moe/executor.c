@@ -67,13 +67,16 @@ static void record(sluice_pass_t* pass) {
   stats->comm_cpu_ns += pass->comm_cpu_ns;
   stats->pass_ns += now - pass->begin_ns;
   stats->last_num_chunks = spec->num_chunks;
-  const sluice_granularity_t* granularity = &pass->moe->granularity;
-  stats->last_is_settled = granularity->fixed > 0 || granularity->decided;
+  sluice_seat_t* seat = &pass->moe->seat;
+  stats->last_is_settled = seat->is_settled;
   /* Only passes of training count: a forward that keeps nothing and a weight half alone take other times. */
   int is_step = spec->only == 0 && (spec->direction == SLUICE_FORWARD ? spec->keep : spec->input_half);
   if (!is_step) return;
-  sluice_granularity_observe(&pass->moe->granularity, spec->direction, spec->num_chunks, pass->binding.num_tokens,
-                             now - pass->agreed_ns);
+  seat->own.pass[spec->direction] =
+      (sluice_pass_report_t){now - pass->agreed_ns, pass->binding.num_rows, spec->num_chunks, spec->wgrad_mode};
+  if (spec->direction != SLUICE_FORWARD) return;
+  seat->own.rows = pass->binding.num_rows;
+  seat->own.num_tokens = pass->binding.num_tokens;
 }
 
 sluice_status_t sluice_pass_run(sluice_pass_t* pass) {

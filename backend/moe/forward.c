@@ -106,7 +106,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
                                    sluice_status_t refusal, sluice_step_t** out_step) {
   sluice_context_t* context = moe->context;
   forward_t f = {.args = args, .pass = {.context = context, .moe = moe, .stream = stream, .begin_ns = sluice_now_ns()}};
-  int32_t num_chunks = moe->granularity.current;
+  int32_t num_chunks = moe->seat.num_chunks;
   char text[256] = "";
   refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   if (refusal == SLUICE_OK) {

@@ -42,6 +42,15 @@ static void fill_places(sluice_moe_t* moe, const int32_t* expert_rank, int32_t w
   first[0] = 0;
 }
 
+/* One rank has nothing to overlap, a configured n nothing to choose. */
+static sluice_status_t take_seat(sluice_moe_t* moe) {
+  const sluice_moe_config_t* c = &moe->config;
+  sluice_chooser_t* chooser = moe->context->chooser;
+  moe->seat = (sluice_seat_t){.num_chunks = c->num_chunks > 0 ? c->num_chunks : 1, .is_settled = 1};
+  if (moe->context->world_size == 1 || c->num_chunks > 0 || chooser == NULL) return SLUICE_OK;
+  return chooser->vtable->attach(chooser, moe, &moe->seat);
+}
+
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
                                     sluice_moe_t** out_moe) {
   *out_moe = NULL;
@@ -65,9 +74,13 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   fill_places(moe, config->expert_rank, world_size);
   moe->num_local = sluice_layer_experts_of(moe, context->rank);
   moe->fingerprint = fingerprint(moe, world_size);
-  sluice_granularity_init(&moe->granularity, config->num_chunks, world_size);
   sluice_engine_retain(context);
   moe->context = context;
+  sluice_status_t status = take_seat(moe);
+  if (status != SLUICE_OK) {
+    sluice_layer_release(moe);
+    return status;
+  }
   ++context->num_layers;
   *out_moe = moe;
   return SLUICE_OK;

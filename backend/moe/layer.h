@@ -3,8 +3,8 @@
 #define SLUICE_BACKEND_MOE_LAYER_H_
 
 #include "backend/device/kernels.h"
+#include "backend/moe/chooser.h"
 #include "backend/moe/engine.h"
-#include "backend/moe/granularity.h"
 #include "sluice/moe.h"
 
 /* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders
@@ -18,8 +18,8 @@ struct sluice_moe_s {
   int32_t* place_of_expert;   /* [E] */
   int32_t* first_place;       /* [W + 1] places of each rank's experts */
   uint64_t tables_bytes;
-  uint64_t fingerprint; /* of everything that must be equal on all ranks */
-  sluice_granularity_t granularity;
+  uint64_t fingerprint;            /* of everything that must be equal on all ranks */
+  sluice_seat_t seat;              /* what it does next */
   struct sluice_plan_data_s* plan; /* NULL: passes take what their rows need */
   int32_t plan_is_given;           /* by the host: not made anew when more tokens come */
 };

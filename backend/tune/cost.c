@@ -200,18 +200,32 @@ static double cost_of(void* user, const sluice_op_t* op) {
   return own_seconds(&s->ops, op, s->num_chunks) + s->ops.machine->op_seconds;
 }
 
+static sluice_status_t predict_pass(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
+                                    int32_t direction, sluice_prediction_t* out) {
+  step_scene_t scene = {scene_of(m, w, c->num_chunks), c->num_chunks};
+  sluice_template_t* schedule = NULL;
+  SLUICE_TRY(sluice_choice_template(w, c, direction, &schedule));
+  sluice_status_t status =
+      sluice_predict(schedule, cost_of, &scene, m->share, sluice_process_allocator(), out, NULL, NULL);
+  sluice_template_destroy(schedule, sluice_process_allocator());
+  out->total += sluice_pass_overhead(m, w);
+  return status;
+}
+
+sluice_status_t sluice_predict_pass(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
+                                    int32_t direction, double* out_seconds) {
+  sluice_prediction_t prediction = {0};
+  SLUICE_TRY(predict_pass(m, w, c, direction, &prediction));
+  *out_seconds = prediction.total;
+  return SLUICE_OK;
+}
+
 sluice_status_t sluice_predict_step(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                     sluice_step_prediction_t* out) {
-  step_scene_t scene = {scene_of(m, w, c->num_chunks), c->num_chunks};
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
-    sluice_template_t* schedule = NULL;
-    SLUICE_TRY(sluice_choice_template(w, c, direction, &schedule));
-    sluice_prediction_t prediction;
-    sluice_status_t status =
-        sluice_predict(schedule, cost_of, &scene, m->share, sluice_process_allocator(), &prediction, NULL, NULL);
-    sluice_template_destroy(schedule, sluice_process_allocator());
-    SLUICE_TRY(status);
-    out->seconds[direction] = prediction.total + sluice_pass_overhead(m, w);
+    sluice_prediction_t prediction = {0};
+    SLUICE_TRY(predict_pass(m, w, c, direction, &prediction));
+    out->seconds[direction] = prediction.total;
     memcpy(out->busy[direction], prediction.busy, sizeof prediction.busy);
   }
   return SLUICE_OK;

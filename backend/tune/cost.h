@@ -61,6 +61,9 @@ typedef struct sluice_step_prediction_s {
   double busy[2][SLUICE_NUM_LANES]; /* seconds by direction and lane */
 } sluice_step_prediction_t;
 
+/* One direction alone. */
+sluice_status_t sluice_predict_pass(const sluice_machine_t* machine, const sluice_workload_t* workload,
+                                    const sluice_choice_t* choice, int32_t direction, double* out_seconds);
 /* Forward and backward of one training step. Errors: those of sluice_predict and of the template. */
 sluice_status_t sluice_predict_step(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                     const sluice_choice_t* choice, sluice_step_prediction_t* out_prediction);

@@ -5,6 +5,7 @@
 
 #include "backend/base/structs.h"
 #include "backend/moe/engine.h"
+#include "backend/tune/tuner.h"
 #include "capi/src/context_far.h"
 
 void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size) {
@@ -95,7 +96,8 @@ static sluice_status_t fill_engine(sluice_context_t* context, const sluice_conte
       .host_gemm_user = config->host_gemm_user,
   };
   SLUICE_TRY(sluice_cpu_device_create(&context->allocator, &context->device));
-  return sluice_gemm_create(&gemm, &context->allocator, &context->gemm);
+  SLUICE_TRY(sluice_gemm_create(&gemm, &context->allocator, &context->gemm));
+  return context->world_size == 1 ? SLUICE_OK : sluice_tuner_install(context); /* one rank has nothing to overlap */
 }
 
 sluice_status_t sluice_context_create_from(const sluice_context_config_t* config, sluice_comm_t* comm,

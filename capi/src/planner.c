@@ -9,6 +9,7 @@
 #include "backend/moe/layer.h"
 #include "backend/moe/plan.h"
 #include "backend/tune/cost.h"
+#include "capi/src/planner.h"
 
 #define MAX_CANDIDATES 512
 
@@ -25,16 +26,20 @@ sluice_status_t sluice_planner_create(const char* machine_json, uint64_t length,
   CHECK(machine_json != NULL, "sluice_planner_create: machine_json is NULL");
   CHECK(length <= 1 << 24, "sluice_planner_create: the machine has %llu bytes; at most 16 MiB",
         (unsigned long long)length);
-  sluice_planner_t* planner = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *planner, "planner");
+  sluice_machine_t machine;
+  SLUICE_TRY(sluice_machine_read(machine_json, length, &machine));
+  return sluice_planner_of_machine(&machine, out_planner);
+}
+
+sluice_status_t sluice_planner_of_machine(const sluice_machine_t* machine, sluice_planner_t** out_planner) {
+  sluice_planner_t* planner = sluice_alloc(sluice_process_allocator(), sizeof *planner, "planner");
   if (planner == NULL) return SLUICE_E_NO_MEMORY;
-  sluice_status_t status = sluice_machine_read(machine_json, length, &planner->machine);
-  if (status != SLUICE_OK) {
-    sluice_planner_destroy(planner);
-    return status;
-  }
+  planner->machine = *machine;
   *out_planner = planner;
   return SLUICE_OK;
 }
+
+const sluice_machine_t* sluice_planner_machine(const sluice_planner_t* planner) { return &planner->machine; }
 
 void sluice_planner_destroy(sluice_planner_t* planner) {
   sluice_free(sluice_process_allocator(), planner, sizeof *planner);

@@ -337,7 +337,43 @@
   STRUCT(sluice_schedule_prediction_t, 48) \
   MEMBER(sluice_schedule_prediction_t, struct_size, 0, 8) \
   MEMBER(sluice_schedule_prediction_t, seconds, 8, 8) \
-  MEMBER(sluice_schedule_prediction_t, busy_seconds, 16, 32)
+  MEMBER(sluice_schedule_prediction_t, busy_seconds, 16, 32) \
+  STRUCT(sluice_tuner_config_t, 32) \
+  MEMBER(sluice_tuner_config_t, struct_size, 0, 8) \
+  MEMBER(sluice_tuner_config_t, next, 8, 8) \
+  MEMBER(sluice_tuner_config_t, mode, 16, 4) \
+  MEMBER(sluice_tuner_config_t, reserved, 20, 4) \
+  MEMBER(sluice_tuner_config_t, machine, 24, 8) \
+  STRUCT(sluice_tuner_decision_t, 96) \
+  MEMBER(sluice_tuner_decision_t, model_width, 0, 8) \
+  MEMBER(sluice_tuner_decision_t, hidden_width, 8, 8) \
+  MEMBER(sluice_tuner_decision_t, num_experts, 16, 4) \
+  MEMBER(sluice_tuner_decision_t, top_k, 20, 4) \
+  MEMBER(sluice_tuner_decision_t, dtype, 24, 4) \
+  MEMBER(sluice_tuner_decision_t, gated, 28, 4) \
+  MEMBER(sluice_tuner_decision_t, rows, 32, 8) \
+  MEMBER(sluice_tuner_decision_t, num_chunks, 40, 4) \
+  MEMBER(sluice_tuner_decision_t, wgrad_mode, 44, 4) \
+  MEMBER(sluice_tuner_decision_t, why, 48, 4) \
+  MEMBER(sluice_tuner_decision_t, num_raced, 52, 4) \
+  MEMBER(sluice_tuner_decision_t, race_passes, 56, 8) \
+  MEMBER(sluice_tuner_decision_t, seconds, 64, 8) \
+  MEMBER(sluice_tuner_decision_t, predicted_seconds, 72, 8) \
+  MEMBER(sluice_tuner_decision_t, runner_up_seconds, 80, 8) \
+  MEMBER(sluice_tuner_decision_t, runner_up_chunks, 88, 4) \
+  MEMBER(sluice_tuner_decision_t, runner_up_wgrad_mode, 92, 4) \
+  STRUCT(sluice_tuner_stats_t, 88) \
+  MEMBER(sluice_tuner_stats_t, struct_size, 0, 8) \
+  MEMBER(sluice_tuner_stats_t, timed_passes, 8, 8) \
+  MEMBER(sluice_tuner_stats_t, race_passes, 16, 8) \
+  MEMBER(sluice_tuner_stats_t, num_decisions, 24, 8) \
+  MEMBER(sluice_tuner_stats_t, num_switches, 32, 8) \
+  MEMBER(sluice_tuner_stats_t, num_questioned, 40, 8) \
+  MEMBER(sluice_tuner_stats_t, num_changed, 48, 8) \
+  MEMBER(sluice_tuner_stats_t, monotonic, 56, 8) \
+  MEMBER(sluice_tuner_stats_t, not_monotonic, 64, 8) \
+  MEMBER(sluice_tuner_stats_t, total_seconds, 72, 8) \
+  MEMBER(sluice_tuner_stats_t, excess_seconds, 80, 8)
 
 #define CONSTANTS \
   CONSTANT(SLUICE_OK, 0) \
@@ -415,7 +451,22 @@
   CONSTANT(SLUICE_WEIGHT_HALF_NONE, 0) \
   CONSTANT(SLUICE_WEIGHT_HALF_NOW, 1) \
   CONSTANT(SLUICE_WEIGHT_HALF_LATER, 2) \
-  CONSTANT(SLUICE_SCHEDULE_LANES, 4)
+  CONSTANT(SLUICE_SCHEDULE_LANES, 4) \
+  CONSTANT(SLUICE_PLANNER_CHOSEN, 0) \
+  CONSTANT(SLUICE_PLANNER_SLOWER, 1) \
+  CONSTANT(SLUICE_PLANNER_OVER_BUDGET, 2) \
+  CONSTANT(SLUICE_PLANNER_EQUAL, 3) \
+  CONSTANT(SLUICE_TUNER_ADAPTIVE, 0) \
+  CONSTANT(SLUICE_TUNER_PROFILE, 1) \
+  CONSTANT(SLUICE_TUNER_MODEL, 2) \
+  CONSTANT(SLUICE_WHY_NOTHING_YET, 0) \
+  CONSTANT(SLUICE_WHY_ON_TRIAL, 1) \
+  CONSTANT(SLUICE_WHY_INSIDE_RANGE, 2) \
+  CONSTANT(SLUICE_WHY_ONE_LEFT, 3) \
+  CONSTANT(SLUICE_WHY_RACED, 4) \
+  CONSTANT(SLUICE_WHY_PREDICTED, 5) \
+  CONSTANT(SLUICE_WHY_QUESTIONED, 6) \
+  CONSTANT(SLUICE_WHY_IMPORTED, 7)
 /* clang-format on */
 
 #define STRUCT(type, size) _Static_assert(sizeof(type) == (size), "the size of " #type " is part of the ABI");
@@ -507,10 +558,10 @@ static void Layout_EveryByte_BelongsToAMember(void** state) {
 /* A struct that grows begins with its size, as the 0.1 layouts do. */
 static void Layout_GrowingStructs_BeginWithTheirSize(void** state) {
   (void)state;
-  static const char* const fixed[] = {"sluice_tensor_t",         "sluice_ext_header_t",       "sluice_exchange_t",
-                                      "sluice_host_failure_t",   "sluice_host_gemm_args_t",   "sluice_trace_event_t",
-                                      "sluice_plan_candidate_t", "sluice_paper_footprint_t",  "sluice_planner_choice_t",
-                                      "sluice_planner_entry_t",  "sluice_planner_candidate_t"};
+  static const char* const fixed[] = {
+      "sluice_tensor_t",         "sluice_ext_header_t",    "sluice_exchange_t",          "sluice_host_failure_t",
+      "sluice_host_gemm_args_t", "sluice_trace_event_t",   "sluice_plan_candidate_t",    "sluice_paper_footprint_t",
+      "sluice_planner_choice_t", "sluice_planner_entry_t", "sluice_planner_candidate_t", "sluice_tuner_decision_t"};
   for (int i = 0; i + 1 < NUM_LINES && lines[i].type != NULL; ++i) {
     if (lines[i].member != NULL) continue;
     int grows = 1;

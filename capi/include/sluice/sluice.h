@@ -11,5 +11,6 @@
 #include "sluice/plan.h"
 #include "sluice/planner.h"
 #include "sluice/schedule.h"
+#include "sluice/tuner.h"
 
 #endif /* SLUICE_SLUICE_H_ */

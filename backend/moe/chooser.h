@@ -1,0 +1,54 @@
+/* Who decides how many chunks a layer's next pass has: injected into the context, since what decides (backend/tune)
+ * stands above moe.
+ *
+ * Candidates run as ordinary training steps (results do not depend on n). Pass times travel in later headers, so that
+ * every rank sees the same numbers of all ranks and decides the same, without an exchange of its own.
+ */
+#ifndef SLUICE_BACKEND_MOE_CHOOSER_H_
+#define SLUICE_BACKEND_MOE_CHOOSER_H_
+
+#include "backend/base/status.h"
+#include "sluice/moe.h"
+
+/* One rank's last training pass of a direction since its last report. */
+typedef struct sluice_pass_report_s {
+  uint64_t pass_ns; /* from the agreement to the end; 0: there was none */
+  int64_t rows;     /* that it received */
+  int32_t num_chunks;
+  int32_t wgrad_mode; /* backward */
+} sluice_pass_report_t;
+
+/* What one rank reports in the header of a forward. */
+typedef struct sluice_step_report_s {
+  sluice_pass_report_t pass[2]; /* by direction */
+  int64_t rows;                 /* of its last training forward, however long ago */
+  int64_t num_tokens;           /* of the same */
+} sluice_step_report_t;
+
+/* What a layer does next, written by the chooser after each forward's header, and what this rank will report. */
+typedef struct sluice_seat_s {
+  int32_t num_chunks;
+  int32_t wgrad_mode; /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
+  int32_t is_settled; /* 0: a candidate on trial */
+  int32_t reserved;
+  void* table; /* the chooser's; NULL: nothing is open, nobody is asked */
+  sluice_step_report_t own;
+} sluice_seat_t;
+
+typedef struct sluice_chooser_s sluice_chooser_t;
+typedef struct sluice_chooser_vtable_s {
+  void (*destroy)(sluice_chooser_t* chooser);
+  /* A new layer with an open choice: sets seat->table and what it does first. Failing leaves table NULL. */
+  sluice_status_t (*attach)(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat);
+  /* After a forward's header: the reports of all ranks, in rank order. */
+  void (*agree)(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
+                const sluice_step_report_t* const* reports, int32_t world_size);
+} sluice_chooser_vtable_t;
+
+/* Owned by its context. */
+struct sluice_chooser_s {
+  const sluice_chooser_vtable_t* vtable;
+  uint64_t state; /* of all that decides besides reports; ranks compare it in the header */
+};
+
+#endif /* SLUICE_BACKEND_MOE_CHOOSER_H_ */

@@ -1,0 +1,469 @@
+#include "backend/tune/search.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "sluice/context.h"
+
+const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES] = {1, 2, 3, 4, 6, 8, 12, 16};
+
+enum { NOTHING = 0, RACING = 1, ANSWERED = 2 };
+/* Stages of a race. */
+enum { ENDS = 0, WALK, FEW, MORE, WGRAD, DUEL, QUESTION };
+
+#define REPEATS         3
+#define BUDGET_SHARE    0.004
+#define HOPELESS        1.5  /* a counted step this much slower than the best candidate's ends its race */
+#define CLOSE           1.05 /* candidates this close to the best meet it again in a duel */
+#define CLEARLY_WORSE   1.10 /* a walk turns at once there; otherwise at the second one that is worse */
+#define FEW_COUNT       3
+#define FEW_WITHIN      1.25 /* of the best prediction */
+#define FIRST_QUESTION  512  /* passes of one size before its answer is questioned; doubles while it stands */
+#define LATEST_QUESTION 16384
+#define NEAR            4     /* buckets, one octave: so near an answer a race begins at its n */
+#define LONE_PASSES     24    /* forwards without a backward after which a candidate is taken out */
+#define WORTH_A_CHANGE  1.005 /* an answer that is questioned stands unless another is faster by this */
+#define EXPENSIVE       5     /* times the share that races may cost: then new sizes take the nearest answer */
+
+int32_t sluice_search_size_of(int32_t num_chunks) {
+  int32_t i = SLUICE_SEARCH_SIZES - 1;
+  while (i > 0 && sluice_search_sizes[i] > num_chunks) --i;
+  return i;
+}
+
+int32_t sluice_search_bucket(int64_t rows) {
+  if (rows < 1) return 0;
+  int32_t bucket = (int32_t)floor(4 * log2((double)rows) + 0.5);
+  return bucket < SLUICE_SEARCH_BUCKETS ? bucket : SLUICE_SEARCH_BUCKETS - 1;
+}
+
+const char* sluice_tuner_why_name(int32_t why) {
+  static const char* const names[SLUICE_WHY_COUNT] = {"nothing timed yet", "on trial", "inside the range",
+                                                      "the only one left", "raced",    "predicted",
+                                                      "raced again",       "imported"};
+  return why >= 0 && why < SLUICE_WHY_COUNT ? names[why] : "unknown";
+}
+
+void sluice_search_init(sluice_search_t* s, const sluice_search_config_t* config) {
+  memset(s, 0, sizeof *s);
+  s->config = *config;
+  s->scale = 1;
+  if (s->config.repeats == 0) s->config.repeats = REPEATS;
+  if (s->config.budget_share == 0) s->config.budget_share = BUDGET_SHARE;
+  if (!s->config.open_wgrad && s->config.wgrad_mode < 0) s->config.wgrad_mode = 0;
+}
+
+/* ---- times ---- */
+
+static int size_of(int32_t pick) { return pick % SLUICE_SEARCH_SIZES; }
+
+/* Shortest forward and backward, ns per row; infinite where one is missing. */
+static double time_of(const sluice_spot_t* spot, int32_t pick) {
+  const sluice_sample_t *f = &spot->forward[size_of(pick)], *b = &spot->backward[pick];
+  if (f->count < 2 || b->count < 2) return INFINITY;
+  return (double)f->best_ns_per_row + (double)b->best_ns_per_row;
+}
+
+/* Predictions are made once for the rows at a spot's start, and scaled by rows. */
+static double predicted(sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
+  const sluice_search_config_t* c = &s->config;
+  if (c->predict == NULL || spot->at < 1) return 0;
+  if (s->cached_at != spot->at) {
+    memset(s->cached, 0, sizeof s->cached);
+    s->cached_at = spot->at;
+  }
+  if (s->cached[pick] == 0) {
+    for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+      s->cached[pick] += c->predict(c->user, spot->at, sluice_pick_chunks(pick), sluice_pick_wgrad(pick), direction);
+    }
+  }
+  return s->cached[pick] * (double)spot->rows / (double)spot->at;
+}
+
+/* The best of a set by time; the first of equal ones. -1: none was timed. */
+static int32_t best_of(const sluice_spot_t* spot, uint32_t set) {
+  int32_t best = -1;
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if (!(set >> p & 1) || time_of(spot, p) == INFINITY) continue;
+    if (best < 0 || time_of(spot, p) < time_of(spot, best)) best = p;
+  }
+  return best;
+}
+
+static int32_t default_mode(const sluice_search_t* s) { return s->config.open_wgrad ? 0 : s->config.wgrad_mode; }
+static int32_t pick_of(const sluice_search_t* s, int32_t size) { return size + SLUICE_SEARCH_SIZES * default_mode(s); }
+
+/* ---- answers ---- */
+
+static void tell(sluice_search_t* s, const sluice_spot_t* spot, int32_t why) {
+  ++s->stats.num_decisions;
+  if (s->config.decided == NULL) return;
+  double rows = (double)spot->rows, time = time_of(spot, spot->pick);
+  int32_t second = best_of(spot, spot->raced & ~(1u << spot->pick));
+  const sluice_search_decision_t decision = {
+      .rows = spot->rows,
+      .pick = spot->pick,
+      .why = why,
+      .seconds = time == INFINITY ? 0 : time * rows * 1e-9,
+      .predicted_seconds = predicted(s, spot, spot->pick),
+      .runner_up = second,
+      .runner_up_seconds = second < 0 ? 0 : time_of(spot, second) * rows * 1e-9,
+      .num_raced = __builtin_popcount(spot->raced),
+      .race_passes = spot->race_passes,
+  };
+  s->config.decided(s->config.user, &decision);
+}
+
+static const sluice_spot_t* answer_within(const sluice_search_t* s, int32_t bucket, int32_t step, int32_t distance) {
+  for (int32_t b = bucket + step; b >= 0 && b < SLUICE_SEARCH_BUCKETS && distance > 0; b += step, --distance) {
+    if (s->spots[b].state == ANSWERED) return &s->spots[b];
+  }
+  return NULL;
+}
+
+static const sluice_spot_t* answer_near(const sluice_search_t* s, int32_t bucket, int32_t step) {
+  return answer_within(s, bucket, step, SLUICE_SEARCH_BUCKETS);
+}
+
+/* "The best n grows with q", told from a raced answer and those beside it. */
+static void test_hypothesis(sluice_search_t* s, int32_t bucket) {
+  const sluice_spot_t *below = answer_near(s, bucket, -1), *above = answer_near(s, bucket, 1);
+  int size = size_of(s->spots[bucket].pick);
+  if (below == NULL && above == NULL) return;
+  int holds = (below == NULL || size_of(below->pick) <= size) && (above == NULL || size_of(above->pick) >= size);
+  *(holds ? &s->stats.monotonic : &s->stats.not_monotonic) += 1;
+}
+
+static void answer(sluice_search_t* s, int32_t bucket, int32_t pick, int32_t why) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int questioned = spot->stage == QUESTION && why == SLUICE_WHY_RACED;
+  if (questioned && time_of(spot, spot->pick) <= WORTH_A_CHANGE * time_of(spot, pick)) pick = spot->pick;
+  int changed = questioned && spot->pick != pick;
+  spot->question_after = questioned && !changed && spot->question_after < LATEST_QUESTION ? 2 * spot->question_after
+                         : questioned && !changed                                         ? LATEST_QUESTION
+                                                                                          : FIRST_QUESTION;
+  s->stats.num_questioned += questioned;
+  s->stats.num_changed += changed;
+  spot->state = ANSWERED;
+  spot->pick = (uint8_t)pick;
+  spot->why = (uint8_t)(questioned ? SLUICE_WHY_QUESTIONED : why);
+  spot->racing = 0;
+  spot->passes_since = 0;
+  double model = predicted(s, spot, pick), time = time_of(spot, pick);
+  if (model > 0 && time < INFINITY) s->scale = time * 1e-9 * (double)spot->rows / model;
+  if (why == SLUICE_WHY_RACED) test_hypothesis(s, bucket);
+  tell(s, spot, spot->why);
+}
+
+void sluice_search_answer(sluice_search_t* s, int64_t rows, int32_t pick) {
+  int32_t bucket = sluice_search_bucket(rows);
+  s->spots[bucket].rows = rows;
+  s->spots[bucket].stage = 0;
+  answer(s, bucket, pick, SLUICE_WHY_IMPORTED);
+}
+
+/* ---- races ---- */
+
+/* Counted from anew: what a candidate took in an earlier race was under other conditions. */
+static void enter(sluice_spot_t* spot, uint32_t set, uint8_t stage) {
+  spot->state = RACING;
+  spot->stage = stage;
+  spot->racing = (uint16_t)set;
+  spot->raced |= (uint16_t)set;
+}
+
+static void clear_samples(sluice_spot_t* spot) {
+  memset(spot->forward, 0, sizeof spot->forward);
+  memset(spot->backward, 0, sizeof spot->backward);
+  spot->raced = 0;
+  spot->race_passes = 0;
+}
+
+static void settle(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t best = best_of(spot, spot->raced);
+  answer(s, bucket, best < 0 ? spot->pick : best, SLUICE_WHY_RACED);
+}
+
+/* Those near the best meet it again: in turns, so that drift hits both. */
+static void duel_or_settle(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t best = best_of(spot, spot->raced), second = best_of(spot, spot->raced & ~(1u << best));
+  if (spot->stage == DUEL || spot->stage == QUESTION || second < 0 ||
+      time_of(spot, second) > CLOSE * time_of(spot, best)) {
+    settle(s, bucket);
+    return;
+  }
+  const int32_t rivals[] = {best, second};
+  for (int i = 0; i < 2; ++i) { /* they keep their best times and run k more steps */
+    spot->forward[size_of(rivals[i])].count = 1;
+    spot->backward[rivals[i]].count = 1;
+  }
+  enter(spot, 1u << best | 1u << second, DUEL);
+}
+
+static void try_wgrad(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t best = best_of(spot, spot->raced);
+  int32_t other = (best + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
+  if (s->config.open_wgrad && size_of(best) > 0 && !(spot->raced >> other & 1)) {
+    enter(spot, 1u << other, WGRAD);
+    return;
+  }
+  duel_or_settle(s, bucket);
+}
+
+static void walk_on(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t next = spot->walk + spot->step;
+  if (spot->worse >= 2 || next < spot->lo || next > spot->hi || (spot->raced >> pick_of(s, next) & 1)) {
+    try_wgrad(s, bucket);
+    return;
+  }
+  spot->walk = (int8_t)next;
+  enter(spot, 1u << pick_of(s, next), WALK);
+}
+
+static void after_ends(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  double lo = time_of(spot, pick_of(s, spot->lo)), hi = time_of(spot, pick_of(s, spot->hi));
+  spot->walk = lo <= hi ? spot->lo : spot->hi;
+  spot->step = lo <= hi ? 1 : -1;
+  spot->worse = 0;
+  walk_on(s, bucket);
+}
+
+static void after_walk(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t here = pick_of(s, spot->walk), best = best_of(spot, spot->raced & ~(1u << here));
+  double ratio = time_of(spot, here) / time_of(spot, best);
+  spot->worse = (int8_t)(ratio < 1 ? 0 : ratio > CLEARLY_WORSE ? 2 : spot->worse + 1);
+  walk_on(s, bucket);
+}
+
+static int is_open(const sluice_search_t* s, int32_t pick) {
+  int size = size_of(pick);
+  if (size < s->config.min_size || size > s->config.max_size) return 0;
+  if (!s->config.open_wgrad) return sluice_pick_wgrad(pick) == s->config.wgrad_mode;
+  return size > 0 || sluice_pick_wgrad(pick) == 0; /* one chunk: both modes are the same */
+}
+
+/* The best prediction among open candidates outside `set`; -1. */
+static int32_t best_predicted(sluice_search_t* s, const sluice_spot_t* spot, uint32_t set, const double* correction) {
+  int32_t best = -1;
+  double least = INFINITY;
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if (!is_open(s, p) || (set >> p & 1)) continue;
+    double time = predicted(s, spot, p) * (correction == NULL ? 1 : correction[size_of(p)]);
+    if (time < least) least = time, best = p;
+  }
+  return best;
+}
+
+/* Measured over predicted at each n: of the raced candidate whose n is nearest. */
+static void corrections(sluice_search_t* s, const sluice_spot_t* spot, double* out) {
+  for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
+    int32_t nearest = 2 * SLUICE_SEARCH_SIZES;
+    out[size] = s->scale;
+    for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+      int32_t distance = size_of(p) > size ? size_of(p) - size : size - size_of(p);
+      if (!(spot->raced >> p & 1) || time_of(spot, p) == INFINITY || distance >= nearest) continue;
+      nearest = distance;
+      out[size] = time_of(spot, p) * 1e-9 * (double)spot->rows / predicted(s, spot, p);
+    }
+  }
+}
+
+static void after_few(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  double correction[SLUICE_SEARCH_SIZES];
+  corrections(s, spot, correction);
+  double best = time_of(spot, best_of(spot, spot->raced)) * 1e-9 * (double)spot->rows;
+  int32_t next = best_predicted(s, spot, spot->raced, correction);
+  if (next >= 0 && predicted(s, spot, next) * correction[size_of(next)] < best && spot->worse < FEW_COUNT) {
+    ++spot->worse;
+    enter(spot, 1u << next, MORE);
+    return;
+  }
+  duel_or_settle(s, bucket);
+}
+
+static void start_few(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  uint32_t set = 0;
+  int32_t first = best_predicted(s, spot, 0, NULL);
+  for (int32_t i = 0; i < FEW_COUNT; ++i) {
+    int32_t next = best_predicted(s, spot, set, NULL);
+    if (next < 0 || predicted(s, spot, next) > FEW_WITHIN * predicted(s, spot, first)) break;
+    set |= 1u << next;
+  }
+  /* A neighbour in any case: a single candidate would confirm nothing. */
+  if ((set & (set - 1)) == 0) {
+    for (int32_t step = -1; step <= 1; step += 2) {
+      int32_t size = size_of(first) + step, p = first + step;
+      if (size >= s->config.min_size && size <= s->config.max_size && is_open(s, p)) set |= 1u << p;
+    }
+  }
+  spot->worse = 0;
+  enter(spot, set, FEW);
+}
+
+static void start(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  const sluice_spot_t *below = answer_near(s, bucket, -1), *above = answer_near(s, bucket, 1);
+  int32_t lo = below == NULL ? s->config.min_size : size_of(below->pick);
+  int32_t hi = above == NULL ? s->config.max_size : size_of(above->pick);
+  spot->pick = (uint8_t)pick_of(s, s->config.min_size);
+  spot->at = spot->rows;
+  if (s->config.min_size == s->config.max_size && !s->config.open_wgrad) {
+    answer(s, bucket, pick_of(s, lo), SLUICE_WHY_ONE_LEFT);
+    return;
+  }
+  if (below != NULL && above != NULL && below->pick == above->pick) {
+    answer(s, bucket, below->pick, SLUICE_WHY_INSIDE_RANGE);
+    return;
+  }
+  if (s->config.predict != NULL && s->config.mode == SLUICE_TUNER_MODEL) {
+    answer(s, bucket, best_predicted(s, spot, 0, NULL), SLUICE_WHY_PREDICTED);
+    return;
+  }
+  clear_samples(spot);
+  if (s->config.predict != NULL && s->config.mode == SLUICE_TUNER_ADAPTIVE) {
+    start_few(s, bucket);
+    return;
+  }
+  spot->lo = (int8_t)(lo < hi ? lo : hi);
+  spot->hi = (int8_t)(lo < hi ? hi : lo);
+  int near_below = answer_within(s, bucket, -1, NEAR) != NULL, near_above = answer_within(s, bucket, 1, NEAR) != NULL;
+  if (spot->lo < spot->hi && near_below != near_above) { /* that end is the better one: no need to try the other */
+    int32_t from = near_below ? lo : hi;
+    spot->step = from == spot->lo ? 1 : -1;
+    spot->walk = (int8_t)(from + spot->step);
+    spot->worse = 0;
+    enter(spot, 1u << pick_of(s, from) | 1u << pick_of(s, spot->walk), WALK);
+    return;
+  }
+  enter(spot, 1u << pick_of(s, spot->lo) | 1u << pick_of(s, spot->hi), ENDS);
+}
+
+/* Only as long as races have cost less than their share. */
+static int may_question(const sluice_search_t* s, const sluice_spot_t* spot) {
+  return s->config.mode != SLUICE_TUNER_MODEL && spot->why != SLUICE_WHY_IMPORTED && spot->why != SLUICE_WHY_ONE_LEFT &&
+         spot->passes_since >= spot->question_after &&
+         s->stats.excess_seconds <= s->config.budget_share * s->stats.total_seconds;
+}
+
+static void question(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  uint32_t set = 1u << spot->pick;
+  for (int32_t step = -1; step <= 1; step += 2) {
+    int32_t size = size_of(spot->pick) + step, p = spot->pick + step;
+    if (size >= s->config.min_size && size <= s->config.max_size && is_open(s, p)) set |= 1u << p;
+  }
+  clear_samples(spot);
+  spot->at = spot->rows;
+  enter(spot, set, QUESTION);
+}
+
+static int is_done(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
+  int32_t wanted = s->config.repeats + 1;
+  return spot->forward[size_of(pick)].count >= wanted && spot->backward[pick].count >= wanted;
+}
+
+/* One that lost already, or whose backward never comes, need not run its other steps. */
+static void drop_hopeless(sluice_spot_t* spot) {
+  int32_t best = best_of(spot, spot->raced);
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if (!(spot->racing >> p & 1)) continue;
+    double time = time_of(spot, p);
+    int lost = best >= 0 && time < INFINITY && time > HOPELESS * time_of(spot, best);
+    if (lost || spot->forward[size_of(p)].count > LONE_PASSES) spot->racing = (uint16_t)(spot->racing & ~(1u << p));
+  }
+}
+
+static void advance(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  drop_hopeless(spot);
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if ((spot->racing >> p & 1) && !is_done(s, spot, p)) return;
+  }
+  if (best_of(spot, spot->raced) < 0) { /* nobody finished a step */
+    settle(s, bucket);
+    return;
+  }
+  switch (spot->stage) {
+    case ENDS: after_ends(s, bucket); return;
+    case WALK: after_walk(s, bucket); return;
+    case WGRAD: duel_or_settle(s, bucket); return;
+    case FEW:
+    case MORE: after_few(s, bucket); return;
+    default: settle(s, bucket); return;
+  }
+}
+
+/* ---- the two calls of every step ---- */
+
+static int races_are_expensive(const sluice_search_t* s) {
+  return s->stats.timed_passes > 1000 &&
+         s->stats.excess_seconds > EXPENSIVE * s->config.budget_share * s->stats.total_seconds;
+}
+
+int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
+  int32_t ignored;
+  int32_t* why = out_why != NULL ? out_why : &ignored;
+  *why = SLUICE_WHY_NOTHING_YET;
+  if (rows < 1) return pick_of(s, s->config.min_size);
+  int32_t bucket = sluice_search_bucket(rows);
+  sluice_spot_t* spot = &s->spots[bucket];
+  spot->rows = rows;
+  if (spot->state == NOTHING) {
+    const sluice_spot_t* near = races_are_expensive(s) ? answer_within(s, bucket, -1, NEAR) : NULL;
+    if (near == NULL && races_are_expensive(s)) near = answer_within(s, bucket, 1, NEAR);
+    if (near != NULL) {
+      *why = SLUICE_WHY_INSIDE_RANGE;
+      return near->pick;
+    }
+    start(s, bucket);
+  }
+  if (spot->state == ANSWERED && may_question(s, spot)) question(s, bucket);
+  *why = spot->state == ANSWERED ? spot->why : SLUICE_WHY_ON_TRIAL;
+  if (spot->state == ANSWERED) return spot->pick;
+  /* In turns: the next of the set behind the last one that still lacks steps. */
+  int32_t pick = spot->pick;
+  for (int32_t i = 0; i < SLUICE_SEARCH_PICKS; ++i) {
+    s->turn = (s->turn + 1) % SLUICE_SEARCH_PICKS;
+    if (!(spot->racing >> s->turn & 1) || is_done(s, spot, s->turn)) continue;
+    pick = s->turn;
+    break;
+  }
+  return pick;
+}
+
+static void count_sample(sluice_sample_t* sample, double ns_per_row) {
+  ++sample->count;
+  if (sample->count == 1) return; /* meets new slots and templates */
+  if (sample->best_ns_per_row == 0 || ns_per_row < (double)sample->best_ns_per_row) {
+    sample->best_ns_per_row = (float)ns_per_row;
+  }
+}
+
+void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, uint64_t ns) {
+  if (rows < 1 || ns == 0) return;
+  sluice_spot_t* spot = &s->spots[sluice_search_bucket(rows)];
+  double ns_per_row = (double)ns / (double)rows;
+  ++s->stats.timed_passes;
+  s->stats.total_seconds += (double)ns * 1e-9;
+  ++spot->passes_since;
+  if (spot->state != RACING || !(spot->racing >> pick & 1)) return;
+  ++s->stats.race_passes;
+  ++spot->race_passes;
+  sluice_sample_t* sample = direction == SLUICE_FORWARD ? &spot->forward[size_of(pick)] : &spot->backward[pick];
+  count_sample(sample, ns_per_row);
+  int32_t best = best_of(spot, spot->raced);
+  if (best >= 0) {
+    double usual = direction == SLUICE_FORWARD ? (double)spot->forward[size_of(best)].best_ns_per_row
+                                               : (double)spot->backward[best].best_ns_per_row;
+    if (ns_per_row > usual) s->stats.excess_seconds += (ns_per_row - usual) * (double)rows * 1e-9;
+  }
+  advance(s, sluice_search_bucket(rows));
+}

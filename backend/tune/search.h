@@ -1,0 +1,117 @@
+/* The online search for n (and for the weight-gradient mode, where that is open): one table for layers that are alike.
+ *
+ * Candidates run as ordinary training steps, because results do not depend on them; what is tried is decided from
+ * numbers that all ranks have in common (the slowest rank's time of a pass, the most rows that any rank received), so
+ * all ranks do the same without another exchange.
+ *
+ * The table has one *spot* per size q of the batch, in steps of 2^(1/4). A spot without an answer
+ *   - between two answers that agree takes theirs: q lies inside the range of that n;
+ *   - else races candidates between the n of the nearest answer below and above (hypothesis: the best n grows with q).
+ * A race gives each candidate a warm-up step and then k counted steps in turns, and takes the shortest time of each
+ * direction, since noise only adds. Without a model the race begins with both ends and walks from the better one until
+ * it turns. With a model it begins with the few best by prediction; what they took corrects the model, and whatever
+ * the corrected model then likes better is raced too. An answer is questioned again now and then by racing it against
+ * its neighbours, as long as all races together stay under a share of the time.
+ *
+ * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, as algorithms.md section 4 resolves them: ranges are the runs of evidence
+ * with one n, so that they are disjoint, and new evidence inside another's range shrinks it, without bookkeeping.
+ */
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_H_
+
+#include "backend/base/status.h"
+#include "sluice/tuner.h"
+
+#define SLUICE_SEARCH_SIZES   8 /* n in {1, 2, 3, 4, 6, 8, 12, 16} */
+#define SLUICE_SEARCH_MODES   2 /* weight gradients deferred, per chunk */
+#define SLUICE_SEARCH_PICKS   (SLUICE_SEARCH_SIZES * SLUICE_SEARCH_MODES)
+#define SLUICE_SEARCH_BUCKETS 128 /* rows up to 2^32 */
+
+extern const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES];
+
+#define SLUICE_WHY_COUNT 8 /* reasons: SLUICE_WHY_* of sluice/tuner.h */
+
+/* Candidate index: size + SLUICE_SEARCH_SIZES * mode. */
+typedef struct sluice_search_decision_s {
+  int64_t rows; /* the size it was made at */
+  int32_t pick;
+  int32_t why;
+  double seconds;           /* measured, forward and backward of the slowest rank at that size; 0: not measured */
+  double predicted_seconds; /* 0: no model */
+  int32_t runner_up;        /* -1: none */
+  double runner_up_seconds;
+  int32_t num_raced; /* candidates */
+  int64_t race_passes;
+} sluice_search_decision_t;
+
+typedef struct sluice_search_config_s {
+  int32_t mode;               /* SLUICE_TUNER_* */
+  int32_t min_size, max_size; /* indices into sluice_search_sizes; equal: n is fixed */
+  int32_t open_wgrad;         /* 0: the mode is `wgrad_mode` */
+  int32_t wgrad_mode;
+  int32_t repeats;     /* k; 0: the default */
+  double budget_share; /* of all timed passes that races may cost beyond what the best would have taken; 0: default */
+  /* Seconds of one direction; NULL: no model. Must give the same number on all ranks. */
+  double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
+  void* user;
+  /* Told of every decision; may be NULL. */
+  void (*decided)(void* user, const sluice_search_decision_t* decision);
+} sluice_search_config_t;
+
+typedef struct sluice_sample_s {
+  float best_ns_per_row;
+  int32_t count; /* timed passes, the first of which is the warm-up */
+} sluice_sample_t;
+
+typedef struct sluice_spot_s {
+  uint8_t state;   /* 0: nothing; 1: racing; 2: answered */
+  uint8_t stage;   /* of the race */
+  uint8_t why;     /* of the answer */
+  uint8_t pick;    /* the answer; while a race questions it, the old one */
+  uint16_t racing; /* set of candidates */
+  uint16_t raced;  /* all that were, in this race */
+  int8_t walk, step, worse, lo, hi;
+  int32_t race_passes;
+  uint32_t passes_since;   /* the last race */
+  uint32_t question_after; /* passes */
+  int64_t rows;            /* of the last pass here */
+  int64_t at;              /* rows for which predictions are made: those at its start */
+  sluice_sample_t forward[SLUICE_SEARCH_SIZES];
+  sluice_sample_t backward[SLUICE_SEARCH_PICKS];
+} sluice_spot_t;
+
+typedef struct sluice_search_stats_s {
+  int64_t timed_passes;
+  int64_t race_passes;
+  double total_seconds;  /* of timed passes */
+  double excess_seconds; /* of raced passes beyond the answer's time, once that is known */
+  int64_t num_decisions, num_questioned, num_changed;
+  int64_t monotonic, not_monotonic; /* raced answers for which "the best n grows with q" held, or not */
+} sluice_search_stats_t;
+
+typedef struct sluice_search_s {
+  sluice_search_config_t config;
+  sluice_search_stats_t stats;
+  double scale;      /* measured over predicted, of what was raced last; 1 before */
+  int32_t turn;      /* of the race, so that candidates take turns */
+  int64_t cached_at; /* rows that these predictions are for, forward and backward in seconds; 0: none */
+  double cached[SLUICE_SEARCH_PICKS];
+  sluice_spot_t spots[SLUICE_SEARCH_BUCKETS];
+} sluice_search_t;
+
+static inline int32_t sluice_pick_chunks(int32_t pick) { return sluice_search_sizes[pick % SLUICE_SEARCH_SIZES]; }
+static inline int32_t sluice_pick_wgrad(int32_t pick) { return pick / SLUICE_SEARCH_SIZES; }
+/* The largest candidate with at most num_chunks. */
+int32_t sluice_search_size_of(int32_t num_chunks);
+int32_t sluice_search_bucket(int64_t rows);
+
+void sluice_search_init(sluice_search_t* search, const sluice_search_config_t* config);
+/* What a pass of `rows` received rows (of the fullest rank) should do next; 0 rows: not known yet. out_why (may be
+ * NULL): SLUICE_WHY_*. */
+int32_t sluice_search_next(sluice_search_t* search, int64_t rows, int32_t* out_why);
+/* A pass that all ranks ran with the same pick: `ns` of the slowest. */
+void sluice_search_observe(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, uint64_t ns);
+/* An answer from elsewhere for this size. */
+void sluice_search_answer(sluice_search_t* search, int64_t rows, int32_t pick);
+
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_H_ */

@@ -1,0 +1,334 @@
+/* The search against exhaustive search on made-up machines: regret, steps spent, noise, changing batches, agreement. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/closed_forms.h"
+#include "backend/tune/search.h"
+#include "sluice/context.h"
+
+/* A machine and a layer: start-up and rate of an exchange, and products that reach their rate in steps of `tile` rows
+ * with a start-up of their own. */
+typedef struct surface_s {
+  double alpha, beta;             /* exchange: seconds, seconds per row */
+  double gemm_startup, gemm_rate; /* seconds, seconds per row */
+  double tile;
+  double per_chunk_wgrad; /* seconds that a chunk's own weight gradient costs more than its part of a deferred one */
+} surface_t;
+
+static uint32_t next_random(uint32_t* seed) { return (*seed = *seed * 1664525u + 1013904223u) >> 8; }
+static double uniform(uint32_t* seed, double lo, double hi) { return lo + (hi - lo) * next_random(seed) / 16777216.0; }
+static double log_uniform(uint32_t* seed, double lo, double hi) { return lo * pow(hi / lo, uniform(seed, 0, 1)); }
+
+static surface_t random_surface(uint32_t* seed) {
+  surface_t s;
+  s.gemm_rate = 1e-6;
+  s.beta = log_uniform(seed, 0.05, 3) * 1e-6;
+  s.alpha = log_uniform(seed, 1e-6, 2e-3);
+  s.gemm_startup = log_uniform(seed, 1e-6, 2e-4);
+  s.tile = next_random(seed) % 2 ? 1 : 64;
+  s.per_chunk_wgrad = uniform(seed, -1e-5, 3e-4);
+  return s;
+}
+
+static double truth(const surface_t* s, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
+  double chunk = (double)rows / n, tiles = ceil(chunk / s->tile) * s->tile;
+  double exchange = s->alpha + s->beta * chunk, product = s->gemm_startup + s->gemm_rate * tiles;
+  sluice_chunk_times_t t = {exchange, product, exchange, 0};
+  double seconds = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
+  if (direction == SLUICE_FORWARD) return seconds;
+  double weights = s->gemm_rate * (double)rows + (wgrad ? n * s->per_chunk_wgrad : 0);
+  return seconds + weights;
+}
+
+static double whole(const surface_t* s, int64_t rows, int32_t pick) {
+  int32_t n = sluice_pick_chunks(pick), wgrad = sluice_pick_wgrad(pick);
+  return truth(s, rows, n, wgrad, SLUICE_FORWARD) + truth(s, rows, n, wgrad, SLUICE_BACKWARD);
+}
+
+static double exhaustive(const surface_t* s, int64_t rows, int32_t num_picks) {
+  double best = INFINITY;
+  for (int32_t p = 0; p < num_picks; ++p) best = fmin(best, whole(s, rows, p));
+  return best;
+}
+
+/* A model of another machine than the one it runs on: off by `wrong` in each of its rates. */
+typedef struct model_s {
+  surface_t surface;
+} model_t;
+
+static double predict(void* user, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
+  return truth(&((model_t*)user)->surface, rows, n, wgrad, direction);
+}
+
+static model_t wrong_model(const surface_t* s, uint32_t* seed, double wrong) {
+  model_t m = {*s};
+  m.surface.alpha *= uniform(seed, 1 - wrong, 1 + wrong);
+  m.surface.beta *= uniform(seed, 1 - wrong, 1 + wrong);
+  m.surface.gemm_startup *= uniform(seed, 1 - wrong, 1 + wrong);
+  m.surface.gemm_rate *= uniform(seed, 1 - wrong, 1 + wrong);
+  return m;
+}
+
+/* Noise only adds: a little often, much now and then. */
+static uint64_t noisy_ns(double seconds, uint32_t* seed, double noise) {
+  double factor = 1 + noise * -log(uniform(seed, 1e-6, 1));
+  if (noise > 0 && next_random(seed) % 20 == 0) factor += 5 * noise;
+  return (uint64_t)(seconds * factor * 1e9);
+}
+
+static void run_step(sluice_search_t* s, const surface_t* surface, int64_t rows, uint32_t* seed, double noise) {
+  int32_t pick = sluice_search_next(s, rows, NULL);
+  for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+    double seconds = truth(surface, rows, sluice_pick_chunks(pick), sluice_pick_wgrad(pick), d);
+    sluice_search_observe(s, d, pick, rows, noisy_ns(seconds, seed, noise));
+  }
+}
+
+static sluice_search_config_t config_of(int32_t mode) {
+  return (sluice_search_config_t){.mode = mode, .max_size = SLUICE_SEARCH_SIZES - 1};
+}
+
+static int compare(const void* a, const void* b) {
+  double x = *(const double*)a, y = *(const double*)b;
+  return x < y ? -1 : x > y;
+}
+
+#define SURFACES 400
+typedef struct regrets_s {
+  double median, p90, worst, steps;
+} regrets_t;
+
+static regrets_t run_many(int32_t mode, double wrong, double noise, int32_t open_wgrad, int32_t num_steps) {
+  static double regret[SURFACES];
+  static sluice_search_t search;
+  uint32_t seed = 7;
+  double steps = 0;
+  for (int i = 0; i < SURFACES; ++i) {
+    surface_t surface = random_surface(&seed);
+    model_t model = wrong_model(&surface, &seed, wrong);
+    sluice_search_config_t config = config_of(mode);
+    if (wrong >= 0 && mode != SLUICE_TUNER_PROFILE) config.predict = predict, config.user = &model;
+    config.open_wgrad = open_wgrad;
+    sluice_search_init(&search, &config);
+    int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
+    for (int step = 0; step < num_steps; ++step) run_step(&search, &surface, rows, &seed, noise);
+    int32_t why, pick = sluice_search_next(&search, rows, &why);
+    assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_PREDICTED || why == SLUICE_WHY_QUESTIONED);
+    double best = exhaustive(&surface, rows, open_wgrad ? SLUICE_SEARCH_PICKS : SLUICE_SEARCH_SIZES);
+    regret[i] = whole(&surface, rows, pick) / best - 1;
+    assert_true(regret[i] > -1e-9);
+    steps += (double)search.stats.race_passes / 2;
+  }
+  qsort(regret, SURFACES, sizeof *regret, compare);
+  regrets_t r = {regret[SURFACES / 2], regret[SURFACES * 9 / 10], regret[SURFACES - 1], steps / SURFACES};
+  printf(
+      "mode %d, model off by %2.0f %%, noise %2.0f %%: regret median %.2f %%, 90th %.2f %%, worst %.2f %%; %.1f "
+      "steps\n",
+      mode, 100 * wrong, 100 * noise, 100 * r.median, 100 * r.p90, 100 * r.worst, r.steps);
+  return r;
+}
+
+static void Profile_NoNoise_FindsNearlyTheBest(void** state) {
+  (void)state;
+  regrets_t r = run_many(SLUICE_TUNER_PROFILE, 0, 0, 0, 200);
+  assert_true(r.median <= 0.001 && r.p90 <= 0.02 && r.worst <= 0.10 && r.steps <= 40);
+}
+
+static void Profile_Noisy_StaysNearTheBest(void** state) {
+  (void)state;
+  regrets_t r = run_many(SLUICE_TUNER_PROFILE, 0, 0.05, 0, 200);
+  assert_true(r.median <= 0.02 && r.p90 <= 0.05 && r.worst <= 0.15);
+}
+
+static void Profile_OpenWeightGradients_FindsBoth(void** state) {
+  (void)state;
+  regrets_t r = run_many(SLUICE_TUNER_PROFILE, 0, 0, 1, 240);
+  assert_true(r.median <= 0.01 && r.p90 <= 0.05 && r.worst <= 0.10);
+}
+
+static void Adaptive_WrongModel_IsCorrectedBySteps(void** state) {
+  (void)state;
+  regrets_t exact = run_many(SLUICE_TUNER_ADAPTIVE, 0, 0, 1, 200);
+  regrets_t wrong = run_many(SLUICE_TUNER_ADAPTIVE, 0.5, 0, 1, 200);
+  regrets_t noisy = run_many(SLUICE_TUNER_ADAPTIVE, 0.5, 0.05, 1, 200);
+  regrets_t alone = run_many(SLUICE_TUNER_MODEL, 0.5, 0, 1, 200);
+  assert_true(exact.median <= 1e-9 && exact.worst <= 0.02);
+  assert_true(wrong.median <= 0.02 && wrong.worst <= 0.10);
+  assert_true(noisy.median <= 0.02 && noisy.worst <= 0.15);
+  assert_true(alone.steps == 0 && wrong.p90 < alone.p90); /* confirming is worth its steps */
+}
+
+static void Model_Exact_NeedsNoStep(void** state) {
+  (void)state;
+  regrets_t r = run_many(SLUICE_TUNER_MODEL, 0, 0, 1, 10);
+  assert_true(r.worst <= 0.03 && r.steps == 0); /* predicted for the middle of a bucket */
+}
+
+/* 10,000 steps with one of several batch sizes each, and a hot rank that comes and goes. */
+static double overhead_of(int32_t mode, double jitter, sluice_search_stats_t* out_stats) {
+  static sluice_search_t search;
+  static const int64_t sizes[] = {700, 1500, 2048, 4096, 5000, 16384};
+  uint32_t seed = 11;
+  double worst = 0;
+  for (int i = 0; i < 12; ++i) {
+    surface_t surface = random_surface(&seed);
+    model_t model = wrong_model(&surface, &seed, 0.3);
+    sluice_search_config_t config = config_of(mode);
+    if (mode == SLUICE_TUNER_ADAPTIVE) config.predict = predict, config.user = &model;
+    sluice_search_init(&search, &config);
+    double spent = 0, best = 0, early = 0, early_best = 0;
+    for (int step = 0; step < 10000; ++step) {
+      double skew = 1 + jitter * uniform(&seed, 0, 1) + (step / 2000 % 2 ? jitter * 3 : 0);
+      int64_t rows = (int64_t)((double)sizes[next_random(&seed) % 6] * skew);
+      int32_t pick = sluice_search_next(&search, rows, NULL);
+      double now = whole(&surface, rows, pick), least = exhaustive(&surface, rows, SLUICE_SEARCH_SIZES);
+      spent += now, best += least;
+      if (step < 2000) early += now, early_best += least;
+      for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+        double seconds = truth(&surface, rows, sluice_pick_chunks(pick), 0, d);
+        sluice_search_observe(&search, d, pick, rows, noisy_ns(seconds, &seed, 0.03));
+      }
+    }
+    double over = spent / best - 1;
+    if (over > worst) worst = over;
+    assert_true(early / early_best < 1.10);
+  }
+  *out_stats = search.stats;
+  printf(
+      "mode %d, skew up to %.1f: time over that of an oracle in 10,000 steps, worst of 12: %.2f %%; of the last: %lld "
+      "decisions, %lld race passes, questioned %lld, changed %lld, excess %.2f %%; best n grows with q in %lld of "
+      "%lld\n",
+      mode, 1 + 4 * jitter, 100 * worst, (long long)out_stats->num_decisions, (long long)out_stats->race_passes,
+      (long long)out_stats->num_questioned, (long long)out_stats->num_changed,
+      100 * out_stats->excess_seconds / out_stats->total_seconds, (long long)out_stats->monotonic,
+      (long long)(out_stats->monotonic + out_stats->not_monotonic));
+  return worst;
+}
+
+static void ChangingBatches_TenThousandSteps_CostLittle(void** state) {
+  (void)state;
+  sluice_search_stats_t stats;
+  assert_true(overhead_of(SLUICE_TUNER_PROFILE, 0, &stats) <= 0.02);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 0, &stats) <= 0.02);
+  assert_true(overhead_of(SLUICE_TUNER_PROFILE, 0.5, &stats) <= 0.03);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 0.5, &stats) <= 0.03);
+  assert_true(stats.timed_passes == 20000);
+}
+
+static void Ranks_SameObservations_PickAlikeInEveryStep(void** state) {
+  (void)state;
+  static sluice_search_t a, b;
+  uint32_t seed = 5;
+  surface_t surface = random_surface(&seed);
+  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  sluice_search_init(&a, &config);
+  sluice_search_init(&b, &config);
+  for (int step = 0; step < 3000; ++step) {
+    int64_t rows = 500 + next_random(&seed) % 8000;
+    int32_t pick = sluice_search_next(&a, rows, NULL);
+    assert_int_equal(pick, sluice_search_next(&b, rows, NULL));
+    for (int32_t d = 0; d < 2; ++d) {
+      uint64_t ns = noisy_ns(truth(&surface, rows, sluice_pick_chunks(pick), 0, d), &seed, 0.1);
+      sluice_search_observe(&a, d, pick, rows, ns);
+      sluice_search_observe(&b, d, pick, rows, ns);
+    }
+  }
+  assert_memory_equal(a.spots, b.spots, sizeof a.spots);
+}
+
+static void Machine_Changes_AnswerIsQuestionedAndFollows(void** state) {
+  (void)state;
+  static sluice_search_t search;
+  uint32_t seed = 3;
+  surface_t fast_link = {2e-3, 1e-8, 1e-6, 1e-6, 1, 0}, slow_link = {1e-6, 4e-7, 1e-6, 1e-6, 1, 0};
+  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  sluice_search_init(&search, &config);
+  for (int step = 0; step < 200; ++step) run_step(&search, &fast_link, 4096, &seed, 0.01);
+  assert_true(sluice_pick_chunks(sluice_search_next(&search, 4096, NULL)) <= 2);
+  for (int step = 0; step < 40000; ++step) run_step(&search, &slow_link, 4096, &seed, 0.01);
+  double regret =
+      whole(&slow_link, 4096, sluice_search_next(&search, 4096, NULL)) / exhaustive(&slow_link, 4096, 8) - 1;
+  printf("after the link changed: regret %.2f %%, questioned %lld, changed %lld\n", 100 * regret,
+         (long long)search.stats.num_questioned, (long long)search.stats.num_changed);
+  assert_true(regret < 0.05 && search.stats.num_changed >= 1);
+}
+
+static void Forward_WithoutBackward_RacesEnd(void** state) {
+  (void)state;
+  static sluice_search_t search;
+  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  sluice_search_init(&search, &config);
+  int32_t why = 0;
+  for (int step = 0; step < 300; ++step) {
+    int32_t pick = sluice_search_next(&search, 1000, &why);
+    sluice_search_observe(&search, SLUICE_FORWARD, pick, 1000, 1000000);
+  }
+  assert_int_equal(why, SLUICE_WHY_RACED);
+  assert_int_equal(sluice_search_next(&search, 1000, NULL), 0);
+}
+
+static int32_t told;
+static void count_decision(void* user, const sluice_search_decision_t* d) {
+  (void)user;
+  ++told;
+  assert_true(d->why > SLUICE_WHY_ON_TRIAL && d->rows == 2048);
+}
+
+static void Answers_Imported_AreTakenWithoutARace(void** state) {
+  (void)state;
+  static sluice_search_t search;
+  sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  config.decided = count_decision;
+  sluice_search_init(&search, &config);
+  told = 0;
+  sluice_search_answer(&search, 2048, sluice_search_size_of(6));
+  int32_t why = 0;
+  assert_int_equal(sluice_pick_chunks(sluice_search_next(&search, 2100, &why)), 6);
+  assert_int_equal(why, SLUICE_WHY_IMPORTED);
+  assert_int_equal(told, 1);
+  assert_int_equal(sluice_pick_chunks(sluice_search_next(&search, 0, &why)), 1); /* nothing timed yet */
+  assert_int_equal(why, SLUICE_WHY_NOTHING_YET);
+}
+
+static void Sizes_FixedOrLimited_AreKept(void** state) {
+  (void)state;
+  static sluice_search_t search;
+  uint32_t seed = 9;
+  sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  config.max_size = sluice_search_size_of(4);
+  surface_t surface = random_surface(&seed);
+  sluice_search_init(&search, &config);
+  for (int step = 0; step < 200; ++step) {
+    assert_true(sluice_pick_chunks(sluice_search_next(&search, 9000, NULL)) <= 4);
+    run_step(&search, &surface, 9000, &seed, 0);
+  }
+  config.min_size = config.max_size;
+  sluice_search_init(&search, &config);
+  int32_t why;
+  assert_int_equal(sluice_pick_chunks(sluice_search_next(&search, 9000, &why)), 4);
+  assert_int_equal(why, SLUICE_WHY_ONE_LEFT);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Profile_NoNoise_FindsNearlyTheBest),
+      cmocka_unit_test(Profile_Noisy_StaysNearTheBest),
+      cmocka_unit_test(Profile_OpenWeightGradients_FindsBoth),
+      cmocka_unit_test(Adaptive_WrongModel_IsCorrectedBySteps),
+      cmocka_unit_test(Model_Exact_NeedsNoStep),
+      cmocka_unit_test(ChangingBatches_TenThousandSteps_CostLittle),
+      cmocka_unit_test(Ranks_SameObservations_PickAlikeInEveryStep),
+      cmocka_unit_test(Machine_Changes_AnswerIsQuestionedAndFollows),
+      cmocka_unit_test(Forward_WithoutBackward_RacesEnd),
+      cmocka_unit_test(Answers_Imported_AreTakenWithoutARace),
+      cmocka_unit_test(Sizes_FixedOrLimited_AreKept),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

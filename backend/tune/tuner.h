@@ -1,0 +1,52 @@
+/* The chooser of a context: one search per kind of layer, fed by the reports in headers, with predictions from a
+ * machine where one is known. Layers that are alike (all but their number) share a table and so learn from each other.
+ *
+ * Source: algorithms.md section 4; contracts.md section 10 (candidates are ordinary steps).
+ */
+#ifndef SLUICE_BACKEND_TUNE_TUNER_H_
+#define SLUICE_BACKEND_TUNE_TUNER_H_
+
+#include "backend/moe/chooser.h"
+#include "backend/moe/engine.h"
+#include "backend/tune/cost.h"
+#include "backend/tune/search.h"
+
+#define SLUICE_TUNER_DECISIONS 64 /* the newest that are kept */
+
+/* A decision with what it was made for. */
+typedef struct sluice_decision_s {
+  uint64_t layer;         /* fingerprint of layers of this kind */
+  sluice_workload_t work; /* num_tokens and skew as they were */
+  sluice_search_decision_t what;
+} sluice_decision_t;
+
+typedef struct sluice_tuner_table_s {
+  uint64_t layer; /* fingerprint */
+  struct sluice_tuner_s* tuner;
+  sluice_workload_t work;
+  int64_t num_switches; /* of n or the mode, from one pass to the next of a layer */
+  sluice_search_t search;
+  struct sluice_tuner_table_s* next;
+} sluice_tuner_table_t;
+
+typedef struct sluice_tuner_s {
+  sluice_chooser_t base;
+  sluice_allocator_t* allocator;
+  int32_t mode; /* SLUICE_TUNER_* */
+  int32_t rank;
+  int32_t has_machine;
+  int32_t is_loud; /* SLUICE_LOG=decision */
+  sluice_machine_t machine;
+  sluice_tuner_table_t* tables;
+  int64_t num_decisions;                               /* ever */
+  sluice_decision_t decisions[SLUICE_TUNER_DECISIONS]; /* a ring by number */
+} sluice_tuner_t;
+
+/* A tuner in mode adaptive without a machine, put into the context, which owns it. Errors: NO_MEMORY. */
+sluice_status_t sluice_tuner_install(sluice_context_t* context);
+/* The context's, or NULL. */
+sluice_tuner_t* sluice_tuner_of(const sluice_context_t* context);
+/* Before layers are made; machine may be NULL. Alike on all ranks: headers compare it. Errors: STATE (layers exist). */
+sluice_status_t sluice_tuner_configure(sluice_tuner_t* tuner, int32_t mode, const sluice_machine_t* machine);
+
+#endif /* SLUICE_BACKEND_TUNE_TUNER_H_ */

@@ -1,0 +1,117 @@
+/* The tuner of a context behind its public calls. */
+#include "sluice/tuner.h"
+
+#include <string.h>
+
+#include "backend/base/structs.h"
+#include "backend/tune/tuner.h"
+#include "capi/src/planner.h"
+
+#define CHECK(condition, ...) \
+  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
+
+void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_size) {
+  if (out_config == NULL || struct_size < sizeof(size_t)) return;
+  memset(out_config, 0, struct_size);
+  out_config->struct_size = struct_size;
+}
+
+sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tuner_config_t* config) {
+  CHECK(context != NULL, "sluice_context_tune: context is NULL");
+  sluice_tuner_config_t c;
+  sluice_tuner_config_init(&c, sizeof c);
+  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_tuner_config_t"));
+  if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_tuner_config_t: extension of unknown type");
+  CHECK(c.mode >= SLUICE_TUNER_ADAPTIVE && c.mode <= SLUICE_TUNER_MODEL,
+        "tuner: mode is %d; known are adaptive (0), profile (1) and model (2)", c.mode);
+  CHECK(c.mode != SLUICE_TUNER_MODEL || c.machine != NULL,
+        "tuner: mode model needs a machine to predict with: calibrate, or give a profile; or use adaptive");
+  CHECK(c.reserved == 0, "tuner: reserved is %d; set it to 0", c.reserved);
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_tune"));
+  sluice_tuner_t* tuner = sluice_tuner_of(context);
+  sluice_status_t status = SLUICE_OK;
+  if (tuner != NULL) {
+    status = sluice_tuner_configure(tuner, c.mode, c.machine != NULL ? sluice_planner_machine(c.machine) : NULL);
+  }
+  sluice_engine_leave(context);
+  return status;
+}
+
+static sluice_tuner_decision_t public_decision(const sluice_decision_t* d) {
+  const sluice_search_decision_t* w = &d->what;
+  int has_second = w->runner_up >= 0;
+  return (sluice_tuner_decision_t){
+      .model_width = d->work.model_width,
+      .hidden_width = d->work.hidden_width,
+      .num_experts = d->work.num_experts,
+      .top_k = d->work.top_k,
+      .dtype = d->work.dtype,
+      .gated = d->work.gate_factor > 1,
+      .rows = w->rows,
+      .num_chunks = sluice_pick_chunks(w->pick),
+      .wgrad_mode = sluice_pick_wgrad(w->pick),
+      .why = w->why,
+      .num_raced = w->num_raced,
+      .race_passes = w->race_passes,
+      .seconds = w->seconds,
+      .predicted_seconds = w->predicted_seconds,
+      .runner_up_seconds = w->runner_up_seconds,
+      .runner_up_chunks = has_second ? sluice_pick_chunks(w->runner_up) : 0,
+      .runner_up_wgrad_mode = has_second ? sluice_pick_wgrad(w->runner_up) : 0,
+  };
+}
+
+sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner_decision_t* out_decisions,
+                                         int32_t capacity, int32_t* out_count) {
+  CHECK(context != NULL && out_count != NULL, "sluice_context_decisions: %s is NULL",
+        context == NULL ? "context" : "out_count");
+  CHECK(capacity >= 0 && (capacity == 0 || out_decisions != NULL),
+        "sluice_context_decisions: capacity is %d and out_decisions %s", capacity,
+        out_decisions == NULL ? "NULL" : "given");
+  *out_count = 0;
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_decisions"));
+  const sluice_tuner_t* tuner = sluice_tuner_of(context);
+  int64_t made = tuner == NULL ? 0 : tuner->num_decisions;
+  int64_t first = made > SLUICE_TUNER_DECISIONS ? made - SLUICE_TUNER_DECISIONS : 0;
+  *out_count = (int32_t)(made - first);
+  for (int64_t i = first; i < made && i - first < capacity; ++i) {
+    out_decisions[i - first] = public_decision(&tuner->decisions[i % SLUICE_TUNER_DECISIONS]);
+  }
+  sluice_engine_leave(context);
+  return SLUICE_OK;
+}
+
+static void add_stats(const sluice_tuner_table_t* table, sluice_tuner_stats_t* sum) {
+  const sluice_search_stats_t* s = &table->search.stats;
+  sum->timed_passes += s->timed_passes;
+  sum->race_passes += s->race_passes;
+  sum->num_decisions += s->num_decisions;
+  sum->num_switches += table->num_switches;
+  sum->num_questioned += s->num_questioned;
+  sum->num_changed += s->num_changed;
+  sum->monotonic += s->monotonic;
+  sum->not_monotonic += s->not_monotonic;
+  sum->total_seconds += s->total_seconds;
+  sum->excess_seconds += s->excess_seconds;
+}
+
+sluice_status_t sluice_context_tuner_stats(sluice_context_t* context, sluice_tuner_stats_t* out_stats) {
+  CHECK(context != NULL && out_stats != NULL, "sluice_context_tuner_stats: %s is NULL",
+        context == NULL ? "context" : "out_stats");
+  size_t size = out_stats->struct_size;
+  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_tuner_stats_t: struct_size is %zu; set it to sizeof the struct", size);
+  }
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_tuner_stats"));
+  sluice_tuner_stats_t stats;
+  memset(&stats, 0, sizeof stats);
+  const sluice_tuner_t* tuner = sluice_tuner_of(context);
+  for (const sluice_tuner_table_t* t = tuner == NULL ? NULL : tuner->tables; t != NULL; t = t->next) {
+    add_stats(t, &stats);
+  }
+  sluice_engine_leave(context);
+  stats.struct_size = size;
+  memset(out_stats, 0, size);
+  memcpy(out_stats, &stats, size < sizeof stats ? size : sizeof stats);
+  return SLUICE_OK;
+}

@@ -91,9 +91,11 @@ static uint64_t hash(uint64_t seed, const void* data, size_t bytes) {
 
 typedef struct sluice_gemm_class_s {
   int32_t id;
-  char text[96];
-  sluice_gemm_form_t form; /* of the largest product */
+  int32_t layout, rows, nk; /* parts of the id */
+  sluice_gemm_form_t form;  /* of the largest product */
 } sluice_gemm_class_t;
+
+static const int64_t row_limits[NUM_ROWS - 1] = {4, 12, 24, 48, 96, 192, 384, 768};
 
 static double volume(const sluice_product_t* p) { return (double)p->m * (double)p->n * (double)p->k; }
 
@@ -120,9 +122,7 @@ static int classify(const sluice_product_list_t* list, sluice_gemm_class_t* out)
   }
   if (largest == NULL || !sluice_gemm_form(largest, &out->form)) return 0;
 
-  static const int64_t row_limits[NUM_ROWS - 1] = {4, 12, 24, 48, 96, 192, 384, 768};
   static const double nk_limits[NUM_NK - 1] = {1 << 18, 1 << 21};
-  static const char* const layouts[NUM_LAYOUTS] = {"NN", "NT", "TN", "TT"};
   int layout = out->form.trans_a * 2 + out->form.trans_b;
   int mixed = list->dtype_c != list->dtype_ab;
   int row_class = 0;
@@ -138,16 +138,22 @@ static int classify(const sluice_product_list_t* list, sluice_gemm_class_t* out)
   out->id = out->id * NUM_ROWS + row_class;
   out->id = out->id * NUM_NK + nk_class;
   out->id = out->id * 2 + (list->beta != 0.0f);
-  static const char* const nk_texts[NUM_NK] = {"nk <= 2^18", "nk <= 2^21", "nk > 2^21"};
-  int last = row_class == NUM_ROWS - 1;
-  snprintf(out->text, sizeof out->text, "%s -> %s %s, rows %s %lld, %s, beta %d", sluice_dtype_name(list->dtype_ab),
-           sluice_dtype_name(list->dtype_c), layouts[layout],
-           last ? ">" : "<=", (long long)row_limits[last ? row_class - 1 : row_class], nk_texts[nk_class],
-           (int)list->beta);
+  out->layout = layout, out->rows = row_class, out->nk = nk_class;
   /* Measured with the rows of an expert of average size, not of the largest. */
   int64_t* own = out->form.trans_a ? &out->form.k : &out->form.m;
   if (out->form.m == largest->m && rows < *own) *own = rows;
   return 1;
+}
+
+/* The class in words. Classes are looked up in every call, words only where one is measured. */
+static void describe(const sluice_gemm_class_t* class, const sluice_product_list_t* list, char* text, size_t bytes) {
+  static const char* const layouts[NUM_LAYOUTS] = {"NN", "NT", "TN", "TT"};
+  static const char* const nk_texts[NUM_NK] = {"nk <= 2^18", "nk <= 2^21", "nk > 2^21"};
+  int last = class->rows == NUM_ROWS - 1;
+  snprintf(text, bytes, "%s -> %s %s, rows %s %lld, %s, beta %d", sluice_dtype_name(list->dtype_ab),
+           sluice_dtype_name(list->dtype_c), layouts[class->layout],
+           last ? ">" : "<=", (long long)row_limits[last ? class->rows - 1 : class->rows], nk_texts[class->nk],
+           (int)list->beta);
 }
 
 /* ---- measuring ------------------------------------------------------------------------------------------------- */
@@ -287,7 +293,9 @@ static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product
   sluice_free(chooser->base.allocator, scratch, bytes);
   if (status != SLUICE_OK) return status;
   *out_order = sort(times, chooser->in_use);
-  sluice_log(SLUICE_LOG_INFO, "gemm auto: %s: %s (GFLOP/s of %s at [%lld, %lld, %lld])", class->text,
+  char words[96];
+  describe(class, list, words, sizeof words);
+  sluice_log(SLUICE_LOG_INFO, "gemm auto: %s: %s (GFLOP/s of %s at [%lld, %lld, %lld])", words,
              chooser->kinds[(*out_order & 0xf) - 1]->name, text, (long long)p.m, (long long)p.n, (long long)p.k);
   return SLUICE_OK;
 }

@@ -35,6 +35,8 @@ def _outside_the_graph() -> Any:
 
 # By module and not in it: copies, pickles and saved models stay the host's own.
 _states: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
+# Those that a transport calls, for `stats`: such a module's own forward is not Sluice's.
+_transported: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
 _contexts: dict[tuple[Any, ...], Context] = {}
 _announced: set[str] = set()
 
@@ -90,6 +92,30 @@ class ExpertsState:
             from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
             return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden, ids, weights)
+        try:
+            layer, tensors, dtype = self._layer_of(module, hidden, ids, weights)
+        except Exception as error:
+            self._refuse(error)
+            raise
+        tokens = hidden if hidden.dtype == dtype else hidden.to(dtype)
+        route = weights if weights.dtype == torch.float32 else weights.float()
+        # Expert parallelism marks the routes to other ranks with the number of local experts.
+        kept = ids.masked_fill(ids == tensors[0].shape[0], -1) if self._group is None else ids
+        with layer.context.lock:
+            if layer.experts is None:
+                out = layer(tokens, kept, route, tensors)
+            else:
+                layer.experts.bind(module, tensors)
+                try:
+                    out = layer(tokens, kept, route)
+                finally:
+                    layer.experts.bind(None, None)
+        return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
+
+    def _layer_of(
+        self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[MoeLayer, list[torch.Tensor], torch.dtype]:
+        """The engine layer for these rows, made on first use; the parameters; the dtype that it computes in."""
         contract = self._contract
         tensors = [getattr(module, name) for name in contract.names]
         dtype = self._dtype(contract, hidden, tensors)
@@ -102,24 +128,34 @@ class ExpertsState:
         layer = self._layers.get(key)
         if layer is None or not layer.context.alive:
             layer = self._layers[key] = self._make(module, hidden, ids, weights, tensors, dtype)
-        count = tensors[0].shape[0]
         # Under expert parallelism ids may be marks, which the quick way does not know.
         quick = type(layer) is StackedLayer and self._group is None and not module._is_expert_parallel
         self._latest, self._up_shape = (layer, tensors[0].shape) if quick else (None, None)
-        tokens = hidden if hidden.dtype == dtype else hidden.to(dtype)
-        route = weights if weights.dtype == torch.float32 else weights.float()
-        # Expert parallelism marks the routes to other ranks with the number of local experts.
-        kept = ids.masked_fill(ids == count, -1) if self._group is None else ids
-        with layer.context.lock:
-            if layer.experts is None:
-                out = layer(tokens, kept, route, tensors)
-            else:
-                layer.experts.bind(module, tensors)
-                try:
-                    out = layer(tokens, kept, route)
-                finally:
-                    layer.experts.bind(None, None)
-        return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
+        return layer, tensors, dtype
+
+    def _refuse(self, error: Exception) -> None:
+        """Tells the other ranks, which may be waiting in their own call, that this one does not take part."""
+        if self._group is None or self._group.world_size == 1 or self._options is None:
+            return
+        layer = next((layer for layer in self._layers.values() if layer.context.alive), None)
+        if layer is not None:
+            layer.refuse(error)
+            return
+        # Nothing was made yet: the smallest layer has a header to say it in.
+        context = context_of(self._options, self._group)
+        layer = MoeLayer(
+            context,
+            model_width=1,
+            hidden_width=1,
+            num_experts=self._group.world_size,
+            top_k=1,
+            activation="relu",
+            layer_id=self._layer_id,
+        )
+        try:
+            layer.refuse(error)
+        finally:
+            layer.close()
 
     def stats(self) -> dict[str, Any]:
         """For `sluice.stats`."""
@@ -240,5 +276,10 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
 
 def stats(module: Any) -> dict[str, Any] | None:
     """Numbers of an experts module; None: Sluice has not run it."""
-    state = _states.get(module)
+    state = _transported.get(module) or _states.get(module)
     return None if state is None else state.stats()
+
+
+def transported(module: Any, state: ExpertsState) -> None:
+    """Remembers that a transport runs this module with `state`."""
+    _transported[module] = state

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sluice import settings
 from sluice.adapters.torch import EpGroup
-from sluice.adapters.transformers.experts import ExpertsState
+from sluice.adapters.transformers.experts import ExpertsState, transported
 from torch.distributed import get_process_group_ranks
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -37,6 +37,7 @@ class SluiceEP(EPImplementation):
         timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
         group = EpGroup.for_ranks(sorted(get_process_group_ranks(ep_mesh.get_group())), timeout)
         self._state = ExpertsState(next(_numbers), group, self.experts_forward)
+        transported(experts, self._state)
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
         """The weighted expert outputs for this rank's tokens. Collective over the expert-parallel group."""

@@ -84,3 +84,11 @@ def test_FourRanks_MixedTpAndFsdp_AsUnsplit(saved: Any, kind: str, experts: str)
     for rank, worst in enumerate(found):
         for name, gap in worst.items():
             assert gap < 2e-5, (rank, name, gap)
+
+
+def test_TwoRanks_FirstCallRefusedOnOne_BothAreToldAndGoOn(ranks: Ranks, saved: Any) -> None:
+    found = ranks.run("tf_models:ep_refused", deadline=60, kind="qwen3_moe", path=saved("qwen3_moe"))
+    assert found[1]["told"].startswith("Unsupported") and "float64" in found[1]["told"]
+    assert found[0]["told"].startswith("PeerRefused") and "rank 1" in found[0]["told"]
+    assert all(said["shape"] == "[3, 32]" for said in found)
+    assert all(said["computed_by"] == "the module's own functions" for said in found)

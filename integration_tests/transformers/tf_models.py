@@ -148,3 +148,27 @@ def _average(outcomes: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]
         if name != "logits":
             first[name] = sum(outcome[name] for outcome in outcomes) / len(outcomes)
     return first
+
+
+def ep_refused(kind: str, path: str) -> dict[str, str]:
+    """Rank 1 passes hidden states of a dtype that Sluice does not compute with, in the very first call; then all pass
+    good ones. What each rank was told, and what `sluice.stats` says afterwards."""
+    import sluice
+    from transformers.distributed import DistributedConfig
+
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        experts_implementation="eager",  # callbacks compute in the dtype of the rows: what is refused is up to the rank
+        distributed_config=DistributedConfig(fsdp_size=world, ep_size=world, ep_implementation="sluice"),
+    )
+    experts = model.model.layers[0].mlp.experts
+    width, total = model.config.hidden_size, experts.num_experts * world
+    ids = torch.arange(6).remainder(total).view(3, 2)
+    told = ""
+    try:
+        experts(torch.randn(3, width, dtype=torch.float64 if rank == 1 else torch.float32), ids, torch.ones(3, 2))
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+    out = experts(torch.randn(3, width), ids, torch.ones(3, 2))
+    return {"told": told, "shape": str(list(out.shape)), "computed_by": sluice.stats(experts)["computed_by"]}

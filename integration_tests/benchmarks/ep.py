@@ -1,0 +1,104 @@
+"""transformers' expert parallelism: Sluice beside stock `all_to_all` with grouped_mm, in turns, over shaped links.
+
+    .venv/bin/python -m integration_tests.benchmarks.ep [--links 1gbit 0.4gbit none] [--ranks 2] [--pairs 8] [--smoke]
+
+One experts block per cell, forward and backward, fresh gradients. Beside the ratio stands what stock's four exchanges
+and its experts take by themselves in the same run: the gain can be largest where the two are equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from integration_tests.benchmarks import launch  # noqa: E402
+from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
+from integration_tests.benchmarks.stats import pair_ratios, quartiles  # noqa: E402
+
+# M, H, E, K, T of the cells; widths scaled so that a cell takes seconds.
+SHAPES = {
+    "mixtral": (1024, 1792, 8, 2, 1024),
+    "qwen3": (1024, 384, 64, 8, 512),
+    "deepseek": (1024, 512, 32, 6, 512),
+    "tiny": (256, 256, 8, 2, 256),
+}
+SMOKE = {"smoke": (32, 16, 4, 2, 24)}
+
+
+def cells(options: argparse.Namespace) -> list[dict]:
+    """What every rank runs over one link."""
+    found = []
+    for name, (M, H, E, K, T) in (SMOKE if options.smoke else SHAPES).items():
+        for dtype in options.dtypes:
+            found.append({"name": name, "M": M, "H": H, "E": E, "K": K, "T": T, "dtype": dtype})
+    return found
+
+
+def show(line: dict) -> str:
+    """A line of the table."""
+    stock, ours, gain = line["stock"], line["sluice"], line["speedup"]
+    return (
+        f"{line['name']:<9} {line['dtype']:<9} {line['link']:>8}  stock {1000 * stock['median']:7.0f} ms "
+        f"(comm {1000 * line['comm_s']:5.0f}, experts {1000 * line['compute_s']:5.0f})  Sluice {1000 * ours['median']:7.0f} ms "
+        f"with {line['chunks']} chunks  {gain['median']:.2f}x [{gain['q1']:.2f} .. {gain['q3']:.2f}]  "
+        f"outputs differ by {line['difference']:.1e}"
+    )
+
+
+def run_link(options: argparse.Namespace, link: str, progress: launch.Progress) -> list[dict]:
+    """All cells over one link, in one process group."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "lines.json"
+        plan = {"cells": cells(options), "pairs": options.pairs, "warm_up": options.warm_up, "out": str(out)}
+        (Path(folder) / "plan.json").write_text(json.dumps(plan))
+        outcome = launch.run(
+            [sys.executable, str(HERE / "ep_rank.py"), str(Path(folder) / "plan.json")],
+            world_size=options.ranks,
+            rate=link,
+            deadline_s=1800,
+            on_progress=lambda event: progress.show(
+                f"{link} {launch.bar(event['done'] / event['of'])} {event['done']}/{event['of']} {event['name']}"
+            ),
+            progress=progress,
+            env={**launch.environment(), "PYTHONPATH": str(HERE.parents[1])},
+        )
+        if outcome.status != 0:
+            raise SystemExit(outcome.status)
+        lines = json.loads(out.read_text())
+    for line in lines:
+        line["link"] = link
+        line["speedup"] = pair_ratios(line["seconds"]["stock"], line["seconds"]["sluice"])
+        for side in ("stock", "sluice"):
+            line[side] = quartiles(line["seconds"][side])
+        progress.line(show(line))
+    return lines
+
+
+def main() -> int:
+    """Run the cells over each link and write one record."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--links", nargs="+", default=["none", "4gbit", "1gbit", "0.4gbit"])
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--warm-up", type=int, default=16, help="pairs before that, in which Sluice chooses n")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape: does it run?")
+    parser.add_argument("--records", type=Path)
+    options = parser.parse_args()
+    progress = launch.Progress()
+    lines = [line for link in options.links for line in run_link(options, link, progress)]
+    if options.records:
+        options.records.mkdir(parents=True, exist_ok=True)
+        record = {"ranks": options.ranks, "machine": machine(), "versions": versions(), "lines": lines}
+        (options.records / "ep.json").write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

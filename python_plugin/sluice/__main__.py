@@ -8,6 +8,7 @@ USAGE = """usage: python -m sluice COMMAND
 
   doctor [--json]    what is installed, what would be used, what is wrong and what to do
   run SCRIPT ...     run a training script with Sluice loaded for sure (as python -m sluice.run)
+  plan               does a model fit a machine, which n and restore policy each layer takes, and why no other
   trace -- COMMAND   where the time of its MoE layers went: idle lanes explained, predicted beside measured, pictures
   version            the version of this package
 """
@@ -26,6 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         run.main(rest)
         return 0
+    if command == "plan":
+        from sluice.planning import plan_command
+
+        return plan_command.main(rest)
     if command == "trace":
         from sluice.tracing import command as tracing
 

@@ -1,0 +1,1 @@
+"""What `sluice plan` and `sluice simulate` stand on: machines, layers, and the planner of the C library."""

@@ -1,0 +1,82 @@
+"""Options that `sluice plan` and `sluice simulate` share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .. import config
+from . import machines
+from .errors import BadInput
+from .model import Model, read_config
+from .planner import DTYPES, Choice
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The layer or model."""
+    group = parser.add_argument_group("model (flags win over config files)")
+    group.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="config.json of transformers, or a DeepSpeed config; may be given twice",
+    )
+    group.add_argument("--sequence-length", type=int, metavar="N", help="with a DeepSpeed config: tokens of a sample")
+    group.add_argument("--model-width", type=int, metavar="M")
+    group.add_argument("--hidden-width", type=int, metavar="H", help="of one expert")
+    group.add_argument("--experts", type=int, metavar="E", help="of one layer, over all ranks")
+    group.add_argument("--top-k", type=int, metavar="K")
+    group.add_argument("--layers", type=int, metavar="L", help="MoE layers (1)")
+    group.add_argument("--tokens", type=int, metavar="T", help="of one rank")
+    group.add_argument("--gated", action=argparse.BooleanOptionalAction, default=None, help="experts of three matrices")
+    group.add_argument("--dtype", choices=tuple(DTYPES), help="(bf16)")
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """The machine."""
+    known = ", ".join(machines.names())
+    parser.add_argument("--machine", required=True, metavar="NAME|FILE", help=f"a file (docs/tuning.md), or {known}")
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """What is fixed."""
+    parser.add_argument("--chunks", type=int, metavar="n", help="fixed; default: chosen")
+    parser.add_argument("--policy", choices=tuple(config.RESTORE), help="fixed; default: chosen")
+    parser.add_argument("--budget", metavar="BYTES", help='on each rank for all layers, such as "20GiB"')
+
+
+def model_of(options: Any) -> Model:
+    """Flags over config files."""
+    model = Model()
+    for path in options.config:
+        model = model.over(read_config(path, options.sequence_length))
+    flags = Model(
+        model_width=options.model_width,
+        hidden_width=options.hidden_width,
+        num_experts=options.experts,
+        top_k=options.top_k,
+        layers=options.layers,
+        tokens=options.tokens,
+        dtype=options.dtype,
+        gated=options.gated,
+        memory_budget=budget_of(options.budget),
+        num_chunks=options.chunks,
+        policy=None if options.policy is None else config.RESTORE[options.policy],
+    )
+    return flags.over(model)
+
+
+def budget_of(text: str | None) -> int | None:
+    """Bytes."""
+    if text is None:
+        return None
+    try:
+        return config._bytes("memory_budget", int(text) if text.isdigit() else text)
+    except config.ConfigError as error:
+        raise BadInput(f"--budget: {error}") from error
+
+
+def wanted_of(model: Model) -> Choice:
+    """What is not open."""
+    return Choice(model.num_chunks or 0, *(model.policy or (None, None)), model.wgrad)

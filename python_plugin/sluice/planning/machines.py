@@ -1,0 +1,66 @@
+"""Machines: named profiles that come with the package, files of one's own, calibrations.
+
+A profile file is {"sluice_profile": 1, "sources": {field: where its number is from}, "machine": {...}}; a bare machine
+(docs/tuning.md) is read as well. The C library checks the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import BadInput
+
+FOLDER = Path(__file__).resolve().parent / "profiles"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`data` is the machine's JSON, parsed; `sources` says where its numbers are from."""
+
+    data: dict[str, Any]
+    sources: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return str(self.data.get("name", "unnamed"))
+
+
+def names() -> list[str]:
+    """The named profiles."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def load(name_or_path: str) -> Machine:
+    """A named profile, or a file."""
+    path = Path(name_or_path)
+    if name_or_path in names():
+        path = FOLDER / f"{name_or_path}.json"
+    elif not path.is_file():
+        known = ", ".join(names())
+        raise BadInput(f"machine {name_or_path!r}: neither a file nor a named profile; named ones are {known}")
+    return parse(path.read_text(), os.fspath(name_or_path))
+
+
+def parse(text: str, where: str) -> Machine:
+    """A profile or a bare machine."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"machine {where}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BadInput(f"machine {where}: it must be an object, not {type(data).__name__}")
+    if "sluice_profile" not in data:
+        return Machine(data, {})
+    known = ("sluice_profile", "sources", "machine")
+    for key in data:
+        if key not in known:
+            raise BadInput(f"machine {where}: unknown field {key!r} in a profile; known are {', '.join(known)}")
+    if data["sluice_profile"] != 1:
+        raise BadInput(f"machine {where}: sluice_profile is {data['sluice_profile']!r}; this version reads 1")
+    if not isinstance(data.get("machine"), dict):
+        raise BadInput(f"machine {where}: the field 'machine' is missing; it holds the costs (docs/tuning.md)")
+    return Machine(data["machine"], dict(data.get("sources", {})))

@@ -1,0 +1,219 @@
+"""`sluice plan`: does a model fit a machine, which n and restore policy each layer takes, and why no other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .. import timeline
+from ..errors import SluiceError
+from ..timeline.schedule import LANE_NAMES, Schedule
+from . import arguments, machines, routing
+from .errors import BadInput
+from .model import Model, complete
+from .planner import Candidate, Choice, Decision, Planner, Prediction, Workload, size
+
+EXAMPLE = """examples:
+  sluice plan --machine h200-8x8 --ranks 8 --config mixtral/config.json --tokens 8192 --budget 20GiB
+  sluice plan --machine a100-8x8-1600g --ranks 64 --model-width 2048 --hidden-width 8192 --experts 64 --top-k 2 \\
+              --tokens 8192 --layers 4 --budget 6GiB --picture plan.svg
+
+exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
+"""
+
+
+def main(words: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice plan",
+        description=__doc__.splitlines()[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    arguments.add_machine(parser)
+    parser.add_argument("--ranks", type=int, required=True, metavar="W", help="of one expert-parallel group")
+    arguments.add_model(parser)
+    arguments.add_choice(parser)
+    parser.add_argument("--skew", type=float, default=1.0, help="rows of the fullest rank over balanced ones (1)")
+    parser.add_argument("--routing", metavar="FILE", help="recorded expert loads: the skew of each layer from there")
+    parser.add_argument("--outstanding", type=int, metavar="N", help="forwards without their backward (one a layer)")
+    parser.add_argument(
+        "--all", action="store_true", help="every candidate with its reason, not the best of each policy"
+    )
+    parser.add_argument("--picture", metavar="FILE.svg", help="the predicted timeline of the first layer")
+    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    options = parser.parse_args(words)
+    try:
+        planner = Planner(machines.load(options.machine))
+        made = plan(planner, complete(arguments.model_of(options)), options)
+    except SluiceError as error:
+        print(f"sluice plan: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(as_dict(made, planner), indent=1))
+    else:
+        print("\n".join(lines_of(made, planner, options.all)))
+    return 0 if all(layer["decision"].chosen for layer in made["layers"]) else 1
+
+
+def workload_of(model: Model, ranks: int, skew: float) -> Workload:
+    """Of each layer; every layer has one forward outstanding in training, unless told otherwise."""
+    return Workload(
+        model_width=model.model_width,
+        hidden_width=model.hidden_width,
+        num_tokens=model.tokens,
+        num_experts=model.num_experts,
+        top_k=model.top_k,
+        world_size=ranks,
+        dtype=model.dtype,
+        gated=bool(model.gated),
+        skew=skew,
+        memory_budget=model.memory_budget or 0,
+        max_outstanding=model.max_outstanding or model.layers,
+    )
+
+
+def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
+    """{"model", "layers": [{"layers", "workload", "decision", "prediction"}]}, layers of equal skew together."""
+    if options.outstanding is not None:
+        model = Model(max_outstanding=options.outstanding).over(model)
+    skews = [options.skew] * model.layers
+    if options.routing:
+        trace = routing.read(options.routing)
+        skews = [trace.skew(layer, options.ranks, model.num_experts) for layer in range(model.layers)]
+    groups: dict[float, list[int]] = {}
+    for layer, skew in enumerate(skews):
+        groups.setdefault(round(skew, 2), []).append(layer)
+    rows = []
+    for skew, layers in sorted(groups.items(), key=lambda group: group[1][0]):
+        work = workload_of(model, options.ranks, skew)
+        decision = planner.choose(work, arguments.wanted_of(model))
+        prediction = planner.predict(work, decision.chosen, timeline=not rows) if decision.chosen else None
+        rows.append({"layers": layers, "workload": work, "decision": decision, "prediction": prediction})
+    if options.picture and rows[0]["prediction"]:
+        Path(options.picture).write_text(
+            picture(rows[0]["workload"], rows[0]["decision"].chosen, rows[0]["prediction"])
+        )
+    return {"model": model, "layers": rows}
+
+
+def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
+    """The predicted passes of one layer, with slots where the schedule is at hand."""
+    panels = []
+    for direction, seconds in (("forward", prediction.forward), ("backward", prediction.backward)):
+        events = [event for event in prediction.events[direction] if event.seconds > 0]
+        panel = timeline.Panel(f"{direction}: {seconds * 1e3:.2f} ms predicted ({choice})", events)
+        schedule = Schedule.build(
+            direction,
+            prediction.run_chunks,
+            choice.restore_input,
+            choice.restore_middle,
+            wgrad=choice.wgrad,
+            single_rank=work.world_size == 1,
+            gated=work.gated,
+            under_plan=work.memory_budget > 0,
+            may_reuse_saved=direction == "backward",
+        )
+        every = prediction.events[direction]
+        if [op["kind"] for op in schedule.data["ops"]] == [event.op for event in every]:
+            panel.holds = timeline.occupancy(schedule.data, [e.begin for e in every], [e.end for e in every])
+        panels.append(panel)
+    return timeline.svg(panels, f"One layer of {work.world_size} ranks, predicted")
+
+
+def best_of_each(decision: Decision) -> list[Candidate]:
+    """The fastest candidate of each policy that fits, or its leanest: what a person wants to compare."""
+    best: dict[str, Candidate] = {}
+    for candidate in decision.candidates:
+        held = best.get(candidate.choice.policy)
+        if held is None or _rank(candidate) < _rank(held):
+            best[candidate.choice.policy] = candidate
+    return sorted(best.values(), key=_rank)
+
+
+def _rank(candidate: Candidate) -> tuple[Any, ...]:
+    if candidate.verdict == "over budget":
+        return 1, candidate.total_bytes, candidate.seconds
+    return 0, candidate.seconds, candidate.verdict != "chosen"
+
+
+def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[str]:
+    """For a terminal."""
+    model = made["model"]
+    budget = size(model.memory_budget) if model.memory_budget else "none"
+    shape = f"M {model.model_width}, H {model.hidden_width}, E {model.num_experts}, K {model.top_k}, {model.dtype}"
+    lines = [
+        f"machine {planner.machine.name}; {model.layers} MoE layers of {shape}; "
+        f"T {model.tokens} on each rank; budget {budget}"
+    ]
+    total = 0.0
+    for row in made["layers"]:
+        names = row["layers"]
+        span = f"layers {names[0]}-{names[-1]}" if names == list(range(names[0], names[-1] + 1)) else f"layers {names}"
+        decision, prediction = row["decision"], row["prediction"]
+        lines += ["", f"{span if len(names) > 1 else f'layer {names[0]}'} (skew {row['workload'].skew:g})"]
+        if prediction is None:
+            lines.append(f"  DOES NOT FIT: {decision.shortfall}")
+        else:
+            total += prediction.seconds * len(names)
+            lines += _chosen(decision, prediction)
+        lines += ["", f"  {'n':>4} {'policy':<20} {'weight gradients':<17} {'ms':>9} {'bytes':>11}  why"]
+        for c in decision.candidates if everything else best_of_each(decision):
+            wgrad = c.choice.wgrad.replace("_", " ")
+            place = f"  {c.choice.num_chunks:4} {c.choice.policy:<20} {wgrad:<17} {c.seconds * 1e3:9.2f}"
+            lines.append(f"{place} {size(c.total_bytes):>11}  {c.reason()}")
+    if total:
+        lines += ["", f"MoE layers of one step: {total * 1e3:.2f} ms; " + _error(made["layers"][0]["prediction"])]
+    return lines
+
+
+def _error(prediction: Prediction | None) -> str:
+    if prediction is None or prediction.error_median == 0:
+        return "error not measured: this machine is a profile, not a calibration"
+    median, p90 = 100 * prediction.error_median, 100 * prediction.error_p90
+    return f"error on sizes held out of the calibration: median {median:.1f} %, 90th percentile {p90:.1f} %"
+
+
+def _chosen(decision: Decision, p: Prediction) -> list[str]:
+    lanes = ", ".join(f"{lane} {p.busy(lane) * 1e3:.2f}" for lane in LANE_NAMES if p.busy(lane) > 0)
+    shares = ", ".join(f"{name} {size(value)}" for name, value in p.bytes.items() if value and name != "total")
+    lines = [
+        f"  chosen: {decision.chosen}",
+        f"  predicted: {p.seconds * 1e3:.2f} ms a step: forward {p.forward * 1e3:.2f}, backward {p.backward * 1e3:.2f}",
+        f"  busy by lane (ms): {lanes}; second opinions: MPMoE {p.mpmoe * 1e3:.2f}, MPipeMoE {p.mpipemoe * 1e3:.2f}",
+        f"  bytes on a rank: {size(p.bytes['total'])} = {shares} (step: of each outstanding forward)",
+    ]
+    if p.run_chunks != decision.chosen.num_chunks:
+        lines.append(f"  under this skew it runs with {p.run_chunks} chunks, at most {p.max_chunks}")
+    return lines
+
+
+def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:
+    """What --json prints."""
+    rows = []
+    for row in made["layers"]:
+        decision, prediction = row["decision"], row["prediction"]
+        rows.append(
+            {
+                "layers": row["layers"],
+                "workload": asdict(row["workload"]),
+                "fits": decision.chosen is not None,
+                "chosen": {**asdict(decision.chosen), "policy": decision.chosen.policy} if decision.chosen else None,
+                "shortfall": decision.shortfall or None,
+                "prediction": _numbers(prediction) if prediction else None,
+                "candidates": [candidate.as_dict() for candidate in decision.candidates],
+            }
+        )
+    return {"form": 1, "machine": planner.machine.name, "sources": planner.machine.sources, "layers": rows}
+
+
+def _numbers(prediction: Prediction) -> dict[str, Any]:
+    values = {name: value for name, value in vars(prediction).items() if name != "events"}
+    return {**values, "seconds": prediction.seconds}
+
+
+__all__ = ["BadInput", "main"]

@@ -1,0 +1,223 @@
+"""`sluice/planner.h` from Python: prices of choices, and the best one with the reasons against the others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .._library import load
+from ..errors import OverBudget
+from ..timeline.model import Event
+from ..timeline.schedule import LANE_NAMES, POLICIES, RESTORE_INPUT, RESTORE_MIDDLE, WGRAD
+from .machines import Machine
+
+DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
+MOST = 512
+BYTES = ("base", "slot", "routing", "schedule", "header", "product", "step", "total")
+_OVER_BUDGET = -14
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One layer on each of `world_size` ranks. skew: rows of the fullest rank over those of balanced routing."""
+
+    model_width: int
+    hidden_width: int
+    num_tokens: int
+    num_experts: int
+    top_k: int
+    world_size: int
+    dtype: str = "bf16"
+    gated: bool = False
+    skew: float = 1.0
+    memory_budget: int = 0
+    max_outstanding: int = 1
+
+    def with_(self, **changes: Any) -> Workload:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """n, how T_DI and T_M reach the backward, when weight gradients are computed. None (n 0): open."""
+
+    num_chunks: int = 0
+    restore_input: str | None = None
+    restore_middle: str | None = None
+    wgrad: str | None = None
+
+    @property
+    def policy(self) -> str:
+        """The papers' name, or both words."""
+        pair = (self.restore_input, self.restore_middle)
+        return next((name for name, point in POLICIES.items() if point == pair), "+".join(map(str, pair)))
+
+    def __str__(self) -> str:
+        return f"n = {self.num_chunks}, {self.policy}, weight gradients {str(self.wgrad).replace('_', ' ')}"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one training step of one layer: seconds by direction and lane, bytes by category."""
+
+    forward: float
+    backward: float
+    forward_busy: dict[str, float]
+    backward_busy: dict[str, float]
+    overhead: float
+    mpmoe: float
+    mpipemoe: float
+    error_median: float
+    error_p90: float
+    bytes: dict[str, int]
+    fits: bool
+    run_chunks: int
+    max_chunks: int
+    events: dict[str, list[Event]]
+
+    @property
+    def seconds(self) -> float:
+        return self.forward + self.backward
+
+    def busy(self, lane: str) -> float:
+        return self.forward_busy[lane] + self.backward_busy[lane]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice that was looked at. verdict: "chosen", "slower", "over budget", "as fast"."""
+
+    choice: Choice
+    verdict: str
+    forward: float
+    backward: float
+    slower_by: float
+    total_bytes: int
+    bytes_over: int
+
+    @property
+    def seconds(self) -> float:
+        return self.forward + self.backward
+
+    def reason(self) -> str:
+        """For a person."""
+        if self.verdict == "slower":
+            return f"slower by {100 * self.slower_by:.1f} %"
+        if self.verdict == "over budget":
+            return f"over budget by {size(self.bytes_over)}"
+        return "as fast, but not with fewer chunks" if self.verdict == "as fast" else self.verdict
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "policy": self.choice.policy, "reason": self.reason()}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """All candidates in order; `chosen` is None where none fits, and `shortfall` then says why and what to do."""
+
+    candidates: tuple[Candidate, ...]
+    chosen: Choice | None
+    shortfall: str = ""
+
+
+class Planner:
+    """Immutable; any thread. Raises InvalidArgument naming the field of the machine that is wrong."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._library = load()
+        text = json.dumps(machine.data).encode()
+        out = self._library.ffi.new("sluice_planner_t **")
+        self._library.check(self._library.lib.sluice_planner_create(text, len(text), out))
+        self._handle = self._library.ffi.gc(out[0], self._library.lib.sluice_planner_destroy)
+
+    def _workload(self, work: Workload) -> Any:
+        value = self._library.new("planner_workload")
+        value.model_width, value.hidden_width, value.num_tokens = work.model_width, work.hidden_width, work.num_tokens
+        value.num_experts, value.top_k, value.world_size = work.num_experts, work.top_k, work.world_size
+        value.dtype, value.gated, value.skew = DTYPES[work.dtype], int(work.gated), work.skew
+        value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
+        return value
+
+    def _choice(self, choice: Choice) -> Any:
+        value = self._library.ffi.new("sluice_planner_choice_t *")
+        value.num_chunks = choice.num_chunks
+        value.restore_input = -1 if choice.restore_input is None else RESTORE_INPUT[choice.restore_input]
+        value.restore_middle = -1 if choice.restore_middle is None else RESTORE_MIDDLE[choice.restore_middle]
+        value.wgrad_mode = -1 if choice.wgrad is None else WGRAD[choice.wgrad]
+        return value
+
+    def predict(self, work: Workload, choice: Choice, timeline: bool = False) -> Prediction:
+        """Prices one choice; with `timeline`, also every op of both passes."""
+        library, ffi = self._library, self._library.ffi
+        out = ffi.new("sluice_planner_prediction_t *")
+        out.struct_size = ffi.sizeof(out[0])
+        capacity = 8192 if timeline else 0
+        entries = ffi.new("sluice_planner_entry_t[]", capacity) if timeline else ffi.NULL
+        library.check(
+            library.lib.sluice_planner_predict(
+                self._handle, self._workload(work), self._choice(choice), out, entries, capacity
+            )
+        )
+        count = min(out.num_entries, capacity)
+        events: dict[str, list[Event]] = {"forward": [], "backward": []}
+        for index in range(count):
+            entry = entries[index]
+            direction = "backward" if entry.direction else "forward"
+            place = LANE_NAMES[entry.lane], entry.begin_seconds, entry.end_seconds, entry.chunk, direction
+            events[direction].append(Event(ffi.string(entry.op).decode(), *place))
+        return Prediction(
+            forward=out.forward_seconds,
+            backward=out.backward_seconds,
+            forward_busy=dict(zip(LANE_NAMES, out.forward_busy)),
+            backward_busy=dict(zip(LANE_NAMES, out.backward_busy)),
+            overhead=2 * out.overhead_seconds,
+            mpmoe=out.mpmoe_forward_seconds + out.mpmoe_backward_seconds,
+            mpipemoe=out.mpipemoe_forward_seconds + out.mpipemoe_backward_seconds,
+            error_median=out.machine_error_median,
+            error_p90=out.machine_error_p90,
+            bytes={name: getattr(out, f"{name}_bytes") for name in BYTES},
+            fits=bool(out.fits),
+            run_chunks=out.run_chunks,
+            max_chunks=out.max_chunks,
+            events=events,
+        )
+
+    def choose(self, work: Workload, wanted: Choice | None = None) -> Decision:
+        """The fastest candidate that fits, and what speaks against each other one."""
+        library, ffi = self._library, self._library.ffi
+        listed = ffi.new("sluice_planner_candidate_t[]", MOST)
+        count, chosen = ffi.new("int32_t *"), ffi.new("int32_t *")
+        want = ffi.NULL if wanted is None else self._choice(wanted)
+        status = library.lib.sluice_planner_choose(
+            self._handle, self._workload(work), want, listed, MOST, count, chosen
+        )
+        shortfall = ""
+        if status == _OVER_BUDGET:
+            error = library.last_error(status)
+            if not isinstance(error, OverBudget):
+                raise error
+            shortfall = str(error)
+        else:
+            library.check(status)
+        candidates = tuple(self._candidate(listed[index]) for index in range(min(count[0], MOST)))
+        best = None if chosen[0] < 0 else candidates[chosen[0]].choice
+        return Decision(candidates, best, shortfall)
+
+    def _candidate(self, c: Any) -> Candidate:
+        names = [{number: name for name, number in table.items()} for table in (RESTORE_INPUT, RESTORE_MIDDLE, WGRAD)]
+        numbers = (c.choice.restore_input, c.choice.restore_middle, c.choice.wgrad_mode)
+        choice = Choice(c.choice.num_chunks, *(table[number] for table, number in zip(names, numbers)))
+        verdict = self._library.ffi.string(self._library.lib.sluice_planner_verdict_name(c.verdict)).decode()
+        times = c.forward_seconds, c.backward_seconds, c.slower_by
+        return Candidate(choice, verdict, *times, c.total_bytes, c.bytes_over)
+
+
+def size(value: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"

@@ -1,0 +1,91 @@
+"""Recorded expert loads: how many rows each expert of each layer received, step by step.
+
+A file has one JSON object per line. First {"sluice_routing": 1, "layers": L, "experts": E}; then one line per step:
+{"step": s, "loads": [[rows of expert 0, ...], ... of layer 0, ...]}, summed over ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import BadInput
+
+
+@dataclass(frozen=True)
+class Routing:
+    """loads[step][layer][expert]."""
+
+    layers: int
+    experts: int
+    loads: tuple[tuple[tuple[int, ...], ...], ...]
+
+    def skew(self, layer: int, ranks: int, experts: int) -> float:
+        """Rows of the fullest rank over the mean, the median over steps; layers beyond the trace begin again."""
+        if experts != self.experts:
+            raise BadInput(
+                f"routing: recorded with {self.experts} experts, asked about {experts}: "
+                "record a run of this model, or give --skew"
+            )
+        if experts % ranks != 0:
+            raise BadInput(
+                f"routing: {experts} experts do not divide over {ranks} ranks; choose --ranks that divides them"
+            )
+        values = sorted(skew_of(step[layer % self.layers], ranks) for step in self.loads)
+        return values[len(values) // 2]
+
+
+def skew_of(loads: Sequence[int], ranks: int) -> float:
+    """Max over mean of the ranks' rows, experts contiguous."""
+    each = len(loads) // ranks
+    rows = [sum(loads[rank * each : rank * each + each]) for rank in range(ranks)]
+    total = sum(rows)
+    return max(rows) * ranks / total if total else 1.0
+
+
+def read(path: str) -> Routing:
+    """BadInput names the line and the field."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise BadInput(f"routing {path}: {error.strerror}") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append((number, json.loads(line)))
+        except ValueError as error:
+            raise BadInput(f"routing {path}: line {number} is not JSON: {error}") from error
+    head = rows[0][1] if rows else {}
+    if not isinstance(head, dict) or head.get("sluice_routing") != 1:
+        raise BadInput(f'routing {path}: line 1 must be {{"sluice_routing": 1, "layers": L, "experts": E}}')
+    layers, experts = head.get("layers"), head.get("experts")
+    for name, value in (("layers", layers), ("experts", experts)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadInput(f"routing {path}: {name} is {value!r}; it must be a whole number above 0")
+    steps = [_step(path, number, row, layers, experts) for number, row in rows[1:]]
+    if not steps:
+        raise BadInput(f"routing {path}: it holds no steps; record some (SLUICE_ROUTING_FILE, docs/tools.md)")
+    return Routing(layers, experts, tuple(steps))
+
+
+def _step(path: str, number: int, row: object, layers: int, experts: int) -> tuple[tuple[int, ...], ...]:
+    loads = row.get("loads") if isinstance(row, dict) else None
+    if not isinstance(loads, list) or len(loads) != layers:
+        count = len(loads) if isinstance(loads, list) else "no"
+        raise BadInput(f"routing {path}: line {number}: loads has {count} layers, the head says {layers}")
+    for layer, values in enumerate(loads):
+        if not isinstance(values, list) or len(values) != experts:
+            count = len(values) if isinstance(values, list) else "no"
+            raise BadInput(
+                f"routing {path}: line {number}: loads[{layer}] has {count} experts, the head says {experts}"
+            )
+        for expert, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise BadInput(
+                    f"routing {path}: line {number}: loads[{layer}][{expert}] is {value!r}; it must be 0 rows or more"
+                )
+    return tuple(tuple(values) for values in loads)

@@ -1,0 +1,173 @@
+"""`sluice plan`: machines, configs of hosts, choices with reasons, and refusals that name the field."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from sluice import __main__ as entry
+from sluice.errors import InvalidArgument
+from sluice.planning import machines, model, plan_command
+from sluice.planning.errors import BadInput
+from sluice.planning.planner import Choice, Planner, Workload
+
+WORK = Workload(1024, 4096, 4096, 64, 2, 64, "f16")
+FLAGS = "--ranks 8 --model-width 1024 --hidden-width 4096 --experts 8 --top-k 2 --tokens 8192 --dtype f16".split()
+MIXTRAL = {
+    "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "num_hidden_layers": 32, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    status = plan_command.main(list(words))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize("name", machines.names())
+def test_Profiles_EachIsReadableAndHasItsSources(name: str) -> None:
+    machine = machines.load(name)
+    assert machine.name == name and machine.data["provenance"] == "profile"
+    assert {"cluster", "gemm", "exchange", "node_exchange", "host_copy"} <= machine.sources.keys()
+    assert Planner(machine).predict(WORK, Choice(4, "keep", "keep", "deferred")).seconds > 0
+
+
+def test_Predict_Timeline_EndsWithThePass() -> None:
+    planner = Planner(machines.load("a100-8x8-1600g"))
+    made = planner.predict(WORK, Choice(4, "offload", "recompute", "per_chunk"), timeline=True)
+    for direction, seconds in (("forward", made.forward), ("backward", made.backward)):
+        last = max(event.end for event in made.events[direction])
+        assert last + made.overhead / 2 == pytest.approx(seconds, rel=1e-9)
+    assert made.bytes["total"] >= made.bytes["slot"] + made.bytes["step"]
+
+
+def test_Choose_UnderBudget_TakesTheFastestThatFits() -> None:
+    planner = Planner(machines.load("a100-8x8-200g"))
+    free = planner.choose(WORK)
+    assert len(free.candidates) >= 9
+    chosen = [c for c in free.candidates if c.verdict == "chosen"]
+    assert len(chosen) == 1 and chosen[0].choice == free.chosen
+    assert chosen[0].seconds == min(c.seconds for c in free.candidates)
+    budget = min(c.total_bytes for c in free.candidates) * 3 // 2
+    tight = planner.choose(WORK.with_(memory_budget=budget))
+    assert tight.chosen is not None
+    for c in tight.candidates:
+        assert (c.verdict == "over budget") == (c.total_bytes > budget)
+        assert c.reason()
+    none = planner.choose(WORK.with_(memory_budget=1 << 20))
+    assert none.chosen is None and "no plan fits the memory budget of 1048576 bytes" in none.shortfall
+    assert none.candidates and all(c.bytes_over > 0 for c in none.candidates)
+
+
+def test_Choose_FixedPolicy_IsKept() -> None:
+    planner = Planner(machines.load("h200-8x8"))
+    decision = planner.choose(WORK, Choice(4, "redispatch", "recompute"))
+    assert (decision.chosen.num_chunks, decision.chosen.policy) == (4, "S4")
+    assert {c.choice.policy for c in decision.candidates} == {"S4"}
+
+
+def test_Machine_BadFields_AreNamed(tmp_path) -> None:
+    good = machines.load("h200-8x8").data
+    path = tmp_path / "m.json"
+    for change, text in (
+        ({"exchange": {"bytes_per_second": -1}}, "exchange.* is -1; it is bytes per second, above 0"),
+        ({"warp_drive": 1}, 'unknown field "warp_drive"'),
+        ({"op_seconds": -2}, "op_seconds is -2; it is a time in seconds, 0 or more"),
+    ):
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(InvalidArgument, match=text):
+            Planner(machines.load(str(path)))
+    for text, message in (
+        ("{", "not JSON"),
+        ("[]", "it must be an object"),
+        ('{"sluice_profile": 2, "machine": {}}', "sluice_profile is 2; this version reads 1"),
+        ('{"sluice_profile": 1, "nodes": 8}', "unknown field 'nodes' in a profile; known are"),
+        ('{"sluice_profile": 1}', "the field 'machine' is missing"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            machines.parse(text, "m.json")
+
+
+def test_Config_Transformers_IsUnderstood(tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MIXTRAL))
+    got = model.read_config(str(path), None)
+    want = model.Model(4096, 14336, 8, 2, 32, None, "bf16", True)
+    assert got == want
+    deepseek = {
+        "model_type": "deepseek_v3", "hidden_size": 7168, "moe_intermediate_size": 2048, "intermediate_size": 18432,
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 61, "first_k_dense_replace": 3,
+    }  # fmt: skip
+    path.write_text(json.dumps(deepseek))
+    got = model.read_config(str(path), None)
+    assert (got.hidden_width, got.num_experts, got.layers) == (2048, 256, 58)
+    for change, text in (
+        ({"num_local_experts": None}, "none of num_local_experts.* is this model a mixture of experts"),
+        ({"hidden_size": -1}, "hidden_size is -1; it must be a whole number above 0"),
+        ({"torch_dtype": "float8"}, "torch_dtype is 'float8'; known are"),
+    ):
+        path.write_text(json.dumps({**MIXTRAL, **change}))
+        with pytest.raises(BadInput, match=text):
+            model.read_config(str(path), None)
+
+
+def test_Config_DeepSpeed_GivesTokensAndBudget(tmp_path) -> None:
+    path = tmp_path / "ds.json"
+    config = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
+    path.write_text(json.dumps({**config, "sluice": {"enabled": True, "memory_budget": "2GiB", "policy": "S4"}}))
+    got = model.read_config(str(path), 2048)
+    assert (got.tokens, got.dtype, got.memory_budget) == (8192, "bf16", 2 << 30)
+    assert got.policy == ("redispatch", "recompute")
+    with pytest.raises(BadInput, match="give --sequence-length"):
+        model.read_config(str(path), None)
+    path.write_text(json.dumps({**config, "sluice": {"memory_bugdet": 1}}))
+    with pytest.raises(BadInput, match="did you mean"):
+        model.read_config(str(path), 2048)
+
+
+def test_Plan_Fits_SaysWhyNotTheOthers(tmp_path, capsys) -> None:
+    picture = tmp_path / "plan.svg"
+    words = ["--machine", "a100-8x8-1600g", *FLAGS, "--layers", "4", "--budget", "4GiB", "--picture", str(picture)]
+    status, out, _ = run(capsys, *words)
+    assert status == 0
+    assert "chosen: n = " in out and "slower by" in out and "error not measured" in out and "layers 0-3" in out
+    assert len(ElementTree.fromstring(picture.read_text()).findall(".//{*}title")) > 50
+    assert "holds chunk" in picture.read_text()
+    status, out, _ = run(capsys, *words, "--json")
+    made = json.loads(out)
+    assert status == 0 and made["layers"][0]["fits"] and made["sources"]["cluster"]
+    assert all(candidate["reason"] for candidate in made["layers"][0]["candidates"])
+
+
+def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
+    status, out, _ = run(capsys, "--machine", "h200-8x8", *FLAGS, "--budget", "10MiB")
+    assert status == 1 and "DOES NOT FIT" in out and "raise memory_budget to that" in out and "over budget by" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--machine", "nowhere", *FLAGS], "neither a file nor a named profile"),
+        (["--machine", "h200-8x8", "--ranks", "8"], "--model-width is missing"),
+        (["--machine", "h200-8x8", *FLAGS, "--ranks", "7"], "experts divide evenly over ranks"),
+        (["--machine", "h200-8x8", *FLAGS, "--budget", "lots"], '--budget: .* such as "20GiB"'),
+        (["--machine", "h200-8x8", *FLAGS, "--skew", "0.5"], "skew is 0.5"),
+        (["--machine", "h200-8x8", *FLAGS, "--tokens", "0"], "--tokens is 0"),
+        (["--machine", "h200-8x8", *FLAGS, "--config", "no.json"], "no.json: No such file"),
+    ],
+)
+def test_Plan_BadInput_IsNamed(words: list[str], text: str, capsys) -> None:
+    status, _, err = run(capsys, *words)
+    assert status == 2 and re.search(text, err), err
+
+
+def test_Help_EveryCommand_HasAnExampleAndExitCodes(capsys) -> None:
+    for command in ("plan", "trace"):
+        with pytest.raises(SystemExit) as ended:
+            entry.main([command, "--help"])
+        text = capsys.readouterr().out
+        assert ended.value.code == 0 and f"  sluice {command} --" in text and "exit status: 0" in text
+        assert "--json" in text

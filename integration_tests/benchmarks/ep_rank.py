@@ -18,6 +18,8 @@ from integration_tests.benchmarks import launch
 from integration_tests.benchmarks.experts import Rows, Shape, make_module, make_rows
 
 SIDES = ("stock", "sluice")
+# (experts_implementation, ep_implementation) of each.
+NAMES = {"stock": ("grouped_mm", "all_to_all"), "sluice": ("sluice", "sluice")}
 
 
 class Cell:
@@ -33,10 +35,7 @@ class Cell:
         modules["sluice"] = copy.deepcopy(modules["stock"])
         implementations = EPImplementationInterface()
         self.sides: dict[str, Any] = {}
-        for side, (experts, transport) in {
-            "stock": ("grouped_mm", "all_to_all"),
-            "sluice": ("sluice", "sluice"),
-        }.items():
+        for side, (experts, transport) in NAMES.items():
             module = modules[side]
             module._is_expert_parallel = True
             module.config._experts_implementation = experts

@@ -46,7 +46,8 @@ def show(line: dict) -> str:
     return (
         f"{line['name']:<9} {line['dtype']:<9} {line['link']:>8}  stock {1000 * stock['median']:7.0f} ms "
         f"(comm {1000 * line['comm_s']:5.0f}, experts {1000 * line['compute_s']:5.0f})  "
-        f"Sluice {1000 * ours['median']:7.0f} ms with {line['chunks']} chunks  {gain['median']:.2f}x [{gain['q1']:.2f} .. {gain['q3']:.2f}]  "
+        f"Sluice {1000 * ours['median']:7.0f} ms with {line['chunks']} chunks  "
+        f"{gain['median']:.2f}x [{gain['q1']:.2f} .. {gain['q3']:.2f}]  "
         f"outputs differ by {line['difference']:.1e}"
     )
 

@@ -9,6 +9,7 @@ USAGE = """usage: python -m sluice COMMAND
   doctor [--json]    what is installed, what would be used, what is wrong and what to do
   run SCRIPT ...     run a training script with Sluice loaded for sure (as python -m sluice.run)
   plan               does a model fit a machine, which n and restore policy each layer takes, and why no other
+  simulate           what more ranks would do: weak and strong scaling on a machine that one need not have
   trace -- COMMAND   where the time of its MoE layers went: idle lanes explained, predicted beside measured, pictures
   version            the version of this package
 """
@@ -31,6 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
         from sluice.planning import plan_command
 
         return plan_command.main(rest)
+    if command == "simulate":
+        from sluice.planning import simulate_command
+
+        return simulate_command.main(rest)
     if command == "trace":
         from sluice.tracing import command as tracing
 

@@ -167,11 +167,12 @@ def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[s
             place = f"  {c.choice.num_chunks:4} {c.choice.policy:<20} {wgrad:<17} {c.seconds * 1e3:9.2f}"
             lines.append(f"{place} {size(c.total_bytes):>11}  {c.reason()}")
     if total:
-        lines += ["", f"MoE layers of one step: {total * 1e3:.2f} ms; " + _error(made["layers"][0]["prediction"])]
+        lines += ["", f"MoE layers of one step: {total * 1e3:.2f} ms; " + error_of(made["layers"][0]["prediction"])]
     return lines
 
 
-def _error(prediction: Prediction | None) -> str:
+def error_of(prediction: Prediction | None) -> str:
+    """What is known about the machine's error."""
     if prediction is None or prediction.error_median == 0:
         return "error not measured: this machine is a profile, not a calibration"
     median, p90 = 100 * prediction.error_median, 100 * prediction.error_p90

@@ -68,7 +68,7 @@ def read(path: str) -> Routing:
             raise BadInput(f"routing {path}: {name} is {value!r}; it must be a whole number above 0")
     steps = [_step(path, number, row, layers, experts) for number, row in rows[1:]]
     if not steps:
-        raise BadInput(f"routing {path}: it holds no steps; record some (SLUICE_ROUTING_FILE, docs/tools.md)")
+        raise BadInput(f"routing {path}: it holds no steps; record some (docs/tools.md)")
     return Routing(layers, experts, tuple(steps))
 
 

@@ -1,0 +1,157 @@
+"""Steps of a model on many ranks, predicted layer by layer.
+
+All ranks meet in every exchange, so a layer takes what its fullest rank takes: its skew, from Zipf's law or a recorded
+trace, goes into the planner's workload. What stands between MoE layers is not in it, unless `other_seconds` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import skew as skews
+from .errors import BadInput
+from .planner import Choice, Planner, Prediction, Workload
+from .routing import Routing
+
+MOST_RANKS = 16384
+UNSPLIT = Choice(1, "keep", "keep", "deferred")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of ranks. Seconds are of one step over all layers; bytes of the layer that takes most."""
+
+    ranks: int
+    experts: int
+    tokens: int
+    skew_median: float
+    skew_max: float
+    choice: Choice | None
+    seconds: float
+    unsplit_seconds: float
+    balanced_seconds: float
+    compute_busy: float
+    comm_busy: float
+    total_bytes: int
+    shortfall: str = ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.ranks * self.tokens / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        policy = self.choice.policy if self.choice else None
+        return {**asdict(self), "policy": policy, "tokens_per_second": self.tokens_per_second}
+
+
+class Simulator:
+    """Keeps what it has priced: layers of equal skew cost nothing more."""
+
+    def __init__(self, planner: Planner, layers: int, wanted: Choice, other_seconds: float = 0.0) -> None:
+        self.planner, self.layers, self.wanted, self.other_seconds = planner, layers, wanted, other_seconds
+        self._decided: dict[Workload, tuple[Choice | None, str]] = {}
+        self._priced: dict[tuple[Workload, Choice], Prediction] = {}
+
+    def price(self, work: Workload, choice: Choice) -> Prediction:
+        key = work, choice
+        if key not in self._priced:
+            self._priced[key] = self.planner.predict(work, choice)
+        return self._priced[key]
+
+    def decide(self, work: Workload) -> tuple[Choice | None, str]:
+        if work not in self._decided:
+            decision = self.planner.choose(work, self.wanted)
+            self._decided[work] = decision.chosen, decision.shortfall
+        return self._decided[work]
+
+    def point(self, work: Workload, layer_skews: Sequence[float]) -> Point:
+        """One step. Every layer decides for itself; the most frequent choice is reported."""
+        works = [work.with_(skew=round(skew, 2)) for skew in layer_skews]
+        choices: dict[Choice, int] = {}
+        sums = dict.fromkeys(("seconds", "unsplit", "balanced", "compute", "comm"), 0.0)
+        most = 0
+        ordered = sorted(layer_skews)
+        place = (work.world_size, work.num_experts, work.num_tokens, ordered[len(ordered) // 2], ordered[-1])
+        for one in works:
+            choice, shortfall = self.decide(one)
+            if choice is None:
+                return Point(*place, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0, shortfall)
+            choices[choice] = choices.get(choice, 0) + 1
+            made = self.price(one, choice)
+            sums["seconds"] += made.seconds + self.other_seconds
+            sums["compute"] += made.busy("compute")
+            sums["comm"] += made.busy("comm")
+            sums["unsplit"] += self.price(one.with_(memory_budget=0), UNSPLIT).seconds + self.other_seconds
+            even = one.with_(skew=1.0)
+            sums["balanced"] += self.price(even, choice).seconds + self.other_seconds
+            most = max(most, made.bytes["total"])
+        usual = max(choices, key=lambda choice: choices[choice])
+        times = sums["seconds"], sums["unsplit"], sums["balanced"], sums["compute"], sums["comm"]
+        return Point(*place, usual, *times, most)
+
+
+SkewOf = Callable[[int, int, int], float]  # (layer, experts, ranks)
+
+
+def skew_source(fixed: float | None, zipf: float | None, trace: Routing | None, top_k: int, seed: int) -> SkewOf:
+    """One of the three; balanced if there is none."""
+    if sum(one is not None for one in (fixed, zipf, trace)) > 1:
+        raise BadInput("--skew, --zipf and --routing exclude each other; give one")
+    if trace is not None:
+        return lambda layer, experts, ranks: trace.skew(layer, ranks, experts)
+    if zipf is not None:
+        return lambda layer, experts, ranks: skews.zipf_skew(experts, ranks, zipf, top_k, seed + layer)
+    return lambda layer, experts, ranks: 1.0 if fixed is None else fixed
+
+
+def check_ranks(counts: Sequence[int]) -> None:
+    """Ascending, within bounds."""
+    for count in counts:
+        if not 1 <= count <= MOST_RANKS:
+            raise BadInput(f"--ranks: {count} is not in [1, {MOST_RANKS}]")
+    if list(counts) != sorted(set(counts)):
+        raise BadInput(f"--ranks: {','.join(map(str, counts))} must ascend without repeats")
+
+
+def weak(
+    simulator: Simulator, work: Workload, per_rank: int, counts: Sequence[int], skew_of: SkewOf,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Point]:  # fmt: skip
+    """Tokens and experts of a rank stay the same."""
+    points = []
+    for ranks in counts:
+        progress(f"weak scaling: {ranks} ranks")
+        experts = per_rank * ranks
+        if work.top_k > experts:
+            raise BadInput(f"weak scaling: {experts} experts at {ranks} ranks, fewer than --top-k {work.top_k}")
+        one = work.with_(world_size=ranks, num_experts=experts)
+        points.append(simulator.point(one, [skew_of(layer, experts, ranks) for layer in range(simulator.layers)]))
+    return points
+
+
+def strong(
+    simulator: Simulator, work: Workload, experts: int, counts: Sequence[int], skew_of: SkewOf,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Point]:  # fmt: skip
+    """All tokens and all experts together stay the same: those of the first number of ranks."""
+    all_tokens = work.num_tokens * counts[0]
+    points = []
+    for ranks in counts:
+        progress(f"strong scaling: {ranks} ranks")
+        for what, total in (("experts", experts), ("tokens", all_tokens)):
+            if total % ranks != 0:
+                raise BadInput(f"strong scaling: {total} {what} do not divide over {ranks} ranks; choose others")
+        one = work.with_(world_size=ranks, num_experts=experts, num_tokens=all_tokens // ranks)
+        points.append(simulator.point(one, [skew_of(layer, experts, ranks) for layer in range(simulator.layers)]))
+    return points
+
+
+def efficiency(points: Sequence[Point]) -> list[float]:
+    """Throughput of a rank over that of a rank of the first point (0 where it does not fit)."""
+    first = next((p for p in points if p.seconds), None)
+    if first is None:
+        return [0.0 for _ in points]
+    each = first.tokens_per_second / first.ranks
+    return [p.tokens_per_second / p.ranks / each for p in points]

@@ -1,0 +1,146 @@
+"""`sluice simulate`: what more ranks would do: weak and strong scaling of a model on a machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import SluiceError
+from . import arguments, machines, routing, scaling_plot, simulate
+from .errors import BadInput
+from .model import Model, complete
+from .plan_command import error_of, workload_of
+from .planner import Planner, size
+
+EXAMPLE = """examples:
+  sluice simulate --machine h200-8x8 --ranks 8,64,512,1024 --layers 32 --model-width 4096 --hidden-width 14336 \\
+                  --top-k 2 --tokens 8192 --gated --zipf 0.3 --picture scaling.svg
+  sluice simulate --machine a100-8x8-200g --ranks 8,16,32,64 --scaling strong --experts 64 --model-width 2048 \\
+                  --hidden-width 8192 --top-k 1 --tokens 16384 --dtype f16 --json
+
+exit status: 0 all points fit; 1 one does not fit its budget; 2 wrong arguments or files
+"""
+
+
+def main(words: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice simulate",
+        description=__doc__.splitlines()[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    arguments.add_machine(parser)
+    parser.add_argument("--ranks", required=True, metavar="W,W,...", help=f"ascending, at most {simulate.MOST_RANKS}")
+    parser.add_argument("--scaling", choices=("weak", "strong", "both"), default="weak", help="(%(default)s)")
+    parser.add_argument("--experts-per-rank", type=int, metavar="N", help="weak scaling (1)")
+    arguments.add_model(parser)
+    arguments.add_choice(parser)
+    parser.add_argument("--skew", type=float, help="rows of the fullest rank over balanced ones")
+    parser.add_argument("--zipf", type=float, metavar="S", help="loads of experts by Zipf's law: 1 / place ** S")
+    parser.add_argument("--seed", type=int, default=0, help="of Zipf's placement (%(default)s)")
+    parser.add_argument("--routing", metavar="FILE", help="recorded expert loads, replayed")
+    parser.add_argument("--other-ms", type=float, default=0.0, help="what stands between MoE layers, a layer (0)")
+    parser.add_argument("--picture", metavar="FILE.svg", help="efficiency against ranks")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options = parser.parse_args(words)
+    try:
+        planner = Planner(machines.load(options.machine))
+        made = run(planner, options)
+    except SluiceError as error:
+        print(f"sluice simulate: {error}", file=sys.stderr)
+        return 2
+    if options.picture:
+        curves = {
+            f"{name} scaling": [(p.ranks, e) for p, e in zip(points, simulate.efficiency(points))]
+            for name, points in made["scaling"].items()
+        }
+        Path(options.picture).write_text(scaling_plot.svg(curves, f"Efficiency on {planner.machine.name}"))
+    if options.json:
+        print(json.dumps(as_dict(made, planner), indent=1))
+    else:
+        print("\n".join(lines_of(made, planner)))
+    return 0 if all(p.choice for points in made["scaling"].values() for p in points) else 1
+
+
+def run(planner: Planner, options: Any) -> dict[str, Any]:
+    """{"model", "scaling": {"weak": [points], ...}}"""
+    counts = _counts(options.ranks)
+    simulate.check_ranks(counts)
+    if options.other_ms < 0:
+        raise BadInput(f"--other-ms is {options.other_ms:g}; it is a time, 0 or more")
+    model = arguments.model_of(options)
+    per_rank = options.experts_per_rank
+    if per_rank is None:
+        per_rank = max(1, model.num_experts // counts[0]) if model.num_experts else 1
+    if per_rank < 1:
+        raise BadInput(f"--experts-per-rank is {per_rank}; it must be above 0")
+    if options.scaling != "weak" and model.num_experts is None:
+        raise BadInput("--experts is missing: strong scaling keeps the number of experts")
+    model = complete(model.over(Model(num_experts=per_rank * counts[0])))
+    trace = routing.read(options.routing) if options.routing else None
+    source = simulate.skew_source(options.skew, options.zipf, trace, model.top_k, options.seed)
+    wanted = arguments.wanted_of(model)
+    simulator = simulate.Simulator(planner, model.layers, wanted, options.other_ms / 1e3)
+    work = workload_of(model, counts[0], 1.0)
+
+    def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
+
+    scaling = {}
+    if options.scaling in ("weak", "both"):
+        scaling["weak"] = simulate.weak(simulator, work, per_rank, counts, source, progress)
+    if options.scaling in ("strong", "both"):
+        scaling["strong"] = simulate.strong(simulator, work, model.num_experts, counts, source, progress)
+    progress("")
+    prices = list(simulator._priced.values())
+    return {"model": model, "scaling": scaling, "error": prices[0] if prices else None}
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise BadInput(f"--ranks: {text!r} is not a list of whole numbers such as 8,64,512") from None
+
+
+def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
+    """For a terminal."""
+    model = made["model"]
+    shape = f"M {model.model_width}, H {model.hidden_width}, K {model.top_k}, {model.dtype}"
+    lines = [f"machine {planner.machine.name}; {model.layers} MoE layers of {shape}"]
+    for name, points in made["scaling"].items():
+        lines += ["", f"{name} scaling (a step of all MoE layers; efficiency against the first row)"]
+        lines.append(
+            f"  {'ranks':>6} {'experts':>7} {'T':>7} {'skew':>5} {'n':>3} {'policy':<16} {'ms':>9} {'unsplit':>9} "
+            f"{'balanced':>9} {'comm':>6} {'Mtok/s':>8} {'eff.':>6} {'at most':>10}"
+        )
+        for p, share in zip(points, simulate.efficiency(points)):
+            place = f"  {p.ranks:6} {p.experts:7} {p.tokens:7} {p.skew_median:5.2f}"
+            if p.choice is None:
+                lines.append(f"{place}   does not fit: {p.shortfall}")
+                continue
+            busy = f"{100 * p.comm_busy / p.seconds:5.0f}%"
+            times = f"{p.seconds * 1e3:9.2f} {p.unsplit_seconds * 1e3:9.2f} {p.balanced_seconds * 1e3:9.2f}"
+            speed = f"{p.tokens_per_second / 1e6:8.2f} {100 * share:5.1f}% {size(p.total_bytes):>10}"
+            lines.append(f"{place} {p.choice.num_chunks:3} {p.choice.policy:<16} {times} {busy} {speed}")
+    lines += ["", "unsplit: n = 1, everything kept; balanced: without the skew; comm: busy share of the fullest rank;"]
+    lines.append("at most: bytes of a rank under any routing, which a budget bounds")
+    return [*lines, error_of(made["error"])]
+
+
+def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:
+    """What --json prints."""
+    scaling = {name: _with_efficiency(points) for name, points in made["scaling"].items()}
+    error = made["error"]
+    errors = {"median": error.error_median or None, "p90": error.error_p90 or None} if error else None
+    return {"form": 1, "machine": planner.machine.name, "error": errors, "scaling": scaling}
+
+
+def _with_efficiency(points: Sequence[simulate.Point]) -> list[dict[str, Any]]:
+    return [{**p.as_dict(), "efficiency": e} for p, e in zip(points, simulate.efficiency(points))]

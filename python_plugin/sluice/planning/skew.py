@@ -1,0 +1,35 @@
+"""How unevenly ranks are loaded: measured, or drawn from Zipf's law over experts."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+
+from .errors import BadInput
+
+
+@lru_cache(maxsize=64)
+def zipf_shares(experts: int, exponent: float, top_k: int) -> tuple[float, ...]:
+    """Share of all rows by expert, largest first: 1 / place ** exponent. No expert gets more than every token once, so
+    no share is above 1 / K; what is cut off goes to the others in proportion."""
+    if not 0 <= exponent <= 4:
+        raise BadInput(f"--zipf is {exponent:g}; it must be in [0, 4] (0: balanced)")
+    if top_k > experts:
+        raise BadInput(f"--top-k is {top_k}, with {experts} experts; it can be at most that")
+    weights = [1 / (place + 1) ** exponent for place in range(experts)]
+    limit, full = 1 / top_k, 0
+    while True:
+        rest = sum(weights[full:])
+        scale = (1 - full * limit) / rest if rest > 0 else 0.0
+        over = sum(weight * scale > limit * (1 + 1e-12) for weight in weights[full:])
+        if over == 0:
+            return tuple([limit] * full + [weight * scale for weight in weights[full:]])
+        full += over
+
+
+def zipf_skew(experts: int, ranks: int, exponent: float, top_k: int, seed: int) -> float:
+    """Rows of the fullest rank over the mean, experts placed at random."""
+    shares = list(zipf_shares(experts, exponent, top_k))
+    random.Random(seed).shuffle(shares)
+    each = experts // ranks
+    return max(sum(shares[rank * each : rank * each + each]) for rank in range(ranks)) * ranks

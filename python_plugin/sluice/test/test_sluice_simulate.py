@@ -1,0 +1,164 @@
+"""`sluice simulate`: scaling in the limits where the answer is known, skew, replayed routing, speed, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from sluice.planning import machines, routing, simulate, simulate_command, skew
+from sluice.planning.errors import BadInput
+from sluice.planning.planner import Choice, Planner, Workload
+
+FLAGS = "--model-width 1024 --hidden-width 4096 --top-k 2 --tokens 4096 --dtype f16".split()
+FREE = {"bytes_per_second": 1e18, "startup_seconds": 0}
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    status = simulate_command.main(list(words))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def _simulator(layers: int = 3, **changes) -> simulate.Simulator:
+    machine = machines.load("a100-8x8-200g")
+    return simulate.Simulator(Planner(machines.Machine({**machine.data, **changes}, {})), layers, Choice())
+
+
+def test_Weak_LinksThatCostNothing_ScalePerfectly() -> None:
+    simulator = _simulator(exchange=FREE, node_exchange=FREE)
+    work = Workload(1024, 4096, 4096, 8, 2, 8, "f16")
+    points = simulate.weak(simulator, work, 1, [8, 64, 1024, 16384], lambda *where: 1.0)
+    assert [p.experts for p in points] == [8, 64, 1024, 16384]
+    assert all(share == pytest.approx(1.0, abs=0.02) for share in simulate.efficiency(points))
+
+
+def test_Weak_SlowLinksBetweenNodes_CostWhenTheFirstNodeIsFull() -> None:
+    simulator = _simulator()
+    work = Workload(1024, 4096, 4096, 8, 2, 8, "f16")
+    points = simulate.weak(simulator, work, 1, [4, 8, 16, 64], lambda *where: 1.0)
+    shares = simulate.efficiency(points)
+    assert shares[1] > 0.9 > 0.6 > shares[2] > shares[3]
+    for p in points:
+        assert p.seconds <= p.unsplit_seconds * (1 + 1e-9)
+        # No step is shorter than its longest lane.
+        assert p.seconds >= max(p.compute_busy, p.comm_busy)
+
+
+def test_Weak_LayersAddUp_AndSkewCosts() -> None:
+    work = Workload(1024, 4096, 4096, 16, 2, 16, "f16")
+    one, four = _simulator(1), _simulator(4)
+    single = simulate.weak(one, work, 1, [16], lambda *where: 1.0)[0]
+    assert simulate.weak(four, work, 1, [16], lambda *where: 1.0)[0].seconds == pytest.approx(4 * single.seconds)
+    skewed = simulate.weak(one, work, 1, [16], lambda *where: 2.0)[0]
+    assert skewed.balanced_seconds < skewed.seconds
+    assert skewed.skew_max == 2.0
+
+
+def test_Strong_TotalsStay() -> None:
+    work = Workload(1024, 4096, 4096, 64, 2, 8, "f16")
+    points = simulate.strong(_simulator(1), work, 64, [8, 32], lambda *where: 1.0)
+    assert [(p.tokens, p.experts) for p in points] == [(4096, 64), (1024, 64)]
+    with pytest.raises(BadInput, match="64 experts do not divide over 48 ranks"):
+        simulate.strong(_simulator(1), work, 64, [8, 48], lambda *where: 1.0)
+
+
+def test_Zipf_SharesSumToOne_AndNoExpertGetsATokenTwice() -> None:
+    for exponent in (0.0, 0.5, 1.0, 3.0):
+        for top_k in (1, 2, 8):
+            shares = skew.zipf_shares(64, exponent, top_k)
+            assert sum(shares) == pytest.approx(1.0) and max(shares) <= 1 / top_k * (1 + 1e-9)
+    assert skew.zipf_skew(64, 16, 0.0, 2, 0) == pytest.approx(1.0)
+    assert skew.zipf_skew(64, 16, 1.0, 2, 0) > 1.5
+    assert skew.zipf_skew(64, 16, 1.0, 2, 7) == skew.zipf_skew(64, 16, 1.0, 2, 7)
+    with pytest.raises(BadInput, match="--zipf is 9"):
+        skew.zipf_shares(8, 9, 1)
+
+
+def _trace(tmp_path, loads: list, layers: int = 1, experts: int = 4):
+    path = tmp_path / "routing.jsonl"
+    head = {"sluice_routing": 1, "layers": layers, "experts": experts}
+    path.write_text(
+        "\n".join(json.dumps(row) for row in [head, *({"step": s, "loads": x} for s, x in enumerate(loads))])
+    )
+    return str(path)
+
+
+def test_Routing_Replayed_IsTheMedianSkewOfEachLayer(tmp_path) -> None:
+    path = _trace(
+        tmp_path, [[[4, 0, 2, 2], [1, 1, 1, 1]], [[8, 0, 0, 0], [1, 1, 1, 1]], [[5, 1, 1, 1], [1, 1, 1, 1]]], 2
+    )
+    trace = routing.read(path)
+    assert trace.skew(0, 4, 4) == pytest.approx(2.5)  # 2, 4 and 2.5
+    assert trace.skew(0, 2, 4) == pytest.approx(1.5)  # 1, 2 and 1.5
+    assert trace.skew(1, 4, 4) == 1.0 and trace.skew(3, 4, 4) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("loads", "text"),
+    [
+        ([[[1, 2, 3]]], r"line 2: loads\[0\] has 3 experts, the head says 4"),
+        ([[[1, 2, 3, 4]] * 2], "line 2: loads has 2 layers, the head says 1"),
+        ([[[1, 2, 3, -4]]], r"loads\[0\]\[3\] is -4"),
+        ([], "it holds no steps"),
+    ],
+)
+def test_Routing_OfAnotherShape_IsNamed(tmp_path, loads: list, text: str) -> None:
+    with pytest.raises(BadInput, match=text):
+        routing.read(_trace(tmp_path, loads))
+
+
+def test_Simulate_ThousandRanksOf32Layers_TakesSeconds(capsys) -> None:
+    began = time.process_time()
+    words = ["--machine", "h200-8x8", "--ranks", "1024", "--layers", "32", "--zipf", "0.4", *FLAGS]
+    status, out, _ = run(capsys, *words, "--budget", "40GiB")
+    assert status == 0 and "1024" in out
+    assert time.process_time() - began < 10
+
+
+def test_Simulate_Both_WritesTableJsonAndPlot(tmp_path, capsys) -> None:
+    picture = tmp_path / "scaling.svg"
+    words = ["--machine", "a100-8x8-1600g", "--ranks", "8,16,64", "--scaling", "both", "--experts", "64", *FLAGS]
+    status, out, _ = run(capsys, *words, "--picture", str(picture))
+    assert status == 0 and "weak scaling" in out and "strong scaling" in out and "error not measured" in out
+    assert len(ElementTree.fromstring(picture.read_text()).findall(".//{*}circle")) == 6
+    status, out, _ = run(capsys, *words, "--json")
+    made = json.loads(out)
+    assert [row["ranks"] for row in made["scaling"]["strong"]] == [8, 16, 64]
+    assert made["scaling"]["weak"][0]["efficiency"] == 1.0 and made["error"]["median"] is None
+
+
+def test_Simulate_Routing_IsUsed(tmp_path, capsys) -> None:
+    path = _trace(tmp_path, [[[4, 0, 2, 2]]])
+    words = ["--machine", "h200-8x8", "--scaling", "strong", "--experts", "4", *FLAGS, "--routing", path, "--json"]
+    status, out, _ = run(capsys, *words, "--ranks", "4")
+    assert status == 0 and json.loads(out)["scaling"]["strong"][0]["skew_median"] == 2.0
+    status, _, err = run(capsys, *words, "--experts", "8", "--ranks", "4")
+    assert status == 2 and "recorded with 4 experts, asked about 8" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--ranks", "8,x"], "'8,x' is not a list of whole numbers"),
+        (["--ranks", "0"], r"--ranks: 0 is not in \[1, 16384\]"),
+        (["--ranks", "16385"], r"--ranks: 16385 is not in \[1, 16384\]"),
+        (["--ranks", "64,8"], "must ascend"),
+        (["--ranks", "8", "--scaling", "strong"], "--experts is missing"),
+        (["--ranks", "8", "--skew", "2", "--zipf", "1"], "exclude each other"),
+        (["--ranks", "8", "--other-ms", "-1"], "--other-ms is -1"),
+        (["--ranks", "8", "--skew", "0.5"], "skew is 0.5"),
+        (["--ranks", "8", "--routing", "no.jsonl"], "no.jsonl: No such file"),
+        (["--ranks", "1", "--experts-per-rank", "1"], "fewer than --top-k 2"),
+    ],
+)
+def test_Simulate_BadInput_IsNamed(words: list[str], text: str, capsys) -> None:
+    status, _, err = run(capsys, "--machine", "h200-8x8", *FLAGS, *words)
+    assert status == 2 and re.search(text, err), err
+
+
+def test_Simulate_BudgetTooSmall_IsStatusOne(capsys) -> None:
+    status, out, _ = run(capsys, "--machine", "h200-8x8", "--ranks", "8", *FLAGS, "--budget", "1MiB")
+    assert status == 1 and "does not fit" in out

@@ -8,6 +8,7 @@
 #include "backend/base/structs.h"
 #include "backend/moe/layer.h"
 #include "backend/moe/plan.h"
+#include "backend/tune/calibrate.h"
 #include "backend/tune/cost.h"
 #include "capi/src/planner.h"
 
@@ -55,6 +56,44 @@ sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, ch
         (unsigned long long)room, (unsigned long long)needed);
   sluice_machine_write(&planner->machine, text, room);
   return SLUICE_OK;
+}
+
+/* ---- calibrating ---- */
+
+void sluice_calibration_config_init(sluice_calibration_config_t* out_config, size_t struct_size) {
+  if (out_config == NULL || struct_size < sizeof(size_t)) return;
+  sluice_calibration_config_t defaults;
+  memset(&defaults, 0, sizeof defaults);
+  defaults.seconds = 8;
+  defaults.dtype = SLUICE_DTYPE_F32;
+  memset(out_config, 0, struct_size);
+  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
+  out_config->struct_size = struct_size;
+}
+
+sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice_calibration_config_t* config,
+                                         sluice_planner_t** out_planner) {
+  CHECK(out_planner != NULL, "sluice_planner_calibrate: out_planner is NULL");
+  *out_planner = NULL;
+  CHECK(context != NULL, "sluice_planner_calibrate: context is NULL");
+  sluice_calibration_config_t c;
+  sluice_calibration_config_init(&c, sizeof c);
+  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_calibration_config_t"));
+  if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_calibration_config_t: extension of unknown type");
+  CHECK(c.model_width >= 1 && c.model_width <= INT32_MAX, "calibration: model_width is %lld; it must be in [1, 2^31)",
+        (long long)c.model_width);
+  CHECK(c.hidden_width >= 1 && c.hidden_width <= INT32_MAX / 2,
+        "calibration: hidden_width is %lld; it must be in [1, 2^30)", (long long)c.hidden_width);
+  CHECK(c.seconds >= 0.05 && c.seconds <= 3600, "calibration: seconds is %g; it must be in [0.05, 3600]", c.seconds);
+  CHECK(c.dtype >= SLUICE_DTYPE_F32 && c.dtype <= SLUICE_DTYPE_F16,
+        "calibration: dtype is %d; known are f32 (1), bf16 (2) and f16 (3)", c.dtype);
+  CHECK(c.refresh == 0 || c.refresh == 1, "calibration: refresh is %d; it is 0 or 1", c.refresh);
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_planner_calibrate"));
+  const sluice_calibration_t wanted = {c.model_width, c.hidden_width, c.dtype, c.seconds};
+  sluice_machine_t machine;
+  sluice_status_t status = sluice_calibrate_cached(context, &wanted, c.cache_dir, c.refresh, &machine);
+  sluice_engine_leave(context);
+  return status == SLUICE_OK ? sluice_planner_of_machine(&machine, out_planner) : status;
 }
 
 /* ---- workloads ---- */

@@ -373,7 +373,16 @@
   MEMBER(sluice_tuner_stats_t, monotonic, 56, 8) \
   MEMBER(sluice_tuner_stats_t, not_monotonic, 64, 8) \
   MEMBER(sluice_tuner_stats_t, total_seconds, 72, 8) \
-  MEMBER(sluice_tuner_stats_t, excess_seconds, 80, 8)
+  MEMBER(sluice_tuner_stats_t, excess_seconds, 80, 8) \
+  STRUCT(sluice_calibration_config_t, 56) \
+  MEMBER(sluice_calibration_config_t, struct_size, 0, 8) \
+  MEMBER(sluice_calibration_config_t, next, 8, 8) \
+  MEMBER(sluice_calibration_config_t, model_width, 16, 8) \
+  MEMBER(sluice_calibration_config_t, hidden_width, 24, 8) \
+  MEMBER(sluice_calibration_config_t, seconds, 32, 8) \
+  MEMBER(sluice_calibration_config_t, cache_dir, 40, 8) \
+  MEMBER(sluice_calibration_config_t, dtype, 48, 4) \
+  MEMBER(sluice_calibration_config_t, refresh, 52, 4)
 
 #define CONSTANTS \
   CONSTANT(SLUICE_OK, 0) \

@@ -30,6 +30,31 @@ SLUICE_EXPORT void sluice_planner_destroy(sluice_planner_t* planner); /* accepts
 SLUICE_API sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, char* text,
                                                         uint64_t* inout_bytes);
 
+typedef struct sluice_calibration_config_s {
+  size_t struct_size;              /* set by sluice_calibration_config_init */
+  const sluice_ext_header_t* next; /* NULL */
+  int64_t model_width;             /* M of the layers to come; past 4096 it is measured at 4096 */
+  int64_t hidden_width;            /* H */
+  double seconds;                  /* about so long, in [0.05, 3600]; default 8 */
+  const char* cache_dir;           /* folder of machines that were measured before; NULL: SLUICE_CACHE_DIR, else
+                                      XDG_CACHE_HOME/sluice, else HOME/.cache/sluice; "": none is read or written */
+  int32_t dtype;                   /* SLUICE_DTYPE_F32, _BF16 or _F16 */
+  int32_t refresh;                 /* 1: measure although the cache has it */
+} sluice_calibration_config_t;
+
+SLUICE_EXPORT void sluice_calibration_config_init(sluice_calibration_config_t* out_config, size_t struct_size);
+
+/* Measures the machine that the context runs on, through its own products, communicator and lanes, or takes it from the
+ * cache. Collective: every rank calls it with equal numbers, and gets the same machine. Progress goes to the log
+ * callback at SLUICE_LOG_INFO. A cached file that is damaged, of another version, or not the same on all ranks is
+ * measured again, with a word at SLUICE_LOG_WARN. Takes tens of MB
+ * from the process while it runs. out_planner: new, sluice_planner_destroy. Context-exclusive. Errors:
+ * INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, UNSUPPORTED (a CUDA context, more than 256 ranks), what products and
+ * exchanges report. */
+SLUICE_API sluice_status_t sluice_planner_calibrate(sluice_context_t* context,
+                                                    const sluice_calibration_config_t* config,
+                                                    sluice_planner_t** out_planner);
+
 /* What is asked about. The rank that is timed is the fullest; the others wait for it. */
 typedef struct sluice_planner_workload_s {
   size_t struct_size;              /* set by sluice_planner_workload_init */

@@ -1,6 +1,7 @@
 /* The tuner of a context: who decides n (and when weight gradients are computed) while training, by what, and what was
- * decided. Every CPU context of several ranks has one (CUDA passes are not timed yet: there an open n is 1); these calls are for hosts that want another mode, a machine for its
- * predictions, or to see, keep and bring back decisions. How it decides: docs/tuning.md.
+ * decided. Every CPU context of several ranks has one (CUDA passes are not timed yet: there an open n is 1); these
+ * calls are for hosts that want another mode, a machine for its predictions, or to see, keep and bring back decisions.
+ * How it decides: docs/tuning.md.
  *
  * Candidates run as ordinary training steps: results do not depend on them. All ranks decide the same from the same
  * numbers, which travel in headers; ranks that were configured differently get MISMATCH in their first forward.

@@ -1,0 +1,26 @@
+/* Machines on disk, so that a calibration is made once.
+ *
+ * One small file per key. A file holds its form and the whole key, so that another version's, another machine's or a
+ * damaged one is told from ours: it is then measured again, with a word. Files are written beside and renamed into
+ * place, so that readers and writers of other processes never see half of one.
+ */
+#ifndef SLUICE_BACKEND_TUNE_CACHE_H_
+#define SLUICE_BACKEND_TUNE_CACHE_H_
+
+#include "backend/moe/engine.h"
+#include "backend/tune/calibrate.h"
+
+#define SLUICE_CACHE_KEY_BYTES  512
+#define SLUICE_CACHE_PATH_BYTES 1024
+
+/* What a machine's costs depend on: processor, cores, communicator, ranks, products, dtype, sizes, library version. */
+void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted,
+                      char out_key[SLUICE_CACHE_KEY_BYTES]);
+/* folder NULL: SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice, else HOME/.cache/sluice. 0 where there is none. */
+int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_CACHE_PATH_BYTES]);
+/* 1: read. 0: there is none, or it cannot be used, which is logged (WARN) with the reason. */
+int sluice_cache_read(const char* path, const char* key, sluice_machine_t* out_machine);
+/* Makes the folder. A failure is logged (WARN) and changes nothing. 1: written. */
+int sluice_cache_write(const char* path, const char* key, const sluice_machine_t* machine);
+
+#endif /* SLUICE_BACKEND_TUNE_CACHE_H_ */

@@ -1,0 +1,238 @@
+#include "backend/tune/calibrate.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/dtype.h"
+#include "backend/base/log.h"
+#include "backend/tune/fit.h"
+#include "backend/tune/probe.h"
+
+#define LAUNCHES     64
+#define SHORT_SAMPLE 5e-4 /* seconds: shorter probes repeat within a sample */
+#define LONGEST_PART 60   /* a probe that takes more than this part of the calibration leaves larger ones out */
+#define SHARES_PART  0.2
+#define LEAST_ROUNDS 3
+
+typedef struct calibration_s {
+  sluice_bench_t bench;
+  int32_t count;
+  sluice_probe_t probes[SLUICE_PROBES];
+} calibration_t;
+
+/* ---- what is measured ---- */
+
+static void add(calibration_t* c, int32_t kind, int64_t size, int32_t is_held_out) {
+  if (c->count == SLUICE_PROBES) return;
+  c->probes[c->count++] = (sluice_probe_t){.kind = kind, .size = size, .is_held_out = is_held_out, .repeats = 1};
+}
+
+/* Sizes of a kind ascend, one behind the other: where one takes too long, the larger ones are left out. */
+static void add_probes(calibration_t* c) {
+  static const int64_t rows[] = {1, 4, 16, 24, 64, 96, 128, 256, 384, 512, 1024, 1536, 2048};
+  static const int64_t bytes[] = {64, 1 << 10, 1 << 13, 1 << 15, 3 << 15, 1 << 18, 3 << 18, 1 << 20, 3 << 20, 1 << 23};
+  const size_t num_bytes = sizeof bytes / sizeof bytes[0];
+  for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+      add(c, SLUICE_PROBE_PRODUCT + form, rows[i], rows[i] % 3 == 0);
+    }
+  }
+  int64_t row = c->bench.model_width * (int64_t)c->bench.element, peers = c->bench.context->world_size - 1;
+  for (size_t i = 0; i < num_bytes && peers > 0; ++i) {
+    if (bytes[i] >= peers) add(c, SLUICE_PROBE_EXCHANGE, bytes[i], bytes[i] % 3 == 0);
+  }
+  for (size_t i = 0; i < num_bytes; ++i) {
+    if (bytes[i] >= row && bytes[i] <= SLUICE_BENCH_ROWS * row) {
+      add(c, SLUICE_PROBE_ROWS, bytes[i] / row * row, bytes[i] % 3 == 0);
+    }
+  }
+  for (size_t i = 1; i < num_bytes; ++i) add(c, SLUICE_PROBE_COPY, bytes[i], bytes[i] % 3 == 0);
+  add(c, SLUICE_PROBE_ACTIVATION, 256, 0);
+  add(c, SLUICE_PROBE_ACTIVATION_GRAD, 256, 0);
+  add(c, SLUICE_PROBE_LAUNCH, LAUNCHES, 0);
+}
+
+/* ---- measuring ---- */
+
+static sluice_status_t sample(calibration_t* c, sluice_probe_t* p, double* out_seconds) {
+  uint64_t begin = sluice_now_ns();
+  SLUICE_TRY(sluice_bench_run(&c->bench, p, p->repeats));
+  *out_seconds = (double)(sluice_now_ns() - begin) * 1e-9 / p->repeats;
+  return SLUICE_OK;
+}
+
+/* The first round: warms up, says how often each probe repeats, and leaves out what would take too long. */
+static sluice_status_t first_round(calibration_t* c, double seconds) {
+  for (int32_t i = 0; i < c->count; ++i) {
+    sluice_probe_t* p = &c->probes[i];
+    int same = i > 0 && c->probes[i - 1].kind == p->kind;
+    double took = 0;
+    if (same && (c->probes[i - 1].is_left_out || c->probes[i - 1].seconds > seconds / LONGEST_PART)) {
+      p->is_left_out = 1;
+      continue;
+    }
+    SLUICE_TRY(sample(c, p, &took)); /* not counted: first touches, choices of "auto" */
+    SLUICE_TRY(sample(c, p, &took));
+    SLUICE_TRY(sluice_bench_longest(&c->bench, &took, 1));
+    p->seconds = took;
+    double repeats = SHORT_SAMPLE / (took > 1e-8 ? took : 1e-8);
+    p->repeats = repeats < 1 ? 1 : repeats > 256 ? 256 : (int32_t)repeats;
+  }
+  return SLUICE_OK;
+}
+
+static double round_seconds(const calibration_t* c) {
+  double sum = 0;
+  for (int32_t i = 0; i < c->count; ++i) {
+    if (!c->probes[i].is_left_out) sum += c->probes[i].seconds * c->probes[i].repeats;
+  }
+  return sum;
+}
+
+static sluice_status_t one_round(calibration_t* c) {
+  for (int32_t i = 0; i < c->count; ++i) {
+    sluice_probe_t* p = &c->probes[i];
+    if (p->is_left_out) continue;
+    SLUICE_TRY(sample(c, p, &p->samples[p->count]));
+    ++p->count;
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t agree_on_medians(calibration_t* c) {
+  double seconds[SLUICE_PROBES];
+  for (int32_t i = 0; i < c->count; ++i) {
+    sluice_probe_t* p = &c->probes[i];
+    seconds[i] = p->is_left_out ? 0 : sluice_median(p->samples, p->count);
+  }
+  SLUICE_TRY(sluice_bench_longest(&c->bench, seconds, c->count));
+  for (int32_t i = 0; i < c->count; ++i) c->probes[i].seconds = seconds[i];
+  return SLUICE_OK;
+}
+
+static sluice_status_t run_rounds(calibration_t* c, double seconds) {
+  double rounds = (1 - SHARES_PART) * seconds / (round_seconds(c) + 1e-6);
+  int32_t count = rounds < LEAST_ROUNDS          ? LEAST_ROUNDS
+                  : rounds > SLUICE_PROBE_ROUNDS ? SLUICE_PROBE_ROUNDS
+                                                 : (int32_t)rounds;
+  for (int32_t i = 0; i < count; ++i) {
+    sluice_log(SLUICE_LOG_INFO, "calibrating: round %d of %d", i + 1, count);
+    SLUICE_TRY(one_round(c));
+  }
+  return agree_on_medians(c);
+}
+
+/* ---- curves ---- */
+
+/* Seconds against size of a kind of probe; `held_out` says which. */
+static void curve_of(const calibration_t* c, int32_t kind, sluice_curve_t* out) {
+  out->count = 0;
+  for (int32_t i = 0; i < c->count; ++i) {
+    const sluice_probe_t* p = &c->probes[i];
+    if (p->kind != kind || p->is_left_out || p->is_held_out || out->count == SLUICE_CURVE_POINTS) continue;
+    if (out->count > 0 && (double)p->size <= out->x[out->count - 1]) continue;
+    out->x[out->count] = (double)p->size;
+    out->y[out->count++] = p->seconds;
+  }
+  sluice_make_rising(out->y, out->count);
+}
+
+static double only(const calibration_t* c, int32_t kind) {
+  for (int32_t i = 0; i < c->count; ++i) {
+    if (c->probes[i].kind == kind) return c->probes[i].seconds;
+  }
+  return 0;
+}
+
+static int32_t dtype_of(const calibration_t* c) {
+  return c->bench.dtype == SLUICE_DTYPE_BF16  ? SLUICE_MACHINE_BF16
+         : c->bench.dtype == SLUICE_DTYPE_F16 ? SLUICE_MACHINE_F16
+                                              : SLUICE_MACHINE_F32;
+}
+
+static void fill_curves(const calibration_t* c, sluice_machine_t* m) {
+  double flops_per_row = 2.0 * (double)c->bench.model_width * (double)c->bench.hidden_width;
+  for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) {
+    sluice_curve_t* g = &m->gemm[dtype_of(c)][form];
+    curve_of(c, SLUICE_PROBE_PRODUCT + form, g);
+    for (int32_t i = 0; i < g->count; ++i) g->y[i] /= g->x[i] * flops_per_row;
+  }
+  curve_of(c, SLUICE_PROBE_ROWS, &m->rows);
+  curve_of(c, SLUICE_PROBE_COPY, &m->host_copy);
+  sluice_link_t* link = &m->exchange;
+  curve_of(c, SLUICE_PROBE_EXCHANGE, &link->bytes);
+  if (link->bytes.count > 0) link->startup_seconds = link->bytes.y[0];
+  for (int32_t i = 0; i < link->bytes.count; ++i) link->bytes.y[i] -= link->startup_seconds;
+  double elements = 256.0 * (double)c->bench.hidden_width;
+  m->activation_seconds = only(c, SLUICE_PROBE_ACTIVATION) / elements;
+  m->activation_grad_seconds = only(c, SLUICE_PROBE_ACTIVATION_GRAD) / elements;
+  m->op_seconds = only(c, SLUICE_PROBE_LAUNCH) / LAUNCHES;
+}
+
+static double curve_says(const calibration_t* c, const sluice_machine_t* m, const sluice_probe_t* p) {
+  double size = (double)p->size;
+  switch (p->kind) {
+    case SLUICE_PROBE_ROWS: return sluice_curve_at(&m->rows, size);
+    case SLUICE_PROBE_COPY: return sluice_curve_at(&m->host_copy, size);
+    case SLUICE_PROBE_EXCHANGE: return sluice_machine_exchange(m, c->bench.context->world_size, size);
+    default:
+      return sluice_machine_gemm(m, c->bench.dtype, p->kind - SLUICE_PROBE_PRODUCT, size) * size * 2.0 *
+             (double)c->bench.model_width * (double)c->bench.hidden_width;
+  }
+}
+
+static void fill_errors(const calibration_t* c, sluice_machine_t* m) {
+  double errors[SLUICE_PROBES];
+  int32_t count = 0;
+  for (int32_t i = 0; i < c->count; ++i) {
+    const sluice_probe_t* p = &c->probes[i];
+    if (!p->is_held_out || p->is_left_out || p->seconds <= 0) continue;
+    errors[count++] = fabs(curve_says(c, m, p) / p->seconds - 1);
+  }
+  m->error_count = count;
+  if (count == 0) return;
+  m->error_median = sluice_median(errors, count);
+  m->error_p90 = sluice_quantile(errors, count, 0.9);
+}
+
+static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_t* m) {
+  sluice_log(SLUICE_LOG_INFO, "calibrating: about %.0f s, %d probes", seconds, c->count);
+  SLUICE_TRY(first_round(c, seconds));
+  SLUICE_TRY(run_rounds(c, seconds));
+  fill_curves(c, m);
+  fill_errors(c, m);
+  sluice_log(SLUICE_LOG_INFO, "calibrating: lanes together");
+  SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m->share));
+  sluice_log(SLUICE_LOG_INFO, "calibrated: error on %d held-out sizes: median %.1f %%, 90th percentile %.1f %%",
+             m->error_count, 100 * m->error_median, 100 * m->error_p90);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_calibrate(sluice_context_t* context, const sluice_calibration_t* wanted,
+                                 sluice_machine_t* out_machine) {
+  if (context->device->far != NULL) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "calibration: device %s is not measured yet; give a machine profile",
+                       context->device->name);
+  }
+  calibration_t* c = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *c, "calibration");
+  if (c == NULL) return SLUICE_E_NO_MEMORY;
+  sluice_machine_t machine;
+  sluice_machine_init(&machine);
+  machine.provenance = SLUICE_MACHINE_CALIBRATED;
+  machine.world_size = context->world_size;
+  snprintf(machine.name, sizeof machine.name, "%s, %d ranks, %s", context->device->name, context->world_size,
+           sluice_dtype_name(wanted->dtype));
+  sluice_status_t status = sluice_bench_open(context, wanted, &c->bench);
+  if (status == SLUICE_OK) {
+    machine.gemm_model_width = c->bench.model_width, machine.gemm_hidden_width = c->bench.hidden_width;
+    add_probes(c);
+    status = measure(c, wanted->seconds, &machine);
+    sluice_bench_close(&c->bench);
+  }
+  sluice_free(sluice_process_allocator(), c, sizeof *c);
+  if (status == SLUICE_OK) status = sluice_machine_check(&machine);
+  if (status == SLUICE_OK) *out_machine = machine;
+  return status;
+}

@@ -1,0 +1,30 @@
+/* Measures the machine that a context runs on, through its own products, communicator, kernels and lanes.
+ *
+ * Probes (one op at one size each) run in rounds, all of them once per round, so that drift hits all alike; a probe's
+ * time is the median of its rounds, and over ranks the longest, so that all ranks end with the same machine. A tenth or
+ * more of the probes is held out of the curves and says how far the curves are off.
+ */
+#ifndef SLUICE_BACKEND_TUNE_CALIBRATE_H_
+#define SLUICE_BACKEND_TUNE_CALIBRATE_H_
+
+#include "backend/moe/engine.h"
+#include "backend/tune/machine.h"
+
+typedef struct sluice_calibration_s {
+  int64_t model_width, hidden_width; /* of the layers to come; sizes past 4096 are measured at 4096 */
+  int32_t dtype;                     /* SLUICE_DTYPE_F32, _BF16 or _F16 */
+  double seconds;                    /* about so long */
+} sluice_calibration_t;
+
+/* Collective over the context's communicator; the context is entered. Progress goes to the log callback (INFO).
+ * out_machine is alike on all ranks. Errors: UNSUPPORTED (a device whose memory the host cannot touch), NO_MEMORY, what
+ * products and exchanges report. */
+sluice_status_t sluice_calibrate(sluice_context_t* context, const sluice_calibration_t* wanted,
+                                 sluice_machine_t* out_machine);
+
+/* The cached machine where all ranks have the same one, else a calibration that all of them write down. folder: as
+ * sluice_cache_path; "": no cache. refresh: measure anyway. Collective. Errors: as sluice_calibrate. */
+sluice_status_t sluice_calibrate_cached(sluice_context_t* context, const sluice_calibration_t* wanted,
+                                        const char* folder, int32_t refresh, sluice_machine_t* out_machine);
+
+#endif /* SLUICE_BACKEND_TUNE_CALIBRATE_H_ */

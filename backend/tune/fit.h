@@ -1,0 +1,14 @@
+/* From noisy measurements to curves. */
+#ifndef SLUICE_BACKEND_TUNE_FIT_H_
+#define SLUICE_BACKEND_TUNE_FIT_H_
+
+#include "backend/tune/machine.h"
+
+/* Of count >= 1 values, which are reordered; the mean of the two middle ones where count is even. */
+double sluice_median(double* values, int32_t count);
+/* Value below which `share` of them lie, by the nearest rank; reorders. */
+double sluice_quantile(double* values, int32_t count, double share);
+/* The non-decreasing sequence nearest to y by least squares: more rows never take less time. */
+void sluice_make_rising(double* y, int32_t count);
+
+#endif /* SLUICE_BACKEND_TUNE_FIT_H_ */

@@ -1,0 +1,143 @@
+#include "backend/tune/probe.h"
+
+#include <string.h>
+
+#include "backend/base/dtype.h"
+
+#define MOST_WIDTH 4096
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* ---- memory ---- */
+
+sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibration_t* wanted,
+                                  sluice_bench_t* out_bench) {
+  sluice_bench_t b = {.context = context, .dtype = wanted->dtype, .element = sluice_dtype_bytes(wanted->dtype)};
+  b.model_width = min_i64(wanted->model_width, MOST_WIDTH);
+  b.hidden_width = min_i64(wanted->hidden_width, MOST_WIDTH);
+  uint64_t rows = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b.model_width * b.element);
+  uint64_t middle = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b.hidden_width * b.element);
+  uint64_t weights = sluice_align_up((uint64_t)(b.model_width * b.hidden_width) * b.element);
+  uint64_t moved = (uint64_t)SLUICE_BENCH_BYTES + (uint64_t)context->world_size * SLUICE_ALIGNMENT;
+  uint64_t small = sluice_align_up(SLUICE_BENCH_ROWS * sizeof(int32_t));
+  b.bytes = rows + 2 * middle + 2 * weights + 2 * moved + (uint64_t)SLUICE_BENCH_BYTES + 2 * small;
+  b.memory = sluice_alloc(sluice_process_allocator(), b.bytes, "calibration");
+  if (b.memory == NULL) return SLUICE_E_NO_MEMORY;
+  memset(b.memory, 0x3c, b.bytes); /* small finite numbers in every dtype */
+  char* at = b.memory;
+  b.rows = at, at += rows;
+  b.middle = at, at += 2 * middle;
+  b.weights = at, at += weights;
+  b.grads = at, at += weights;
+  b.send = at, at += moved;
+  b.recv = at, at += moved;
+  b.copied = at, at += SLUICE_BENCH_BYTES;
+  b.index = (int32_t*)(void*)at, at += small;
+  b.scalars = (float*)(void*)at;
+  for (int32_t i = 0; i < SLUICE_BENCH_ROWS; ++i) {
+    b.index[i] = (int32_t)((int64_t)i * 7919 % SLUICE_BENCH_ROWS); /* scattered, as routes are */
+    b.scalars[i] = 0.5f;
+  }
+  *out_bench = b;
+  return SLUICE_OK;
+}
+
+void sluice_bench_close(sluice_bench_t* bench) {
+  sluice_free(sluice_process_allocator(), bench->memory, bench->bytes);
+  bench->memory = NULL;
+}
+
+sluice_status_t sluice_bench_longest(sluice_bench_t* b, double* seconds, int32_t count) {
+  if (b->context->comm == NULL) return SLUICE_OK;
+  int64_t femtoseconds[SLUICE_PROBES];
+  for (int32_t i = 0; i < count; ++i) femtoseconds[i] = (int64_t)(seconds[i] * 1e15);
+  SLUICE_TRY(sluice_comm_all_reduce_i64(b->context->comm, femtoseconds, count, SLUICE_REDUCE_MAX, "calibration"));
+  for (int32_t i = 0; i < count; ++i) seconds[i] = (double)femtoseconds[i] * 1e-15;
+  return SLUICE_OK;
+}
+
+/* ---- ops ---- */
+
+/* The three products of algorithms.md: y = x W', dx = dy W, dW = dy' x, with W [H, M] row-major. */
+static sluice_status_t run_product(sluice_bench_t* b, int32_t form, int64_t rows) {
+  int64_t m = b->model_width, h = b->hidden_width;
+  const sluice_matrix_t x = {b->rows, m, 1}, y = {b->middle, h, 1}, w = {b->weights, m, 1};
+  const sluice_matrix_t transposed_w = {b->weights, 1, m}, transposed_y = {b->middle, 1, h}, dw = {b->grads, m, 1};
+  sluice_product_t product = {rows, h, m, x, transposed_w, y};
+  if (form == SLUICE_FORM_INPUT_GRAD) product = (sluice_product_t){rows, m, h, y, w, x};
+  if (form == SLUICE_FORM_WEIGHT_GRAD) product = (sluice_product_t){h, m, rows, transposed_y, x, dw};
+  const sluice_product_list_t list = {&product, 1, b->dtype, b->dtype, 0, NULL};
+  return sluice_gemm_run(b->context->gemm, &list);
+}
+
+static sluice_status_t run_exchange(sluice_bench_t* b, int64_t bytes) {
+  int32_t world = b->context->world_size, self = b->context->rank;
+  const void* send[256];
+  void* recv[256];
+  uint64_t send_bytes[256], recv_bytes[256];
+  if (world > 256) return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "calibration: at most 256 ranks, found %d", world);
+  uint64_t each = (uint64_t)(bytes / (world - 1));
+  for (int32_t r = 0, at = 0; r < world; ++r) {
+    send[r] = b->send + (uint64_t)at * sluice_align_up(each);
+    recv[r] = b->recv + (uint64_t)at * sluice_align_up(each);
+    send_bytes[r] = recv_bytes[r] = r == self ? 0 : each;
+    at += r != self;
+  }
+  const sluice_exchange_t exchange = {send, send_bytes, recv, recv_bytes};
+  sluice_comm_request_t* request = NULL;
+  SLUICE_TRY(sluice_comm_exchange_start(b->context->comm, &exchange, &request));
+  return sluice_comm_exchange_wait(b->context->comm, request, "calibration");
+}
+
+static sluice_status_t do_nothing(void* user, int32_t index, sluice_stream_t stream) {
+  (void)user, (void)index, (void)stream;
+  return SLUICE_OK;
+}
+
+/* A chain over two lanes, each job waiting for the one before on the other lane. */
+static sluice_status_t run_launches(sluice_bench_t* b, int64_t jobs) {
+  sluice_device_t* device = b->context->device;
+  int32_t other = b->context->comm == NULL ? SLUICE_LANE_COMPUTE : SLUICE_LANE_COMM;
+  SLUICE_TRY(device->vtable->begin(device, (int32_t)jobs, do_nothing, NULL, NULL));
+  int32_t waits[256];
+  sluice_status_t status = SLUICE_OK;
+  for (int32_t i = 0; i < jobs && status == SLUICE_OK; ++i) {
+    waits[i] = i - 1;
+    const sluice_job_t job = {i, i % 2 ? other : SLUICE_LANE_COMPUTE, &waits[i], i > 0 && other != 0, 0};
+    status = device->vtable->submit(device, &job);
+  }
+  sluice_status_t joined = device->vtable->join(device);
+  return status != SLUICE_OK ? status : joined;
+}
+
+static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p) {
+  const sluice_kernels_t* kernels = b->context->device->kernels;
+  int64_t row_bytes = b->model_width * (int64_t)b->element;
+  switch (p->kind) {
+    case SLUICE_PROBE_ROWS:
+      /* Into the space of exchanges, as packing does. */
+      kernels->gather_rows(NULL, b->dtype, min_i64(p->size, SLUICE_BENCH_BYTES) / row_bytes, b->model_width, b->rows,
+                           b->model_width, b->index, b->send);
+      return SLUICE_OK;
+    case SLUICE_PROBE_COPY: memcpy(b->copied, b->send, (size_t)p->size); return SLUICE_OK;
+    case SLUICE_PROBE_ACTIVATION:
+      kernels->activation_forward(NULL, b->dtype, SLUICE_ACTIVATION_GELU, 0, p->size, b->hidden_width, b->middle, NULL,
+                                  NULL, b->middle + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element);
+      return SLUICE_OK;
+    case SLUICE_PROBE_ACTIVATION_GRAD: {
+      char* other = b->middle + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element;
+      float dweight[SLUICE_BENCH_ROWS];
+      kernels->activation_backward(NULL, b->dtype, SLUICE_ACTIVATION_GELU, 0, p->size, b->hidden_width, b->middle,
+                                   other, b->scalars, b->recv, other, dweight);
+      return SLUICE_OK;
+    }
+    case SLUICE_PROBE_EXCHANGE: return run_exchange(b, p->size);
+    case SLUICE_PROBE_LAUNCH: return run_launches(b, p->size);
+    default: return run_product(b, p->kind - SLUICE_PROBE_PRODUCT, p->size);
+  }
+}
+
+sluice_status_t sluice_bench_run(sluice_bench_t* b, const sluice_probe_t* p, int32_t repeats) {
+  for (int32_t i = 0; i < repeats; ++i) SLUICE_TRY(run_once(b, p));
+  return SLUICE_OK;
+}

@@ -1,0 +1,58 @@
+/* What a calibration measures: one op at one size. Private to backend/tune. */
+#ifndef SLUICE_BACKEND_TUNE_PROBE_H_
+#define SLUICE_BACKEND_TUNE_PROBE_H_
+
+#include "backend/tune/calibrate.h"
+
+#define SLUICE_PROBE_ROUNDS 9
+#define SLUICE_PROBES       96
+
+enum {
+  SLUICE_PROBE_PRODUCT = 0, /* + form */
+  SLUICE_PROBE_ROWS = 3,
+  SLUICE_PROBE_COPY,
+  SLUICE_PROBE_ACTIVATION,
+  SLUICE_PROBE_ACTIVATION_GRAD,
+  SLUICE_PROBE_EXCHANGE,
+  SLUICE_PROBE_LAUNCH,
+  SLUICE_PROBE_KINDS
+};
+
+typedef struct sluice_probe_s {
+  int32_t kind;
+  int32_t is_held_out;
+  int32_t is_left_out; /* too long for this calibration */
+  int32_t repeats;     /* in one sample, alike on all ranks */
+  int64_t size;        /* rows of an expert, or bytes; jobs of a launch */
+  int32_t count;
+  double samples[SLUICE_PROBE_ROUNDS];
+  double seconds; /* the median, the longest of all ranks */
+} sluice_probe_t;
+
+/* Memory and sizes that probes share. */
+typedef struct sluice_bench_s {
+  sluice_context_t* context;
+  int64_t model_width, hidden_width; /* as measured */
+  int32_t dtype;
+  uint64_t element;
+  char* memory;
+  uint64_t bytes;
+  char *rows, *middle, *weights, *grads, *send, *recv, *copied; /* into memory */
+  int32_t* index;                                               /* [SLUICE_BENCH_ROWS] */
+  float* scalars;                                               /* [SLUICE_BENCH_ROWS] */
+} sluice_bench_t;
+
+#define SLUICE_BENCH_ROWS  2048
+#define SLUICE_BENCH_BYTES ((int64_t)8 << 20) /* of an exchange or copy, at most */
+
+sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibration_t* wanted,
+                                  sluice_bench_t* out_bench);
+void sluice_bench_close(sluice_bench_t* bench);
+/* Runs the probe `repeats` times. */
+sluice_status_t sluice_bench_run(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats);
+/* Shares of speed while lanes run together; collective. */
+sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]);
+/* The longest of all ranks, in place. */
+sluice_status_t sluice_bench_longest(sluice_bench_t* bench, double* seconds, int32_t count);
+
+#endif /* SLUICE_BACKEND_TUNE_PROBE_H_ */

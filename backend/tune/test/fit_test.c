@@ -1,0 +1,42 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/fit.h"
+
+static void Median_OddEvenAndOutlier_IsTheMiddle(void** state) {
+  (void)state;
+  double odd[] = {5, 1, 1000}, even[] = {4, 1, 2, 3}, one[] = {7};
+  assert_true(sluice_median(odd, 3) == 5 && sluice_median(even, 4) == 2.5 && sluice_median(one, 1) == 7);
+}
+
+static void Quantile_NearestRank(void** state) {
+  (void)state;
+  double v[] = {10, 9, 8, 7, 6, 5, 4, 3, 2, 1};
+  assert_true(sluice_quantile(v, 10, 0.9) == 9 && sluice_quantile(v, 10, 1) == 10 && sluice_quantile(v, 10, 0) == 1);
+}
+
+static void Rising_Falls_ArePooledIntoTheirMean(void** state) {
+  (void)state;
+  double y[] = {1, 3, 2, 4, 9, 6, 3};
+  sluice_make_rising(y, 7);
+  const double want[] = {1, 2.5, 2.5, 4, 6, 6, 6};
+  for (int i = 0; i < 7; ++i) assert_true(y[i] == want[i]);
+  double rising[] = {1, 2, 2, 5};
+  sluice_make_rising(rising, 4);
+  assert_true(rising[0] == 1 && rising[1] == 2 && rising[2] == 2 && rising[3] == 5);
+  double falling[] = {3, 2, 1};
+  sluice_make_rising(falling, 3);
+  assert_true(falling[0] == 2 && falling[1] == 2 && falling[2] == 2);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Median_OddEvenAndOutlier_IsTheMiddle),
+      cmocka_unit_test(Quantile_NearestRank),
+      cmocka_unit_test(Rising_Falls_ArePooledIntoTheirMean),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,288 @@
+/* Calibration through the C ABI: one machine for all ranks, the cache and what becomes of bad files in it. */
+#include <dirent.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "sluice/sluice.h"
+
+#define MAX_RANKS 4
+
+static char folders[MAX_RANKS][64];
+static int32_t num_measured; /* log lines that say so */
+static char last_warning[1300];
+static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void on_log(void* user, int32_t level, const char* message) {
+  (void)user;
+  pthread_mutex_lock(&log_mutex);
+  if (strncmp(message, "calibrated:", 11) == 0) ++num_measured;
+  if (level == SLUICE_LOG_WARN) snprintf(last_warning, sizeof last_warning, "%s", message);
+  pthread_mutex_unlock(&log_mutex);
+}
+
+typedef struct rank_s {
+  int32_t rank, world_size;
+  sluice_local_group_t* group;
+  const char* folder;
+  int32_t refresh, dtype;
+  sluice_status_t status;
+  char message[1024];
+  char machine[65536];
+} rank_t;
+
+static sluice_status_t calibrate(rank_t* r, sluice_context_t* context) {
+  sluice_calibration_config_t config;
+  sluice_calibration_config_init(&config, sizeof config);
+  config.model_width = 64, config.hidden_width = 128, config.seconds = 0.1, config.dtype = r->dtype;
+  config.cache_dir = r->folder, config.refresh = r->refresh;
+  sluice_planner_t* planner = NULL;
+  sluice_status_t status = sluice_planner_calibrate(context, &config, &planner);
+  uint64_t bytes = sizeof r->machine;
+  if (status == SLUICE_OK) status = sluice_planner_write_machine(planner, r->machine, &bytes);
+  sluice_planner_destroy(planner);
+  return status;
+}
+
+static void* run_rank(void* argument) {
+  rank_t* r = argument;
+  sluice_comm_t* comm = NULL;
+  sluice_comm_config_t comm_config;
+  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  comm_config.rank = r->rank, comm_config.world_size = r->world_size, comm_config.timeout_ns = 60000000000u;
+  r->status = r->world_size == 1 ? SLUICE_OK : sluice_comm_create_local(r->group, &comm_config, &comm);
+  sluice_context_config_t context_config;
+  sluice_context_config_init(&context_config, sizeof context_config);
+  context_config.gemm = "ref";
+  sluice_context_t* context = NULL;
+  if (r->status == SLUICE_OK) r->status = sluice_context_create(&context_config, comm, &context);
+  if (r->status == SLUICE_OK) r->status = calibrate(r, context);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  memcpy(r->message, why.message, sizeof r->message);
+  sluice_context_destroy(context);
+  sluice_comm_destroy(comm);
+  return NULL;
+}
+
+static rank_t ranks[MAX_RANKS];
+
+static void run(int32_t world_size, int32_t refresh, int32_t own_folders, int32_t dtype) {
+  pthread_t threads[MAX_RANKS];
+  sluice_local_group_t* group = NULL;
+  assert_int_equal(sluice_local_group_create(world_size, &group), SLUICE_OK);
+  num_measured = 0;
+  last_warning[0] = '\0';
+  for (int32_t r = 0; r < world_size; ++r) {
+    ranks[r] = (rank_t){.rank = r, .world_size = world_size, .group = group, .refresh = refresh, .dtype = dtype};
+    ranks[r].folder = folders[own_folders ? r : 0];
+    assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+  }
+  for (int32_t r = 0; r < world_size; ++r) pthread_join(threads[r], NULL);
+  sluice_local_group_destroy(group);
+  for (int32_t r = 0; r < world_size; ++r) {
+    if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %s", r, ranks[r].message);
+    assert_string_equal(ranks[r].machine, ranks[0].machine);
+  }
+}
+
+static void empty_folder(const char* folder) {
+  DIR* dir = opendir(folder);
+  if (dir == NULL) return;
+  char path[512];
+  for (struct dirent* entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
+    snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+    if (entry->d_name[0] != '.') (void)unlink(path);
+  }
+  closedir(dir);
+}
+
+/* The one file of a folder; how many there are. */
+static int only_file(const char* folder, char* out_path, size_t room) {
+  DIR* dir = opendir(folder);
+  int count = 0;
+  for (struct dirent* entry = dir == NULL ? NULL : readdir(dir); entry != NULL; entry = readdir(dir)) {
+    if (entry->d_name[0] == '.') continue;
+    snprintf(out_path, room, "%s/%s", folder, entry->d_name);
+    ++count;
+  }
+  if (dir != NULL) closedir(dir);
+  return count;
+}
+
+static int set_up(void** state) {
+  (void)state;
+  for (int r = 0; r < MAX_RANKS; ++r) {
+    snprintf(folders[r], sizeof folders[r], "/tmp/sluice-calibrate-XXXXXX");
+    if (mkdtemp(folders[r]) == NULL) return -1;
+  }
+  sluice_set_log(on_log, NULL, SLUICE_LOG_INFO);
+  return 0;
+}
+
+static int tear_down(void** state) {
+  (void)state;
+  sluice_set_log(NULL, NULL, 0);
+  for (int r = 0; r < MAX_RANKS; ++r) {
+    empty_folder(folders[r]);
+    (void)rmdir(folders[r]);
+  }
+  return 0;
+}
+
+static void Calibrate_SeveralRanks_GetOneMachineThatPredicts(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
+      if (w == 3 && dtype != SLUICE_DTYPE_F32) continue;
+      run(w, 1, 0, dtype);
+      assert_int_equal(num_measured, w);
+      sluice_planner_t* planner = NULL;
+      assert_int_equal(sluice_planner_create(ranks[0].machine, strlen(ranks[0].machine), &planner), SLUICE_OK);
+      sluice_planner_workload_t work;
+      sluice_planner_workload_init(&work, sizeof work);
+      work.model_width = 64, work.hidden_width = 128, work.num_tokens = 512, work.num_experts = 6, work.dtype = dtype;
+      work.world_size = w;
+      const sluice_planner_choice_t choice = {2, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD, 0};
+      sluice_planner_prediction_t p = {.struct_size = sizeof p};
+      assert_int_equal(sluice_planner_predict(planner, &work, &choice, &p, NULL, 0), SLUICE_OK);
+      assert_true(p.forward_busy[SLUICE_LANE_COMPUTE] > 0 && p.backward_busy[SLUICE_LANE_COPY_IN] > 0);
+      assert_true((p.forward_busy[SLUICE_LANE_COMM] > 0) == (w > 1));
+      assert_true(p.machine_error_median > 0 && p.machine_error_median < 5);
+      assert_non_null(strstr(ranks[0].machine, "\"provenance\": \"calibrated\""));
+      if (w > 1) assert_non_null(strstr(ranks[0].machine, "{\"lane\": \"comm\", \"beside\": [\"compute\"]"));
+      sluice_planner_destroy(planner);
+    }
+  }
+}
+
+static void Cache_SecondTime_IsReadAndNotMeasured(void** state) {
+  (void)state;
+  char path[512];
+  empty_folder(folders[0]);
+  run(2, 0, 0, SLUICE_DTYPE_F32);
+  assert_int_equal(num_measured, 2);
+  assert_int_equal(only_file(folders[0], path, sizeof path), 1); /* nothing half-written stays behind */
+  char before[65536];
+  memcpy(before, ranks[0].machine, sizeof before);
+  run(2, 0, 0, SLUICE_DTYPE_F32);
+  assert_int_equal(num_measured, 0);
+  assert_string_equal(before, ranks[0].machine);
+  run(2, 0, 0, SLUICE_DTYPE_BF16); /* another key */
+  assert_int_equal(num_measured, 2);
+  assert_int_equal(only_file(folders[0], path, sizeof path), 2);
+}
+
+static void put(const char* path, const char* text, size_t length) {
+  FILE* file = fopen(path, "wb");
+  assert_non_null(file);
+  assert_int_equal(fwrite(text, 1, length, file), length);
+  fclose(file);
+}
+
+static void Cache_BadFile_IsMeasuredAgainWithAWord(void** state) {
+  (void)state;
+  char path[512], text[65536];
+  empty_folder(folders[0]);
+  run(2, 0, 0, SLUICE_DTYPE_F32);
+  assert_int_equal(only_file(folders[0], path, sizeof path), 1);
+  FILE* file = fopen(path, "rb");
+  size_t length = fread(text, 1, sizeof text - 1, file);
+  fclose(file);
+  text[length] = '\0';
+  for (int which = 0; which < 4; ++which) {
+    char* bad = strdup(text);
+    size_t bytes = length;
+    const char* says = "cannot be used (it is of another version";
+    if (which == 0) bytes = length / 2, says = "cannot be used (machine profile: line";
+    if (which == 1) memcpy(bad, "sluice cache 9", 14);
+    if (which == 2) *strstr(bad, "version 0") = 'V', says = "it is of another machine or library";
+    if (which == 3) bytes = 0;
+    put(path, bad, bytes);
+    free(bad);
+    run(2, 0, 0, SLUICE_DTYPE_F32);
+    assert_int_equal(num_measured, 2);
+    if (strstr(last_warning, says) == NULL && strstr(last_warning, "ranks have different") == NULL) {
+      fail_msg("warned \"%s\", wanted \"%s\"", last_warning, says);
+    }
+    run(2, 0, 0, SLUICE_DTYPE_F32);
+    assert_int_equal(num_measured, 0);
+  }
+}
+
+static void Cache_RanksDiffer_AllMeasureAgain(void** state) {
+  (void)state;
+  for (int r = 0; r < 3; ++r) empty_folder(folders[r]);
+  run(3, 0, 1, SLUICE_DTYPE_F32);
+  run(3, 0, 1, SLUICE_DTYPE_F32);
+  assert_int_equal(num_measured, 0);
+  empty_folder(folders[1]); /* one has none */
+  run(3, 0, 1, SLUICE_DTYPE_F32);
+  assert_int_equal(num_measured, 3);
+  assert_non_null(strstr(last_warning, "ranks have different calibrations"));
+  run(3, 1, 1, SLUICE_DTYPE_F32); /* asked for */
+  assert_int_equal(num_measured, 3);
+}
+
+static void Cache_NoPlaceToWrite_CalibratesAllTheSame(void** state) {
+  (void)state;
+  char kept[64];
+  memcpy(kept, folders[0], sizeof kept);
+  snprintf(folders[0], sizeof folders[0], "/proc/no/such/place");
+  run(2, 0, 0, SLUICE_DTYPE_F32);
+  assert_int_equal(num_measured, 2);
+  assert_non_null(strstr(last_warning, "cannot be written"));
+  folders[0][0] = '\0'; /* no cache wanted: no word either */
+  run(2, 0, 0, SLUICE_DTYPE_F32);
+  assert_string_equal(last_warning, "");
+  memcpy(folders[0], kept, sizeof kept);
+}
+
+static void BadConfig_EveryField_IsRefusedByName(void** state) {
+  (void)state;
+  sluice_context_config_t context_config;
+  sluice_context_config_init(&context_config, sizeof context_config);
+  context_config.gemm = "ref";
+  sluice_context_t* context = NULL;
+  assert_int_equal(sluice_context_create(&context_config, NULL, &context), SLUICE_OK);
+  sluice_calibration_config_t config;
+  sluice_planner_t* planner = NULL;
+#define REFUSE(change, says)                                                                         \
+  sluice_calibration_config_init(&config, sizeof config);                                            \
+  config.model_width = 8, config.hidden_width = 8, config.cache_dir = "", config.seconds = 0.05;     \
+  change;                                                                                            \
+  assert_int_equal(sluice_planner_calibrate(context, &config, &planner), SLUICE_E_INVALID_ARGUMENT); \
+  {                                                                                                  \
+    sluice_error_info_t why;                                                                         \
+    sluice_error_info_init(&why, sizeof why);                                                        \
+    sluice_error_last(&why);                                                                         \
+    assert_non_null(strstr(why.message, says));                                                      \
+  }
+  REFUSE(config.model_width = 0, "model_width is 0")
+  REFUSE(config.hidden_width = -3, "hidden_width is -3")
+  REFUSE(config.seconds = 0, "seconds is 0")
+  REFUSE(config.dtype = SLUICE_DTYPE_F64, "dtype is 4")
+  REFUSE(config.refresh = 2, "refresh is 2")
+  assert_null(planner);
+  sluice_context_destroy(context);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Calibrate_SeveralRanks_GetOneMachineThatPredicts),
+      cmocka_unit_test(Cache_SecondTime_IsReadAndNotMeasured),
+      cmocka_unit_test(Cache_BadFile_IsMeasuredAgainWithAWord),
+      cmocka_unit_test(Cache_RanksDiffer_AllMeasureAgain),
+      cmocka_unit_test(Cache_NoPlaceToWrite_CalibratesAllTheSame),
+      cmocka_unit_test(BadConfig_EveryField_IsRefusedByName),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,51 @@
+"""The table of the papers' figures is complete, and its simulated side has the shape that the notes claim."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SCRIPT = os.path.join(ROOT, "integration_tests", "benchmarks", "papers.py")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    done = subprocess.run([sys.executable, SCRIPT, "--json"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def _row(rows, start):
+    return next(row for row in rows if row["what"].startswith(start))
+
+
+def test_Papers_EveryLine_IsPublishedAndSimulated(rows):
+    assert len(rows) >= 14
+    for row in rows:
+        assert row["published"] and row["source"] and all(row["simulated"].values())
+
+
+def test_Papers_BestN_GrowsWithB(rows):
+    for found in _row(rows, "best n")["simulated"].values():
+        values = [int(n) for n in re.findall(r":(\d+)", found)]
+        assert values == sorted(values) and len(values) == 9
+    assert "6k:2 8k:4" in _row(rows, "best n")["simulated"]["a100-8x8-1600g"]
+
+
+def test_Papers_Memory_GrowsWithN(rows):
+    shares = [int(re.match(r"-(\d+)", _row(rows, f"memory at n = {n}")["simulated"]["eq. 6"])[1]) for n in (2, 4, 8)]
+    assert shares == sorted(shares) and len(set(shares)) == 3
+
+
+def test_Papers_Strategies_TurnAsPublished(rows):
+    found = _row(rows, "order of S1 to S4, products")["simulated"]["a100-8x8-200g"]
+    order = {int(part.split(":")[0]): re.findall(r"S\d", part) for part in found.split(";")}
+    assert set(order[8][:2]) == {"S1", "S2"}
+    for ranks in (32, 64):
+        assert order[ranks].index("S4") < order[ranks].index("S2")

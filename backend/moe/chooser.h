@@ -35,11 +35,14 @@ typedef struct sluice_seat_s {
   sluice_step_report_t own;
 } sluice_seat_t;
 
+struct sluice_plan_data_s; /* plan.h */
 typedef struct sluice_chooser_s sluice_chooser_t;
 typedef struct sluice_chooser_vtable_s {
   void (*destroy)(sluice_chooser_t* chooser);
   /* A new layer with an open choice: sets seat->table and what it does first. Failing leaves table NULL. */
   sluice_status_t (*attach)(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat);
+  /* Seconds of forward and backward under a plan, on all ranks alike; negative where no machine is known. */
+  double (*price)(sluice_chooser_t* chooser, const sluice_moe_t* moe, const struct sluice_plan_data_s* plan);
   /* After a forward's header: the reports of all ranks, in rank order. */
   void (*agree)(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
                 const sluice_step_report_t* const* reports, int32_t world_size);

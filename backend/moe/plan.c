@@ -1,5 +1,5 @@
 /* Choosing a plan: candidates (n, restore policy, weight-gradient mode), their bytes at the ceilings, and a relative
- * time for each by the closed forms. The tuner (backend/tune) replaces the time where it has measured. */
+ * time for each by the closed forms, or by the chooser where it knows the machine. */
 #include "backend/moe/plan.h"
 
 #include <math.h>
@@ -245,6 +245,13 @@ static double relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* p
          pass_time(backward_comm, backward, copies, plan->num_chunks);
 }
 
+/* One or the other for all candidates of a layer: they are compared. */
+static double cost_of(sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  sluice_chooser_t* chooser = moe->context->chooser;
+  double seconds = chooser != NULL ? chooser->vtable->price(chooser, moe, plan) : -1;
+  return seconds >= 0 ? seconds : relative_time(moe, plan);
+}
+
 /* ---- choosing ---- */
 
 typedef struct search_s {
@@ -287,7 +294,7 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   plan.restore_di = restore_di, plan.restore_m = restore_m, plan.wgrad_mode = wgrad_mode;
   set_ceilings(s->moe, n, &plan);
   SLUICE_TRY(size_candidate(s, &plan));
-  plan.cost = relative_time(s->moe, &plan);
+  plan.cost = cost_of(s->moe, &plan);
   int fits = s->inputs->budget == 0 || plan.bytes.total <= s->inputs->budget;
   if (s->visit != NULL) s->visit(s->user, &plan, fits);
   if (s->num_seen++ == 0 || plan.bytes.total < s->leanest.bytes.total) s->leanest = plan;

@@ -46,7 +46,7 @@ typedef struct sluice_plan_data_s {
   int32_t restore_di, restore_m;
   int32_t wgrad_mode;
   sluice_plan_bytes_t bytes;
-  double cost; /* relative time of forward and backward by the closed forms, for ordering candidates */
+  double cost; /* seconds of forward and backward where the chooser has a machine, else a relative time; to compare */
 } sluice_plan_data_t;
 
 /* Sees a candidate with its bytes and relative time. */

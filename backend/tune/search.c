@@ -7,7 +7,6 @@
 
 const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES] = {1, 2, 3, 4, 6, 8, 12, 16};
 
-enum { NOTHING = 0, RACING = 1, ANSWERED = 2 };
 /* Stages of a race. */
 enum { ENDS = 0, WALK, FEW, MORE, WGRAD, DUEL, QUESTION };
 
@@ -116,7 +115,7 @@ static void tell(sluice_search_t* s, const sluice_spot_t* spot, int32_t why) {
 
 static const sluice_spot_t* answer_within(const sluice_search_t* s, int32_t bucket, int32_t step, int32_t distance) {
   for (int32_t b = bucket + step; b >= 0 && b < SLUICE_SEARCH_BUCKETS && distance > 0; b += step, --distance) {
-    if (s->spots[b].state == ANSWERED) return &s->spots[b];
+    if (s->spots[b].state == SLUICE_SPOT_ANSWERED) return &s->spots[b];
   }
   return NULL;
 }
@@ -144,7 +143,7 @@ static void answer(sluice_search_t* s, int32_t bucket, int32_t pick, int32_t why
                                                                                           : FIRST_QUESTION;
   s->stats.num_questioned += questioned;
   s->stats.num_changed += changed;
-  spot->state = ANSWERED;
+  spot->state = SLUICE_SPOT_ANSWERED;
   spot->pick = (uint8_t)pick;
   spot->why = (uint8_t)(questioned ? SLUICE_WHY_QUESTIONED : why);
   spot->racing = 0;
@@ -166,7 +165,7 @@ void sluice_search_answer(sluice_search_t* s, int64_t rows, int32_t pick) {
 
 /* Counted from anew: what a candidate took in an earlier race was under other conditions. */
 static void enter(sluice_spot_t* spot, uint32_t set, uint8_t stage) {
-  spot->state = RACING;
+  spot->state = SLUICE_SPOT_RACING;
   spot->stage = stage;
   spot->racing = (uint16_t)set;
   spot->raced |= (uint16_t)set;
@@ -416,7 +415,7 @@ int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
   int32_t bucket = sluice_search_bucket(rows);
   sluice_spot_t* spot = &s->spots[bucket];
   spot->rows = rows;
-  if (spot->state == NOTHING) {
+  if (spot->state == SLUICE_SPOT_NOTHING) {
     const sluice_spot_t* near = races_are_expensive(s) ? answer_within(s, bucket, -1, NEAR) : NULL;
     if (near == NULL && races_are_expensive(s)) near = answer_within(s, bucket, 1, NEAR);
     if (near != NULL) {
@@ -425,9 +424,9 @@ int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
     }
     start(s, bucket);
   }
-  if (spot->state == ANSWERED && may_question(s, spot)) question(s, bucket);
-  *why = spot->state == ANSWERED ? spot->why : SLUICE_WHY_ON_TRIAL;
-  if (spot->state == ANSWERED) return spot->pick;
+  if (spot->state == SLUICE_SPOT_ANSWERED && may_question(s, spot)) question(s, bucket);
+  *why = spot->state == SLUICE_SPOT_ANSWERED ? spot->why : SLUICE_WHY_ON_TRIAL;
+  if (spot->state == SLUICE_SPOT_ANSWERED) return spot->pick;
   /* In turns: the next of the set behind the last one that still lacks steps. */
   int32_t pick = spot->pick;
   for (int32_t i = 0; i < SLUICE_SEARCH_PICKS; ++i) {
@@ -454,7 +453,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
   ++s->stats.timed_passes;
   s->stats.total_seconds += (double)ns * 1e-9;
   ++spot->passes_since;
-  if (spot->state != RACING || !(spot->racing >> pick & 1)) return;
+  if (spot->state != SLUICE_SPOT_RACING || !(spot->racing >> pick & 1)) return;
   ++s->stats.race_passes;
   ++spot->race_passes;
   sluice_sample_t* sample = direction == SLUICE_FORWARD ? &spot->forward[size_of(pick)] : &spot->backward[pick];

@@ -63,6 +63,7 @@ typedef struct sluice_sample_s {
   int32_t count; /* timed passes, the first of which is the warm-up */
 } sluice_sample_t;
 
+enum { SLUICE_SPOT_NOTHING = 0, SLUICE_SPOT_RACING = 1, SLUICE_SPOT_ANSWERED = 2 };
 typedef struct sluice_spot_s {
   uint8_t state;   /* 0: nothing; 1: racing; 2: answered */
   uint8_t stage;   /* of the race */

@@ -6,6 +6,7 @@
 
 #include "backend/base/log.h"
 #include "backend/moe/layer.h"
+#include "backend/moe/plan.h"
 
 static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
   const unsigned char* p = data;
@@ -80,6 +81,7 @@ static void destroy(sluice_chooser_t* chooser) {
     next = t->next;
     sluice_free(tuner->allocator, t, sizeof *t);
   }
+  sluice_free(tuner->allocator, tuner->imports, (uint64_t)tuner->max_imports * sizeof *tuner->imports);
   sluice_free(tuner->allocator, tuner, sizeof *tuner);
 }
 
@@ -105,6 +107,10 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .decided = decided,
   };
   sluice_search_init(&table->search, &config);
+  for (int32_t i = 0; i < tuner->num_imports; ++i) {
+    const sluice_import_t* import = &tuner->imports[i];
+    if (import->layer == table->layer) sluice_search_answer(&table->search, import->rows, import->pick);
+  }
   table->next = tuner->tables;
   tuner->tables = table;
   *out_table = table;
@@ -169,7 +175,19 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
   take(table, seat, rows);
 }
 
-static const sluice_chooser_vtable_t vtable = {.destroy = destroy, .attach = attach, .agree = agree};
+/* Balanced routing at the plan's most tokens; a plan's slots are bounded. */
+static double price(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  const sluice_tuner_t* tuner = tuner_of(chooser);
+  if (!may_predict(tuner, moe)) return -1;
+  sluice_workload_t work = work_of(moe);
+  work.num_tokens = plan->inputs.max_tokens;
+  const sluice_choice_t choice = {plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode, 1};
+  sluice_step_prediction_t p;
+  if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return -1;
+  return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
+}
+
+static const sluice_chooser_vtable_t vtable = {.destroy = destroy, .attach = attach, .price = price, .agree = agree};
 
 /* ---- installing ---- */
 
@@ -180,8 +198,11 @@ static int is_asked_for_decisions(void) {
 
 static uint64_t state_of(const sluice_tuner_t* tuner) {
   uint64_t hash = fnv1a(0xcbf29ce484222325u, &tuner->mode, sizeof tuner->mode);
+  if (tuner->num_imports > 0) hash = fnv1a(hash, tuner->imports, (size_t)tuner->num_imports * sizeof *tuner->imports);
   return tuner->has_machine ? fnv1a(hash, &tuner->machine, sizeof tuner->machine) : hash;
 }
+
+void sluice_tuner_update_state(sluice_tuner_t* tuner) { tuner->base.state = state_of(tuner); }
 
 sluice_status_t sluice_tuner_install(sluice_context_t* context) {
   sluice_tuner_t* tuner = sluice_alloc_zeroed(&context->allocator, sizeof *tuner, "tuner");
@@ -190,7 +211,7 @@ sluice_status_t sluice_tuner_install(sluice_context_t* context) {
   tuner->allocator = &context->allocator;
   tuner->rank = context->rank;
   tuner->is_loud = is_asked_for_decisions();
-  tuner->base.state = state_of(tuner);
+  sluice_tuner_update_state(tuner);
   context->chooser = &tuner->base;
   return SLUICE_OK;
 }
@@ -207,6 +228,6 @@ sluice_status_t sluice_tuner_configure(sluice_tuner_t* tuner, int32_t mode, cons
   tuner->mode = mode;
   tuner->has_machine = machine != NULL;
   if (machine != NULL) tuner->machine = *machine;
-  tuner->base.state = state_of(tuner);
+  sluice_tuner_update_state(tuner);
   return SLUICE_OK;
 }

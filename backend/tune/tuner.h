@@ -29,6 +29,14 @@ typedef struct sluice_tuner_table_s {
   struct sluice_tuner_table_s* next;
 } sluice_tuner_table_t;
 
+/* An answer from a file, for a table that may come later. */
+typedef struct sluice_import_s {
+  uint64_t layer;
+  int64_t rows;
+  int32_t pick;
+  int32_t reserved;
+} sluice_import_t;
+
 typedef struct sluice_tuner_s {
   sluice_chooser_t base;
   sluice_allocator_t* allocator;
@@ -38,6 +46,8 @@ typedef struct sluice_tuner_s {
   int32_t is_loud; /* SLUICE_LOG=decision */
   sluice_machine_t machine;
   sluice_tuner_table_t* tables;
+  sluice_import_t* imports;
+  int32_t num_imports, max_imports;
   int64_t num_decisions;                               /* ever */
   sluice_decision_t decisions[SLUICE_TUNER_DECISIONS]; /* a ring by number */
 } sluice_tuner_t;
@@ -48,5 +58,12 @@ sluice_status_t sluice_tuner_install(sluice_context_t* context);
 sluice_tuner_t* sluice_tuner_of(const sluice_context_t* context);
 /* Before layers are made; machine may be NULL. Alike on all ranks: headers compare it. Errors: STATE (layers exist). */
 sluice_status_t sluice_tuner_configure(sluice_tuner_t* tuner, int32_t mode, const sluice_machine_t* machine);
+
+/* Answers as JSON: the length without the terminator, written as far as `room` goes. */
+uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* text, uint64_t room);
+/* Takes them, all or none. Errors: INVALID_ARGUMENT naming line or field, NO_MEMORY. */
+sluice_status_t sluice_tuner_read(sluice_tuner_t* tuner, const char* text, uint64_t length);
+/* After imports, mode or machine changed: what headers compare. */
+void sluice_tuner_update_state(sluice_tuner_t* tuner);
 
 #endif /* SLUICE_BACKEND_TUNE_TUNER_H_ */

@@ -97,7 +97,7 @@ static sluice_status_t fill_engine(sluice_context_t* context, const sluice_conte
   };
   SLUICE_TRY(sluice_cpu_device_create(&context->allocator, &context->device));
   SLUICE_TRY(sluice_gemm_create(&gemm, &context->allocator, &context->gemm));
-  return context->world_size == 1 ? SLUICE_OK : sluice_tuner_install(context); /* one rank has nothing to overlap */
+  return sluice_tuner_install(context);
 }
 
 sluice_status_t sluice_context_create_from(const sluice_context_config_t* config, sluice_comm_t* comm,

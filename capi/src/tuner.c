@@ -81,6 +81,33 @@ sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* text, uint64_t* inout_bytes) {
+  CHECK(context != NULL && inout_bytes != NULL, "sluice_context_write_decisions: %s is NULL",
+        context == NULL ? "context" : "inout_bytes");
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_write_decisions"));
+  const sluice_tuner_t* tuner = sluice_tuner_of(context);
+  uint64_t room = *inout_bytes, needed = sluice_tuner_write(tuner, NULL, 0) + 1;
+  *inout_bytes = needed;
+  if (text != NULL && room >= needed) sluice_tuner_write(tuner, text, room);
+  sluice_engine_leave(context);
+  CHECK(text == NULL || room >= needed, "sluice_context_write_decisions: room for %llu bytes, they have %llu",
+        (unsigned long long)room, (unsigned long long)needed);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_context_read_decisions(sluice_context_t* context, const char* text, uint64_t length) {
+  CHECK(context != NULL && text != NULL, "sluice_context_read_decisions: %s is NULL",
+        context == NULL ? "context" : "text");
+  CHECK(length <= 1 << 24, "sluice_context_read_decisions: %llu bytes; at most 16 MiB", (unsigned long long)length);
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_read_decisions"));
+  sluice_tuner_t* tuner = sluice_tuner_of(context);
+  sluice_status_t status =
+      tuner != NULL ? sluice_tuner_read(tuner, text, length)
+                    : SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "sluice_context_read_decisions: this context has no tuner");
+  sluice_engine_leave(context);
+  return status;
+}
+
 static void add_stats(const sluice_tuner_table_t* table, sluice_tuner_stats_t* sum) {
   const sluice_search_stats_t* s = &table->search.stats;
   sum->timed_passes += s->timed_passes;

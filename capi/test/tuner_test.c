@@ -29,6 +29,8 @@ typedef struct world_s {
   int32_t mode[MAX_RANKS]; /* of each rank's tuner */
   int32_t has_machine[MAX_RANKS];
   int32_t num_chunks;
+  const char* import[MAX_RANKS]; /* decisions to begin with */
+  uint64_t budget;
   sluice_local_group_t* group;
   /* found */
   sluice_status_t status[MAX_RANKS];
@@ -39,6 +41,7 @@ typedef struct world_s {
   sluice_tuner_decision_t decisions[MAX_RANKS][64];
   int32_t num_decisions[MAX_RANKS];
   sluice_tuner_stats_t stats[MAX_RANKS];
+  char written[MAX_RANKS][65536];
 } world_t;
 
 typedef struct rank_s {
@@ -102,6 +105,7 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
   context_config.gemm = "ref";
+  context_config.memory_budget = w->budget;
   TRY(sluice_context_create(&context_config, *out_comm, &r->context));
   sluice_planner_t* planner = NULL;
   TRY(sluice_planner_create(machine, sizeof machine - 1, &planner));
@@ -112,6 +116,8 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
   sluice_status_t status = sluice_context_tune(r->context, &tuner);
   sluice_planner_destroy(planner);
   TRY(status);
+  const char* import = w->import[r->rank];
+  if (import != NULL) TRY(sluice_context_read_decisions(r->context, import, strlen(import)));
   for (int32_t i = 0; i < w->layers; ++i) {
     sluice_moe_config_t c;
     sluice_moe_config_init(&c, sizeof c);
@@ -140,6 +146,8 @@ static sluice_status_t run_steps(rank_t* r) {
     }
   }
   TRY(sluice_context_decisions(r->context, w->decisions[r->rank], 64, &w->num_decisions[r->rank]));
+  uint64_t bytes = sizeof w->written[0];
+  TRY(sluice_context_write_decisions(r->context, w->written[r->rank], &bytes));
   w->stats[r->rank].struct_size = sizeof(sluice_tuner_stats_t);
   return sluice_context_tuner_stats(r->context, &w->stats[r->rank]);
 }
@@ -262,6 +270,131 @@ static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
   }
 }
 
+/* What one run decided, the next one knows: nothing is raced again. */
+static void Decisions_WrittenAndReadAgain_StandFromTheFirstStep(void** state) {
+  (void)state;
+  world_t* w = new_world(2, SLUICE_TUNER_PROFILE, 0);
+  run(w);
+  must_agree(w);
+  assert_string_equal(w->written[0], w->written[1]);
+  int32_t chosen = w->decisions[0][w->num_decisions[0] - 1].num_chunks;
+  char* text = strdup(w->written[0]);
+  w = new_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->import[0] = w->import[1] = text;
+  w->steps = 20;
+  run(w);
+  must_agree(w);
+  for (int32_t i = 2 * w->layers; i < w->num_picks[0]; ++i) assert_int_equal(w->picks[0][i], chosen);
+  assert_int_equal(w->stats[0].race_passes, 0);
+  assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_IMPORTED);
+  assert_string_equal(w->written[0], text); /* the same answers again */
+  free(text);
+}
+
+static void Decisions_OfOneRankOnly_AreAMismatch(void** state) {
+  (void)state;
+  world_t* w = new_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->import[1] =
+      "{\"sluice_decisions\": 1, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, "
+      "\"num_chunks\": 4, \"wgrad_mode\": \"deferred\"}]}";
+  run(w);
+  for (int32_t r = 0; r < 2; ++r) assert_int_equal(w->status[r], SLUICE_E_MISMATCH);
+}
+
+/* Under a budget the plan is the one that the machine makes fastest, on all ranks. */
+static void Budget_WithAMachine_PlansArePricedBySeconds(void** state) {
+  (void)state;
+  for (int32_t machine_known = 0; machine_known < 2; ++machine_known) {
+    world_t* w = new_world(2, SLUICE_TUNER_ADAPTIVE, machine_known);
+    w->budget = 64 << 20, w->steps = 5;
+    run(w);
+    must_agree(w);
+    assert_int_equal(w->num_decisions[0], 0); /* plans are no races */
+  }
+}
+
+/* Plans of a context whose tuner has a machine carry the planner's seconds, and the fastest that fits is taken. */
+static void Plans_WithAMachine_CarryThePlannersSeconds(void** state) {
+  (void)state;
+  sluice_context_config_t context_config;
+  sluice_context_config_init(&context_config, sizeof context_config);
+  context_config.gemm = "ref";
+  sluice_context_t* context = NULL;
+  assert_int_equal(sluice_context_create(&context_config, NULL, &context), SLUICE_OK);
+  sluice_planner_t* planner = NULL;
+  assert_int_equal(sluice_planner_create(machine, sizeof machine - 1, &planner), SLUICE_OK);
+  sluice_tuner_config_t tuner;
+  sluice_tuner_config_init(&tuner, sizeof tuner);
+  tuner.machine = planner;
+  assert_int_equal(sluice_context_tune(context, &tuner), SLUICE_OK);
+  sluice_moe_config_t layer;
+  sluice_moe_config_init(&layer, sizeof layer);
+  layer.model_width = M, layer.hidden_width = H, layer.num_experts = 4;
+  sluice_moe_t* moe = NULL;
+  assert_int_equal(sluice_moe_create(context, &layer, &moe), SLUICE_OK);
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = 512, config.memory_budget = (uint64_t)1 << 30;
+  sluice_plan_t* plan = NULL;
+  assert_int_equal(sluice_plan_create(moe, &config, &plan), SLUICE_OK);
+  static sluice_plan_candidate_t lines[512];
+  static sluice_planner_candidate_t priced[512];
+  int32_t num_lines = 0, num_priced = 0;
+  assert_int_equal(sluice_plan_candidates(plan, lines, 512, &num_lines), SLUICE_OK);
+  sluice_planner_workload_t work;
+  sluice_planner_workload_init(&work, sizeof work);
+  work.model_width = M, work.hidden_width = H, work.num_experts = 4, work.num_tokens = 512;
+  work.memory_budget = config.memory_budget;
+  assert_int_equal(sluice_planner_choose(planner, &work, NULL, priced, 512, &num_priced, NULL), SLUICE_OK);
+  assert_int_equal(num_lines, num_priced);
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
+  for (int32_t i = 0; i < num_lines; ++i) {
+    assert_true(lines[i].relative_time == priced[i].forward_seconds + priced[i].backward_seconds);
+    assert_true(info.relative_time <= lines[i].relative_time);
+  }
+  sluice_plan_destroy(plan);
+  sluice_moe_destroy(moe);
+  sluice_planner_destroy(planner);
+  sluice_context_destroy(context);
+}
+
+static void BadDecisions_AreRefusedByName(void** state) {
+  (void)state;
+  static const char* const cases[][2] = {
+      {"[]", "the outermost value must be an object"},
+      {"{\"answers\": []}", "begin with \"sluice_decisions\": 1"},
+      {"{\"sluice_decisions\": 2, \"answers\": []}", "form 2; this version reads form 1"},
+      {"{\"sluice_decisions\": 1}", "exactly \"answers\""},
+#define ANSWER(text) "{\"sluice_decisions\": 1, \"answers\": [" text "]}"
+      {ANSWER("3"), "answer 0 must be an object"},
+      {ANSWER("{\"n\": 3}"), "unknown field \"n\" in answer 0"},
+      {ANSWER("{\"layer\": \"12\", \"rows\": 1, \"num_chunks\": 1}"), "layer of answer 0"},
+      {ANSWER("{\"layer\": \"zz23456789abcdef\", \"rows\": 1, \"num_chunks\": 1}"), "layer of answer 0"},
+      {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 0, \"num_chunks\": 1}"), "rows of answer 0"},
+      {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 5}"), "num_chunks of answer 0 is 5"},
+      {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4, \"wgrad_mode\": 1}"), "wgrad_mode"},
+  };
+  sluice_context_config_t config;
+  sluice_context_config_init(&config, sizeof config);
+  config.gemm = "ref";
+  sluice_context_t* context = NULL;
+  assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_OK);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    sluice_error_info_t why;
+    sluice_error_info_init(&why, sizeof why);
+    assert_int_equal(sluice_context_read_decisions(context, cases[i][0], strlen(cases[i][0])),
+                     SLUICE_E_INVALID_ARGUMENT);
+    sluice_error_last(&why);
+    if (strstr(why.message, cases[i][1]) == NULL) fail_msg("%s: says %s", cases[i][0], why.message);
+  }
+  char text[256];
+  uint64_t bytes = sizeof text;
+  assert_int_equal(sluice_context_write_decisions(context, text, &bytes), SLUICE_OK);
+  assert_string_equal(text, "{\"sluice_decisions\": 1, \"answers\": []}\n"); /* nothing of them was taken */
+  sluice_context_destroy(context);
+}
+
 static void BadConfig_IsRefusedByName(void** state) {
   (void)state;
   sluice_context_config_t context_config;
@@ -298,6 +431,11 @@ int main(void) {
       cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
       cmocka_unit_test(FixedChunks_NothingIsAsked),
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
+      cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
+      cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),
+      cmocka_unit_test(Budget_WithAMachine_PlansArePricedBySeconds),
+      cmocka_unit_test(Plans_WithAMachine_CarryThePlannersSeconds),
+      cmocka_unit_test(BadDecisions_AreRefusedByName),
       cmocka_unit_test(BadConfig_IsRefusedByName),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

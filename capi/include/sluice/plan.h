@@ -63,7 +63,8 @@ typedef struct sluice_plan_info_s {
   uint64_t product_bytes; /* what matrix products may borrow; 0 with gemm "ref" */
   uint64_t step_bytes;    /* of one outstanding forward */
   uint64_t total_bytes;
-  double relative_time; /* of forward and backward, by the papers' closed forms; comparable between candidates only */
+  double relative_time; /* of forward and backward, comparable between candidates only: seconds by the context's tuner
+                           where it has a machine (sluice_context_tune), else by the papers' closed forms */
 } sluice_plan_info_t;
 
 SLUICE_API sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info_t* out_info);

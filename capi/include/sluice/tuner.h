@@ -1,7 +1,10 @@
 /* The tuner of a context: who decides n (and when weight gradients are computed) while training, by what, and what was
- * decided. Every CPU context of several ranks has one (CUDA passes are not timed yet: there an open n is 1); these
+ * decided. Every CPU context has one (CUDA passes are not timed yet: there an open n is 1); these
  * calls are for hosts that want another mode, a machine for its predictions, or to see, keep and bring back decisions.
  * How it decides: docs/tuning.md.
+ *
+ * Under a memory budget it prices plans (n, restore policy, weight gradients) where it has a machine; without a budget
+ * and with several ranks it searches for n.
  *
  * Candidates run as ordinary training steps: results do not depend on them. All ranks decide the same from the same
  * numbers, which travel in headers; ranks that were configured differently get MISMATCH in their first forward.
@@ -90,6 +93,15 @@ typedef struct sluice_tuner_stats_s {
 
 /* Over all kinds of layers of the context. Context-exclusive. Errors: INVALID_ARGUMENT, ABI, BUSY. */
 SLUICE_API sluice_status_t sluice_context_tuner_stats(sluice_context_t* context, sluice_tuner_stats_t* out_stats);
+
+/* Decisions as JSON, for a file or the next run: for each kind of layer, size of the batch, n and mode. *inout_bytes is
+ * the room and then the length with the terminating 0; text may be NULL to ask. Context-exclusive. */
+SLUICE_API sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* text, uint64_t* inout_bytes);
+/* Takes decisions of the same JSON: they stand (SLUICE_WHY_IMPORTED) and are not questioned, so that a file also pins a
+ * choice. Layers of other kinds than those at hand are kept for layers made later. Alike on all ranks and at the same
+ * call, which the next header checks. Context-exclusive. Errors: INVALID_ARGUMENT naming line or field, what was found
+ * and the remedy: nothing is taken then; NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_context_read_decisions(sluice_context_t* context, const char* text, uint64_t length);
 
 /* Immutable words for SLUICE_WHY_*. */
 SLUICE_EXPORT const char* sluice_tuner_why_name(int32_t why);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_STREAMS = 64, MAX_BLOCKS = 4096, MAX_CONTEXT_DEPTH = 16 };
+enum { MAX_STREAMS = SLUICE_FAKE_CUDA_STREAMS, MAX_BLOCKS = 4096, MAX_CONTEXT_DEPTH = 16 };
 enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
 
 /* ---- what exists ----------------------------------------------------------------------------------------------- */
@@ -58,10 +58,11 @@ typedef struct block_s {
 } block_t;
 
 typedef struct fake_kernel_s {
+  char name[64];
   sluice_emulated_kernel_fn_t fn;
   size_t args_bytes;
 } fake_kernel_t;
-enum { MAX_KERNELS = 64 };
+enum { MAX_KERNELS = 128 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
@@ -164,8 +165,10 @@ static queued_t* push(fake_stream_t* stream) {
   return item;
 }
 
+void sluice_fake_cuda_push(void* handle, const sluice_fake_op_t* op) { push(stream_of(handle))->op = *op; }
+
 void sluice_fake_cuda_enqueue(void* handle, const sluice_fake_op_t* op) {
-  push(stream_of(handle))->op = *op;
+  sluice_fake_cuda_push(handle, op);
   sluice_fake_cuda_pump();
 }
 
@@ -177,38 +180,58 @@ static int64_t block_number(const char* data) {
   return 0;
 }
 
-void sluice_fake_cuda_note_access(void* handle, const void* data, uint64_t bytes, int is_write) {
+void sluice_fake_cuda_moment(void* handle, sluice_fake_moment_t* out) {
   const fake_stream_t* stream = stream_of(handle);
-  if (bytes == 0) return;
+  out->stream = stream->index;
+  out->count = stream->clock.at[stream->index];
+  memcpy(out->clock, stream->clock.at, sizeof out->clock);
+}
+
+void sluice_fake_cuda_note_access(void* handle, const void* data, uint64_t bytes, int is_write) {
+  sluice_fake_moment_t moment;
+  sluice_fake_cuda_moment(handle, &moment);
+  sluice_fake_cuda_note_at(&moment, data, bytes, is_write);
+}
+
+void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write) {
+  if (bytes == 0 || data == NULL) return;
   if (world.num_accesses == world.room_accesses) {
     world.room_accesses = world.room_accesses == 0 ? 256 : 2 * world.room_accesses;
     world.accesses = realloc(world.accesses, (size_t)world.room_accesses * sizeof *world.accesses);
     assert(world.accesses != NULL);
   }
-  world.accesses[world.num_accesses++] = (access_t){.stream = stream->index,
+  world.accesses[world.num_accesses++] = (access_t){.stream = moment->stream,
                                                     .is_write = is_write,
-                                                    .count = stream->clock.at[stream->index],
-                                                    .clock = stream->clock,
+                                                    .count = moment->count,
                                                     .block = block_number(data),
                                                     .data = data,
                                                     .bytes = bytes};
+  memcpy(world.accesses[world.num_accesses - 1].clock.at, moment->clock, sizeof moment->clock);
 }
 
-static int overlap(const access_t* a, const access_t* b) {
-  return a->block == b->block && a->data < b->data + b->bytes && b->data < a->data + a->bytes;
+/* Whether one of the two is over before the other begins. */
+static int ordered(const access_t* a, const access_t* b) {
+  return b->clock.at[a->stream] >= a->count || a->clock.at[b->stream] >= b->count;
 }
 
-/* Whether `a`, noted first, is over before `b` begins. */
-static int ordered(const access_t* a, const access_t* b) { return b->clock.at[a->stream] >= a->count; }
+static int by_place(const void* x, const void* y) {
+  const access_t *a = x, *b = y;
+  if (a->block != b->block) return a->block < b->block ? -1 : 1;
+  if (a->data != b->data) return a->data < b->data ? -1 : 1;
+  return 0;
+}
 
 int64_t sluice_fake_cuda_hazards(char* out, size_t out_bytes) {
   int64_t found = 0;
   sluice_fake_cuda_lock();
   if (out_bytes > 0) out[0] = '\0';
-  for (int64_t j = 1; j < world.num_accesses; ++j) {
-    for (int64_t i = 0; i < j; ++i) {
-      const access_t *a = &world.accesses[i], *b = &world.accesses[j];
-      if (!(a->is_write || b->is_write) || !overlap(a, b) || ordered(a, b)) continue;
+  if (world.num_accesses > 0) qsort(world.accesses, (size_t)world.num_accesses, sizeof(access_t), by_place);
+  for (int64_t i = 0; i < world.num_accesses; ++i) {
+    const access_t* a = &world.accesses[i];
+    for (int64_t j = i + 1; j < world.num_accesses; ++j) {
+      const access_t* b = &world.accesses[j];
+      if (b->block != a->block || b->data >= a->data + a->bytes) break;
+      if (!(a->is_write || b->is_write) || ordered(a, b)) continue;
       if (found++ > 0) continue;
       snprintf(out, out_bytes, "%s %p by stream %d and %s %p by stream %d are not ordered",
                a->is_write ? "write" : "read", (const void*)a->data, a->stream, b->is_write ? "write" : "read",
@@ -628,6 +651,7 @@ static int fake_cuLibraryUnload(void* handle) {
 }
 static int fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* name) {
   fake_kernel_t kernel = {.fn = NULL};
+  snprintf(kernel.name, sizeof kernel.name, "%s", name);
   kernel.fn = sluice_emulated_kernel(name, &kernel.args_bytes);
   if (handle != &library || kernel.fn == NULL) return NOT_FOUND;
   sluice_fake_cuda_lock();
@@ -642,6 +666,8 @@ static int fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* 
 }
 
 typedef struct launch_s {
+  const fake_kernel_t* kernel;
+  sluice_fake_moment_t moment;
   sluice_emulated_kernel_fn_t fn;
   int64_t warps;
   char args[4096]; /* what a kernel's parameters may take */
@@ -649,6 +675,7 @@ typedef struct launch_s {
 
 static void run_launch(void* user) {
   const launch_t* launch = user;
+  sluice_fake_note_kernel(launch->kernel->name, launch->args, &launch->moment); /* before it writes */
   launch->fn(launch->warps, launch->args);
 }
 
@@ -670,7 +697,11 @@ static int fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int
     launch->warps = (int64_t)grid_x * block_x / 32;
     memcpy(launch->args, parameters[0], kernel->args_bytes);
     ++world.launches;
-    sluice_fake_cuda_enqueue(stream, &(sluice_fake_op_t){.run = run_launch, .drop = free, .user = launch});
+    launch->kernel = kernel;
+    queued_t* item = push(stream_of(stream));
+    item->op = (sluice_fake_op_t){.run = run_launch, .drop = free, .user = launch};
+    sluice_fake_cuda_moment(stream, &launch->moment);
+    sluice_fake_cuda_pump();
   }
   sluice_fake_cuda_unlock();
   return code;

@@ -4,8 +4,9 @@
  * can: whenever any call comes in, and while a host wait goes on. Kernels are the CPU build of the same source. Four
  * devices exist; device memory is malloc's, so sanitizers see kernels that read or write outside it.
  *
- * Besides, every copy and memset is noted with a vector clock that follows streams, events and host waits alone, never
- * the time at which something ran: hazards() counts pairs of conflicting accesses that nothing orders.
+ * Besides, every access of a copy, memset, kernel, product and message is noted with a vector clock that follows
+ * streams, events and host waits alone, never the time at which something ran: hazards() counts pairs of conflicting
+ * accesses that nothing orders.
  *
  * Thread-safe, so that ranks may be threads. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_
@@ -64,10 +65,25 @@ typedef struct sluice_fake_op_s {
   void* user;
 } sluice_fake_op_t;
 void sluice_fake_cuda_enqueue(void* stream, const sluice_fake_op_t* op);
+/* The same without running anything: for moments. pump() follows. Locked. */
+void sluice_fake_cuda_push(void* stream, const sluice_fake_op_t* op);
 /* The lock, and a wake-up for those who wait under it. */
 void sluice_fake_cuda_lock(void);
 void sluice_fake_cuda_unlock(void);
 void sluice_fake_cuda_pump(void); /* locked: runs what can run */
+/* When an operation was enqueued, for accesses that are known only as it runs (rows behind an index). */
+enum { SLUICE_FAKE_CUDA_STREAMS = 64 };
+typedef struct sluice_fake_moment_s {
+  int32_t stream;
+  int64_t count;
+  int64_t clock[SLUICE_FAKE_CUDA_STREAMS];
+} sluice_fake_moment_t;
+/* Of the operation that is enqueued last on the stream. Locked. */
+void sluice_fake_cuda_moment(void* stream, sluice_fake_moment_t* out_moment);
+void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write);
+/* All accesses of a kernel of the image. Locked. (kernel_accesses.c) */
+void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fake_moment_t* moment);
+
 /* Notes an access of the operation that is enqueued next or was last on the stream. Locked. */
 void sluice_fake_cuda_note_access(void* stream, const void* data, uint64_t bytes, int is_write);
 

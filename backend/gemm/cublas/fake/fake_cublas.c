@@ -97,9 +97,21 @@ typedef struct product_s {
   const void* a;
   const void* b;
   void* c;
+  sluice_fake_moment_t moment;
 } product_t;
 
+static void note_columns(const product_t* p, const void* data, int type, int rows, int columns, int ld, int is_write) {
+  uint64_t bytes = type == SLUICE_CUBLAS_R_64F ? 8 : type == SLUICE_CUBLAS_R_32F ? 4 : 2;
+  for (int64_t j = 0; j < columns; ++j) {
+    sluice_fake_cuda_note_at(&p->moment, (const char*)data + (uint64_t)(j * ld) * bytes, (uint64_t)rows * bytes,
+                             is_write);
+  }
+}
+
 static void multiply(const product_t* p) {
+  note_columns(p, p->a, p->type, p->trans_a ? p->k : p->m, p->trans_a ? p->m : p->k, p->lda, 0);
+  note_columns(p, p->b, p->type, p->trans_b ? p->n : p->k, p->trans_b ? p->k : p->n, p->ldb, 0);
+  note_columns(p, p->c, p->type_c, p->m, p->n, p->ldc, 1);
   for (int64_t j = 0; j < p->n; ++j) {
     for (int64_t i = 0; i < p->m; ++i) {
       double sum = 0;
@@ -125,9 +137,11 @@ static double scalar(const void* data, int64_t i, int compute) {
 
 static void run_one(void* user) { multiply(user); }
 
-static void enqueue(const handle_t* handle, void (*run)(void*), void* user) {
+static void enqueue(const handle_t* handle, void (*run)(void*), void* user, product_t* products, int count) {
   sluice_fake_cuda_lock();
-  sluice_fake_cuda_enqueue(handle->stream, &(sluice_fake_op_t){.run = run, .drop = free, .user = user});
+  sluice_fake_cuda_push(handle->stream, &(sluice_fake_op_t){.run = run, .drop = free, .user = user});
+  for (int i = 0; i < count; ++i) sluice_fake_cuda_moment(handle->stream, &products[i].moment);
+  sluice_fake_cuda_pump();
   sluice_fake_cuda_unlock();
 }
 
@@ -139,15 +153,15 @@ static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k
   if (code != 0) return code;
   if (!handle->has_workspace || handle->math != SLUICE_CUBLAS_MATH_FULL_REDUCTION) return NOT_INITIALIZED;
   const product_t p = {
-      trans_a, trans_b, m, n, k, lda, ldb, ldc, type_a, type_c, scalar(alpha, 0, compute), scalar(beta, 0, compute),
-      a,       b,       c};
+      trans_a, trans_b, m, n,  k, lda, ldb, ldc, type_a, type_c, scalar(alpha, 0, compute), scalar(beta, 0, compute),
+      a,       b,       c, {0}};
   if (is_wrong(&p) || type_a != type_b || algorithm != SLUICE_CUBLAS_ALGORITHM_DEFAULT) return INVALID_VALUE;
   if ((compute == SLUICE_CUBLAS_COMPUTE_64F) != (type_a == SLUICE_CUBLAS_R_64F)) return SLUICE_CUBLAS_NOT_SUPPORTED;
   product_t* kept = malloc(sizeof *kept);
   *kept = p;
   ++state.single;
   state.last_compute = compute;
-  enqueue(handle, run_one, kept);
+  enqueue(handle, run_one, kept, kept, 1);
   return 0;
 }
 
@@ -197,14 +211,15 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
                                  scalar(beta, i, compute),
                                  NULL,
                                  NULL,
-                                 NULL};
+                                 NULL,
+                                 {0}};
     if (group_sizes[i] == 1 && !is_wrong(&g->products[i])) continue;
     free(g);
     return INVALID_VALUE;
   }
   ++state.grouped;
   state.last_compute = compute;
-  enqueue(handle, run_grouped, g);
+  enqueue(handle, run_grouped, g, g->products, num_groups);
   return 0;
 }
 

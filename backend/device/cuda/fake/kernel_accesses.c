@@ -1,0 +1,149 @@
+/* What each kernel reads and writes, from its arguments and, where rows stand behind an index, from the index. */
+#include <string.h>
+
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/device/cuda/kernels/kernel_args.h"
+#include "sluice/moe.h"
+
+typedef const sluice_fake_moment_t* moment_t;
+
+static void reads(moment_t at, const void* data, int64_t bytes) {
+  if (bytes > 0) sluice_fake_cuda_note_at(at, data, (uint64_t)bytes, 0);
+}
+static void writes(moment_t at, const void* data, int64_t bytes) {
+  if (bytes > 0) sluice_fake_cuda_note_at(at, data, (uint64_t)bytes, 1);
+}
+static const char* plus(const void* data, int64_t bytes) { return (const char*)data + bytes; }
+
+static void gather_rows(moment_t at, const sluice_gather_args_t* a) {
+  reads(at, a->index, a->units * 4);
+  writes(at, a->dst, a->units * a->row_bytes);
+  for (int64_t i = 0; i < a->units; ++i) {
+    if (a->index[i] >= 0) reads(at, plus(a->src, a->index[i] * a->src_stride_bytes), a->row_bytes);
+  }
+}
+
+static void move_rows(moment_t at, const sluice_move_args_t* a) {
+  for (int64_t r = 0, first = 0; r < a->num_runs; first = a->runs[r++].end) {
+    int64_t bytes = (a->runs[r].end - first) * a->row_bytes;
+    reads(at, plus(a->src, a->runs[r].src_row * a->row_bytes), bytes);
+    writes(at, plus(a->dst, a->runs[r].dst_row * a->row_bytes), bytes);
+  }
+}
+
+static void combine_rows(moment_t at, const sluice_combine_args_t* a, int64_t element) {
+  reads(at, a->position, a->units * a->top_k * 4);
+  for (int64_t t = 0; t < a->units; ++t) {
+    writes(at, plus(a->out, t * a->out_stride * element), a->width * element);
+    for (int64_t k = 0; k < a->top_k; ++k) {
+      int64_t row = a->position[t * a->top_k + k];
+      if (row < 0) continue;
+      reads(at, plus(a->rows, row * a->width * element), a->width * element);
+      if (a->scale != NULL) reads(at, a->scale + t * a->scale_t + k * a->scale_k, 4);
+    }
+  }
+}
+
+static void activation_forward(moment_t at, const sluice_act_forward_args_t* a, int64_t element) {
+  int64_t width = a->gated ? 2 * a->hidden : a->hidden;
+  reads(at, a->pre, a->units * width * element);
+  if (a->b1 != NULL || a->b3 != NULL) writes(at, a->pre, a->units * width * element);
+  if (a->b1 != NULL) reads(at, a->b1, (a->gated == SLUICE_GATED_INTERLEAVED ? width : a->hidden) * element);
+  if (a->b3 != NULL) reads(at, a->b3, a->hidden * element);
+  writes(at, a->act, a->units * a->hidden * element);
+}
+
+static void activation_backward(moment_t at, const sluice_act_backward_args_t* a, int64_t element) {
+  int64_t width = a->gated ? 2 * a->hidden : a->hidden;
+  reads(at, a->pre, a->units * width * element);
+  reads(at, a->dact, a->units * a->hidden * element);
+  reads(at, a->weight, a->units * 4);
+  writes(at, a->dpre, a->units * width * element);
+  if (a->act_w != NULL) writes(at, a->act_w, a->units * a->hidden * element);
+  writes(at, a->dweight, a->units * 4);
+}
+
+static void dot_rows(moment_t at, const sluice_dot_args_t* a, int64_t element) {
+  reads(at, a->a, a->units * a->width * element);
+  for (int64_t i = 0; i < (a->b_stride == 0 ? 1 : a->units); ++i) {
+    reads(at, plus(a->b, i * a->b_stride * element), a->width * element);
+  }
+  writes(at, a->out, a->units * 4);
+}
+
+static void sum_columns(moment_t at, const sluice_column_sum_args_t* a, int64_t element) {
+  for (int64_t i = 0; i < a->rows; ++i) reads(at, plus(a->data, i * a->data_stride * element), a->width * element);
+  if (a->weight != NULL) reads(at, a->weight, a->rows * 4);
+  writes(at, a->out, a->width * (a->out_f32 ? 4 : element));
+}
+
+static void gather_scalars(moment_t at, const sluice_gather_scalars_args_t* a) {
+  reads(at, a->route, a->count * 4);
+  writes(at, a->dst, a->count * 4);
+  for (int64_t i = 0; i < a->count; ++i) {
+    reads(at, a->src + a->route[i] / a->top_k * a->src_t + a->route[i] % a->top_k * a->src_k, 4);
+  }
+}
+
+static void spread_scalars(moment_t at, const sluice_spread_scalars_args_t* a) {
+  reads(at, a->position, a->count * 4);
+  for (int64_t i = 0; i < a->count; ++i) {
+    if (a->position[i] >= 0) reads(at, a->rows + a->position[i], 4);
+    writes(at, a->out + i / a->top_k * a->out_t + i % a->top_k * a->out_k, 4);
+  }
+}
+
+/* The four kernels of a routing follow each other on one stream: what they write together, noted for each. */
+static void route(moment_t at, const sluice_route_args_t* a) {
+  for (int64_t r = 0; r < a->num_routes; ++r) {
+    reads(at, plus(a->ids, (r / a->top_k * a->ids_t + r % a->top_k * a->ids_k) * (a->ids_64 ? 8 : 4)),
+          a->ids_64 ? 8 : 4);
+  }
+  if (a->slot_of != NULL) reads(at, a->slot_of, a->num_experts * 4);
+  writes(at, a->tile_counts,
+         (a->num_routes + SLUICE_CUDA_ROUTE_TILE - 1) / SLUICE_CUDA_ROUTE_TILE * (a->num_experts + 1) * 4);
+  writes(at, a->counts, a->num_experts * 4);
+  writes(at, a->offsets, (a->num_experts + 1) * 4);
+  writes(at, a->token_of, a->num_routes * 4);
+  if (a->route_of != NULL) writes(at, a->route_of, a->num_routes * 4);
+  if (a->first_bad != NULL) writes(at, a->first_bad, 4);
+  writes(at, a->position, a->num_routes * 4);
+}
+
+static int64_t element_of(const char* name) {
+  const char* dtype = strrchr(name, '_');
+  if (strcmp(dtype, "_f64") == 0) return 8;
+  return strcmp(dtype, "_f32") == 0 ? 4 : 2;
+}
+
+void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fake_moment_t* at) {
+  static const char prefix[] = "sluice_";
+  name += sizeof prefix - 1;
+#define IS(kernel) (strncmp(name, #kernel, sizeof #kernel - 1) == 0)
+  if (IS(gather_rows)) gather_rows(at, args);
+  if (IS(move_rows)) move_rows(at, args);
+  if (IS(combine_rows)) combine_rows(at, args, element_of(name));
+  if (IS(activation_forward)) activation_forward(at, args, element_of(name));
+  if (IS(activation_backward)) activation_backward(at, args, element_of(name));
+  if (IS(dot_rows)) dot_rows(at, args, element_of(name));
+  if (IS(sum_columns)) sum_columns(at, args, element_of(name));
+  if (IS(gather_scalars)) gather_scalars(at, args);
+  if (IS(spread_scalars)) spread_scalars(at, args);
+  if (IS(route_count) || IS(route_scan) || IS(route_place)) route(at, args);
+  if (IS(add_bias)) {
+    const sluice_bias_args_t* a = args;
+    writes(at, a->data, a->units * a->width * element_of(name));
+    reads(at, a->bias, a->width * element_of(name));
+  }
+  if (IS(scale_rows)) {
+    const sluice_scale_args_t* a = args;
+    reads(at, a->src, a->units * a->width * element_of(name));
+    reads(at, a->weight, a->units * 4);
+    writes(at, a->dst, a->units * a->width * element_of(name));
+  }
+  if (IS(write_words)) {
+    const sluice_words_args_t* a = args;
+    writes(at, a->to, a->count * 8);
+  }
+#undef IS
+}

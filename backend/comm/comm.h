@@ -45,6 +45,9 @@ typedef struct sluice_comm_vtable_s {
   /* Enqueues an exchange of device memory on `stream` and returns; stream-complete. NULL: host memory only. Failures
    * end the communicator and record themselves; what the device reports later comes from a later call. */
   sluice_status_t (*exchange_enqueue)(sluice_comm_t* comm, const sluice_exchange_t* exchange, sluice_stream_t stream);
+  /* What has become of enqueued exchanges, without waiting: after an error the communicator is aborted, and no stream
+   * waits for a peer any more. NULL where exchange_enqueue is. */
+  sluice_status_t (*poll)(sluice_comm_t* comm);
 } sluice_comm_vtable_t;
 
 struct sluice_comm_s {

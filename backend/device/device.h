@@ -80,10 +80,13 @@ typedef struct sluice_far_vtable_s {
   sluice_status_t (*read)(sluice_device_t* device, sluice_stream_t stream, const void* data, void* out, uint64_t bytes);
   uint64_t (*route_scratch_bytes)(int64_t num_routes, int32_t num_experts);
   sluice_status_t (*route)(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* routes);
-  /* Page-locked host memory from a pool: to be used from `stream` and from lanes of passes on it. give_pinned: free for
-   * others once the last pass of this device has ended; accepts NULL. */
-  sluice_status_t (*take_pinned)(sluice_device_t* device, sluice_stream_t stream, uint64_t bytes, void** out_data);
-  void (*give_pinned)(sluice_device_t* device, void* data);
+  /* Blocks from pools, to be used from `stream` and from lanes of passes on it: page-locked host memory, or the
+   * device's (memory: from init_memory; the same one always). give: free for others once the last pass of this device
+   * has ended, without waiting for it; accepts NULL. release: gives all of it back, and waits. */
+  sluice_status_t (*take)(sluice_device_t* device, sluice_stream_t stream, sluice_allocator_t* memory, int32_t pinned,
+                          uint64_t bytes, void** out_data);
+  void (*give)(sluice_device_t* device, int32_t pinned, void* data);
+  void (*release)(sluice_device_t* device);
 } sluice_far_vtable_t;
 
 struct sluice_device_s {

@@ -58,24 +58,16 @@ static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, const 
 }
 
 /* Gradient rows that outlive this call belong to the step. */
-static sluice_status_t allocate_deferred(sluice_pass_t* pass, sluice_step_t* step) {
+static sluice_status_t allocate_deferred(const sluice_pass_t* pass, sluice_step_t* step) {
   for (int32_t i = 0; i < NUM_DEFERRED; ++i) {
     int32_t t = deferred_tensors[i];
-    step->deferred_bytes[t] = pass->slots[t].bytes;
-    if (step->deferred_bytes[t] == 0) continue;
-    step->deferred[t] =
-        sluice_alloc(pass->context->memory, step->deferred_bytes[t], "gradient rows of the weight half");
-    if (step->deferred[t] == NULL) return sluice_alloc_status();
+    SLUICE_TRY(sluice_step_allocate_deferred(step, t, pass->slots[t].bytes, pass->stream));
   }
   return SLUICE_OK;
 }
 
 static void free_deferred(sluice_step_t* step) {
-  for (int32_t i = 0; i < NUM_DEFERRED; ++i) {
-    int32_t t = deferred_tensors[i];
-    sluice_free(step->moe->context->memory, step->deferred[t], step->deferred_bytes[t]);
-    step->deferred[t] = NULL;
-  }
+  for (int32_t i = 0; i < NUM_DEFERRED; ++i) sluice_step_free_deferred(step, deferred_tensors[i]);
 }
 
 /* Gradients are often as large as the parameters and fresh from the system in each step. */

@@ -67,6 +67,10 @@ static void destroy(sluice_context_t* context) {
   if (context->pid != getpid()) return;
   /* The lanes of a CPU use what follows until they are joined; memory of a far device goes before the device does. */
   int is_far = context->memory != &context->allocator;
+  /* Freeing waits for the device, and that for exchanges: one whose peer is gone must not keep it. */
+  if (is_far && context->comm != NULL && context->comm->vtable->poll != NULL) {
+    (void)context->comm->vtable->poll(context->comm);
+  }
   if (context->device != NULL && !is_far) context->device->vtable->destroy(context->device);
   sluice_gemm_destroy(context->gemm);
   drop_templates(context);
@@ -81,6 +85,7 @@ static void destroy(sluice_context_t* context) {
   sluice_arena_deinit(&context->envelope);
   if (context->chooser != NULL) context->chooser->vtable->destroy(context->chooser);
   sluice_comm_release(context->comm);
+  if (context->device != NULL && is_far) context->device->far->release(context->device);
   sluice_allocator_deinit(&context->far_allocator);
   if (context->device != NULL && is_far) context->device->vtable->destroy(context->device);
   sluice_allocator_deinit(&context->allocator);

@@ -32,12 +32,13 @@ static int place_of(const sluice_moe_t* moe, int32_t which) {
 static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream) {
   sluice_context_t* context = step->moe->context;
   int place = place_of(step->moe, which);
-  if (place == PINNED) {
-    if (bytes == 0) return SLUICE_OK;
-    SLUICE_TRY(context->device->far->take_pinned(context->device, stream, bytes, &step->saved[which]));
-  } else {
-    step->saved[which] = sluice_alloc(place == ROWS ? context->memory : &context->allocator, bytes, saved_names[which]);
+  if (place == HOST) {
+    step->saved[which] = sluice_alloc(&context->allocator, bytes, saved_names[which]);
     if (step->saved[which] == NULL) return sluice_alloc_status();
+  } else {
+    if (bytes == 0) return SLUICE_OK;
+    SLUICE_TRY(context->device->far->take(context->device, stream, context->memory, place == PINNED, bytes,
+                                          &step->saved[which]));
   }
   atomic_fetch_add(&context->step_bytes, counted_bytes(bytes));
   return SLUICE_OK;
@@ -48,10 +49,10 @@ static void free_own(sluice_step_t* step, int32_t which) {
   int place = place_of(step->moe, which);
   if (step->saved[which] == NULL) return;
   atomic_fetch_sub(&context->step_bytes, counted_bytes(step->saved_bytes[which]));
-  if (place == PINNED) {
-    context->device->far->give_pinned(context->device, step->saved[which]);
+  if (place == HOST) {
+    sluice_free(&context->allocator, step->saved[which], step->saved_bytes[which]);
   } else {
-    sluice_free(place == ROWS ? context->memory : &context->allocator, step->saved[which], step->saved_bytes[which]);
+    context->device->far->give(context->device, place == PINNED, step->saved[which]);
   }
 }
 
@@ -96,6 +97,28 @@ void sluice_step_give_saved(const sluice_step_t* step, int64_t num_tokens, void*
   for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) given[sluice_saved_tensors[i]] = step->saved[i];
   char* input = step->saved[SLUICE_SAVED_INPUT];
   if (input != NULL) given[SLUICE_T_KEPT_DI] = input + sluice_binding_routes_bytes(step->moe, num_tokens);
+}
+
+sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes,
+                                              sluice_stream_t stream) {
+  sluice_context_t* context = step->moe->context;
+  step->deferred_bytes[tensor] = bytes;
+  if (bytes == 0) return SLUICE_OK;
+  if (sluice_is_far(step->moe)) {
+    return context->device->far->take(context->device, stream, context->memory, 0, bytes, &step->deferred[tensor]);
+  }
+  step->deferred[tensor] = sluice_alloc(&context->allocator, bytes, "gradient rows of the weight half");
+  return step->deferred[tensor] != NULL ? SLUICE_OK : sluice_alloc_status();
+}
+
+void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor) {
+  sluice_context_t* context = step->moe->context;
+  if (sluice_is_far(step->moe)) {
+    context->device->far->give(context->device, 0, step->deferred[tensor]);
+  } else {
+    sluice_free(&context->allocator, step->deferred[tensor], step->deferred_bytes[tensor]);
+  }
+  step->deferred[tensor] = NULL;
 }
 
 static sluice_status_t check_used_up(const sluice_moe_t* moe, const void* meta) {

@@ -34,6 +34,10 @@ sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step);
  * failure nothing is kept. */
 sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
                                      sluice_save_fn_t save, void* save_user, int save_is_counted);
+/* Rows that the input half leaves for the weight half. */
+sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes,
+                                              sluice_stream_t stream);
+void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor);
 /* given [SLUICE_T_COUNT]: where the kept tensors of this step lie. */
 void sluice_step_give_saved(const sluice_step_t* step, int64_t num_tokens, void** given);
 

@@ -194,10 +194,10 @@ static void CudaLayer_HostWaits_OneInForwardNoneInBackward(void** state) {
   }
 }
 
-/* That nothing is found means something: with one wait left out a hazard is. Not needed here are, of each rank, the two
- * waits of a lane for the host's stream (its jobs wait for more), the two of the host's stream for a lane at the ends
- * of the passes (the next pass uses the same lane, and what the test reads is not noted), and that of the second pass
- * for the first, on the same stream. */
+/* That nothing is found means something: with one wait left out a hazard is. At most these may be missing unseen, in
+ * one rank's forward and backward with offload: the two of a lane for the host's stream (its jobs wait for more), the
+ * two of the host's stream for a lane (what the test reads is not noted), that of the second pass for the first (one
+ * stream), and those of three saved buffers that are given back and not taken again. */
 static int64_t runs_with_hazards(const case_t* c, int64_t* out_runs) {
   char text[200], live[200];
   int64_t found = 0, waits = 1;
@@ -230,7 +230,7 @@ static void CudaLayer_AnyWaitLeftOut_LeavesAHazard(void** state) {
     int64_t found = runs_with_hazards(&c, &runs);
     printf("W %d: %lld of %lld waits are needed\n", w, (long long)found, (long long)runs);
     /* Ranks race for the numbers of their waits, so that some are left out twice and others never. */
-    if (w == 1) assert_int_equal(runs - found, 5);
+    if (w == 1) assert_true(runs - found <= 8);
     assert_true(2 * found > runs);
   }
 }

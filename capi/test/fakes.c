@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backend/base/clock.h"
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
@@ -15,12 +16,14 @@ typedef struct rank_machine_s {
   void* stream;
   sluice_device_t* device; /* of the communicator */
   sluice_allocator_t memory;
+  sluice_comm_t* comm;
   sluice_context_t* context;     /* of the running case */
   fakes_waits_t before, sums[2]; /* by direction */
 } rank_machine_t;
 
 static struct {
   int32_t world_size;
+  uint64_t patience_ms;
   sluice_cublas_symbols_t cublas;
   sluice_nccl_symbols_t nccl;
   sluice_nccl_id_t id;
@@ -34,6 +37,7 @@ void fakes_open(int32_t world_size, int with_groups) {
   sluice_fake_cublas_fail_call(-1, 0);
   sluice_fake_nccl_fail_call(-1, 0);
   fakes.world_size = world_size;
+  fakes.patience_ms = 20000;
   fakes.cublas = sluice_fake_cublas(with_groups);
   fakes.nccl = sluice_fake_nccl();
   if (sluice_nccl_make_id(&fakes.nccl, &fakes.id) != SLUICE_OK) abort();
@@ -66,7 +70,9 @@ sluice_stream_t fakes_stream(int32_t rank) { return fakes.ranks[rank].stream; }
 static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
   const sluice_nccl_options_t options = {
       .symbols = &fakes.nccl, .device = fakes.ranks[rank].device, .memory = &fakes.ranks[rank].memory, .id = &fakes.id};
-  return sluice_nccl_comm_create(&options, config, out_comm);
+  sluice_status_t status = sluice_nccl_comm_create(&options, config, out_comm);
+  fakes.ranks[rank].comm = *out_comm;
+  return status;
 }
 
 static sluice_status_t make_context(int32_t rank, const sluice_context_config_t* config, sluice_comm_t* comm,
@@ -77,10 +83,17 @@ static sluice_status_t make_context(int32_t rank, const sluice_context_config_t*
   return status;
 }
 
+/* A host that waits for its stream while a peer is gone waits for ever: in the end it aborts, as a watchdog would. */
 static void settle(int32_t rank) {
   const struct timespec nap = {.tv_nsec = 100000};
-  while (!sluice_fake_cuda_idle(fakes.ranks[rank].stream)) nanosleep(&nap, NULL);
+  uint64_t patience_ns = fakes.patience_ms * UINT64_C(1000000), begin_ns = sluice_now_ns();
+  while (!sluice_fake_cuda_idle(fakes.ranks[rank].stream)) {
+    nanosleep(&nap, NULL);
+    if (sluice_now_ns() - begin_ns > patience_ns) sluice_comm_abort(fakes.ranks[rank].comm);
+  }
 }
+
+void fakes_be_patient(uint64_t milliseconds) { fakes.patience_ms = milliseconds; }
 
 static fakes_waits_t waits_now(int32_t rank) {
   const sluice_context_t* context = fakes.ranks[rank].context;

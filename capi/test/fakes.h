@@ -12,6 +12,8 @@ typedef struct fakes_waits_s {
 
 /* Starts anew, for `world_size` ranks. with_groups as sluice_fake_cublas. */
 void fakes_open(int32_t world_size, int with_groups);
+/* How long a rank waits for its stream before it aborts its communicator; 20 s after fakes_open. */
+void fakes_be_patient(uint64_t milliseconds);
 const world_machine_t* fakes_machine(void);
 /* Releases the ranks' devices and streams; the number of things still alive, with a line about them. */
 int64_t fakes_close(char* out, uint64_t out_bytes);

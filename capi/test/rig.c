@@ -41,6 +41,28 @@ static int32_t owner_of(const sluice_moe_config_t* c, int32_t world_size, int32_
   return c->expert_rank != NULL ? c->expert_rank[e] : e / (c->num_experts / world_size);
 }
 
+static _Thread_local struct {
+  const world_machine_t* machine;
+  int32_t rank;
+} here;
+
+void rig_use_machine(const world_machine_t* machine, int32_t rank) { here.machine = machine, here.rank = rank; }
+
+static void* take(uint64_t bytes) {
+  return here.machine != NULL ? here.machine->allocate(here.rank, bytes) : aligned_alloc(64, bytes);
+}
+static void give(void* data) {
+  if (here.machine != NULL && data != NULL) {
+    here.machine->release(data);
+  } else {
+    free(data);
+  }
+}
+static sluice_stream_t stream_here(void) { return here.machine != NULL ? here.machine->stream(here.rank) : NULL; }
+static void settle(void) {
+  if (here.machine != NULL) here.machine->settle(here.rank);
+}
+
 static void point(rig_tensor_t* t) {
   t->tensor.shape = t->shape;
   t->tensor.strides = t->strides;
@@ -60,7 +82,8 @@ static uint8_t bits_of(int32_t dtype) {
 
 static void describe(rig_tensor_t* t, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols) {
   memset(&t->tensor, 0, sizeof t->tensor);
-  t->tensor.device_type = SLUICE_DEVICE_CPU;
+  t->tensor.device_type = here.machine != NULL ? here.machine->device_type : SLUICE_DEVICE_CPU;
+  t->tensor.device_id = here.machine != NULL ? here.rank : 0;
   t->tensor.ndim = ndim;
   t->tensor.type_code = code_of(dtype);
   t->tensor.type_bits = bits_of(dtype);
@@ -69,9 +92,9 @@ static void describe(rig_tensor_t* t, int32_t dtype, int32_t ndim, int64_t rows,
   t->strides[0] = ndim == 2 ? cols : 1, t->strides[1] = 1;
   t->bytes = (uint64_t)(rows * (ndim == 2 ? cols : 1)) * bits_of(dtype) / 8;
   if (t->memory == NULL || t->capacity < t->bytes) {
-    free(t->memory);
+    give(t->memory);
     t->capacity = (t->bytes + 127) / 64 * 64;
-    t->memory = aligned_alloc(64, t->capacity);
+    t->memory = take(t->capacity);
   }
   t->tensor.data = t->memory;
   point(t);
@@ -131,6 +154,7 @@ static int32_t twice_backward(void* user, int32_t chunk, int32_t expert, int64_t
 }
 
 void rig_reset(rig_t* rig) {
+  settle();
   const sluice_moe_config_t* c = &rig->config;
   int64_t T = rig->num_tokens, M = c->model_width, K = c->top_k;
   describe(&rig->tokens, c->dtype, 2, T, M);
@@ -178,6 +202,11 @@ sluice_status_t rig_open_context(rig_t* rig, sluice_comm_t* comm) {
   sluice_context_config_init(&config, sizeof config);
   config.gemm = "ref";
   config.allocate = heap_allocate, config.release = heap_release, config.allocate_user = &rig->heap;
+  if (here.machine != NULL) {
+    config.gemm = NULL, config.allocate = NULL, config.release = NULL; /* the device's own */
+    config.device_type = here.machine->device_type, config.device_id = here.rank;
+    return here.machine->make_context(here.rank, &config, comm, &rig->context);
+  }
   return sluice_context_create(&config, comm, &rig->context);
 }
 
@@ -205,11 +234,11 @@ sluice_status_t rig_open(rig_t* rig, sluice_comm_t* comm, const sluice_moe_confi
 }
 
 sluice_status_t rig_forward(rig_t* rig, sluice_step_t** out_step) {
-  return sluice_moe_forward(rig->moe, &rig->forward, NULL, out_step);
+  return sluice_moe_forward(rig->moe, &rig->forward, stream_here(), out_step);
 }
 
 sluice_status_t rig_backward(rig_t* rig, sluice_step_t* step) {
-  return sluice_moe_backward(rig->moe, step, &rig->backward, NULL);
+  return sluice_moe_backward(rig->moe, step, &rig->backward, stream_here());
 }
 
 static uint64_t hash(uint64_t h, const rig_tensor_t* t) {
@@ -224,6 +253,7 @@ sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest) {
   sluice_status_t status = rig_forward(rig, &step);
   if (status == SLUICE_OK) status = rig_backward(rig, step);
   sluice_step_drop(step);
+  settle();
   if (status != SLUICE_OK || out_digest == NULL) return status;
   uint64_t h = hash(hash(hash(0xcbf29ce484222325u, &rig->out), &rig->grad_tokens), &rig->grad_weights);
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
@@ -234,11 +264,12 @@ sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest) {
 }
 
 static void release(rig_tensor_t* t) {
-  free(t->memory);
+  give(t->memory);
   t->memory = NULL;
 }
 
 void rig_close(rig_t* rig) {
+  settle();
   sluice_moe_destroy(rig->moe);
   sluice_context_destroy(rig->context);
   rig->moe = NULL, rig->context = NULL;

@@ -5,7 +5,7 @@
 
 #include <stdatomic.h>
 
-#include "sluice/sluice.h"
+#include "capi/test/world.h"
 
 enum { RIG_MAX_EXPERTS = 8, RIG_NUM_PARAMS = 6 };
 
@@ -50,6 +50,9 @@ typedef struct rig_s {
   sluice_moe_backward_args_t backward;
   int32_t callback_failure; /* what the callback experts return */
 } rig_t;
+
+/* Rigs that this thread opens from now on lie on this machine (NULL: this CPU), as `rank`. */
+void rig_use_machine(const world_machine_t* machine, int32_t rank);
 
 /* Another layer on the rig's context, instead of the one it has. */
 sluice_status_t rig_swap_layer(rig_t* rig, const sluice_moe_config_t* config);

@@ -450,6 +450,7 @@ static const sluice_comm_vtable_t nccl_vtable = {
     .abort = nccl_abort,
     .abandon = nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
+    .poll = sluice_nccl_poll,
 };
 
 static const sluice_comm_vtable_t nccl_vtable_with_store = {
@@ -462,6 +463,7 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
     .lookup = nccl_lookup,
     .abandon = nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
+    .poll = sluice_nccl_poll,
 };
 
 static sluice_status_t allocate_arrays(nccl_comm_t* comm) {

@@ -26,6 +26,9 @@ typedef struct cuda_device_s {
   int32_t num_events;
   /* The running pass. */
   int32_t used[SLUICE_NUM_LANES];
+  /* What a driver that failed at a join left open, for the next pass to make up for. */
+  int32_t unjoined[SLUICE_NUM_LANES];
+  int32_t unended; /* the end of the pass on lanes[compute] was not recorded */
   sluice_job_fn_t fn;
   void* user;
   int32_t failed; /* only run_on_failure jobs run */
@@ -257,12 +260,14 @@ static void join_lane(cuda_device_t* device, int32_t lane) {
   if (code != 0) {
     (void)sluice_cuda_fail(device->driver, code, "lane %d cannot be joined to the host's stream", lane);
     fail(device, 1);
+    device->unjoined[lane] = 1;
   }
 }
 
 /* Whoever uses the same memory next waits for this, on whatever stream. */
 static void record_end(cuda_device_t* device) {
   int code = device->driver->cuEventRecord(device->far.end, device->lanes[SLUICE_LANE_COMPUTE]);
+  device->unended = code != 0;
   if (code == 0) {
     device->far.has_end = 1;
     return;
@@ -280,9 +285,32 @@ static sluice_status_t cuda_join(sluice_device_t* base) {
     }
     record_end(device);
     status = sluice_cuda_leave(base);
+  } else {
+    memcpy(device->unjoined, device->used, sizeof device->unjoined);
+    device->unended = 1;
   }
   if (status != SLUICE_OK) fail(device, 1);
   return device->failed ? sluice_error_adopt(&device->error) : SLUICE_OK;
+}
+
+/* Memory that a lane may still use must not be given to the next pass. */
+sluice_status_t sluice_cuda_rejoin(sluice_device_t* base, sluice_stream_t stream) {
+  cuda_device_t* device = cast(base);
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+    if (!device->unjoined[lane]) continue;
+    CU_TRY(device, cuEventRecord(device->exits[lane], device->lanes[lane]), "lane %d of a failed pass cannot be joined",
+           lane);
+    CU_TRY(device, cuStreamWaitEvent(stream, device->exits[lane], 0), "lane %d of a failed pass cannot be joined",
+           lane);
+    device->unjoined[lane] = 0;
+  }
+  if (device->unended) {
+    CU_TRY(device, cuEventRecord(device->far.end, device->lanes[SLUICE_LANE_COMPUTE]),
+           "the end of a failed pass cannot be recorded");
+    device->unended = 0;
+    device->far.has_end = 1;
+  }
+  return SLUICE_OK;
 }
 
 /* ---- reading and checking -------------------------------------------------------------------------------------- */

@@ -23,6 +23,7 @@ static sluice_status_t wait_for_end(sluice_device_t* device, sluice_stream_t str
 static sluice_status_t far_open(sluice_device_t* device, sluice_stream_t stream) {
   SLUICE_TRY(sluice_cuda_enter(device));
   sluice_status_t status = sluice_cuda_check_stream(device, stream);
+  if (status == SLUICE_OK) status = sluice_cuda_rejoin(device, stream);
   if (status == SLUICE_OK) status = wait_for_end(device, stream);
   return leave_with(device, status);
 }
@@ -149,35 +150,45 @@ static sluice_status_t far_route(sluice_device_t* device, sluice_stream_t stream
   return leave_with(device, route_inside(stream, routes));
 }
 
-/* ---- pinned memory --------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------------------------- */
 
-static sluice_status_t far_take_pinned(sluice_device_t* device, sluice_stream_t stream, uint64_t bytes,
-                                       void** out_data) {
-  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+static sluice_status_t far_take(sluice_device_t* device, sluice_stream_t stream, sluice_allocator_t* memory,
+                                int32_t pinned, uint64_t bytes, void** out_data) {
+  sluice_pinned_pool_t** pool = &sluice_cuda_far_state(device)->pools[pinned != 0];
   sluice_pinned_block_t block;
   *out_data = NULL;
-  if (far->pool == NULL) SLUICE_TRY(sluice_pinned_pool_create(device, UINT64_MAX, &far->pool));
-  SLUICE_TRY(sluice_pinned_pool_take(far->pool, bytes, stream, &block));
+  if (*pool == NULL) {
+    SLUICE_TRY(pinned ? sluice_pinned_pool_create(device, UINT64_MAX, pool)
+                      : sluice_device_pool_create(device, memory, pool));
+  }
+  SLUICE_TRY(sluice_pinned_pool_take(*pool, bytes, stream, &block));
   *out_data = block.data;
   return SLUICE_OK;
 }
 
 /* The host's stream may be gone: a stream of ours waits for the last pass in its place. */
-static void far_give_pinned(sluice_device_t* device, void* data) {
-  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
-  if (data == NULL || far->pool == NULL || sluice_cuda_is_inherited(device)) return;
+static void far_give(sluice_device_t* device, int32_t pinned, void* data) {
+  sluice_pinned_pool_t* pool = sluice_cuda_far_state(device)->pools[pinned != 0];
+  if (data == NULL || pool == NULL || sluice_cuda_is_inherited(device)) return;
   sluice_stream_t own = sluice_cuda_own_stream(device);
   if (sluice_cuda_enter(device) == SLUICE_OK) {
     (void)wait_for_end(device, own); /* a driver that refuses this refuses the record below, which then waits */
     (void)sluice_cuda_leave(device);
   }
-  (void)sluice_pinned_pool_give_at(far->pool, data, own);
+  (void)sluice_pinned_pool_give_at(pool, data, own);
+}
+
+static void far_drop_pools(sluice_device_t* device) {
+  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  for (int i = 0; i < 2; ++i) {
+    sluice_pinned_pool_destroy(far->pools[i]);
+    far->pools[i] = NULL;
+  }
 }
 
 void sluice_cuda_far_release(sluice_device_t* device) {
   sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
-  sluice_pinned_pool_destroy(far->pool);
-  far->pool = NULL;
+  far_drop_pools(device);
   if (far->pinned != NULL) (void)sluice_cuda_device_driver(device)->cuMemFreeHost(far->pinned);
   far->pinned = NULL;
 }
@@ -191,6 +202,7 @@ const sluice_far_vtable_t sluice_cuda_far_vtable = {
     .read = far_read,
     .route_scratch_bytes = far_route_scratch_bytes,
     .route = far_route,
-    .take_pinned = far_take_pinned,
-    .give_pinned = far_give_pinned,
+    .take = far_take,
+    .give = far_give,
+    .release = far_drop_pools,
 };

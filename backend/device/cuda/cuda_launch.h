@@ -30,9 +30,11 @@ typedef struct sluice_cuda_far_state_s {
   int32_t has_end; /* it was recorded */
   void* pinned;    /* where reads arrive */
   uint64_t pinned_bytes;
-  sluice_pinned_pool_t* pool; /* of offloaded rows; NULL before the first */
+  sluice_pinned_pool_t* pools[2]; /* of saved rows: on the device, pinned; NULL before the first */
 } sluice_cuda_far_state_t;
 sluice_cuda_far_state_t* sluice_cuda_far_state(sluice_device_t* device);
+/* The device is entered: `stream` waits for lanes that a failed join left running. */
+sluice_status_t sluice_cuda_rejoin(sluice_device_t* device, sluice_stream_t stream);
 /* A stream that this device made, NULL (the default one) before it made any. */
 sluice_stream_t sluice_cuda_own_stream(const sluice_device_t* device);
 /* The device is entered if it can be; called by destroy. */

@@ -40,9 +40,10 @@ sluice_status_t sluice_cuda_copy(sluice_device_t* device, sluice_stream_t stream
   return left;
 }
 
-/* ---- pinned memory --------------------------------------------------------------------------------------------- */
+/* ---- pools of blocks: pinned memory, and the device's
+ * --------------------------------------------------------------------------------------------- */
 
-enum { MAX_BLOCKS = 256 };
+enum { MAX_BLOCKS = 4096 };
 
 typedef struct pinned_s {
   void* data; /* NULL: no block here */
@@ -54,8 +55,10 @@ typedef struct pinned_s {
 struct sluice_pinned_pool_s {
   sluice_device_t* device;
   const sluice_cuda_driver_t* driver;
+  sluice_allocator_t* memory; /* NULL: page-locked memory of the host */
   uint64_t limit;
   uint64_t held;
+  int32_t top; /* blocks beyond are empty */
   pinned_t blocks[MAX_BLOCKS];
 };
 
@@ -71,11 +74,22 @@ sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limi
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_device_pool_create(sluice_device_t* device, sluice_allocator_t* memory,
+                                          sluice_pinned_pool_t** out_pool) {
+  SLUICE_TRY(sluice_pinned_pool_create(device, UINT64_MAX, out_pool));
+  (*out_pool)->memory = memory;
+  return SLUICE_OK;
+}
+
 uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool) { return pool->held; }
 
 static void free_block(sluice_pinned_pool_t* pool, pinned_t* block) {
   (void)pool->driver->cuEventDestroy_v2(block->done);
-  (void)pool->driver->cuMemFreeHost(block->data);
+  if (pool->memory != NULL) {
+    sluice_free(pool->memory, block->data, block->bytes);
+  } else {
+    (void)pool->driver->cuMemFreeHost(block->data);
+  }
   pool->held -= block->bytes;
   *block = (pinned_t){.data = NULL};
 }
@@ -84,7 +98,7 @@ void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool) {
   if (pool == NULL) return;
   if (!sluice_cuda_is_inherited(pool->device)) {
     int is_current = sluice_cuda_enter(pool->device) == SLUICE_OK;
-    for (int32_t i = 0; i < MAX_BLOCKS; ++i) {
+    for (int32_t i = 0; i < pool->top; ++i) {
       pinned_t* block = &pool->blocks[i];
       if (block->data == NULL) continue;
       (void)pool->driver->cuEventSynchronize(block->done);
@@ -98,7 +112,7 @@ void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool) {
 /* The smallest idle block that is large enough and not wasteful. */
 static int32_t best_idle(const sluice_pinned_pool_t* pool, uint64_t bytes) {
   int32_t best = -1;
-  for (int32_t i = 0; i < MAX_BLOCKS; ++i) {
+  for (int32_t i = 0; i < pool->top; ++i) {
     const pinned_t* block = &pool->blocks[i];
     if (block->data == NULL || block->taken || block->bytes < bytes || block->bytes / 2 > bytes) continue;
     if (best < 0 || block->bytes < pool->blocks[best].bytes) best = i;
@@ -106,18 +120,38 @@ static int32_t best_idle(const sluice_pinned_pool_t* pool, uint64_t bytes) {
   return best;
 }
 
-/* Gives back idle blocks that nobody uses any more until `bytes` fit. */
-static void make_room(sluice_pinned_pool_t* pool, uint64_t bytes) {
-  for (int32_t i = 0; i < MAX_BLOCKS && pool->held + bytes > pool->limit; ++i) {
+/* Gives back idle blocks that nobody uses any more until `bytes` fit below `limit`. */
+static void make_room(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t limit) {
+  for (int32_t i = 0; i < pool->top && pool->held + bytes > limit; ++i) {
     pinned_t* block = &pool->blocks[i];
     if (block->data == NULL || block->taken || pool->driver->cuEventQuery(block->done) != 0) continue;
     free_block(pool, block);
   }
 }
 
+static sluice_status_t allocate_pinned(sluice_pinned_pool_t* pool, pinned_t* block) {
+  int code = pool->driver->cuMemHostAlloc(&block->data, block->bytes, SLUICE_CU_MEMHOSTALLOC_PORTABLE);
+  if (code == 0) return SLUICE_OK;
+  return sluice_cuda_fail(pool->driver, code, "%llu bytes of pinned host memory (the pool holds %llu)",
+                          (unsigned long long)block->bytes, (unsigned long long)pool->held);
+}
+
+/* Where memory is short, what lies idle goes first. */
+static sluice_status_t allocate_rows(sluice_pinned_pool_t* pool, pinned_t* block) {
+  block->data = sluice_alloc(pool->memory, block->bytes, "saved rows");
+  if (block->data != NULL) return SLUICE_OK;
+  make_room(pool, 1, 0);
+  block->data = sluice_alloc(pool->memory, block->bytes, "saved rows");
+  return block->data != NULL ? SLUICE_OK : sluice_alloc_status();
+}
+
 static sluice_status_t new_block(sluice_pinned_pool_t* pool, uint64_t bytes, int32_t* out_index) {
   int32_t i = 0;
-  make_room(pool, bytes);
+  if (pool->memory != NULL) {
+    bytes = sluice_align_up(bytes + bytes / 16);
+  } else {
+    make_room(pool, bytes, pool->limit);
+  }
   if (bytes > pool->limit || pool->held > pool->limit - bytes) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                        "cuda: %llu bytes of pinned memory do not fit: the pool holds %llu of its %llu bytes; raise "
@@ -125,18 +159,19 @@ static sluice_status_t new_block(sluice_pinned_pool_t* pool, uint64_t bytes, int
                        (unsigned long long)bytes, (unsigned long long)pool->held, (unsigned long long)pool->limit);
   }
   while (i < MAX_BLOCKS && pool->blocks[i].data != NULL) ++i;
-  if (i == MAX_BLOCKS)
-    return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "cuda: the pinned pool has all of its %d blocks", MAX_BLOCKS);
+  if (i == MAX_BLOCKS) return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "cuda: the pool has all of its %d blocks", MAX_BLOCKS);
   pinned_t block = {.bytes = bytes};
   int code = pool->driver->cuEventCreate(&block.done, SLUICE_CU_EVENT_DISABLE_TIMING);
-  if (code != 0) return sluice_cuda_fail(pool->driver, code, "no event for pinned memory");
-  code = pool->driver->cuMemHostAlloc(&block.data, bytes, SLUICE_CU_MEMHOSTALLOC_PORTABLE);
-  if (code != 0) {
+  if (code != 0) return sluice_cuda_fail(pool->driver, code, "no event for a block of memory");
+  sluice_status_t status = pool->memory != NULL ? allocate_rows(pool, &block) : allocate_pinned(pool, &block);
+  if (status != SLUICE_OK) {
+    sluice_error_info_t why;
+    sluice_error_capture(&why);
     (void)pool->driver->cuEventDestroy_v2(block.done);
-    return sluice_cuda_fail(pool->driver, code, "%llu bytes of pinned host memory (the pool holds %llu)",
-                            (unsigned long long)bytes, (unsigned long long)pool->held);
+    return sluice_error_adopt(&why);
   }
   pool->blocks[i] = block;
+  if (i >= pool->top) pool->top = i + 1;
   pool->held += bytes;
   *out_index = i;
   return SLUICE_OK;
@@ -183,7 +218,7 @@ sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice
 }
 
 sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const void* data, sluice_stream_t stream) {
-  for (int32_t i = 0; i < MAX_BLOCKS; ++i) {
+  for (int32_t i = 0; i < pool->top; ++i) {
     if (pool->blocks[i].data != data || !pool->blocks[i].taken) continue;
     const sluice_pinned_block_t block = {pool->blocks[i].data, pool->blocks[i].bytes, i};
     return sluice_pinned_pool_give(pool, &block, stream);

@@ -22,6 +22,10 @@ typedef struct sluice_pinned_block_s {
  * until then. Threads: context-exclusive. Errors: NO_MEMORY. */
 sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limit_bytes,
                                           sluice_pinned_pool_t** out_pool);
+/* The same over memory of the device, of `memory`, without a limit: cuMemFree waits for the device, so blocks of steps
+ * are kept until memory is short. A new block has a sixteenth to spare. */
+sluice_status_t sluice_device_pool_create(sluice_device_t* device, sluice_allocator_t* memory,
+                                          sluice_pinned_pool_t** out_pool);
 /* Accepts NULL. Waits on the host until the device is done with every block. */
 void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool);
 

@@ -1,0 +1,348 @@
+/* Bad input and failing calls of the driver, cuBLAS and NCCL under the engine: right status, nothing leaked, and the
+ * context works on, or its communicator is aborted. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/comm/nccl/fake/fake_nccl.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/gemm/cublas/fake/fake_cublas.h"
+#include "capi/test/fakes.h"
+#include "capi/test/rig.h"
+
+enum { UNKNOWN_ERROR = 999, MOST_CALLS = 5000 };
+
+static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_middle) {
+  sluice_moe_config_t config = rig_config();
+  config.restore_input = restore_input, config.restore_middle = restore_middle;
+  return config;
+}
+
+static void close_all(rig_t* rig) {
+  char live[200];
+  rig_close(rig);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  rig_use_machine(NULL, 0);
+}
+
+static void open_all(rig_t* rig, const sluice_moe_config_t* config) {
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(rig, NULL, config) != SLUICE_OK) fail_msg("%s", last_message());
+}
+
+/* ---- bad input ------------------------------------------------------------------------------------------------- */
+
+#define REFUSED(rig, wanted, text)                                            \
+  do {                                                                        \
+    sluice_step_t* step_ = NULL;                                              \
+    assert_int_equal(rig_forward(rig, &step_), wanted);                       \
+    assert_null(step_);                                                       \
+    if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message()); \
+    assert_int_equal(rig_round(rig, NULL), SLUICE_OK);                        \
+    rig_reset(rig);                                                           \
+  } while (0)
+#define BAD SLUICE_E_INVALID_ARGUMENT
+
+static void CudaLayer_TensorsOfTheWrongPlace_AreRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  const sluice_moe_config_t config = rig_config();
+  open_all(&rig, &config);
+  rig.tokens.tensor.device_type = SLUICE_DEVICE_CPU;
+  REFUSED(&rig, BAD, "tokens: device_type is 1 and device_id 0, want 2 and 0 (CUDA)");
+  rig.weights.tensor.device_id = 1;
+  REFUSED(&rig, BAD, "route_weights: device_type is 2 and device_id 1");
+  float here[64];
+  rig.out.tensor.data = here;
+  REFUSED(&rig, BAD, "out_tokens lies at");
+  rig.ids.tensor.byte_offset = 1;
+  REFUSED(&rig, BAD, "expert_ids lies at");
+  void* elsewhere = sluice_fake_cuda_take(1, 4096);
+  rig.tokens.tensor.data = elsewhere;
+  REFUSED(&rig, BAD, "tokens lies on CUDA device 1");
+  rig.param_list[0][0].data = elsewhere;
+  REFUSED(&rig, BAD, "params.w1[0] lies on CUDA device 1");
+  rig.param_list[2][1].device_id = 3;
+  REFUSED(&rig, BAD, "params.w2[1]: device_type is 2 and device_id 3");
+  sluice_fake_cuda_give(elsewhere);
+  close_all(&rig);
+}
+
+static void CudaLayer_IdsOutOfRange_AreRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  const sluice_moe_config_t config = rig_config();
+  open_all(&rig, &config);
+  ((int32_t*)rig.ids.tensor.data)[2 * 5 + 1] = 4;
+  REFUSED(&rig, BAD, "expert_ids[5, 1] is out of range; ids lie in [0, 4)");
+  ((int32_t*)rig.ids.tensor.data)[0] = -2;
+  REFUSED(&rig, BAD, "expert_ids[0, 0] is out of range");
+  close_all(&rig);
+}
+
+static void CudaLayer_StreamOfAnotherDeviceOrCapturing_IsRefused(void** state) {
+  (void)state;
+  rig_t rig;
+  const sluice_moe_config_t config = rig_config();
+  open_all(&rig, &config);
+  void* other = sluice_fake_cuda_open_stream(1);
+  sluice_step_t* step = NULL;
+  assert_int_equal(sluice_moe_forward(rig.moe, &rig.forward, other, &step), BAD);
+  assert_non_null(strstr(last_message(), "belongs to another context or device"));
+  sluice_fake_cuda_close_stream(other);
+  sluice_fake_cuda_set_capturing(fakes_stream(0), 1);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_STATE);
+  assert_non_null(strstr(last_message(), "captured"));
+  sluice_fake_cuda_set_capturing(fakes_stream(0), 0);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  close_all(&rig);
+}
+
+static void CudaLayer_WhatIsNotThereYet_IsRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t config = rig_config();
+  open_all(&rig, &config);
+  sluice_moe_t* moe = NULL;
+  config.callback_experts = 1;
+  assert_int_equal(sluice_moe_create(rig.context, &config, &moe), SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(last_message(), "callback experts"));
+  sluice_dispatch_t* dispatch = NULL;
+  assert_int_equal(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
+                   SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(last_message(), "sluice_dispatch_forward"));
+  const int64_t rows[4] = {0};
+  assert_int_equal(sluice_experts_forward(rig.moe, NULL, rows, &rig.param_table, NULL, NULL, NULL),
+                   SLUICE_E_UNSUPPORTED);
+  close_all(&rig);
+}
+
+static void CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable(void** state) {
+  (void)state;
+  rig_t rig;
+  uint64_t want, got;
+  const sluice_moe_config_t config = rig_config();
+  open_all(&rig, &config);
+  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+  close_all(&rig);
+  open_all(&rig, &config);
+  sluice_fake_cuda_set_memory(1024); /* before the first slots and saved rows */
+  sluice_step_t* step = NULL;
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_NO_MEMORY);
+  assert_non_null(strstr(last_message(), "bytes"));
+  sluice_fake_cuda_set_memory((uint64_t)1 << 30);
+  assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
+  assert_true(got == want);
+  close_all(&rig);
+}
+
+/* ---- the n-th call fails --------------------------------------------------------------------------------------- */
+
+typedef struct library_s {
+  const char* name;
+  void (*fail_call)(int64_t nth, int code);
+  int (*failed)(void);
+  int code;
+} library_t;
+static const library_t DRIVER = {"driver", sluice_fake_cuda_fail_call, sluice_fake_cuda_failed, UNKNOWN_ERROR};
+static const library_t DRIVER_MEMORY = {"driver, memory", sluice_fake_cuda_fail_call, sluice_fake_cuda_failed, 2};
+static const library_t CUBLAS = {"cublas", sluice_fake_cublas_fail_call, sluice_fake_cublas_failed, 13};
+static const library_t NCCL = {"nccl", sluice_fake_nccl_fail_call, sluice_fake_nccl_failed, 3};
+
+static void assert_told(sluice_status_t status) {
+  if (status != SLUICE_E_FOREIGN && status != SLUICE_E_NO_MEMORY && status != SLUICE_E_INVALID_ARGUMENT) {
+    fail_msg("status %d: %s", status, last_message());
+  }
+  assert_true(strlen(last_message()) > 10);
+}
+
+/* A context is made and used; each call of the library fails in turn. Afterwards the same context takes a whole round,
+ * with the bits that it has always. */
+static void nth_call_of_a_round(const library_t* library, const sluice_moe_config_t* config) {
+  uint64_t want = 0, got = 0;
+  int64_t told = 0, nth = 0;
+  rig_t rig;
+  open_all(&rig, config);
+  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+  close_all(&rig);
+  for (; nth < MOST_CALLS; ++nth) {
+    open_all(&rig, config);
+    library->fail_call(nth, library->code);
+    sluice_status_t status = rig_round(&rig, &got);
+    int failed = library->failed();
+    library->fail_call(-1, 0);
+    if (status != SLUICE_OK) {
+      assert_told(status);
+      ++told;
+    } else if (got != want) {
+      fail_msg("%s, call %lld failed and nobody said so", library->name, (long long)nth);
+    }
+    sluice_status_t again = rig_round(&rig, &got);
+    if (again != SLUICE_OK) fail_msg("%s, call %lld: %d, %s", library->name, (long long)nth, again, last_message());
+    if (got != want) fail_msg("%s, after failed call %lld other bits", library->name, (long long)nth);
+    close_all(&rig);
+    if (!failed) break;
+  }
+  assert_true(told > 0 && nth < MOST_CALLS);
+  printf("%s: %lld of %lld failures told, the others while giving back\n", library->name, (long long)told,
+         (long long)nth);
+}
+
+static void CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
+  (void)state;
+  const sluice_moe_config_t keep = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE);
+  const sluice_moe_config_t offload = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
+  nth_call_of_a_round(&DRIVER, &keep);
+  nth_call_of_a_round(&DRIVER, &offload);
+  nth_call_of_a_round(&DRIVER_MEMORY, &offload);
+}
+
+static void CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn(void** state) {
+  (void)state;
+  const sluice_moe_config_t config = rig_config();
+  nth_call_of_a_round(&CUBLAS, &config);
+}
+
+static void CudaContext_NthCallOfCreationFails_LeaksNothing(void** state) {
+  (void)state;
+  const sluice_moe_config_t config = rig_config();
+  const library_t* const libraries[] = {&DRIVER, &DRIVER_MEMORY, &CUBLAS};
+  for (int l = 0; l < 3; ++l) {
+    int failed = 1;
+    int64_t nth = 0;
+    for (; failed && nth < MOST_CALLS; ++nth) {
+      rig_t rig;
+      fakes_open(1, 1);
+      rig_use_machine(fakes_machine(), 0);
+      libraries[l]->fail_call(nth, libraries[l]->code);
+      sluice_status_t status = rig_open(&rig, NULL, &config);
+      failed = libraries[l]->failed();
+      libraries[l]->fail_call(-1, 0);
+      if (status != SLUICE_OK) assert_true(failed && strlen(last_message()) > 10);
+      close_all(&rig);
+    }
+    assert_true(nth > 3);
+  }
+}
+
+/* ---- two ranks ------------------------------------------------------------------------------------------------- */
+
+typedef struct rank_s {
+  int32_t rank;
+  const sluice_moe_config_t* config;
+  pthread_barrier_t* barrier;
+  const library_t* library;
+  int64_t nth;
+  int failed;
+  sluice_status_t first, again;
+  uint64_t digest;
+  char why[512];
+} rank_t;
+
+static void* rank_main(void* argument) {
+  rank_t* r = argument;
+  rig_t rig;
+  sluice_comm_t* comm = NULL;
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = r->rank, config.world_size = 2, config.timeout_ns = 1000000000u;
+  rig_use_machine(fakes_machine(), r->rank);
+  r->first = fakes_machine()->make_comm(r->rank, &config, &comm);
+  if (r->first == SLUICE_OK) r->first = rig_open(&rig, comm, r->config);
+  if (r->first != SLUICE_OK) abort();
+  if (rig_round(&rig, NULL) != SLUICE_OK) abort(); /* connections are made */
+  pthread_barrier_wait(r->barrier);
+  if (r->rank == 0) fakes_be_patient(100);
+  if (r->rank == 0 && r->library != NULL) r->library->fail_call(r->nth, r->library->code);
+  pthread_barrier_wait(r->barrier);
+  r->first = rig_round(&rig, &r->digest);
+  if (r->first != SLUICE_OK) snprintf(r->why, sizeof r->why, "%s", last_message());
+  pthread_barrier_wait(r->barrier);
+  if (r->rank == 0 && r->library != NULL) {
+    r->failed = r->library->failed();
+    r->library->fail_call(-1, 0);
+  }
+  pthread_barrier_wait(r->barrier);
+  r->again = rig_round(&rig, NULL);
+  pthread_barrier_wait(r->barrier);
+  if (r->again != SLUICE_OK) sluice_comm_abort(comm); /* what is left of a group that is not usable */
+  pthread_barrier_wait(r->barrier);
+  rig_close(&rig);
+  sluice_comm_destroy(comm);
+  return NULL;
+}
+
+/* Returns whether the call was reached. */
+static int run_two(const library_t* library, int64_t nth, const sluice_moe_config_t* config, rank_t* ranks) {
+  pthread_t threads[2];
+  pthread_barrier_t barrier;
+  char live[200];
+  fakes_open(2, 1);
+  pthread_barrier_init(&barrier, NULL, 2);
+  for (int32_t r = 0; r < 2; ++r) {
+    ranks[r] = (rank_t){.rank = r, .config = config, .barrier = &barrier, .library = library, .nth = nth};
+    pthread_create(&threads[r], NULL, rank_main, &ranks[r]);
+  }
+  for (int r = 0; r < 2; ++r) pthread_join(threads[r], NULL);
+  pthread_barrier_destroy(&barrier);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("%lld left: %s", (long long)nth, live);
+  return ranks[0].failed;
+}
+
+/* Of two ranks one call fails somewhere. Either all went on (the failure was one of giving back), or a rank says why;
+ * then the group works on, or every rank is told that it does not: nobody hangs, nothing is left. */
+static void nth_call_of_two_ranks(const library_t* library, int64_t step) {
+  const sluice_moe_config_t config = rig_config();
+  rank_t ranks[2];
+  int64_t told = 0, usable = 0, runs = 0;
+  for (int64_t nth = 0; nth < MOST_CALLS; nth += step, ++runs) {
+    int failed = run_two(library, nth, &config, ranks);
+    if (!failed) break;
+    int any = ranks[0].first != SLUICE_OK || ranks[1].first != SLUICE_OK;
+    int both = ranks[0].again == SLUICE_OK && ranks[1].again == SLUICE_OK;
+    for (int r = 0; r < 2; ++r) {
+      if (ranks[r].first != SLUICE_OK) assert_true(strlen(ranks[r].why) > 10);
+      assert_int_not_equal(ranks[r].first, SLUICE_E_INTERNAL);
+    }
+    told += any;
+    usable += both;
+  }
+  assert_true(told > 0);
+  printf("%s, two ranks: %lld runs, %lld failures told, %lld groups usable afterwards\n", library->name,
+         (long long)runs, (long long)told, (long long)usable);
+}
+
+static void CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs(void** state) {
+  (void)state;
+  nth_call_of_two_ranks(&NCCL, 1);
+}
+
+/* Ranks share the numbers of calls, so that a sample of them is as good as all. */
+static void CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs(void** state) {
+  (void)state;
+  nth_call_of_two_ranks(&DRIVER, 23);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(CudaLayer_TensorsOfTheWrongPlace_AreRefusedByName),
+      cmocka_unit_test(CudaLayer_IdsOutOfRange_AreRefusedByName),
+      cmocka_unit_test(CudaLayer_StreamOfAnotherDeviceOrCapturing_IsRefused),
+      cmocka_unit_test(CudaLayer_WhatIsNotThereYet_IsRefusedByName),
+      cmocka_unit_test(CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable),
+      cmocka_unit_test(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn),
+      cmocka_unit_test(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn),
+      cmocka_unit_test(CudaContext_NthCallOfCreationFails_LeaksNothing),
+      cmocka_unit_test(CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs),
+      cmocka_unit_test(CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs),
+  };
+  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

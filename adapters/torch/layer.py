@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ... import routing
 from ..._library import load
 from ...errors import InvalidArgument, InvalidState, SluiceError, Unsupported
 from ._native import generation, interruptible
@@ -293,6 +294,8 @@ class MoeLayer:
                 frame.saved[index] = ffi.cast("void *", buffer.data_ptr())
                 frame.saved_bytes[index] = buffer.numel()
             library.check(lib.sluice_step_restore(moe, frame.saved, frame.saved_bytes, frame.step))
+            if routing.active:
+                routing.note(self, frame.step[0], library)
         except Exception as error:
             self.refuse(error, backward=True)
             raise

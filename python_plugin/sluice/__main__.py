@@ -10,6 +10,7 @@ USAGE = """usage: python -m sluice COMMAND
   run SCRIPT ...     run a training script with Sluice loaded for sure (as python -m sluice.run)
   plan               does a model fit a machine, which n and restore policy each layer takes, and why no other
   simulate           what more ranks would do: weak and strong scaling on a machine that one need not have
+  routing DIR        joins expert loads that ranks recorded, for `simulate` and `plan`
   trace -- COMMAND   where the time of its MoE layers went: idle lanes explained, predicted beside measured, pictures
   version            the version of this package
 """
@@ -36,6 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
         from sluice.planning import simulate_command
 
         return simulate_command.main(rest)
+    if command == "routing":
+        from sluice.planning import routing_join
+
+        return routing_join.main(rest)
     if command == "trace":
         from sluice.tracing import command as tracing
 

@@ -1,0 +1,121 @@
+"""The ranks' files of recorded expert loads as one file: `sluice routing DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from .errors import BadInput
+from .routing import Routing, read
+
+EXAMPLE = """examples:
+  SLUICE_ROUTING_DIR=loads torchrun --nproc-per-node 2 -m sluice.run train.py
+  sluice routing loads --out routing.jsonl
+  sluice simulate --routing routing.jsonl ...
+
+exit status: 0 joined; 2 wrong arguments or files, named by file and line
+"""
+
+
+def main(words: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice routing",
+        description="Joins recorded expert loads of all ranks and says how uneven they are.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", help="what SLUICE_ROUTING_DIR named")
+    parser.add_argument("--out", default="routing.jsonl", metavar="FILE", help="(%(default)s)")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options = parser.parse_args(words)
+    try:
+        ranks = join(options.folder, options.out)
+        trace = read(options.out)
+    except BadInput as error:
+        print(f"sluice routing: {error}", file=sys.stderr)
+        return 2
+    rows = summary(trace, ranks)
+    if options.json:
+        made = {"form": 1, "file": options.out, "steps": len(trace.loads), "experts": trace.experts, "layers": rows}
+        print(json.dumps(made, indent=1))
+        return 0
+    print(f"{len(trace.loads)} steps, {trace.layers} layers, {trace.experts} experts, {ranks} ranks -> {options.out}")
+    print("  layer   skew of ranks   of experts   (median over steps of max / mean)")
+    for row in rows:
+        print(f"  {row['layer']:5} {row['rank_skew']:15.2f} {row['expert_skew']:12.2f}")
+    return 0
+
+
+def summary(trace: Routing, ranks: int) -> list[dict[str, Any]]:
+    """By layer: how far the fullest rank and the fullest expert stand above the mean."""
+    return [
+        {
+            "layer": layer,
+            "rank_skew": trace.skew(layer, ranks, trace.experts),
+            "expert_skew": trace.skew(layer, trace.experts, trace.experts),
+        }
+        for layer in range(trace.layers)
+    ]
+
+
+def join(folder: str, out: str) -> int:
+    """Writes one line per step that all ranks have of all layers; the number of ranks of one group.
+
+    Experts lie contiguously over the ranks of a group; groups that hold copies of the same experts are summed.
+    """
+    files = sorted(Path(folder).glob("loads*.jsonl"))
+    if not files:
+        raise BadInput(f"routing {folder}: no loads*.jsonl there; train with SLUICE_ROUTING_DIR={folder}")
+    groups: dict[tuple[int, ...], dict[int, dict[int, list[list[int]]]]] = {}
+    for path in files:
+        rank, ranks, layers = _read_rank(path)
+        # A rank that shares its experts with nobody holds all of them.
+        groups.setdefault(ranks if len(ranks) > 1 else (rank,), {})[rank] = layers
+    for ranks, found in groups.items():
+        missing = [rank for rank in ranks if rank not in found]
+        if missing:
+            raise BadInput(f"routing {folder}: loads of rank {missing[0]} are missing; did it end by itself?")
+    every = [layers for found in groups.values() for layers in found.values()]
+    numbers = sorted(every[0])
+    if any(sorted(layers) != numbers for layers in every):
+        raise BadInput(f"routing {folder}: ranks recorded different layers; join one expert-parallel group at a time")
+    steps = min(len(rows) for layers in every for rows in layers.values())
+    lines = []
+    for step in range(steps):
+        loads = []
+        for layer in numbers:
+            sums: list[int] = []
+            for found in groups.values():
+                rows = [count for rank in sorted(found) for count in found[rank][layer][step]]
+                sums = [a + b for a, b in zip(sums, rows)] if sums else rows
+            loads.append(sums)
+        lines.append(json.dumps({"step": step, "loads": loads}))
+    experts = len(json.loads(lines[0])["loads"][0]) if lines else 0
+    head = json.dumps({"sluice_routing": 1, "layers": len(numbers), "experts": experts})
+    Path(out).write_text("\n".join([head, *lines]) + "\n")
+    return max(len(ranks) for ranks in groups)
+
+
+def _read_rank(path: Path) -> tuple[int, tuple[int, ...], dict[int, list[list[int]]]]:
+    layers: dict[int, list[list[int]]] = {}
+    head: Any = None
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise BadInput(f"routing {path.name}: line {number} is not JSON: {error}") from error
+        if head is None:
+            if not isinstance(row, dict) or row.get("sluice_routing_rank") != 1:
+                raise BadInput(f"routing {path.name}: line 1 is no head of this version; record again")
+            head = row
+        elif isinstance(row, list) and len(row) == 2 and isinstance(row[1], list):
+            layers.setdefault(int(row[0]), []).append(row[1])
+        else:
+            raise BadInput(f"routing {path.name}: line {number} must be [layer, [rows of each local expert]]")
+    if not layers:
+        raise BadInput(f"routing {path.name}: it holds no steps")
+    return int(head["rank"]), tuple(head["ranks"]), layers

@@ -12,6 +12,7 @@ USAGE = """usage: python -m sluice COMMAND
   simulate           what more ranks would do: weak and strong scaling on a machine that one need not have
   routing DIR        joins expert loads that ranks recorded, for `simulate` and `plan`
   trace -- COMMAND   where the time of its MoE layers went: idle lanes explained, predicted beside measured, pictures
+  tune               measures this machine once for all, and decides for a model ahead of time
   version            the version of this package
 """
 
@@ -41,6 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
         from sluice.planning import routing_join
 
         return routing_join.main(rest)
+    if command == "tune":
+        from sluice.planning import tune_command
+
+        return tune_command.main(rest)
     if command == "trace":
         from sluice.tracing import command as tracing
 

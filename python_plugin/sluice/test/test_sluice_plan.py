@@ -165,7 +165,7 @@ def test_Plan_BadInput_IsNamed(words: list[str], text: str, capsys) -> None:
 
 
 def test_Help_EveryCommand_HasAnExampleAndExitCodes(capsys) -> None:
-    for command in ("plan", "simulate", "trace"):
+    for command in ("plan", "simulate", "trace", "tune"):
         with pytest.raises(SystemExit) as ended:
             entry.main([command, "--help"])
         text = capsys.readouterr().out

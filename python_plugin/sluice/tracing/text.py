@@ -49,7 +49,9 @@ def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) 
         shares = "".join(f"{100 * row[name] / row['total']:13.1f}" for name in COLUMNS)
         lines.append(f"  {row['rank']:4} {row['lane']:13}{shares}")
     lines += ["", "  the longest waits, summed over the steps:"]
+    # What is prepared keeps all lanes waiting alike: it is said once.
     waits = [row for row in report["idle"] if row["waited_for"] != "nothing left"]
+    waits = [row for row in waits if row["waited_for"] != "preparing" or row["lane"] == "compute"]
     lines += ["  " + sentence(row) for row in waits[:longest]]
     for row in report["peers"][:3]:
         what = f"{row['before']} waited for {row['waited_for']} to begin: {row['seconds'] * 1e3:.1f} ms"

@@ -1,0 +1,185 @@
+"""`sluice tune`: measures this machine, once for all, and decides for a model ahead of time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .._library import load
+from ..errors import SluiceError
+from . import arguments
+from .errors import BadInput
+from .machines import Machine
+from .model import complete
+from .plan_command import as_dict, lines_of, plan
+from .planner import DTYPES, Planner
+
+EXAMPLE = """examples:
+  sluice tune --model-width 1024 --hidden-width 4096 --dtype f32 --out machine.json
+  torchrun --nproc-per-node 2 -m sluice tune --model-width 1024 --hidden-width 4096 --dtype f32 --out machine.json \\
+           --experts 8 --top-k 2 --tokens 4096 --budget 500MB
+
+Under torchrun (or any launcher that sets RANK and WORLD_SIZE) all ranks take part and exchanges are measured; alone,
+only what one rank can do. What was measured before for this device, link, width and library comes from the cache.
+
+exit status: 0 measured (and the model, if one is given, fits); 1 it does not fit; 2 wrong arguments; 3 not measured
+"""
+_INFO = 2
+
+
+def main(words: list[str]) -> int:
+    """The exit status; rank 0 speaks."""
+    parser = argparse.ArgumentParser(
+        prog="sluice tune",
+        description=__doc__.splitlines()[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    arguments.add_model(parser)
+    arguments.add_choice(parser)
+    parser.add_argument("--out", default="machine.json", metavar="FILE", help="for --machine (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="about so long (%(default)s)")
+    parser.add_argument("--refresh", action="store_true", help="measure although the cache has it")
+    parser.add_argument("--cache-dir", metavar="DIR", help='default: SLUICE_CACHE_DIR, or under the home; "": none')
+    parser.add_argument("--verbose", action="store_true", help="also which products are taken for which sizes")
+    parser.add_argument("--json", action="store_true", help="machine and decision, for machines")
+    options = parser.parse_args(words)
+    first = int(os.environ.get("RANK", "0")) == 0
+    try:
+        model = arguments.model_of(options)
+        for name, value in (("--model-width", model.model_width), ("--hidden-width", model.hidden_width)):
+            if value is None:
+                raise BadInput(f"{name} is missing: give it, or a --config that holds it")
+            if value < 1:
+                raise BadInput(f"{name} is {value}; it must be above 0")
+        if not 0.05 <= options.seconds <= 3600:
+            raise BadInput(f"--seconds is {options.seconds:g}; it must be in [0.05, 3600]")
+        wants_plan = model.num_experts is not None or model.tokens is not None
+        if wants_plan:
+            model = complete(model)
+    except SluiceError as error:
+        if first:
+            print(f"sluice tune: {error}", file=sys.stderr)
+        return 2
+    try:
+        with _context() as (context, ranks):
+            machine = calibrate(context, model.model_width, model.hidden_width, model.dtype or "bf16", options, first)
+    except (SluiceError, RuntimeError, ImportError) as error:
+        print(f"sluice tune: not measured: {error}", file=sys.stderr)
+        return 3
+    if not first:
+        return 0
+    Path(options.out).write_text(json.dumps(machine.data, indent=1) + "\n")
+    planner = Planner(machine)
+    made = None
+    if wants_plan:
+        options.ranks, options.skew, options.routing, options.outstanding, options.picture = (
+            ranks,
+            1.0,
+            None,
+            None,
+            None,
+        )
+        try:
+            made = plan(planner, model, options)
+        except SluiceError as error:
+            print(f"sluice tune: {error}", file=sys.stderr)
+            return 2
+    if options.json:
+        print(json.dumps({"machine": machine.data, "plan": as_dict(made, planner) if made else None}, indent=1))
+    else:
+        print("\n".join(said(machine, options.out)))
+        if made:
+            print("\n".join(["", *lines_of(made, planner, False)]))
+    return 0 if made is None or all(row["decision"].chosen for row in made["layers"]) else 1
+
+
+@contextmanager
+def _context() -> Iterator[tuple[Any, int]]:
+    """(a context over all ranks of the launcher, how many): torch's group where there are several."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    library = load()
+    if ranks > 1:
+        import torch.distributed as dist
+
+        from ..adapters.torch.context import Context
+        from ..adapters.torch.group import EpGroup
+
+        dist.init_process_group("gloo")
+        context = Context(EpGroup.for_ranks(range(ranks)))
+        try:
+            yield context.handle, ranks
+        finally:
+            context.close()
+            dist.destroy_process_group()
+        return
+    out = library.ffi.new("sluice_context_t **")
+    library.check(library.lib.sluice_context_create(library.new("context_config"), library.ffi.NULL, out))
+    try:
+        yield out[0], 1
+    finally:
+        library.lib.sluice_context_destroy(out[0])
+
+
+def calibrate(context: Any, model_width: int, hidden_width: int, dtype: str, options: Any, speaks: bool) -> Machine:
+    """Collective. Progress goes to stderr, from the rank that speaks."""
+    library = load()
+    ffi, lib = library.ffi, library.lib
+    config = library.new("calibration_config")
+    config.model_width, config.hidden_width, config.dtype = model_width, hidden_width, DTYPES[dtype]
+    config.seconds, config.refresh = options.seconds, int(options.refresh)
+    if options.cache_dir is not None:
+        folder = ffi.new("char[]", options.cache_dir.encode())
+        config.cache_dir = folder
+
+    @ffi.callback("void(void *, int32_t, const char *)")
+    def tell(user: Any, level: int, message: Any) -> None:
+        text = ffi.string(message).decode(errors="replace")
+        if text.startswith("calibrat") or level < _INFO or options.verbose:
+            print(f"sluice tune: {text}", file=sys.stderr, flush=True)
+
+    if speaks:
+        lib.sluice_set_log(tell, ffi.NULL, _INFO)
+    out = ffi.new("sluice_planner_t **")
+    try:
+        library.check(lib.sluice_planner_calibrate(context, config, out))
+    finally:
+        if speaks:
+            lib.sluice_set_log(ffi.NULL, ffi.NULL, 0)
+    handle = ffi.gc(out[0], lib.sluice_planner_destroy)
+    room = ffi.new("uint64_t *")
+    library.check(lib.sluice_planner_write_machine(handle, ffi.NULL, room))
+    text = ffi.new("char[]", room[0])
+    library.check(lib.sluice_planner_write_machine(handle, text, room))
+    return Machine(json.loads(ffi.string(text).decode()), {})
+
+
+def said(machine: Machine, path: str) -> list[str]:
+    """What was measured, in short."""
+    data = machine.data
+    lines = [f"machine {machine.name} -> {path} (sluice plan --machine {path} ...)"]
+    for dtype, forms in data.get("gemm", {}).items():
+        points = _points(forms.get("forward")) if isinstance(forms, dict) else []
+        if points:
+            fastest = max(1 / seconds for _, seconds in points if seconds > 0)
+            lines.append(f"  products {dtype}: to {fastest / 1e9:.4g} GFLOP/s, to {points[-1][0]:g} rows per expert")
+    for name in ("exchange", "host_copy", "rows"):
+        points = _points(data.get(name))
+        if points and points[-1][1] > 0:
+            lines.append(f"  {name}: {points[-1][0] / points[-1][1] / 1e9:.4g} GB/s at {points[-1][0]:.3g} bytes")
+    error = data.get("error", {})
+    if error.get("count"):
+        worst = f"90th percentile {100 * error['p90']:.1f} %"
+        lines.append(f"  error on {error['count']} sizes held out: median {100 * error['median']:.1f} %, {worst}")
+    return lines
+
+
+def _points(curve: Any) -> list[list[float]]:
+    found = curve.get("points", []) if isinstance(curve, dict) else curve
+    return found if isinstance(found, list) else []

@@ -103,7 +103,11 @@ class EngineBackend:
             self.context = Context(
                 self._group,
                 ContextOptions(
-                    options.gemm or "auto", options.gemm_library, options.memory_budget, options.max_outstanding
+                    options.gemm or "auto",
+                    options.gemm_library,
+                    options.memory_budget,
+                    options.max_outstanding,
+                    options.host_memory_budget,
                 ),
             )
         except BaseException:

@@ -37,12 +37,14 @@ class ContextOptions:
 
     memory_budget    bytes of all that the context's layers allocate, saved buffers included; None: no limit
     max_outstanding  under a budget: forwards without their backward at one time; None: one for each layer
+    host_memory_budget  bytes that offloaded rows of max_outstanding forwards may take; None: no limit of their own
     """
 
     gemm: str = "auto"
     gemm_library: str | None = None
     memory_budget: int | None = None
     max_outstanding: int | None = None
+    host_memory_budget: int | None = None
 
 
 def release(destroy: Any, handle: Any, made_in: int) -> None:
@@ -69,6 +71,7 @@ class Context:
             config.gemm_library = path
         config.memory_budget = self.options.memory_budget or 0
         config.max_outstanding = self.options.max_outstanding or 0
+        config.host_memory_budget = self.options.host_memory_budget or 0
         config.host_gemm = ffi.cast("sluice_host_gemm_fn_t", native().gemm_address)
         out = ffi.new("sluice_context_t **")
         comm = ffi.NULL if self.ep_group.comm is None else self.ep_group.comm

@@ -43,7 +43,13 @@ _announced: set[str] = set()
 
 def context_of(options: Options, group: EpGroup | None) -> Context:
     """The one context of this process for layers of this group (None: without other ranks): they share its slots."""
-    chosen = (options.gemm or "auto", options.gemm_library, options.memory_budget, options.max_outstanding)
+    chosen = (
+        options.gemm or "auto",
+        options.gemm_library,
+        options.memory_budget,
+        options.max_outstanding,
+        options.host_memory_budget,
+    )
     key = (*chosen, () if group is None else group.ranks)
     found = _contexts.get(key)
     if found is None or not found.alive:

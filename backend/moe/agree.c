@@ -20,6 +20,7 @@ typedef struct header_s {
   int64_t num_tokens;
   uint64_t base_bytes;
   uint64_t memory_budget;
+  uint64_t host_memory_budget;
   uint64_t plan_hash; /* of a plan that the host gave */
   int32_t max_outstanding;
   int32_t reserved;
@@ -58,6 +59,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->num_tokens = proposal->num_tokens;
   h->base_bytes = proposal->base_bytes;
   h->memory_budget = moe->context->memory_budget;
+  h->host_memory_budget = moe->context->host_memory_budget;
   h->max_outstanding = moe->context->max_outstanding;
   h->plan_hash = moe->plan_is_given ? sluice_plan_hash(moe->plan) : 0;
   h->model_width = c->model_width;
@@ -109,6 +111,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(callback_experts, "callback_experts");
   DIFFERS(config_chunks, "num_chunks of the config");
   DIFFERS(memory_budget, "memory_budget");
+  DIFFERS(host_memory_budget, "host_memory_budget");
   DIFFERS(max_outstanding, "max_outstanding");
   DIFFERS(num_chunks, "num_chunks");
 #undef DIFFERS

@@ -61,6 +61,7 @@ struct sluice_context_s {
   sluice_trace_t trace;
   sluice_context_stats_t stats;
   uint64_t memory_budget;           /* 0: none */
+  uint64_t host_memory_budget;      /* of offloaded rows; 0: none */
   int32_t max_outstanding;          /* forwards without their backward; 0: one for each layer */
   int32_t num_layers;               /* of this context */
   struct sluice_chooser_s* chooser; /* NULL: layers without a configured n run one chunk; released with the context */

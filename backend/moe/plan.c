@@ -75,6 +75,25 @@ static uint64_t stored_row_bytes(const sluice_moe_t* moe, const sluice_plan_data
   return bytes;
 }
 
+static uint64_t offloaded_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  uint64_t bytes = 0;
+  if (plan->restore_di == SLUICE_RESTORE_OFFLOAD) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_DI);
+  if (plan->restore_m == SLUICE_RESTORE_OFFLOAD) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M);
+  return bytes;
+}
+
+/* Buffers of the pool are one per chunk and tensor, each rounded up. */
+static uint64_t host_pool_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t kept_rows) {
+  uint64_t row = offloaded_row_bytes(moe, plan);
+  if (row == 0) return 0;
+  return (uint64_t)plan->inputs.max_outstanding *
+         ((uint64_t)kept_rows * row + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT);
+}
+
+static int fits_host(const sluice_plan_data_t* plan) {
+  return plan->inputs.host_budget == 0 || plan->bytes.host_pool <= plan->inputs.host_budget;
+}
+
 uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
                                 const int64_t* kept_chunk_rows, int64_t num_tokens, int64_t num_sent) {
   uint64_t bytes = sluice_align_up(sizeof(sluice_step_t)) +
@@ -203,6 +222,7 @@ sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* pla
   b->step = sluice_plan_step_bytes(moe, plan, 1, &kept, tokens, tokens * moe->config.top_k) +
             (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT +
             sluice_binding_meta_bytes_of(moe, plan->max_chunks, 0, 0);
+  b->host_pool = host_pool_bytes(moe, plan, plan->kept_rows);
   b->total = b->base + b->slots + b->routing + b->schedules + b->headers + b->products +
              (uint64_t)plan->inputs.max_outstanding * b->step;
   return SLUICE_OK;
@@ -264,6 +284,16 @@ typedef struct search_s {
   int32_t num_fitting, num_seen;
 } search_t;
 
+/* Rows that may be kept at most: all that can arrive, or what the host pool has room for. */
+static int64_t most_kept(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t least) {
+  uint64_t row = offloaded_row_bytes(moe, plan), budget = plan->inputs.host_budget;
+  uint64_t fixed = host_pool_bytes(moe, plan, 0);
+  if (row == 0 || budget == 0) return plan->worst_rows;
+  uint64_t room = budget > fixed ? (budget - fixed) / ((uint64_t)plan->inputs.max_outstanding * row) : 0;
+  if (room >= (uint64_t)plan->worst_rows) return plan->worst_rows;
+  return max_i64(least, (int64_t)room);
+}
+
 /* As many rows are kept as the budget has room for; at least those of balanced routing, a quarter more to spare. */
 static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   const sluice_moe_t* moe = s->moe;
@@ -277,8 +307,8 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
   if (plan->bytes.total >= budget) return SLUICE_OK;
   uint64_t room = (budget - plan->bytes.total) / ((uint64_t)s->inputs->max_outstanding * row);
-  int64_t more =
-      room > (uint64_t)(plan->worst_rows - plan->kept_rows) ? plan->worst_rows - plan->kept_rows : (int64_t)room;
+  int64_t most = most_kept(moe, plan, least) - plan->kept_rows;
+  int64_t more = room > (uint64_t)most ? most : (int64_t)room;
   plan->kept_rows += more;
   SLUICE_TRY(sluice_plan_measure(s->moe, plan));
   if (plan->bytes.total <= budget) return SLUICE_OK;
@@ -295,7 +325,7 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   set_ceilings(s->moe, n, &plan);
   SLUICE_TRY(size_candidate(s, &plan));
   plan.cost = cost_of(s->moe, &plan);
-  int fits = s->inputs->budget == 0 || plan.bytes.total <= s->inputs->budget;
+  int fits = (s->inputs->budget == 0 || plan.bytes.total <= s->inputs->budget) && fits_host(&plan);
   if (s->visit != NULL) s->visit(s->user, &plan, fits);
   if (s->num_seen++ == 0 || plan.bytes.total < s->leanest.bytes.total) s->leanest = plan;
   if (fits && (s->num_fitting++ == 0 || plan.cost < s->best.cost)) s->best = plan;
@@ -332,6 +362,15 @@ static const char* restore_name(int32_t restore) {
 static sluice_status_t fail_over_budget(const search_t* s) {
   const sluice_plan_data_t* lean = &s->leanest;
   uint64_t budget = s->inputs->budget, least = lean->bytes.total;
+  if (budget == 0 || least <= budget) {
+    return SLUICE_FAIL(
+        SLUICE_E_OVER_BUDGET,
+        "layer %d: no plan fits the host memory budget of %llu bytes: offloading (T_DI %s, T_M %s) takes "
+        "%llu with %d outstanding forwards; raise host_memory_budget to that, allow fewer, or leave the "
+        "policy to Sluice",
+        s->moe->config.layer_id, (unsigned long long)s->inputs->host_budget, restore_name(lean->restore_di),
+        restore_name(lean->restore_m), (unsigned long long)lean->bytes.host_pool, s->inputs->max_outstanding);
+  }
   char advice[160];
   uint64_t fewer = least - (uint64_t)(s->inputs->max_outstanding - 1) * lean->bytes.step;
   if (s->inputs->max_outstanding > 1 && fewer <= budget) {

@@ -18,14 +18,16 @@ typedef struct sluice_plan_bytes_s {
   uint64_t routing;   /* boundaries, orders and counts of a pass */
   uint64_t schedules; /* templates, and what the device needs to run them */
   uint64_t headers;
-  uint64_t products; /* what the matrix products may borrow */
-  uint64_t step;     /* of one outstanding forward: kept rows, offloaded rows, counts */
-  uint64_t total;    /* all of it, with max_outstanding steps */
+  uint64_t products;  /* what the matrix products may borrow */
+  uint64_t step;      /* of one outstanding forward: kept rows, offloaded rows, counts */
+  uint64_t total;     /* all of it, with max_outstanding steps */
+  uint64_t host_pool; /* of the total, what offloaded rows of max_outstanding steps take */
 } sluice_plan_bytes_t;
 
 typedef struct sluice_plan_query_data_s {
   int64_t max_tokens;      /* T of any rank */
   uint64_t budget;         /* 0: none */
+  uint64_t host_budget;    /* of offloaded rows; 0: none */
   uint64_t base;           /* bytes that are allocated whatever the plan, the most of all ranks */
   int32_t max_outstanding; /* forwards without their backward, over all layers of the context */
   int32_t num_chunks;      /* 0: any */

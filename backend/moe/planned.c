@@ -21,6 +21,7 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
   return (sluice_plan_inputs_t){
       .max_tokens = agreement->max_tokens > 0 ? agreement->max_tokens : 1,
       .budget = context->memory_budget,
+      .host_budget = context->host_memory_budget,
       .base = agreement->base_bytes,
       .max_outstanding = context->max_outstanding > 0 ? context->max_outstanding : context->num_layers,
       .num_chunks = moe->config.num_chunks,

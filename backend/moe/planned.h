@@ -8,7 +8,8 @@
 
 /* Whether passes of this layer run under a plan. */
 static inline int sluice_is_planned(const sluice_moe_t* moe) {
-  return moe->plan != NULL || moe->context->memory_budget > 0;
+  const sluice_context_t* context = moe->context;
+  return moe->plan != NULL || context->memory_budget > 0 || context->host_memory_budget > 0;
 }
 
 /* Every id lies in range: what a rank can refuse before the header. */

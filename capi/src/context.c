@@ -54,11 +54,12 @@ static sluice_status_t check_cuda(const sluice_context_config_t* config, const s
                        "\"auto\"",
                        gemm);
   }
-  if (config->memory_budget != 0) {
+  if (config->memory_budget != 0 || config->host_memory_budget != 0) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "context: memory_budget is %llu; on CUDA a budget is not kept yet: set 0, and choose "
+                       "context: memory_budget is %llu and host_memory_budget %llu; on CUDA a budget is not kept yet: "
+                       "set 0, and choose "
                        "num_chunks, restore_input and restore_middle of the layers",
-                       (unsigned long long)config->memory_budget);
+                       (unsigned long long)config->memory_budget, (unsigned long long)config->host_memory_budget);
   }
   if (comm != NULL && comm->world_size > 1 && comm->vtable->exchange_enqueue == NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
@@ -113,6 +114,7 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
   SLUICE_TRY(sluice_engine_create(comm, is_cuda ? NULL : checked.allocate, is_cuda ? NULL : checked.release,
                                   checked.allocate_user, &context));
   context->memory_budget = checked.memory_budget;
+  context->host_memory_budget = checked.host_memory_budget;
   context->max_outstanding = checked.max_outstanding;
   sluice_status_t status = is_cuda ? fill_cuda(context, &checked, sources) : fill_engine(context, &checked);
   if (status != SLUICE_OK) {

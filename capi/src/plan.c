@@ -1,6 +1,7 @@
 /* Plans behind their public handle. */
 #include "sluice/plan.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "backend/base/structs.h"
@@ -8,7 +9,7 @@
 #include "backend/moe/plan.h"
 
 #define PLAN_MAGIC 0x51ce504cu
-#define PLAN_FORM  1u
+#define PLAN_FORM  2u
 #define MAX_LINES  512
 
 struct sluice_plan_s {
@@ -76,6 +77,7 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
   const sluice_plan_inputs_t inputs = {
       .max_tokens = c->max_tokens,
       .budget = c->memory_budget,
+      .host_budget = c->host_memory_budget,
       .base = c->base_bytes != 0 ? c->base_bytes : sluice_plan_base_bytes(moe->context),
       .max_outstanding = c->max_outstanding,
       .num_chunks = c->num_chunks,
@@ -98,7 +100,8 @@ sluice_status_t sluice_plan_create(sluice_moe_t* moe, const sluice_plan_config_t
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_create: moe is NULL");
   sluice_plan_config_t checked;
   sluice_plan_config_init(&checked, sizeof checked);
-  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, sizeof checked, "sluice_plan_config_t"));
+  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, offsetof(sluice_plan_config_t, host_memory_budget),
+                                "sluice_plan_config_t"));
   SLUICE_TRY(check_config(&checked));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_plan_create"));
   sluice_status_t status = make(moe, &checked, out_plan);
@@ -130,6 +133,7 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
   info.schedule_bytes = d->bytes.schedules, info.header_bytes = d->bytes.headers;
   info.product_bytes = d->bytes.products, info.step_bytes = d->bytes.step, info.total_bytes = d->bytes.total;
   info.relative_time = d->cost;
+  info.host_pool_bytes = d->bytes.host_pool;
   size_t size = out_info->struct_size;
   if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_plan_info_t: struct_size is %zu; set it to sizeof the struct", size);

@@ -78,7 +78,7 @@
   MEMBER(sluice_host_gemm_args_t, dtype_c, 100, 4) \
   MEMBER(sluice_host_gemm_args_t, beta, 104, 4) \
   MEMBER(sluice_host_gemm_args_t, reserved, 108, 4) \
-  STRUCT(sluice_context_config_t, 96) \
+  STRUCT(sluice_context_config_t, 104) \
   MEMBER(sluice_context_config_t, struct_size, 0, 8) \
   MEMBER(sluice_context_config_t, next, 8, 8) \
   MEMBER(sluice_context_config_t, device_type, 16, 4) \
@@ -93,6 +93,7 @@
   MEMBER(sluice_context_config_t, memory_budget, 80, 8) \
   MEMBER(sluice_context_config_t, max_outstanding, 88, 4) \
   MEMBER(sluice_context_config_t, reserved, 92, 4) \
+  MEMBER(sluice_context_config_t, host_memory_budget, 96, 8) \
   STRUCT(sluice_context_stats_t, 160) \
   MEMBER(sluice_context_stats_t, struct_size, 0, 8) \
   MEMBER(sluice_context_stats_t, current_bytes, 8, 8) \
@@ -201,7 +202,7 @@
   MEMBER(sluice_moe_backward_args_t, local_status, 104, 4) \
   MEMBER(sluice_moe_backward_args_t, may_reuse_saved, 108, 4) \
   MEMBER(sluice_moe_backward_args_t, local_message, 112, 8) \
-  STRUCT(sluice_plan_config_t, 64) \
+  STRUCT(sluice_plan_config_t, 72) \
   MEMBER(sluice_plan_config_t, struct_size, 0, 8) \
   MEMBER(sluice_plan_config_t, next, 8, 8) \
   MEMBER(sluice_plan_config_t, max_tokens, 16, 8) \
@@ -213,7 +214,8 @@
   MEMBER(sluice_plan_config_t, restore_middle, 52, 4) \
   MEMBER(sluice_plan_config_t, wgrad_mode, 56, 4) \
   MEMBER(sluice_plan_config_t, reserved, 60, 4) \
-  STRUCT(sluice_plan_info_t, 136) \
+  MEMBER(sluice_plan_config_t, host_memory_budget, 64, 8) \
+  STRUCT(sluice_plan_info_t, 144) \
   MEMBER(sluice_plan_info_t, struct_size, 0, 8) \
   MEMBER(sluice_plan_info_t, max_tokens, 8, 8) \
   MEMBER(sluice_plan_info_t, chunk_rows, 16, 8) \
@@ -235,6 +237,7 @@
   MEMBER(sluice_plan_info_t, step_bytes, 112, 8) \
   MEMBER(sluice_plan_info_t, total_bytes, 120, 8) \
   MEMBER(sluice_plan_info_t, relative_time, 128, 8) \
+  MEMBER(sluice_plan_info_t, host_pool_bytes, 136, 8) \
   STRUCT(sluice_plan_candidate_t, 40) \
   MEMBER(sluice_plan_candidate_t, num_chunks, 0, 4) \
   MEMBER(sluice_plan_candidate_t, restore_input, 4, 4) \

@@ -110,6 +110,31 @@ static void Budget_OneHotExpert_StaysWithinThePlan(void** state) {
   }
 }
 
+/* ---- the host pool ---- */
+
+/* Offloaded rows of one hot expert: what the pool has no room for is sent and computed again, with the same results. */
+static void HostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.top_k = 1, c.hot_expert = 1, c.outstanding = 2;
+  c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  c.host_budget = 1000;
+  result_t got;
+  world_run(&c, &got);
+  unsigned long long needs = 0;
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
+    const char* text = strstr(got.message[r], "takes ");
+    assert_non_null(strstr(got.message[r], "raise host_memory_budget to that"));
+    assert_int_equal(sscanf(text, "takes %llu", &needs), 1);
+  }
+  world_free(&got);
+  c.host_budget = needs;
+  check(c);
+  c.budget = 1u << 30; /* both at once */
+  check(c);
+}
+
 /* ---- predictions ---- */
 
 typedef struct layer_s {
@@ -374,6 +399,45 @@ static void Plan_BadInput_IsNamed(void** state) {
   close_layer(&l);
 }
 
+static void HostBudget_Plans_KeepWhatThePoolHolds(void** state) {
+  (void)state;
+  layer_t l = {.tokens = 4096, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
+  open_layer(&l, 0);
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = 4096, config.max_outstanding = 3;
+  config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  sluice_plan_t* plan = NULL;
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
+  assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
+  uint64_t all = info.host_pool_bytes;
+  assert_true(all >= 3u * 4096u * (8 + 16) * sizeof(float) && all < info.total_bytes);
+  sluice_plan_destroy(plan);
+  config.host_memory_budget = all;
+  assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
+  assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
+  assert_true(info.host_pool_bytes <= all && info.kept_rows == 4096);
+  sluice_plan_destroy(plan);
+  config.host_memory_budget = all / 2; /* one rank receives all it sends: fewer rows are no choice */
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_OVER_BUDGET, "host_memory_budget to that");
+  config.restore_input = config.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+  assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
+  assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
+  assert_true(info.host_pool_bytes <= all / 2);
+  sluice_plan_candidate_t lines[512];
+  int32_t count = 0, refused = 0;
+  assert_int_equal(sluice_plan_candidates(plan, lines, 512, &count), SLUICE_OK);
+  for (int32_t i = 0; i < count; ++i) {
+    int both = lines[i].restore_input == SLUICE_RESTORE_OFFLOAD && lines[i].restore_middle == SLUICE_RESTORE_OFFLOAD;
+    assert_false(both && lines[i].fits);
+    refused += !lines[i].fits;
+  }
+  assert_true(refused > 0 && refused < count);
+  sluice_plan_destroy(plan);
+  close_layer(&l);
+}
+
 static void PaperFootprint_IsAsPrinted(void** state) {
   (void)state;
   sluice_paper_footprint_t f;
@@ -389,6 +453,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Budget_FromTheSmallestUp_ResultsAreTheSame),
       cmocka_unit_test(Budget_OneHotExpert_StaysWithinThePlan),
+      cmocka_unit_test(HostBudget_OneHotExpert_ResultsAreTheSame),
+      cmocka_unit_test(HostBudget_Plans_KeepWhatThePoolHolds),
       cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
       cmocka_unit_test(Plan_BadInput_IsNamed),
       cmocka_unit_test(PaperFootprint_IsAsPrinted),

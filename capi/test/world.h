@@ -39,6 +39,7 @@ typedef struct case_s {
   int32_t restore_input, restore_middle; /* SLUICE_RESTORE_* */
   int32_t reuse_saved;                   /* the backward may write over saved buffers */
   uint64_t budget;                       /* of each rank's context; 0: none */
+  uint64_t host_budget;                  /* of its offloaded rows; 0: none */
   int32_t outstanding;                   /* forwards before the first backward; 0: 1 */
   int32_t parts;                         /* dispatch, experts, combine called one by one */
   const char* gemm;                      /* NULL: "ref" */

@@ -22,8 +22,6 @@ POLICIES = ("error", "warn")
 WGRAD_MODES = ("deferred", "per_chunk")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 MAX_CHUNKS = 256
-# Known from the design and not built yet: refused by name, so that nobody believes they have an effect.
-NOT_BUILT = ("host_memory_budget",)
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 # MPipeMoE's names for points of (how dispatched rows, how pre-activations) reach the backward.
 RESTORE_INPUT = ("keep", "offload", "redispatch")
@@ -54,6 +52,7 @@ class Options:
     required: bool = False
     policy: tuple[str, str] | None = None
     memory_budget: int | None = None
+    host_memory_budget: int | None = None
     max_outstanding: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -116,8 +115,6 @@ def misspelt_section(keys: Any) -> str | None:
 def _check_key(key: Any) -> None:
     if key in KEYS:
         return
-    if key in NOT_BUILT:
-        raise ConfigError(f'"sluice": "{key}" is known but not built yet in this version: take it out')
     near = difflib.get_close_matches(str(key).lower(), KEYS, n=1, cutoff=0.0)
     raise ConfigError(f'"sluice": unknown key {key!r}: did you mean "{near[0]}"? Valid keys: {", ".join(KEYS)}')
 
@@ -205,6 +202,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "wgrad_mode": _one_of(WGRAD_MODES),
     "policy": _policy,
     "memory_budget": _bytes,
+    "host_memory_budget": _bytes,
     "max_outstanding": _count,
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,

@@ -53,6 +53,8 @@ typedef struct sluice_context_config_s {
   int32_t max_outstanding; /* under a budget: forwards without their backward at one time, over all layers of the
                               context; 0: one for each layer */
   int32_t reserved;        /* 0 */
+  uint64_t host_memory_budget; /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own. On a
+                                  CPU they count towards memory_budget as well */
 } sluice_context_config_t;
 
 SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size);

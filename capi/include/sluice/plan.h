@@ -30,8 +30,9 @@ typedef struct sluice_plan_config_s {
   int32_t num_chunks;      /* n, or 0: any */
   int32_t restore_input;   /* SLUICE_RESTORE_*, ADAPTIVE: any */
   int32_t restore_middle;
-  int32_t wgrad_mode; /* SLUICE_WGRAD_*, ADAPTIVE: any */
-  int32_t reserved;   /* 0 */
+  int32_t wgrad_mode;          /* SLUICE_WGRAD_*, ADAPTIVE: any */
+  int32_t reserved;            /* 0 */
+  uint64_t host_memory_budget; /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own */
 } sluice_plan_config_t;
 
 SLUICE_EXPORT void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_size);
@@ -65,6 +66,7 @@ typedef struct sluice_plan_info_s {
   uint64_t total_bytes;
   double relative_time; /* of forward and backward, comparable between candidates only: seconds by the context's tuner
                            where it has a machine (sluice_context_tune), else by the papers' closed forms */
+  uint64_t host_pool_bytes; /* of total_bytes, what offloaded rows of max_outstanding forwards take at most */
 } sluice_plan_info_t;
 
 SLUICE_API sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info_t* out_info);

@@ -63,12 +63,6 @@ def test_Policy_Wrong_IsNamed(written, text):
     assert text in str(error.value)
 
 
-@pytest.mark.parametrize("key", config.NOT_BUILT)
-def test_Section_KnownButNotBuilt_IsRefusedByName(key: str) -> None:
-    with pytest.raises(config.ConfigError, match=f'"{key}" is known but not built yet'):
-        config.parse({key: 1})
-
-
 @pytest.mark.parametrize(
     "wrong, right",
     [("enable", "enabled"), ("Chunks", "chunks"), ("time_out", "timeout"), ("on_unsuported", "on_unsupported")],

@@ -108,6 +108,7 @@ class EngineBackend:
                     options.memory_budget,
                     options.max_outstanding,
                     options.host_memory_budget,
+                    options.tuner,
                 ),
             )
         except BaseException:

@@ -7,9 +7,12 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from sluice.config import TunerOptions
+
 from ... import trace
 from ..._library import load
 from ...errors import InvalidState
+from . import tuner
 from ._native import generation, native
 from .group import EpGroup
 
@@ -38,6 +41,7 @@ class ContextOptions:
     memory_budget    bytes of all that the context's layers allocate, saved buffers included; None: no limit
     max_outstanding  under a budget: forwards without their backward at one time; None: one for each layer
     host_memory_budget  bytes that offloaded rows of max_outstanding forwards may take; None: no limit of their own
+    tuner               who decides n, and by what; None: by steps alone
     """
 
     gemm: str = "auto"
@@ -45,6 +49,7 @@ class ContextOptions:
     memory_budget: int | None = None
     max_outstanding: int | None = None
     host_memory_budget: int | None = None
+    tuner: TunerOptions | None = None
 
 
 def release(destroy: Any, handle: Any, made_in: int) -> None:
@@ -80,6 +85,7 @@ class Context:
         self._generation = generation()
         self.lock = threading.RLock()  # see CastingLayer
         self.calls = 0  # passes running now, in whichever thread
+        self._is_tuned = False
         self._layers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._finalizer = weakref.finalize(
             self, release, library.lib.sluice_context_destroy, self._handle, self._generation
@@ -110,6 +116,25 @@ class Context:
         for layer in list(self._layers):
             layer.close()
         self._finalizer()
+
+    def tune_for(self, model_width: int, hidden_width: int, dtype: int) -> None:
+        """Before each layer: sets the tuner up for the first one. Collective where the options say calibrate."""
+        if self._is_tuned or self.options.tuner is None:
+            return
+        tuner.prepare(self.handle, self.options.tuner, model_width, hidden_width, dtype)
+        self._is_tuned = True
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """What the tuner decided, and why: docs/tuning.md."""
+        return tuner.decisions(self.handle)
+
+    def decisions_json(self) -> str:
+        """The same for a file that a later run names as the tuner's "decisions"."""
+        return tuner.decisions_json(self.handle)
+
+    def tuner_stats(self) -> dict[str, Any]:
+        """Passes timed and raced, seconds that races cost, how often the papers' hypotheses held."""
+        return tuner.stats(self.handle)
 
     def stats(self, reset_peak: bool = False) -> dict[str, Any]:
         """Bytes, times and counts of all passes so far."""

@@ -155,6 +155,7 @@ class MoeLayer:
                 raise InvalidArgument(f"expert_rank names {len(expert_rank)} experts, the layer has {num_experts}")
             table = ffi.new("int32_t[]", [int(rank) for rank in expert_rank])
             config.expert_rank = table
+        context.tune_for(model_width, hidden_width if experts is None else 4 * model_width, config.dtype)
         out = ffi.new("sluice_moe_t **")
         library.check(library.lib.sluice_moe_create(context.handle, config, out))
         self._handle = out[0]

@@ -49,6 +49,7 @@ def context_of(options: Options, group: EpGroup | None) -> Context:
         options.memory_budget,
         options.max_outstanding,
         options.host_memory_budget,
+        options.tuner,
     )
     key = (*chosen, () if group is None else group.ranks)
     found = _contexts.get(key)

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.errors import InvalidArgument
 
@@ -21,6 +21,8 @@ ENVIRONMENT = "SLUICE"
 POLICIES = ("error", "warn")
 WGRAD_MODES = ("deferred", "per_chunk")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
+TUNER_MODES = ("adaptive", "profile", "model")
+CALIBRATION_SECONDS = 8.0
 MAX_CHUNKS = 256
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 # MPipeMoE's names for points of (how dispatched rows, how pre-activations) reach the backward.
@@ -39,6 +41,22 @@ class ConfigError(InvalidArgument):
     """The section cannot be used as it is; the message names the key, the value and what to write."""
 
 
+class TunerOptions(NamedTuple):
+    """Who decides n, and by what (docs/tuning.md).
+
+    machine    path of a machine's JSON, for predictions
+    calibrate  seconds: this machine is measured before the first layer, or taken from the cache
+    cache      folder of measured machines; None: the user's
+    decisions  path of decisions from an earlier run, read if it is there
+    """
+
+    mode: str = "adaptive"
+    machine: str | None = None
+    calibrate: float | None = None
+    cache: str | None = None
+    decisions: str | None = None
+
+
 @dataclass(frozen=True)
 class Options:
     """What the section says, checked. None = chosen by Sluice."""
@@ -54,6 +72,7 @@ class Options:
     memory_budget: int | None = None
     host_memory_budget: int | None = None
     max_outstanding: int | None = None
+    tuner: TunerOptions | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for comparing ranks and for messages."""
@@ -179,6 +198,31 @@ def _policy(key: str, value: Any) -> tuple[str, str] | None:
     )
 
 
+def _tuner(key: str, value: Any) -> TunerOptions:
+    known = ", ".join(TunerOptions._fields)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'"sluice": "{key}" must be an object with keys of {known}, not {value!r}')
+    unknown = [name for name in value if name not in TunerOptions._fields]
+    if unknown:
+        raise ConfigError(f'"sluice": "{key}" has no key {unknown[0]!r}: known are {known}')
+    given = {name: item for name, item in value.items() if item is not None}
+    if "mode" in given:
+        _one_of(TUNER_MODES)(f"{key}.mode", given["mode"])
+    for name in ("machine", "cache", "decisions"):
+        if name in given:
+            _text(f"{key}.{name}", given[name])
+    if isinstance(given.get("calibrate"), bool):
+        given["calibrate"] = CALIBRATION_SECONDS if given["calibrate"] else None
+    elif "calibrate" in given:
+        given["calibrate"] = _seconds(f"{key}.calibrate", given["calibrate"])
+    found = TunerOptions(**given)
+    if found.machine is not None and found.calibrate is not None:
+        raise ConfigError(f'"sluice": "{key}" has machine and calibrate: take one of them out')
+    if found.mode == "model" and found.machine is None and found.calibrate is None:
+        raise ConfigError(f'"sluice": "{key}.mode" "model" needs a machine to predict with: add "calibrate": true')
+    return found
+
+
 def _bytes(key: str, value: Any) -> int:
     """A number of bytes, or text with a unit: "20GiB", "1.5 GB"."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
@@ -204,6 +248,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "memory_budget": _bytes,
     "host_memory_budget": _bytes,
     "max_outstanding": _count,
+    "tuner": _tuner,
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,
     "timeout": _seconds,

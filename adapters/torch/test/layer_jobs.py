@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeLayer
+from sluice.config import TunerOptions
 from sluice.errors import Foreign, InvalidArgument, Mismatch, NotFound, PeerRefused, SluiceError, TimedOut
 from torch.utils.checkpoint import checkpoint
 
@@ -274,6 +276,25 @@ def same_for_all_chunks():
         out.backward(case.cotangents[rank])
         seen.append((out.detach(), tokens.grad, weights.grad))
     return [[torch.equal(a, b) for a, b in zip(seen[0], other)] for other in seen[1:]]
+
+
+def tuned(folder, mode, calibrate):
+    """A context that was told how to choose: it decides, says so, and a second one begins with what it decided."""
+    W, rank = world()
+    path = Path(folder) / f"decisions{rank}.json"
+    results = []
+    for _ in range(2):
+        options = TunerOptions(mode, calibrate=calibrate, cache=folder, decisions=str(path))
+        context = Context(group(), ContextOptions(gemm="ref", tuner=options))
+        case = Case(W, tokens=(60, 60, 60), seed=51)
+        layer = case.layer(context, num_chunks=0)
+        for _ in range(60):
+            tokens, ids, weights, params = case.inputs(rank)
+            layer(tokens, ids, weights, params).backward(case.cotangents[rank])
+        path.write_text(context.decisions_json())
+        results.append((context.decisions(), context.tuner_stats(), context.stats()["last_num_chunks"]))
+        context.close()
+    return results
 
 
 def autograd_manners():

@@ -66,6 +66,22 @@ def test_Layer_AnyNumberOfChunks_GivesTheSameBits(world):
         assert result == [[True] * 3] * 2
 
 
+@pytest.mark.parametrize("mode, calibrate", [("profile", None), ("adaptive", 0.2), ("model", 0.2)])
+def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
+    found = ranks.run(2, "layer_jobs:tuned", folder=str(tmp_path), mode=mode, calibrate=calibrate)
+    for decided, again in found:
+        decisions, stats, chunks = decided
+        assert decisions[0]["why"] == ("predicted" if mode == "model" else "raced")
+        assert (decisions[0]["predicted_seconds"] > 0) == (calibrate is not None)
+        assert stats["timed_passes"] > 80
+        # The last decision may be younger than the last pass, but not the other way round.
+        assert chunks in {d["num_chunks"] for d in decisions}
+        assert again[0][0]["why"] == "imported" and again[1]["race_passes"] == 0
+        assert again[2] == decisions[-1]["num_chunks"]
+    assert found[0][0][0][0]["num_chunks"] == found[1][0][0][0]["num_chunks"]
+    assert len(list(tmp_path.glob("machine-*.json"))) == (calibrate is not None)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_Autograd_UsersExpectations_Hold(world):
     ranks.run(world, "layer_jobs:autograd_manners")

@@ -27,6 +27,33 @@ def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -
     assert config.parse(section) == (False, config.Options())
 
 
+def test_Tuner_Keys_AreRead() -> None:
+    section = {"tuner": {"mode": "model", "calibrate": True, "cache": "/tmp/c", "machine": None}}
+    assert config.parse(section)[1].tuner == config.TunerOptions("model", None, config.CALIBRATION_SECONDS, "/tmp/c")
+    assert config.parse({"tuner": {}})[1].tuner == config.TunerOptions()
+    assert config.parse({"tuner": {"calibrate": 2, "decisions": "d.json"}})[1].tuner.calibrate == 2.0
+    assert config.parse({"tuner": {"calibrate": False}})[1].tuner.calibrate is None
+    options = config.resolve({"enabled": True, "tuner": {"mode": "profile"}}, {"SLUICE": "require"})
+    assert options is not None and options.tuner == config.TunerOptions("profile")
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        ("profile", "must be an object with keys of mode, machine"),
+        ({"modus": "model"}, "has no key 'modus': known are mode, machine, calibrate, cache, decisions"),
+        ({"mode": "fast"}, "must be one of adaptive, profile, model"),
+        ({"machine": 3}, "tuner.machine"),
+        ({"calibrate": -1}, "tuner.calibrate"),
+        ({"calibrate": True, "machine": "m.json"}, "take one of them out"),
+        ({"mode": "model"}, "needs a machine to predict with"),
+    ],
+)
+def test_Tuner_Wrong_IsNamed(value: Any, text: str) -> None:
+    with pytest.raises(config.ConfigError, match=text):
+        config.parse({"tuner": value})
+
+
 @pytest.mark.parametrize("key", config.KEYS)
 def test_Section_TheWordAuto_IsRefusedForEveryKey(key: str) -> None:
     with pytest.raises(config.ConfigError, match=f'"{key}": the word "auto"'):

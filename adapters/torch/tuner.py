@@ -1,0 +1,119 @@
+"""The tuner of a context from Python: what the config's "tuner" says, and what was decided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sluice.config import TUNER_MODES, TunerOptions
+
+from ..._library import Library, load
+from ...errors import InvalidArgument
+
+_CALIBRATED = (1, 2, 3)  # SLUICE_DTYPE_F32, _BF16, _F16
+_DECISION = (
+    "model_width",
+    "hidden_width",
+    "num_experts",
+    "top_k",
+    "dtype",
+    "gated",
+    "rows",
+    "num_chunks",
+    "wgrad_mode",
+    "num_raced",
+    "race_passes",
+    "seconds",
+    "predicted_seconds",
+    "runner_up_seconds",
+    "runner_up_chunks",
+    "runner_up_wgrad_mode",
+)
+_STATS = (
+    "timed_passes",
+    "race_passes",
+    "num_decisions",
+    "num_switches",
+    "num_questioned",
+    "num_changed",
+    "monotonic",
+    "not_monotonic",
+    "total_seconds",
+    "excess_seconds",
+)
+
+
+def _read(path: str, what: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f'"tuner": {what} {path!r} cannot be read: {error.strerror}') from error
+
+
+def _machine(library: Library, handle: Any, options: TunerOptions, sizes: tuple[int, int, int]) -> Any:
+    """A planner of the machine in the file, or of this one; NULL where neither is wanted. To be destroyed."""
+    ffi = library.ffi
+    out = ffi.new("sluice_planner_t **")
+    if options.machine is not None:
+        text = _read(options.machine, "machine")
+        library.check(library.lib.sluice_planner_create(text, len(text), out))
+    elif options.calibrate is not None and sizes[2] in _CALIBRATED:
+        config = library.new("calibration_config")
+        config.model_width, config.hidden_width, config.dtype = sizes
+        config.seconds = options.calibrate
+        folder = None if options.cache is None else ffi.new("char[]", options.cache.encode())
+        config.cache_dir = ffi.NULL if folder is None else folder
+        library.check(library.lib.sluice_planner_calibrate(handle, config, out))
+    return out[0]
+
+
+def prepare(handle: Any, options: TunerOptions, model_width: int, hidden_width: int, dtype: int) -> None:
+    """Does what the options say, before a context's first layer is made.
+
+    Collective over the context's ranks where it calibrates. A decisions file that does not exist is none.
+    """
+    library = load()
+    planner = _machine(library, handle, options, (model_width, hidden_width, dtype))
+    try:
+        config = library.new("tuner_config")
+        config.mode = TUNER_MODES.index(options.mode)
+        config.machine = planner
+        library.check(library.lib.sluice_context_tune(handle, config))
+    finally:
+        library.lib.sluice_planner_destroy(planner)
+    if options.decisions is not None and Path(options.decisions).exists():
+        text = _read(options.decisions, "decisions")
+        library.check(library.lib.sluice_context_read_decisions(handle, text, len(text)))
+
+
+def decisions(handle: Any) -> list[dict[str, Any]]:
+    """The newest decisions, oldest first; `why` in words."""
+    library = load()
+    ffi = library.ffi
+    found = ffi.new("sluice_tuner_decision_t[]", 64)
+    count = ffi.new("int32_t *")
+    library.check(library.lib.sluice_context_decisions(handle, found, 64, count))
+    return [
+        {name: getattr(found[i], name) for name in _DECISION}
+        | {"why": ffi.string(library.lib.sluice_tuner_why_name(found[i].why)).decode()}
+        for i in range(count[0])
+    ]
+
+
+def decisions_json(handle: Any) -> str:
+    """All answers as JSON, for a file that a later run names as "decisions"."""
+    library = load()
+    bytes_ = library.ffi.new("uint64_t *")
+    library.check(library.lib.sluice_context_write_decisions(handle, library.ffi.NULL, bytes_))
+    text = library.ffi.new("char[]", bytes_[0])
+    library.check(library.lib.sluice_context_write_decisions(handle, text, bytes_))
+    return str(library.ffi.string(text).decode())
+
+
+def stats(handle: Any) -> dict[str, Any]:
+    """What tuning has done and cost so far."""
+    library = load()
+    out = library.ffi.new("sluice_tuner_stats_t *")
+    out.struct_size = library.ffi.sizeof(out[0])
+    library.check(library.lib.sluice_context_tuner_stats(handle, out))
+    return {name: getattr(out, name) for name in _STATS}

@@ -3,6 +3,7 @@
 #ifndef SLUICE_CAPI_CONTEXT_FAR_H_
 #define SLUICE_CAPI_CONTEXT_FAR_H_
 
+#include "backend/comm/nccl/nccl_comm.h"
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/gemm/cublas/gemm_cublas.h"
 
@@ -10,7 +11,12 @@ typedef struct sluice_cuda_sources_s {
   const sluice_cuda_driver_t* driver; /* borrowed until the context is destroyed */
   sluice_cuda_image_t image;
   const sluice_cublas_symbols_t* cublas; /* copied */
+  const sluice_nccl_symbols_t* nccl;     /* copied */
 } sluice_cuda_sources_t;
+
+/* sluice_comm_create_nccl; sources NULL: the driver and NCCL of this machine. */
+sluice_status_t sluice_comm_create_nccl_from(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
+                                             const sluice_cuda_sources_t* sources, sluice_comm_t** out_comm);
 
 /* sluice_context_create; sources NULL: the driver, kernels and cuBLAS of this machine. */
 sluice_status_t sluice_context_create_from(const sluice_context_config_t* config, sluice_comm_t* comm,

@@ -11,6 +11,7 @@
 #include "backend/tune/calibrate.h"
 #include "backend/tune/cost.h"
 #include "capi/src/planner.h"
+#include "capi/src/check_layer.h"
 
 #define MAX_CANDIDATES 512
 
@@ -76,6 +77,7 @@ sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice
   CHECK(out_planner != NULL, "sluice_planner_calibrate: out_planner is NULL");
   *out_planner = NULL;
   CHECK(context != NULL, "sluice_planner_calibrate: context is NULL");
+  SLUICE_TRY(sluice_check_is_near(context, "sluice_planner_calibrate"));
   sluice_calibration_config_t c;
   sluice_calibration_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_calibration_config_t"));

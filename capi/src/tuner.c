@@ -6,6 +6,7 @@
 #include "backend/base/structs.h"
 #include "backend/tune/tuner.h"
 #include "capi/src/planner.h"
+#include "capi/src/check_layer.h"
 
 #define CHECK(condition, ...) \
   if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
@@ -18,6 +19,7 @@ void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_s
 
 sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tuner_config_t* config) {
   CHECK(context != NULL, "sluice_context_tune: context is NULL");
+  SLUICE_TRY(sluice_check_is_near(context, "sluice_context_tune"));
   sluice_tuner_config_t c;
   sluice_tuner_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_tuner_config_t"));

@@ -118,6 +118,15 @@ static void CudaLayer_WhatIsNotThereYet_IsRefusedByName(void** state) {
   assert_int_equal(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
                    SLUICE_E_UNSUPPORTED);
   assert_non_null(strstr(last_message(), "sluice_dispatch_forward"));
+  sluice_plan_config_t plan_config;
+  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  sluice_plan_t* plan = NULL;
+  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_UNSUPPORTED);
+  sluice_calibration_config_t calibration;
+  sluice_calibration_config_init(&calibration, sizeof calibration);
+  sluice_planner_t* planner = NULL;
+  assert_int_equal(sluice_planner_calibrate(rig.context, &calibration, &planner), SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(last_message(), "sluice_planner_calibrate"));
   const int64_t rows[4] = {0};
   assert_int_equal(sluice_experts_forward(rig.moe, NULL, rows, &rig.param_table, NULL, NULL, NULL),
                    SLUICE_E_UNSUPPORTED);
@@ -141,6 +150,36 @@ static void CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable(void** state)
   assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
   assert_true(got == want);
   close_all(&rig);
+}
+
+static void NcclGroup_BadInput_IsRefusedByName(void** state) {
+  (void)state;
+  char id[SLUICE_NCCL_ID_BYTES] = {1};
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  sluice_nccl_group_t good, g;
+  sluice_nccl_group_init(&good, sizeof good);
+  good.id = id;
+  sluice_comm_t* comm = NULL;
+#define GROUP_REFUSED(wanted, text)                                           \
+  do {                                                                        \
+    assert_int_equal(sluice_comm_create_nccl(&config, &g, &comm), wanted);    \
+    assert_null(comm);                                                        \
+    if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message()); \
+  } while (0)
+  g = good, g.id = NULL;
+  GROUP_REFUSED(BAD, "id is NULL and parent is NULL");
+  g = good, g.parent = id;
+  GROUP_REFUSED(BAD, "id is set and parent is set");
+  g = good, g.device_id = -1;
+  GROUP_REFUSED(BAD, "device_id is -1");
+  g = good, g.struct_size = 8;
+  GROUP_REFUSED(SLUICE_E_ABI, "sluice_nccl_group_t");
+  g = good, g.library = "no/such/libnccl.so.2";
+  GROUP_REFUSED(SLUICE_E_NOT_FOUND, "no/such/libnccl.so.2");
+  assert_int_equal(sluice_nccl_id_create("no/such/libnccl.so.2", id), SLUICE_E_NOT_FOUND);
+  assert_int_equal(sluice_nccl_id_create(NULL, NULL), BAD);
+  assert_int_equal(sluice_comm_create_nccl(&config, &good, NULL), BAD);
 }
 
 /* ---- the n-th call fails --------------------------------------------------------------------------------------- */
@@ -337,6 +376,7 @@ int main(void) {
       cmocka_unit_test(CudaLayer_StreamOfAnotherDeviceOrCapturing_IsRefused),
       cmocka_unit_test(CudaLayer_WhatIsNotThereYet_IsRefusedByName),
       cmocka_unit_test(CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable),
+      cmocka_unit_test(NcclGroup_BadInput_IsRefusedByName),
       cmocka_unit_test(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaContext_NthCallOfCreationFails_LeaksNothing),

@@ -6,7 +6,6 @@
 
 #include "backend/base/clock.h"
 #include "backend/comm/nccl/fake/fake_nccl.h"
-#include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/moe/engine.h"
@@ -14,8 +13,6 @@
 
 typedef struct rank_machine_s {
   void* stream;
-  sluice_device_t* device; /* of the communicator */
-  sluice_allocator_t memory;
   sluice_comm_t* comm;
   sluice_context_t* context;     /* of the running case */
   fakes_waits_t before, sums[2]; /* by direction */
@@ -44,22 +41,12 @@ void fakes_open(int32_t world_size, int with_groups) {
   for (int32_t r = 0; r < world_size; ++r) {
     rank_machine_t* rank = &fakes.ranks[r];
     rank->stream = sluice_fake_cuda_open_stream(r);
-    if (world_size == 1) continue;
-    if (sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), r,
-                                       sluice_process_allocator(), &rank->device) != SLUICE_OK) {
-      abort();
-    }
-    sluice_cuda_allocator_init(rank->device, &rank->memory);
   }
 }
 
 int64_t fakes_close(char* out, uint64_t out_bytes) {
   for (int32_t r = 0; r < fakes.world_size; ++r) {
     rank_machine_t* rank = &fakes.ranks[r];
-    if (rank->device != NULL) {
-      sluice_allocator_deinit(&rank->memory);
-      rank->device->vtable->destroy(rank->device);
-    }
     sluice_fake_cuda_close_stream(rank->stream);
   }
   return sluice_fake_cuda_live(out, out_bytes) + sluice_fake_cublas_handles() + sluice_fake_nccl_live();
@@ -67,18 +54,25 @@ int64_t fakes_close(char* out, uint64_t out_bytes) {
 
 sluice_stream_t fakes_stream(int32_t rank) { return fakes.ranks[rank].stream; }
 
+static sluice_cuda_sources_t sources(void) {
+  return (sluice_cuda_sources_t){sluice_fake_cuda_driver(), sluice_fake_cuda_image(), &fakes.cublas, &fakes.nccl};
+}
+
 static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
-  const sluice_nccl_options_t options = {
-      .symbols = &fakes.nccl, .device = fakes.ranks[rank].device, .memory = &fakes.ranks[rank].memory, .id = &fakes.id};
-  sluice_status_t status = sluice_nccl_comm_create(&options, config, out_comm);
+  const sluice_cuda_sources_t from = sources();
+  sluice_nccl_group_t group;
+  sluice_nccl_group_init(&group, sizeof group);
+  group.device_id = rank;
+  group.id = &fakes.id;
+  sluice_status_t status = sluice_comm_create_nccl_from(config, &group, &from, out_comm);
   fakes.ranks[rank].comm = *out_comm;
   return status;
 }
 
 static sluice_status_t make_context(int32_t rank, const sluice_context_config_t* config, sluice_comm_t* comm,
                                     sluice_context_t** out_context) {
-  const sluice_cuda_sources_t sources = {sluice_fake_cuda_driver(), sluice_fake_cuda_image(), &fakes.cublas};
-  sluice_status_t status = sluice_context_create_from(config, comm, &sources, out_context);
+  const sluice_cuda_sources_t from = sources();
+  sluice_status_t status = sluice_context_create_from(config, comm, &from, out_context);
   fakes.ranks[rank].context = *out_context;
   return status;
 }

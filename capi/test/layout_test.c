@@ -61,6 +61,17 @@
   MEMBER(sluice_host_comm_vtable_t, publish, 32, 8) \
   MEMBER(sluice_host_comm_vtable_t, lookup, 40, 8) \
   MEMBER(sluice_host_comm_vtable_t, destroy, 48, 8) \
+  STRUCT(sluice_nccl_group_t, 72) \
+  MEMBER(sluice_nccl_group_t, struct_size, 0, 8) \
+  MEMBER(sluice_nccl_group_t, next, 8, 8) \
+  MEMBER(sluice_nccl_group_t, device_id, 16, 4) \
+  MEMBER(sluice_nccl_group_t, color, 20, 4) \
+  MEMBER(sluice_nccl_group_t, id, 24, 8) \
+  MEMBER(sluice_nccl_group_t, parent, 32, 8) \
+  MEMBER(sluice_nccl_group_t, library, 40, 8) \
+  MEMBER(sluice_nccl_group_t, store_user, 48, 8) \
+  MEMBER(sluice_nccl_group_t, publish, 56, 8) \
+  MEMBER(sluice_nccl_group_t, lookup, 64, 8) \
   STRUCT(sluice_host_gemm_args_t, 112) \
   MEMBER(sluice_host_gemm_args_t, m, 0, 8) \
   MEMBER(sluice_host_gemm_args_t, n, 8, 8) \
@@ -478,7 +489,8 @@
   CONSTANT(SLUICE_WHY_RACED, 4) \
   CONSTANT(SLUICE_WHY_PREDICTED, 5) \
   CONSTANT(SLUICE_WHY_QUESTIONED, 6) \
-  CONSTANT(SLUICE_WHY_IMPORTED, 7)
+  CONSTANT(SLUICE_WHY_IMPORTED, 7) \
+  CONSTANT(SLUICE_NCCL_ID_BYTES, 128)
 /* clang-format on */
 
 #define STRUCT(type, size) _Static_assert(sizeof(type) == (size), "the size of " #type " is part of the ABI");

@@ -42,6 +42,8 @@ typedef struct nccl_comm_s {
   _Atomic int32_t is_aborted; /* by this rank's abort() */
   void* stream;
   sluice_nccl_store_t store;
+  void (*released)(void* user);
+  void* released_user;
   uint64_t arrays_bytes;
   sluice_comm_request_t requests[MAX_IN_FLIGHT];
 } nccl_comm_t;
@@ -432,7 +434,10 @@ static void nccl_destroy(sluice_comm_t* base) {
   if (is_current) (void)sluice_cuda_leave(comm->device);
   pthread_mutex_destroy(&comm->mutex);
   sluice_free(sluice_process_allocator(), comm->requests[0].host_recv, comm->arrays_bytes);
+  void (*released)(void* user) = comm->released;
+  void* user = comm->released_user;
   sluice_free(sluice_process_allocator(), comm, sizeof *comm);
+  if (released != NULL) released(user);
 }
 
 static void nccl_publish(sluice_comm_t* base, const char* key, const char* value) {
@@ -500,16 +505,29 @@ static sluice_status_t open_inside(nccl_comm_t* comm, const sluice_nccl_options_
   return fail(comm, code, "the group cannot be made");
 }
 
+static sluice_status_t check_options(const sluice_nccl_options_t* options, const sluice_comm_config_t* config,
+                                     sluice_comm_config_t* out_config) {
+  SLUICE_TRY(sluice_comm_config_read(config, out_config));
+  if ((options->id == NULL) != (options->parent == NULL)) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "nccl: give either an id or a communicator to split");
+}
+
 sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, const sluice_comm_config_t* config,
                                         sluice_comm_t** out_comm) {
   *out_comm = NULL;
   sluice_comm_config_t c;
-  SLUICE_TRY(sluice_comm_config_read(config, &c));
-  if ((options->id == NULL) == (options->parent == NULL)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "nccl: give either an id or a communicator to split");
+  nccl_comm_t* comm = NULL;
+  sluice_status_t status = check_options(options, config, &c);
+  if (status == SLUICE_OK) {
+    comm = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *comm, "nccl communicator");
+    if (comm == NULL) status = SLUICE_E_NO_MEMORY;
   }
-  nccl_comm_t* comm = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *comm, "nccl communicator");
-  if (comm == NULL) return SLUICE_E_NO_MEMORY;
+  if (status != SLUICE_OK) {
+    if (options->released != NULL) options->released(options->released_user);
+    return status;
+  }
+  comm->released = options->released;
+  comm->released_user = options->released_user;
   if (options->store != NULL) comm->store = *options->store;
   sluice_comm_init_base(&comm->base, options->store != NULL ? &nccl_vtable_with_store : &nccl_vtable, "nccl", &c);
   comm->nccl = *options->symbols;
@@ -517,7 +535,7 @@ sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, co
   comm->driver = sluice_cuda_device_driver(options->device);
   comm->memory = options->memory;
   pthread_mutex_init(&comm->mutex, NULL);
-  sluice_status_t status = allocate_arrays(comm);
+  status = allocate_arrays(comm);
   if (status != SLUICE_OK) goto err_destroy;
   status = sluice_cuda_enter(comm->device);
   if (status != SLUICE_OK) goto err_destroy;

@@ -63,6 +63,8 @@ typedef struct sluice_nccl_options_s {
   void* parent; /* ncclComm_t; ranks with equal `color` form a group, config's rank is their key */
   int32_t color;
   const sluice_nccl_store_t* store; /* or NULL: then no error names a rank; copied */
+  void (*released)(void* user);     /* last, when the communicator is gone (also where create fails); or NULL */
+  void* released_user;
 } sluice_nccl_options_t;
 
 /* One rank makes it; the host carries it to the others. Errors: FOREIGN. */

@@ -3,6 +3,7 @@
  *   local   the ranks are threads of this process: the embedded default, for examples and tests
  *   host    callbacks into the host's own process group (torch c10d through the adapter)
  *   mpi     Open MPI, in its own shared object loaded on demand
+ *   nccl    NVIDIA's, opened by name at run time: for contexts on CUDA
  *
  * A communicator belongs to one group of ranks; every rank issues the same calls in the same order.
  */
@@ -96,11 +97,46 @@ SLUICE_API sluice_status_t sluice_comm_create_host(const sluice_comm_config_t* c
 SLUICE_API sluice_status_t sluice_comm_create_mpi(const sluice_comm_config_t* config, int64_t mpi_comm_f,
                                                   const char* library, sluice_comm_t** out_comm);
 
+/* ---- nccl ----------------------------------------------------------------------------------------------------- */
+
+enum { SLUICE_NCCL_ID_BYTES = 128 };
+
+/* Either `id` or `parent`. A rank that is gone can be named only through notes in a store that all ranks share. */
+typedef struct sluice_nccl_group_s {
+  size_t struct_size;              /* set by sluice_nccl_group_init */
+  const sluice_ext_header_t* next; /* NULL */
+  int32_t device_id;               /* of this rank: one GPU per rank, that of its context */
+  int32_t color;                   /* with parent: ranks of equal colour form the group */
+  const void* id;                  /* SLUICE_NCCL_ID_BYTES that one rank made, the same on all ranks; or NULL */
+  void* parent;                    /* the host's ncclComm_t, to be split: every rank of it takes part; or NULL */
+  const char* library;             /* path of NCCL, or NULL: one that is loaded already, else libnccl.so.2 */
+  void* store_user;
+  /* Both or neither; as in sluice_host_comm_vtable_t, called from the calling thread and from abort's. */
+  void (*publish)(void* user, const char* key, const char* value);
+  int32_t (*lookup)(void* user, const char* key, char* out, int32_t out_bytes);
+} sluice_nccl_group_t;
+
+SLUICE_EXPORT void sluice_nccl_group_init(sluice_nccl_group_t* out_group, size_t struct_size);
+
+/* Makes the id of a new group: on one rank, which carries it to the others by its own means. library as in
+ * sluice_nccl_group_t. out_id: SLUICE_NCCL_ID_BYTES. Thread-safe. Errors: INVALID_ARGUMENT, NOT_FOUND (says what to
+ * install: NCCL 2.18 or later), FOREIGN (NCCL's text). */
+SLUICE_API sluice_status_t sluice_nccl_id_create(const char* library, void* out_id);
+
+/* Collective over the group, but does not wait for it: the first exchange does. group is copied; parent is the host's
+ * and used for the split alone. The communicator has a device and streams of its own, exchanges run in the order of
+ * calls, and a layer's payload is enqueued. A peer that is silent in an exchange that was enqueued is noticed by the
+ * next call, or by nobody: a host that waits for its stream keeps a watchdog that calls sluice_comm_abort.
+ * out_comm: new, sluice_comm_destroy. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (driver, device, NCCL or
+ * kernels: says which), FOREIGN (NCCL's text). */
+SLUICE_API sluice_status_t sluice_comm_create_nccl(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
+                                                   sluice_comm_t** out_comm);
+
 /* ---- all ------------------------------------------------------------------------------------------------------ */
 
 SLUICE_EXPORT int32_t sluice_comm_rank(const sluice_comm_t* comm);
 SLUICE_EXPORT int32_t sluice_comm_world_size(const sluice_comm_t* comm);
-/* "local", "host", "mpi": immutable string. */
+/* "local", "host", "mpi", "nccl": immutable string. */
 SLUICE_EXPORT const char* sluice_comm_name(const sluice_comm_t* comm);
 /* Makes every present and later wait on this rank fail with ABORTED, in bounded time. Thread-safe, repeatable. */
 SLUICE_EXPORT void sluice_comm_abort(sluice_comm_t* comm);

@@ -119,10 +119,11 @@ typedef struct sluice_expert_callbacks_s {
 
 /* ---- forward -------------------------------------------------------------------------------------------------- */
 
-/* What a forward leaves for its backward, each a plain run of bytes. */
+/* What a forward leaves for its backward, each a plain run of bytes. On CUDA INPUT and MIDDLE are device memory, the
+ * others the host's. */
 enum {
-  SLUICE_SAVED_META = 0,       /* counts and permutation */
-  SLUICE_SAVED_INPUT = 1,      /* T_DI [R, M]: dispatched rows, of the chunks that are kept */
+  SLUICE_SAVED_META = 0,  /* counts and permutation; on CUDA counts alone */
+  SLUICE_SAVED_INPUT = 1, /* T_DI [R, M]: dispatched rows, of the chunks that are kept; on CUDA after the permutation */
   SLUICE_SAVED_MIDDLE = 2,     /* T_M [R, g*H]: pre-activations; with callbacks their outputs [R, M] */
   SLUICE_SAVED_HOST_INPUT = 3, /* the same of offloaded chunks: host memory, pinned where the device has it */
   SLUICE_SAVED_HOST_MIDDLE = 4,
@@ -154,7 +155,8 @@ typedef struct sluice_moe_forward_args_s {
 SLUICE_EXPORT void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_args, size_t struct_size);
 
 /* Runs the layer forward. Collective over the context's communicator, also when an argument is wrong: the other ranks
- * then get PEER_REFUSED. Host-complete on a CPU; stream must be NULL there. Allocates slots on first use.
+ * then get PEER_REFUSED. Host-complete on a CPU; stream must be NULL there. On CUDA stream-complete on `stream`, which
+ * belongs to the context's device (NULL: the default one); the host waits for the counts. Allocates slots on first use.
  *
  * out_step   new, sluice_step_drop or consumed by nothing; NULL when needs_backward is 0
  * Owns       all arguments are borrowed for the call
@@ -185,7 +187,7 @@ SLUICE_API sluice_status_t sluice_step_info(const sluice_step_t* step, int32_t* 
 enum { SLUICE_GRAD_OVERWRITE = 0, SLUICE_GRAD_ACCUMULATE = 1 };
 enum { SLUICE_HALF_INPUT = 1, SLUICE_HALF_WEIGHT = 2, SLUICE_HALF_BOTH = 3 };
 
-/* Called on the calling thread when all gradients of a local expert are final. */
+/* Called on the calling thread when all gradients of a local expert are final; on CUDA, when they are enqueued. */
 typedef void (*sluice_expert_ready_fn_t)(void* user, int32_t local_expert);
 
 typedef struct sluice_moe_backward_args_s {
@@ -213,7 +215,7 @@ SLUICE_EXPORT void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out
 
 /* Runs the layer backward. Collective as forward is (HALF_WEIGHT alone is local). Idle experts get zero gradients.
  * A step takes one backward, or one INPUT half and then one WEIGHT half; more is STATE.
- * Threads, errors: as forward. Host-complete on a CPU. */
+ * Threads, errors: as forward. Host-complete on a CPU, stream-complete on CUDA without a wait for the device. */
 SLUICE_API sluice_status_t sluice_moe_backward(sluice_moe_t* moe, sluice_step_t* step,
                                                const sluice_moe_backward_args_t* args, sluice_stream_t stream);
 

@@ -1,0 +1,115 @@
+/* The NCCL communicator behind its public handle: it owns a device of its own, which its staging and its stream need.
+ */
+#include "backend/comm/nccl/nccl_comm.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "backend/base/structs.h"
+#include "backend/device/cuda/cuda_memory.h"
+#include "capi/src/context_far.h"
+
+void sluice_nccl_group_init(sluice_nccl_group_t* out_group, size_t struct_size) {
+  if (out_group == NULL || struct_size < sizeof(size_t)) return;
+  memset(out_group, 0, struct_size);
+  out_group->struct_size = struct_size;
+}
+
+sluice_status_t sluice_nccl_id_create(const char* library, void* out_id) {
+  if (out_id == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_nccl_id_create: out_id is NULL");
+  sluice_nccl_symbols_t symbols;
+  sluice_nccl_id_t id;
+  static_assert(sizeof id == SLUICE_NCCL_ID_BYTES, "NCCL's id");
+  SLUICE_TRY(sluice_nccl_open(library, &symbols));
+  SLUICE_TRY(sluice_nccl_make_id(&symbols, &id));
+  memcpy(out_id, &id, sizeof id);
+  return SLUICE_OK;
+}
+
+typedef struct owned_device_s {
+  sluice_device_t* device;
+  sluice_allocator_t memory;
+} owned_device_t;
+
+static void release_device(void* user) {
+  owned_device_t* owned = user;
+  sluice_allocator_deinit(&owned->memory);
+  owned->device->vtable->destroy(owned->device);
+  sluice_free(sluice_process_allocator(), owned, sizeof *owned);
+}
+
+static sluice_status_t make_device(int32_t device_id, const sluice_cuda_sources_t* sources,
+                                   owned_device_t** out_owned) {
+  owned_device_t* owned = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *owned, "device of a communicator");
+  if (owned == NULL) return SLUICE_E_NO_MEMORY;
+  sluice_status_t status = sources != NULL
+                               ? sluice_cuda_device_create_from(sources->driver, sources->image, device_id,
+                                                                sluice_process_allocator(), &owned->device)
+                               : sluice_cuda_device_create(device_id, sluice_process_allocator(), &owned->device);
+  if (status != SLUICE_OK) {
+    sluice_free(sluice_process_allocator(), owned, sizeof *owned);
+    return status;
+  }
+  sluice_cuda_allocator_init(owned->device, &owned->memory);
+  *out_owned = owned;
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_group(const sluice_nccl_group_t* group, sluice_nccl_group_t* out) {
+  sluice_nccl_group_init(out, sizeof *out);
+  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, group, sizeof *out, "sluice_nccl_group_t"));
+  if (out->next != NULL) {
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_nccl_group_t: extension of unknown type %d", out->next->type);
+  }
+  if ((out->id == NULL) == (out->parent == NULL)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "sluice_nccl_group_t: id is %s and parent is %s; give one of them: an id that one rank made "
+                       "(sluice_nccl_id_create), or the host's communicator to split",
+                       out->id == NULL ? "NULL" : "set", out->parent == NULL ? "NULL" : "set");
+  }
+  if ((out->publish == NULL) != (out->lookup == NULL)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_nccl_group_t: set publish and lookup together, or neither");
+  }
+  if (out->device_id < 0 || out->color < 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "sluice_nccl_group_t: device_id is %d and color %d; both count from 0", out->device_id,
+                       out->color);
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_comm_create_nccl_from(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
+                                             const sluice_cuda_sources_t* sources, sluice_comm_t** out_comm) {
+  if (out_comm == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_nccl: out_comm is NULL");
+  *out_comm = NULL;
+  sluice_nccl_group_t g;
+  SLUICE_TRY(read_group(group, &g));
+  sluice_nccl_symbols_t symbols;
+  if (sources != NULL) {
+    symbols = *sources->nccl;
+  } else {
+    SLUICE_TRY(sluice_nccl_open(g.library, &symbols));
+  }
+  owned_device_t* owned = NULL;
+  SLUICE_TRY(make_device(g.device_id, sources, &owned));
+  sluice_nccl_id_t id;
+  if (g.id != NULL) memcpy(&id, g.id, sizeof id);
+  const sluice_nccl_store_t store = {g.store_user, g.publish, g.lookup};
+  const sluice_nccl_options_t options = {
+      .symbols = &symbols,
+      .device = owned->device,
+      .memory = &owned->memory,
+      .id = g.id != NULL ? &id : NULL,
+      .parent = g.parent,
+      .color = g.color,
+      .store = g.publish != NULL ? &store : NULL,
+      .released = release_device,
+      .released_user = owned,
+  };
+  return sluice_nccl_comm_create(&options, config, out_comm);
+}
+
+sluice_status_t sluice_comm_create_nccl(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
+                                        sluice_comm_t** out_comm) {
+  return sluice_comm_create_nccl_from(config, group, NULL, out_comm);
+}

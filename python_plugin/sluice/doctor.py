@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import importlib.metadata
 import importlib.util
 import inspect
@@ -58,6 +59,7 @@ def examine() -> list[Finding]:
         ("python", _python),
         ("library", _library),
         ("self-check in C", _self_check),
+        ("calibration", _calibration),
         ("torch", _torch),
         ("torch adapter", _torch_adapter),
         ("loader", _loader),
@@ -113,6 +115,31 @@ def _self_check() -> Iterator[Finding]:
     yield Finding(
         "gemm", OK, f"{result['gemm']}; in training the fastest for each shape is taken, torch's own products included"
     )
+
+
+def _calibration() -> Iterator[Finding]:
+    """The machines that calibrations left in the cache, as the C library places it."""
+    folder = os.environ.get("SLUICE_CACHE_DIR")
+    if not folder:
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        folder = os.path.join(base if base.startswith("/") else os.path.expanduser("~/.cache"), "sluice")
+    names = sorted(glob.glob(os.path.join(glob.escape(folder), "machine-*.json")))
+    damaged = []
+    for name in names:
+        try:
+            with open(name) as file:
+                head, _, machine = file.read().split("\n", 2)  # form, key, machine
+            json.loads(machine)
+            if not head.startswith("sluice cache "):
+                raise ValueError(head)
+        except (OSError, ValueError):
+            damaged.append(os.path.basename(name))
+    if damaged:
+        yield Finding("calibration", NOTE, f"{damaged[0]} in {folder} is damaged", "it is measured again when needed")
+    elif names:
+        yield Finding("calibration", OK, f"{len(names)} measured machines in {folder}")
+    else:
+        yield Finding("calibration", OK, f"none in {folder}; `python -m sluice tune` makes one")
 
 
 def _torch() -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from sluice import doctor
 from sluice.planning import machines, tune_command
 from sluice.planning.planner import Choice, Planner, Workload
 
@@ -49,3 +50,15 @@ def test_Tune_BadInput_IsNamed(capsys) -> None:
     ):
         assert tune_command.main(words) == 2
         assert text in capsys.readouterr().err
+
+
+def test_Doctor_SaysWhatTheCacheHolds(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
+    (finding,) = doctor._calibration()
+    assert finding.state == doctor.OK and f"none in {tmp_path}" in finding.detail
+    assert tune_command.main([*SIZES[:-2], "--out", str(tmp_path / "out.json")]) == 0
+    (finding,) = doctor._calibration()
+    assert finding.state == doctor.OK and "1 measured machines" in finding.detail
+    (tmp_path / "machine-0.json").write_text("{")
+    (finding,) = doctor._calibration()
+    assert finding.state == doctor.NOTE and "machine-0.json" in finding.detail

@@ -101,11 +101,12 @@ static sluice_status_t one_round(calibration_t* c) {
   return SLUICE_OK;
 }
 
-static sluice_status_t agree_on_medians(calibration_t* c) {
+/* The lower quartile: noise only adds, but the very shortest may be luck. */
+static sluice_status_t agree_on_times(calibration_t* c) {
   double seconds[SLUICE_PROBES];
   for (int32_t i = 0; i < c->count; ++i) {
     sluice_probe_t* p = &c->probes[i];
-    seconds[i] = p->is_left_out ? 0 : sluice_median(p->samples, p->count);
+    seconds[i] = p->is_left_out ? 0 : sluice_quantile(p->samples, p->count, 0.25);
   }
   SLUICE_TRY(sluice_bench_longest(&c->bench, seconds, c->count));
   for (int32_t i = 0; i < c->count; ++i) c->probes[i].seconds = seconds[i];
@@ -121,7 +122,7 @@ static sluice_status_t run_rounds(calibration_t* c, double seconds) {
     sluice_log(SLUICE_LOG_INFO, "calibrating: round %d of %d", i + 1, count);
     SLUICE_TRY(one_round(c));
   }
-  return agree_on_medians(c);
+  return agree_on_times(c);
 }
 
 /* ---- curves ---- */

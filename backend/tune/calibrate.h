@@ -1,8 +1,8 @@
 /* Measures the machine that a context runs on, through its own products, communicator, kernels and lanes.
  *
  * Probes (one op at one size each) run in rounds, all of them once per round, so that drift hits all alike; a probe's
- * time is the median of its rounds, and over ranks the longest, so that all ranks end with the same machine. A tenth or
- * more of the probes is held out of the curves and says how far the curves are off.
+ * time is the lower quartile of its rounds (noise only adds), and over ranks the longest, so that all ranks end with
+ * the same machine. A tenth or more of the probes is held out of the curves and says how far the curves are off.
  */
 #ifndef SLUICE_BACKEND_TUNE_CALIBRATE_H_
 #define SLUICE_BACKEND_TUNE_CALIBRATE_H_

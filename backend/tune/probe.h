@@ -26,7 +26,7 @@ typedef struct sluice_probe_s {
   int64_t size;        /* rows of an expert, or bytes; jobs of a launch */
   int32_t count;
   double samples[SLUICE_PROBE_ROUNDS];
-  double seconds; /* the median, the longest of all ranks */
+  double seconds; /* the lower quartile, the longest of all ranks */
 } sluice_probe_t;
 
 /* Memory and sizes that probes share. */

@@ -1,0 +1,190 @@
+"""How good the tuner's choices and predictions are: regret against exhaustive search, error, and what tuning costs.
+
+    .venv/bin/python -m integration_tests.benchmarks.tuner [--links none 1gbit 0.2gbit] [--ranks 2] [--smoke]
+
+Per scenario (shape, link, skew) and mode the tuner trains until it has settled. Then every n is screened, and the
+best five and all choices run in fresh rounds, in turns. Regret is the median over rounds of the choice's time over that
+of the best n, minus 1; beside it stands what the best n says of itself in odd and even rounds. The n that MPMoE's
+phases and MPipeMoE's eq. 10 would take from the same calibration stand beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from integration_tests.benchmarks import launch  # noqa: E402
+from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
+
+# T, M, H, E, K; steps stay near or below 100 ms on one core.
+SHAPES = {
+    "square": (512, 256, 512, 4, 2),
+    "wide": (256, 256, 1024, 4, 1),
+    "long": (2048, 128, 256, 8, 2),
+    "many": (512, 256, 256, 16, 4),
+    "short": (96, 256, 512, 4, 2),
+}
+SMOKE = {"smoke": (64, 32, 64, 4, 2)}
+SKEWS = (1.0, 1.6)
+
+
+def cases(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The scenarios of one link."""
+    shapes, skews = (SMOKE, (1.0,)) if options.smoke else (SHAPES, SKEWS)
+    return [
+        {"name": f"{name} x{skew:g}", "T": T, "M": M, "H": H, "E": E, "K": K, "skew": skew}
+        for name, (T, M, H, E, K) in shapes.items()
+        for skew in skews
+    ]
+
+
+def regret(measured: dict[str, list[float]], chosen: int) -> float:
+    """Median over rounds of the choice against the n with the least median."""
+    best = min(measured, key=lambda n: statistics.median(measured[n]))
+    return statistics.median(a / b for a, b in zip(measured[str(chosen)], measured[best], strict=True)) - 1
+
+
+def repeatability(measured: dict[str, list[float]]) -> float:
+    """The best n in odd rounds against itself in even ones."""
+    best = measured[min(measured, key=lambda n: statistics.median(measured[n]))]
+    pairs = [a / b for a, b in zip(best[::2], best[1::2], strict=False)]
+    return abs(statistics.median(pairs) - 1)
+
+
+def judge(line: dict[str, Any]) -> dict[str, Any]:
+    """Adds regrets and errors to a scenario's record."""
+    measured = line["measured"]
+    line["regret"] = {mode: regret(measured, found["n"]) for mode, found in line["modes"].items()}
+    line["regret"] |= {name: regret(measured, n) for name, n in line["models"].items()}
+    line["repeatability"] = repeatability(measured)
+    line["error"] = {
+        n: line["predicted"][n]["schedule"] / statistics.median(seconds) - 1 for n, seconds in measured.items()
+    }
+    return line
+
+
+def quantile(values: list[float], share: float) -> float:
+    """By the nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1))]
+
+
+def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Over all scenarios."""
+    names = lines[0]["regret"]
+    errors = [abs(error) for line in lines for error in line["error"].values()]
+    stats = [line["modes"]["adaptive"]["stats"] for line in lines]
+    return {
+        "scenarios": len(lines),
+        "regret": {
+            name: {
+                "median": statistics.median(line["regret"][name] for line in lines),
+                "worst": max(line["regret"][name] for line in lines),
+            }
+            for name in names
+        },
+        "repeatability_median": statistics.median(line["repeatability"] for line in lines),
+        "error": {"median": statistics.median(errors), "p90": quantile(errors, 0.9), "count": len(errors)},
+        "race_passes": sum(s["race_passes"] for s in stats),
+        "excess_seconds": sum(s["excess_seconds"] for s in stats),
+        "monotonic": sum(s["monotonic"] for s in stats),
+        "not_monotonic": sum(s["not_monotonic"] for s in stats),
+    }
+
+
+def show(line: dict[str, Any]) -> str:
+    """A line of the table."""
+    picks = "  ".join(
+        f"{name} n {line['modes'][name]['n'] if name in line['modes'] else line['models'][name]} {100 * value:+.1f} %"
+        for name, value in line["regret"].items()
+    )
+    worst = max(line["error"].values(), key=abs)
+    return (
+        f"{line['name']:<12} {line['link']:>8}  {picks}  (repeats within {100 * line['repeatability']:.1f} %)  "
+        f"predictions off by up to {100 * worst:+.0f} %"
+    )
+
+
+def run_link(options: argparse.Namespace, link: str, progress: launch.Progress) -> list[dict[str, Any]]:
+    """All scenarios over one link, in one process group."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "lines.json"
+        plan = {
+            "cases": cases(options),
+            "gemm": options.gemm,
+            "seed": options.seed,
+            "steps": options.steps,
+            "screen": options.screen,
+            "pairs": options.pairs,
+            "calibrate_s": options.calibrate,
+            "out": str(out),
+        }
+        (Path(folder) / "plan.json").write_text(json.dumps(plan))
+        outcome = launch.run(
+            [sys.executable, str(HERE / "tuner_rank.py"), str(Path(folder) / "plan.json")],
+            world_size=options.ranks,
+            rate=link,
+            deadline_s=3600,
+            on_progress=lambda event: progress.show(
+                f"{link} {launch.bar(event['done'] / event['of'])} {event['done']}/{event['of']} {event['name']}"
+            ),
+            progress=progress,
+            env={**launch.environment(), "PYTHONPATH": str(HERE.parents[1])},
+        )
+        if outcome.status != 0:
+            raise SystemExit(outcome.status)
+        lines = [judge({**line, "link": link}) for line in json.loads(out.read_text())]
+    for line in lines:
+        progress.line(show(line))
+    return lines
+
+
+def main() -> int:
+    """Run the scenarios over each link, print the summary and write one record."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--links", nargs="+", default=["none", "4gbit", "1gbit", "0.2gbit"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--gemm", default="native", help="named, so that all sides multiply alike")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=60, help="steps that a mode trains before its choice is taken")
+    parser.add_argument("--screen", type=int, default=3, help="rounds over every n")
+    parser.add_argument("--pairs", type=int, default=9, help="rounds over the best five and the choices")
+    parser.add_argument("--calibrate", type=float, default=6.0, help="seconds")
+    parser.add_argument("--smoke", action="store_true", help="one tiny scenario: does it run?")
+    parser.add_argument("--records", type=Path)
+    options = parser.parse_args()
+    if options.smoke:
+        options.links, options.steps, options.pairs, options.calibrate = ["none"], 40, 4, 0.3
+    progress = launch.Progress()
+    lines = [line for link in options.links for line in run_link(options, link, progress)]
+    found = summary(lines)
+    for name, value in found["regret"].items():
+        progress.line(f"regret {name:<9} median {100 * value['median']:.1f} %  worst {100 * value['worst']:.1f} %")
+    error = found["error"]
+    progress.line(
+        f"error of predictions: median {100 * error['median']:.1f} %, 90th percentile {100 * error['p90']:.1f} % "
+        f"({error['count']} pairs of scenario and n)"
+    )
+    if options.records:
+        options.records.mkdir(parents=True, exist_ok=True)
+        record = {
+            "ranks": options.ranks,
+            "machine": machine(),
+            "versions": versions(),
+            "summary": found,
+            "lines": lines,
+        }
+        (options.records / "tuner.json").write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

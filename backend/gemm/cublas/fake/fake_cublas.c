@@ -13,10 +13,13 @@ typedef struct handle_s {
   int has_workspace, math;
 } handle_t;
 
+/* Ranks are threads and call at the same time: without atomics a handle that is given back is now and then not counted.
+ */
 static struct {
-  int64_t calls, fail_at;
-  int fail_code, failed, version, declines_halves, last_compute;
-  int64_t handles, single, grouped;
+  _Atomic int64_t calls;
+  int64_t fail_at;
+  _Atomic int fail_code, failed, version, declines_halves, last_compute;
+  _Atomic int64_t handles, single, grouped;
 } state = {.fail_at = -1, .version = 130002};
 
 void sluice_fake_cublas_fail_call(int64_t nth, int code) {

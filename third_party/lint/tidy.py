@@ -28,6 +28,9 @@ def commands():
     done = subprocess.run(query, capture_output=True, text=True)
     if not done.stdout.strip():
         sys.exit("bazel aquery failed:\n" + done.stderr[-2000:])
+    # Paths of generated and foreign headers are relative to where Bazel compiles.
+    told = subprocess.run(["bazel", "info", "execution_root"], capture_output=True, text=True, check=True)
+    root = told.stdout.strip()
     found = {}
     for action in json.loads(done.stdout).get("actions", ()):
         arguments = action["arguments"]
@@ -39,7 +42,11 @@ def commands():
         flags = []
         for position, argument in enumerate(arguments):
             if argument in PAIRS:
-                flags += [argument, arguments[position + 1]]
+                value = arguments[position + 1]
+                flags += [
+                    argument,
+                    os.path.join(root, value) if value.startswith(("bazel-out/", "external/")) else value,
+                ]
             elif argument.startswith(KEPT) and "redacted" not in argument:
                 flags.append(argument)
         found[source] = flags

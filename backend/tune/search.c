@@ -14,7 +14,6 @@ enum { ENDS = 0, WALK, FEW, MORE, WGRAD, DUEL, QUESTION };
 #define BUDGET_SHARE    0.004
 #define HOPELESS        1.5  /* a counted step this much slower than the best candidate's ends its race */
 #define CLOSE           1.05 /* candidates this close to the best meet it again in a duel */
-#define CLEARLY_WORSE   1.10 /* a walk turns at once there; otherwise at the second one that is worse */
 #define FEW_COUNT       3
 #define FEW_WITHIN      1.25 /* of the best prediction */
 #define FIRST_QUESTION  512  /* passes of one size before its answer is questioned; doubles while it stands */
@@ -212,32 +211,27 @@ static void try_wgrad(sluice_search_t* s, int32_t bucket) {
   duel_or_settle(s, bucket);
 }
 
+/* To the bottom of the valley: whoever stands beside the best and has not run races next; where a neighbour is close to
+ * the best, also the one behind it, so that one unlucky time does not end the way. */
 static void walk_on(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  int32_t next = spot->walk + spot->step;
-  if (spot->worse >= 2 || next < spot->lo || next > spot->hi || (spot->raced >> pick_of(s, next) & 1)) {
-    try_wgrad(s, bucket);
-    return;
+  int32_t best = best_of(spot, spot->raced);
+  uint32_t set = 0;
+  for (int32_t step = -1; step <= 1; step += 2) {
+    for (int32_t size = size_of(best) + step; size >= spot->lo && size <= spot->hi; size += step) {
+      int32_t pick = pick_of(s, size);
+      if (!(spot->raced >> pick & 1)) {
+        set |= 1u << pick;
+        break;
+      }
+      if (time_of(spot, pick) > CLOSE * time_of(spot, best)) break;
+    }
   }
-  spot->walk = (int8_t)next;
-  enter(spot, 1u << pick_of(s, next), WALK);
-}
-
-static void after_ends(sluice_search_t* s, int32_t bucket) {
-  sluice_spot_t* spot = &s->spots[bucket];
-  double lo = time_of(spot, pick_of(s, spot->lo)), hi = time_of(spot, pick_of(s, spot->hi));
-  spot->walk = lo <= hi ? spot->lo : spot->hi;
-  spot->step = lo <= hi ? 1 : -1;
-  spot->worse = 0;
-  walk_on(s, bucket);
-}
-
-static void after_walk(sluice_search_t* s, int32_t bucket) {
-  sluice_spot_t* spot = &s->spots[bucket];
-  int32_t here = pick_of(s, spot->walk), best = best_of(spot, spot->raced & ~(1u << here));
-  double ratio = time_of(spot, here) / time_of(spot, best);
-  spot->worse = (int8_t)(ratio < 1 ? 0 : ratio > CLEARLY_WORSE ? 2 : spot->worse + 1);
-  walk_on(s, bucket);
+  if (set == 0) {
+    try_wgrad(s, bucket);
+  } else {
+    enter(spot, set, WALK);
+  }
 }
 
 static int is_open(const sluice_search_t* s, int32_t pick) {
@@ -335,14 +329,13 @@ static void start(sluice_search_t* s, int32_t bucket) {
   spot->hi = (int8_t)(lo < hi ? hi : lo);
   int near_below = answer_within(s, bucket, -1, NEAR) != NULL, near_above = answer_within(s, bucket, 1, NEAR) != NULL;
   if (spot->lo < spot->hi && near_below != near_above) { /* that end is the better one: no need to try the other */
-    int32_t from = near_below ? lo : hi;
-    spot->step = from == spot->lo ? 1 : -1;
-    spot->walk = (int8_t)(from + spot->step);
-    spot->worse = 0;
-    enter(spot, 1u << pick_of(s, from) | 1u << pick_of(s, spot->walk), WALK);
+    int32_t from = near_below ? lo : hi, beside = from == spot->lo ? from + 1 : from - 1;
+    enter(spot, 1u << pick_of(s, from) | 1u << pick_of(s, beside), WALK);
     return;
   }
-  enter(spot, 1u << pick_of(s, spot->lo) | 1u << pick_of(s, spot->hi), ENDS);
+  /* Both ends and the middle: of two ends alone the lucky one would begin a walk that never sees the valley. */
+  int32_t middle = (spot->lo + spot->hi) / 2;
+  enter(spot, 1u << pick_of(s, spot->lo) | 1u << pick_of(s, middle) | 1u << pick_of(s, spot->hi), ENDS);
 }
 
 /* Only as long as races have cost less than their share. */
@@ -391,8 +384,8 @@ static void advance(sluice_search_t* s, int32_t bucket) {
     return;
   }
   switch (spot->stage) {
-    case ENDS: after_ends(s, bucket); return;
-    case WALK: after_walk(s, bucket); return;
+    case ENDS:
+    case WALK: walk_on(s, bucket); return;
     case WGRAD: duel_or_settle(s, bucket); return;
     case FEW:
     case MORE: after_few(s, bucket); return;

@@ -8,10 +8,10 @@
  *   - between two answers that agree takes theirs: q lies inside the range of that n;
  *   - else races candidates between the n of the nearest answer below and above (hypothesis: the best n grows with q).
  * A race gives each candidate a warm-up step and then k counted steps in turns, and takes the shortest time of each
- * direction, since noise only adds. Without a model the race begins with both ends and walks from the better one until
- * it turns. With a model it begins with the few best by prediction; what they took corrects the model, and whatever
- * the corrected model then likes better is raced too. An answer is questioned again now and then by racing it against
- * its neighbours, as long as all races together stay under a share of the time.
+ * direction, since noise only adds. Without a model the race begins with both ends and the middle and walks from the
+ * best one to the bottom of its valley. With a model it begins with the few best by prediction; what they took corrects
+ * the model, and whatever the corrected model then likes better is raced too. An answer is questioned again now and
+ * then by racing it against its neighbours, as long as all races together stay under a share of the time.
  *
  * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, as algorithms.md section 4 resolves them: ranges are the runs of evidence
  * with one n, so that they are disjoint, and new evidence inside another's range shrinks it, without bookkeeping.
@@ -71,7 +71,7 @@ typedef struct sluice_spot_s {
   uint8_t pick;    /* the answer; while a race questions it, the old one */
   uint16_t racing; /* set of candidates */
   uint16_t raced;  /* all that were, in this race */
-  int8_t walk, step, worse, lo, hi;
+  int8_t worse, lo, hi;
   int32_t race_passes;
   uint32_t passes_since;   /* the last race */
   uint32_t question_after; /* passes */

@@ -1,5 +1,6 @@
 #include "backend/moe/agree.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -43,6 +44,8 @@ typedef struct header_s {
 } header_t;
 
 #define COUNTS_IN_ENVELOPE ((int64_t)((ENVELOPE_BYTES - sizeof(header_t)) / sizeof(int32_t)))
+static_assert(sizeof(header_t) + 16 * 8 * sizeof(int32_t) <= ENVELOPE_BYTES,
+              "16 chunks of 8 local experts each need no second exchange");
 
 static const char* direction_name(int32_t direction) { return direction == SLUICE_FORWARD ? "forward" : "backward"; }
 
@@ -291,7 +294,7 @@ static void learn(const header_t* own, const char* received, int32_t world_size,
 sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
                              sluice_agreement_t* out_agreement) {
   sluice_context_t* context = moe->context;
-  *out_agreement = (sluice_agreement_t){sluice_now_ns(), proposal->num_tokens, proposal->base_bytes};
+  *out_agreement = (sluice_agreement_t){sluice_now_ns(), 0, proposal->num_tokens, proposal->base_bytes};
   if (context->world_size == 1) return proposal->local_status;
   sluice_error_info_t refusal; /* the record of a local refusal survives the exchange */
   sluice_error_capture(&refusal);
@@ -318,8 +321,10 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   memcpy(buffers.recv + (size_t)context->rank * ENVELOPE_BYTES, &own, sizeof own);
   char phase[96];
   snprintf(phase, sizeof phase, "header of layer %d, %s", moe->config.layer_id, direction_name(proposal->direction));
+  uint64_t begin_ns = sluice_now_ns();
   SLUICE_TRY(run_exchange(context->comm, &buffers.arrays, phase));
   out_agreement->agreed_ns = sluice_now_ns();
+  out_agreement->header_ns = out_agreement->agreed_ns - begin_ns;
   sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);
   if (verdict != SLUICE_OK) return proposal->local_status != SLUICE_OK ? sluice_error_adopt(&refusal) : verdict;
   learn(&own, buffers.recv, context->world_size, context->rank, out_agreement);

@@ -26,6 +26,7 @@ sluice_status_t sluice_agree_reserve(sluice_context_t* context);
 /* What ranks learn from each other's headers. */
 typedef struct sluice_agreement_s {
   uint64_t agreed_ns;  /* when the first exchange had ended */
+  uint64_t header_ns;  /* that it took */
   int64_t max_tokens;  /* T of any rank */
   uint64_t base_bytes; /* the most of any rank */
 } sluice_agreement_t;

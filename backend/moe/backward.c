@@ -145,6 +145,7 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
     sluice_agreement_t agreement;
     SLUICE_TRY(sluice_agree(moe, &proposal, NULL, &agreement));
     pass.agreed_ns = agreement.agreed_ns;
+    pass.header_ns = agreement.header_ns;
   }
   status = execute(&pass, step, args);
   if (status != SLUICE_OK) {

@@ -16,6 +16,10 @@ typedef struct sluice_pass_report_s {
   int64_t rows;     /* that it received */
   int32_t num_chunks;
   int32_t wgrad_mode; /* backward */
+  /* Nanoseconds; in four bytes each, since they travel in every header. */
+  float compute_ns, comm_ns; /* of its ops by lane; exchanges include waiting for other ranks */
+  float comm_cpu_ns;         /* processor time of the communication lane */
+  float header_ns;           /* of the exchange of headers: next to no bytes */
 } sluice_pass_report_t;
 
 /* What one rank reports in the header of a forward. */

@@ -72,8 +72,16 @@ static void record(sluice_pass_t* pass) {
   /* Only passes of training count: a forward that keeps nothing and a weight half alone take other times. */
   int is_step = spec->only == 0 && (spec->direction == SLUICE_FORWARD ? spec->keep : spec->input_half);
   if (!is_step) return;
-  seat->own.pass[spec->direction] =
-      (sluice_pass_report_t){now - pass->agreed_ns, pass->binding.num_rows, spec->num_chunks, spec->wgrad_mode};
+  seat->own.pass[spec->direction] = (sluice_pass_report_t){
+      .pass_ns = now - pass->agreed_ns,
+      .rows = pass->binding.num_rows,
+      .num_chunks = spec->num_chunks,
+      .wgrad_mode = spec->wgrad_mode,
+      .compute_ns = (float)lane_ns[SLUICE_LANE_COMPUTE],
+      .comm_ns = (float)lane_ns[SLUICE_LANE_COMM],
+      .comm_cpu_ns = (float)pass->comm_cpu_ns,
+      .header_ns = (float)pass->header_ns,
+  };
   if (spec->direction != SLUICE_FORWARD) return;
   seat->own.rows = pass->binding.num_rows;
   seat->own.num_tokens = pass->binding.num_tokens;

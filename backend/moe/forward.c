@@ -126,6 +126,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
   sluice_agreement_t agreement;
   SLUICE_TRY(sluice_agree(moe, &proposal, refusal == SLUICE_OK && !planned ? &f.pass.binding : NULL, &agreement));
   f.pass.agreed_ns = agreement.agreed_ns;
+  f.pass.header_ns = agreement.header_ns;
   sluice_status_t status = SLUICE_OK;
   if (planned) {
     status = sluice_planned_prepare(moe, &agreement);

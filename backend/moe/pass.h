@@ -61,6 +61,7 @@ typedef struct sluice_pass_s {
   uint64_t begin_ns;
   uint64_t comm_cpu_ns;
   uint64_t agreed_ns; /* when the header's exchange had ended */
+  uint64_t header_ns; /* that it took */
 } sluice_pass_t;
 
 /* The tensor behind each saved buffer; META has none. */

@@ -8,12 +8,16 @@
 const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES] = {1, 2, 3, 4, 6, 8, 12, 16};
 
 /* Stages of a race. */
-enum { ENDS = 0, WALK, FEW, MORE, WGRAD, DUEL, QUESTION };
+enum { ENDS = 0, WALK, FIRST, SKETCHED, FEW, MORE, WGRAD, DUEL, QUESTION };
 
 #define REPEATS         3
 #define BUDGET_SHARE    0.004
 #define HOPELESS        1.5  /* a counted step this much slower than the best candidate's ends its race */
 #define CLOSE           1.05 /* candidates this close to the best meet it again in a duel */
+#define SKETCH_HOPELESS 1.15 /* as HOPELESS, where a sketch said where to look */
+#define SKETCH_WITHIN   1.10 /* of the best measured time: a sketch's prediction that is worth a race */
+#define SKETCH_BESIDE   1.3  /* of the first candidate's: its neighbour is tried although the sketch likes it less */
+#define SKETCH_OP_NS    5000.0
 #define FEW_COUNT       3
 #define FEW_WITHIN      1.25 /* of the best prediction */
 #define FIRST_QUESTION  512  /* passes of one size before its answer is questioned; doubles while it stands */
@@ -62,9 +66,43 @@ static double time_of(const sluice_spot_t* spot, int32_t pick) {
   return (double)f->best_ns_per_row + (double)b->best_ns_per_row;
 }
 
+/* Without a machine ADAPTIVE makes a model of its own from what lanes took. */
+static int makes_sketches(const sluice_search_t* s) {
+  return s->config.mode == SLUICE_TUNER_ADAPTIVE && s->config.predict == NULL;
+}
+
+static int32_t points_of(const sluice_spot_t* spot, int32_t direction, int32_t mode, sluice_sketch_point_t* points) {
+  int32_t count = 0;
+  for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
+    const sluice_sample_t* x =
+        direction == SLUICE_FORWARD ? &spot->forward[size] : &spot->backward[size + SLUICE_SEARCH_SIZES * mode];
+    if (x->count < 2 || x->compute <= 0) continue;
+    points[count++] =
+        (sluice_sketch_point_t){sluice_search_sizes[size],
+                                (double)x->best_ns_per_row,
+                                {(double)x->compute, (double)x->comm, (double)x->comm_cpu, (double)x->startup}};
+  }
+  return count;
+}
+
+/* Seconds of a step by the lanes of those that ran here; 0 where none did. */
+static double sketched(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
+  sluice_sketch_point_t points[SLUICE_SEARCH_SIZES];
+  double ns_per_row = 0, rows = (double)spot->rows;
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    int32_t count = points_of(spot, direction, sluice_pick_wgrad(pick), points);
+    if (count == 0) return 0;
+    double per_expert = rows / (s->config.num_local > 0 ? s->config.num_local : 1);
+    ns_per_row +=
+        sluice_sketch_pass(points, count, direction, per_expert, SKETCH_OP_NS / rows, sluice_pick_chunks(pick));
+  }
+  return ns_per_row > 0 ? ns_per_row * rows * 1e-9 : 0;
+}
+
 /* Predictions are made once for the rows at a spot's start, and scaled by rows. */
 static double predicted(sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
   const sluice_search_config_t* c = &s->config;
+  if (makes_sketches(s)) return sketched(s, spot, pick);
   if (c->predict == NULL || spot->at < 1) return 0;
   if (s->cached_at != spot->at) {
     memset(s->cached, 0, sizeof s->cached);
@@ -301,6 +339,51 @@ static void start_few(sluice_search_t* s, int32_t bucket) {
   enter(spot, set, FEW);
 }
 
+/* The fewest chunks have run: what the sketch likes best meets them; where it likes them, their neighbour does, unless
+ * the sketch speaks clearly against it. */
+static void start_sketched(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t first = pick_of(s, spot->lo), best = first;
+  for (int32_t size = spot->lo; size <= spot->hi; ++size) {
+    if (predicted(s, spot, pick_of(s, size)) < predicted(s, spot, best)) best = pick_of(s, size);
+  }
+  if (best == first && predicted(s, spot, first + 1) <= SKETCH_BESIDE * predicted(s, spot, first)) best = first + 1;
+  if (best == first) {
+    answer(s, bucket, first, SLUICE_WHY_PREDICTED);
+    return;
+  }
+  spot->worse = 0;
+  /* The first have run a counted step: where others should beat them by far, that will do. */
+  int is_far = SKETCH_HOPELESS * predicted(s, spot, best) < predicted(s, spot, first);
+  enter(spot, is_far ? 1u << best : 1u << first | 1u << best, SKETCHED);
+}
+
+/* The sketch knows more now: whatever it likes as well as the best that ran, races. */
+static void after_sketched(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  double correction[SLUICE_SEARCH_SIZES], least = INFINITY;
+  corrections(s, spot, correction);
+  double best = time_of(spot, best_of(spot, spot->raced)) * 1e-9 * (double)spot->rows;
+  int32_t next = -1;
+  for (int32_t size = spot->lo; size <= spot->hi; ++size) {
+    double time = predicted(s, spot, pick_of(s, size)) * correction[size];
+    if (!(spot->raced >> pick_of(s, size) & 1) && time < least) least = time, next = pick_of(s, size);
+  }
+  if (next < 0 || least > SKETCH_WITHIN * best || spot->worse >= FEW_COUNT) {
+    duel_or_settle(s, bucket);
+    return;
+  }
+  ++spot->worse;
+  enter(spot, 1u << next, SKETCHED);
+}
+
+/* Both ends and the middle: of two ends alone the lucky one would begin a walk that never sees the valley. */
+static void start_ends(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t middle = (spot->lo + spot->hi) / 2;
+  enter(spot, 1u << pick_of(s, spot->lo) | 1u << pick_of(s, middle) | 1u << pick_of(s, spot->hi), ENDS);
+}
+
 static void start(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   const sluice_spot_t *below = answer_near(s, bucket, -1), *above = answer_near(s, bucket, 1);
@@ -325,17 +408,28 @@ static void start(sluice_search_t* s, int32_t bucket) {
     start_few(s, bucket);
     return;
   }
-  spot->lo = (int8_t)(lo < hi ? lo : hi);
-  spot->hi = (int8_t)(lo < hi ? hi : lo);
+  spot->lo = (int16_t)(lo < hi ? lo : hi);
+  spot->hi = (int16_t)(lo < hi ? hi : lo);
   int near_below = answer_within(s, bucket, -1, NEAR) != NULL, near_above = answer_within(s, bucket, 1, NEAR) != NULL;
   if (spot->lo < spot->hi && near_below != near_above) { /* that end is the better one: no need to try the other */
     int32_t from = near_below ? lo : hi, beside = from == spot->lo ? from + 1 : from - 1;
     enter(spot, 1u << pick_of(s, from) | 1u << pick_of(s, beside), WALK);
     return;
   }
-  /* Both ends and the middle: of two ends alone the lucky one would begin a walk that never sees the valley. */
-  int32_t middle = (spot->lo + spot->hi) / 2;
-  enter(spot, 1u << pick_of(s, spot->lo) | 1u << pick_of(s, middle) | 1u << pick_of(s, spot->hi), ENDS);
+  if (makes_sketches(s) && spot->lo < spot->hi) {
+    enter(spot, 1u << pick_of(s, spot->lo), FIRST);
+    return;
+  }
+  start_ends(s, bucket);
+}
+
+static void after_first(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  if (sketched(s, spot, pick_of(s, spot->lo)) > 0) {
+    start_sketched(s, bucket);
+  } else {
+    start_ends(s, bucket); /* lanes were not timed */
+  }
 }
 
 /* Only as long as races have cost less than their share. */
@@ -358,17 +452,18 @@ static void question(sluice_search_t* s, int32_t bucket) {
 }
 
 static int is_done(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
-  int32_t wanted = s->config.repeats + 1;
+  int32_t wanted = spot->stage == FIRST ? 2 : s->config.repeats + 1;
   return spot->forward[size_of(pick)].count >= wanted && spot->backward[pick].count >= wanted;
 }
 
 /* One that lost already, or whose backward never comes, need not run its other steps. */
 static void drop_hopeless(sluice_spot_t* spot) {
   int32_t best = best_of(spot, spot->raced);
+  double hopeless = spot->stage == SKETCHED ? SKETCH_HOPELESS : HOPELESS;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if (!(spot->racing >> p & 1)) continue;
     double time = time_of(spot, p);
-    int lost = best >= 0 && time < INFINITY && time > HOPELESS * time_of(spot, best);
+    int lost = best >= 0 && time < INFINITY && time > hopeless * time_of(spot, best);
     if (lost || spot->forward[size_of(p)].count > LONE_PASSES) spot->racing = (uint16_t)(spot->racing & ~(1u << p));
   }
 }
@@ -386,6 +481,8 @@ static void advance(sluice_search_t* s, int32_t bucket) {
   switch (spot->stage) {
     case ENDS:
     case WALK: walk_on(s, bucket); return;
+    case FIRST: after_first(s, bucket); return;
+    case SKETCHED: after_sketched(s, bucket); return;
     case WGRAD: duel_or_settle(s, bucket); return;
     case FEW:
     case MORE: after_few(s, bucket); return;
@@ -431,17 +528,24 @@ int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
   return pick;
 }
 
-static void count_sample(sluice_sample_t* sample, double ns_per_row) {
+static void count_sample(sluice_sample_t* sample, double ns_per_row, double rows, const sluice_lanes_t* lanes) {
   ++sample->count;
   if (sample->count == 1) return; /* meets new slots and templates */
-  if (sample->best_ns_per_row == 0 || ns_per_row < (double)sample->best_ns_per_row) {
-    sample->best_ns_per_row = (float)ns_per_row;
-  }
+  if (sample->best_ns_per_row != 0 && ns_per_row >= (double)sample->best_ns_per_row) return;
+  sample->best_ns_per_row = (float)ns_per_row;
+  if (lanes == NULL) return;
+  sample->compute = (float)(lanes->compute / rows), sample->comm = (float)(lanes->comm / rows);
+  sample->comm_cpu = (float)(lanes->comm_cpu / rows), sample->startup = (float)(lanes->startup / rows);
 }
 
-void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, uint64_t ns) {
+void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
+                           const sluice_lanes_t* lanes) {
   if (rows < 1 || ns == 0) return;
   sluice_spot_t* spot = &s->spots[sluice_search_bucket(rows)];
+  if (spot->state == SLUICE_SPOT_NOTHING && makes_sketches(s) && !races_are_expensive(s)) {
+    spot->rows = rows; /* the pass that showed this size is the warm-up already */
+    start(s, sluice_search_bucket(rows));
+  }
   double ns_per_row = (double)ns / (double)rows;
   ++s->stats.timed_passes;
   s->stats.total_seconds += (double)ns * 1e-9;
@@ -450,7 +554,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
   ++s->stats.race_passes;
   ++spot->race_passes;
   sluice_sample_t* sample = direction == SLUICE_FORWARD ? &spot->forward[size_of(pick)] : &spot->backward[pick];
-  count_sample(sample, ns_per_row);
+  count_sample(sample, ns_per_row, (double)rows, lanes);
   int32_t best = best_of(spot, spot->raced);
   if (best >= 0) {
     double usual = direction == SLUICE_FORWARD ? (double)spot->forward[size_of(best)].best_ns_per_row

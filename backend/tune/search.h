@@ -8,10 +8,13 @@
  *   - between two answers that agree takes theirs: q lies inside the range of that n;
  *   - else races candidates between the n of the nearest answer below and above (hypothesis: the best n grows with q).
  * A race gives each candidate a warm-up step and then k counted steps in turns, and takes the shortest time of each
- * direction, since noise only adds. Without a model the race begins with both ends and the middle and walks from the
- * best one to the bottom of its valley. With a model it begins with the few best by prediction; what they took corrects
- * the model, and whatever the corrected model then likes better is raced too. An answer is questioned again now and
- * then by racing it against its neighbours, as long as all races together stay under a share of the time.
+ * direction, since noise only adds. With a model the race begins with the few best by prediction; what they took
+ * corrects the model, and whatever the corrected model then likes better is raced too. Where no machine is known,
+ * ADAPTIVE sketches the model from lane times of the first passes, which run the fewest chunks (sketch.h), and races
+ * what that likes best against them; there a candidate is out after one counted step that is clearly slower.
+ * PROFILE begins with both ends and the middle and walks from the best one to the bottom of its valley.
+ * An answer is questioned again now and then by racing it against its neighbours, as long as all races together stay
+ * under a share of the time.
  *
  * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, as algorithms.md section 4 resolves them: ranges are the runs of evidence
  * with one n, so that they are disjoint, and new evidence inside another's range shrinks it, without bookkeeping.
@@ -20,6 +23,7 @@
 #define SLUICE_BACKEND_TUNE_SEARCH_H_
 
 #include "backend/base/status.h"
+#include "backend/tune/sketch.h"
 #include "sluice/tuner.h"
 
 #define SLUICE_SEARCH_SIZES   8 /* n in {1, 2, 3, 4, 6, 8, 12, 16} */
@@ -51,6 +55,7 @@ typedef struct sluice_search_config_s {
   int32_t wgrad_mode;
   int32_t repeats;     /* k; 0: the default */
   double budget_share; /* of all timed passes that races may cost beyond what the best would have taken; 0: default */
+  int32_t num_local;   /* experts of a rank, alike on all ranks, for sketches; 0: 1 */
   /* Seconds of one direction; NULL: no model. Must give the same number on all ranks. */
   double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
   void* user;
@@ -60,7 +65,8 @@ typedef struct sluice_search_config_s {
 
 typedef struct sluice_sample_s {
   float best_ns_per_row;
-  int32_t count; /* timed passes, the first of which is the warm-up */
+  float compute, comm, comm_cpu, startup; /* sluice_lanes_t of that pass, ns per row; compute 0: not known */
+  int32_t count;                          /* timed passes, the first of which is the warm-up */
 } sluice_sample_t;
 
 enum { SLUICE_SPOT_NOTHING = 0, SLUICE_SPOT_RACING = 1, SLUICE_SPOT_ANSWERED = 2 };
@@ -71,7 +77,8 @@ typedef struct sluice_spot_s {
   uint8_t pick;    /* the answer; while a race questions it, the old one */
   uint16_t racing; /* set of candidates */
   uint16_t raced;  /* all that were, in this race */
-  int8_t worse, lo, hi;
+  int8_t worse;
+  int16_t lo, hi;
   int32_t race_passes;
   uint32_t passes_since;   /* the last race */
   uint32_t question_after; /* passes */
@@ -110,8 +117,9 @@ void sluice_search_init(sluice_search_t* search, const sluice_search_config_t* c
 /* What a pass of `rows` received rows (of the fullest rank) should do next; 0 rows: not known yet. out_why (may be
  * NULL): SLUICE_WHY_*. */
 int32_t sluice_search_next(sluice_search_t* search, int64_t rows, int32_t* out_why);
-/* A pass that all ranks ran with the same pick: `ns` of the slowest. */
-void sluice_search_observe(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, uint64_t ns);
+/* A pass that all ranks ran with the same pick: `ns` of the slowest, and what its lanes took in ns, or NULL. */
+void sluice_search_observe(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
+                           const sluice_lanes_t* lanes);
 /* An answer from elsewhere for this size. */
 void sluice_search_answer(sluice_search_t* search, int64_t rows, int32_t pick);
 

@@ -102,6 +102,8 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       /* Steps alone do not look at weight gradients: deferred is rarely beaten where memory is no concern. */
       .open_wgrad = moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_predict(tuner, moe),
       .wgrad_mode = moe->config.wgrad_mode,
+      .num_local = /* not this rank's own number: all ranks sketch alike */
+      (moe->config.num_experts + moe->context->world_size - 1) / moe->context->world_size,
       .predict = may_predict(tuner, moe) ? predict : NULL,
       .user = table,
       .decided = decided,
@@ -135,17 +137,25 @@ static sluice_status_t attach(sluice_chooser_t* chooser, const sluice_moe_t* moe
   return SLUICE_OK;
 }
 
-/* The pass that all ranks ran alike, if they did: ns of the slowest and rows of the fullest. */
+/* The pass that all ranks ran alike, if they did: ns of the slowest and rows of the fullest. Lanes: a rank that waits
+ * for another counts the wait as communication, so the rank that communicates least shows what exchanges take. */
 static uint64_t slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,
-                        int64_t* out_rows) {
+                        int64_t* out_rows, sluice_lanes_t* out_lanes) {
   const sluice_pass_report_t* first = &reports[0]->pass[direction];
   uint64_t ns = 0;
   *out_rows = 0;
+  *out_lanes = (sluice_lanes_t){(double)first->compute_ns, (double)first->comm_ns, (double)first->comm_cpu_ns,
+                                (double)first->header_ns};
   for (int32_t r = 0; r < world_size; ++r) {
     const sluice_pass_report_t* p = &reports[r]->pass[direction];
     if (p->pass_ns == 0 || p->num_chunks != first->num_chunks || p->wgrad_mode != first->wgrad_mode) return 0;
     if (p->pass_ns > ns) ns = p->pass_ns;
     if (p->rows > *out_rows) *out_rows = p->rows;
+    if ((double)p->compute_ns > out_lanes->compute) out_lanes->compute = (double)p->compute_ns;
+    if ((double)p->header_ns < out_lanes->startup) out_lanes->startup = (double)p->header_ns;
+    if ((double)p->comm_ns < out_lanes->comm) {
+      out_lanes->comm = (double)p->comm_ns, out_lanes->comm_cpu = (double)p->comm_cpu_ns;
+    }
   }
   return ns;
 }
@@ -164,13 +174,14 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
   table->work.skew = balanced > 0 && (double)rows > balanced ? (double)rows / balanced : 1;
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     int64_t pass_rows = 0;
-    uint64_t ns = slowest(reports, world_size, direction, &pass_rows);
+    sluice_lanes_t lanes;
+    uint64_t ns = slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
     if (ns == 0 || sluice_search_sizes[size] != p->num_chunks) continue;
     /* A forward knows no mode: it counts for whatever its backward will be. */
     int32_t mode = direction == SLUICE_FORWARD ? seat->wgrad_mode : p->wgrad_mode;
-    sluice_search_observe(&table->search, direction, size + SLUICE_SEARCH_SIZES * mode, pass_rows, ns);
+    sluice_search_observe(&table->search, direction, size + SLUICE_SEARCH_SIZES * mode, pass_rows, ns, &lanes);
   }
   take(table, seat, rows);
 }

@@ -20,6 +20,7 @@ typedef struct surface_s {
   double gemm_startup, gemm_rate; /* seconds, seconds per row */
   double tile;
   double per_chunk_wgrad; /* seconds that a chunk's own weight gradient costs more than its part of a deferred one */
+  int32_t no_overlap;     /* lanes that run beside each other gain nothing, and no lane shows it */
 } surface_t;
 
 static uint32_t next_random(uint32_t* seed) { return (*seed = *seed * 1664525u + 1013904223u) >> 8; }
@@ -27,7 +28,7 @@ static double uniform(uint32_t* seed, double lo, double hi) { return lo + (hi - 
 static double log_uniform(uint32_t* seed, double lo, double hi) { return lo * pow(hi / lo, uniform(seed, 0, 1)); }
 
 static surface_t random_surface(uint32_t* seed) {
-  surface_t s;
+  surface_t s = {0};
   s.gemm_rate = 1e-6;
   s.beta = log_uniform(seed, 0.05, 3) * 1e-6;
   s.alpha = log_uniform(seed, 1e-6, 2e-3);
@@ -41,10 +42,18 @@ static double truth(const surface_t* s, int64_t rows, int32_t n, int32_t wgrad, 
   double chunk = (double)rows / n, tiles = ceil(chunk / s->tile) * s->tile;
   double exchange = s->alpha + s->beta * chunk, product = s->gemm_startup + s->gemm_rate * tiles;
   sluice_chunk_times_t t = {exchange, product, exchange, 0};
-  double seconds = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
+  double seconds = s->no_overlap ? n * (2 * exchange + product) : sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
   if (direction == SLUICE_FORWARD) return seconds;
   double weights = s->gemm_rate * (double)rows + (wgrad ? n * s->per_chunk_wgrad : 0);
   return seconds + weights;
+}
+
+/* What its lanes would show: the fullest measure of all ranks. */
+static sluice_lanes_t lanes_of(const surface_t* s, int64_t rows, int32_t n, int32_t direction) {
+  double tiles = ceil((double)rows / n / s->tile) * s->tile;
+  double compute = n * (s->gemm_startup + s->gemm_rate * tiles), comm = 2 * (n * s->alpha + s->beta * (double)rows);
+  if (direction == SLUICE_BACKWARD) compute += s->gemm_rate * (double)rows;
+  return (sluice_lanes_t){compute * 1e9, comm * 1e9, 0, s->alpha * 1e9};
 }
 
 static double whole(const surface_t* s, int64_t rows, int32_t pick) {
@@ -87,8 +96,33 @@ static void run_step(sluice_search_t* s, const surface_t* surface, int64_t rows,
   int32_t pick = sluice_search_next(s, rows, NULL);
   for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
     double seconds = truth(surface, rows, sluice_pick_chunks(pick), sluice_pick_wgrad(pick), d);
-    sluice_search_observe(s, d, pick, rows, noisy_ns(seconds, seed, noise));
+    sluice_search_observe(s, d, pick, rows, noisy_ns(seconds, seed, noise), NULL);
   }
+}
+
+/* The same with lanes; what a step took is known only after the next has begun, as in headers. */
+typedef struct late_s {
+  int32_t pick; /* -1: none */
+  uint64_t ns[2];
+  sluice_lanes_t lanes[2];
+} late_t;
+
+static double run_late_step(sluice_search_t* s, const surface_t* surface, int64_t rows, uint32_t* seed, double noise,
+                            late_t* late) {
+  int32_t pick = sluice_search_next(s, late->pick < 0 ? 0 : rows, NULL);
+  for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD && late->pick >= 0; ++d) {
+    sluice_search_observe(s, d, late->pick, rows, late->ns[d], &late->lanes[d]);
+  }
+  late->pick = pick;
+  for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+    int32_t n = sluice_pick_chunks(pick);
+    double seconds = truth(surface, rows, n, sluice_pick_wgrad(pick), d);
+    late->ns[d] = noisy_ns(seconds, seed, noise);
+    double slower = (double)late->ns[d] * 1e-9 / seconds;
+    late->lanes[d] = lanes_of(surface, rows, n, d);
+    late->lanes[d].compute *= slower, late->lanes[d].comm *= slower;
+  }
+  return whole(surface, rows, pick);
 }
 
 static sluice_search_config_t config_of(int32_t mode) {
@@ -172,7 +206,7 @@ static void Model_Exact_NeedsNoStep(void** state) {
 }
 
 /* 10,000 steps with one of several batch sizes each, and a hot rank that comes and goes. */
-static double overhead_of(int32_t mode, double jitter, sluice_search_stats_t* out_stats) {
+static double overhead_of(int32_t mode, int32_t has_machine, double jitter, sluice_search_stats_t* out_stats) {
   static sluice_search_t search;
   static const int64_t sizes[] = {700, 1500, 2048, 4096, 5000, 16384};
   uint32_t seed = 11;
@@ -181,7 +215,7 @@ static double overhead_of(int32_t mode, double jitter, sluice_search_stats_t* ou
     surface_t surface = random_surface(&seed);
     model_t model = wrong_model(&surface, &seed, 0.3);
     sluice_search_config_t config = config_of(mode);
-    if (mode == SLUICE_TUNER_ADAPTIVE) config.predict = predict, config.user = &model;
+    if (has_machine) config.predict = predict, config.user = &model;
     sluice_search_init(&search, &config);
     double spent = 0, best = 0, early = 0, early_best = 0;
     for (int step = 0; step < 10000; ++step) {
@@ -193,7 +227,10 @@ static double overhead_of(int32_t mode, double jitter, sluice_search_stats_t* ou
       if (step < 2000) early += now, early_best += least;
       for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
         double seconds = truth(&surface, rows, sluice_pick_chunks(pick), 0, d);
-        sluice_search_observe(&search, d, pick, rows, noisy_ns(seconds, &seed, 0.03));
+        uint64_t ns = noisy_ns(seconds, &seed, 0.03);
+        sluice_lanes_t lanes = lanes_of(&surface, rows, sluice_pick_chunks(pick), d);
+        lanes.compute *= (double)ns * 1e-9 / seconds, lanes.comm *= (double)ns * 1e-9 / seconds;
+        sluice_search_observe(&search, d, pick, rows, ns, &lanes);
       }
     }
     double over = spent / best - 1;
@@ -202,11 +239,12 @@ static double overhead_of(int32_t mode, double jitter, sluice_search_stats_t* ou
   }
   *out_stats = search.stats;
   printf(
-      "mode %d, skew up to %.1f: time over that of an oracle in 10,000 steps, worst of 12: %.2f %%; of the last: %lld "
+      "mode %d%s, skew up to %.1f: time over that of an oracle in 10,000 steps, worst of 12: %.2f %%; of the last: "
+      "%lld "
       "decisions, %lld race passes, questioned %lld, changed %lld, excess %.2f %%; best n grows with q in %lld of "
       "%lld\n",
-      mode, 1 + 4 * jitter, 100 * worst, (long long)out_stats->num_decisions, (long long)out_stats->race_passes,
-      (long long)out_stats->num_questioned, (long long)out_stats->num_changed,
+      mode, has_machine ? " with a machine" : "", 1 + 4 * jitter, 100 * worst, (long long)out_stats->num_decisions,
+      (long long)out_stats->race_passes, (long long)out_stats->num_questioned, (long long)out_stats->num_changed,
       100 * out_stats->excess_seconds / out_stats->total_seconds, (long long)out_stats->monotonic,
       (long long)(out_stats->monotonic + out_stats->not_monotonic));
   return worst;
@@ -215,11 +253,101 @@ static double overhead_of(int32_t mode, double jitter, sluice_search_stats_t* ou
 static void ChangingBatches_TenThousandSteps_CostLittle(void** state) {
   (void)state;
   sluice_search_stats_t stats;
-  assert_true(overhead_of(SLUICE_TUNER_PROFILE, 0, &stats) <= 0.02);
-  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 0, &stats) <= 0.02);
-  assert_true(overhead_of(SLUICE_TUNER_PROFILE, 0.5, &stats) <= 0.03);
-  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 0.5, &stats) <= 0.03);
+  assert_true(overhead_of(SLUICE_TUNER_PROFILE, 0, 0, &stats) <= 0.02);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 0, 0, &stats) <= 0.02);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 1, 0, &stats) <= 0.02);
+  assert_true(overhead_of(SLUICE_TUNER_PROFILE, 0, 0.5, &stats) <= 0.03);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 0, 0.5, &stats) <= 0.03);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 1, 0.5, &stats) <= 0.03);
   assert_true(stats.timed_passes == 20000);
+}
+
+/* ---- the first steps ---- */
+
+enum { EARLY = 20, SETTLING = 60 };
+typedef struct start_s {
+  double early, settling; /* mean time over that of an oracle in the first steps, minus 1 */
+  double worst_early, regret, worst_regret;
+  int32_t count, settled; /* layers; those with an answer after SETTLING steps */
+} start_t;
+
+/* Layers for which `best` chunks are fastest. */
+static start_t first_steps(int32_t mode, int32_t best, int32_t no_overlap, int32_t wanted) {
+  static sluice_search_t search;
+  start_t r = {0};
+  uint32_t seed = 23;
+  while (r.count < wanted) {
+    surface_t surface = random_surface(&seed);
+    surface.no_overlap = no_overlap;
+    int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
+    int32_t fastest = 0;
+    for (int32_t p = 1; p < SLUICE_SEARCH_SIZES; ++p) {
+      if (whole(&surface, rows, p) < whole(&surface, rows, fastest)) fastest = p;
+    }
+    if (sluice_search_sizes[fastest] != best) continue;
+    const sluice_search_config_t config = config_of(mode);
+    sluice_search_init(&search, &config);
+    late_t late = {.pick = -1};
+    double spent = 0, least = whole(&surface, rows, fastest), early = 0;
+    for (int step = 1; step <= SETTLING; ++step) {
+      spent += run_late_step(&search, &surface, rows, &seed, 0.05, &late);
+      if (step == EARLY) early = spent / (EARLY * least) - 1;
+    }
+    int32_t why, pick = sluice_search_next(&search, rows, &why);
+    double regret = whole(&surface, rows, pick) / least - 1;
+    r.early += early / wanted, r.settling += (spent / (SETTLING * least) - 1) / wanted;
+    r.regret += regret / wanted;
+    r.worst_early = fmax(r.worst_early, early), r.worst_regret = fmax(r.worst_regret, regret);
+    r.settled += why != SLUICE_WHY_ON_TRIAL;
+    ++r.count;
+  }
+  printf(
+      "mode %d%s, n = %2d best in %d layers: time over an oracle's in %d steps %.1f %% (worst %.1f %%), in %d steps "
+      "%.1f "
+      "%%; then regret %.2f %% (worst %.2f %%), %d settled\n",
+      mode, no_overlap ? ", overlap gains nothing" : "", best, r.count, EARLY, 100 * r.early, 100 * r.worst_early,
+      SETTLING, 100 * r.settling, 100 * r.regret, 100 * r.worst_regret, r.settled);
+  return r;
+}
+
+static void FirstSteps_NoMachine_CostLittle(void** state) {
+  (void)state;
+  /* Most of what is left of the first 20 steps where many chunks are best: three steps of one chunk each, the first of
+   * which is the warm-up, while the second runs before its report is read. */
+  static const struct {
+    int32_t best, no_overlap;
+    double early, settling;
+  } cases[] = {{1, 0, 0.03, 0.01}, {4, 0, 0.06, 0.025}, {16, 0, 0.08, 0.035}, {1, 1, 0.06, 0.02}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    start_t blind = first_steps(SLUICE_TUNER_PROFILE, cases[i].best, cases[i].no_overlap, 60);
+    start_t start = first_steps(SLUICE_TUNER_ADAPTIVE, cases[i].best, cases[i].no_overlap, 60);
+    assert_true(start.early <= cases[i].early && start.settling <= cases[i].settling);
+    assert_true(start.early < blind.early && start.settling < blind.settling);
+    assert_true(start.regret <= 0.01 && start.worst_regret <= 0.05 && start.settled == start.count);
+  }
+}
+
+static void Adaptive_NoMachine_FindsTheBestAsProfileDoes(void** state) {
+  (void)state;
+  static double regret[SURFACES];
+  static sluice_search_t search;
+  for (int noisy = 0; noisy < 2; ++noisy) {
+    uint32_t seed = 7;
+    for (int i = 0; i < SURFACES; ++i) {
+      surface_t surface = random_surface(&seed);
+      int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
+      const sluice_search_config_t config = config_of(SLUICE_TUNER_ADAPTIVE);
+      sluice_search_init(&search, &config);
+      late_t late = {.pick = -1};
+      for (int step = 0; step < 200; ++step) run_late_step(&search, &surface, rows, &seed, noisy ? 0.05 : 0, &late);
+      int32_t pick = sluice_search_next(&search, rows, NULL);
+      regret[i] = whole(&surface, rows, pick) / exhaustive(&surface, rows, SLUICE_SEARCH_SIZES) - 1;
+    }
+    qsort(regret, SURFACES, sizeof *regret, compare);
+    printf("adaptive without a machine, noise %d %%: regret median %.2f %%, 90th %.2f %%, worst %.2f %%\n", 5 * noisy,
+           100 * regret[SURFACES / 2], 100 * regret[SURFACES * 9 / 10], 100 * regret[SURFACES - 1]);
+    assert_true(regret[SURFACES / 2] <= 0.001 && regret[SURFACES * 9 / 10] <= 0.02 && regret[SURFACES - 1] <= 0.06);
+  }
 }
 
 static void Ranks_SameObservations_PickAlikeInEveryStep(void** state) {
@@ -236,8 +364,8 @@ static void Ranks_SameObservations_PickAlikeInEveryStep(void** state) {
     assert_int_equal(pick, sluice_search_next(&b, rows, NULL));
     for (int32_t d = 0; d < 2; ++d) {
       uint64_t ns = noisy_ns(truth(&surface, rows, sluice_pick_chunks(pick), 0, d), &seed, 0.1);
-      sluice_search_observe(&a, d, pick, rows, ns);
-      sluice_search_observe(&b, d, pick, rows, ns);
+      sluice_search_observe(&a, d, pick, rows, ns, NULL);
+      sluice_search_observe(&b, d, pick, rows, ns, NULL);
     }
   }
   assert_memory_equal(a.spots, b.spots, sizeof a.spots);
@@ -247,7 +375,7 @@ static void Machine_Changes_AnswerIsQuestionedAndFollows(void** state) {
   (void)state;
   static sluice_search_t search;
   uint32_t seed = 3;
-  surface_t fast_link = {2e-3, 1e-8, 1e-6, 1e-6, 1, 0}, slow_link = {1e-6, 4e-7, 1e-6, 1e-6, 1, 0};
+  surface_t fast_link = {2e-3, 1e-8, 1e-6, 1e-6, 1, 0, 0}, slow_link = {1e-6, 4e-7, 1e-6, 1e-6, 1, 0, 0};
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
   sluice_search_init(&search, &config);
   for (int step = 0; step < 200; ++step) run_step(&search, &fast_link, 4096, &seed, 0.01);
@@ -268,7 +396,7 @@ static void Forward_WithoutBackward_RacesEnd(void** state) {
   int32_t why = 0;
   for (int step = 0; step < 300; ++step) {
     int32_t pick = sluice_search_next(&search, 1000, &why);
-    sluice_search_observe(&search, SLUICE_FORWARD, pick, 1000, 1000000);
+    sluice_search_observe(&search, SLUICE_FORWARD, pick, 1000, 1000000, NULL);
   }
   assert_int_equal(why, SLUICE_WHY_RACED);
   assert_int_equal(sluice_search_next(&search, 1000, NULL), 0);
@@ -324,6 +452,8 @@ int main(void) {
       cmocka_unit_test(Adaptive_WrongModel_IsCorrectedBySteps),
       cmocka_unit_test(Model_Exact_NeedsNoStep),
       cmocka_unit_test(ChangingBatches_TenThousandSteps_CostLittle),
+      cmocka_unit_test(FirstSteps_NoMachine_CostLittle),
+      cmocka_unit_test(Adaptive_NoMachine_FindsTheBestAsProfileDoes),
       cmocka_unit_test(Ranks_SameObservations_PickAlikeInEveryStep),
       cmocka_unit_test(Machine_Changes_AnswerIsQuestionedAndFollows),
       cmocka_unit_test(Forward_WithoutBackward_RacesEnd),

@@ -24,7 +24,7 @@ extern "C" {
 
 enum {
   SLUICE_TUNER_ADAPTIVE = 0, /* the model first, its best few confirmed by steps, the model corrected by what was seen;
-                                without a machine as PROFILE. The default */
+                                without a machine one is sketched from the first steps' lane times. The default */
   SLUICE_TUNER_PROFILE = 1,  /* by steps alone */
   SLUICE_TUNER_MODEL = 2     /* by predictions alone: needs a machine */
 };

@@ -1,0 +1,66 @@
+#include "backend/tune/sketch.h"
+
+#include <math.h>
+
+#include "backend/tune/closed_forms.h"
+#include "sluice/context.h"
+
+#define HALF_ROWS     16.0 /* for each expert: there products reach half of their rate */
+#define CHUNK_OPS     5.0  /* on the compute lane, of one chunk */
+#define WEIGHTS_SHARE 0.5  /* of a backward's products, which follow the last chunk */
+
+/* ---- lanes as functions of n ---- */
+
+typedef double (*lane_of_fn_t)(const sluice_sketch_point_t* point);
+static double compute_of(const sluice_sketch_point_t* p) { return p->lanes.compute; }
+static double comm_of(const sluice_sketch_point_t* p) { return p->lanes.comm; }
+
+static double slope_of(const sluice_sketch_point_t* a, const sluice_sketch_point_t* b, lane_of_fn_t lane) {
+  return (lane(b) - lane(a)) / (b->num_chunks - a->num_chunks);
+}
+
+/* Linear between points and along the nearest two outside; `prior` is the slope where there is only one. */
+static double lane_at(const sluice_sketch_point_t* points, int32_t count, lane_of_fn_t lane, double prior, int32_t n) {
+  int32_t i = 0;
+  while (i + 2 < count && points[i + 1].num_chunks < n) ++i;
+  double slope = count < 2 ? prior : slope_of(&points[i], &points[i + 1], lane);
+  int is_outside = n < points[0].num_chunks || n > points[count - 1].num_chunks;
+  if (is_outside && slope < 0) slope = 0; /* noise: more chunks are never less work */
+  double value = lane(&points[i]) + slope * (n - points[i].num_chunks);
+  return value > 0 ? value : 0;
+}
+
+/* ---- priors ---- */
+
+static double work_per_chunk(const sluice_sketch_point_t* p, int32_t direction, double rows_per_expert, double op) {
+  double chunked = p->lanes.compute * (direction == SLUICE_FORWARD ? 1 : 1 - WEIGHTS_SHARE);
+  return chunked * HALF_ROWS / (rows_per_expert + p->num_chunks * HALF_ROWS) + CHUNK_OPS * op;
+}
+
+static double startups_per_chunk(const sluice_sketch_point_t* p, double op) {
+  double startup = p->lanes.startup > 0 ? p->lanes.startup : op;
+  return 2 * fmin(startup, p->lanes.comm / (2 * p->num_chunks));
+}
+
+/* ---- the pass ---- */
+
+static double model(const sluice_sketch_point_t* points, int32_t count, int32_t direction, double rows_per_expert,
+                    double op, int32_t n) {
+  const sluice_sketch_point_t* first = &points[0];
+  double compute = lane_at(points, count, compute_of, work_per_chunk(first, direction, rows_per_expert, op), n);
+  double comm = lane_at(points, count, comm_of, startups_per_chunk(first, op), n);
+  double stolen = first->lanes.comm > 0 ? fmin(1, first->lanes.comm_cpu / first->lanes.comm) : 0;
+  double weights = direction == SLUICE_FORWARD ? 0 : WEIGHTS_SHARE * first->lanes.compute;
+  double chunked = fmax(0, compute - weights) + stolen * comm * (n - 1) / n;
+  double exchange = comm / (2 * n);
+  const sluice_chunk_times_t t = {exchange, chunked / n, exchange, 0};
+  double pass = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
+  return fmax(pass, pass - exchange + weights);
+}
+
+double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction, double rows_per_expert,
+                          double op, int32_t num_chunks) {
+  const sluice_sketch_point_t* first = &points[0];
+  double beside = first->pass - model(points, count, direction, rows_per_expert, op, first->num_chunks);
+  return model(points, count, direction, rows_per_expert, op, num_chunks) + beside;
+}

@@ -1,0 +1,38 @@
+/* A coarse model of one layer from passes that ran: what its lanes took at a few n, and so what other n would take.
+ *
+ * One pass at n = 1 shows the seconds of the compute lane and of the exchanges; the header that opened it shows what an
+ * exchange of next to nothing takes. What more chunks cost on top is a prior until a second n has run: an exchange's
+ * start-up for each exchange, products that are half as fast at HALF_ROWS rows for each expert, and a little for each
+ * op. From two n on, lanes are linear in n between and beyond what was measured.
+ *
+ * On a CPU the communication lane takes processor time from the compute lane while both run; how much is measured, too.
+ *
+ * Source: MPMoE's phases (closed_forms.h) over these lanes; the lanes' linear growth in n is algorithms.md section 3's
+ * "alpha + beta * bytes" for exchanges, and products whose seconds are linear in rows.
+ */
+#ifndef SLUICE_BACKEND_TUNE_SKETCH_H_
+#define SLUICE_BACKEND_TUNE_SKETCH_H_
+
+#include <stdint.h>
+
+/* What one pass took, over all ranks. Any unit of time, the same for all. */
+typedef struct sluice_lanes_s {
+  double compute;  /* of the rank that computed longest */
+  double comm;     /* of the rank that waited least for the others */
+  double comm_cpu; /* processor time of the communication lane, at most comm */
+  double startup;  /* of one exchange of next to nothing; 0: not known */
+} sluice_lanes_t;
+
+/* A pass of n chunks that was seen: its lanes, and all of it. num_chunks 0: none. */
+typedef struct sluice_sketch_point_s {
+  int32_t num_chunks;
+  double pass;
+  sluice_lanes_t lanes;
+} sluice_sketch_point_t;
+
+/* What a pass of `num_chunks` would take, from points [count >= 1] in ascending n; the unit is theirs.
+ * rows_per_expert: of the whole pass. op: what one op costs beside its work, in that unit. */
+double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction, double rows_per_expert,
+                          double op, int32_t num_chunks);
+
+#endif /* SLUICE_BACKEND_TUNE_SKETCH_H_ */

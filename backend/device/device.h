@@ -15,6 +15,7 @@
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
 #include "backend/device/kernels.h"
+#include "backend/device/tally.h"
 #include "sluice/context.h"
 
 typedef struct sluice_device_s sluice_device_t;
@@ -45,7 +46,8 @@ typedef struct sluice_device_vtable_s {
   sluice_status_t (*reserve)(sluice_device_t* device, int32_t num_events);
 } sluice_device_vtable_t;
 
-/* The routes of a forward, ordered on the device. Rows of chunk i start at first_token[i] * K in the three orders. */
+/* The routes of a forward, ordered on the device. Rows of chunk i start at first_token[i] * K in the three orders, with
+ * a ceiling at i * E * ceiling in order and order_token. */
 typedef struct sluice_far_routes_s {
   const void* ids;      /* device: expert of route (t, k) at t * ids_t + k * ids_k; -1: dropped */
   int64_t ids_t, ids_k; /* elements */
@@ -60,14 +62,20 @@ typedef struct sluice_far_routes_s {
   int32_t* order_token; /* device, out: their tokens */
   int32_t* position;    /* device, out [T * K]: row of each route in its chunk's sent order, -1 where dropped */
   void* scratch;        /* device, scratch_bytes() */
+  /* Not 0: every place has this many rows in each chunk. Its first routes take them, the others are dropped; rows that
+   * no route takes are -1 in order and order_token. */
+  int64_t ceiling;
+  int64_t* tally; /* device, with a ceiling: [SLUICE_TALLY_WORDS], added to */
 } sluice_far_routes_t;
 
 /* A device whose memory the host cannot touch. Work goes to `stream`, the host's or a lane's, and is stream-complete.
  * Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, FOREIGN. */
 typedef struct sluice_far_vtable_s {
   /* Before anything else of a call: INVALID_ARGUMENT unless the stream belongs to this device; it waits for the end of
-   * the pass before, on whatever stream that ran, since passes share the context's slots. */
-  sluice_status_t (*open)(sluice_device_t* device, sluice_stream_t stream);
+   * the pass before, on whatever stream that ran, since passes share the context's slots. *out_captured: the stream is
+   * being captured into a graph. Then nothing waits for what was enqueued before the capture, until the next open
+   * nothing is allocated and no block is given back, and the caller has made the same call outside a capture before. */
+  sluice_status_t (*open)(sluice_device_t* device, sluice_stream_t stream, int32_t* out_captured);
   /* INVALID_ARGUMENT, naming the tensor, unless `data` is memory of this device. bytes 0: anything passes. */
   sluice_status_t (*check_memory)(sluice_device_t* device, const void* data, uint64_t bytes, uint64_t alignment,
                                   const char* name);
@@ -81,8 +89,9 @@ typedef struct sluice_far_vtable_s {
   uint64_t (*route_scratch_bytes)(int64_t num_routes, int32_t num_experts);
   sluice_status_t (*route)(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* routes);
   /* Blocks from pools, to be used from `stream` and from lanes of passes on it: page-locked host memory, or the
-   * device's (memory: from init_memory; the same one always). give: free for others once the last pass of this device
-   * has ended, without waiting for it; accepts NULL. release: gives all of it back, and waits. */
+   * device's (memory: from init_memory; the same one always). In a capture one that lies idle, else STATE. give: free
+   * for others once the last pass of this device has ended, without waiting for it, and never if it is given in a
+   * capture; accepts NULL. release: gives all of it back, and waits. */
   sluice_status_t (*take)(sluice_device_t* device, sluice_stream_t stream, sluice_allocator_t* memory, int32_t pinned,
                           uint64_t bytes, void** out_data);
   void (*give)(sluice_device_t* device, int32_t pinned, void* data);

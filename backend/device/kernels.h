@@ -31,7 +31,7 @@ typedef struct sluice_unit_s {
 } sluice_unit_t;
 
 typedef struct sluice_kernels_s {
-  /* dst[i, :] = src[index[i], :], i in [0, rows). dst is packed (stride width). */
+  /* dst[i, :] = src[index[i], :], i in [0, rows); index -1: zeros. dst is packed (stride width). */
   void (*gather_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                       int64_t src_stride, const int32_t* index, void* dst);
 
@@ -88,7 +88,7 @@ typedef struct sluice_kernels_s {
                         const void* pre, const void* dact, const float* weight, void* dpre, void* act_w,
                         float* dweight);
 
-  /* dst[i] = src[t, k] of route[i] = t * K + k, i in [0, count); src has strides (src_t, src_k). */
+  /* dst[i] = src[t, k] of route[i] = t * K + k, i in [0, count), 0 where that is -1; src has strides (src_t, src_k). */
   void (*gather_scalars)(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
                          int64_t src_k, const int32_t* route, float* dst);
 

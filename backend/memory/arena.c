@@ -13,6 +13,12 @@ void sluice_arena_deinit(sluice_arena_t* arena) {
 }
 
 static sluice_status_t grow(sluice_arena_t* arena, uint64_t bytes, const char* what) {
+  if (arena->is_fixed) {
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "%s: %llu bytes are needed, and a captured graph uses the %llu that are there: make the largest "
+                       "call once before the first capture, or make it on another context",
+                       what, (unsigned long long)bytes, (unsigned long long)arena->capacity);
+  }
   sluice_arena_deinit(arena);
   arena->data = sluice_alloc(arena->allocator, bytes, what);
   if (arena->data == NULL) return sluice_alloc_status();

@@ -11,6 +11,7 @@ typedef struct sluice_arena_s {
   uint64_t capacity;
   uint64_t used; /* bytes handed out since the last reset */
   int32_t num_growths;
+  int32_t is_fixed; /* a captured graph uses it: growing is STATE */
 } sluice_arena_t;
 
 void sluice_arena_init(sluice_arena_t* arena, sluice_allocator_t* allocator);

@@ -24,7 +24,7 @@ typedef struct header_s {
   uint64_t host_memory_budget;
   uint64_t plan_hash; /* of a plan that the host gave */
   int32_t max_outstanding;
-  int32_t reserved;
+  int32_t ceiling_rows; /* 0: as many rows as there are */
   int64_t model_width;
   int64_t hidden_width;
   int32_t num_experts;
@@ -65,6 +65,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->host_memory_budget = moe->context->host_memory_budget;
   h->max_outstanding = moe->context->max_outstanding;
   h->plan_hash = moe->plan_is_given ? sluice_plan_hash(moe->plan) : 0;
+  h->ceiling_rows = (int32_t)sluice_layer_ceiling(moe);
   h->model_width = c->model_width;
   h->hidden_width = c->hidden_width;
   h->num_experts = c->num_experts;
@@ -112,6 +113,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(bias, "bias");
   DIFFERS(wgrad_mode, "wgrad_mode");
   DIFFERS(callback_experts, "callback_experts");
+  DIFFERS(ceiling_rows, "ceiling_rows (0: exchange_mode exact)");
   DIFFERS(config_chunks, "num_chunks of the config");
   DIFFERS(memory_budget, "memory_budget");
   DIFFERS(host_memory_budget, "host_memory_budget");

@@ -4,7 +4,7 @@
 #include "backend/base/pages.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
-#include "backend/moe/pass.h"
+#include "backend/moe/ceiling.h"
 #include "backend/moe/plan.h"
 #include "backend/moe/planned.h"
 #include "backend/moe/run.h"
@@ -41,13 +41,15 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
   return spec;
 }
 
-static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, const sluice_step_t* step,
+static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, sluice_step_t* step,
                                   const sluice_moe_backward_args_t* args) {
+  SLUICE_TRY(sluice_ceiling_open(pass));
   SLUICE_TRY(sluice_binding_restore(moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
                                     step->saved[SLUICE_SAVED_INPUT], &pass->binding));
-  if (sluice_is_far(moe)) SLUICE_TRY(moe->context->device->far->open(moe->context->device, pass->stream));
   const sluice_template_spec_t spec = spec_of(moe, step, args, &pass->binding);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
+  SLUICE_TRY(sluice_ceiling_check_capture(pass));
+  step->is_captured |= pass->captured;
   /* Only now are the token counts of the step known. */
   if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
@@ -120,39 +122,66 @@ static void advance(sluice_step_t* step, int32_t halves) {
   if (step->state == SLUICE_STEP_DONE) free_deferred(step);
 }
 
-sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
-                                    sluice_stream_t stream, sluice_status_t refusal) {
-  sluice_context_t* context = moe->context;
-  sluice_pass_t pass = {.context = context, .moe = moe, .stream = stream, .begin_ns = sluice_now_ns()};
+static sluice_status_t agree(sluice_pass_t* pass, sluice_moe_t* moe, const sluice_proposal_t* proposal) {
+  int refuses = proposal->local_status != SLUICE_OK;
+  pass->agreed_ns = sluice_now_ns();
+  if (sluice_ceiling_is_agreed(moe, refuses ? NULL : pass->schedule)) {
+    return sluice_ceiling_skip_header(moe, proposal->local_status);
+  }
+  sluice_agreement_t agreement;
+  SLUICE_TRY(sluice_agree(moe, proposal, NULL, &agreement));
+  pass->agreed_ns = agreement.agreed_ns;
+  pass->header_ns = agreement.header_ns;
+  sluice_ceiling_note_agreed(moe, pass->schedule);
+  return SLUICE_OK;
+}
+
+static sluice_status_t agree_to(sluice_pass_t* pass, sluice_moe_t* moe, sluice_status_t status, const char* text) {
+  const sluice_proposal_t proposal = {
+      .direction = SLUICE_BACKWARD,
+      .num_chunks = status == SLUICE_OK ? pass->binding.num_chunks : 0,
+      .comm_hash = status == SLUICE_OK ? pass->schedule->comm_hash : 0,
+      .num_tokens = status == SLUICE_OK ? pass->binding.num_tokens : 0,
+      .local_status = status,
+      .local_message = text,
+  };
+  return agree(pass, moe, &proposal);
+}
+
+static sluice_status_t run(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args,
+                           sluice_status_t refusal) {
+  sluice_moe_t* moe = pass->moe;
+  sluice_context_t* context = pass->context;
   int collective = args->halves != SLUICE_HALF_WEIGHT;
   char text[256] = "";
+  if (collective && sluice_ceiling_is_agreed(moe, NULL)) SLUICE_TRY(sluice_ceiling_tell_failure(context));
   if (collective) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   sluice_status_t status = refusal;
   if (status == SLUICE_OK) status = check_state(step, args->halves);
-  if (status == SLUICE_OK) status = bind_local(&pass, moe, step, args);
-  if (!collective) {
-    SLUICE_TRY(status);
-  } else {
+  if (status == SLUICE_OK) status = bind_local(pass, moe, step, args);
+  if (collective) {
     if (refusal == SLUICE_OK && status != SLUICE_OK) status = sluice_take_refusal(context, status, text, sizeof text);
-    const sluice_proposal_t proposal = {
-        .direction = SLUICE_BACKWARD,
-        .num_chunks = status == SLUICE_OK ? pass.binding.num_chunks : 0,
-        .comm_hash = status == SLUICE_OK ? pass.schedule->comm_hash : 0,
-        .num_tokens = status == SLUICE_OK ? pass.binding.num_tokens : 0,
-        .local_status = status,
-        .local_message = text,
-    };
-    sluice_agreement_t agreement;
-    SLUICE_TRY(sluice_agree(moe, &proposal, NULL, &agreement));
-    pass.agreed_ns = agreement.agreed_ns;
-    pass.header_ns = agreement.header_ns;
+    SLUICE_TRY(agree_to(pass, moe, status, text));
+  } else {
+    SLUICE_TRY(status);
+    sluice_ceiling_note_agreed(moe, pass->schedule); /* local: there is nobody to ask */
   }
-  status = execute(&pass, step, args);
-  if (status != SLUICE_OK) {
-    if (collective) status = sluice_fail_pass(context, status, pass.is_complete);
-    if (step->state == SLUICE_STEP_FRESH) free_deferred(step);
-    return status;
+  status = execute(pass, step, args);
+  if (status == SLUICE_OK) return SLUICE_OK;
+  if (collective && moe->ceiling != NULL) {
+    status = sluice_ceiling_fail(pass, status);
+  } else if (collective) {
+    status = sluice_fail_pass(context, status, pass->is_complete);
   }
-  advance(step, args->halves);
-  return SLUICE_OK;
+  if (step->state == SLUICE_STEP_FRESH) free_deferred(step);
+  return status;
+}
+
+sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
+                                    sluice_stream_t stream, sluice_status_t refusal) {
+  sluice_pass_t pass = {.context = moe->context, .moe = moe, .stream = stream, .begin_ns = sluice_now_ns()};
+  sluice_status_t status = run(&pass, step, args, refusal);
+  sluice_ceiling_close(&pass, status);
+  if (status == SLUICE_OK) advance(step, args->halves);
+  return status;
 }

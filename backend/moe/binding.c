@@ -43,24 +43,25 @@ static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t byt
 
 /* ---- where the arrays lie ---- */
 
-static uint64_t arena_bytes(const sluice_binding_t* b, int64_t num_routes, int with_orders) {
+/* num_sent: rows of the sent order, places that no route takes included. */
+static uint64_t arena_bytes(const sluice_binding_t* b, int64_t num_sent, int64_t num_routes, int with_orders) {
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, l = (uint64_t)b->num_local;
   uint64_t experts = (uint64_t)b->moe->config.num_experts;
   uint64_t bytes =
       3 * sluice_align_up((n + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) + 3 * sluice_align_up(n * l * 8);
   if (sluice_is_far(b->moe)) {
     bytes += sluice_align_up((n + 1) * 8); /* first_order */
-    num_routes = 0;
+    num_sent = num_routes = 0;
   }
-  bytes += sluice_align_up((uint64_t)num_routes * 4); /* order_token */
+  bytes += sluice_align_up((uint64_t)num_sent * 4); /* order_token */
   if (with_orders) {
     bytes += 2 * sluice_align_up(n * experts * 4) + sluice_align_up(w * n * l * 4) +
-             2 * sluice_align_up((uint64_t)num_routes * 4);
+             sluice_align_up((uint64_t)num_sent * 4) + sluice_align_up((uint64_t)num_routes * 4);
   }
   return bytes;
 }
 
-static void take_offsets(sluice_binding_t* b, int64_t num_routes) {
+static void take_offsets(sluice_binding_t* b, int64_t num_sent) {
   sluice_arena_t* arena = &b->moe->context->binding;
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, l = (uint64_t)b->num_local;
   b->first_token = sluice_arena_take(arena, (n + 1) * 8);
@@ -75,8 +76,14 @@ static void take_offsets(sluice_binding_t* b, int64_t num_routes) {
     b->first_order = sluice_arena_take(arena, (n + 1) * 8);
   } else {
     b->first_order = b->first_sent;
-    b->order_token = sluice_arena_take(arena, (uint64_t)num_routes * 4);
+    b->order_token = sluice_arena_take(arena, (uint64_t)num_sent * 4);
   }
+}
+
+/* Rows that the sent orders of a pass have room for: at most one per route, under ceilings always the same. */
+static int64_t room_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
+  int64_t ceiling = sluice_layer_ceiling(moe);
+  return ceiling > 0 ? num_chunks * ceiling * moe->config.num_experts : num_tokens * moe->config.top_k;
 }
 
 static void init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
@@ -142,7 +149,8 @@ static void order_routes(sluice_binding_t* b, int64_t* cursor) {
 uint64_t sluice_binding_arena_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
   sluice_binding_t b;
   init(&b, moe, num_chunks, num_tokens);
-  return arena_bytes(&b, num_tokens * moe->config.top_k, 1) + sluice_align_up((uint64_t)moe->config.num_experts * 8);
+  return arena_bytes(&b, room_of(moe, num_chunks, num_tokens), num_tokens * moe->config.top_k, 1) +
+         sluice_align_up((uint64_t)moe->config.num_experts * 8);
 }
 
 /* The arrays of a binding, and where its chunks begin. out_cursor: [E]. */
@@ -158,13 +166,14 @@ static sluice_status_t take_arrays(sluice_moe_t* moe, int64_t num_tokens, int32_
   uint64_t bytes = sluice_binding_arena_bytes(moe, num_chunks, num_tokens);
   SLUICE_TRY(sluice_arena_reset(&moe->context->binding, bytes, "routes and offsets of a pass"));
   sluice_arena_t* arena = &moe->context->binding;
-  take_offsets(b, num_routes);
+  int64_t room = room_of(moe, num_chunks, num_tokens);
+  take_offsets(b, room);
   b->send_counts = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
   b->recv_counts =
       sluice_arena_take(arena, (uint64_t)b->world_size * (uint64_t)num_chunks * (uint64_t)b->num_local * 4);
   b->counts_out = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
   if (!sluice_is_far(moe)) {
-    b->order = sluice_arena_take(arena, (uint64_t)num_routes * 4);
+    b->order = sluice_arena_take(arena, (uint64_t)room * 4);
     b->position = sluice_arena_take(arena, (uint64_t)num_routes * 4);
   }
   *out_cursor = sluice_arena_take(arena, num_experts * 8);
@@ -197,14 +206,63 @@ sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* e
   return SLUICE_OK;
 }
 
+/* ---- ceilings: every place has the same number of rows in each chunk, on all ranks ---- */
+
+static void fill_counts(sluice_binding_t* b) {
+  int32_t ceiling = (int32_t)sluice_layer_ceiling(b->moe);
+  int64_t sent = (int64_t)b->num_chunks * b->moe->config.num_experts;
+  int64_t received = (int64_t)b->world_size * b->num_chunks * b->num_local;
+  for (int64_t i = 0; i < sent; ++i) b->send_counts[i] = ceiling;
+  for (int64_t i = 0; i < received; ++i) b->recv_counts[i] = ceiling;
+  b->num_sent = room_of(b->moe, b->num_chunks, b->num_tokens);
+  for (int32_t i = 0; i <= b->num_chunks; ++i) b->first_sent[i] = b->num_sent / b->num_chunks * i;
+}
+
+/* As order_routes, on places of `ceiling` rows: the first routes of a place take them, the others are dropped. */
+static void order_under_ceiling(sluice_binding_t* b, int64_t* cursor, int64_t* tally) {
+  int64_t ceiling = sluice_layer_ceiling(b->moe);
+  int32_t num_experts = b->moe->config.num_experts;
+  memset(b->order, 0xff, (size_t)room_of(b->moe, b->num_chunks, b->num_tokens) * sizeof *b->order);
+  ++tally[SLUICE_TALLY_FORWARDS];
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    int32_t* order = b->order + (int64_t)i * num_experts * ceiling;
+    memset(cursor, 0, (size_t)num_experts * sizeof *cursor);
+    for (int64_t route = b->first_token[i] * b->top_k; route < b->first_token[i + 1] * b->top_k; ++route) {
+      int32_t place = b->position[route];
+      if (place < 0) continue;
+      int64_t at = cursor[place]++;
+      b->position[route] = at < ceiling ? (int32_t)(place * ceiling + at) : -1;
+      if (at < ceiling) order[place * ceiling + at] = (int32_t)route;
+    }
+    for (int32_t place = 0; place < num_experts; ++place) {
+      int64_t most = (cursor[place] << 32) + place;
+      tally[SLUICE_TALLY_ROUTES] += cursor[place];
+      if (cursor[place] > ceiling) tally[SLUICE_TALLY_DROPPED] += cursor[place] - ceiling;
+      if (most > tally[SLUICE_TALLY_MOST]) tally[SLUICE_TALLY_MOST] = most;
+    }
+  }
+}
+
+sluice_status_t sluice_binding_route_under_ceiling(sluice_moe_t* moe, const sluice_tensor_t* expert_ids,
+                                                   int32_t num_chunks, int64_t* tally, sluice_binding_t* b) {
+  int64_t* cursor = NULL;
+  SLUICE_TRY(take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
+  SLUICE_TRY(count_routes(b, expert_ids));
+  order_under_ceiling(b, cursor, tally);
+  fill_counts(b);
+  return SLUICE_OK;
+}
+
 /* ---- routing on a far device ---- */
 
+/* Of an order: it has room for all rows of the pass. */
 static uint64_t order_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
-  return sluice_align_up((uint64_t)(num_tokens * moe->config.top_k) * sizeof(int32_t));
+  return sluice_align_up((uint64_t)room_of(moe, moe->config.num_chunks, num_tokens) * sizeof(int32_t));
 }
 
 uint64_t sluice_binding_routes_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
-  return sluice_is_far(moe) ? 3 * order_bytes(moe, num_tokens) : 0;
+  uint64_t position = sluice_align_up((uint64_t)(num_tokens * moe->config.top_k) * sizeof(int32_t));
+  return sluice_is_far(moe) ? 2 * order_bytes(moe, num_tokens) + position : 0;
 }
 
 static void place_routes(sluice_binding_t* b, void* routes) {
@@ -212,7 +270,10 @@ static void place_routes(sluice_binding_t* b, void* routes) {
   b->order = routes;
   b->order_token = (int32_t*)(void*)((char*)routes + bytes);
   b->position = (int32_t*)(void*)((char*)routes + 2 * bytes);
-  for (int32_t i = 0; i <= b->num_chunks; ++i) b->first_order[i] = b->first_token[i] * b->top_k;
+  int64_t of_chunk = sluice_layer_ceiling(b->moe) * b->moe->config.num_experts;
+  for (int32_t i = 0; i <= b->num_chunks; ++i) {
+    b->first_order[i] = of_chunk > 0 ? i * of_chunk : b->first_token[i] * b->top_k;
+  }
 }
 
 /* counts: [n][E + 1], as the device wrote them. */
@@ -236,26 +297,29 @@ static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                         int32_t num_chunks, sluice_binding_t* b) {
+/* Bytes of the counts behind the routes. */
+static uint64_t far_counts_bytes(const sluice_moe_t* moe, int32_t num_chunks) {
+  return (uint64_t)num_chunks * ((uint64_t)moe->config.num_experts + 1) * sizeof(int32_t);
+}
+
+/* Orders the routes on the device. out_counts: there, [n][E + 1]. */
+static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                   int64_t* tally, sluice_binding_t* b, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_far_vtable_t* far = context->device->far;
-  int64_t* cursor = NULL;
-  SLUICE_TRY(take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
   int32_t num_experts = moe->config.num_experts;
-  uint64_t counts_bytes = (uint64_t)num_chunks * ((uint64_t)num_experts + 1) * sizeof(int32_t);
+  uint64_t counts_bytes = far_counts_bytes(moe, b->num_chunks);
   uint64_t scratch_bytes = far->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
   uint64_t routes_bytes = sluice_binding_routes_bytes(moe, b->num_tokens);
   SLUICE_TRY(sluice_arena_reset(&context->routes, routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes,
                                 "routes on the device"));
-  SLUICE_TRY(sluice_arena_reset(&context->scratch, counts_bytes, "counts of a pass"));
   place_routes(b, sluice_arena_take(&context->routes, routes_bytes));
   sluice_far_routes_t routes = {
       .ids = sluice_tensor_data(expert_ids),
       .ids_t = sluice_tensor_stride(expert_ids, 0),
       .ids_k = sluice_tensor_stride(expert_ids, 1),
       .ids_64 = sluice_tensor_dtype(expert_ids) == SLUICE_DTYPE_I64,
-      .num_chunks = num_chunks,
+      .num_chunks = b->num_chunks,
       .first_token = b->first_token,
       .place_of_expert = moe->place_of_expert,
       .top_k = b->top_k,
@@ -264,13 +328,38 @@ sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stre
       .order = b->order,
       .order_token = b->order_token,
       .position = b->position,
+      .ceiling = sluice_layer_ceiling(moe),
+      .tally = tally,
   };
   routes.scratch = sluice_arena_take(&context->routes, scratch_bytes);
-  SLUICE_TRY(far->route(context->device, stream, &routes));
-  int32_t* counts = sluice_arena_take(&context->scratch, counts_bytes);
-  SLUICE_TRY(far->read(context->device, stream, routes.counts, counts, counts_bytes));
+  *out_counts = routes.counts;
+  return far->route(context->device, stream, &routes);
+}
+
+sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                         int32_t num_chunks, sluice_binding_t* b) {
+  sluice_context_t* context = moe->context;
+  int64_t* cursor = NULL;
+  int32_t* there = NULL;
+  uint64_t bytes = far_counts_bytes(moe, num_chunks);
+  SLUICE_TRY(take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
+  SLUICE_TRY(sluice_arena_reset(&context->scratch, bytes, "counts of a pass"));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, b, &there));
+  int32_t* counts = sluice_arena_take(&context->scratch, bytes);
+  SLUICE_TRY(context->device->far->read(context->device, stream, there, counts, bytes));
   SLUICE_TRY(take_counts(b, counts));
   receive_own(b);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_route_far_under_ceiling(sluice_moe_t* moe, sluice_stream_t stream,
+                                                       const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                                       int64_t* tally, sluice_binding_t* b) {
+  int64_t* cursor = NULL;
+  int32_t* there = NULL;
+  SLUICE_TRY(take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, tally, b, &there));
+  fill_counts(b);
   return SLUICE_OK;
 }
 
@@ -332,7 +421,9 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
       row += b->rows_of_expert[(int64_t)i * b->num_local + e];
     }
   }
-  for (int64_t s = 0; s < b->num_sent && !sluice_is_far(b->moe); ++s) b->order_token[s] = b->order[s] / b->top_k;
+  for (int64_t s = 0; s < b->num_sent && !sluice_is_far(b->moe); ++s) {
+    b->order_token[s] = b->order[s] < 0 ? -1 : b->order[s] / b->top_k;
+  }
   if (b->num_rows > INT32_MAX) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: this rank would receive %lld rows; at most 2^31 are possible",
@@ -343,7 +434,7 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
 
 sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert, sluice_binding_t* b) {
   init(b, moe, 1, 0);
-  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, arena_bytes(b, 0, 0), "offsets of a pass"));
+  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, arena_bytes(b, 0, 0, 0), "offsets of a pass"));
   take_offsets(b, 0);
   int64_t row = 0;
   for (int32_t e = 0; e < b->num_local; ++e) {
@@ -434,7 +525,8 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
   if (!whole || (header->magic != META_MAGIC && header->magic != META_MAGIC_USED) ||
       header->fingerprint != moe->fingerprint || header->num_chunks < 1 || header->num_chunks > SLUICE_MAX_CHUNKS ||
       header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->config.top_k || header->num_sent < 0 ||
-      header->num_sent > header->num_tokens * moe->config.top_k ||
+      header->num_sent > room_of(moe, header->num_chunks, header->num_tokens) ||
+      (moe->ceiling != NULL && header->num_chunks != moe->config.num_chunks) ||
       meta_bytes < meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent)) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT,
@@ -475,7 +567,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
   init(b, moe, header.num_chunks, header.num_tokens);
   b->num_sent = header.num_sent;
-  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, arena_bytes(b, header.num_sent, 0), "offsets of a pass"));
+  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, arena_bytes(b, header.num_sent, 0, 0), "offsets of a pass"));
   take_offsets(b, header.num_sent);
   /* The counts and orders are read where the host keeps them. */
   b->send_counts = (int32_t*)((const char*)meta + sizeof header);

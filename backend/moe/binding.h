@@ -54,6 +54,14 @@ sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* e
 /* The same on a far device, by its kernels: counts come to the host by the one read of a forward. On `stream`. */
 sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                          int32_t num_chunks, sluice_binding_t* out_binding);
+/* The same under ceilings: what a place of a chunk gets is always the layer's ceiling, so that nothing is read and
+ * nothing exchanged. Routes beyond it are dropped (position -1) and added to the tally (device/tally.h), which lies
+ * with the rows; rows that no route takes are -1 in the orders. */
+sluice_status_t sluice_binding_route_under_ceiling(sluice_moe_t* moe, const sluice_tensor_t* expert_ids,
+                                                   int32_t num_chunks, int64_t* tally, sluice_binding_t* out_binding);
+sluice_status_t sluice_binding_route_far_under_ceiling(sluice_moe_t* moe, sluice_stream_t stream,
+                                                       const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                                       int64_t* tally, sluice_binding_t* out_binding);
 /* On a far device a step keeps orders and positions in front of its rows: the bytes of that block, and the block of a
  * binding just routed. 0 on a CPU, where they are in META. */
 uint64_t sluice_binding_routes_bytes(const sluice_moe_t* moe, int64_t num_tokens);

@@ -89,6 +89,7 @@ static void record(sluice_pass_t* pass) {
 
 sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
   sluice_device_t* device = pass->context->device;
+  pass->has_begun = 1;
   SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_op, pass, pass->stream));
   sluice_status_t submitted = submit_all(pass);
   pass->is_complete = submitted == SLUICE_OK;

@@ -4,7 +4,7 @@
 #include "backend/base/pages.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
-#include "backend/moe/pass.h"
+#include "backend/moe/ceiling.h"
 #include "backend/moe/planned.h"
 #include "backend/moe/run.h"
 
@@ -36,22 +36,37 @@ static sluice_status_t take_template(forward_t* f, sluice_moe_t* moe) {
   return sluice_engine_template(moe->context, &spec, &f->pass.schedule);
 }
 
-/* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
- * numbers of tokens, whatever is received. Under a plan the cut needs the other ranks' counts. */
-static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
-  if (sluice_is_planned(moe)) return sluice_check_routes(moe, f->args->expert_ids);
+static sluice_status_t choose_template(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
   sluice_binding_t* binding = &f->pass.binding;
-  if (sluice_is_far(moe)) {
-    SLUICE_TRY(moe->context->device->far->open(moe->context->device, f->pass.stream));
-    SLUICE_TRY(sluice_binding_route_far(moe, f->pass.stream, f->args->expert_ids, num_chunks, binding));
-  } else {
-    SLUICE_TRY(sluice_binding_route(moe, f->args->expert_ids, num_chunks, NULL, binding));
-  }
+  binding->num_chunks = num_chunks;
   for (int32_t i = 0; i < num_chunks && is_kept(f); ++i) {
     binding->restore_di[i] = (uint8_t)sluice_restore_of(moe->config.restore_input);
     binding->restore_m[i] = (uint8_t)sluice_restore_of(moe->config.restore_middle);
   }
   return take_template(f, moe);
+}
+
+/* The schedule comes first: whether the call needs a header, and may be captured, depends on it alone. */
+static sluice_status_t bind_under_ceiling(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
+  SLUICE_TRY(choose_template(f, moe, num_chunks));
+  SLUICE_TRY(sluice_ceiling_check_capture(&f->pass));
+  return sluice_ceiling_bind(&f->pass, f->args->expert_ids, num_chunks);
+}
+
+/* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
+ * numbers of tokens, whatever is received. Under a plan the cut needs the other ranks' counts. */
+static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
+  if (sluice_is_planned(moe)) return sluice_check_routes(moe, f->args->expert_ids);
+  sluice_binding_t* binding = &f->pass.binding;
+  SLUICE_TRY(sluice_ceiling_open(&f->pass));
+  if (moe->ceiling != NULL) {
+    SLUICE_TRY(bind_under_ceiling(f, moe, num_chunks));
+  } else if (sluice_is_far(moe)) {
+    SLUICE_TRY(sluice_binding_route_far(moe, f->pass.stream, f->args->expert_ids, num_chunks, binding));
+  } else {
+    SLUICE_TRY(sluice_binding_route(moe, f->args->expert_ids, num_chunks, NULL, binding));
+  }
+  return choose_template(f, moe, num_chunks);
 }
 
 static sluice_status_t bind_planned(forward_t* f, sluice_moe_t* moe) {
@@ -78,6 +93,7 @@ static sluice_status_t allocate_saved(forward_t* f, sluice_moe_t* moe, void** gi
   }
   bytes[SLUICE_SAVED_INPUT] += sluice_binding_routes_bytes(moe, f->pass.binding.num_tokens);
   SLUICE_TRY(sluice_step_new(moe, &f->step));
+  f->step->is_captured = f->pass.captured;
   SLUICE_TRY(sluice_step_allocate(f->step, bytes, f->pass.stream, f->args->save, f->args->save_user,
                                   f->args->save_is_counted));
   sluice_binding_save(&f->pass.binding, bytes, f->step->saved[SLUICE_SAVED_META]);
@@ -102,41 +118,65 @@ static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
   return sluice_pass_run(&f->pass);
 }
 
-sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
-                                   sluice_status_t refusal, sluice_step_t** out_step) {
+/* The ranks agree, or have agreed on such calls before. */
+static sluice_status_t agree(forward_t* f, sluice_moe_t* moe, const sluice_proposal_t* proposal,
+                             sluice_agreement_t* out_agreement) {
+  int refuses = proposal->local_status != SLUICE_OK;
+  if (sluice_ceiling_is_agreed(moe, refuses ? NULL : f->pass.schedule)) {
+    *out_agreement = (sluice_agreement_t){sluice_now_ns(), 0, proposal->num_tokens, proposal->base_bytes};
+    return sluice_ceiling_skip_header(moe, proposal->local_status);
+  }
+  int has_counts = !refuses && !sluice_is_planned(moe) && moe->ceiling == NULL;
+  SLUICE_TRY(sluice_agree(moe, proposal, has_counts ? &f->pass.binding : NULL, out_agreement));
+  sluice_ceiling_note_agreed(moe, f->pass.schedule);
+  return SLUICE_OK;
+}
+
+static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+  f->pass.agreed_ns = agreement->agreed_ns;
+  f->pass.header_ns = agreement->header_ns;
+  if (sluice_is_planned(moe)) SLUICE_TRY(bind_planned(f, moe));
+  SLUICE_TRY(sluice_binding_finish(&f->pass.binding));
+  return execute(f, moe);
+}
+
+static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refusal) {
   sluice_context_t* context = moe->context;
-  forward_t f = {.args = args, .pass = {.context = context, .moe = moe, .stream = stream, .begin_ns = sluice_now_ns()}};
   int32_t num_chunks = moe->seat.num_chunks;
   char text[256] = "";
+  if (sluice_ceiling_is_agreed(moe, NULL)) SLUICE_TRY(sluice_ceiling_tell_failure(context));
   refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   if (refusal == SLUICE_OK) {
-    refusal = bind_local(&f, moe, num_chunks);
+    refusal = bind_local(f, moe, num_chunks);
     if (refusal != SLUICE_OK) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   }
   int planned = sluice_is_planned(moe);
   const sluice_proposal_t proposal = {
       .direction = SLUICE_FORWARD,
       .num_chunks = planned ? 0 : num_chunks,
-      .comm_hash = refusal == SLUICE_OK && !planned ? f.pass.schedule->comm_hash : (uint64_t)is_kept(&f),
-      .num_tokens = refusal == SLUICE_OK ? args->expert_ids->shape[0] : 0,
+      .comm_hash = refusal == SLUICE_OK && !planned ? f->pass.schedule->comm_hash : (uint64_t)is_kept(f),
+      .num_tokens = refusal == SLUICE_OK ? f->args->expert_ids->shape[0] : 0,
       .base_bytes = planned ? sluice_plan_base_bytes(context) : 0,
       .local_status = refusal,
       .local_message = text,
   };
   sluice_agreement_t agreement;
-  SLUICE_TRY(sluice_agree(moe, &proposal, refusal == SLUICE_OK && !planned ? &f.pass.binding : NULL, &agreement));
-  f.pass.agreed_ns = agreement.agreed_ns;
-  f.pass.header_ns = agreement.header_ns;
-  sluice_status_t status = SLUICE_OK;
-  if (planned) {
-    status = sluice_planned_prepare(moe, &agreement);
-    if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
-    if (status == SLUICE_OK) status = bind_planned(&f, moe);
-  }
-  if (status == SLUICE_OK) status = sluice_binding_finish(&f.pass.binding);
-  if (status == SLUICE_OK) status = execute(&f, moe);
+  SLUICE_TRY(agree(f, moe, &proposal, &agreement));
+  sluice_status_t status = planned ? sluice_planned_prepare(moe, &agreement) : SLUICE_OK;
+  if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
+  if (status == SLUICE_OK) status = run_agreed(f, moe, &agreement);
+  if (status == SLUICE_OK) return SLUICE_OK;
+  return moe->ceiling != NULL ? sluice_ceiling_fail(&f->pass, status)
+                              : sluice_fail_pass(context, status, f->pass.is_complete);
+}
+
+sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
+                                   sluice_status_t refusal, sluice_step_t** out_step) {
+  forward_t f = {.args = args,
+                 .pass = {.context = moe->context, .moe = moe, .stream = stream, .begin_ns = sluice_now_ns()}};
+  sluice_status_t status = run(&f, moe, refusal);
+  sluice_ceiling_close(&f.pass, status);
   if (status != SLUICE_OK) {
-    status = sluice_fail_pass(context, status, f.pass.is_complete);
     sluice_step_drop(f.step);
     return status;
   }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "backend/moe/agree.h"
+#include "backend/moe/ceiling.h"
 #include "backend/moe/plan.h"
 
 static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
@@ -17,9 +18,11 @@ static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   const int64_t numbers[] = {c->model_width,      c->hidden_width, c->num_experts,  c->top_k,      c->dtype,
                              c->activation,       c->gated,        c->bias,         c->num_chunks, c->wgrad_mode,
                              c->callback_experts, world_size,      c->restore_input};
+  const int64_t exchange[] = {c->exchange_mode, c->ceiling_rows};
   const float swiglu[] = {c->swiglu_alpha, c->swiglu_limit, c->swiglu_offset};
   uint64_t hash = fnv1a(0xcbf29ce484222325u, numbers, sizeof numbers);
   hash = fnv1a(hash, swiglu, sizeof swiglu);
+  if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = fnv1a(hash, exchange, sizeof exchange);
   hash = fnv1a(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
   return fnv1a(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
 }
@@ -77,6 +80,7 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   sluice_engine_retain(context);
   moe->context = context;
   sluice_status_t status = take_seat(moe);
+  if (status == SLUICE_OK) status = sluice_ceiling_create(moe);
   if (status != SLUICE_OK) {
     sluice_layer_release(moe);
     return status;
@@ -92,6 +96,7 @@ void sluice_layer_release(sluice_moe_t* moe) {
   if (moe == NULL || moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
   if (atomic_fetch_sub(&moe->references, 1) != 1) return;
   sluice_context_t* context = moe->context;
+  sluice_ceiling_destroy(moe);
   sluice_free(&context->allocator, moe->place_of_expert, moe->tables_bytes);
   sluice_free(sluice_process_allocator(), moe->plan, sizeof *moe->plan);
   sluice_free(&context->allocator, moe, sizeof *moe);

@@ -9,6 +9,8 @@
 
 /* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders
  * use places, so that the rows for one rank, and for one expert on it, are consecutive. */
+typedef struct sluice_ceiling_s sluice_ceiling_t; /* ceiling.h */
+
 struct sluice_moe_s {
   _Atomic int32_t references;
   sluice_context_t* context;
@@ -18,10 +20,11 @@ struct sluice_moe_s {
   int32_t* place_of_expert;   /* [E] */
   int32_t* first_place;       /* [W + 1] places of each rank's experts */
   uint64_t tables_bytes;
-  uint64_t fingerprint;            /* of everything that must be equal on all ranks */
-  sluice_seat_t seat;              /* what it does next */
-  struct sluice_plan_data_s* plan; /* NULL: passes take what their rows need */
-  int32_t plan_is_given;           /* by the host: not made anew when more tokens come */
+  uint64_t fingerprint;             /* of everything that must be equal on all ranks */
+  sluice_seat_t seat;               /* what it does next */
+  struct sluice_plan_data_s* plan;  /* NULL: passes take what their rows need */
+  struct sluice_ceiling_s* ceiling; /* NULL: rows travel as they are */
+  int32_t plan_is_given;            /* by the host: not made anew when more tokens come */
 };
 
 /* Whether the kernels' activation_forward and _backward suffice; other layers take unit_forward and _backward. */
@@ -43,6 +46,11 @@ void sluice_layer_release(sluice_moe_t* moe);
 /* What a layer does where nobody chooses for it. */
 static inline int32_t sluice_restore_of(int32_t policy) {
   return policy == SLUICE_RESTORE_ADAPTIVE ? SLUICE_RESTORE_KEEP : policy;
+}
+
+/* Rows that one rank sends to one expert in one chunk, always; 0 where as many travel as there are. */
+static inline int64_t sluice_layer_ceiling(const sluice_moe_t* moe) {
+  return moe->config.exchange_mode == SLUICE_EXCHANGE_CEILING ? moe->config.ceiling_rows : 0;
 }
 
 static inline int32_t sluice_layer_experts_of(const sluice_moe_t* moe, int32_t rank) {

@@ -51,7 +51,7 @@ static void free_own(sluice_step_t* step, int32_t which) {
   atomic_fetch_sub(&context->step_bytes, counted_bytes(step->saved_bytes[which]));
   if (place == HOST) {
     sluice_free(&context->allocator, step->saved[which], step->saved_bytes[which]);
-  } else {
+  } else if (!step->is_captured) {
     context->device->far->give(context->device, place == PINNED, step->saved[which]);
   }
 }
@@ -114,7 +114,7 @@ sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tenso
 void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor) {
   sluice_context_t* context = step->moe->context;
   if (sluice_is_far(step->moe)) {
-    context->device->far->give(context->device, 0, step->deferred[tensor]);
+    if (!step->is_captured) context->device->far->give(context->device, 0, step->deferred[tensor]);
   } else {
     sluice_free(&context->allocator, step->deferred[tensor], step->deferred_bytes[tensor]);
   }
@@ -165,8 +165,7 @@ void sluice_step_drop(sluice_step_t* step) {
       sluice_allocator_discharge(allocator, step->saved_bytes[i]);
     }
   }
-  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t)
-    sluice_free(moe->context->memory, step->deferred[t], step->deferred_bytes[t]);
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) sluice_step_free_deferred(step, t);
   sluice_free(allocator, step, sizeof *step);
   atomic_fetch_sub(&moe->context->step_bytes, sluice_align_up(sizeof *step));
   sluice_layer_release(moe);

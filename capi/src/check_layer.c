@@ -174,3 +174,9 @@ sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char
   if (context->device->far == NULL) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: not on device %s yet; use a CPU context", what, context->device->name);
 }
+
+sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what) {
+  if (moe->config.exchange_mode == SLUICE_EXCHANGE_EXACT) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: layer %d has exchange_mode ceiling; not for such layers yet", what,
+                     moe->config.layer_id);
+}

@@ -22,6 +22,8 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
 sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks);
 /* UNSUPPORTED on a device whose memory the host cannot touch. */
 sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what);
+/* UNSUPPORTED for a layer under ceilings. */
+sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what);
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream);
 
 #endif /* SLUICE_CAPI_CHECK_LAYER_H_ */

@@ -100,6 +100,41 @@ static sluice_status_t check_far(const sluice_context_t* context, sluice_moe_con
   return SLUICE_OK;
 }
 
+/* What is open where every exchange has a fixed size. */
+static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe_config_t* c) {
+  int32_t id = c->layer_id;
+  CHECK(c->exchange_mode == SLUICE_EXCHANGE_EXACT || c->exchange_mode == SLUICE_EXCHANGE_CEILING,
+        "layer %d: exchange_mode is %d; known are exact (0) and ceiling (1)", id, c->exchange_mode);
+  CHECK(c->reserved_2 == 0, "layer %d: reserved_2 is %d; set it to 0", id, c->reserved_2);
+  if (c->exchange_mode == SLUICE_EXCHANGE_EXACT) {
+    CHECK(c->ceiling_rows == 0, "layer %d: ceiling_rows is %lld, but exchange_mode is exact: set 0, or mode ceiling",
+          id, (long long)c->ceiling_rows);
+    return SLUICE_OK;
+  }
+  if (c->callback_experts) {
+    return SLUICE_FAIL(
+        SLUICE_E_UNSUPPORTED,
+        "layer %d: exchange_mode ceiling does not take callback experts, which are given real rows alone", id);
+  }
+  if (context->memory_budget != 0) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: exchange_mode ceiling does not run under a memory_budget, whose plans cut chunks by "
+                       "counts: set 0; buffers have fixed sizes anyway",
+                       id);
+  }
+  if (c->num_chunks == 0 && context->world_size > 1) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: num_chunks is 0, chosen by Sluice, but ceiling_rows is of one chunk: give a number",
+                       id);
+  }
+  if (c->num_chunks == 0) c->num_chunks = 1;
+  int64_t most = INT32_MAX / ((int64_t)c->num_chunks * c->num_experts);
+  CHECK(c->ceiling_rows >= 1 && c->ceiling_rows <= most,
+        "layer %d: ceiling_rows is %lld; with %d chunks and %d experts it must be in [1, %lld]", id,
+        (long long)c->ceiling_rows, c->num_chunks, c->num_experts, (long long)most);
+  return SLUICE_OK;
+}
+
 static sluice_status_t check_owners(const sluice_context_t* context, const sluice_moe_config_t* c) {
   if (c->expert_rank == NULL) {
     CHECK(c->num_experts % context->world_size == 0,
@@ -138,6 +173,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   }
   SLUICE_TRY(check_policies(&checked));
   SLUICE_TRY(check_far(context, &checked));
+  SLUICE_TRY(check_ceiling(context, &checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));
   sluice_status_t status = sluice_layer_create(context, &checked, out_moe);
   sluice_engine_leave(context);

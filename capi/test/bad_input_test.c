@@ -1222,7 +1222,8 @@ static void Errors_CopiedOut_AreBoundedAndNamed(void** state) {
   assert_string_equal(sluice_status_name(SLUICE_OK), "OK");
   assert_string_equal(sluice_status_name(SLUICE_E_INTERNAL), "INTERNAL");
   assert_string_equal(sluice_status_name(1), "UNKNOWN");
-  assert_string_equal(sluice_status_name(-16), "UNKNOWN");
+  assert_string_equal(sluice_status_name(SLUICE_E_CAPACITY), "CAPACITY");
+  assert_string_equal(sluice_status_name(-17), "UNKNOWN");
   assert_string_equal(sluice_status_name(INT32_MIN), "UNKNOWN");
   REFUSED(sluice_local_group_create(0, NULL), BAD, "out_group");
   sluice_error_last(NULL);

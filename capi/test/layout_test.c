@@ -144,7 +144,7 @@
   MEMBER(sluice_gate_config_t, capacity_factor, 56, 4) \
   MEMBER(sluice_gate_config_t, scaling, 60, 4) \
   MEMBER(sluice_gate_config_t, min_capacity, 64, 8) \
-  STRUCT(sluice_moe_config_t, 104) \
+  STRUCT(sluice_moe_config_t, 120) \
   MEMBER(sluice_moe_config_t, struct_size, 0, 8) \
   MEMBER(sluice_moe_config_t, next, 8, 8) \
   MEMBER(sluice_moe_config_t, model_width, 16, 8) \
@@ -166,6 +166,9 @@
   MEMBER(sluice_moe_config_t, swiglu_limit, 92, 4) \
   MEMBER(sluice_moe_config_t, swiglu_offset, 96, 4) \
   MEMBER(sluice_moe_config_t, reserved, 100, 4) \
+  MEMBER(sluice_moe_config_t, exchange_mode, 104, 4) \
+  MEMBER(sluice_moe_config_t, reserved_2, 108, 4) \
+  MEMBER(sluice_moe_config_t, ceiling_rows, 112, 8) \
   STRUCT(sluice_expert_tensors_t, 56) \
   MEMBER(sluice_expert_tensors_t, struct_size, 0, 8) \
   MEMBER(sluice_expert_tensors_t, w1, 8, 8) \
@@ -213,6 +216,15 @@
   MEMBER(sluice_moe_backward_args_t, local_status, 104, 4) \
   MEMBER(sluice_moe_backward_args_t, may_reuse_saved, 108, 4) \
   MEMBER(sluice_moe_backward_args_t, local_message, 112, 8) \
+  STRUCT(sluice_ceiling_report_t, 56) \
+  MEMBER(sluice_ceiling_report_t, struct_size, 0, 8) \
+  MEMBER(sluice_ceiling_report_t, num_forwards, 8, 8) \
+  MEMBER(sluice_ceiling_report_t, num_routes, 16, 8) \
+  MEMBER(sluice_ceiling_report_t, num_dropped, 24, 8) \
+  MEMBER(sluice_ceiling_report_t, most_rows, 32, 8) \
+  MEMBER(sluice_ceiling_report_t, bad_route, 40, 8) \
+  MEMBER(sluice_ceiling_report_t, most_expert, 48, 4) \
+  MEMBER(sluice_ceiling_report_t, reserved, 52, 4) \
   STRUCT(sluice_plan_config_t, 72) \
   MEMBER(sluice_plan_config_t, struct_size, 0, 8) \
   MEMBER(sluice_plan_config_t, next, 8, 8) \
@@ -415,6 +427,7 @@
   CONSTANT(SLUICE_E_FOREIGN, -13) \
   CONSTANT(SLUICE_E_OVER_BUDGET, -14) \
   CONSTANT(SLUICE_E_INTERNAL, -15) \
+  CONSTANT(SLUICE_E_CAPACITY, -16) \
   CONSTANT(SLUICE_LOG_ERROR, 0) \
   CONSTANT(SLUICE_LOG_WARN, 1) \
   CONSTANT(SLUICE_LOG_INFO, 2) \
@@ -455,6 +468,8 @@
   CONSTANT(SLUICE_WGRAD_ADAPTIVE, -1) \
   CONSTANT(SLUICE_WGRAD_DEFERRED, 0) \
   CONSTANT(SLUICE_WGRAD_PER_CHUNK, 1) \
+  CONSTANT(SLUICE_EXCHANGE_EXACT, 0) \
+  CONSTANT(SLUICE_EXCHANGE_CEILING, 1) \
   CONSTANT(SLUICE_RESTORE_ADAPTIVE, -1) \
   CONSTANT(SLUICE_RESTORE_KEEP, 0) \
   CONSTANT(SLUICE_RESTORE_OFFLOAD, 1) \

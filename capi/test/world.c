@@ -402,6 +402,7 @@ static void run_rank(rank_t* r) {
   config.expert_rank = c->uneven_owners ? owners : NULL;
   config.swiglu_alpha = ALPHA, config.swiglu_limit = LIMIT, config.swiglu_offset = OFFSET;
   config.restore_input = c->restore_input, config.restore_middle = c->restore_middle;
+  if (c->ceiling > 0) config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = c->ceiling;
   sluice_moe_t* moe = NULL;
   note(r, sluice_moe_create(context, &config, &moe));
 
@@ -493,7 +494,13 @@ static void run_rank(rank_t* r) {
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   if (context != NULL && sluice_context_get_stats(context, 0, &stats) == SLUICE_OK) {
     r->out->peak_bytes[r->rank] = stats.peak_bytes;
+    r->out->bytes_sent[r->rank] = stats.bytes_sent;
     r->out->num_chunks[r->rank] = stats.last_num_chunks;
+  }
+  if (c->ceiling > 0 && moe != NULL) {
+    sluice_ceiling_report_t* report = &r->out->report[r->rank];
+    sluice_ceiling_report_init(report, sizeof *report);
+    r->out->report_status[r->rank] = sluice_moe_take_ceiling_report(moe, stream_here(), report);
   }
   for (int i = 0; i < MAX_OUTSTANDING; ++i) sluice_step_drop(others[i]);
   sluice_step_drop(step);

@@ -41,6 +41,7 @@ typedef struct case_s {
   uint64_t budget;                       /* of each rank's context; 0: none */
   uint64_t host_budget;                  /* of its offloaded rows; 0: none */
   int32_t outstanding;                   /* forwards before the first backward; 0: 1 */
+  int64_t ceiling;                       /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
   int32_t parts;                         /* dispatch, experts, combine called one by one */
   const char* gemm;                      /* NULL: "ref" */
   const world_machine_t* machine;        /* NULL: this CPU */
@@ -54,6 +55,9 @@ typedef struct result_s {
   double* grad_params[6];         /* w1 w3 w2 b1 b3 b2 over all E experts */
   int32_t ready[WORLD_MAX_RANKS]; /* readiness signals seen */
   uint64_t peak_bytes[WORLD_MAX_RANKS];
+  uint64_t bytes_sent[WORLD_MAX_RANKS];
+  sluice_ceiling_report_t report[WORLD_MAX_RANKS]; /* under a ceiling */
+  sluice_status_t report_status[WORLD_MAX_RANKS];
   int32_t num_chunks[WORLD_MAX_RANKS]; /* of the last pass */
   sluice_status_t status[WORLD_MAX_RANKS];
   char message[WORLD_MAX_RANKS][1024];

@@ -111,6 +111,10 @@ class InternalError(SluiceError):
     default_status = -15
 
 
+class OverCapacity(SluiceError):
+    default_status = -16
+
+
 STATUS_NAMES = {
     0: "OK",
     -1: "INVALID_ARGUMENT",
@@ -128,6 +132,7 @@ STATUS_NAMES = {
     -13: "FOREIGN",
     -14: "OVER_BUDGET",
     -15: "INTERNAL",
+    -16: "CAPACITY",
 }
 
 _CLASSES: dict[int, type[SluiceError]] = {
@@ -148,6 +153,7 @@ _CLASSES: dict[int, type[SluiceError]] = {
         Foreign,
         OverBudget,
         InternalError,
+        OverCapacity,
     )
 }
 

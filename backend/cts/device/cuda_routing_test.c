@@ -115,6 +115,64 @@ static void Route_AnyProblem_IsAStableSort(void** state) {
   }
 }
 
+/* Places of a fixed number of rows: the first routes of each take them in order, the rest is dropped and counted. */
+static void Route_UnderACeiling_FillsPlacesAndTalliesTheRest(void** state) {
+  (void)state;
+  enum { TOKENS = 700, TOP_K = 3, EXPERTS = 33, ROUTES = TOKENS * TOP_K };
+  static int32_t ids[ROUTES], counts[EXPERTS], offsets[EXPERTS + 1], position[ROUTES], first_bad;
+  static int32_t token_of[EXPERTS * 80], route_of[EXPERTS * 80];
+  int32_t* scratch = filled(sluice_cuda_route_scratch_bytes(ROUTES, EXPERTS));
+  for (int32_t ceiling = 1; ceiling <= 80; ceiling += 13) {
+    int64_t tally[SLUICE_TALLY_WORDS] = {0}, dropped = 0, kept = 0, most = 0, next[EXPERTS] = {0};
+    memset(token_of, 0xff, sizeof token_of), memset(route_of, 0xff, sizeof route_of);
+    for (int32_t r = 0; r < ROUTES; ++r) ids[r] = (int32_t)(random_bits() % (EXPERTS + 1)) - 1;
+    sluice_route_args_t args = {.ids = ids,
+                                .tile_counts = scratch,
+                                .counts = counts,
+                                .offsets = offsets,
+                                .token_of = token_of,
+                                .route_of = route_of,
+                                .first_bad = &first_bad,
+                                .position = position,
+                                .num_routes = ROUTES,
+                                .top_k = TOP_K,
+                                .num_experts = EXPERTS,
+                                .ids_t = TOP_K,
+                                .ids_k = 1,
+                                .ceiling = ceiling,
+                                .tally = tally,
+                                .begins = 1};
+    sluice_cuda_route(NULL, &args);
+    for (int32_t r = 0; r < ROUTES; ++r) {
+      int64_t row = -1;
+      if (ids[r] >= 0) {
+        int64_t inside = next[ids[r]]++;
+        if (inside < ceiling) row = (int64_t)ids[r] * ceiling + inside;
+        dropped += inside >= ceiling, ++kept;
+        int64_t key = (next[ids[r]] << 32) + ids[r];
+        if (key > most) most = key;
+      }
+      assert_int_equal(position[r], row);
+      if (row >= 0) assert_true(token_of[row] == r / TOP_K && route_of[row] == r);
+    }
+    for (int32_t e = 0; e < EXPERTS; ++e) {
+      assert_int_equal(counts[e], next[e]);
+      for (int64_t i = next[e]; i < ceiling; ++i) assert_int_equal(route_of[e * ceiling + i], -1);
+    }
+    assert_int_equal(tally[SLUICE_TALLY_FORWARDS], 1);
+    assert_int_equal(tally[SLUICE_TALLY_ROUTES], kept);
+    assert_int_equal(tally[SLUICE_TALLY_DROPPED], dropped);
+    assert_int_equal(tally[SLUICE_TALLY_MOST], most);
+    assert_int_equal(tally[SLUICE_TALLY_BAD], 0);
+    ids[5] = EXPERTS, args.begins = 0; /* a later chunk */
+    sluice_cuda_route(NULL, &args);
+    assert_int_equal(tally[SLUICE_TALLY_FORWARDS], 1);
+    assert_int_equal(tally[SLUICE_TALLY_BAD], 6);
+    assert_true(tally[SLUICE_TALLY_ROUTES] >= 2 * kept - 1);
+  }
+  free(scratch);
+}
+
 /* Ids that no expert has: dropped, and nothing is written beyond the arrays (the address sanitizer looks on). */
 static void Route_IdsOutOfRange_CountAsDropped(void** state) {
   (void)state;
@@ -302,9 +360,10 @@ static void Gate_NanLogits_ChoosesValidIds(void** state) {
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
-      CASE(Route_AnyProblem_IsAStableSort),       CASE(Route_IdsOutOfRange_CountAsDropped),
-      CASE(Route_IdsOutOfRange_FirstOneIsNamed),  CASE(Arrivals_AnyCounts_AreByExpertThenRank),
-      CASE(Gate_AnyConfig_ChoosesAsTheHostsGate), CASE(Gate_NanLogits_ChoosesValidIds),
+      CASE(Route_AnyProblem_IsAStableSort),         CASE(Route_UnderACeiling_FillsPlacesAndTalliesTheRest),
+      CASE(Route_IdsOutOfRange_CountAsDropped),     CASE(Route_IdsOutOfRange_FirstOneIsNamed),
+      CASE(Arrivals_AnyCounts_AreByExpertThenRank), CASE(Gate_AnyConfig_ChoosesAsTheHostsGate),
+      CASE(Gate_NanLogits_ChoosesValidIds),
   };
 #undef CASE
   return cmocka_run_group_tests(tests, NULL, NULL);

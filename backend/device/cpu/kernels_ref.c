@@ -48,8 +48,12 @@ static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   size_t bytes = sluice_dtype_bytes(dtype);
   if (width == 0) return;
   for (int64_t i = 0; i < rows; ++i) {
-    memcpy((char*)dst + (size_t)(i * width) * bytes, (const char*)src + (size_t)(index[i] * src_stride) * bytes,
-           (size_t)width * bytes);
+    char* to = (char*)dst + (size_t)(i * width) * bytes;
+    if (index[i] < 0) {
+      memset(to, 0, (size_t)width * bytes);
+    } else {
+      memcpy(to, (const char*)src + (size_t)(index[i] * src_stride) * bytes, (size_t)width * bytes);
+    }
   }
 }
 
@@ -57,7 +61,9 @@ static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int
 static void gather_scalars(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
                            int64_t src_k, const int32_t* route, float* dst) {
   (void)stream;
-  for (int64_t i = 0; i < count; ++i) dst[i] = src[route[i] / top_k * src_t + route[i] % top_k * src_k];
+  for (int64_t i = 0; i < count; ++i) {
+    dst[i] = route[i] < 0 ? 0.0f : src[route[i] / top_k * src_t + route[i] % top_k * src_k];
+  }
 }
 
 static void spread_scalars(sluice_stream_t stream, int64_t num_tokens, int64_t top_k, const float* rows,

@@ -38,12 +38,17 @@ static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   size_t row_bytes = (size_t)width * bytes;
   if (width == 0) return;
   for (int64_t i = 0; i < rows; ++i) {
-    if (i + 2 < rows) {
+    if (i + 2 < rows && index[i + 2] >= 0) {
       /* The processor does not guess where the next rows lie. */
       const char* ahead = (const char*)src + (size_t)(index[i + 2] * src_stride) * bytes;
       for (size_t at = 0; at < row_bytes && at < 512; at += 64) __builtin_prefetch(ahead + at);
     }
-    memcpy((char*)dst + (size_t)i * row_bytes, (const char*)src + (size_t)(index[i] * src_stride) * bytes, row_bytes);
+    char* to = (char*)dst + (size_t)i * row_bytes;
+    if (index[i] < 0) {
+      memset(to, 0, row_bytes);
+    } else {
+      memcpy(to, (const char*)src + (size_t)(index[i] * src_stride) * bytes, row_bytes);
+    }
   }
 }
 
@@ -60,7 +65,9 @@ static void move_rows(sluice_stream_t stream, int64_t row_bytes, const sluice_ro
 static void gather_scalars(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
                            int64_t src_k, const int32_t* route, float* dst) {
   (void)stream;
-  for (int64_t i = 0; i < count; ++i) dst[i] = src[route[i] / top_k * src_t + route[i] % top_k * src_k];
+  for (int64_t i = 0; i < count; ++i) {
+    dst[i] = route[i] < 0 ? 0.0f : src[route[i] / top_k * src_t + route[i] % top_k * src_k];
+  }
 }
 
 static void spread_scalars(sluice_stream_t stream, int64_t num_tokens, int64_t top_k, const float* rows,

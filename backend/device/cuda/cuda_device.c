@@ -264,8 +264,10 @@ static void join_lane(cuda_device_t* device, int32_t lane) {
   }
 }
 
-/* Whoever uses the same memory next waits for this, on whatever stream. */
+/* Whoever uses the same memory next waits for this, on whatever stream. In a capture nothing ends: the event keeps the
+ * pass before. */
 static void record_end(cuda_device_t* device) {
+  if (device->far.captured) return;
   int code = device->driver->cuEventRecord(device->far.end, device->lanes[SLUICE_LANE_COMPUTE]);
   device->unended = code != 0;
   if (code == 0) {
@@ -311,6 +313,16 @@ sluice_status_t sluice_cuda_rejoin(sluice_device_t* base, sluice_stream_t stream
     device->far.has_end = 1;
   }
   return SLUICE_OK;
+}
+
+sluice_status_t sluice_cuda_check_joined(sluice_device_t* base) {
+  const cuda_device_t* device = cast(base);
+  int32_t open = device->unended;
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) open |= device->unjoined[lane];
+  if (!open) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_STATE,
+                     "cuda: an earlier pass failed and its lanes may still run: make one call outside the capture "
+                     "before it");
 }
 
 /* ---- reading and checking -------------------------------------------------------------------------------------- */

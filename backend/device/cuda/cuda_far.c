@@ -20,12 +20,28 @@ static sluice_status_t wait_for_end(sluice_device_t* device, sluice_stream_t str
   return code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "a stream cannot wait for the pass before");
 }
 
-static sluice_status_t far_open(sluice_device_t* device, sluice_stream_t stream) {
+/* Events of before a capture may not be waited for in it: the graph's launch comes after them, where the host orders
+ * it. */
+static sluice_status_t open_inside(sluice_device_t* device, sluice_stream_t stream) {
+  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  int state = SLUICE_CU_CAPTURE_NONE;
+  far->captured = 0;
+  SLUICE_TRY(sluice_cuda_check_stream(device, stream));
+  int code = driver->cuStreamIsCapturing(stream, &state);
+  if (code != 0) return sluice_cuda_fail(driver, code, "the state of stream %p is unknown", stream);
+  far->captured = state != SLUICE_CU_CAPTURE_NONE;
+  if (far->captured) return sluice_cuda_check_joined(device);
+  SLUICE_TRY(sluice_cuda_rejoin(device, stream));
+  return wait_for_end(device, stream);
+}
+
+static sluice_status_t far_open(sluice_device_t* device, sluice_stream_t stream, int32_t* out_captured) {
+  *out_captured = 0;
   SLUICE_TRY(sluice_cuda_enter(device));
-  sluice_status_t status = sluice_cuda_check_stream(device, stream);
-  if (status == SLUICE_OK) status = sluice_cuda_rejoin(device, stream);
-  if (status == SLUICE_OK) status = wait_for_end(device, stream);
-  return leave_with(device, status);
+  SLUICE_TRY(leave_with(device, open_inside(device, stream)));
+  *out_captured = sluice_cuda_far_state(device)->captured;
+  return SLUICE_OK;
 }
 
 static void far_init_memory(sluice_device_t* device, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
@@ -112,15 +128,21 @@ static sluice_status_t write_places(sluice_stream_t stream, const sluice_far_rou
   return SLUICE_OK;
 }
 
-static sluice_status_t route_inside(sluice_stream_t stream, const sluice_far_routes_t* r) {
+static sluice_status_t route_inside(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* r) {
   char* scratch = r->scratch;
   int32_t* table = NULL;
   if (!is_identity(r->place_of_expert, r->num_experts)) {
     table = (int32_t*)(void*)scratch;
     SLUICE_TRY(write_places(stream, r, table));
   }
+  if (r->ceiling > 0) {
+    uint64_t bytes = (uint64_t)r->num_chunks * (uint64_t)r->num_experts * (uint64_t)r->ceiling * sizeof(int32_t);
+    SLUICE_TRY(far_fill(device, stream, r->order, 0xff, bytes));
+    SLUICE_TRY(far_fill(device, stream, r->order_token, 0xff, bytes));
+  }
   for (int32_t i = 0; i < r->num_chunks; ++i) {
-    int64_t first = r->first_token[i], tokens = r->first_token[i + 1] - first, at = first * r->top_k;
+    int64_t first = r->first_token[i], tokens = r->first_token[i + 1] - first;
+    int64_t at = r->ceiling > 0 ? (int64_t)i * r->num_experts * r->ceiling : first * r->top_k;
     int32_t* counts = r->counts + (int64_t)i * (r->num_experts + 1);
     const sluice_route_args_t args = {
         .ids = (const char*)r->ids + first * r->ids_t * (r->ids_64 ? 8 : 4),
@@ -131,7 +153,7 @@ static sluice_status_t route_inside(sluice_stream_t stream, const sluice_far_rou
         .token_of = r->order_token + at,
         .route_of = r->order + at,
         .first_bad = counts + r->num_experts,
-        .position = r->position + at,
+        .position = r->position + first * r->top_k,
         .num_routes = tokens * r->top_k,
         .top_k = r->top_k,
         .num_experts = r->num_experts,
@@ -139,6 +161,9 @@ static sluice_status_t route_inside(sluice_stream_t stream, const sluice_far_rou
         .ids_k = r->ids_k,
         .ids_64 = r->ids_64,
         .first_token = first,
+        .ceiling = r->ceiling,
+        .tally = r->tally,
+        .begins = i == 0,
     };
     sluice_cuda_route(stream, &args);
   }
@@ -147,7 +172,7 @@ static sluice_status_t route_inside(sluice_stream_t stream, const sluice_far_rou
 
 static sluice_status_t far_route(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* routes) {
   SLUICE_TRY(sluice_cuda_enter(device));
-  return leave_with(device, route_inside(stream, routes));
+  return leave_with(device, route_inside(device, stream, routes));
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------------------------- */
@@ -157,11 +182,16 @@ static sluice_status_t far_take(sluice_device_t* device, sluice_stream_t stream,
   sluice_pinned_pool_t** pool = &sluice_cuda_far_state(device)->pools[pinned != 0];
   sluice_pinned_block_t block;
   *out_data = NULL;
+  if (*pool == NULL && sluice_cuda_far_state(device)->captured) {
+    return SLUICE_FAIL(SLUICE_E_STATE, "cuda: no block of %llu bytes was ever used outside a capture",
+                       (unsigned long long)bytes);
+  }
   if (*pool == NULL) {
     SLUICE_TRY(pinned ? sluice_pinned_pool_create(device, UINT64_MAX, pool)
                       : sluice_device_pool_create(device, memory, pool));
   }
-  SLUICE_TRY(sluice_pinned_pool_take(*pool, bytes, stream, &block));
+  SLUICE_TRY(sluice_cuda_far_state(device)->captured ? sluice_pinned_pool_take_idle(*pool, bytes, &block)
+                                                     : sluice_pinned_pool_take(*pool, bytes, stream, &block));
   *out_data = block.data;
   return SLUICE_OK;
 }
@@ -170,6 +200,7 @@ static sluice_status_t far_take(sluice_device_t* device, sluice_stream_t stream,
 static void far_give(sluice_device_t* device, int32_t pinned, void* data) {
   sluice_pinned_pool_t* pool = sluice_cuda_far_state(device)->pools[pinned != 0];
   if (data == NULL || pool == NULL || sluice_cuda_is_inherited(device)) return;
+  if (sluice_cuda_far_state(device)->captured) return; /* the graph uses it whenever it is launched */
   sluice_stream_t own = sluice_cuda_own_stream(device);
   if (sluice_cuda_enter(device) == SLUICE_OK) {
     (void)wait_for_end(device, own); /* a driver that refuses this refuses the record below, which then waits */

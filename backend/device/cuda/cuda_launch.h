@@ -26,15 +26,18 @@ const sluice_kernels_t* sluice_cuda_kernels(void);
 
 /* What a device keeps for the engine (cuda_far.c). */
 typedef struct sluice_cuda_far_state_s {
-  void* end;       /* event: the end of the last pass, on its host's stream */
-  int32_t has_end; /* it was recorded */
-  void* pinned;    /* where reads arrive */
+  void* end;        /* event: the end of the last pass, on its host's stream */
+  int32_t has_end;  /* it was recorded */
+  int32_t captured; /* the stream of the last open is being captured into a graph */
+  void* pinned;     /* where reads arrive */
   uint64_t pinned_bytes;
   sluice_pinned_pool_t* pools[2]; /* of saved rows: on the device, pinned; NULL before the first */
 } sluice_cuda_far_state_t;
 sluice_cuda_far_state_t* sluice_cuda_far_state(sluice_device_t* device);
 /* The device is entered: `stream` waits for lanes that a failed join left running. */
 sluice_status_t sluice_cuda_rejoin(sluice_device_t* device, sluice_stream_t stream);
+/* STATE where there are such lanes: a capture cannot wait for them. */
+sluice_status_t sluice_cuda_check_joined(sluice_device_t* device);
 /* A stream that this device made, NULL (the default one) before it made any. */
 sluice_stream_t sluice_cuda_own_stream(const sluice_device_t* device);
 /* The device is entered if it can be; called by destroy. */

@@ -203,6 +203,21 @@ sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t byt
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_t bytes,
+                                             sluice_pinned_block_t* out_block) {
+  int32_t index = best_idle(pool, sluice_align_up(bytes > 0 ? bytes : 1));
+  *out_block = (sluice_pinned_block_t){.index = -1};
+  if (index < 0) {
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "cuda: no block of %llu bytes lies idle, and a capture cannot make one: before it make the same "
+                       "calls once with as many tokens, with as many steps outstanding, and drop those steps",
+                       (unsigned long long)bytes);
+  }
+  pool->blocks[index].taken = 1;
+  *out_block = (sluice_pinned_block_t){pool->blocks[index].data, pool->blocks[index].bytes, index};
+  return SLUICE_OK;
+}
+
 sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice_pinned_block_t* given,
                                         sluice_stream_t stream) {
   pinned_t* block = &pool->blocks[given->index];

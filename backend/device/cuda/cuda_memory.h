@@ -34,6 +34,10 @@ void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool);
  * Errors: OVER_BUDGET (limit, held and wanted bytes), NO_MEMORY, FOREIGN. */
 sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
                                         sluice_pinned_block_t* out_block);
+/* The same without a call of the driver, in a capture: an idle block, whose last user the graph's launch comes after,
+ * or STATE. */
+sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_t bytes,
+                                             sluice_pinned_block_t* out_block);
 /* The block is free once `stream` has passed this point. It is free also when this fails (FOREIGN), after a host wait.
  */
 sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice_pinned_block_t* block,

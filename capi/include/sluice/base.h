@@ -53,6 +53,7 @@ extern "C" {
  * FOREIGN           a host callback or library failed            as its message says          -       see message
  * OVER_BUDGET       the plan does not fit the memory budget      none                         yes     caller
  * INTERNAL          an invariant of Sluice broke: report it      undefined                    no      Sluice
+ * CAPACITY          routes beyond a ceiling were dropped         outputs lack them            no      caller
  */
 typedef int32_t sluice_status_t;
 enum {
@@ -71,7 +72,8 @@ enum {
   SLUICE_E_ABORTED = -12,
   SLUICE_E_FOREIGN = -13,
   SLUICE_E_OVER_BUDGET = -14,
-  SLUICE_E_INTERNAL = -15
+  SLUICE_E_INTERNAL = -15,
+  SLUICE_E_CAPACITY = -16
 };
 
 /* The story behind a failing call, copied out: nothing to release. */

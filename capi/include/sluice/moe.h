@@ -57,6 +57,15 @@ enum {
   SLUICE_RESTORE_RECOMPUTE = 3   /* T_M: computed again from T_DI. With callback experts: their forward runs again */
 };
 
+/* How many rows travel. Equal on all ranks. */
+enum {
+  SLUICE_EXCHANGE_EXACT = 0, /* as many as there are: counts are exchanged first, and on CUDA read by the host */
+  /* From each rank to each expert exactly ceiling_rows in each chunk, zeros where a place is free: no counts, and no
+   * header once the ranks have made a call of a kind together, so that passes on CUDA may be captured into a graph.
+   * Routes beyond a ceiling are dropped, and counted: sluice_moe_take_ceiling_report. */
+  SLUICE_EXCHANGE_CEILING = 1
+};
+
 typedef struct sluice_moe_config_s {
   size_t struct_size;              /* set by sluice_moe_config_init */
   const sluice_ext_header_t* next; /* NULL */
@@ -80,6 +89,9 @@ typedef struct sluice_moe_config_s {
   float swiglu_limit;              /* SWIGLU: above 0; default FLT_MAX, no clamp */
   float swiglu_offset;             /* SWIGLU: default 0 */
   int32_t reserved;
+  int32_t exchange_mode; /* SLUICE_EXCHANGE_*; default EXACT */
+  int32_t reserved_2;    /* 0 */
+  int64_t ceiling_rows;  /* CEILING: rows of one rank for one expert in one chunk, at least 1; EXACT: 0 */
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);
@@ -218,6 +230,32 @@ SLUICE_EXPORT void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out
  * Threads, errors: as forward. Host-complete on a CPU, stream-complete on CUDA without a wait for the device. */
 SLUICE_API sluice_status_t sluice_moe_backward(sluice_moe_t* moe, sluice_step_t* step,
                                                const sluice_moe_backward_args_t* args, sluice_stream_t stream);
+
+/* ---- ceilings ------------------------------------------------------------------------------------------------- */
+
+/* What forwards under SLUICE_EXCHANGE_CEILING did on this rank, replays of graphs included. */
+typedef struct sluice_ceiling_report_s {
+  size_t struct_size; /* set by sluice_ceiling_report_init */
+  int64_t num_forwards;
+  int64_t num_routes; /* with an expert */
+  int64_t
+      num_dropped;   /* of them, beyond a ceiling: their expert's output is missing in the sum, their gradients are 0 */
+  int64_t most_rows; /* for one expert in one chunk: the ceiling that drops nothing */
+  int64_t bad_route; /* CUDA: t * K + k whose id was no expert's and counted as -1, the last found; -1: none */
+  int32_t most_expert; /* that would have had most_rows; -1 before any route */
+  int32_t reserved;
+} sluice_ceiling_report_t;
+
+SLUICE_EXPORT void sluice_ceiling_report_init(sluice_ceiling_report_t* out_report, size_t struct_size);
+
+/* Takes the counts since the last take, and starts anew. Not collective. On CUDA it waits for what `stream` holds, the
+ * forwards and replays to be reported among it; on a CPU stream is NULL.
+ * out_report  written, also where the status is CAPACITY or INVALID_ARGUMENT for what was counted
+ * Errors      CAPACITY: routes were dropped (rank, counts and the ceiling that would do); INVALID_ARGUMENT: an id named
+ *             no expert; STATE: the layer is not under ceilings, or the stream is being captured; ABI, BUSY, FOREIGN.
+ * Threads     context-exclusive */
+SLUICE_API sluice_status_t sluice_moe_take_ceiling_report(sluice_moe_t* moe, sluice_stream_t stream,
+                                                          sluice_ceiling_report_t* out_report);
 
 #ifdef __cplusplus
 }

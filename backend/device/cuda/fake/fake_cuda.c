@@ -71,7 +71,7 @@ static struct {
   int64_t calls, fail_at;
   int fail_code, failed;
   int64_t waits, drop_at;
-  int64_t num_events, num_libraries, num_contexts, host_waits, launches;
+  int64_t num_events, num_libraries, num_contexts, host_waits, queries, launches;
   uint64_t memory, used[SLUICE_FAKE_CUDA_DEVICES];
   fake_stream_t streams[MAX_STREAMS]; /* [0, devices): the default ones */
   block_t blocks[MAX_BLOCKS];
@@ -430,6 +430,7 @@ static int fake_cuEventQuery(void* handle) {
   const fake_event_t* event = handle;
   sluice_fake_cuda_lock();
   int code = planned();
+  ++world.queries;
   sluice_fake_cuda_pump();
   if (code == 0 && event->last != NULL) {
     if (event->last->done) {
@@ -751,6 +752,7 @@ void sluice_fake_cuda_fail_call(int64_t nth, int code) {
 int64_t sluice_fake_cuda_calls(void) { return world.calls; }
 int sluice_fake_cuda_failed(void) { return world.failed; }
 int64_t sluice_fake_cuda_host_waits(void) { return world.host_waits; }
+int64_t sluice_fake_cuda_queries(void) { return world.queries; }
 int64_t sluice_fake_cuda_launches(void) { return world.launches; }
 void sluice_fake_cuda_set_version(int version) { world.version = version; }
 void sluice_fake_cuda_set_memory(uint64_t device_bytes) { world.memory = device_bytes; }

@@ -33,6 +33,7 @@ int sluice_fake_cuda_failed(void);
 /* Streams (but those of open_stream), events, libraries, contexts and memory that live; a line about them in `out`. */
 int64_t sluice_fake_cuda_live(char* out, size_t out_bytes);
 int64_t sluice_fake_cuda_host_waits(void);
+int64_t sluice_fake_cuda_queries(void); /* cuEventQuery: how a header polls */
 int64_t sluice_fake_cuda_launches(void);
 
 void sluice_fake_cuda_set_version(int version);

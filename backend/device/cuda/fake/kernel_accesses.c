@@ -81,6 +81,7 @@ static void gather_scalars(moment_t at, const sluice_gather_scalars_args_t* a) {
   reads(at, a->route, a->count * 4);
   writes(at, a->dst, a->count * 4);
   for (int64_t i = 0; i < a->count; ++i) {
+    if (a->route[i] < 0) continue;
     reads(at, a->src + a->route[i] / a->top_k * a->src_t + a->route[i] % a->top_k * a->src_k, 4);
   }
 }
@@ -104,8 +105,10 @@ static void route(moment_t at, const sluice_route_args_t* a) {
          (a->num_routes + SLUICE_CUDA_ROUTE_TILE - 1) / SLUICE_CUDA_ROUTE_TILE * (a->num_experts + 1) * 4);
   writes(at, a->counts, a->num_experts * 4);
   writes(at, a->offsets, (a->num_experts + 1) * 4);
-  writes(at, a->token_of, a->num_routes * 4);
-  if (a->route_of != NULL) writes(at, a->route_of, a->num_routes * 4);
+  int64_t rows = a->ceiling > 0 ? a->ceiling * a->num_experts : a->num_routes;
+  writes(at, a->token_of, rows * 4);
+  if (a->route_of != NULL) writes(at, a->route_of, rows * 4);
+  if (a->tally != NULL) writes(at, a->tally, SLUICE_TALLY_WORDS * 8);
   if (a->first_bad != NULL) writes(at, a->first_bad, 4);
   writes(at, a->position, a->num_routes * 4);
 }

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "backend/device/tally.h"
+
 enum {
   SLUICE_CUDA_WARP = 32,
   SLUICE_CUDA_BLOCK = 256,      /* threads: 8 warps */
@@ -13,7 +15,7 @@ enum {
   SLUICE_CUDA_ROUTE_TILE = 1024 /* routes that one warp counts */
 };
 
-/* dst[i] = src[index[i]], rows of row_bytes; index -1 leaves dst[i] alone. piece: bytes per access, 16, 8, 4, 2 or 1,
+/* dst[i] = src[index[i]], rows of row_bytes; index -1: zeros. piece: bytes per access, 16, 8, 4, 2 or 1,
  * which divides everything. */
 typedef struct sluice_gather_args_s {
   const void* src;
@@ -109,7 +111,7 @@ typedef struct sluice_scale_args_s {
   int64_t width;
 } sluice_scale_args_t;
 
-/* dst[i] = src[t, k] of route[i] = t * K + k. */
+/* dst[i] = src[t, k] of route[i] = t * K + k, 0 where that is -1. */
 typedef struct sluice_gather_scalars_args_s {
   const float* src;
   const int32_t* route;
@@ -136,7 +138,9 @@ typedef struct sluice_words_args_s {
 } sluice_words_args_t;
 
 /* Routing: a stable counting sort of routes (t, k) by expert slot. Kernels in order: route_count (a warp per tile of
- * routes), route_scan_tiles (a warp per 32 slots), route_scan_slots (one warp), route_place (a warp per tile). */
+ * routes), route_scan_tiles (a warp per 32 slots), route_scan_slots (one warp), route_place (a warp per tile).
+ * With a ceiling every slot has that many rows: its first routes take them, the others are dropped and tallied, and
+ * rows that no route takes keep the -1 that is in token_of and route_of before. */
 typedef struct sluice_route_args_s {
   const void* ids;        /* expert of route (t, k) at t * ids_t + k * ids_k; -1: dropped */
   const int32_t* slot_of; /* [E] place of an expert in (rank, local index) order, or NULL: its id */
@@ -152,6 +156,9 @@ typedef struct sluice_route_args_s {
   int64_t ids_t, ids_k;
   int64_t ids_64;      /* 1: i64 ids, 0: i32 */
   int64_t first_token; /* of this chunk, added to tokens and routes */
+  int64_t ceiling;     /* rows of each slot; 0: as many as it has routes */
+  int64_t* tally;      /* with a ceiling: [SLUICE_TALLY_WORDS], added to */
+  int64_t begins;      /* 1: the first chunk of its forward, for the tally */
 } sluice_route_args_t;
 
 /* Rows as they arrive (by source rank, local expert) to expert order (by local expert, source rank): a warp per pair.

@@ -123,6 +123,17 @@ SLUICE_FN int32_t warp_least(per_lane<int32_t> v) {
   return warp_get(v, 0);
 }
 
+/* The largest of 32 values. */
+SLUICE_FN int64_t warp_most(per_lane<int64_t> v) {
+  for (int half = 16; half > 0; half /= 2) {
+    per_lane<int64_t> upper = warp_down(v, half);
+    SLUICE_LANES(l) {
+      if (l < half && upper[l] > v[l]) v[l] = upper[l];
+    }
+  }
+  return warp_get(v, 0);
+}
+
 /* The sum of 32 partial sums, folded by halves: the order of kernels.h. */
 template <typename T>
 SLUICE_FN T warp_fold(per_lane<T> v) {

@@ -24,11 +24,33 @@ SLUICE_FN void copy_row(const void* src, void* dst, int64_t bytes, int64_t piece
   }
 }
 
-/* dst[i, :] = src[index[i], :] */
+template <typename Piece>
+SLUICE_FN void clear_row_by(void* dst, int64_t bytes) {
+  const int64_t pieces = bytes / (int64_t)sizeof(Piece);
+  SLUICE_LANES(lane) {
+    for (int64_t i = lane; i < pieces; i += 32) ((Piece*)dst)[i] = Piece();
+  }
+}
+
+SLUICE_FN void clear_row(void* dst, int64_t bytes, int64_t piece) {
+  switch (piece) {
+    case 16: clear_row_by<sixteen_bytes_t>(dst, bytes); break;
+    case 8: clear_row_by<uint64_t>(dst, bytes); break;
+    case 4: clear_row_by<uint32_t>(dst, bytes); break;
+    case 2: clear_row_by<uint16_t>(dst, bytes); break;
+    default: clear_row_by<uint8_t>(dst, bytes); break;
+  }
+}
+
+/* dst[i, :] = src[index[i], :], or zeros */
 SLUICE_FN void gather_rows(const sluice_gather_args_t& a, int64_t i) {
   const int64_t from = a.index[i];
-  if (from < 0) return;
-  copy_row((const char*)a.src + from * a.src_stride_bytes, (char*)a.dst + i * a.row_bytes, a.row_bytes, a.piece);
+  char* const to = (char*)a.dst + i * a.row_bytes;
+  if (from < 0) {
+    clear_row(to, a.row_bytes, a.piece);
+  } else {
+    copy_row((const char*)a.src + from * a.src_stride_bytes, to, a.row_bytes, a.piece);
+  }
 }
 SLUICE_KERNEL(gather_rows, sluice_gather_args_t)
 
@@ -110,11 +132,14 @@ SLUICE_FN void write_words(const sluice_words_args_t& a, int64_t unit) {
 }
 SLUICE_KERNEL(write_words, sluice_words_args_t)
 
-/* dst[i] = src[route[i] / K, route[i] % K] */
+/* dst[i] = src[route[i] / K, route[i] % K], or 0 */
 SLUICE_FN void gather_scalars(const sluice_gather_scalars_args_t& a, int64_t unit) {
   SLUICE_LANES(lane) {
     const int64_t i = unit * 32 + lane;
-    if (i < a.count) a.dst[i] = a.src[a.route[i] / a.top_k * a.src_t + a.route[i] % a.top_k * a.src_k];
+    if (i < a.count) {
+      const int64_t r = a.route[i];
+      a.dst[i] = r < 0 ? 0.0f : a.src[r / a.top_k * a.src_t + r % a.top_k * a.src_k];
+    }
   }
 }
 SLUICE_KERNEL(gather_scalars, sluice_gather_scalars_args_t)

@@ -146,7 +146,7 @@ static void gather_case(int32_t dtype, int64_t rows, int64_t width) {
   for (int gap = 0; gap <= 8; gap += 4) {
     buffer_t src = random_buffer(dtype, 7 * (width + gap)), want = buffer(dtype, rows * width),
              got = buffer(dtype, rows * width);
-    for (int64_t i = 0; i < rows; ++i) index[i] = (int32_t)(random_bits() % 7);
+    for (int64_t i = 0; i < rows; ++i) index[i] = (int32_t)(random_bits() % 8) - 1;
     ref->gather_rows(NULL, dtype, rows, width, src.data, width + gap, index, want.data);
     cuda->gather_rows(NULL, dtype, rows, width, src.data, width + gap, index, got.data);
     assert_same(&want, &got, "gather_rows");
@@ -173,7 +173,9 @@ static void Scalars_GatheredAndSpreadWithStrides_SameAsDefinition(void** state) 
         position[r] = r % 5 == 4 ? -1 : count;
         if (position[r] >= 0) route[count++] = r;
       }
-      all[which]->gather_scalars(NULL, count, K, in, stride_t, stride_k, route, rows);
+      route[count] = -1;
+      all[which]->gather_scalars(NULL, count + 1, K, in, stride_t, stride_k, route, rows);
+      assert_true(rows[count] == 0.0f);
       all[which]->spread_scalars(NULL, T, K, rows, position, back, stride_t, stride_k);
       for (int32_t r = 0; r < T * K; ++r) {
         int64_t at = r / K * stride_t + r % K * stride_k;

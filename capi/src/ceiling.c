@@ -1,0 +1,82 @@
+/* What layers under ceilings have dropped. */
+#include "backend/moe/ceiling.h"
+
+#include <string.h>
+
+#include "backend/base/structs.h"
+#include "capi/src/check_layer.h"
+
+void sluice_ceiling_report_init(sluice_ceiling_report_t* out_report, size_t struct_size) {
+  if (out_report == NULL || struct_size < sizeof(size_t)) return;
+  memset(out_report, 0, struct_size);
+  out_report->struct_size = struct_size;
+}
+
+static int32_t expert_at(const sluice_moe_t* moe, int64_t place) {
+  for (int32_t e = 0; e < moe->config.num_experts; ++e) {
+    if (moe->place_of_expert[e] == place) return e;
+  }
+  return -1;
+}
+
+static void fill_report(const sluice_moe_t* moe, const int64_t* tally, sluice_ceiling_report_t* out) {
+  out->num_forwards = tally[SLUICE_TALLY_FORWARDS];
+  out->num_routes = tally[SLUICE_TALLY_ROUTES];
+  out->num_dropped = tally[SLUICE_TALLY_DROPPED];
+  out->most_rows = tally[SLUICE_TALLY_MOST] >> 32;
+  out->most_expert = out->most_rows > 0 ? expert_at(moe, tally[SLUICE_TALLY_MOST] & INT32_MAX) : -1;
+  out->bad_route = tally[SLUICE_TALLY_BAD] - 1;
+}
+
+static sluice_status_t judge(const sluice_moe_t* moe, const sluice_ceiling_report_t* r) {
+  const sluice_moe_config_t* c = &moe->config;
+  if (r->bad_route >= 0) {
+    return SLUICE_FAIL_PEER(SLUICE_E_INVALID_ARGUMENT, moe->context->rank, -1,
+                            "layer %d, rank %d: expert_ids[%lld, %lld] was out of range and dropped; ids lie in [0, "
+                            "%d), or -1 to drop the route",
+                            c->layer_id, moe->context->rank, (long long)(r->bad_route / c->top_k),
+                            (long long)(r->bad_route % c->top_k), c->num_experts);
+  }
+  if (r->num_dropped == 0) return SLUICE_OK;
+  return SLUICE_FAIL_PEER(
+      SLUICE_E_CAPACITY, moe->context->rank, -1,
+      "layer %d, rank %d: %lld of %lld routes in %lld forwards were beyond the ceiling and dropped: "
+      "expert %d would have had %lld rows in one chunk, ceiling_rows is %lld; raise it, or let the "
+      "gate keep to it",
+      c->layer_id, moe->context->rank, (long long)r->num_dropped, (long long)r->num_routes, (long long)r->num_forwards,
+      r->most_expert, (long long)r->most_rows, (long long)c->ceiling_rows);
+}
+
+static sluice_status_t take(sluice_moe_t* moe, sluice_stream_t stream, sluice_ceiling_report_t* report) {
+  int64_t tally[SLUICE_TALLY_WORDS];
+  if (moe->ceiling == NULL) {
+    return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: exchange_mode is exact, so that nothing is dropped or counted",
+                       moe->config.layer_id);
+  }
+  SLUICE_TRY(sluice_check_stream(moe, stream));
+  SLUICE_TRY(sluice_ceiling_take_tally(moe, stream, tally));
+  fill_report(moe, tally, report);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_moe_take_ceiling_report(sluice_moe_t* moe, sluice_stream_t stream,
+                                               sluice_ceiling_report_t* out_report) {
+  if (moe == NULL || out_report == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_take_ceiling_report: %s is NULL",
+                       moe == NULL ? "moe" : "out_report");
+  }
+  size_t size = out_report->struct_size;
+  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_ceiling_report_t: struct_size is %zu; set it to sizeof the struct", size);
+  }
+  sluice_ceiling_report_t report;
+  sluice_ceiling_report_init(&report, sizeof report);
+  SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_take_ceiling_report"));
+  sluice_status_t status = take(moe, stream, &report);
+  sluice_engine_leave(moe->context);
+  if (status != SLUICE_OK) return status;
+  report.struct_size = size;
+  memset(out_report, 0, size);
+  memcpy(out_report, &report, size < sizeof report ? size : sizeof report);
+  return judge(moe, &report);
+}

@@ -1,0 +1,282 @@
+/* Layers under ceilings on this CPU: the bits of exact exchanges where nothing is dropped, those of dropped routes
+ * where something is; what is counted; what is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/rig.h"
+
+static case_t base_case(void) {
+  return (case_t){.world_size = 1,
+                  .tokens = {13, 9, 17, 5},
+                  .model_width = 11,
+                  .hidden_width = 19,
+                  .num_experts = 12,
+                  .top_k = 2,
+                  .num_chunks = 1,
+                  .dtype = SLUICE_DTYPE_F32,
+                  .activation = SLUICE_ACTIVATION_GELU,
+                  .bias = 1,
+                  .restore_input = SLUICE_RESTORE_KEEP,
+                  .restore_middle = SLUICE_RESTORE_KEEP,
+                  .hot_expert = -1};
+}
+
+static void assert_fine(const case_t* c, const result_t* r) {
+  for (int32_t i = 0; i < c->world_size; ++i) {
+    if (r->status[i] != SLUICE_OK) fail_msg("rank %d: %d: %s", i, r->status[i], r->message[i]);
+  }
+}
+
+/* Outputs and all gradients. The ceiling is what no chunk can pass. */
+static void check(const case_t* c) {
+  result_t exact, ceiling;
+  case_t under = *c;
+  under.ceiling = c->ceiling > 0 ? c->ceiling : 18;
+  case_t plain = *c;
+  plain.ceiling = 0;
+  world_run(&plain, &exact);
+  world_run(&under, &ceiling);
+  assert_fine(c, &exact);
+  assert_fine(c, &ceiling);
+  if (!world_identical(c, &exact, &ceiling, 1)) {
+    fail_msg("W %d n %d K %d dtype %d gated %d restore %d %d: other bits, distance %g", c->world_size, c->num_chunks,
+             c->top_k, c->dtype, c->gated, c->restore_input, c->restore_middle, world_distance(c, &exact, &ceiling));
+  }
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    assert_int_equal(ceiling.report_status[r], SLUICE_OK);
+    assert_int_equal(ceiling.report[r].num_forwards, c->outstanding > 1 ? c->outstanding : 1);
+    assert_int_equal(ceiling.report[r].num_dropped, 0);
+  }
+  world_free(&exact);
+  world_free(&ceiling);
+}
+
+static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
+
+static void Ceiling_RanksChunksAndPolicies_HaveTheBitsOfExact(void** state) {
+  (void)state;
+  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
+  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (int w = 0; w < 3; ++w) {
+    for (int p = 0; p < 9; ++p) {
+      case_t c = base_case();
+      c.world_size = RANKS[w], c.num_chunks = CHUNKS[p % 3], c.gated = p % 2;
+      c.restore_input = inputs[p / 3], c.restore_middle = middles[p % 3];
+      c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.wgrad_mode = p % 2;
+      check(&c);
+      c.dtype = SLUICE_DTYPE_BF16, c.num_chunks = 3, c.restore = !c.restore, c.gated = !c.gated;
+      check(&c);
+    }
+  }
+}
+
+static void Ceiling_OddShapesSkewAndOwners_HaveTheBitsOfExact(void** state) {
+  (void)state;
+  for (int w = 0; w < 3; ++w) {
+    case_t c = base_case();
+    c.world_size = RANKS[w], c.num_chunks = 3, c.drop_every = 3;
+    check(&c);
+    c.drop_every = 1;
+    check(&c);
+    c.drop_every = 0, c.top_k = 12;
+    check(&c);
+    c.top_k = 1, c.hot_expert = 11, c.transposed = 1;
+    check(&c);
+    c.hot_expert = -1, c.uneven_owners = 1, c.num_chunks = 16, c.ceiling = 2;
+    check(&c);
+    c.tokens[0] = 0, c.ceiling = 0;
+    check(&c);
+    c.tokens[1] = c.tokens[2] = c.tokens[3] = 0;
+    check(&c);
+  }
+}
+
+static void Ceiling_HalvesAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
+  (void)state;
+  for (int w = 0; w < 2; ++w) {
+    case_t c = base_case();
+    c.world_size = RANKS[w], c.num_chunks = 2, c.halves_apart = 1, c.gated = 1;
+    check(&c);
+    c.halves_apart = 0, c.outstanding = 3, c.accumulate = 1;
+    check(&c);
+    c.dtype = SLUICE_DTYPE_BF16, c.grad_f32 = 1, c.gemm = "native";
+    check(&c);
+  }
+}
+
+/* Rows of one rank for one expert in one chunk always travel, full or not. */
+static void Ceiling_BytesOnTheWire_AreThoseOfTheCeiling(void** state) {
+  (void)state;
+  case_t c = base_case();
+  result_t exact, under;
+  c.world_size = 4, c.num_chunks = 2;
+  world_run(&c, &exact);
+  c.ceiling = 6;
+  world_run(&c, &under);
+  assert_fine(&c, &under);
+  /* Out and back, forward and backward: four times the rows, and scalars twice. */
+  uint64_t rows = 2u * 9u * 6u; /* chunks, experts of other ranks, ceiling */
+  for (int32_t r = 0; r < 4; ++r) {
+    assert_int_equal(under.report_status[r], SLUICE_OK);
+    uint64_t all = rows * 2 /* to experts, and for the others' tokens */ * (2 * 11 * 4 + 4);
+    assert_int_equal(under.bytes_sent[r], all);
+    printf("rank %d: %llu bytes exact, %llu under a ceiling of 6 (%lld of %lld routes, most %lld)\n", r,
+           (unsigned long long)exact.bytes_sent[r], (unsigned long long)under.bytes_sent[r],
+           (long long)under.report[r].num_dropped, (long long)under.report[r].num_routes,
+           (long long)under.report[r].most_rows);
+    assert_true(under.report[r].most_rows <= 6 && under.report[r].most_rows > 0);
+  }
+  world_free(&exact);
+  world_free(&under);
+}
+
+/* ---- overflow -------------------------------------------------------------------------------------------------- */
+
+/* Sets to -1 what the ceiling drops, and counts: routes in (token, k) order, chunk by chunk. */
+static int64_t drop_beyond(rig_t* rig, int64_t ceiling, int64_t* out_most, int32_t* out_expert) {
+  int64_t dropped = 0, T = rig->num_tokens;
+  int32_t n = rig->config.num_chunks, K = rig->config.top_k, *ids = rig->ids.tensor.data;
+  *out_most = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    int64_t counts[RIG_MAX_EXPERTS] = {0};
+    for (int64_t r = T * i / n * K; r < T * (i + 1) / n * K; ++r) {
+      int32_t e = ids[r];
+      if (e < 0) continue;
+      if (++counts[e] > ceiling) ids[r] = -1, ++dropped;
+      /* ties go to the larger place */
+      if (counts[e] > *out_most || (counts[e] == *out_most && e > *out_expert)) *out_most = counts[e], *out_expert = e;
+    }
+  }
+  return dropped;
+}
+
+static void crowd(rig_t* rig) {
+  int32_t* ids = rig->ids.tensor.data;
+  for (int64_t t = 0; t < rig->num_tokens; ++t) ids[t * 2] = t == 1 ? -1 : 2, ids[t * 2 + 1] = (int32_t)(t % 2);
+}
+
+static uint64_t digest(const rig_tensor_t* t) {
+  uint64_t h = 0xcbf29ce484222325u;
+  for (uint64_t i = 0; i < t->bytes; ++i) h = (h ^ ((const unsigned char*)t->tensor.data)[i]) * 0x100000001b3u;
+  return h;
+}
+
+static void run_step(rig_t* rig) {
+  sluice_step_t* step = NULL;
+  assert_int_equal(rig_forward(rig, &step), SLUICE_OK);
+  assert_int_equal(rig_backward(rig, step), SLUICE_OK);
+  sluice_step_drop(step);
+}
+
+static void Ceiling_RoutesBeyondIt_AreDroppedCountedAndReported(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t config = rig_config();
+  assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
+  crowd(&rig);
+  int64_t most = 0;
+  int32_t expert = -1;
+  int64_t dropped = drop_beyond(&rig, 1, &most, &expert);
+  assert_int_equal(dropped, 5);
+  run_step(&rig);
+  const uint64_t want[] = {digest(&rig.out), digest(&rig.grad_tokens), digest(&rig.grad_weights),
+                           digest(&rig.grads[0][2])};
+  config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = 1;
+  assert_int_equal(rig_swap_layer(&rig, &config), SLUICE_OK);
+  crowd(&rig);
+  run_step(&rig);
+  assert_true(digest(&rig.out) == want[0] && digest(&rig.grad_tokens) == want[1]);
+  assert_true(digest(&rig.grad_weights) == want[2] && digest(&rig.grads[0][2]) == want[3]);
+  sluice_ceiling_report_t report;
+  sluice_ceiling_report_init(&report, sizeof report);
+  assert_int_equal(sluice_moe_take_ceiling_report(rig.moe, NULL, &report), SLUICE_E_CAPACITY);
+  assert_non_null(strstr(last_message(), "layer 3, rank 0: 5 of 11 routes in 1 forwards"));
+  assert_non_null(strstr(last_message(), "expert 2 would have had 3 rows"));
+  assert_int_equal(report.num_dropped, dropped);
+  assert_int_equal(report.num_routes, 11);
+  assert_int_equal(report.num_forwards, 1);
+  assert_int_equal(report.most_rows, most);
+  assert_int_equal(report.most_expert, expert);
+  assert_int_equal(report.bad_route, -1);
+  /* Taken: it starts anew. */
+  assert_int_equal(sluice_moe_take_ceiling_report(rig.moe, NULL, &report), SLUICE_OK);
+  assert_int_equal(report.num_forwards, 0);
+  assert_int_equal(report.most_expert, -1);
+  rig_close(&rig);
+  assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
+}
+
+/* ---- what is refused ------------------------------------------------------------------------------------------- */
+
+static void refused(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t wanted, const char* text) {
+  sluice_moe_t* moe = NULL;
+  assert_int_equal(sluice_moe_create(rig->context, config, &moe), wanted);
+  assert_null(moe);
+  if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message());
+}
+
+static void Ceiling_WhatItDoesNotTake_IsRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t good = rig_config(), c;
+  assert_int_equal(rig_open(&rig, NULL, &good), SLUICE_OK);
+  sluice_ceiling_report_t report;
+  sluice_ceiling_report_init(&report, sizeof report);
+  assert_int_equal(sluice_moe_take_ceiling_report(rig.moe, NULL, &report), SLUICE_E_STATE);
+  good.exchange_mode = SLUICE_EXCHANGE_CEILING, good.ceiling_rows = 4;
+  c = good, c.exchange_mode = 2;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "exchange_mode is 2; known are exact (0) and ceiling (1)");
+  c = good, c.exchange_mode = SLUICE_EXCHANGE_EXACT;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "ceiling_rows is 4, but exchange_mode is exact");
+  c = good, c.ceiling_rows = 0;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "ceiling_rows is 0; with 2 chunks and 4 experts it must be in [1, ");
+  c = good, c.ceiling_rows = INT64_MAX;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "it must be in [1, 268435455]");
+  c = good, c.reserved_2 = 1;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "reserved_2 is 1");
+  c = good, c.callback_experts = 1;
+  refused(&rig, &c, SLUICE_E_UNSUPPORTED, "callback experts");
+  assert_int_equal(rig_swap_layer(&rig, &good), SLUICE_OK);
+  sluice_dispatch_t* dispatch = NULL;
+  assert_int_equal(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
+                   SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(last_message(), "exchange_mode ceiling"));
+  sluice_plan_config_t plan_config;
+  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  sluice_plan_t* plan = NULL;
+  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_UNSUPPORTED);
+  ((int32_t*)rig.ids.tensor.data)[3] = 4;
+  sluice_step_t* step = NULL;
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_INVALID_ARGUMENT);
+  assert_non_null(strstr(last_message(), "expert_ids[1, 1] is 4"));
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  report.struct_size = 3;
+  assert_int_equal(sluice_moe_take_ceiling_report(rig.moe, NULL, &report), SLUICE_E_ABI);
+  assert_int_equal(sluice_moe_take_ceiling_report(NULL, NULL, &report), SLUICE_E_INVALID_ARGUMENT);
+  rig_close(&rig);
+  sluice_context_config_t budgeted;
+  sluice_context_config_init(&budgeted, sizeof budgeted);
+  budgeted.memory_budget = 1 << 20;
+  memset(&rig, 0, sizeof rig);
+  assert_int_equal(sluice_context_create(&budgeted, NULL, &rig.context), SLUICE_OK);
+  refused(&rig, &good, SLUICE_E_UNSUPPORTED, "memory_budget");
+  sluice_context_destroy(rig.context);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ceiling_RanksChunksAndPolicies_HaveTheBitsOfExact),
+      cmocka_unit_test(Ceiling_OddShapesSkewAndOwners_HaveTheBitsOfExact),
+      cmocka_unit_test(Ceiling_HalvesAndOutstandingSteps_HaveTheBitsOfExact),
+      cmocka_unit_test(Ceiling_BytesOnTheWire_AreThoseOfTheCeiling),
+      cmocka_unit_test(Ceiling_RoutesBeyondIt_AreDroppedCountedAndReported),
+      cmocka_unit_test(Ceiling_WhatItDoesNotTake_IsRefusedByName),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -82,6 +82,11 @@ def _borrow(address: Any, rows: int, width: int, dtype: torch.dtype) -> torch.Te
     return torch.frombuffer(raw, dtype=dtype, count=count).view(rows, width)
 
 
+def _wide(grad: torch.Tensor) -> torch.Tensor:
+    """16-bit gradients of several chunks are summed in f32, as the library sums its own, and rounded at the end."""
+    return grad.float() if grad.dtype in (torch.bfloat16, torch.float16) else grad
+
+
 class ExpertRun:
     """The callbacks of one forward and its backward.
 
@@ -154,12 +159,12 @@ class ExpertRun:
         for index, grad in enumerate(grads[1:]):
             if grad is not None:
                 before = sums[index]
-                sums[index] = grad if before is None else before + grad
+                sums[index] = grad if before is None else _wide(before) + grad
 
     def take_grads(self) -> list[list[torch.Tensor]]:
         """The sums over chunks; zeros for what no row touched."""
         taken = [
-            [torch.zeros_like(p) if grad is None else grad for p, grad in zip(*pair)]
+            [torch.zeros_like(p) if grad is None else grad.to(p.dtype) for p, grad in zip(*pair)]
             for pair in zip(self._parameters, self._grads)
         ]
         self._grads = []

@@ -76,6 +76,11 @@ typedef struct sluice_kernels_s {
   void (*sum_columns)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* data,
                       int64_t data_stride, const float* weight, int32_t accumulate, int32_t dtype_out, void* out);
 
+  /* out[i, :] = (accumulate ? out[i, :] : 0) + sums[i, :], rounded once to dtype. sums is f32 and packed (stride
+   * width), out has out_stride. */
+  void (*round_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const float* sums,
+                     int32_t accumulate, void* out, int64_t out_stride);
+
   /* dst[i, :] = weight[i] * src[i, :], rounded once; dst may be src. */
   void (*scale_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                      const float* weight, void* dst);

@@ -86,6 +86,7 @@ static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   void* given[SLUICE_T_COUNT] = {NULL};
   sluice_step_give_saved(step, pass->binding.num_tokens, given);
+  pass->grad_params = args->grad_params;
   SLUICE_TRY(sluice_pass_measure(pass));
   if (pass->schedule->spec.weight_half == SLUICE_WEIGHTS_LATER) SLUICE_TRY(allocate_deferred(pass, step));
   for (int32_t i = 0; i < NUM_DEFERRED; ++i) given[deferred_tensors[i]] = step->deferred[deferred_tensors[i]];
@@ -97,7 +98,6 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   pass->out_rows = args->grad_tokens;
   pass->route_weights = args->route_weights;
   pass->grad_route_weights = args->grad_route_weights;
-  pass->grad_params = args->grad_params;
   pass->grad_mode = args->grad_mode;
   pass->expert_ready = args->expert_ready;
   pass->expert_ready_user = args->expert_ready_user;

@@ -6,18 +6,10 @@
 #include "backend/moe/exchange_ops.h"
 #include "backend/moe/expert_math.h"
 #include "backend/moe/restore_ops.h"
+#include "backend/moe/weight_grad.h"
 
 static int64_t rows_of(const sluice_pass_t* pass, int32_t chunk, int32_t local) {
-  const sluice_binding_t* b = &pass->binding;
-  if (chunk >= 0) return b->rows_of_expert[(int64_t)chunk * b->num_local + local];
-  int64_t rows = 0;
-  for (int32_t i = 0; i < b->num_chunks; ++i) rows += b->rows_of_expert[(int64_t)i * b->num_local + local];
-  return rows;
-}
-
-/* Rows of a chunk, or of all chunks (-1), which then lie one behind the other in expert-major tensors. */
-static void* rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local) {
-  return sluice_pass_rows(pass, tensor, chunk < 0 ? 0 : chunk, local);
+  return pass->binding.rows_of_expert[(int64_t)chunk * pass->binding.num_local + local];
 }
 
 static sluice_status_t dispatch_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
@@ -157,76 +149,6 @@ static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   if (pass->grad_route_weights != NULL) write_route_gradients(pass, op);
 }
 
-/* ---- weight gradients ---- */
-
-static sluice_product_t weight_product(sluice_matrix_t dy, sluice_matrix_t x, int64_t rows, const sluice_tensor_t* dw) {
-  return (sluice_product_t){dw->shape[0], dw->shape[1], rows, sluice_transpose(dy), x, sluice_tensor_matrix(dw)};
-}
-
-static sluice_status_t expert_products(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e,
-                                       int accumulate) {
-  const sluice_moe_config_t* c = &pass->moe->config;
-  const sluice_expert_tensors_t* dw = pass->grad_params;
-  uint64_t element = sluice_dtype_bytes(c->dtype);
-  int64_t rows = rows_of(pass, chunk, e), count = 0, width = pass->moe->gate_factor * c->hidden_width;
-  sluice_matrix_t dy = sluice_rows_matrix(rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width, 0, element);
-  sluice_matrix_t x = sluice_rows_matrix(rows_at(pass, SLUICE_T_DI, chunk, e), c->model_width, 0, element);
-  sluice_matrix_t act = sluice_rows_matrix(rows_at(pass, SLUICE_T_DACT, chunk, e), c->hidden_width, 0, element);
-  void* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
-  pass->products[count++] = weight_product(dy, act, rows, &dw->w2[e]);
-  pass->products[count++] = weight_product(sluice_rows_matrix(dm, width, 0, element), x, rows, &dw->w1[e]);
-  SLUICE_TRY(sluice_products_run(pass, op, count, sluice_tensor_dtype(&dw->w1[e]), accumulate ? 1 : 0));
-  if (c->gated != SLUICE_GATED_HALVES) return SLUICE_OK;
-  pass->products[0] = weight_product(sluice_rows_matrix(dm, width, c->hidden_width, element), x, rows, &dw->w3[e]);
-  return sluice_products_run(pass, op, 1, sluice_tensor_dtype(&dw->w3[e]), accumulate ? 1 : 0);
-}
-
-static void expert_bias_sums(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e, int accumulate) {
-  const sluice_moe_config_t* c = &pass->moe->config;
-  const sluice_expert_tensors_t* dw = pass->grad_params;
-  const sluice_kernels_t* kernels = pass->context->device->kernels;
-  sluice_stream_t stream = sluice_pass_stream(pass, op);
-  int64_t rows = rows_of(pass, chunk, e), width = pass->moe->gate_factor * c->hidden_width;
-  char* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
-  kernels->sum_columns(stream, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
-                       rows_at(pass, SLUICE_T_ROUTE, chunk, e), accumulate, sluice_tensor_dtype(&dw->b2[e]),
-                       sluice_tensor_data(&dw->b2[e]));
-  kernels->sum_columns(stream, c->dtype, rows, c->gated == SLUICE_GATED_INTERLEAVED ? width : c->hidden_width, dm,
-                       width, NULL, accumulate, sluice_tensor_dtype(&dw->b1[e]), sluice_tensor_data(&dw->b1[e]));
-  if (c->gated != SLUICE_GATED_HALVES) return;
-  kernels->sum_columns(stream, c->dtype, rows, c->hidden_width,
-                       dm + (uint64_t)c->hidden_width * sluice_dtype_bytes(c->dtype), width, NULL, accumulate,
-                       sluice_tensor_dtype(&dw->b3[e]), sluice_tensor_data(&dw->b3[e]));
-}
-
-/* One product over all chunks where the expert's rows lie one behind the other, else chunk by chunk. */
-static int is_joined(const sluice_pass_t* pass) {
-  return sluice_pass_is_joined(pass, SLUICE_T_DI) && sluice_pass_is_joined(pass, SLUICE_T_DDO) &&
-         sluice_pass_is_joined(pass, SLUICE_T_DM) && sluice_pass_is_joined(pass, SLUICE_T_DACT);
-}
-
-static sluice_status_t expert_weight_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e,
-                                          int accumulate) {
-  SLUICE_TRY(expert_products(pass, op, chunk, e, accumulate));
-  if (pass->moe->config.bias) expert_bias_sums(pass, op, chunk, e, accumulate);
-  return SLUICE_OK;
-}
-
-/* Every local expert, idle ones too: their gradients are zeros, not absent. */
-static sluice_status_t weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
-  int32_t n = pass->binding.num_chunks;
-  int last = op->chunk < 0 || op->chunk == n - 1;
-  int accumulate = pass->grad_mode == SLUICE_GRAD_ACCUMULATE || op->chunk > 0;
-  int by_chunk = op->chunk < 0 && !is_joined(pass);
-  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    for (int32_t i = 0; i < (by_chunk ? n : 1); ++i) {
-      SLUICE_TRY(expert_weight_grad(pass, op, by_chunk ? i : op->chunk, e, accumulate || i > 0));
-    }
-    if (last && pass->expert_ready != NULL) pass->expert_ready(pass->expert_ready_user, e);
-  }
-  return SLUICE_OK;
-}
-
 /* The forward's rows once more, from the tokens that the host passes to backward. */
 static sluice_status_t redispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0};
@@ -248,7 +170,7 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
     case SLUICE_OP_EXPERT_GRAD: return host_expert_grad(pass, op);
     case SLUICE_OP_COMBINE_GRAD: return combine_grad(pass, op, index);
     case SLUICE_OP_REDUCE_GRAD: reduce_grad(pass, op); return SLUICE_OK;
-    case SLUICE_OP_WEIGHT_GRAD: return weight_grad(pass, op);
+    case SLUICE_OP_WEIGHT_GRAD: return sluice_weight_grad(pass, op);
     case SLUICE_OP_COPY_IN: return sluice_copy(pass, op, index);
     case SLUICE_OP_REDISPATCH: return redispatch(pass, op, index);
     case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op, pass->tokens, SLUICE_T_DI); return SLUICE_OK;

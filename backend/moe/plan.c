@@ -10,6 +10,7 @@
 #include "backend/moe/binding.h"
 #include "backend/moe/pass.h"
 #include "backend/moe/step.h"
+#include "backend/moe/weight_grad.h"
 
 #define NUM_BLOCKS 64 /* G */
 /* Chunks may receive a quarter more rows than balanced routing gives them before they are cut shorter. */
@@ -117,8 +118,13 @@ uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_
   return bytes;
 }
 
+/* Whether every chunk has the plan's policies whatever the routing. */
+static int is_uniform(const sluice_plan_data_t* plan) {
+  return plan->kept_rows >= plan->worst_rows || !(is_stored(plan->restore_di) || is_stored(plan->restore_m));
+}
+
 static void fill_policies(const sluice_plan_data_t* plan, sluice_template_spec_t* spec) {
-  int all_stored = plan->kept_rows >= plan->worst_rows || !(is_stored(plan->restore_di) || is_stored(plan->restore_m));
+  int all_stored = is_uniform(plan);
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     int stored = all_stored || i < spec->num_chunks / 2;
     spec->restore_di[i] = (uint8_t)(stored ? plan->restore_di : SLUICE_RESTORE_REDISPATCH);
@@ -160,6 +166,9 @@ static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t
     tensors += sluice_align_up(bytes);
   }
   sluice_template_destroy(schedule, sluice_process_allocator());
+  if (direction == SLUICE_BACKWARD) {
+    tensors += sluice_align_up(sluice_weight_sum_ceiling(moe, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
+  }
   int64_t scalars = max_i64(plan->chunk_rows, sent_rows(moe, plan));
   *out_bytes = tensors + sluice_pass_scratch_bytes(moe, (uint64_t)scalars * sizeof(float),
                                                    sluice_template_max_ops(plan->max_chunks));
@@ -255,8 +264,9 @@ static double relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* p
                   (plan->restore_m == SLUICE_RESTORE_OFFLOAD ? wide * copy : 0);
   double g = moe->gate_factor, weights = 0;
   if (plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK) {
-    weights = (plan->num_chunks - 1) * 2.0 * (double)moe->num_local * (g + 1) * (double)c->hidden_width * row_bytes /
-              COPY_BYTES;
+    double element = fmax(4, (double)sluice_dtype_bytes(c->dtype)); /* sums of 16-bit gradients are f32 */
+    weights = (plan->num_chunks - 1) * 2.0 * (double)moe->num_local * (g + 1) * (double)c->hidden_width *
+              (double)c->model_width * element / COPY_BYTES;
   }
   double forward = (g + 1) * product;
   double backward = 2 * forward + weights + (plan->restore_m == SLUICE_RESTORE_RECOMPUTE ? g * product : 0);

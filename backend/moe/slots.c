@@ -3,6 +3,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/moe/pass.h"
+#include "backend/moe/weight_grad.h"
 
 const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT] = {
     [SLUICE_SAVED_META] = -1,
@@ -121,6 +122,8 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
     pass->slots[t].first = sluice_arena_take(arena, per_tensor);
     measure(pass, t, slot_bytes);
   }
+  pass->slots[SLUICE_T_DW].bytes =
+      sluice_weight_sum_bytes(pass); /* beside the host's gradients, which have their own */
   return SLUICE_OK;
 }
 

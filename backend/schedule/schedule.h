@@ -59,7 +59,7 @@ typedef enum sluice_tensor_kind_e {
   SLUICE_T_DM,       /* dT_M [rows, g*H]; lies in T_M's place unless a kept T_M must survive the backward */
   SLUICE_T_DDI,      /* dT_DI [rows, M] */
   SLUICE_T_DGATE,    /* the gate's scalar per row [rows] */
-  SLUICE_T_DW,       /* the host's parameter gradients */
+  SLUICE_T_DW,       /* the host's parameter gradients; where chunks add to 16-bit ones, their f32 sums */
   SLUICE_T_KEPT_DI,  /* what outlives forward, one slot per chunk: T_DI ... */
   SLUICE_T_KEPT_M,   /* ... and T_M; with callback experts T_DO */
   SLUICE_T_HOST_DI,  /* buffers of the host pool, one per chunk: offloaded T_DI ... */

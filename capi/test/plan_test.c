@@ -142,6 +142,7 @@ typedef struct layer_s {
   sluice_moe_t* moe;
   int64_t tokens, width, hidden;
   int32_t experts, top_k;
+  int32_t is_bf16; /* the same bytes, taken for other numbers */
 } layer_t;
 
 static void open_layer(layer_t* l, int32_t gated) {
@@ -153,6 +154,7 @@ static void open_layer(layer_t* l, int32_t gated) {
   sluice_moe_config_init(&config, sizeof config);
   config.model_width = l->width, config.hidden_width = l->hidden, config.num_experts = l->experts;
   config.top_k = l->top_k, config.gated = gated;
+  config.dtype = l->is_bf16 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
   assert_int_equal(sluice_moe_create(l->context, &config, &l->moe), SLUICE_OK);
 }
 
@@ -189,6 +191,7 @@ static sluice_tensor_t* tensor(buffers_t* b, int i, void* data, int64_t rows, in
 static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t seed, uint64_t* step_bytes,
                       const sluice_plan_t* plan) {
   int64_t t = l->tokens, m = l->width, h = l->hidden;
+  const int code = l->is_bf16 ? SLUICE_TYPE_BFLOAT : SLUICE_TYPE_FLOAT, bits = l->is_bf16 ? 16 : 32;
   buffers_t b = {.x = floats(t * m),
                  .y = floats(t * m),
                  .w = floats(t * l->top_k),
@@ -205,8 +208,8 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
       lists[k][e] = (sluice_tensor_t){.data = data[k] + e * h * m,
                                       .device_type = SLUICE_DEVICE_CPU,
                                       .ndim = 2,
-                                      .type_code = SLUICE_TYPE_FLOAT,
-                                      .type_bits = 32,
+                                      .type_code = (uint8_t)code,
+                                      .type_bits = (uint8_t)bits,
                                       .type_lanes = 1,
                                       .shape = shapes[k]};
     }
@@ -229,10 +232,10 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
     }
     sluice_moe_forward_args_t f;
     sluice_moe_forward_args_init(&f, sizeof f);
-    f.tokens = tensor(&b, 0, b.x, t, m, SLUICE_TYPE_FLOAT, 32);
+    f.tokens = tensor(&b, 0, b.x, t, m, code, bits);
     f.expert_ids = tensor(&b, 1, b.ids, t, l->top_k, SLUICE_TYPE_INT, 64);
     f.route_weights = tensor(&b, 2, b.w, t, l->top_k, SLUICE_TYPE_FLOAT, 32);
-    f.out_tokens = tensor(&b, 3, b.y, t, m, SLUICE_TYPE_FLOAT, 32);
+    f.out_tokens = tensor(&b, 3, b.y, t, m, code, bits);
     f.params = &params;
     f.needs_backward = 1;
     assert_int_equal(sluice_moe_forward(l->moe, &f, NULL, &steps[i]), SLUICE_OK);
@@ -265,8 +268,8 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
     sluice_moe_backward_args_t back;
     sluice_moe_backward_args_init(&back, sizeof back);
     back.tokens = &b.tensors[0], back.route_weights = &b.tensors[2];
-    back.grad_out = tensor(&b, 4, b.dy, t, m, SLUICE_TYPE_FLOAT, 32);
-    back.grad_tokens = tensor(&b, 5, b.dx, t, m, SLUICE_TYPE_FLOAT, 32);
+    back.grad_out = tensor(&b, 4, b.dy, t, m, code, bits);
+    back.grad_tokens = tensor(&b, 5, b.dx, t, m, code, bits);
     back.grad_route_weights = tensor(&b, 6, b.dw, t, l->top_k, SLUICE_TYPE_FLOAT, 32);
     back.params = &params, back.grad_params = &dparams;
     back.may_reuse_saved = i % 2;
@@ -285,13 +288,14 @@ static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
   uint32_t random = 7;
   const int32_t chunks[] = {1, 2, 3, 8};
   const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-  for (int32_t variant = 0; variant < 9 * 4 * 2 * 2; ++variant) {
+  for (int32_t variant = 0; variant < 9 * 4 * 2 * 2 * 2; ++variant) {
     random = random * 1664525u + 1013904223u;
     layer_t l = {.tokens = 1 + (random >> 8) % 90,
                  .width = 1 + (random >> 14) % 20,
                  .hidden = 1 + (random >> 18) % 30,
                  .experts = 2 + (int32_t)(random >> 22) % 6,
-                 .top_k = 1 + (int32_t)(random >> 27) % 2};
+                 .top_k = 1 + (int32_t)(random >> 27) % 2,
+                 .is_bf16 = variant / (9 * 4 * 2 * 2)};
     int32_t gated = variant % 2, outstanding = 1 + variant % 3;
     open_layer(&l, gated);
     sluice_plan_config_t config;

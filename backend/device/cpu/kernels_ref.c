@@ -173,6 +173,18 @@ static void sum_columns(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   }
 }
 
+/* out[i, :] (+)= sums[i, :] */
+static void round_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const float* sums,
+                       int32_t accumulate, void* out, int64_t out_stride) {
+  (void)stream;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < width; ++j) {
+      double before = accumulate ? load(dtype, out, i * out_stride + j) : 0.0;
+      store(dtype, out, i * out_stride + j, rounded(dtype, before + (double)sums[i * width + j]));
+    }
+  }
+}
+
 /* ---- activations ---------------------------------------------------------------------------------------------- */
 
 /* Where x and u of a column lie in a row of pre. */
@@ -258,6 +270,7 @@ const sluice_kernels_t* sluice_cpu_kernels_ref(void) {
       .add_bias = add_bias,
       .dot_rows = dot_rows,
       .sum_columns = sum_columns,
+      .round_rows = round_rows,
       .scale_rows = scale_rows,
       .unit_forward = unit_forward,
       .unit_backward = unit_backward,

@@ -293,3 +293,25 @@ static void sum_columns(sluice_stream_t stream, int32_t dtype, int64_t rows, int
     sum_store(dtype_out, sums, n, row_at_mut(dtype_out, out, j));
   }
 }
+
+INLINE void round_row(int32_t dtype, int64_t width, const float* sums, int32_t accumulate, void* out) {
+  int64_t j = 0;
+  for (; j + LANES <= width; j += LANES) {
+    vf s = vf_load(SLUICE_DTYPE_F32, sums, j);
+    vf_store(dtype, out, j, accumulate ? vf_load(dtype, out, j) + s : s);
+  }
+  if (j == width) return;
+  vf s = vf_load_part(SLUICE_DTYPE_F32, sums, j, width - j);
+  vf_store_part(dtype, out, j, width - j, accumulate ? vf_load_part(dtype, out, j, width - j) + s : s);
+}
+
+static void round_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const float* sums,
+                       int32_t accumulate, void* out, int64_t out_stride) {
+  if (dtype == SLUICE_DTYPE_F64) {
+    sluice_cpu_kernels_ref()->round_rows(stream, dtype, rows, width, sums, accumulate, out, out_stride);
+    return;
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    FOR_DTYPE(dtype, round_row(type, width, sums + i * width, accumulate, row_at_mut(type, out, i * out_stride)));
+  }
+}

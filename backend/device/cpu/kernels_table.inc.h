@@ -8,6 +8,7 @@ static const sluice_kernels_t table = {
     .add_bias = add_bias,
     .dot_rows = dot_rows,
     .sum_columns = sum_columns,
+    .round_rows = round_rows,
     .scale_rows = scale_rows,
     .unit_forward = unit_forward,
     .unit_backward = unit_backward,

@@ -141,6 +141,13 @@ static void sum_columns(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_sum_columns, dtype), stream, &args, args.units);
 }
 
+static void round_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const float* sums,
+                       int32_t accumulate, void* out, int64_t out_stride) {
+  const sluice_round_args_t args = {
+      .sums = sums, .out = out, .units = rows, .width = width, .out_stride = out_stride, .accumulate = accumulate};
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_round_rows, dtype), stream, &args, args.units);
+}
+
 static void scale_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                        const float* weight, void* dst) {
   const sluice_scale_args_t args = {.src = src, .weight = weight, .dst = dst, .units = rows, .width = width};
@@ -196,6 +203,7 @@ const sluice_kernels_t* sluice_cuda_kernels(void) {
       .add_bias = add_bias,
       .dot_rows = dot_rows,
       .sum_columns = sum_columns,
+      .round_rows = round_rows,
       .scale_rows = scale_rows,
       .unit_forward = unit_forward,
       .unit_backward = unit_backward,

@@ -303,6 +303,23 @@ static void SumColumns_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
   sweep(columns_case);
 }
 
+static void round_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  buffer_t sums = random_buffer(SLUICE_DTYPE_F32, rows * width);
+  for (int accumulate = 0; accumulate < 2; ++accumulate) {
+    buffer_t want = random_buffer(dtype, rows * (width + 3)), got = copy_of(&want);
+    ref->round_rows(NULL, dtype, rows, width, sums.data, accumulate, want.data, width + 3);
+    kernels->round_rows(NULL, dtype, rows, width, sums.data, accumulate, got.data, width + 3);
+    assert_same(&want, &got, "round_rows");
+    release(&want), release(&got);
+  }
+  release(&sums);
+}
+
+static void RoundRows_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
+  (void)state;
+  sweep(round_case);
+}
+
 static void SumColumns_AccumulatedInPieces_SameBitsAsWhole(void** state) {
   (void)state;
   enum { N = 23, W = 37 };
@@ -579,6 +596,7 @@ int main(void) {
       cmocka_unit_test(AddBias_EveryDtypeAndWidth_SameBitsAsPlain),
       cmocka_unit_test(DotRows_EveryDtypeAndWidth_SameBitsAsPlain),
       cmocka_unit_test(SumColumns_EveryDtypeAndWidth_SameBitsAsPlain),
+      cmocka_unit_test(RoundRows_EveryDtypeAndWidth_SameBitsAsPlain),
       cmocka_unit_test(SumColumns_AccumulatedInPieces_SameBitsAsWhole),
       cmocka_unit_test(ActivationForward_EveryKind_CloseToPlain),
       cmocka_unit_test(ActivationBackward_EveryKind_CloseToPlain),

@@ -138,6 +138,13 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
     writes(at, a->data, a->units * a->width * element_of(name));
     reads(at, a->bias, a->width * element_of(name));
   }
+  if (IS(round_rows)) {
+    const sluice_round_args_t* a = args;
+    reads(at, a->sums, a->units * a->width * 4);
+    for (int64_t i = 0; i < a->units; ++i) {
+      writes(at, plus(a->out, i * a->out_stride * element_of(name)), a->width * element_of(name));
+    }
+  }
   if (IS(scale_rows)) {
     const sluice_scale_args_t* a = args;
     reads(at, a->src, a->units * a->width * element_of(name));

@@ -103,6 +103,13 @@ typedef struct sluice_column_sum_args_s {
   int64_t out_f32; /* 1: out is f32 whatever the rows are */
 } sluice_column_sum_args_t;
 
+typedef struct sluice_round_args_s {
+  const float* sums;
+  void* out;
+  int64_t units; /* rows */
+  int64_t width, out_stride, accumulate;
+} sluice_round_args_t;
+
 typedef struct sluice_scale_args_s {
   const void* src;
   const float* weight;

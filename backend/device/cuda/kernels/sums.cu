@@ -43,3 +43,16 @@ SLUICE_FN void sum_columns(const sluice_column_sum_args_t& a, int64_t unit) {
   }
 }
 SLUICE_KERNELS_BY_DTYPE(sum_columns, sluice_column_sum_args_t)
+
+/* out[i, :] (+)= sums[i, :], a warp per row. */
+template <typename E>
+SLUICE_FN void round_rows(const sluice_round_args_t& a, int64_t i) {
+  typedef typename E::value value;
+  SLUICE_LANES(lane) {
+    for (int64_t j = lane; j < a.width; j += 32) {
+      const value before = a.accumulate ? load<E>(a.out, i * a.out_stride + j) : (value)0;
+      store<E>(a.out, i * a.out_stride + j, before + (value)a.sums[i * a.width + j]);
+    }
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(round_rows, sluice_round_args_t)

@@ -288,6 +288,22 @@ static void SumColumns_Any_SameBits(void** state) {
   sweep(columns_case);
 }
 
+static void round_case(int32_t dtype, int64_t rows, int64_t width) {
+  buffer_t sums = random_buffer(SLUICE_DTYPE_F32, rows * width);
+  for (int accumulate = 0; accumulate < 2; ++accumulate) {
+    buffer_t want = random_buffer(dtype, rows * (width + 3)), got = copy_of(&want);
+    ref->round_rows(NULL, dtype, rows, width, sums.data, accumulate, want.data, width + 3);
+    cuda->round_rows(NULL, dtype, rows, width, sums.data, accumulate, got.data, width + 3);
+    assert_same(&want, &got, "round_rows");
+    release(&want), release(&got);
+  }
+  release(&sums);
+}
+static void RoundRows_Any_SameBits(void** state) {
+  (void)state;
+  sweep(round_case);
+}
+
 /* ---- activations ----------------------------------------------------------------------------------------------- */
 
 /* The plain version evaluates in f64 and rounds; the kernels evaluate in f32 with functions good to a few ulps. GELU's
@@ -477,6 +493,7 @@ int main(void) {
       CASE(AddBias_Any_SameBits),
       CASE(DotRows_Any_SameBits),
       CASE(SumColumns_Any_SameBits),
+      CASE(RoundRows_Any_SameBits),
       CASE(ActivationForward_Any_CloseAndPreSameBits),
       CASE(ActivationBackward_Any_Close),
       CASE(Units_SquaredReluAndClampedSwiglu_Close),

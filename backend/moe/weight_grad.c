@@ -1,0 +1,249 @@
+/* dW2 = sum of dy^T (w a), dW1, dW3 = sum of dT_M^T T_DI, db1, db3 = sum of dT_M, db2 = sum of w dy, over the rows of
+ * an expert: at once, or chunk by chunk. */
+#include "backend/moe/weight_grad.h"
+
+#include <string.h>
+
+#include "backend/base/dtype.h"
+#include "backend/moe/expert_math.h"
+
+enum { W1, W3, W2, B1, B3, B2, NUM_MEMBERS };
+
+static void members_of(const sluice_expert_tensors_t* t, const sluice_tensor_t** out) {
+  const sluice_tensor_t* const all[NUM_MEMBERS] = {t->w1, t->w3, t->w2, t->b1, t->b3, t->b2};
+  memcpy(out, all, sizeof all);
+}
+
+/* ---- rows ---- */
+
+static int64_t rows_of(const sluice_pass_t* pass, int32_t chunk, int32_t local) {
+  const sluice_binding_t* b = &pass->binding;
+  if (chunk >= 0) return b->rows_of_expert[(int64_t)chunk * b->num_local + local];
+  int64_t rows = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) rows += b->rows_of_expert[(int64_t)i * b->num_local + local];
+  return rows;
+}
+
+/* Rows of a chunk, or of all chunks (-1), which then lie one behind the other in expert-major tensors. */
+static void* rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local) {
+  return sluice_pass_rows(pass, tensor, chunk < 0 ? 0 : chunk, local);
+}
+
+/* The chunks that have rows of an expert. */
+typedef struct span_s {
+  int32_t count, first, last;
+} span_t;
+
+static span_t span_of(const sluice_pass_t* pass, int32_t local) {
+  span_t span = {0, 0, 0};
+  for (int32_t i = 0; i < pass->binding.num_chunks; ++i) {
+    if (rows_of(pass, i, local) == 0) continue;
+    if (span.count++ == 0) span.first = i;
+    span.last = i;
+  }
+  return span;
+}
+
+/* One product over all chunks where the expert's rows lie one behind the other, else chunk by chunk. */
+static int is_joined(const sluice_pass_t* pass) {
+  return sluice_pass_is_joined(pass, SLUICE_T_DI) && sluice_pass_is_joined(pass, SLUICE_T_DDO) &&
+         sluice_pass_is_joined(pass, SLUICE_T_DM) && sluice_pass_is_joined(pass, SLUICE_T_DACT);
+}
+
+/* ---- f32 sums ---- */
+
+static uint64_t member_elements(const sluice_moe_config_t* c, int member) {
+  uint64_t hidden = (uint64_t)c->hidden_width * (c->gated == SLUICE_GATED_INTERLEAVED ? 2 : 1);
+  uint64_t width = (uint64_t)c->model_width;
+  int halves = c->gated == SLUICE_GATED_HALVES;
+  switch (member) {
+    case W1: return hidden * width;
+    case W3: return halves ? hidden * width : 0;
+    case W2: return (uint64_t)c->hidden_width * width;
+    case B1: return c->bias ? hidden : 0;
+    case B3: return c->bias && halves ? hidden : 0;
+    default: return c->bias ? width : 0;
+  }
+}
+
+/* Where a member's sum begins in the block of its expert; NUM_MEMBERS: the size of a block. */
+static uint64_t place_of(const sluice_moe_config_t* c, int member) {
+  uint64_t bytes = 0;
+  for (int m = 0; m < member; ++m) bytes += sluice_align_up(member_elements(c, m) * sizeof(float));
+  return bytes;
+}
+
+static int is_short(int32_t dtype) { return dtype == SLUICE_DTYPE_BF16 || dtype == SLUICE_DTYPE_F16; }
+
+static int has_short_gradient(const sluice_pass_t* pass) {
+  const sluice_tensor_t* all[NUM_MEMBERS];
+  members_of(pass->grad_params, all);
+  for (int m = 0; m < NUM_MEMBERS; ++m) {
+    if (member_elements(&pass->moe->config, m) > 0 && is_short(sluice_tensor_dtype(&all[m][0]))) return 1;
+  }
+  return 0;
+}
+
+uint64_t sluice_weight_sum_bytes(const sluice_pass_t* pass) {
+  if (pass->schedule->ring[SLUICE_T_DW] == 0 || pass->moe->config.callback_experts || pass->binding.num_local == 0 ||
+      pass->grad_params == NULL || !has_short_gradient(pass)) {
+    return 0;
+  }
+  int all_at_once = 0;
+  for (int32_t i = 0; i < pass->schedule->num_ops; ++i) {
+    const sluice_op_t* op = &pass->schedule->ops[i];
+    all_at_once |= op->kind == SLUICE_OP_WEIGHT_GRAD && op->chunk < 0;
+  }
+  if (all_at_once && is_joined(pass)) return 0;
+  uint64_t shared = 0;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) shared += span_of(pass, e).count > 1;
+  if (all_at_once && shared > 1) shared = 1;
+  return shared * place_of(&pass->moe->config, NUM_MEMBERS);
+}
+
+uint64_t sluice_weight_sum_ceiling(const sluice_moe_t* moe, int32_t wgrad_mode, int32_t num_chunks, int is_mixed) {
+  const sluice_moe_config_t* c = &moe->config;
+  if (c->callback_experts || num_chunks == 1 || !is_short(c->dtype)) return 0;
+  uint64_t block = place_of(c, NUM_MEMBERS);
+  if (wgrad_mode == SLUICE_WGRAD_PER_CHUNK) return (uint64_t)moe->num_local * block;
+  return is_mixed ? block : 0;
+}
+
+/* ---- one expert, one run of rows ---- */
+
+/* Where the gradients of an expert go: the host's tensors, or sums of the same orientation. */
+typedef struct target_s {
+  sluice_matrix_t matrix[3]; /* W1, W3, W2 */
+  int64_t rows[3], columns[3];
+  void* bias[NUM_MEMBERS]; /* B1 .. */
+  int32_t dtype[NUM_MEMBERS];
+  int32_t accumulate[NUM_MEMBERS];
+} target_t;
+
+/* sums: the expert's block, or NULL. Only what is 16 bits goes there. */
+static target_t target_of(const sluice_pass_t* pass, int32_t e, char* sums, int add_to_host, int add_to_sums) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_tensor_t* all[NUM_MEMBERS];
+  members_of(pass->grad_params, all);
+  target_t target;
+  memset(&target, 0, sizeof target);
+  for (int m = 0; m < NUM_MEMBERS; ++m) {
+    if (member_elements(c, m) == 0) continue;
+    const sluice_tensor_t* grad = &all[m][e];
+    int in_sums = sums != NULL && is_short(sluice_tensor_dtype(grad));
+    target.dtype[m] = in_sums ? SLUICE_DTYPE_F32 : sluice_tensor_dtype(grad);
+    target.accumulate[m] = in_sums ? add_to_sums : add_to_host;
+    void* data = in_sums ? sums + place_of(c, m) : sluice_tensor_data(grad);
+    if (m >= B1) {
+      target.bias[m] = data;
+      continue;
+    }
+    target.rows[m] = grad->shape[0], target.columns[m] = grad->shape[1];
+    target.matrix[m] = sluice_tensor_matrix(grad);
+    if (!in_sums) continue;
+    int by_rows = sluice_tensor_stride(grad, 1) == 1;
+    target.matrix[m] = (sluice_matrix_t){data, by_rows ? grad->shape[1] : 1, by_rows ? 1 : grad->shape[0]};
+  }
+  return target;
+}
+
+static sluice_product_t product_into(const target_t* target, int member, sluice_matrix_t dy, sluice_matrix_t x,
+                                     int64_t rows) {
+  return (sluice_product_t){target->rows[member],  target->columns[member], rows, sluice_transpose(dy), x,
+                            target->matrix[member]};
+}
+
+static sluice_status_t add_products(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e,
+                                    const target_t* to) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t rows = rows_of(pass, chunk, e), width = pass->moe->gate_factor * c->hidden_width;
+  sluice_matrix_t dy = sluice_rows_matrix(rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width, 0, element);
+  sluice_matrix_t x = sluice_rows_matrix(rows_at(pass, SLUICE_T_DI, chunk, e), c->model_width, 0, element);
+  sluice_matrix_t act = sluice_rows_matrix(rows_at(pass, SLUICE_T_DACT, chunk, e), c->hidden_width, 0, element);
+  void* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
+  pass->products[0] = product_into(to, W2, dy, act, rows);
+  pass->products[1] = product_into(to, W1, sluice_rows_matrix(dm, width, 0, element), x, rows);
+  SLUICE_TRY(sluice_products_run(pass, op, 2, to->dtype[W1], to->accumulate[W1] ? 1 : 0));
+  if (c->gated != SLUICE_GATED_HALVES) return SLUICE_OK;
+  pass->products[0] = product_into(to, W3, sluice_rows_matrix(dm, width, c->hidden_width, element), x, rows);
+  return sluice_products_run(pass, op, 1, to->dtype[W3], to->accumulate[W3] ? 1 : 0);
+}
+
+static void add_biases(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e, const target_t* to) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  int64_t rows = rows_of(pass, chunk, e), width = pass->moe->gate_factor * c->hidden_width;
+  char* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
+  kernels->sum_columns(stream, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
+                       rows_at(pass, SLUICE_T_ROUTE, chunk, e), to->accumulate[B2], to->dtype[B2], to->bias[B2]);
+  kernels->sum_columns(stream, c->dtype, rows, (int64_t)member_elements(c, B1), dm, width, NULL, to->accumulate[B1],
+                       to->dtype[B1], to->bias[B1]);
+  if (c->gated != SLUICE_GATED_HALVES) return;
+  kernels->sum_columns(stream, c->dtype, rows, c->hidden_width,
+                       dm + (uint64_t)c->hidden_width * sluice_dtype_bytes(c->dtype), width, NULL, to->accumulate[B3],
+                       to->dtype[B3], to->bias[B3]);
+}
+
+static sluice_status_t add_rows(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e,
+                                const target_t* to) {
+  SLUICE_TRY(add_products(pass, op, chunk, e, to));
+  if (pass->moe->config.bias) add_biases(pass, op, chunk, e, to);
+  return SLUICE_OK;
+}
+
+/* The sums are whole: into the host's tensors, rounded once. */
+static void round_sums(const sluice_pass_t* pass, const sluice_op_t* op, int32_t e, const char* sums) {
+  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const sluice_tensor_t* all[NUM_MEMBERS];
+  members_of(pass->grad_params, all);
+  for (int m = 0; m < NUM_MEMBERS; ++m) {
+    if (member_elements(c, m) == 0 || !is_short(sluice_tensor_dtype(&all[m][e]))) continue;
+    const sluice_tensor_t* grad = &all[m][e];
+    int by_rows = m < B1 && sluice_tensor_stride(grad, 1) == 1;
+    int64_t lines = m >= B1 ? 1 : grad->shape[by_rows ? 0 : 1], width = (int64_t)member_elements(c, m) / lines;
+    int64_t stride = m >= B1 ? width : sluice_tensor_stride(grad, by_rows ? 0 : 1);
+    kernels->round_rows(sluice_pass_stream(pass, op), sluice_tensor_dtype(grad), lines, width,
+                        (const float*)(const void*)(sums + place_of(c, m)), pass->grad_mode == SLUICE_GRAD_ACCUMULATE,
+                        sluice_tensor_data(grad), stride);
+  }
+}
+
+/* Adds a chunk's part. sums: the block of an expert that several chunks touch. */
+static sluice_status_t add_chunk(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e, span_t span,
+                                 char* sums) {
+  int add_to_host = pass->grad_mode == SLUICE_GRAD_ACCUMULATE;
+  if (span.count == 0 && (chunk > 0 || add_to_host)) return SLUICE_OK;
+  if (span.count > 0 && rows_of(pass, chunk, e) == 0) return SLUICE_OK;
+  int later = chunk > span.first;
+  const target_t to = target_of(pass, e, sums, add_to_host || later, later);
+  SLUICE_TRY(add_rows(pass, op, chunk, e, &to));
+  if (sums != NULL && chunk == span.last) round_sums(pass, op, e, sums);
+  return SLUICE_OK;
+}
+
+static sluice_status_t add_at_once(sluice_pass_t* pass, const sluice_op_t* op, int32_t e) {
+  const target_t to = target_of(pass, e, NULL, pass->grad_mode == SLUICE_GRAD_ACCUMULATE, 0);
+  return add_rows(pass, op, -1, e, &to);
+}
+
+sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  int32_t n = pass->binding.num_chunks;
+  int joined = op->chunk < 0 && is_joined(pass), last = op->chunk < 0 || op->chunk == n - 1;
+  const sluice_slots_t* slot = &pass->slots[SLUICE_T_DW];
+  uint64_t block = place_of(&pass->moe->config, NUM_MEMBERS);
+  char* sums = slot->bytes > 0 ? slot->data : NULL;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    const span_t span = span_of(pass, e);
+    char* own = span.count > 1 ? sums : NULL;
+    if (joined) SLUICE_TRY(add_at_once(pass, op, e));
+    for (int32_t i = op->chunk < 0 ? 0 : op->chunk; i <= (op->chunk < 0 ? n - 1 : op->chunk) && !joined; ++i) {
+      SLUICE_TRY(add_chunk(pass, op, i, e, span, own));
+    }
+    if (own != NULL && op->chunk >= 0) sums += block;
+    if (last && pass->expert_ready != NULL) pass->expert_ready(pass->expert_ready_user, e);
+  }
+  return SLUICE_OK;
+}

@@ -1,0 +1,169 @@
+/* 16-bit weight and bias gradients that several chunks add to: summed in f32 and rounded once, so that they are the f32
+ * gradients of the same pass, rounded. A running sum of 16 bits would round after every chunk. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "capi/test/world.h"
+
+enum { NUM_KINDS = 6 };
+
+static case_t base_case(void) {
+  return (case_t){.world_size = 2,
+                  .tokens = {150, 131, 7, 0},
+                  .model_width = 9,
+                  .hidden_width = 11,
+                  .num_experts = 4,
+                  .top_k = 2,
+                  .num_chunks = 32,
+                  .dtype = SLUICE_DTYPE_BF16,
+                  .activation = SLUICE_ACTIVATION_SILU,
+                  .gated = SLUICE_GATED_HALVES,
+                  .bias = 1,
+                  .wgrad_mode = SLUICE_WGRAD_PER_CHUNK,
+                  .reuse_saved = 1,
+                  .hot_expert = -1};
+}
+
+static double rounded(int32_t dtype, double x) {
+  return dtype == SLUICE_DTYPE_BF16 ? sluice_bf16_to_f32(sluice_f32_to_bf16((float)x))
+                                    : sluice_f16_to_f32(sluice_f32_to_f16((float)x));
+}
+
+static int64_t count_of(const case_t* c, int kind) { return world_count(c, 2 + kind); }
+
+static void must_work(const case_t* c, const result_t* got) {
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    if (got->status[r] != SLUICE_OK) fail_msg("rank %d: %s", r, got->message[r]);
+  }
+}
+
+static void run_both(case_t c, result_t* narrow, result_t* wide) {
+  world_run(&c, narrow);
+  must_work(&c, narrow);
+  c.grad_f32 = 1;
+  world_run(&c, wide);
+  must_work(&c, wide);
+}
+
+/* The same bits as the f32 gradients, rounded. */
+static void check(const case_t* c) {
+  result_t narrow, wide;
+  run_both(*c, &narrow, &wide);
+  for (int kind = 0; kind < NUM_KINDS; ++kind) {
+    for (int64_t i = 0; i < count_of(c, kind); ++i) {
+      double want = rounded(c->dtype, wide.grad_params[kind][i]), got = narrow.grad_params[kind][i];
+      if (got != want) {
+        fail_msg("W %d, n %d, dtype %d, wgrad %d: gradient %lld of kind %d is %.9g; the f32 sum %.9g rounds to %.9g",
+                 c->world_size, c->num_chunks, c->dtype, c->wgrad_mode, (long long)i, kind, got,
+                 wide.grad_params[kind][i], want);
+      }
+    }
+  }
+  world_free(&narrow);
+  world_free(&wide);
+}
+
+static void Gradients_ManyChunks_AreTheF32SumsRoundedOnce(void** state) {
+  (void)state;
+  for (int bits = 0; bits < 64; ++bits) {
+    case_t c = base_case();
+    c.world_size = 1 + (bits & 1) * 2;
+    c.num_experts = c.world_size == 3 ? 6 : 4;
+    c.dtype = bits & 2 ? SLUICE_DTYPE_F16 : SLUICE_DTYPE_BF16;
+    c.gated = bits & 4 ? SLUICE_GATED_HALVES : SLUICE_GATED_NO;
+    c.transposed = bits >> 3 & 1;
+    c.bias = bits >> 4 & 1;
+    c.hot_expert = bits & 32 ? 1 : -1;
+    c.restore_input = bits % 3, c.restore_middle = bits % 2 ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
+    check(&c);
+  }
+}
+
+/* Experts that one chunk touches, that none touches, and chunks without rows. */
+static void Gradients_FewTokens_AreTheF32SumsRoundedOnce(void** state) {
+  (void)state;
+  for (int64_t tokens = 0; tokens < 9; ++tokens) {
+    case_t c = base_case();
+    c.num_experts = 8, c.num_chunks = 6;
+    c.tokens[0] = tokens, c.tokens[1] = tokens / 2;
+    c.drop_every = tokens % 2 ? 3 : 0;
+    check(&c);
+  }
+}
+
+/* The weight half alone, later; gradients once over all chunks, whose rows lie together. */
+static void Gradients_OtherOrders_AreTheF32SumsRoundedOnce(void** state) {
+  (void)state;
+  for (int bits = 0; bits < 8; ++bits) {
+    case_t c = base_case();
+    c.wgrad_mode = bits & 1;
+    c.halves_apart = bits >> 1 & 1;
+    c.num_chunks = bits & 4 ? 1 : 16;
+    check(&c);
+  }
+}
+
+/* Under a budget some chunks keep their rows and some do not: one op then adds chunk by chunk, in one block of sums. */
+static void Gradients_UnderABudget_AreTheF32SumsRoundedOnce(void** state) {
+  (void)state;
+  int64_t checked = 0;
+  for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
+    case_t c = base_case();
+    c.tokens[0] = 192, c.tokens[1] = 160;
+    c.num_chunks = 0, c.wgrad_mode = mode, c.hot_expert = 1, c.outstanding = 1;
+    c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+    c.budget = 1;
+    result_t got;
+    world_run(&c, &got);
+    unsigned long long needs = 0;
+    const char* text = strstr(got.message[0], ") needs ");
+    assert_non_null(text);
+    assert_int_equal(sscanf(text, ") needs %llu", &needs), 1);
+    world_free(&got);
+    for (int i = 0; i < 4; ++i) {
+      c.budget = needs + needs * (uint64_t)i / 40;
+      check(&c);
+      world_run(&c, &got);
+      for (int32_t r = 0; r < c.world_size; ++r) assert_true(got.peak_bytes[r] <= c.budget);
+      checked += got.num_chunks[0] > 1;
+      world_free(&got);
+    }
+  }
+  assert_true(checked > 0);
+}
+
+/* Onto gradients that are there already, which are added last: one rounding, half a unit of the last place. */
+static void Gradients_OntoOthers_RoundOnce(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.accumulate = 1;
+  result_t narrow, wide;
+  run_both(c, &narrow, &wide);
+  for (int kind = 0; kind < NUM_KINDS; ++kind) {
+    for (int64_t i = 0; i < count_of(&c, kind); ++i) {
+      double want = wide.grad_params[kind][i], off = narrow.grad_params[kind][i] - want;
+      double bound =
+          0x1p-8 * (want < 0 ? -want : want) + 0x1p-18; /* the f32 sums differ in the order of the first term */
+      if (off > bound || off < -bound) fail_msg("gradient %lld of kind %d is off by %g", (long long)i, kind, off);
+    }
+  }
+  world_free(&narrow);
+  world_free(&wide);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Gradients_ManyChunks_AreTheF32SumsRoundedOnce),
+      cmocka_unit_test(Gradients_FewTokens_AreTheF32SumsRoundedOnce),
+      cmocka_unit_test(Gradients_OtherOrders_AreTheF32SumsRoundedOnce),
+      cmocka_unit_test(Gradients_UnderABudget_AreTheF32SumsRoundedOnce),
+      cmocka_unit_test(Gradients_OntoOthers_RoundOnce),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -24,6 +24,8 @@ class Settings:
     warm_up: int = 2
     seed: int = 1
     max_seconds: float = 120.0  # of timed steps per cell; after it no more than `least_pairs` are made
+    quiet_gflops: float = 0.0  # see quiet.py; 0: rounds wait for nothing
+    patience_s: float = 120.0  # of waiting for quiet per cell
     memory: bool = True
     stock_only: bool = False
     verbose: bool = False

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import sluice_side
+from integration_tests.benchmarks import quiet, sluice_side
 from integration_tests.benchmarks.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.grid_cells import CELLS
 
@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--stock-only", action="store_true")
     parser.add_argument("--record", type=Path, default=Path(__file__).resolve().parent / "records" / "grid.json")
+    quiet.arguments(parser)
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     assert len(CELLS) <= MOST_CELLS
@@ -70,6 +71,8 @@ def main() -> int:
         memory=False,
         stock_only=args.stock_only,
         verbose=args.verbose,
+        quiet_gflops=args.quiet,
+        patience_s=args.patience,
     )
     status = run_cells(cells, settings, on_record)
     args.record.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Rank-side of restore.py: one layer under every restore policy and n, in turns, in one process group."""
+"""Rank-side of restore.py: one layer under every restore policy and n, and stock DeepSpeed, in turns, in one group."""
 
 from __future__ import annotations
 
@@ -10,18 +10,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
 from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
+from torch.utils.checkpoint import checkpoint
 
-from integration_tests.benchmarks import launch
+from integration_tests.benchmarks import launch, memory
+from integration_tests.benchmarks.cells import Cell
+from integration_tests.benchmarks.layer_rank import Bench
 
+# Where T_DI and T_M come from in backward. `none` and S1 to S4 are the papers' points; the rest of 3 x 3 follows.
 POLICIES = {
     "none": ("keep", "keep"),
     "S1": ("offload", "offload"),
     "S2": ("redispatch", "offload"),
     "S3": ("offload", "recompute"),
     "S4": ("redispatch", "recompute"),
+    "k/off": ("keep", "offload"),
+    "k/rec": ("keep", "recompute"),
+    "off/k": ("offload", "keep"),
+    "red/k": ("redispatch", "keep"),
 }
 COUNTERS = ("saved_bytes", "slot_bytes", "peak_bytes")
 
@@ -39,7 +48,7 @@ class Case:
             hidden_width=plan["H"],
             num_experts=plan["E"],
             top_k=plan["K"],
-            activation="relu",
+            activation="gelu",
             num_chunks=chunks,
             wgrad_mode="per_chunk",
             restore_input=restore_input,
@@ -61,9 +70,45 @@ class Case:
         self.bytes = {name: self.context.stats()[name] for name in COUNTERS} | {"forward_slot_bytes": forward_slots}
 
 
+class Stock:
+    """DeepSpeed's own layer of the same shape, keeping its activations or recomputing them in backward."""
+
+    chunks = 1
+
+    def __init__(self, bench: Bench, checkpointed: bool) -> None:
+        self.bench, self.checkpointed = bench, checkpointed
+        self.policy = "stock, checkpointed" if checkpointed else "stock"
+        self.seconds: list[float] = []
+        self.bytes: dict[str, int] = {}
+
+    def call(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if not self.checkpointed:
+            return layer(x)[0]
+        return checkpoint(lambda rows: layer(rows)[0], x, use_reentrant=False)
+
+    def step(self, *_: object) -> None:
+        """One forward and backward; the slowest rank counts."""
+        bench = self.bench
+        for parameter in bench.stock.parameters():
+            parameter.grad = None
+        x = bench.x.detach().requires_grad_()
+        dist.barrier()
+        began = time.perf_counter()
+        self.call(bench.stock, x).backward(bench.gradient)
+        took = torch.tensor([time.perf_counter() - began])
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        self.seconds.append(took.item())
+
+    def measure_bytes(self) -> None:
+        """Peak as the allocator's watch sees it (memory.py); after the timed rounds."""
+        bench = self.bench
+        if memory.Watch.available():
+            self.bytes = memory.moe_peak_bytes([bench.stock], [bench.x], [bench.gradient], self.call)
+
+
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo")
+    deepspeed.init_distributed()
     torch.set_num_threads(1)
     W, rank = dist.get_world_size(), dist.get_rank()
     generator = torch.Generator().manual_seed(plan["seed"] + rank)
@@ -78,7 +123,9 @@ def main() -> None:
     ]
     cotangent = torch.randn(T, M, generator=generator)
     group = EpGroup.for_ranks(list(range(W)))
-    cases = [Case(plan, group, policy, n) for n in plan["chunks"] for policy in POLICIES]
+    cases: list[Case | Stock] = [Case(plan, group, policy, n) for n in plan["chunks"] for policy in POLICIES]
+    bench = Bench(Cell("restore", W=W, **{name: plan[name] for name in "TMHEK"}), plan["seed"], {})
+    cases += [Stock(bench, checkpointed) for checkpointed in (False, True)]
     rounds = plan["rounds"] + 1
     for number in range(rounds):
         for case in cases if number % 2 == 0 else reversed(cases):
@@ -87,6 +134,9 @@ def main() -> None:
             case.step((tokens, ids, weights, experts), cotangent)
         if rank == 0:
             launch.report(done=number + 1, of=rounds)
+    for case in cases:
+        if isinstance(case, Stock):
+            case.measure_bytes()
     if rank == 0:
         lines = [
             {
@@ -101,7 +151,8 @@ def main() -> None:
         Path(plan["out"]).write_text(json.dumps(lines))
     dist.barrier()
     for case in cases:
-        case.context.close()
+        if isinstance(case, Case):
+            case.context.close()
     group.close()
     dist.destroy_process_group()
     os._exit(0)

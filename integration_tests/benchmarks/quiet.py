@@ -1,0 +1,63 @@
+"""Waiting for a quiet machine: on shared machines products fall to half of their rate for minutes, whoever runs.
+
+Before a round every rank times one product whose weights do not fit in its caches (256 rows, 16 MiB of f32 weights).
+The round begins when the slowest rank reaches the wanted rate, or when the patience of the run is spent. Looking
+before a round, never after it, cannot favour a side. The rates are kept in the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+
+from integration_tests.benchmarks.parts import slowest
+
+ROWS, WIDTH, HIDDEN = 256, 1024, 4096
+PAUSE_S = 2.0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a run that waits."""
+    parser.add_argument(
+        "--quiet", type=float, default=0.0, metavar="GFLOPS", help="a round begins when every rank computes so fast"
+    )
+    parser.add_argument("--patience", type=float, default=120.0, metavar="SECONDS", help="of waiting per cell")
+
+
+class Quiet:
+    """Waits before rounds; `wanted_gflops` 0 only measures."""
+
+    def __init__(self, wanted_gflops: float, patience_s: float) -> None:
+        self.wanted, self.patience_s = wanted_gflops, patience_s
+        self.rates: list[float] = []
+        self.waited_s = 0.0
+        self._rows, self._weights = torch.randn(ROWS, WIDTH), torch.randn(HIDDEN, WIDTH)
+
+    def rate(self) -> float:
+        """GFLOP/s of the slowest rank, the better of two products; collective."""
+        seconds = []
+        for _ in range(2):
+            begin = time.perf_counter()
+            torch.mm(self._rows, self._weights.T)
+            seconds.append(time.perf_counter() - begin)
+        return 2e-9 * ROWS * WIDTH * HIDDEN / slowest([min(seconds)])[0]
+
+    def wait(self) -> float:
+        """Return when the machine is quiet or patience is spent; the rate found. Collective."""
+        rate = self.rate()
+        while rate < self.wanted and self.waited_s < self.patience_s:
+            time.sleep(PAUSE_S)
+            self.waited_s = slowest([self.waited_s + PAUSE_S])[0]
+            rate = self.rate()
+        self.rates.append(rate)
+        return rate
+
+    def found(self) -> dict[str, object]:
+        """What goes into a record."""
+        return {
+            "gflops_before_rounds": [round(rate, 1) for rate in self.rates],
+            "wanted_gflops": self.wanted,
+            "waited_s": round(self.waited_s, 1),
+        }

@@ -23,8 +23,11 @@ from torch import nn
 class LayerState:
     """One swapped layer."""
 
-    def __init__(self, finding: Finding, backend: Backend, policy: str) -> None:
+    def __init__(self, finding: Finding, backend: Backend, policy: str, family: list[LayerState]) -> None:
+        """`family`: the layers that share the backend, this one included from now on."""
+        family.append(self)
         self.finding = finding
+        self._family = family
         self._policy = policy
         self._seen_experts: set[int] = set()
         self._backend = backend
@@ -39,19 +42,27 @@ class LayerState:
         dtype = self._dtype(layer)
         key = (dtype, untouched)
         if key not in self._runners:
-            found = self.finding
-            spec = LayerSpec(
-                layer_id=found.layer_id,
-                num_experts=found.num_experts,
-                top_k=found.top_k,
-                model_width=found.model_width,
-                dtype=dtype,
-                form=found.form if self._fused_now else None,
-                hidden_width=found.form.hidden_width if found.form else 1,
-                one_chunk=not untouched,
-            )
-            self._runners[key] = self._backend.layer(spec)
+            self._make(key)
+            # A plan under a budget counts the layers that there are: with the first, all of them.
+            for other in self._family:
+                if not other._runners:
+                    other._make(key)
         return self._runners[key], dtype
+
+    def _make(self, key: tuple[torch.dtype, bool]) -> None:
+        dtype, untouched = key
+        found = self.finding
+        spec = LayerSpec(
+            layer_id=found.layer_id,
+            num_experts=found.num_experts,
+            top_k=found.top_k,
+            model_width=found.model_width,
+            dtype=dtype,
+            form=found.form if untouched else None,
+            hidden_width=found.form.hidden_width if found.form else 1,
+            one_chunk=not untouched,
+        )
+        self._runners[key] = self._backend.layer(spec)
 
     def check_tokens(self, tokens: torch.Tensor, dtype: torch.dtype) -> None:
         """What the host would find out later, or on the other ranks only."""

@@ -86,6 +86,7 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             found.append((layer, probe(layer, len(found), name)))
         except UnsupportedError as error:
             found.append((layer, str(error)))
+    families: dict[tuple[int, ...], list[LayerState]] = {}
     for ranks, members in _by_group(found).items():
         _agree(ranks, members, options)
         for layer, finding in members:
@@ -100,7 +101,8 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             if ranks not in handle._backends:
                 handle._backends[ranks] = open_backend(ranks, options)
                 _register_for_tracing(handle._backends[ranks])
-            layer._sluice = LayerState(finding, handle._backends[ranks], options.on_unsupported)
+            family = families.setdefault(ranks, [])
+            layer._sluice = LayerState(finding, handle._backends[ranks], options.on_unsupported, family)
             layer.__class__ = SluiceMOELayer
             handle.layers.append(layer)
             handle.findings.append(finding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import weakref
@@ -41,8 +42,12 @@ _contexts: dict[tuple[Any, ...], Context] = {}
 _announced: set[str] = set()
 
 
-def context_of(options: Options, group: EpGroup | None) -> Context:
-    """The one context of this process for layers of this group (None: without other ranks): they share its slots."""
+def context_of(options: Options, group: EpGroup | None, num_layers: int | None = None) -> Context:
+    """The one context of this process for layers of this group (None: without other ranks): they share its slots.
+
+    num_layers  of the model whose first layer asks: so many forwards are outstanding in training, which a budget must
+                know before the other layers exist
+    """
     chosen = (
         options.gemm or "auto",
         options.gemm_library,
@@ -54,7 +59,10 @@ def context_of(options: Options, group: EpGroup | None) -> Context:
     key = (*chosen, () if group is None else group.ranks)
     found = _contexts.get(key)
     if found is None or not found.alive:
-        found = _contexts[key] = Context(group, ContextOptions(*chosen))
+        known = ContextOptions(*chosen)
+        found = _contexts[key] = Context(
+            group, dataclasses.replace(known, max_outstanding=known.max_outstanding or num_layers)
+        )
         trace.register(found)
     return found
 
@@ -229,7 +237,7 @@ class ExpertsState:
         if contract.fused and self._group is None and self._options.policy is None and not self._options.memory_budget:
             # Alone, the dispatched rows are a copy of tokens that autograd holds anyway: copied again, nothing is kept.
             common |= {"restore_input": "redispatch", "restore_middle": "keep"}
-        context = context_of(self._options, self._group)
+        context = context_of(self._options, self._group, _num_layers(module) if self._options.memory_budget else None)
         if contract.stock:
             return CastingLayer(context, experts=StockExperts(contract, local, self._experts_forward), **common)
         if not contract.fused:
@@ -245,6 +253,12 @@ class ExpertsState:
             bias=contract.bias,
             **common,
         )
+
+
+def _num_layers(module: Any) -> int | None:
+    """Layers of the model around an experts module, dense ones included: as many forwards may be outstanding."""
+    count = getattr(getattr(module, "config", None), "num_hidden_layers", None)
+    return count if isinstance(count, int) and count > 0 else None
 
 
 def _check_rows(name: str, model: int, hidden: Any, ids: Any, weights: Any) -> None:

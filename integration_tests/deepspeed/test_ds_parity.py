@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -180,6 +181,19 @@ def test_Budget_WithAccumulationAndCheckpointing_AsStock(ranks2: Ranks, checkpoi
     _compare(answers, F32)
     for answer in answers:
         assert answer[1]["peak_bytes"] <= budget
+
+
+def test_Budget_FourLayersWithTheLeastThatTheErrorNames_HoldAndTrainAsStock(ranks2: Ranks) -> None:
+    """The error names bytes that do for the whole model, and the whole model then stays within them."""
+    layers = [{"k": 2, "drop_tokens": False}] * 4
+    refused = ranks2.try_run("cases_parity:parity", layers=layers, sluice={"memory_budget": 64 << 10, "gemm": "ref"})
+    needs = {int(re.search(r" needs (\d+), ", answer["error"]["message"])[1]) for answer in refused}
+    assert len(needs) == 1, refused
+    budget = needs.pop()
+    answers = ranks2.run("cases_parity:parity", layers=layers, sluice={"memory_budget": budget, "gemm": "ref"})
+    _compare(answers, F32)
+    for answer in answers:
+        assert budget / 2 < answer[1]["peak_bytes"] <= budget
 
 
 @pytest.mark.full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +151,26 @@ def test_MemoryBudget_OverAllLayers_HoldsOrNamesTheShortfall(configured: Any) ->
     configured(memory_budget="300KiB")
     with pytest.raises(OverBudget, match="memory_budget"):
         tf_models.step(tf_models.make("mixtral"), tf_models.batch())
+
+
+@pytest.mark.parametrize("spare", [1.02, 1.2, 1.6, 2.4])
+def test_MemoryBudget_JustAboveTheLeast_IsSharedByTheLayersToCome(configured: Any, spare: float) -> None:
+    """The first layer's plan leaves room for the steps of layers that do not exist yet."""
+    configured(memory_budget=1 << 10, gemm="ref")
+    with pytest.raises(OverBudget) as refused:
+        tf_models.step(tf_models.make("mixtral", num_hidden_layers=6), tf_models.batch())
+    needed = re.search(r" needs (\d+), ", str(refused.value))
+    assert needed is not None
+    budget = int(int(needed[1]) * spare) + (64 << 10)  # the tables of five more layers
+    configured(memory_budget=budget, gemm="ref")
+    model = tf_models.make("mixtral", num_hidden_layers=6)
+    found = tf_models.step(model, tf_models.batch())
+    configured()
+    wanted = tf_models.step(tf_models.make("mixtral", num_hidden_layers=6), tf_models.batch())
+    assert max(tf_models.gaps(found, wanted).values()) < 2e-5
+    experts = [module for name, module in model.named_modules() if name.endswith("experts")]
+    assert len(experts) == 6
+    assert all(0 < sluice.stats(module)["peak_bytes"] <= budget for module in experts)
 
 
 def test_SwitchedOff_TransformersComputes(configured: Any, capfd: pytest.CaptureFixture[str]) -> None:

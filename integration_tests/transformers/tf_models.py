@@ -51,10 +51,11 @@ _CONFIGS = {
 KINDS = tuple(_CONFIGS)
 
 
-def make(kind: str, implementation: str = "sluice", dtype: torch.dtype = torch.float32) -> Any:
-    """A model with fixed random parameters."""
+def make(kind: str, implementation: str = "sluice", dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A model with fixed random parameters; `changes` are of its config."""
     torch.manual_seed(3)
     config = _CONFIGS[kind]()
+    config.update(changes)
     model = AutoModelForCausalLM.from_config(config, experts_implementation=implementation, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         if "experts" in name:

@@ -29,6 +29,7 @@ _DECISION = (
     "runner_up_chunks",
     "runner_up_wgrad_mode",
 )
+_RESTORE = ("keep", "offload", "redispatch", "recompute")
 _STATS = (
     "timed_passes",
     "race_passes",
@@ -87,17 +88,26 @@ def prepare(handle: Any, options: TunerOptions, model_width: int, hidden_width: 
 
 
 def decisions(handle: Any) -> list[dict[str, Any]]:
-    """The newest decisions, oldest first; `why` in words."""
+    """The newest decisions, oldest first; `why` in words. Under a budget, restore_input and restore_middle say the
+    plan's policies, and total_bytes what it may take; without one they are None and 0."""
     library = load()
     ffi = library.ffi
     found = ffi.new("sluice_tuner_decision_t[]", 64)
     count = ffi.new("int32_t *")
     library.check(library.lib.sluice_context_decisions(handle, found, 64, count))
+    policies = ffi.new("sluice_tuner_policy_t[]", 64)
+    library.check(library.lib.sluice_context_decided_policies(handle, policies, 64, count))
     return [
         {name: getattr(found[i], name) for name in _DECISION}
         | {"why": ffi.string(library.lib.sluice_tuner_why_name(found[i].why)).decode()}
+        | {name: _restore(getattr(policies[i], name)) for name in ("restore_input", "restore_middle")}
+        | {name: getattr(policies[i], name) for name in ("memory_budget", "total_bytes")}
         for i in range(count[0])
     ]
+
+
+def _restore(number: int) -> str | None:
+    return None if number < 0 else _RESTORE[number]
 
 
 def decisions_json(handle: Any) -> str:

@@ -293,11 +293,29 @@ static void learn(const header_t* own, const char* received, int32_t world_size,
   }
 }
 
+/* The reports of all ranks, before the arrays are used again; of this one alone without buffers. */
+static void hear_reports(sluice_moe_t* moe, const agree_buffers_t* buffers) {
+  sluice_context_t* context = moe->context;
+  const sluice_step_report_t* own = &moe->seat.own;
+  const sluice_step_report_t** reports =
+      buffers == NULL ? &own : (const sluice_step_report_t**)(void*)buffers->arrays.send;
+  for (int32_t r = 0; r < context->world_size && buffers != NULL; ++r) {
+    reports[r] = &header_of(buffers->recv, r)->report;
+  }
+  if (moe->seat.table != NULL) {
+    context->chooser->vtable->agree(context->chooser, moe, &moe->seat, reports, context->world_size);
+  }
+  memset(moe->seat.own.pass, 0, sizeof moe->seat.own.pass); /* reported: no pass counts twice */
+}
+
 sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
                              sluice_agreement_t* out_agreement) {
   sluice_context_t* context = moe->context;
   *out_agreement = (sluice_agreement_t){sluice_now_ns(), 0, proposal->num_tokens, proposal->base_bytes};
-  if (context->world_size == 1) return proposal->local_status;
+  if (context->world_size == 1) {
+    if (proposal->local_status == SLUICE_OK && proposal->direction == SLUICE_FORWARD) hear_reports(moe, NULL);
+    return proposal->local_status;
+  }
   sluice_error_info_t refusal; /* the record of a local refusal survives the exchange */
   sluice_error_capture(&refusal);
   agree_buffers_t buffers;
@@ -330,19 +348,13 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);
   if (verdict != SLUICE_OK) return proposal->local_status != SLUICE_OK ? sluice_error_adopt(&refusal) : verdict;
   learn(&own, buffers.recv, context->world_size, context->rank, out_agreement);
+  if (proposal->direction == SLUICE_FORWARD) hear_reports(moe, &buffers);
   if (binding == NULL) return SLUICE_OK;
   for (int32_t r = 0; r < context->world_size; ++r) {
     if (r == context->rank) continue;
     memcpy(binding->recv_counts + (int64_t)r * mine, buffers.recv + (size_t)r * ENVELOPE_BYTES + sizeof(header_t),
            (size_t)min_i64(mine, COUNTS_IN_ENVELOPE) * sizeof(int32_t));
   }
-  /* The reports are read before the arrays are used again. */
-  const sluice_step_report_t** reports = (const sluice_step_report_t**)(void*)buffers.arrays.send;
-  for (int32_t r = 0; r < context->world_size; ++r) reports[r] = &header_of(buffers.recv, r)->report;
-  if (moe->seat.table != NULL) {
-    context->chooser->vtable->agree(context->chooser, moe, &moe->seat, reports, context->world_size);
-  }
-  memset(moe->seat.own.pass, 0, sizeof moe->seat.own.pass); /* reported: no pass counts twice */
   SLUICE_TRY(exchange_rest(binding, &buffers, COUNTS_IN_ENVELOPE, phase));
   return check_counts(binding);
 }

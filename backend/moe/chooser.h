@@ -15,7 +15,8 @@ typedef struct sluice_pass_report_s {
   uint64_t pass_ns; /* from the agreement to the end; 0: there was none */
   int64_t rows;     /* that it received */
   int32_t num_chunks;
-  int32_t wgrad_mode; /* backward */
+  int16_t wgrad_mode; /* backward */
+  int16_t plan;       /* of the layer's set, from 1; 0: it ran without */
   /* Nanoseconds; in four bytes each, since they travel in every header. */
   float compute_ns, comm_ns; /* of its ops by lane; exchanges include waiting for other ranks */
   float comm_cpu_ns;         /* processor time of the communication lane */
@@ -34,8 +35,8 @@ typedef struct sluice_seat_s {
   int32_t num_chunks;
   int32_t wgrad_mode; /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
   int32_t is_settled; /* 0: a candidate on trial */
-  int32_t reserved;
-  void* table; /* the chooser's; NULL: nothing is open, nobody is asked */
+  int32_t plan;       /* under a budget: of the layer's set, what it took last */
+  void* table;        /* the chooser's; NULL: nothing is open, nobody is asked */
   sluice_step_report_t own;
 } sluice_seat_t;
 
@@ -50,6 +51,11 @@ typedef struct sluice_chooser_vtable_s {
   /* After a forward's header: the reports of all ranks, in rank order. */
   void (*agree)(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
                 const sluice_step_report_t* const* reports, int32_t world_size);
+  /* Under a budget, on all ranks alike: how many plans may race; whether one is fixed already; then, after `agree`, the
+   * one of moe->plans that this forward takes. */
+  int32_t (*num_rivals)(sluice_chooser_t* chooser, const sluice_moe_t* moe);
+  int32_t (*is_pinned)(sluice_chooser_t* chooser, const sluice_moe_t* moe, const struct sluice_plan_data_s* plan);
+  int32_t (*choose_plan)(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat);
 } sluice_chooser_vtable_t;
 
 /* Owned by its context. */

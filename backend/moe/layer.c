@@ -45,12 +45,14 @@ static void fill_places(sluice_moe_t* moe, const int32_t* expert_rank, int32_t w
   first[0] = 0;
 }
 
-/* One rank has nothing to overlap, a configured n nothing to choose. */
+/* One rank has nothing to overlap, a configured n nothing to choose; under a budget there are plans to choose. */
 static sluice_status_t take_seat(sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->config;
   sluice_chooser_t* chooser = moe->context->chooser;
   moe->seat = (sluice_seat_t){.num_chunks = c->num_chunks > 0 ? c->num_chunks : 1, .is_settled = 1};
-  if (moe->context->world_size == 1 || c->num_chunks > 0 || chooser == NULL) return SLUICE_OK;
+  if (chooser == NULL) return SLUICE_OK;
+  int is_planned = moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0;
+  if (!is_planned && (moe->context->world_size == 1 || c->num_chunks > 0)) return SLUICE_OK;
   return chooser->vtable->attach(chooser, moe, &moe->seat);
 }
 
@@ -98,7 +100,7 @@ void sluice_layer_release(sluice_moe_t* moe) {
   sluice_context_t* context = moe->context;
   sluice_ceiling_destroy(moe);
   sluice_free(&context->allocator, moe->place_of_expert, moe->tables_bytes);
-  sluice_free(sluice_process_allocator(), moe->plan, sizeof *moe->plan);
+  sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
   sluice_free(&context->allocator, moe, sizeof *moe);
   sluice_engine_release(context);
 }

@@ -20,11 +20,12 @@ struct sluice_moe_s {
   int32_t* place_of_expert;   /* [E] */
   int32_t* first_place;       /* [W + 1] places of each rank's experts */
   uint64_t tables_bytes;
-  uint64_t fingerprint;             /* of everything that must be equal on all ranks */
-  sluice_seat_t seat;               /* what it does next */
-  struct sluice_plan_data_s* plan;  /* NULL: passes take what their rows need */
-  struct sluice_ceiling_s* ceiling; /* NULL: rows travel as they are */
-  int32_t plan_is_given;            /* by the host: not made anew when more tokens come */
+  uint64_t fingerprint;                  /* of everything that must be equal on all ranks */
+  sluice_seat_t seat;                    /* what it does next */
+  struct sluice_plan_set_s* plans;       /* NULL: passes take what their rows need */
+  const struct sluice_plan_data_s* plan; /* of those, what is in force */
+  struct sluice_ceiling_s* ceiling;      /* NULL: rows travel as they are */
+  int32_t plan_is_given;                 /* by the host: not made anew when more tokens come */
 };
 
 /* Whether the kernels' activation_forward and _backward suffice; other layers take unit_forward and _backward. */

@@ -287,6 +287,7 @@ static double cost_of(sluice_moe_t* moe, const sluice_plan_data_t* plan) {
 typedef struct search_s {
   sluice_moe_t* moe;
   const sluice_plan_inputs_t* inputs;
+  const sluice_plan_bytes_t* least; /* what is shared with other plans; NULL: nothing */
   sluice_plan_visit_fn_t visit;
   void* user;
   sluice_plan_data_t best;
@@ -304,6 +305,21 @@ static int64_t most_kept(const sluice_moe_t* moe, const sluice_plan_data_t* plan
   return max_i64(least, (int64_t)room);
 }
 
+static uint64_t lift(uint64_t* bytes, uint64_t least) {
+  uint64_t more = least > *bytes ? least - *bytes : 0;
+  *bytes += more;
+  return more;
+}
+
+static sluice_status_t measure(const search_t* s, sluice_plan_data_t* plan) {
+  SLUICE_TRY(sluice_plan_measure(s->moe, plan));
+  if (s->least == NULL) return SLUICE_OK;
+  sluice_plan_bytes_t* b = &plan->bytes;
+  b->total += lift(&b->slots, s->least->slots) + lift(&b->routing, s->least->routing) +
+              lift(&b->schedules, s->least->schedules) + lift(&b->products, s->least->products);
+  return SLUICE_OK;
+}
+
 /* As many rows are kept as the budget has room for; at least those of balanced routing, a quarter more to spare. */
 static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   const sluice_moe_t* moe = s->moe;
@@ -312,7 +328,7 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   uint64_t row = stored_row_bytes(moe, plan);
   int can_fall_back = !moe->config.callback_experts || plan->restore_m == SLUICE_RESTORE_RECOMPUTE;
   plan->kept_rows = row == 0 ? 0 : can_fall_back ? least : plan->worst_rows;
-  SLUICE_TRY(sluice_plan_measure(s->moe, plan));
+  SLUICE_TRY(measure(s, plan));
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
   if (plan->bytes.total >= budget) return SLUICE_OK;
@@ -320,10 +336,22 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   int64_t most = most_kept(moe, plan, least) - plan->kept_rows;
   int64_t more = room > (uint64_t)most ? most : (int64_t)room;
   plan->kept_rows += more;
-  SLUICE_TRY(sluice_plan_measure(s->moe, plan));
+  SLUICE_TRY(measure(s, plan));
   if (plan->bytes.total <= budget) return SLUICE_OK;
   plan->kept_rows -= more; /* rounding up took more than was left */
-  return sluice_plan_measure(s->moe, plan);
+  return measure(s, plan);
+}
+
+static int fits(const sluice_plan_data_t* plan) {
+  return (plan->inputs.budget == 0 || plan->bytes.total <= plan->inputs.budget) && fits_host(plan);
+}
+
+sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_bytes_t* least, sluice_plan_data_t* plan,
+                                        int32_t* out_fits) {
+  search_t s = {.moe = moe, .inputs = &plan->inputs, .least = least};
+  SLUICE_TRY(size_candidate(&s, plan));
+  *out_fits = fits(plan);
+  return SLUICE_OK;
 }
 
 static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di, int32_t restore_m,
@@ -335,10 +363,10 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   set_ceilings(s->moe, n, &plan);
   SLUICE_TRY(size_candidate(s, &plan));
   plan.cost = cost_of(s->moe, &plan);
-  int fits = (s->inputs->budget == 0 || plan.bytes.total <= s->inputs->budget) && fits_host(&plan);
-  if (s->visit != NULL) s->visit(s->user, &plan, fits);
+  int in_budget = fits(&plan);
+  if (s->visit != NULL) s->visit(s->user, &plan, in_budget);
   if (s->num_seen++ == 0 || plan.bytes.total < s->leanest.bytes.total) s->leanest = plan;
-  if (fits && (s->num_fitting++ == 0 || plan.cost < s->best.cost)) s->best = plan;
+  if (in_budget && (s->num_fitting++ == 0 || plan.cost < s->best.cost)) s->best = plan;
   return SLUICE_OK;
 }
 
@@ -364,7 +392,7 @@ static sluice_status_t try_policies(search_t* s, int32_t n) {
   return SLUICE_OK;
 }
 
-static const char* restore_name(int32_t restore) {
+const char* sluice_restore_name(int32_t restore) {
   static const char* const names[] = {"keep", "offload", "redispatch", "recompute"};
   return names[restore];
 }
@@ -378,8 +406,8 @@ static sluice_status_t fail_over_budget(const search_t* s) {
         "layer %d: no plan fits the host memory budget of %llu bytes: offloading (T_DI %s, T_M %s) takes "
         "%llu with %d outstanding forwards; raise host_memory_budget to that, allow fewer, or leave the "
         "policy to Sluice",
-        s->moe->config.layer_id, (unsigned long long)s->inputs->host_budget, restore_name(lean->restore_di),
-        restore_name(lean->restore_m), (unsigned long long)lean->bytes.host_pool, s->inputs->max_outstanding);
+        s->moe->config.layer_id, (unsigned long long)s->inputs->host_budget, sluice_restore_name(lean->restore_di),
+        sluice_restore_name(lean->restore_m), (unsigned long long)lean->bytes.host_pool, s->inputs->max_outstanding);
   }
   char advice[160];
   uint64_t fewer = least - (uint64_t)(s->inputs->max_outstanding - 1) * lean->bytes.step;
@@ -394,8 +422,8 @@ static sluice_status_t fail_over_budget(const search_t* s) {
       SLUICE_E_OVER_BUDGET,
       "layer %d: no plan fits the memory budget of %llu bytes: the leanest (n = %d, T_DI %s, T_M %s) needs "
       "%llu, %llu more; raise memory_budget to that, %s",
-      s->moe->config.layer_id, (unsigned long long)budget, lean->num_chunks, restore_name(lean->restore_di),
-      restore_name(lean->restore_m), (unsigned long long)least, (unsigned long long)(least - budget), advice);
+      s->moe->config.layer_id, (unsigned long long)budget, lean->num_chunks, sluice_restore_name(lean->restore_di),
+      sluice_restore_name(lean->restore_m), (unsigned long long)least, (unsigned long long)(least - budget), advice);
 }
 
 sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, sluice_plan_visit_fn_t visit,
@@ -430,7 +458,8 @@ uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
 /* ---- installing ---- */
 
 void sluice_plan_remove(sluice_moe_t* moe) {
-  sluice_free(sluice_process_allocator(), moe->plan, sizeof *moe->plan);
+  sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
+  moe->plans = NULL;
   moe->plan = NULL;
   moe->plan_is_given = 0;
 }
@@ -450,8 +479,10 @@ sluice_status_t sluice_plan_install(sluice_moe_t* layer, const sluice_plan_data_
   if (device->vtable->reserve != NULL) {
     SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks)));
   }
-  if (layer->plan == NULL) layer->plan = sluice_alloc(sluice_process_allocator(), sizeof *layer->plan, "plan");
-  if (layer->plan == NULL) return sluice_alloc_status();
-  *layer->plan = *plan;
+  if (layer->plans == NULL) layer->plans = sluice_alloc(sluice_process_allocator(), sizeof *layer->plans, "plans");
+  if (layer->plans == NULL) return sluice_alloc_status();
+  layer->plans->count = 1;
+  layer->plans->plans[0] = *plan;
+  layer->plan = layer->plans->plans;
   return SLUICE_OK;
 }

@@ -51,8 +51,21 @@ typedef struct sluice_plan_data_s {
   double cost; /* seconds of forward and backward where the chooser has a machine, else a relative time; to compare */
 } sluice_plan_data_t;
 
+/* Plans of one layer that fit a budget beside each other (rivals.h); one of them is in force. */
+#define SLUICE_PLAN_RIVALS 4
+typedef struct sluice_plan_set_s {
+  int32_t count;
+  sluice_plan_data_t plans[SLUICE_PLAN_RIVALS];
+} sluice_plan_set_t;
+
 /* Sees a candidate with its bytes and relative time. */
 typedef void (*sluice_plan_visit_fn_t)(void* user, const sluice_plan_data_t* candidate, int32_t fits);
+
+/* Whether passes of this layer run under a plan. */
+static inline int sluice_is_planned(const sluice_moe_t* moe) {
+  const sluice_context_t* context = moe->context;
+  return moe->plan != NULL || context->memory_budget > 0 || context->host_memory_budget > 0;
+}
 
 /* The cheapest candidate that fits. visit (may be NULL) sees every candidate. Needs the context entered.
  * Errors: OVER_BUDGET naming the shortfall, the smallest budget that would do, and the cheapest change; NO_MEMORY. */
@@ -61,11 +74,16 @@ sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* 
 
 /* Bytes at the plan's ceilings. */
 sluice_status_t sluice_plan_measure(sluice_moe_t* moe, sluice_plan_data_t* plan);
+/* Sizes the candidate of `plan` (its inputs, n, policies and mode) anew where it shares `least` bytes of slots,
+ * routing, schedules and products with others; *out_fits says whether it is in its budgets then. */
+sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_bytes_t* least, sluice_plan_data_t* plan,
+                                        int32_t* out_fits);
 /* Bytes that one step takes when its chunks receive `chunk_rows` [n] rows of which `kept` [n] say what is kept. */
 uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
                                 const int64_t* chunk_rows, int64_t num_tokens, int64_t num_sent);
 
-/* Allocates everything that the plan fixes; from then on only steps are allocated, up to the budget. */
+/* Allocates everything that the plan fixes; from then on only steps are allocated, up to the budget. The layer's set is
+ * this plan alone. */
 sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t* plan);
 
 /* The layer runs without a plan, or makes its own under the context's budget. */
@@ -73,6 +91,9 @@ void sluice_plan_remove(sluice_moe_t* moe);
 
 /* Of the sizes above, those that all ranks must have in common. */
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
+
+/* "keep", "offload", "redispatch", "recompute" for SLUICE_RESTORE_* but ADAPTIVE. */
+const char* sluice_restore_name(int32_t restore);
 
 /* What is allocated now besides the arenas that a plan sizes anew. */
 uint64_t sluice_plan_base_bytes(const sluice_context_t* context);

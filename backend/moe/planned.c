@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "backend/moe/cut.h"
+#include "backend/moe/rivals.h"
 #include "backend/moe/route_ids.h"
 
 sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
@@ -32,16 +33,24 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
 }
 
 sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement) {
-  if (moe->plan != NULL && moe->plan->inputs.max_tokens >= agreement->max_tokens) return SLUICE_OK;
+  sluice_chooser_t* chooser = moe->seat.table != NULL ? moe->context->chooser : NULL;
+  if (moe->plan != NULL && moe->plan->inputs.max_tokens >= agreement->max_tokens) {
+    if (chooser != NULL && !moe->plan_is_given) {
+      moe->plan = &moe->plans->plans[chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
+    }
+    return SLUICE_OK;
+  }
   if (moe->plan_is_given) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                        "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
                        moe->config.layer_id, (long long)agreement->max_tokens, (long long)moe->plan->inputs.max_tokens);
   }
   const sluice_plan_inputs_t inputs = inputs_of(moe, agreement);
-  sluice_plan_data_t plan;
-  SLUICE_TRY(sluice_plan_make(moe, &inputs, NULL, NULL, &plan));
-  return sluice_plan_install(moe, &plan);
+  sluice_plan_set_t set;
+  SLUICE_TRY(sluice_rivals_make(moe, &inputs, chooser != NULL ? chooser->vtable->num_rivals(chooser, moe) : 1, &set));
+  SLUICE_TRY(sluice_rivals_install(moe, &set));
+  if (chooser != NULL) moe->plan = &moe->plans->plans[chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
+  return SLUICE_OK;
 }
 
 /* Rows by block and rank, summed over all ranks. */
@@ -73,5 +82,7 @@ sluice_status_t sluice_planned_bind(sluice_moe_t* moe, const sluice_tensor_t* ex
     binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_di : SLUICE_RESTORE_REDISPATCH);
     binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_m : SLUICE_RESTORE_RECOMPUTE);
   }
+  binding->plan = (uint8_t)(1 + (plan - moe->plans->plans));
+  binding->wgrad_mode = (uint8_t)plan->wgrad_mode;
   return sluice_exchange_counts(binding);
 }

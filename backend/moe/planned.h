@@ -6,12 +6,6 @@
 #include "backend/moe/pass.h"
 #include "backend/moe/plan.h"
 
-/* Whether passes of this layer run under a plan. */
-static inline int sluice_is_planned(const sluice_moe_t* moe) {
-  const sluice_context_t* context = moe->context;
-  return moe->plan != NULL || context->memory_budget > 0 || context->host_memory_budget > 0;
-}
-
 /* Every id lies in range: what a rank can refuse before the header. */
 sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
 

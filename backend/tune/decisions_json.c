@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/log.h"
+#include "backend/moe/plan.h"
 #include "backend/tune/json.h"
 #include "backend/tune/tuner.h"
 
-#define FORM      1
+#define FORM      2 /* 1 had no policies: read as well, with a word */
 #define WHAT      "decisions"
 #define MOST_ROWS 4294967296.0
 
@@ -34,10 +36,30 @@ __attribute__((format(printf, 2, 3))) static void add(text_t* text, const char* 
 
 static const char* const mode_names[] = {"deferred", "per_chunk"};
 
-static void add_answer(text_t* text, uint64_t layer, int64_t rows, int32_t pick, const char** separator) {
-  add(text, "%s\n  {\"layer\": \"%016" PRIx64 "\", \"rows\": %lld, \"num_chunks\": %d, \"wgrad_mode\": \"%s\"}",
-      *separator, layer, (long long)rows, sluice_pick_chunks(pick), mode_names[sluice_pick_wgrad(pick)]);
+/* A plan's answer has its policies. */
+static void add_plan(text_t* text, uint64_t layer, int64_t rows, const sluice_racing_plan_t* plan,
+                     const char** separator) {
+  add(text, "%s\n  {\"layer\": \"%016" PRIx64 "\", \"rows\": %lld, \"num_chunks\": %d, \"wgrad_mode\": \"%s\"",
+      *separator, layer, (long long)rows, plan->num_chunks, mode_names[plan->wgrad_mode]);
+  if (plan->restore_di >= 0) {
+    add(text, ", \"restore_input\": \"%s\", \"restore_middle\": \"%s\"", sluice_restore_name(plan->restore_di),
+        sluice_restore_name(plan->restore_m));
+  }
+  add(text, "}");
   *separator = ",";
+}
+
+static void add_answer(text_t* text, uint64_t layer, int64_t rows, int32_t pick, const char** separator) {
+  const sluice_racing_plan_t plan = {sluice_pick_chunks(pick), -1, -1, sluice_pick_wgrad(pick)};
+  add_plan(text, layer, rows, &plan, separator);
+}
+
+static void add_races(text_t* text, const sluice_tuner_table_t* table, const char** separator) {
+  for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
+    const sluice_plan_race_t* race = &table->races[i].race;
+    if (table->races[i].key == 0 || !race->is_settled) continue;
+    add_plan(text, table->layer, race->rows > 0 ? race->rows : 1, &race->plans[race->pick], separator);
+  }
 }
 
 static const sluice_tuner_table_t* table_of(const sluice_tuner_t* tuner, uint64_t layer) {
@@ -55,11 +77,16 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
       const sluice_spot_t* spot = &t->search.spots[b];
       if (spot->state == SLUICE_SPOT_ANSWERED) add_answer(&text, t->layer, spot->rows, spot->pick, &separator);
     }
+    add_races(&text, t, &separator);
   }
   for (int32_t i = 0; tuner != NULL && i < tuner->num_imports; ++i) { /* of layers that did not come yet */
     const sluice_import_t* import = &tuner->imports[i];
-    if (table_of(tuner, import->layer) == NULL)
+    if (table_of(tuner, import->layer) != NULL) continue;
+    if (import->plan.num_chunks > 0) {
+      add_plan(&text, import->layer, import->rows, &import->plan, &separator);
+    } else {
       add_answer(&text, import->layer, import->rows, import->pick, &separator);
+    }
   }
   add(&text, "]}\n");
   return text.used;
@@ -72,12 +99,31 @@ static int is_text(const sluice_json_t* node, const char* text) {
          memcmp(text, node->text, strlen(text)) == 0;
 }
 
+/* Both policies or none. */
+static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, sluice_racing_plan_t* out) {
+  const sluice_json_t* di = sluice_json_member(node, "restore_input");
+  const sluice_json_t* m = sluice_json_member(node, "restore_middle");
+  out->restore_di = out->restore_m = -1;
+  for (int32_t p = SLUICE_RESTORE_KEEP; p <= SLUICE_RESTORE_RECOMPUTE; ++p) {
+    if (di != NULL && p != SLUICE_RESTORE_RECOMPUTE && is_text(di, sluice_restore_name(p))) out->restore_di = p;
+    if (m != NULL && p != SLUICE_RESTORE_REDISPATCH && is_text(m, sluice_restore_name(p))) out->restore_m = p;
+  }
+  CHECK((di == NULL && m == NULL) || out->restore_di >= 0,
+        WHAT ": restore_input of answer %d must be \"keep\", \"offload\" or \"redispatch\"", number);
+  CHECK((di == NULL && m == NULL) || out->restore_m >= 0,
+        WHAT ": restore_middle of answer %d must be \"keep\", \"offload\" or \"recompute\"", number);
+  return SLUICE_OK;
+}
+
 static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sluice_import_t* out) {
   CHECK(node->kind == SLUICE_JSON_OBJECT, WHAT ": answer %d must be an object", number);
   for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
     CHECK(sluice_json_is_named(c, "layer") || sluice_json_is_named(c, "rows") ||
-              sluice_json_is_named(c, "num_chunks") || sluice_json_is_named(c, "wgrad_mode"),
-          WHAT ": unknown field \"%.*s\" in answer %d; known are layer, rows, num_chunks and wgrad_mode",
+              sluice_json_is_named(c, "num_chunks") || sluice_json_is_named(c, "wgrad_mode") ||
+              sluice_json_is_named(c, "restore_input") || sluice_json_is_named(c, "restore_middle"),
+          WHAT
+          ": unknown field \"%.*s\" in answer %d; known are layer, rows, num_chunks, wgrad_mode, restore_input and "
+          "restore_middle",
           c->name_length, c->name, number);
   }
   const sluice_json_t *layer = sluice_json_member(node, "layer"), *rows = sluice_json_member(node, "rows");
@@ -93,14 +139,23 @@ static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sl
             rows->number == floor(rows->number),
         WHAT ": rows of answer %d must be a whole number in [1, 2^32]", number);
   out->rows = (int64_t)rows->number;
-  int32_t size = 0;
+  int32_t size = 0, per_chunk = mode != NULL && is_text(mode, mode_names[1]);
   CHECK(chunks != NULL && chunks->kind == SLUICE_JSON_NUMBER, WHAT ": num_chunks of answer %d is missing", number);
+  CHECK(mode == NULL || per_chunk || is_text(mode, mode_names[0]),
+        WHAT ": wgrad_mode of answer %d must be \"deferred\" or \"per_chunk\"", number);
+  SLUICE_TRY(read_policies(node, number, &out->plan));
+  if (out->plan.restore_di >= 0) {
+    CHECK(chunks->number >= 1 && chunks->number <= SLUICE_MAX_CHUNKS && chunks->number == floor(chunks->number),
+          WHAT ": num_chunks of answer %d is %g; it must be a whole number in [1, %d]", number, chunks->number,
+          SLUICE_MAX_CHUNKS);
+    out->plan.num_chunks = (int32_t)chunks->number, out->plan.wgrad_mode = per_chunk;
+    return SLUICE_OK;
+  }
+  out->plan = (sluice_racing_plan_t){0, -1, -1, 0};
   while (size < SLUICE_SEARCH_SIZES && sluice_search_sizes[size] != chunks->number) ++size;
   CHECK(size < SLUICE_SEARCH_SIZES, WHAT ": num_chunks of answer %d is %g; known are 1, 2, 3, 4, 6, 8, 12 and 16",
         number, chunks->number);
-  CHECK(mode == NULL || is_text(mode, mode_names[0]) || is_text(mode, mode_names[1]),
-        WHAT ": wgrad_mode of answer %d must be \"deferred\" or \"per_chunk\"", number);
-  out->pick = size + (mode != NULL && is_text(mode, mode_names[1]) ? SLUICE_SEARCH_SIZES : 0);
+  out->pick = size + (per_chunk ? SLUICE_SEARCH_SIZES : 0);
   return SLUICE_OK;
 }
 
@@ -109,8 +164,13 @@ static sluice_status_t find_answers(const sluice_json_t* root, const sluice_json
   const sluice_json_t* form = sluice_json_member(root, "sluice_decisions");
   CHECK(form != NULL && form->kind == SLUICE_JSON_NUMBER,
         WHAT ": they begin with \"sluice_decisions\": %d, the form that they are written in", FORM);
-  CHECK(form->number == FORM, WHAT ": form %g; this version reads form %d: leave the file out, and let it be made anew",
-        form->number, FORM);
+  CHECK(form->number == FORM || form->number == 1,
+        WHAT ": form %g; this version reads forms 1 and %d: leave the file out, and let it be made anew", form->number,
+        FORM);
+  if (form->number != FORM) {
+    sluice_log(SLUICE_LOG_WARN,
+               WHAT ": form 1, which has no plans of memory budgets: those are chosen anew; form %d is written", FORM);
+  }
   *out_answers = sluice_json_member(root, "answers");
   CHECK(*out_answers != NULL && (*out_answers)->kind == SLUICE_JSON_ARRAY && root->count == 2,
         WHAT ": besides the form there is exactly \"answers\", an array");
@@ -142,7 +202,7 @@ static sluice_status_t take(sluice_tuner_t* tuner, const sluice_json_t* root) {
     const sluice_import_t* import = &tuner->imports[tuner->num_imports + i];
     sluice_tuner_table_t* table = tuner->tables;
     while (table != NULL && table->layer != import->layer) table = table->next;
-    if (table != NULL) sluice_search_answer(&table->search, import->rows, import->pick);
+    if (table != NULL && import->plan.num_chunks == 0) sluice_search_answer(&table->search, import->rows, import->pick);
   }
   tuner->num_imports += number;
   sluice_tuner_update_state(tuner);

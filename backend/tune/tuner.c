@@ -49,28 +49,52 @@ static sluice_workload_t work_of(const sluice_moe_t* moe) {
 static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t* d) {
   static const char* const modes[] = {"deferred", "per chunk"};
   const sluice_search_decision_t* w = &d->what;
-  char text[320], next[96] = "";
-  if (w->runner_up >= 0) {
-    snprintf(next, sizeof next, "; next n %d, %s: %.3f ms", sluice_pick_chunks(w->runner_up),
-             modes[sluice_pick_wgrad(w->runner_up)], 1e3 * w->runner_up_seconds);
+  char text[480], next[128] = "", policy[96] = "", other[64] = "";
+  if (d->chosen.restore_di >= 0) {
+    snprintf(policy, sizeof policy, ", T_DI %s, T_M %s under %llu bytes", sluice_restore_name(d->chosen.restore_di),
+             sluice_restore_name(d->chosen.restore_m), (unsigned long long)d->budget);
+  }
+  if (d->second.num_chunks > 0) {
+    if (d->second.restore_di >= 0) {
+      snprintf(other, sizeof other, ", T_DI %s, T_M %s", sluice_restore_name(d->second.restore_di),
+               sluice_restore_name(d->second.restore_m));
+    }
+    snprintf(next, sizeof next, "; next n %d%s, %s: %.3f ms", d->second.num_chunks, other, modes[d->second.wgrad_mode],
+             1e3 * w->runner_up_seconds);
   }
   snprintf(text, sizeof text,
-           "sluice: decision: M %lld, H %lld, E %d, K %d, on %d ranks, %lld rows: n %d, weight gradients %s (%s; %d "
+           "sluice: decision: M %lld, H %lld, E %d, K %d, on %d ranks, %lld rows: n %d%s, weight gradients %s (%s; "
+           "%d "
            "candidates in %lld passes; measured %.3f ms, predicted %.3f ms%s)",
            (long long)d->work.model_width, (long long)d->work.hidden_width, d->work.num_experts, d->work.top_k,
-           d->work.world_size, (long long)w->rows, sluice_pick_chunks(w->pick), modes[sluice_pick_wgrad(w->pick)],
+           d->work.world_size, (long long)w->rows, d->chosen.num_chunks, policy, modes[d->chosen.wgrad_mode],
            sluice_tuner_why_name(w->why), w->num_raced, (long long)w->race_passes, 1e3 * w->seconds,
            1e3 * w->predicted_seconds, next);
   sluice_log(SLUICE_LOG_INFO, "%s", text);
   if (tuner->is_loud && tuner->rank == 0) fprintf(stderr, "%s\n", text);
 }
 
+static void record(sluice_tuner_t* tuner, const sluice_decision_t* decision) {
+  sluice_decision_t* d = &tuner->decisions[tuner->num_decisions++ % SLUICE_TUNER_DECISIONS];
+  *d = *decision;
+  print_decision(tuner, d);
+}
+
+/* Without a plan; nothing for a pick that there is not. */
+static sluice_racing_plan_t plan_of_pick(int32_t pick) {
+  if (pick < 0) return (sluice_racing_plan_t){0, -1, -1, 0};
+  return (sluice_racing_plan_t){sluice_pick_chunks(pick), -1, -1, sluice_pick_wgrad(pick)};
+}
+
 static void decided(void* user, const sluice_search_decision_t* decision) {
   const sluice_tuner_table_t* table = user;
-  sluice_tuner_t* tuner = table->tuner;
-  sluice_decision_t* d = &tuner->decisions[tuner->num_decisions++ % SLUICE_TUNER_DECISIONS];
-  *d = (sluice_decision_t){table->layer, table->work, *decision};
-  print_decision(tuner, d);
+  record(table->tuner, &(sluice_decision_t){
+                           .layer = table->layer,
+                           .work = table->work,
+                           .what = *decision,
+                           .chosen = plan_of_pick(decision->pick),
+                           .second = plan_of_pick(decision->runner_up),
+                       });
 }
 
 /* ---- the chooser ---- */
@@ -111,7 +135,8 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   sluice_search_init(&table->search, &config);
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
     const sluice_import_t* import = &tuner->imports[i];
-    if (import->layer == table->layer) sluice_search_answer(&table->search, import->rows, import->pick);
+    if (import->layer == table->layer && import->plan.num_chunks == 0)
+      sluice_search_answer(&table->search, import->rows, import->pick);
   }
   table->next = tuner->tables;
   tuner->tables = table;
@@ -148,7 +173,10 @@ static uint64_t slowest(const sluice_step_report_t* const* reports, int32_t worl
                                 (double)first->header_ns};
   for (int32_t r = 0; r < world_size; ++r) {
     const sluice_pass_report_t* p = &reports[r]->pass[direction];
-    if (p->pass_ns == 0 || p->num_chunks != first->num_chunks || p->wgrad_mode != first->wgrad_mode) return 0;
+    if (p->pass_ns == 0 || p->num_chunks != first->num_chunks || p->wgrad_mode != first->wgrad_mode ||
+        p->plan != first->plan) {
+      return 0;
+    }
     if (p->pass_ns > ns) ns = p->pass_ns;
     if (p->rows > *out_rows) *out_rows = p->rows;
     if ((double)p->compute_ns > out_lanes->compute) out_lanes->compute = (double)p->compute_ns;
@@ -158,6 +186,137 @@ static uint64_t slowest(const sluice_step_report_t* const* reports, int32_t worl
     }
   }
   return ns;
+}
+
+/* ---- plans under a budget ---- */
+
+static sluice_racing_plan_t racing_of(const sluice_plan_data_t* plan) {
+  return (sluice_racing_plan_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};
+}
+
+static int same_plan(const sluice_racing_plan_t* a, const sluice_racing_plan_t* b) {
+  return a->num_chunks == b->num_chunks && a->restore_di == b->restore_di && a->restore_m == b->restore_m &&
+         a->wgrad_mode == b->wgrad_mode;
+}
+
+static int32_t num_rivals(sluice_chooser_t* chooser, const sluice_moe_t* moe) {
+  (void)moe;
+  return tuner_of(chooser)->mode == SLUICE_TUNER_MODEL ? 1 : SLUICE_PLAN_RIVALS;
+}
+
+static int32_t is_pinned(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  const sluice_tuner_t* tuner = tuner_of(chooser);
+  const sluice_racing_plan_t wanted = racing_of(plan);
+  for (int32_t i = 0; i < tuner->num_imports; ++i) {
+    const sluice_import_t* import = &tuner->imports[i];
+    if (import->layer == moe->fingerprint && same_plan(&import->plan, &wanted)) return 1;
+  }
+  return 0;
+}
+
+static int has_import(const sluice_tuner_t* tuner, uint64_t layer) {
+  for (int32_t i = 0; i < tuner->num_imports; ++i) {
+    if (tuner->imports[i].layer == layer && tuner->imports[i].plan.num_chunks > 0) return 1;
+  }
+  return 0;
+}
+
+/* Forward and backward of a plan on the tuner's machine, at `rows` received rows; 0: no machine. */
+static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe, const sluice_racing_plan_t* plan,
+                           int64_t rows) {
+  if (!may_predict(tuner, moe)) return 0;
+  sluice_workload_t work = work_of(moe);
+  int64_t tokens = rows / work.top_k;
+  work.num_tokens = tokens < 1 ? 1 : tokens;
+  const sluice_choice_t choice = {plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode, 1};
+  sluice_step_prediction_t p;
+  if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return 0;
+  return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
+}
+
+static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_race_t* race,
+                      int32_t why) {
+  const sluice_plan_data_t* plan = &moe->plans->plans[race->pick];
+  int32_t second = sluice_plan_race_second(race);
+  int64_t rows = race->rows > 0 ? race->rows : plan->inputs.max_tokens * table->work.top_k;
+  sluice_decision_t d = {
+      .layer = table->layer,
+      .work = table->work,
+      .what = {.rows = rows,
+               .why = why,
+               .seconds = sluice_plan_race_seconds(race, race->pick),
+               .predicted_seconds = plan_seconds(table->tuner, moe, &race->plans[race->pick], rows),
+               .runner_up = -1,
+               .runner_up_seconds = sluice_plan_race_seconds(race, second),
+               .num_raced = race->count > 1 ? race->count : 0,
+               .race_passes = race->passes},
+      .chosen = race->plans[race->pick],
+      .budget = plan->inputs.budget,
+  };
+  for (int32_t i = 0; i < moe->plans->count; ++i) {
+    if (moe->plans->plans[i].bytes.total > d.total_bytes) d.total_bytes = moe->plans->plans[i].bytes.total;
+  }
+  if (second >= 0) d.second = race->plans[second];
+  ++table->num_plan_decisions;
+  record(table->tuner, &d);
+}
+
+/* A set that does not race is decided at once. */
+static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_race_t* race) {
+  const sluice_tuner_t* tuner = table->tuner;
+  int pinned = has_import(tuner, moe->fingerprint);
+  if (pinned && !is_pinned(&table->tuner->base, moe, &moe->plans->plans[0])) {
+    sluice_log(SLUICE_LOG_WARN, "layer %d: the imported plan does not fit this budget: another is chosen",
+               moe->config.layer_id);
+    pinned = 0;
+  }
+  if (race->count > 1) return;
+  tell_plan(table, moe, race,
+            pinned                    ? SLUICE_WHY_IMPORTED
+            : may_predict(tuner, moe) ? SLUICE_WHY_PREDICTED
+                                      : SLUICE_WHY_ONE_LEFT);
+}
+
+/* Layers with the same set share its race. */
+static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe_t* moe) {
+  sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
+  int32_t count = moe->plans->count;
+  for (int32_t i = 0; i < count; ++i) plans[i] = racing_of(&moe->plans->plans[i]);
+  uint64_t key = fnv1a(0xcbf29ce484222325u, plans, (size_t)count * sizeof *plans) | 1;
+  for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
+    if (table->races[i].key == key) return &table->races[i].race;
+  }
+  sluice_tuner_race_t* place = &table->races[table->next_race++ % SLUICE_TUNER_RACES];
+  place->key = key;
+  sluice_plan_race_start(&place->race, plans, count);
+  decide_single(table, moe, &place->race);
+  return &place->race;
+}
+
+static int32_t choose_plan(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat) {
+  (void)chooser;
+  sluice_tuner_table_t* table = seat->table;
+  sluice_plan_race_t* race = race_of(table, moe);
+  int32_t plan = sluice_plan_race_next(race);
+  table->num_switches += plan != seat->plan;
+  seat->plan = plan;
+  seat->is_settled = race->is_settled;
+  return plan;
+}
+
+static void agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat, const sluice_step_report_t* const* reports,
+                          int32_t world_size) {
+  if (moe->plans == NULL || moe->plan_is_given) return;
+  sluice_plan_race_t* race = race_of(seat->table, moe);
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    sluice_lanes_t lanes;
+    int64_t rows = 0;
+    uint64_t ns = slowest(reports, world_size, direction, &rows, &lanes);
+    int32_t plan = reports[0]->pass[direction].plan - 1;
+    if (sluice_plan_race_observe(race, direction, plan, rows, ns)) {
+      tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
+    }
+  }
 }
 
 static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
@@ -178,12 +337,16 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
     uint64_t ns = slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
-    if (ns == 0 || sluice_search_sizes[size] != p->num_chunks) continue;
+    if (p->plan > 0 || ns == 0 || sluice_search_sizes[size] != p->num_chunks) continue;
     /* A forward knows no mode: it counts for whatever its backward will be. */
     int32_t mode = direction == SLUICE_FORWARD ? seat->wgrad_mode : p->wgrad_mode;
     sluice_search_observe(&table->search, direction, size + SLUICE_SEARCH_SIZES * mode, pass_rows, ns, &lanes);
   }
-  take(table, seat, rows);
+  if (sluice_is_planned(moe)) {
+    agree_on_plan(moe, seat, reports, world_size);
+  } else {
+    take(table, seat, rows);
+  }
 }
 
 /* Balanced routing at the plan's most tokens; a plan's slots are bounded. */
@@ -198,7 +361,13 @@ static double price(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sl
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
 }
 
-static const sluice_chooser_vtable_t vtable = {.destroy = destroy, .attach = attach, .price = price, .agree = agree};
+static const sluice_chooser_vtable_t vtable = {.destroy = destroy,
+                                               .attach = attach,
+                                               .price = price,
+                                               .agree = agree,
+                                               .num_rivals = num_rivals,
+                                               .is_pinned = is_pinned,
+                                               .choose_plan = choose_plan};
 
 /* ---- installing ---- */
 

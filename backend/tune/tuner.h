@@ -9,22 +9,36 @@
 #include "backend/moe/chooser.h"
 #include "backend/moe/engine.h"
 #include "backend/tune/cost.h"
+#include "backend/tune/plan_race.h"
 #include "backend/tune/search.h"
 
 #define SLUICE_TUNER_DECISIONS 64 /* the newest that are kept */
+#define SLUICE_TUNER_RACES     4  /* sets of plans of one kind of layer that are remembered */
 
 /* A decision with what it was made for. */
 typedef struct sluice_decision_s {
-  uint64_t layer;         /* fingerprint of layers of this kind */
-  sluice_workload_t work; /* num_tokens and skew as they were */
-  sluice_search_decision_t what;
+  uint64_t layer;                /* fingerprint of layers of this kind */
+  sluice_workload_t work;        /* num_tokens and skew as they were */
+  sluice_search_decision_t what; /* its picks count only without a plan */
+  sluice_racing_plan_t chosen;   /* policies -1: without a plan, as the layer's config says */
+  sluice_racing_plan_t second;   /* num_chunks 0: none */
+  uint64_t budget, total_bytes;  /* of the plan, and of the largest that it raced; 0: without */
 } sluice_decision_t;
+
+/* Plans of one set, for all layers that have the same; here and not allocated when needed, since a budget counts it. */
+typedef struct sluice_tuner_race_s {
+  uint64_t key; /* of the set; 0: free */
+  sluice_plan_race_t race;
+} sluice_tuner_race_t;
 
 typedef struct sluice_tuner_table_s {
   uint64_t layer; /* fingerprint */
   struct sluice_tuner_s* tuner;
   sluice_workload_t work;
   int64_t num_switches; /* of n or the mode, from one pass to the next of a layer */
+  int64_t num_plan_decisions;
+  int32_t next_race; /* the place that the next set takes */
+  sluice_tuner_race_t races[SLUICE_TUNER_RACES];
   sluice_search_t search;
   struct sluice_tuner_table_s* next;
 } sluice_tuner_table_t;
@@ -33,8 +47,8 @@ typedef struct sluice_tuner_table_s {
 typedef struct sluice_import_s {
   uint64_t layer;
   int64_t rows;
-  int32_t pick;
-  int32_t reserved;
+  int32_t pick;              /* without a plan */
+  sluice_racing_plan_t plan; /* num_chunks 0: without one */
 } sluice_import_t;
 
 typedef struct sluice_tuner_s {

@@ -41,7 +41,6 @@ sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tune
 
 static sluice_tuner_decision_t public_decision(const sluice_decision_t* d) {
   const sluice_search_decision_t* w = &d->what;
-  int has_second = w->runner_up >= 0;
   return (sluice_tuner_decision_t){
       .model_width = d->work.model_width,
       .hidden_width = d->work.hidden_width,
@@ -50,16 +49,16 @@ static sluice_tuner_decision_t public_decision(const sluice_decision_t* d) {
       .dtype = d->work.dtype,
       .gated = d->work.gate_factor > 1,
       .rows = w->rows,
-      .num_chunks = sluice_pick_chunks(w->pick),
-      .wgrad_mode = sluice_pick_wgrad(w->pick),
+      .num_chunks = d->chosen.num_chunks,
+      .wgrad_mode = d->chosen.wgrad_mode,
       .why = w->why,
       .num_raced = w->num_raced,
       .race_passes = w->race_passes,
       .seconds = w->seconds,
       .predicted_seconds = w->predicted_seconds,
       .runner_up_seconds = w->runner_up_seconds,
-      .runner_up_chunks = has_second ? sluice_pick_chunks(w->runner_up) : 0,
-      .runner_up_wgrad_mode = has_second ? sluice_pick_wgrad(w->runner_up) : 0,
+      .runner_up_chunks = d->second.num_chunks,
+      .runner_up_wgrad_mode = d->second.wgrad_mode,
   };
 }
 
@@ -78,6 +77,35 @@ sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner
   *out_count = (int32_t)(made - first);
   for (int64_t i = first; i < made && i - first < capacity; ++i) {
     out_decisions[i - first] = public_decision(&tuner->decisions[i % SLUICE_TUNER_DECISIONS]);
+  }
+  sluice_engine_leave(context);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_context_decided_policies(sluice_context_t* context, sluice_tuner_policy_t* out_policies,
+                                                int32_t capacity, int32_t* out_count) {
+  CHECK(context != NULL && out_count != NULL, "sluice_context_decided_policies: %s is NULL",
+        context == NULL ? "context" : "out_count");
+  CHECK(capacity >= 0 && (capacity == 0 || out_policies != NULL),
+        "sluice_context_decided_policies: capacity is %d and out_policies %s", capacity,
+        out_policies == NULL ? "NULL" : "given");
+  *out_count = 0;
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_decided_policies"));
+  const sluice_tuner_t* tuner = sluice_tuner_of(context);
+  int64_t made = tuner == NULL ? 0 : tuner->num_decisions;
+  int64_t first = made > SLUICE_TUNER_DECISIONS ? made - SLUICE_TUNER_DECISIONS : 0;
+  *out_count = (int32_t)(made - first);
+  for (int64_t i = first; i < made && i - first < capacity; ++i) {
+    const sluice_decision_t* d = &tuner->decisions[i % SLUICE_TUNER_DECISIONS];
+    int has_second = d->second.num_chunks > 0;
+    out_policies[i - first] = (sluice_tuner_policy_t){
+        .restore_input = d->chosen.restore_di,
+        .restore_middle = d->chosen.restore_m,
+        .runner_up_restore_input = has_second ? d->second.restore_di : SLUICE_RESTORE_ADAPTIVE,
+        .runner_up_restore_middle = has_second ? d->second.restore_m : SLUICE_RESTORE_ADAPTIVE,
+        .memory_budget = d->budget,
+        .total_bytes = d->total_bytes,
+    };
   }
   sluice_engine_leave(context);
   return SLUICE_OK;
@@ -122,6 +150,14 @@ static void add_stats(const sluice_tuner_table_t* table, sluice_tuner_stats_t* s
   sum->not_monotonic += s->not_monotonic;
   sum->total_seconds += s->total_seconds;
   sum->excess_seconds += s->excess_seconds;
+  sum->num_decisions += table->num_plan_decisions;
+  for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
+    const sluice_plan_race_t* race = &table->races[i].race;
+    sum->timed_passes += race->timed;
+    sum->race_passes += race->passes;
+    sum->total_seconds += race->total_ns * 1e-9;
+    sum->excess_seconds += race->excess_ns * 1e-9;
+  }
 }
 
 sluice_status_t sluice_context_tuner_stats(sluice_context_t* context, sluice_tuner_stats_t* out_stats) {

@@ -388,6 +388,13 @@
   MEMBER(sluice_tuner_decision_t, runner_up_seconds, 80, 8) \
   MEMBER(sluice_tuner_decision_t, runner_up_chunks, 88, 4) \
   MEMBER(sluice_tuner_decision_t, runner_up_wgrad_mode, 92, 4) \
+  STRUCT(sluice_tuner_policy_t, 32) \
+  MEMBER(sluice_tuner_policy_t, restore_input, 0, 4) \
+  MEMBER(sluice_tuner_policy_t, restore_middle, 4, 4) \
+  MEMBER(sluice_tuner_policy_t, runner_up_restore_input, 8, 4) \
+  MEMBER(sluice_tuner_policy_t, runner_up_restore_middle, 12, 4) \
+  MEMBER(sluice_tuner_policy_t, memory_budget, 16, 8) \
+  MEMBER(sluice_tuner_policy_t, total_bytes, 24, 8) \
   STRUCT(sluice_tuner_stats_t, 88) \
   MEMBER(sluice_tuner_stats_t, struct_size, 0, 8) \
   MEMBER(sluice_tuner_stats_t, timed_passes, 8, 8) \
@@ -600,7 +607,8 @@ static void Layout_GrowingStructs_BeginWithTheirSize(void** state) {
   static const char* const fixed[] = {
       "sluice_tensor_t",         "sluice_ext_header_t",    "sluice_exchange_t",          "sluice_host_failure_t",
       "sluice_host_gemm_args_t", "sluice_trace_event_t",   "sluice_plan_candidate_t",    "sluice_paper_footprint_t",
-      "sluice_planner_choice_t", "sluice_planner_entry_t", "sluice_planner_candidate_t", "sluice_tuner_decision_t"};
+      "sluice_planner_choice_t", "sluice_planner_entry_t", "sluice_planner_candidate_t", "sluice_tuner_decision_t",
+      "sluice_tuner_policy_t"};
   for (int i = 0; i + 1 < NUM_LINES && lines[i].type != NULL; ++i) {
     if (lines[i].member != NULL) continue;
     int grows = 1;

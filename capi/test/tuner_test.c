@@ -39,6 +39,8 @@ typedef struct world_s {
   int32_t num_picks[MAX_RANKS];
   int32_t settled[MAX_RANKS];
   sluice_tuner_decision_t decisions[MAX_RANKS][64];
+  sluice_tuner_policy_t policies[MAX_RANKS][64];
+  uint64_t peak_bytes[MAX_RANKS];
   int32_t num_decisions[MAX_RANKS];
   sluice_tuner_stats_t stats[MAX_RANKS];
   char written[MAX_RANKS][65536];
@@ -143,9 +145,13 @@ static sluice_status_t run_steps(rank_t* r) {
       TRY(sluice_context_get_stats(r->context, 0, &stats));
       if (w->num_picks[r->rank] < 4096) w->picks[r->rank][w->num_picks[r->rank]++] = stats.last_num_chunks;
       w->settled[r->rank] = stats.last_is_settled;
+      w->peak_bytes[r->rank] = stats.peak_bytes;
     }
   }
   TRY(sluice_context_decisions(r->context, w->decisions[r->rank], 64, &w->num_decisions[r->rank]));
+  int32_t num_policies = 0;
+  TRY(sluice_context_decided_policies(r->context, w->policies[r->rank], 64, &num_policies));
+  if (num_policies != w->num_decisions[r->rank]) return SLUICE_E_INTERNAL;
   uint64_t bytes = sizeof w->written[0];
   TRY(sluice_context_write_decisions(r->context, w->written[r->rank], &bytes));
   w->stats[r->rank].struct_size = sizeof(sluice_tuner_stats_t);
@@ -303,16 +309,68 @@ static void Decisions_OfOneRankOnly_AreAMismatch(void** state) {
   for (int32_t r = 0; r < 2; ++r) assert_int_equal(w->status[r], SLUICE_E_MISMATCH);
 }
 
-/* Under a budget the plan is the one that the machine makes fastest, on all ranks. */
-static void Budget_WithAMachine_PlansArePricedBySeconds(void** state) {
+/* Under a budget the best few plans by price run as ordinary steps, on all ranks alike, and inside the budget. */
+static void Budget_BestPlansRace_InsideTheBudget(void** state) {
   (void)state;
-  for (int32_t machine_known = 0; machine_known < 2; ++machine_known) {
-    world_t* w = new_world(2, SLUICE_TUNER_ADAPTIVE, machine_known);
-    w->budget = 64 << 20, w->steps = 5;
+  static const uint64_t budgets[][2] = {{64 << 20, 64 << 20}, {1 << 20, 1 << 20}, {215000, 620000}}; /* by ranks */
+  for (int32_t i = 0; i < 12; ++i) {
+    int32_t ranks = 1 + i / 2 % 2;
+    world_t* w = new_world(ranks, SLUICE_TUNER_ADAPTIVE, i % 2);
+    w->budget = budgets[i / 4][ranks - 1], w->steps = 40, w->changes = i == 3;
     run(w);
     must_agree(w);
-    assert_int_equal(w->num_decisions[0], 0); /* plans are no races */
+    assert_memory_equal(w->policies[0], w->policies[ranks - 1], sizeof w->policies[0]);
+    assert_true(w->num_decisions[0] >= 1 && w->settled[0]);
+    const sluice_tuner_decision_t* d = &w->decisions[0][w->num_decisions[0] - 1];
+    const sluice_tuner_policy_t* p = &w->policies[0][w->num_decisions[0] - 1];
+    assert_true(p->restore_input >= 0 && p->restore_middle >= 0 && p->memory_budget == w->budget);
+    assert_true(p->total_bytes > 0 && p->total_bytes <= w->budget);
+    for (int32_t r = 0; r < ranks; ++r) assert_true(w->peak_bytes[r] <= p->total_bytes);
+    assert_true((d->why == SLUICE_WHY_RACED) == (d->num_raced >= 2) && (d->why != SLUICE_WHY_RACED || d->seconds > 0));
+    assert_true(d->why == SLUICE_WHY_RACED || i >= 8);
+    assert_true((d->predicted_seconds > 0) == i % 2);
+    if (d->why == SLUICE_WHY_RACED) assert_true(w->stats[0].race_passes > 0);
+    assert_true(w->stats[0].timed_passes > w->stats[0].race_passes);
+    printf("budget %8llu, %d ranks: n %d, T_DI %d, T_M %d, mode %d (%s of %d in %lld passes), %llu bytes, peak %llu\n",
+           (unsigned long long)w->budget, ranks, d->num_chunks, p->restore_input, p->restore_middle, d->wgrad_mode,
+           sluice_tuner_why_name(d->why), d->num_raced, (long long)d->race_passes, (unsigned long long)p->total_bytes,
+           (unsigned long long)w->peak_bytes[0]);
   }
+}
+
+/* A plan from a file stands; where it does not fit, another is chosen, with a word in the log. */
+static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
+  (void)state;
+  world_t* w = new_world(2, SLUICE_TUNER_ADAPTIVE, 1);
+  w->budget = 1 << 20, w->steps = 40;
+  run(w);
+  must_agree(w);
+  char* text = strdup(w->written[0]);
+  sluice_tuner_decision_t found = w->decisions[0][w->num_decisions[0] - 1];
+  sluice_tuner_policy_t policy = w->policies[0][w->num_decisions[0] - 1];
+  assert_non_null(strstr(text, "{\"sluice_decisions\": 2"));
+  assert_non_null(strstr(text, "\"restore_input\": \""));
+  w = new_world(2, SLUICE_TUNER_ADAPTIVE, 1);
+  w->budget = 1 << 20, w->steps = 10, w->import[0] = w->import[1] = text;
+  run(w);
+  must_agree(w);
+  assert_int_equal(w->stats[0].race_passes, 0);
+  assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_IMPORTED);
+  assert_true(w->decisions[0][0].num_chunks == found.num_chunks && w->decisions[0][0].wgrad_mode == found.wgrad_mode);
+  assert_true(w->policies[0][0].restore_input == policy.restore_input &&
+              w->policies[0][0].restore_middle == policy.restore_middle);
+  free(text);
+  /* of a layer that exists, but far too large for the budget: n = 256 of anything has more schedules than it allows */
+  char other[512];
+  snprintf(other, sizeof other,
+           "{\"sluice_decisions\": 2, \"answers\": [{\"layer\": \"%.16s\", \"rows\": 1, \"num_chunks\": 256, "
+           "\"wgrad_mode\": \"deferred\", \"restore_input\": \"keep\", \"restore_middle\": \"keep\"}]}",
+           strstr(w->written[0], "\"layer\": \"") + strlen("\"layer\": \""));
+  w = new_world(2, SLUICE_TUNER_ADAPTIVE, 1);
+  w->budget = 1 << 20, w->steps = 40, w->import[0] = w->import[1] = other;
+  run(w);
+  must_agree(w);
+  assert_int_equal(w->decisions[0][w->num_decisions[0] - 1].why, SLUICE_WHY_RACED);
 }
 
 /* Plans of a context whose tuner has a machine carry the planner's seconds, and the fastest that fits is taken. */
@@ -365,8 +423,8 @@ static void BadDecisions_AreRefusedByName(void** state) {
   (void)state;
   static const char* const cases[][2] = {
       {"[]", "the outermost value must be an object"},
-      {"{\"answers\": []}", "begin with \"sluice_decisions\": 1"},
-      {"{\"sluice_decisions\": 2, \"answers\": []}", "form 2; this version reads form 1"},
+      {"{\"answers\": []}", "begin with \"sluice_decisions\": 2"},
+      {"{\"sluice_decisions\": 3, \"answers\": []}", "form 3; this version reads forms 1 and 2"},
       {"{\"sluice_decisions\": 1}", "exactly \"answers\""},
 #define ANSWER(text) "{\"sluice_decisions\": 1, \"answers\": [" text "]}"
       {ANSWER("3"), "answer 0 must be an object"},
@@ -376,6 +434,11 @@ static void BadDecisions_AreRefusedByName(void** state) {
       {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 0, \"num_chunks\": 1}"), "rows of answer 0"},
       {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 5}"), "num_chunks of answer 0 is 5"},
       {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4, \"wgrad_mode\": 1}"), "wgrad_mode"},
+#define PLAN(rest) ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": " rest "}")
+      {PLAN("4, \"restore_input\": \"keep\""), "restore_middle of answer 0"},
+      {PLAN("4, \"restore_input\": \"recompute\", \"restore_middle\": \"keep\""), "restore_input of answer 0"},
+      {PLAN("4, \"restore_input\": \"keep\", \"restore_middle\": 3"), "restore_middle of answer 0"},
+      {PLAN("300, \"restore_input\": \"keep\", \"restore_middle\": \"keep\""), "num_chunks of answer 0 is 300"},
   };
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
@@ -393,7 +456,7 @@ static void BadDecisions_AreRefusedByName(void** state) {
   char text[256];
   uint64_t bytes = sizeof text;
   assert_int_equal(sluice_context_write_decisions(context, text, &bytes), SLUICE_OK);
-  assert_string_equal(text, "{\"sluice_decisions\": 1, \"answers\": []}\n"); /* nothing of them was taken */
+  assert_string_equal(text, "{\"sluice_decisions\": 2, \"answers\": []}\n"); /* nothing of them was taken */
   sluice_context_destroy(context);
 }
 
@@ -435,7 +498,8 @@ int main(void) {
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),
-      cmocka_unit_test(Budget_WithAMachine_PlansArePricedBySeconds),
+      cmocka_unit_test(Budget_BestPlansRace_InsideTheBudget),
+      cmocka_unit_test(Budget_PlanOfAFile_StandsWhereItFits),
       cmocka_unit_test(Plans_WithAMachine_CarryThePlannersSeconds),
       cmocka_unit_test(BadDecisions_AreRefusedByName),
       cmocka_unit_test(BadConfig_IsRefusedByName),

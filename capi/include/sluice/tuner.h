@@ -3,8 +3,8 @@
  * calls are for hosts that want another mode, a machine for its predictions, or to see, keep and bring back decisions.
  * How it decides: docs/tuning.md.
  *
- * Under a memory budget it prices plans (n, restore policy, weight gradients) where it has a machine; without a budget
- * and with several ranks it searches for n.
+ * Under a memory budget it prices plans (n, restore policy, weight gradients), by its machine where it has one, and the
+ * best few that fit beside each other run as ordinary steps; without a budget and with several ranks it searches for n.
  *
  * Candidates run as ordinary training steps: results do not depend on them. All ranks decide the same from the same
  * numbers, which travel in headers; ranks that were configured differently get MISMATCH in their first forward.
@@ -77,6 +77,19 @@ typedef struct sluice_tuner_decision_s {
 SLUICE_API sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner_decision_t* out_decisions,
                                                     int32_t capacity, int32_t* out_count);
 
+/* What else was decided under a memory budget, where the choice is a plan (n, restore policies, weight gradients). */
+typedef struct sluice_tuner_policy_s {
+  int32_t restore_input, restore_middle; /* SLUICE_RESTORE_*; ADAPTIVE: no plan, the layer's config says it */
+  int32_t runner_up_restore_input, runner_up_restore_middle;
+  uint64_t memory_budget; /* that the plan is for; 0: no plan, or only offloaded rows are bounded */
+  uint64_t total_bytes;   /* that the plan, or one that it raced, takes at most; 0: no plan */
+} sluice_tuner_policy_t;
+
+/* For the decisions of sluice_context_decisions, in their order and number. Context-exclusive. Errors: as there. */
+SLUICE_API sluice_status_t sluice_context_decided_policies(sluice_context_t* context,
+                                                           sluice_tuner_policy_t* out_policies, int32_t capacity,
+                                                           int32_t* out_count);
+
 typedef struct sluice_tuner_stats_s {
   size_t struct_size;   /* set by the caller: sizeof */
   int64_t timed_passes; /* that all ranks ran alike and reported */
@@ -94,8 +107,9 @@ typedef struct sluice_tuner_stats_s {
 /* Over all kinds of layers of the context. Context-exclusive. Errors: INVALID_ARGUMENT, ABI, BUSY. */
 SLUICE_API sluice_status_t sluice_context_tuner_stats(sluice_context_t* context, sluice_tuner_stats_t* out_stats);
 
-/* Decisions as JSON, for a file or the next run: for each kind of layer, size of the batch, n and mode. *inout_bytes is
- * the room and then the length with the terminating 0; text may be NULL to ask. Context-exclusive. */
+/* Decisions as JSON, for a file or the next run: for each kind of layer, size of the batch, n and mode, and the
+ * policies of plans. *inout_bytes is the room and then the length with the terminating 0; text may be NULL to ask.
+ * Context-exclusive. */
 SLUICE_API sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* text, uint64_t* inout_bytes);
 /* Takes decisions of the same JSON: they stand (SLUICE_WHY_IMPORTED) and are not questioned, so that a file also pins a
  * choice. Layers of other kinds than those at hand are kept for layers made later. Alike on all ranks and at the same

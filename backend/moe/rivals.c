@@ -1,0 +1,92 @@
+#include "backend/moe/rivals.h"
+
+#include <string.h>
+
+#define MOST_LISTED 16   /* of the candidates that fit by themselves */
+#define WITHIN      1.25 /* of the cheapest's cost */
+
+/* ---- the cheapest that fit by themselves ---- */
+
+typedef struct list_s {
+  sluice_moe_t* moe;
+  sluice_plan_data_t plans[MOST_LISTED]; /* by cost */
+  int32_t count;
+  sluice_plan_data_t pinned;
+  int32_t is_pinned;
+} list_t;
+
+static void keep_cheapest(void* user, const sluice_plan_data_t* plan, int32_t fits) {
+  list_t* list = user;
+  sluice_chooser_t* chooser = list->moe->context->chooser;
+  if (!fits) return;
+  if (chooser != NULL && chooser->vtable->is_pinned(chooser, list->moe, plan)) {
+    list->pinned = *plan, list->is_pinned = 1;
+  }
+  /* One chunk's weight gradients are the same in both modes: one of them is enough. */
+  if (plan->num_chunks == 1 && plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK && plan->inputs.wgrad_mode < 0) return;
+  int32_t at = list->count;
+  while (at > 0 && list->plans[at - 1].cost > plan->cost) --at;
+  if (at == MOST_LISTED) return;
+  int32_t last = list->count < MOST_LISTED ? list->count++ : MOST_LISTED - 1;
+  memmove(&list->plans[at + 1], &list->plans[at], (size_t)(last - at) * sizeof *plan);
+  list->plans[at] = *plan;
+}
+
+/* ---- those that fit beside each other ---- */
+
+static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+static sluice_plan_bytes_t shared_by(const sluice_plan_bytes_t* a, const sluice_plan_bytes_t* b) {
+  return (sluice_plan_bytes_t){.slots = max_u64(a->slots, b->slots),
+                               .routing = max_u64(a->routing, b->routing),
+                               .schedules = max_u64(a->schedules, b->schedules),
+                               .products = max_u64(a->products, b->products)};
+}
+
+/* Sizes every plan of the set anew, with room for what the largest shares; *out_fits says whether all still fit. */
+static sluice_status_t size_all(sluice_moe_t* moe, sluice_plan_set_t* set, int32_t* out_fits) {
+  sluice_plan_bytes_t shared = {0};
+  for (int32_t i = 0; i < set->count; ++i) shared = shared_by(&shared, &set->plans[i].bytes);
+  *out_fits = 1;
+  for (int32_t i = 0; i < set->count && *out_fits; ++i) {
+    SLUICE_TRY(sluice_plan_size_beside(moe, &shared, &set->plans[i], out_fits));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t choose(list_t* list, const sluice_plan_data_t* best, int32_t most, sluice_plan_set_t* out) {
+  out->count = 1;
+  out->plans[0] = list->count > 0 ? list->plans[0] : *best;
+  for (int32_t i = 1; i < list->count && out->count < most; ++i) {
+    if (list->plans[i].cost > WITHIN * list->plans[0].cost) break;
+    sluice_plan_set_t wider = *out;
+    wider.plans[wider.count++] = list->plans[i];
+    int32_t fits = 0;
+    SLUICE_TRY(size_all(list->moe, &wider, &fits));
+    if (fits) *out = wider;
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_rivals_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, int32_t most,
+                                   sluice_plan_set_t* out) {
+  list_t* list = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *list, "candidates for plans");
+  if (list == NULL) return sluice_alloc_status();
+  memset(out, 0, sizeof *out);
+  list->moe = moe;
+  sluice_plan_data_t best;
+  sluice_status_t status = sluice_plan_make(moe, inputs, keep_cheapest, list, &best);
+  if (status == SLUICE_OK && list->is_pinned) {
+    out->plans[0] = list->pinned, out->count = 1;
+  } else if (status == SLUICE_OK) {
+    status = choose(list, &best, most < SLUICE_PLAN_RIVALS ? most : SLUICE_PLAN_RIVALS, out);
+  }
+  sluice_free(sluice_process_allocator(), list, sizeof *list);
+  return status;
+}
+
+sluice_status_t sluice_rivals_install(sluice_moe_t* moe, const sluice_plan_set_t* set) {
+  for (int32_t i = set->count - 1; i >= 0; --i) SLUICE_TRY(sluice_plan_install(moe, &set->plans[i]));
+  *moe->plans = *set;
+  return SLUICE_OK;
+}

@@ -1,0 +1,50 @@
+/* The race of a few plans under a budget (n, restore policy, weight-gradient mode), as ordinary steps.
+ *
+ * The plans come in order of their predicted time. Each runs a warm-up step and then up to k counted ones, in turns,
+ * and its shortest times count; one that is clearly slower than the best in a counted step is out. The answer stands:
+ * plans fill their budget, and another set of them is another race.
+ *
+ * Only steps of about the size of the first count, so that changing batches do not decide it; where sizes never repeat,
+ * the first plan wins.
+ *
+ * Source: MPMoE's joint selection of (n, strategy), and algorithms.md section 4's "adaptive: model first, top few
+ * confirmed".
+ */
+#ifndef SLUICE_BACKEND_TUNE_PLAN_RACE_H_
+#define SLUICE_BACKEND_TUNE_PLAN_RACE_H_
+
+#include <stdint.h>
+
+#define SLUICE_RACE_PLANS 4
+
+typedef struct sluice_racing_plan_s {
+  int32_t num_chunks, restore_di, restore_m, wgrad_mode;
+} sluice_racing_plan_t;
+
+typedef struct sluice_plan_race_s {
+  int32_t count;
+  int32_t is_settled;
+  int32_t pick;               /* the answer, or what runs now */
+  uint32_t alive;             /* set of plans */
+  int64_t rows;               /* size of the steps that count; 0: none yet */
+  int64_t passes;             /* that the race took, both directions */
+  int64_t timed;              /* all that were seen, also behind the race and of other sizes */
+  int64_t elsewhere;          /* passes of other sizes */
+  double total_ns, excess_ns; /* of passes that counted; beyond those of the best */
+  sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
+  int32_t counts[SLUICE_RACE_PLANS][2]; /* by direction; the first is the warm-up */
+  double ns_per_row[SLUICE_RACE_PLANS][2];
+} sluice_plan_race_t;
+
+/* count in [1, SLUICE_RACE_PLANS]; a single plan has won. */
+void sluice_plan_race_start(sluice_plan_race_t* race, const sluice_racing_plan_t* plans, int32_t count);
+/* The plan of the next step. */
+int32_t sluice_plan_race_next(sluice_plan_race_t* race);
+/* A pass that all ranks ran under `plan`: ns of the slowest, rows of the fullest. Nonzero: it settled the race. */
+int sluice_plan_race_observe(sluice_plan_race_t* race, int32_t direction, int32_t plan, int64_t rows, uint64_t ns);
+/* Shortest forward and backward in seconds at race->rows; 0: not measured. */
+double sluice_plan_race_seconds(const sluice_plan_race_t* race, int32_t plan);
+/* The second best; -1: none was measured. */
+int32_t sluice_plan_race_second(const sluice_plan_race_t* race);
+
+#endif /* SLUICE_BACKEND_TUNE_PLAN_RACE_H_ */

@@ -1,7 +1,7 @@
 /* The chooser behind sluice_gemm_create: which implementation does which products.
  *
  * Lists fall into classes (dtypes, layout, sizes, beta). The first list of a class makes the chooser measure its
- * candidates on a part of that list's largest product: its own operands, since where and how they lie matters to
+ * candidates on parts of that list's products (auto_parts.h): its own operands, since where and how they lie matters to
  * libraries more than their sizes, and a result in scratch memory. The order found is kept for
  * the whole process, so that every context, and a recomputation, repeats the same choice and the same bits. `ref`
  * stands last and takes what no other does; it is not measured.
@@ -15,6 +15,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
+#include "backend/gemm/auto/auto_parts.h"
 #include "backend/gemm/blas/gemm_blas.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/gemm_form.h"
@@ -203,7 +204,10 @@ static sluice_status_t time_run(sluice_gemm_auto_t* chooser, int kind, const slu
 /* The shortest run of each kind that is not UINT64_MAX in `times`. They take turns, so that a disturbance of the
  * machine meets them alike; the first round, which may also start threads and make code, does not count. A kind that is
  * slower by a factor leaves early. */
-static sluice_status_t time_kinds(sluice_gemm_auto_t* chooser, const sluice_product_list_t* list, uint64_t* times) {
+static sluice_status_t time_kinds(sluice_gemm_auto_t* chooser, sluice_gemm_parts_t* parts, void* scratch,
+                                  uint64_t* times) {
+  sluice_product_list_t list = *parts->list;
+  list.count = 1;
   uint64_t begin = sluice_now_ns();
   for (int round = 0; round <= MEASURE_ROUNDS; ++round) {
     uint64_t fastest = UINT64_MAX;
@@ -214,28 +218,14 @@ static sluice_status_t time_kinds(sluice_gemm_auto_t* chooser, const sluice_prod
     for (int kind = 0; kind < REF; ++kind) {
       if (times[kind] == UINT64_MAX || (round > 1 && times[kind] / 2 > fastest)) continue;
       uint64_t ns;
-      SLUICE_TRY(time_run(chooser, kind, list, &ns));
+      list.products = sluice_gemm_parts_next(parts, scratch);
+      SLUICE_TRY(time_run(chooser, kind, &list, &ns));
       if (ns == UINT64_MAX || round <= 1 || ns < times[kind]) times[kind] = ns;
     }
     if (round == 0) begin = sluice_now_ns();
     if (round > 0 && sluice_now_ns() - begin > MEASURE_NS) break;
   }
   return SLUICE_OK;
-}
-
-/* Halves until a run is short and its result small: first the dimension that shortens no row of the weights (or of
- * their gradient), then the largest. */
-static sluice_product_t bounded(const sluice_gemm_form_t* form, uint64_t bytes_c) {
-  sluice_product_t p = {.m = form->m, .n = form->n, .k = form->k};
-  int64_t* harmless = form->trans_a ? &p.m : &p.n;
-  while (2 * volume(&p) > MEASURE_FLOP || (uint64_t)(p.m * p.n) * bytes_c > MEASURE_BYTES) {
-    int64_t* largest = &p.m;
-    if (p.n > *largest) largest = &p.n;
-    if (p.k > *largest) largest = &p.k;
-    if (*harmless >= 256) largest = harmless;
-    *largest = (*largest + 1) / 2;
-  }
-  return p;
 }
 
 static order_t sort(const uint64_t* measured, int in_use) {
@@ -263,15 +253,12 @@ static order_t sort(const uint64_t* measured, int in_use) {
 
 static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product_list_t* list,
                                const sluice_gemm_class_t* class, order_t* out_order) {
-  const sluice_gemm_form_t* f = &class->form;
-  const uint64_t bytes_c = sluice_dtype_bytes(list->dtype_c);
-  sluice_product_t p = bounded(f, bytes_c);
-  const uint64_t bytes = (uint64_t)(p.m * p.n) * bytes_c;
+  sluice_gemm_parts_t parts;
+  sluice_gemm_parts_begin(&parts, list, &class->form, MEASURE_FLOP, MEASURE_BYTES);
+  const uint64_t bytes = sluice_gemm_parts_result_bytes(&parts);
   void* scratch = sluice_alloc_zeroed(chooser->base.allocator, bytes, "gemm auto: a result to measure with");
   if (scratch == NULL) return SLUICE_E_NO_MEMORY;
-  p.a = f->trans_a ? (sluice_matrix_t){(void*)f->a, 1, f->lda} : (sluice_matrix_t){(void*)f->a, f->lda, 1};
-  p.b = f->trans_b ? (sluice_matrix_t){(void*)f->b, 1, f->ldb} : (sluice_matrix_t){(void*)f->b, f->ldb, 1};
-  p.c = (sluice_matrix_t){scratch, p.n, 1};
+  const sluice_product_t p = *sluice_gemm_parts_next(&parts, scratch);
   sluice_product_list_t one = *list;
   one.products = &p;
   one.count = 1;
@@ -282,7 +269,7 @@ static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product
     int takes = kind != REF && gemm != NULL && gemm->vtable->supports(gemm, &one);
     times[kind] = takes ? 0 : UINT64_MAX;
   }
-  sluice_status_t status = time_kinds(chooser, &one, times);
+  sluice_status_t status = time_kinds(chooser, &parts, scratch, times);
   char text[256] = "ref: nothing else takes it";
   int length = 0;
   for (int kind = 0; kind < REF; ++kind) {

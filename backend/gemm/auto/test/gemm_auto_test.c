@@ -74,6 +74,20 @@ static int32_t declining_host(void* user, const sluice_host_gemm_args_t* args) {
   return 1;
 }
 
+/* Which weights measurements read. */
+enum { MOST_PLACES = 64 };
+static const char* places[MOST_PLACES];
+static int num_places;
+
+static int32_t noting_host(void* user, const sluice_host_gemm_args_t* args) {
+  (void)user;
+  if (args->c == own_c) return 0;
+  int at = 0;
+  while (at < num_places && places[at] != args->b) ++at;
+  if (at == num_places && num_places < MOST_PLACES) places[num_places++] = args->b;
+  return 0;
+}
+
 static char log_text[4096];
 static void on_log(void* user, int32_t level, const char* message) {
   (void)user;
@@ -246,6 +260,38 @@ static void Gemm_LargeProduct_MeasuredWithinBounds(void** state) {
   munmap(zeros, bytes);
 }
 
+/* A weight that is measured twice in a row comes from a cache, in a pass from memory. */
+static void Gemm_Measures_OnAllOfTheWeights(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create(NULL, noting_host, &gemm), SLUICE_OK);
+  enum { M = 64, N = 256, K = 512, EXPERTS = 5 }; /* 5: coprime to any number of candidates */
+  const size_t bytes = (size_t)EXPERTS * N * K * sizeof(float);
+  char* zeros = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  assert_true((void*)zeros != MAP_FAILED);
+  sluice_product_t products[EXPERTS + 1];
+  for (int e = 0; e < EXPERTS; ++e) {
+    products[e] = (sluice_product_t){M, N, K, {zeros, K, 1}, {zeros + bytes / EXPERTS * e, 1, K}, {c, N, 1}};
+  }
+  products[EXPERTS] = products[0]; /* an expert with few rows is measured as little as it computes: not at all */
+  products[EXPERTS].m = 1;
+  products[EXPERTS].b.data = b;
+  own_c = c;
+  num_places = 0;
+  sluice_product_list_t list = {products, EXPERTS + 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  assert_string_equal(gemm->name, "host");
+  int of_expert[EXPERTS] = {0};
+  for (int i = 0; i < num_places; ++i) {
+    assert_true(places[i] >= zeros && places[i] < zeros + bytes);
+    assert_int_equal((places[i] - zeros) % (K * (int64_t)sizeof(float)), 0);
+    ++of_expert[(size_t)(places[i] - zeros) / (bytes / EXPERTS)];
+  }
+  for (int e = 0; e < EXPERTS; ++e) assert_true(of_expert[e] > 0);
+  sluice_gemm_destroy(gemm);
+  munmap(zeros, bytes);
+}
+
 static void Gemm_SlowHost_NotChosenWhereAnotherIs(void** state) {
   (void)state;
   sluice_gemm_t* gemm = NULL;
@@ -295,6 +341,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(Gemm_HostDeclinesOneOfMany_EachAddedOnce, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_AutoFirstUse_MeasuresOncePerProcess, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_LargeProduct_MeasuredWithinBounds, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_Measures_OnAllOfTheWeights, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_SlowHost_NotChosenWhereAnotherIs, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_DecliningHost_OthersDoIt, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_NoMemoryToMeasure_ReportedAndRetried, set_up, tear_down),

@@ -1,0 +1,26 @@
+/* What the chooser measures on. Internal to backend/gemm/auto. */
+#ifndef SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_
+#define SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_
+
+#include "backend/gemm/gemm.h"
+#include "backend/gemm/gemm_form.h"
+
+/* Equal parts of the products of a list, one after another, over all experts. A pass uses each weight once, so it comes
+ * from memory; the same part again and again would lie in a cache, where a library that waits for memory looks as fast
+ * as one that does not. The result goes to scratch memory. */
+typedef struct sluice_gemm_parts_s {
+  const sluice_product_list_t* list;
+  sluice_gemm_form_t form; /* of the list's largest product, with the rows to measure */
+  sluice_product_t part;
+  int64_t along; /* parts of one product */
+  int64_t product, at;
+} sluice_gemm_parts_t;
+
+/* Sizes of a part: at most `most_flop` of arithmetic and `most_bytes` of result. */
+void sluice_gemm_parts_begin(sluice_gemm_parts_t* parts, const sluice_product_list_t* list,
+                             const sluice_gemm_form_t* form, double most_flop, uint64_t most_bytes);
+uint64_t sluice_gemm_parts_result_bytes(const sluice_gemm_parts_t* parts);
+/* The next part, its result at `c`. */
+const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* c);
+
+#endif /* SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_ */

@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "backend/base/structs.h"
-#include "backend/device/cuda/cuda_memory.h"
-#include "capi/src/context_far.h"
+#include "capi/src/own_device.h"
 
 void sluice_nccl_group_init(sluice_nccl_group_t* out_group, size_t struct_size) {
   if (out_group == NULL || struct_size < sizeof(size_t)) return;
@@ -23,35 +22,6 @@ sluice_status_t sluice_nccl_id_create(const char* library, void* out_id) {
   SLUICE_TRY(sluice_nccl_open(library, &symbols));
   SLUICE_TRY(sluice_nccl_make_id(&symbols, &id));
   memcpy(out_id, &id, sizeof id);
-  return SLUICE_OK;
-}
-
-typedef struct owned_device_s {
-  sluice_device_t* device;
-  sluice_allocator_t memory;
-} owned_device_t;
-
-static void release_device(void* user) {
-  owned_device_t* owned = user;
-  sluice_allocator_deinit(&owned->memory);
-  owned->device->vtable->destroy(owned->device);
-  sluice_free(sluice_process_allocator(), owned, sizeof *owned);
-}
-
-static sluice_status_t make_device(int32_t device_id, const sluice_cuda_sources_t* sources,
-                                   owned_device_t** out_owned) {
-  owned_device_t* owned = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *owned, "device of a communicator");
-  if (owned == NULL) return SLUICE_E_NO_MEMORY;
-  sluice_status_t status = sources != NULL
-                               ? sluice_cuda_device_create_from(sources->driver, sources->image, device_id,
-                                                                sluice_process_allocator(), &owned->device)
-                               : sluice_cuda_device_create(device_id, sluice_process_allocator(), &owned->device);
-  if (status != SLUICE_OK) {
-    sluice_free(sluice_process_allocator(), owned, sizeof *owned);
-    return status;
-  }
-  sluice_cuda_allocator_init(owned->device, &owned->memory);
-  *out_owned = owned;
   return SLUICE_OK;
 }
 
@@ -90,21 +60,21 @@ sluice_status_t sluice_comm_create_nccl_from(const sluice_comm_config_t* config,
   } else {
     SLUICE_TRY(sluice_nccl_open(g.library, &symbols));
   }
-  owned_device_t* owned = NULL;
-  SLUICE_TRY(make_device(g.device_id, sources, &owned));
+  sluice_own_device_t* own = NULL;
+  SLUICE_TRY(sluice_own_device_create(g.device_id, sources, &own));
   sluice_nccl_id_t id;
   if (g.id != NULL) memcpy(&id, g.id, sizeof id);
   const sluice_nccl_store_t store = {g.store_user, g.publish, g.lookup};
   const sluice_nccl_options_t options = {
       .symbols = &symbols,
-      .device = owned->device,
-      .memory = &owned->memory,
+      .device = own->device,
+      .memory = &own->memory,
       .id = g.id != NULL ? &id : NULL,
       .parent = g.parent,
       .color = g.color,
       .store = g.publish != NULL ? &store : NULL,
-      .released = release_device,
-      .released_user = owned,
+      .released = sluice_own_device_release,
+      .released_user = own,
   };
   return sluice_nccl_comm_create(&options, config, out_comm);
 }

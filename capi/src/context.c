@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "backend/base/structs.h"
+#include "backend/comm/local/local_far.h"
 #include "backend/moe/engine.h"
 #include "backend/tune/tuner.h"
 #include "capi/src/context_far.h"
@@ -63,7 +64,9 @@ static sluice_status_t check_cuda(const sluice_context_config_t* config, const s
   }
   if (comm != NULL && comm->world_size > 1 && comm->vtable->exchange_enqueue == NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "context: a %s communicator moves host memory only; on CUDA use an nccl one", comm->name);
+                       "context: a %s communicator moves host memory only; on CUDA use an nccl one, or a local one "
+                       "where the ranks are threads of one process",
+                       comm->name);
   }
   return SLUICE_OK;
 }
@@ -108,7 +111,12 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
   sluice_context_config_t checked;
   SLUICE_TRY(read_config(config, &checked));
   int is_cuda = checked.device_type == SLUICE_DEVICE_CUDA;
-  if (is_cuda) SLUICE_TRY(check_cuda(&checked, comm));
+  if (is_cuda) {
+    SLUICE_TRY(check_cuda(&checked, comm));
+    if (comm != NULL && comm->world_size > 1 && sluice_comm_is_local(comm)) {
+      SLUICE_TRY(sluice_comm_local_use_cuda(comm, checked.device_id, sources));
+    }
+  }
   sluice_context_t* context = NULL;
   /* The host's callbacks give memory for rows: on CUDA that is the device's. */
   SLUICE_TRY(sluice_engine_create(comm, is_cuda ? NULL : checked.allocate, is_cuda ? NULL : checked.release,

@@ -18,6 +18,11 @@ typedef struct sluice_cuda_sources_s {
 sluice_status_t sluice_comm_create_nccl_from(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
                                              const sluice_cuda_sources_t* sources, sluice_comm_t** out_comm);
 
+/* Gives a local communicator the device of a context that is made on it. Errors: INVALID_ARGUMENT (it has another one),
+ * else as sluice_cuda_device_create. */
+sluice_status_t sluice_comm_local_use_cuda(sluice_comm_t* comm, int32_t device_id,
+                                           const sluice_cuda_sources_t* sources);
+
 /* sluice_context_create; sources NULL: the driver, kernels and cuBLAS of this machine. */
 sluice_status_t sluice_context_create_from(const sluice_context_config_t* config, sluice_comm_t* comm,
                                            const sluice_cuda_sources_t* sources, sluice_context_t** out_context);

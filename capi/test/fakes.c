@@ -1,5 +1,6 @@
 #include "capi/test/fakes.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -24,24 +25,38 @@ static struct {
   sluice_cublas_symbols_t cublas;
   sluice_nccl_symbols_t nccl;
   sluice_nccl_id_t id;
+  sluice_local_group_t* group; /* NULL: each rank has a device, and NCCL */
   rank_machine_t ranks[SLUICE_FAKE_CUDA_DEVICES];
 } fakes;
 
-void fakes_open(int32_t world_size, int with_groups) {
-  memset(&fakes, 0, sizeof fakes);
-  sluice_fake_cuda_reset();
-  sluice_fake_cuda_fail_call(-1, 0);
-  sluice_fake_cublas_fail_call(-1, 0);
-  sluice_fake_nccl_fail_call(-1, 0);
+static int32_t device_id(int32_t rank) { return fakes.group != NULL ? 0 : rank; }
+
+static void open_ranks(int32_t world_size, int with_groups) {
   fakes.world_size = world_size;
   fakes.patience_ms = 20000;
   fakes.cublas = sluice_fake_cublas(with_groups);
   fakes.nccl = sluice_fake_nccl();
   if (sluice_nccl_make_id(&fakes.nccl, &fakes.id) != SLUICE_OK) abort();
-  for (int32_t r = 0; r < world_size; ++r) {
-    rank_machine_t* rank = &fakes.ranks[r];
-    rank->stream = sluice_fake_cuda_open_stream(r);
-  }
+  for (int32_t r = 0; r < world_size; ++r) fakes.ranks[r].stream = sluice_fake_cuda_open_stream(device_id(r));
+}
+
+static void forget(void) {
+  memset(&fakes, 0, sizeof fakes);
+  sluice_fake_cuda_reset();
+  sluice_fake_cuda_fail_call(-1, 0);
+  sluice_fake_cublas_fail_call(-1, 0);
+  sluice_fake_nccl_fail_call(-1, 0);
+}
+
+void fakes_open(int32_t world_size, int with_groups) {
+  forget();
+  open_ranks(world_size, with_groups);
+}
+
+void fakes_open_local(int32_t world_size, int with_groups) {
+  forget();
+  if (sluice_local_group_create(world_size, &fakes.group) != SLUICE_OK) abort();
+  open_ranks(world_size, with_groups);
 }
 
 int64_t fakes_close(char* out, uint64_t out_bytes) {
@@ -49,6 +64,8 @@ int64_t fakes_close(char* out, uint64_t out_bytes) {
     rank_machine_t* rank = &fakes.ranks[r];
     sluice_fake_cuda_close_stream(rank->stream);
   }
+  sluice_local_group_destroy(fakes.group);
+  fakes.group = NULL;
   return sluice_fake_cuda_live(out, out_bytes) + sluice_fake_cublas_handles() + sluice_fake_nccl_live();
 }
 
@@ -59,6 +76,11 @@ static sluice_cuda_sources_t sources(void) {
 }
 
 static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
+  if (fakes.group != NULL) {
+    sluice_status_t made = sluice_comm_create_local(fakes.group, config, out_comm);
+    fakes.ranks[rank].comm = *out_comm;
+    return made;
+  }
   const sluice_cuda_sources_t from = sources();
   sluice_nccl_group_t group;
   sluice_nccl_group_init(&group, sizeof group);
@@ -107,10 +129,19 @@ static void note(int32_t rank, int32_t direction, int32_t has_returned) {
 
 fakes_waits_t fakes_waits(int32_t rank, int32_t direction) { return fakes.ranks[rank].sums[direction]; }
 
+static void* allocate(int32_t rank, uint64_t bytes) { return sluice_fake_cuda_take(device_id(rank), bytes); }
+static void copy_over(int32_t rank, void* to, const void* from, uint64_t bytes) {
+  (void)rank;
+  memcpy(to, from, bytes);
+}
+
 const world_machine_t* fakes_machine(void) {
   static const world_machine_t machine = {
       .device_type = SLUICE_DEVICE_CUDA,
-      .allocate = sluice_fake_cuda_take,
+      .device_id = device_id,
+      .allocate = allocate,
+      .send = copy_over,
+      .fetch = copy_over,
       .release = sluice_fake_cuda_give,
       .make_comm = make_comm,
       .make_context = make_context,
@@ -119,4 +150,22 @@ const world_machine_t* fakes_machine(void) {
       .note = note,
   };
   return &machine;
+}
+
+/* ---- for the suite --------------------------------------------------------------------------------------------- */
+
+static const char* close_quietly(void) {
+  static char text[480];
+  char live[200], hazard[200];
+  int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard), left = fakes_close(live, sizeof live);
+  if (hazards == 0 && left == 0) return NULL;
+  snprintf(text, sizeof text, "%lld hazards: %s; %lld left: %s", (long long)hazards, hazard, (long long)left, live);
+  return text;
+}
+static uint64_t reads(int32_t rank, int32_t direction) { return fakes_waits(rank, direction).reads; }
+
+const layer_machine_t* fakes_layer_machine(int is_local) {
+  static const layer_machine_t machines[] = {{"nccl", 1, fakes_open, fakes_machine, close_quietly, reads},
+                                             {"local", 1, fakes_open_local, fakes_machine, close_quietly, reads}};
+  return &machines[is_local];
 }

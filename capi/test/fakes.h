@@ -2,7 +2,7 @@
 #ifndef SLUICE_CAPI_TEST_FAKES_H_
 #define SLUICE_CAPI_TEST_FAKES_H_
 
-#include "capi/test/world.h"
+#include "capi/test/cuda_layer_suite.h"
 
 /* Host waits (cuEventSynchronize, cuStreamSynchronize) and the reads among them, of one rank's device. */
 typedef struct fakes_waits_s {
@@ -12,6 +12,8 @@ typedef struct fakes_waits_s {
 
 /* Starts anew, for `world_size` ranks. with_groups as sluice_fake_cublas. */
 void fakes_open(int32_t world_size, int with_groups);
+/* The same with all ranks on one device, in a local group instead of NCCL's. */
+void fakes_open_local(int32_t world_size, int with_groups);
 /* How long a rank waits for its stream before it aborts its communicator; 20 s after fakes_open. */
 void fakes_be_patient(uint64_t milliseconds);
 const world_machine_t* fakes_machine(void);
@@ -20,6 +22,9 @@ int64_t fakes_close(char* out, uint64_t out_bytes);
 
 /* What passes of one direction waited for, summed over all since fakes_open. */
 fakes_waits_t fakes_waits(int32_t rank, int32_t direction);
+/* These fakes for the layer's suite: 0 a device for each rank and NCCL, 1 one device and a local communicator. */
+const layer_machine_t* fakes_layer_machine(int is_local);
+
 /* The stream of a rank's host. */
 sluice_stream_t fakes_stream(int32_t rank);
 

@@ -147,6 +147,8 @@ static void tell(int32_t direction, int32_t has_returned) {
 
 typedef struct array_s {
   sluice_tensor_t tensor;
+  void* host; /* what the test reads and writes; the tensor's own memory on this CPU */
+  uint64_t bytes;
   int64_t shape[2];
   int64_t strides[2];
 } array_t;
@@ -156,11 +158,12 @@ static void make(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int64_t 
   memset(a, 0, sizeof *a);
   int64_t elements =
       rows * (ndim == 2 ? (row_stride > cols ? row_stride : cols) : 1) + (col_stride > 1 ? cols * col_stride : 0);
-  uint64_t bytes = (uint64_t)(elements + 1) * sluice_dtype_bytes(dtype);
-  a->tensor.data = take(bytes);
-  memset(a->tensor.data, 0xff, bytes); /* NaN */
+  a->bytes = (uint64_t)(elements + 1) * sluice_dtype_bytes(dtype);
+  a->host = malloc(a->bytes);
+  memset(a->host, 0xff, a->bytes); /* NaN */
+  a->tensor.data = here.machine != NULL ? take(a->bytes) : a->host;
   a->tensor.device_type = here.machine != NULL ? here.machine->device_type : SLUICE_DEVICE_CPU;
-  a->tensor.device_id = here.machine != NULL ? here.rank : 0;
+  a->tensor.device_id = here.machine != NULL ? here.machine->device_id(here.rank) : 0;
   a->tensor.ndim = ndim;
   a->tensor.type_code = dtype == SLUICE_DTYPE_I64    ? SLUICE_TYPE_INT
                         : dtype == SLUICE_DTYPE_BF16 ? SLUICE_TYPE_BFLOAT
@@ -169,6 +172,17 @@ static void make(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int64_t 
   a->tensor.type_lanes = 1;
   a->shape[0] = rows, a->shape[1] = cols;
   a->strides[0] = row_stride, a->strides[1] = col_stride;
+}
+
+static void push(const array_t* a) {
+  if (here.machine != NULL) here.machine->send(here.rank, a->tensor.data, a->host, a->bytes);
+}
+static void pull(const array_t* a) {
+  if (here.machine != NULL) here.machine->fetch(here.rank, a->host, a->tensor.data, a->bytes);
+}
+static void drop(array_t* a) {
+  if (here.machine != NULL) give(a->tensor.data);
+  free(a->host);
 }
 
 /* Shape pointers are set where the array finally lies. */
@@ -221,11 +235,12 @@ static void make_experts(experts_t* x, const case_t* c, int32_t dtype, const int
       for (int64_t i = 0; i < rows * cols; ++i) {
         int64_t at = (i / cols) * a->strides[0] + (i % cols) * a->strides[1];
         if (gradients) {
-          if (c->accumulate) store(dtype, a->tensor.data, at, 1);
+          if (c->accumulate) store(dtype, a->host, at, 1);
         } else {
-          store(dtype, a->tensor.data, at, param_value(c, kind, ids[l], i));
+          store(dtype, a->host, at, param_value(c, kind, ids[l], i));
         }
       }
+      push(a);
       x->tensors[kind][l] = *tensor_of(a);
     }
   }
@@ -235,7 +250,7 @@ static void make_experts(experts_t* x, const case_t* c, int32_t dtype, const int
 
 static void free_experts(experts_t* x, int32_t count) {
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
-    for (int32_t l = 0; x->arrays[kind] != NULL && l < count; ++l) give(x->arrays[kind][l].tensor.data);
+    for (int32_t l = 0; x->arrays[kind] != NULL && l < count; ++l) drop(&x->arrays[kind][l]);
     free(x->arrays[kind]);
     free(x->tensors[kind]);
   }
@@ -279,10 +294,11 @@ static void note(rank_t* r, sluice_status_t status) {
 }
 
 static double* copy_rows(const array_t* a, int32_t dtype) {
+  pull(a);
   double* out = malloc((size_t)(a->shape[0] * a->shape[1] + 1) * sizeof(double));
   for (int64_t i = 0; i < a->shape[0]; ++i)
     for (int64_t j = 0; j < a->shape[1]; ++j)
-      out[i * a->shape[1] + j] = load(dtype, a->tensor.data, i * a->strides[0] + j * a->strides[1]);
+      out[i * a->shape[1] + j] = load(dtype, a->host, i * a->strides[0] + j * a->strides[1]);
   return out;
 }
 
@@ -314,14 +330,27 @@ static void* save_host(void* user, int32_t which, uint64_t bytes) {
   return saved->data[which];
 }
 
+static void move_saved(int32_t which, void* to, void* from, uint64_t bytes) {
+  if (!is_theirs(which)) {
+    memcpy(to, from, bytes);
+    memset(from, 0xff, bytes);
+    return;
+  }
+  void* between = malloc(bytes + 1);
+  here.machine->fetch(here.rank, between, from, bytes);
+  here.machine->send(here.rank, to, between, bytes);
+  memset(between, 0xff, bytes);
+  here.machine->send(here.rank, from, between, bytes);
+  free(between);
+}
+
 /* Moves the saved buffers elsewhere and rebuilds the step from them. */
 static sluice_status_t rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t** step) {
   settle();
   sluice_step_drop(*step);
   for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) {
     void* copy = take_saved(i, saved->bytes[i]);
-    memcpy(copy, saved->data[i], saved->bytes[i]);
-    memset(saved->data[i], 0xff, saved->bytes[i]);
+    move_saved(i, copy, saved->data[i], saved->bytes[i]);
     give_saved(i, saved->data[i]);
     saved->data[i] = copy;
   }
@@ -362,6 +391,49 @@ static void run_parts(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
   free(counts);
 }
 
+/* Rounds in one context, as a training has them: T changes from one to the next, and comes back. */
+typedef struct round_s {
+  array_t* tensors[7]; /* x id w y dy dx dw */
+  const sluice_expert_tensors_t *params, *grads;
+} round_t;
+
+static sluice_status_t run_round(sluice_moe_t* moe, const round_t* p) {
+  const sluice_tensor_t* t[7];
+  sluice_step_t* step = NULL;
+  sluice_moe_forward_args_t f;
+  sluice_moe_backward_args_t b;
+  for (int i = 0; i < 7; ++i) t[i] = tensor_of(p->tensors[i]);
+  sluice_moe_forward_args_init(&f, sizeof f);
+  f.tokens = t[0], f.expert_ids = t[1], f.route_weights = t[2], f.out_tokens = t[3], f.params = p->params;
+  f.needs_backward = 1;
+  sluice_status_t status = sluice_moe_forward(moe, &f, stream_here(), &step);
+  if (status != SLUICE_OK) return status;
+  sluice_moe_backward_args_init(&b, sizeof b);
+  b.tokens = t[0], b.route_weights = t[2], b.grad_out = t[4], b.grad_tokens = t[5], b.grad_route_weights = t[6];
+  b.params = p->params, b.grad_params = p->grads, b.may_reuse_saved = 1;
+  status = sluice_moe_backward(moe, step, &b, stream_here());
+  sluice_step_drop(step);
+  return status;
+}
+
+static uint64_t bytes_now(sluice_context_t* context) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  return sluice_context_get_stats(context, 0, &stats) == SLUICE_OK ? stats.current_bytes : 0;
+}
+
+static void run_cycles(rank_t* r, sluice_context_t* context, sluice_moe_t* moe, const round_t* p) {
+  int64_t all = r->c->tokens[r->rank];
+  uint64_t settled = 0;
+  for (int32_t i = 0; i < r->c->cycles * WORLD_CYCLE && r->out->status[r->rank] == SLUICE_OK; ++i) {
+    for (int t = 0; t < 7; ++t) p->tensors[t]->shape[0] = all * ((i * 3 + r->rank) % WORLD_CYCLE) / (WORLD_CYCLE - 1);
+    note(r, run_round(moe, p));
+    if (i + 1 == 2 * WORLD_CYCLE) settled = bytes_now(context);
+  }
+  for (int t = 0; t < 7; ++t) p->tensors[t]->shape[0] = all;
+  settle();
+  if (r->c->cycles > 2) r->out->growth[r->rank] = bytes_now(context) - settled;
+}
+
 static void run_rank(rank_t* r) {
   const case_t* c = r->c;
   here.machine = c->machine, here.rank = r->rank;
@@ -378,8 +450,9 @@ static void run_rank(rank_t* r) {
   comm_config.rank = r->rank;
   comm_config.world_size = c->world_size;
   comm_config.timeout_ns = 20000000000u;
-  if (r->group != NULL && c->machine != NULL) note(r, c->machine->make_comm(r->rank, &comm_config, &comm));
-  if (r->group != NULL && c->machine == NULL) note(r, sluice_comm_create_local(r->group, &comm_config, &comm));
+  int own = c->machine != NULL && c->machine->make_comm != NULL;
+  if (r->group != NULL && own) note(r, c->machine->make_comm(r->rank, &comm_config, &comm));
+  if (r->group != NULL && !own) note(r, sluice_comm_create_local(r->group, &comm_config, &comm));
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
   context_config.gemm = c->gemm != NULL ? c->gemm : "ref";
@@ -388,7 +461,7 @@ static void run_rank(rank_t* r) {
   sluice_context_t* context = NULL;
   if (c->machine != NULL) {
     context_config.gemm = c->gemm;
-    context_config.device_type = c->machine->device_type, context_config.device_id = r->rank;
+    context_config.device_type = c->machine->device_type, context_config.device_id = c->machine->device_id(r->rank);
     note(r, c->machine->make_context(r->rank, &context_config, comm, &context));
   } else {
     note(r, sluice_context_create(&context_config, comm, &context));
@@ -416,15 +489,16 @@ static void run_rank(rank_t* r) {
   make_rows(&dw, SLUICE_DTYPE_F32, T, c->top_k, 0);
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t m = 0; m < c->model_width; ++m) {
-      store(c->dtype, x.tensor.data, t * x.strides[0] + m, token_value(c, r->rank, t, m));
-      store(c->dtype, dy.tensor.data, t * dy.strides[0] + m, grad_value(c, r->rank, t, m));
+      store(c->dtype, x.host, t * x.strides[0] + m, token_value(c, r->rank, t, m));
+      store(c->dtype, dy.host, t * dy.strides[0] + m, grad_value(c, r->rank, t, m));
     }
     for (int32_t k = 0; k < c->top_k; ++k) {
-      store(SLUICE_DTYPE_I64, id.tensor.data, t * id.strides[0] + k * id.strides[1],
-            (double)expert_id(c, r->rank, t, k));
-      store(SLUICE_DTYPE_F32, w.tensor.data, t * w.strides[0] + k, weight_value(c, r->rank, t, k));
+      store(SLUICE_DTYPE_I64, id.host, t * id.strides[0] + k * id.strides[1], (double)expert_id(c, r->rank, t, k));
+      store(SLUICE_DTYPE_F32, w.host, t * w.strides[0] + k, weight_value(c, r->rank, t, k));
     }
   }
+  array_t* all[] = {&x, &id, &w, &y, &dy, &dx, &dw};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) push(all[i]);
   experts_t params, grads;
   make_experts(&params, c, c->dtype, ids, count, 0);
   make_experts(&grads, c, grad_dtype, ids, count, 1);
@@ -436,6 +510,10 @@ static void run_rank(rank_t* r) {
     run_parts(r, moe,
               &(parts_t){tensor_of(&x), tensor_of(&id), tensor_of(&w), tensor_of(&y), tensor_of(&dy), tensor_of(&dx),
                          tensor_of(&dw), &params.table, &grads.table});
+  }
+  if (c->cycles > 0 && r->out->status[r->rank] == SLUICE_OK) {
+    run_cycles(r, context, moe,
+               &(round_t){.tensors = {&x, &id, &w, &y, &dy, &dx, &dw}, .params = &params.table, .grads = &grads.table});
   }
   sluice_step_t *step = NULL, *others[MAX_OUTSTANDING] = {NULL};
   if (r->out->status[r->rank] == SLUICE_OK && !c->parts) {
@@ -484,10 +562,11 @@ static void run_rank(rank_t* r) {
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     for (int32_t l = 0; grads.arrays[kind] != NULL && l < count; ++l) {
       const array_t* a = &grads.arrays[kind][l];
+      pull(a);
       int64_t cols = param_cols(c, kind);
       for (int64_t i = 0; i < param_size(c, kind); ++i) {
         r->out->grad_params[kind][(int64_t)ids[l] * param_size(c, kind) + i] =
-            load(grad_dtype, a->tensor.data, (i / cols) * a->strides[0] + (i % cols) * a->strides[1]);
+            load(grad_dtype, a->host, (i / cols) * a->strides[0] + (i % cols) * a->strides[1]);
       }
     }
   }
@@ -510,8 +589,7 @@ static void run_rank(rank_t* r) {
   sluice_comm_destroy(comm);
   free_experts(&params, count);
   free_experts(&grads, count);
-  array_t* all[] = {&x, &id, &w, &y, &dy, &dx, &dw};
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) give(all[i]->tensor.data);
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) drop(all[i]);
   free(ids);
   free(owners);
 }

@@ -8,12 +8,16 @@
 #include "sluice/sluice.h"
 
 #define WORLD_MAX_RANKS 8
+#define WORLD_CYCLE     7
 
-/* Another machine than this CPU, whose memory this process can touch once it is settled. */
+/* Another machine than this CPU. What the host prepares is sent there, and results are fetched once it is settled. */
 typedef struct world_machine_s {
   int32_t device_type;
+  int32_t (*device_id)(int32_t rank);
   void* (*allocate)(int32_t rank, uint64_t bytes);
   void (*release)(void* data);
+  void (*send)(int32_t rank, void* there, const void* here, uint64_t bytes); /* host-complete, both */
+  void (*fetch)(int32_t rank, void* here, const void* there, uint64_t bytes);
   sluice_status_t (*make_comm)(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm);
   sluice_status_t (*make_context)(int32_t rank, const sluice_context_config_t* config, sluice_comm_t* comm,
                                   sluice_context_t** out_context);
@@ -43,6 +47,7 @@ typedef struct case_s {
   int32_t outstanding;                   /* forwards before the first backward; 0: 1 */
   int64_t ceiling;                       /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
   int32_t parts;                         /* dispatch, experts, combine called one by one */
+  int32_t cycles;                        /* of WORLD_CYCLE rounds with fewer and more tokens, before all of it */
   const char* gemm;                      /* NULL: "ref" */
   const world_machine_t* machine;        /* NULL: this CPU */
 } case_t;
@@ -58,6 +63,7 @@ typedef struct result_s {
   uint64_t bytes_sent[WORLD_MAX_RANKS];
   sluice_ceiling_report_t report[WORLD_MAX_RANKS]; /* under a ceiling */
   sluice_status_t report_status[WORLD_MAX_RANKS];
+  uint64_t growth[WORLD_MAX_RANKS];    /* of current_bytes from the second cycle to the last */
   int32_t num_chunks[WORLD_MAX_RANKS]; /* of the last pass */
   sluice_status_t status[WORLD_MAX_RANKS];
   char message[WORLD_MAX_RANKS][1024];

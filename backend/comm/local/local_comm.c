@@ -6,7 +6,10 @@
  * theirs in different orders.
  *
  * Everything here is guarded by the group's mutex, except the bytes being copied: `readers` keeps the request they
- * belong to alive meanwhile. */
+ * belong to alive meanwhile.
+ *
+ * Memory of a device goes the same way in the order of streams (local_far.h): a copy is then enqueued instead of done,
+ * and exchange_enqueue returns when everything of this rank's has been. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +17,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/comm/comm.h"
+#include "backend/comm/local/local_far.h"
 
 enum { MAX_IN_FLIGHT = 2 };
 
@@ -26,12 +30,15 @@ typedef struct local_peer_s { /* one peer's part of a request */
   uint64_t recv_bytes;
   int32_t is_sent; /* the peer has fetched it, or there is nothing to send */
   int32_t is_received;
+  int32_t is_unordered; /* the peer's copy is enqueued, and our stream does not wait for it yet */
 } local_peer_t;
 
 struct sluice_comm_request_s {
   int32_t is_used;
-  int32_t readers;     /* peers copying out of our send buffers right now */
-  int32_t pending;     /* entries of peers[] not yet sent plus not yet received */
+  int32_t readers; /* peers copying out of our send buffers right now */
+  int32_t pending; /* entries of peers[] not yet sent plus not yet received */
+  int32_t is_far;  /* memory of a device, on `stream` */
+  sluice_stream_t stream;
   uint64_t number;     /* the same on all ranks: requests are matched by it */
   local_peer_t* peers; /* [W] */
 };
@@ -70,6 +77,10 @@ struct local_comm_s {
   sluice_local_group_t* group;
   int32_t is_aborted;
   uint64_t num_started;
+  sluice_local_far_t far; /* copy NULL: none */
+  void* ready;            /* event: the rows of the exchange being enqueued are there */
+  void** fetched;         /* [W] events: our copy of that rank's rows */
+  int32_t unordered;      /* of those, copies that their senders' streams do not wait for yet */
   sluice_comm_request_t requests[MAX_IN_FLIGHT];
   local_peer_t peers[]; /* [MAX_IN_FLIGHT * W] */
 };
@@ -172,11 +183,48 @@ static void leave(local_comm_t* comm, int32_t culprit) {
   pthread_cond_broadcast(&comm->group->changed);
 }
 
+/* What comes after this exchange on our stream comes after the copies that peers have enqueued out of our buffers. */
+static sluice_status_t order(local_comm_t* comm, sluice_comm_request_t* request) {
+  sluice_status_t status = SLUICE_OK;
+  for (int32_t p = 0; p < comm->base.world_size && request->is_far; ++p) {
+    if (!request->peers[p].is_unordered) continue;
+    local_comm_t* reader = comm->group->ends[p].comm; /* it stays until its copies are ordered */
+    void* event = reader->fetched[comm->base.rank];
+    sluice_status_t waited = comm->far.wait(comm->far.user, request->stream, event);
+    if (waited != SLUICE_OK) {
+      comm->far.drain(comm->far.user, request->stream, event);
+      status = waited;
+    }
+    request->peers[p].is_unordered = 0;
+    --reader->unordered;
+    pthread_cond_broadcast(&comm->group->changed);
+  }
+  return status;
+}
+
 /* Takes a request back: once nobody copies out of it, its buffers are the caller's again. */
 static void withdraw(local_comm_t* comm, sluice_comm_request_t* request, int32_t culprit) {
   while (request->readers > 0) pthread_cond_wait(&comm->group->changed, &comm->group->mutex);
+  (void)order(comm, request);
   if (request->pending > 0) leave(comm, culprit); /* peers that still need something of it will never get it */
   request->is_used = 0;
+}
+
+static uint64_t fetched_bytes(const local_comm_t* comm) {
+  return (uint64_t)comm->base.world_size * sizeof *comm->fetched;
+}
+
+static void drop_far(local_comm_t* comm) {
+  const sluice_local_far_t far = comm->far;
+  for (int32_t p = 0; comm->fetched != NULL && p < comm->base.world_size; ++p) {
+    if (comm->fetched[p] != NULL) far.destroy_event(far.user, comm->fetched[p]);
+  }
+  if (comm->ready != NULL) far.destroy_event(far.user, comm->ready);
+  sluice_free(sluice_process_allocator(), comm->fetched, fetched_bytes(comm));
+  comm->fetched = NULL;
+  comm->ready = NULL;
+  memset(&comm->far, 0, sizeof comm->far);
+  if (far.released != NULL) far.released(far.user);
 }
 
 static void local_destroy(sluice_comm_t* base) {
@@ -187,8 +235,10 @@ static void local_destroy(sluice_comm_t* base) {
     if (comm->requests[i].is_used) withdraw(comm, &comm->requests[i], base->rank);
   }
   leave(comm, base->rank);
+  while (comm->unordered > 0) pthread_cond_wait(&group->changed, &group->mutex); /* senders are in the exchange */
   group->ends[base->rank].comm = NULL;
   pthread_mutex_unlock(&group->mutex);
+  drop_far(comm);
   sluice_free(sluice_process_allocator(), comm, comm_bytes(base->world_size));
   sluice_local_group_destroy(group);
 }
@@ -197,16 +247,18 @@ static void local_abort(sluice_comm_t* base) {
   local_comm_t* comm = downcast(base);
   pthread_mutex_lock(&comm->group->mutex);
   comm->is_aborted = 1;
-  if (comm->group->aborted_by < 0) comm->group->aborted_by = base->rank;
+  /* A rank that has given up already has said whose fault that was. */
+  int is_lost = comm->group->ends[base->rank].state == END_LOST;
+  if (comm->group->aborted_by < 0 && !is_lost) comm->group->aborted_by = base->rank;
   pthread_cond_broadcast(&comm->group->changed);
   pthread_mutex_unlock(&comm->group->mutex);
 }
 
 /* ---- exchange -------------------------------------------------------------------------------------------------- */
 
-static sluice_status_t local_exchange_start(sluice_comm_t* base, const sluice_exchange_t* exchange,
-                                            sluice_comm_request_t** out_request) {
-  local_comm_t* comm = downcast(base);
+static sluice_status_t post(local_comm_t* comm, const sluice_exchange_t* exchange, int32_t is_far,
+                            sluice_stream_t stream, sluice_comm_request_t** out_request) {
+  sluice_comm_t* base = &comm->base;
   pthread_mutex_lock(&comm->group->mutex);
   sluice_comm_request_t* request = NULL;
   for (int i = 0; i < MAX_IN_FLIGHT && request == NULL; ++i) {
@@ -218,6 +270,8 @@ static sluice_status_t local_exchange_start(sluice_comm_t* base, const sluice_ex
                             base->rank);
   }
   request->is_used = 1;
+  request->is_far = is_far;
+  request->stream = stream;
   request->pending = 0;
   request->number = comm->num_started++;
   for (int32_t p = 0; p < base->world_size; ++p) {
@@ -239,6 +293,11 @@ static sluice_status_t local_exchange_start(sluice_comm_t* base, const sluice_ex
   return SLUICE_OK;
 }
 
+static sluice_status_t local_exchange_start(sluice_comm_t* base, const sluice_exchange_t* exchange,
+                                            sluice_comm_request_t** out_request) {
+  return post(downcast(base), exchange, 0, NULL, out_request);
+}
+
 static void note_mismatch(sluice_local_group_t* group, int32_t from, int32_t to, uint64_t sent, uint64_t expected) {
   if (group->mismatch_from >= 0) return;
   group->mismatch_from = from;
@@ -248,36 +307,69 @@ static void note_mismatch(sluice_local_group_t* group, int32_t from, int32_t to,
   pthread_cond_broadcast(&group->changed);
 }
 
+/* Enqueues the copy of `bytes` that `sender` has posted. */
+static sluice_status_t copy_far(local_comm_t* comm, const sluice_comm_request_t* request, const local_comm_t* sender,
+                                const void* from, const local_peer_t* ours) {
+  const sluice_local_far_t* far = &comm->far;
+  SLUICE_TRY(far->wait(far->user, request->stream, sender->ready));
+  SLUICE_TRY(far->copy(far->user, request->stream, ours->recv, from, ours->recv_bytes));
+  sluice_status_t status = far->record(far->user, comm->fetched[sender->base.rank], request->stream);
+  if (status != SLUICE_OK) far->drain(far->user, request->stream, NULL); /* the sender goes on without an event */
+  return status;
+}
+
 /* Copies what peer p has posted for us in the request, if anything. Drops the mutex while copying. */
-static void fetch(local_comm_t* comm, sluice_comm_request_t* request, int32_t p) {
+static sluice_status_t fetch(local_comm_t* comm, sluice_comm_request_t* request, int32_t p) {
   sluice_local_group_t* group = comm->group;
   int32_t rank = comm->base.rank;
   local_peer_t* ours = &request->peers[p];
   local_comm_t* other = group->ends[p].comm;
-  if ((ours->is_sent && ours->is_received) || group->ends[p].state != END_LIVE) return;
+  if ((ours->is_sent && ours->is_received) || group->ends[p].state != END_LIVE) return SLUICE_OK;
 
   sluice_comm_request_t* posted = NULL;
   for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
     if (other->requests[i].is_used && other->requests[i].number == request->number) posted = &other->requests[i];
   }
-  if (posted == NULL && other->num_started <= request->number) return; /* not there yet */
+  if (posted == NULL && other->num_started <= request->number) return SLUICE_OK; /* not there yet */
   /* A peer that is through with this request had nothing for us and expected nothing. */
   uint64_t their_send_bytes = posted != NULL ? posted->peers[rank].send_bytes : 0;
   uint64_t their_recv_bytes = posted != NULL ? posted->peers[rank].recv_bytes : 0;
   if (their_send_bytes != ours->recv_bytes) note_mismatch(group, p, rank, their_send_bytes, ours->recv_bytes);
   if (their_recv_bytes != ours->send_bytes) note_mismatch(group, rank, p, ours->send_bytes, their_recv_bytes);
-  if (group->mismatch_from >= 0 || ours->is_received || posted == NULL) return;
+  if (posted != NULL && posted->is_far != request->is_far) note_mismatch(group, p, rank, 0, 0);
+  if (group->mismatch_from >= 0 || ours->is_received || posted == NULL) return SLUICE_OK;
 
+  sluice_status_t status = SLUICE_OK;
   ++posted->readers;
   pthread_mutex_unlock(&group->mutex);
-  memcpy(ours->recv, posted->peers[rank].send, ours->recv_bytes);
+  if (request->is_far) {
+    status = copy_far(comm, request, other, posted->peers[rank].send, ours);
+  } else {
+    memcpy(ours->recv, posted->peers[rank].send, ours->recv_bytes);
+  }
   pthread_mutex_lock(&group->mutex);
   --posted->readers;
-  ours->is_received = 1;
-  --request->pending;
-  posted->peers[rank].is_sent = 1;
-  --posted->pending;
+  if (status == SLUICE_OK) {
+    ours->is_received = 1;
+    --request->pending;
+    posted->peers[rank].is_sent = 1;
+    --posted->pending;
+    posted->peers[rank].is_unordered = request->is_far;
+    comm->unordered += request->is_far;
+  }
   pthread_cond_broadcast(&group->changed);
+  return status;
+}
+
+/* All that has been posted for this rank's requests. */
+static sluice_status_t fetch_all(local_comm_t* comm) {
+  int32_t world_size = comm->base.world_size;
+  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+    for (int32_t step = 1; step < world_size && comm->requests[i].is_used; ++step) {
+      SLUICE_TRY(fetch(comm, &comm->requests[i], (comm->base.rank + step) % world_size)); /* not all from rank 0 */
+    }
+  }
+  return SLUICE_OK;
 }
 
 /* Why the request can never complete, and which rank is at fault; or OK. */
@@ -291,6 +383,12 @@ static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_reques
   if (group->mismatch_from >= 0) {
     int32_t from = group->mismatch_from;
     int32_t to = group->mismatch_to;
+    if (group->mismatch_sent == group->mismatch_expected) {
+      return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, rank, from == rank ? to : from,
+                              "ranks %d and %d are in the same exchange, one with memory of a device and one with the "
+                              "host's: use contexts of one device type on all ranks of a group",
+                              from, to);
+    }
     return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, rank, from == rank ? to : from,
                             "rank %d sends %llu bytes to rank %d, which expects %llu: the ranks disagree on their "
                             "counts; please report it",
@@ -332,11 +430,9 @@ static sluice_status_t local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
   int32_t culprit = base->rank;
   pthread_mutex_lock(&comm->group->mutex);
   for (;;) {
-    for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
-      for (int32_t step = 1; step < base->world_size && comm->requests[i].is_used; ++step) {
-        fetch(comm, &comm->requests[i], (base->rank + step) % base->world_size); /* not all from rank 0 at once */
-      }
-    }
+    status = fetch_all(comm);
+    if (status == SLUICE_OK) status = order(comm, request);
+    if (status != SLUICE_OK) break; /* of the device */
     if (request->pending == 0) break;
     status = find_failure(comm, request, &culprit);
     if (status != SLUICE_OK) break;
@@ -346,9 +442,11 @@ static sluice_status_t local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
       break;
     }
   }
+  sluice_error_info_t why; /* kept from what withdraw may record */
+  if (status != SLUICE_OK && status != SLUICE_E_TIMED_OUT) sluice_error_capture(&why);
   if (status != SLUICE_E_TIMED_OUT) withdraw(comm, request, culprit);
   pthread_mutex_unlock(&comm->group->mutex);
-  return status;
+  return status == SLUICE_OK || status == SLUICE_E_TIMED_OUT ? status : sluice_error_adopt(&why);
 }
 
 static void local_abandon(sluice_comm_t* base, sluice_comm_request_t* request) {
@@ -357,6 +455,53 @@ static void local_abandon(sluice_comm_t* base, sluice_comm_request_t* request) {
   int32_t missing = find_missing(comm, request);
   withdraw(comm, request, missing >= 0 ? missing : base->rank);
   pthread_mutex_unlock(&comm->group->mutex);
+}
+
+/* ---- memory of a device ---------------------------------------------------------------------------------------- */
+
+static sluice_status_t local_exchange_enqueue(sluice_comm_t* base, const sluice_exchange_t* exchange,
+                                              sluice_stream_t stream) {
+  local_comm_t* comm = downcast(base);
+  sluice_comm_request_t* request = NULL;
+  if (comm->far.copy == NULL) {
+    return SLUICE_FAIL_PEER(SLUICE_E_UNSUPPORTED, base->rank, -1,
+                            "rank %d: this local communicator has no device: it gets that of a CUDA context made on it",
+                            base->rank);
+  }
+  SLUICE_TRY(comm->far.record(comm->far.user, comm->ready, stream));
+  SLUICE_TRY(post(comm, exchange, 1, stream, &request));
+  return sluice_comm_exchange_wait(base, request, "the other ranks to enqueue an exchange");
+}
+
+/* Nothing that was enqueued waits for a peer. */
+static sluice_status_t local_poll(sluice_comm_t* base) {
+  (void)base;
+  return SLUICE_OK;
+}
+
+int sluice_comm_is_local(const sluice_comm_t* comm) { return comm->vtable == &local_comm_vtable; }
+
+void* sluice_local_comm_far(sluice_comm_t* comm) {
+  return sluice_comm_is_local(comm) ? downcast(comm)->far.user : NULL;
+}
+
+sluice_status_t sluice_local_comm_set_far(sluice_comm_t* base, const sluice_local_far_t* far) {
+  local_comm_t* comm = downcast(base);
+  if (comm->far.copy != NULL) {
+    if (far->released != NULL) far->released(far->user);
+    return SLUICE_OK;
+  }
+  comm->far = *far;
+  comm->fetched = sluice_alloc_zeroed(sluice_process_allocator(), fetched_bytes(comm), "events of a communicator");
+  sluice_status_t status = comm->fetched == NULL ? SLUICE_E_NO_MEMORY : far->create_event(far->user, &comm->ready);
+  for (int32_t p = 0; p < base->world_size && status == SLUICE_OK; ++p) {
+    status = far->create_event(far->user, &comm->fetched[p]);
+  }
+  if (status == SLUICE_OK) return SLUICE_OK;
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  drop_far(comm);
+  return sluice_error_adopt(&why);
 }
 
 /* ---- notes ----------------------------------------------------------------------------------------------------- */
@@ -394,4 +539,6 @@ static const sluice_comm_vtable_t local_comm_vtable = {
     .publish = local_publish,
     .lookup = local_lookup,
     .abandon = local_abandon,
+    .exchange_enqueue = local_exchange_enqueue,
+    .poll = local_poll,
 };

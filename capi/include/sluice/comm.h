@@ -1,6 +1,6 @@
 /* Communicators: how the ranks of one expert-parallel group exchange rows.
  *
- *   local   the ranks are threads of this process: the embedded default, for examples and tests
+ *   local   the ranks are threads of this process: the embedded default, for examples and tests; on CUDA too
  *   host    callbacks into the host's own process group (torch c10d through the adapter)
  *   mpi     Open MPI, in its own shared object loaded on demand
  *   nccl    NVIDIA's, opened by name at run time: for contexts on CUDA

@@ -1,0 +1,273 @@
+#include "capi/test/cuda_layer_suite.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/clock.h"
+
+case_t layer_base_case(void) {
+  return (case_t){.world_size = 1,
+                  .tokens = {13, 9, 17, 5},
+                  .model_width = 11,
+                  .hidden_width = 19,
+                  .num_experts = 12,
+                  .top_k = 2,
+                  .num_chunks = 1,
+                  .dtype = SLUICE_DTYPE_F32,
+                  .activation = SLUICE_ACTIVATION_GELU,
+                  .restore_input = SLUICE_RESTORE_KEEP,
+                  .restore_middle = SLUICE_RESTORE_KEEP,
+                  .hot_expert = -1};
+}
+
+static case_t case_of(int32_t world_size) {
+  case_t c = layer_base_case();
+  c.world_size = world_size;
+  return c;
+}
+
+/* Towards the reference as layer_test's: f32 sums of some 20 terms, 8 bits in bf16 and 11 in f16 between ops. */
+static double tolerance(const case_t* c) {
+  switch (c->dtype) {
+    case SLUICE_DTYPE_F64: return 3e-7;
+    case SLUICE_DTYPE_F32: return 5e-6;
+    case SLUICE_DTYPE_F16: return 1e-2;
+    default: return 6e-2;
+  }
+}
+
+/* Towards the CPU: products differ in the order of their sums, activations by their last bits, and a value that lies
+ * between two of the type may be rounded either way between ops. In ulps of 1 (distances are relative above 1). */
+static double ulps_of_cpu(const case_t* c) {
+  switch (c->dtype) {
+    case SLUICE_DTYPE_F64: return 3e-7;
+    case SLUICE_DTYPE_F32: return 16 * 1.1920929e-7;
+    case SLUICE_DTYPE_F16: return 4 * 9.765625e-4;
+    default: return 4 * 7.8125e-3;
+  }
+}
+
+static char problem[1400];
+
+static const char* run_there(const layer_machine_t* machine, const case_t* c, int32_t variant, result_t* out) {
+  case_t there = *c;
+  machine->open(c->world_size, variant);
+  there.machine = machine->world();
+  world_run(&there, out);
+  const char* left = machine->close();
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    if (out->status[r] == SLUICE_OK && out->growth[r] == 0) continue;
+    snprintf(problem, sizeof problem, "rank %d: status %d: %s; %llu bytes more after the last cycle than the second", r,
+             out->status[r], out->message[r], (unsigned long long)out->growth[r]);
+    return problem;
+  }
+  if (left == NULL) return NULL;
+  snprintf(problem, sizeof problem, "%s", left);
+  return problem;
+}
+
+static const char* check_with(const layer_machine_t* machine, const case_t* c, int32_t variant, double room) {
+  result_t got, want, cpu;
+  const char* why = run_there(machine, c, variant, &got);
+  if (why != NULL) {
+    world_free(&got);
+    return why;
+  }
+  world_run(c, &cpu);
+  world_reference(c, &want);
+  double d = world_distance(c, &got, &want), e = world_distance(c, &got, &cpu);
+  world_free(&got);
+  world_free(&want);
+  world_free(&cpu);
+  if (d >= 0 && d <= room * tolerance(c) && e >= 0 && e <= room * ulps_of_cpu(c)) return NULL;
+  snprintf(problem, sizeof problem,
+           "W %d n %d T %lld M %lld H %lld E %d K %d dtype %d act %d gated %d bias %d restore %d %d: distance %g, of "
+           "the CPU %g",
+           c->world_size, c->num_chunks, (long long)c->tokens[0], (long long)c->model_width, (long long)c->hidden_width,
+           c->num_experts, c->top_k, c->dtype, c->activation, c->gated, c->bias, c->restore_input, c->restore_middle, d,
+           e);
+  return problem;
+}
+
+#define CHECK_WITH(machine, c, variant)                          \
+  do {                                                           \
+    const char* why_ = check_with((machine), (c), (variant), 1); \
+    if (why_ != NULL) return why_;                               \
+  } while (0)
+#define CHECK(machine, c) CHECK_WITH((machine), (c), 1)
+
+static const int32_t CHUNKS[] = {1, 2, 4};
+
+static const char* chunks(const layer_machine_t* machine, int32_t world_size) {
+  for (int n = 0; n < 3; ++n) {
+    case_t c = case_of(world_size);
+    c.num_chunks = CHUNKS[n];
+    c.bias = (world_size + n) % 2 == 0, c.gated = n % 2;
+    c.wgrad_mode = n == 1 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
+    CHECK(machine, &c);
+    c.dtype = SLUICE_DTYPE_BF16, c.gated = !c.gated;
+    CHECK(machine, &c);
+  }
+  return NULL;
+}
+
+static const char* activations(const layer_machine_t* machine, int32_t world_size) {
+  for (int32_t a = SLUICE_ACTIVATION_IDENTITY; a <= SLUICE_ACTIVATION_SWIGLU; ++a) {
+    case_t c = case_of(world_size);
+    c.activation = a, c.num_chunks = 2, c.bias = 1, c.gated = a == SLUICE_ACTIVATION_SWIGLU || a % 2;
+    CHECK(machine, &c);
+  }
+  return NULL;
+}
+
+static const char* policies(const layer_machine_t* machine, int32_t world_size) {
+  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
+  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (int p = 0; p < 9; ++p) {
+    case_t c = case_of(world_size);
+    c.num_chunks = CHUNKS[p % 3], c.bias = 1, c.gated = p % 2;
+    c.restore_input = inputs[p / 3], c.restore_middle = middles[p % 3];
+    c.reuse_saved = p % 2, c.restore = p % 4 == 3;
+    CHECK(machine, &c);
+    c.num_chunks = 4, c.dtype = SLUICE_DTYPE_BF16, c.restore = !c.restore;
+    CHECK(machine, &c);
+  }
+  return NULL;
+}
+
+static const char* dtypes(const layer_machine_t* machine, int32_t world_size) {
+  const int32_t types[] = {SLUICE_DTYPE_F16, SLUICE_DTYPE_F64, SLUICE_DTYPE_BF16};
+  for (int d = 0; d < 3; ++d) {
+    case_t c = case_of(world_size);
+    c.num_chunks = 3, c.bias = 1, c.dtype = types[d], c.gated = 1;
+    CHECK(machine, &c);
+    c.grad_f32 = c.dtype != SLUICE_DTYPE_F64, c.accumulate = 1;
+    CHECK(machine, &c);
+    CHECK_WITH(machine, &c, 0);
+    CHECK_WITH(machine, &c, 2);
+  }
+  return NULL;
+}
+
+static const char* odd_shapes(const layer_machine_t* machine, int32_t world_size) {
+  case_t c = case_of(world_size);
+  c.num_chunks = 3, c.drop_every = 3;
+  CHECK(machine, &c);
+  c.drop_every = 1;
+  CHECK(machine, &c);
+  c.drop_every = 0, c.top_k = 12;
+  CHECK(machine, &c);
+  c.top_k = 1, c.hot_expert = 11, c.transposed = 1;
+  CHECK(machine, &c);
+  c.hot_expert = -1, c.uneven_owners = 1, c.num_chunks = 16;
+  CHECK(machine, &c);
+  c.tokens[0] = 0;
+  CHECK(machine, &c);
+  return NULL;
+}
+
+static const char* halves_and_steps(const layer_machine_t* machine, int32_t world_size) {
+  case_t c = case_of(world_size);
+  c.num_chunks = 2, c.halves_apart = 1, c.gated = 1, c.bias = 1;
+  CHECK(machine, &c);
+  c.halves_apart = 0, c.outstanding = 3;
+  CHECK(machine, &c);
+  c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  CHECK(machine, &c);
+  return NULL;
+}
+
+/* More than one block of every kernel and tile of the routing; longer sums, so a little more room. */
+static const char* larger(const layer_machine_t* machine, int32_t world_size) {
+  case_t c = case_of(world_size);
+  for (int r = 0; r < 4; ++r) c.tokens[r] = machine->is_slow ? 40 + 7 * r : 300 + 37 * r;
+  c.model_width = 96, c.hidden_width = 136, c.num_experts = 16, c.top_k = 4, c.num_chunks = 4, c.gated = 1;
+  c.activation = SLUICE_ACTIVATION_SILU;
+  const char* why = check_with(machine, &c, 1, 4);
+  c.dtype = SLUICE_DTYPE_BF16, c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  return why != NULL ? why : check_with(machine, &c, 1, 4);
+}
+
+/* Exact mode: the counts of a forward are read once; a backward reads nothing. */
+static const char* host_waits(const layer_machine_t* machine, int32_t world_size) {
+  case_t c = case_of(world_size);
+  result_t out;
+  c.num_chunks = 4, c.bias = 1;
+  machine->open(world_size, 1);
+  c.machine = machine->world();
+  world_run(&c, &out);
+  const char* why = NULL;
+  for (int32_t r = 0; r < world_size && why == NULL; ++r) {
+    uint64_t forward = machine->reads(r, SLUICE_FORWARD), backward = machine->reads(r, SLUICE_BACKWARD);
+    if (out.status[r] == SLUICE_OK && forward == 1 && backward == 0) continue;
+    snprintf(problem, sizeof problem,
+             "rank %d: status %d: %s; %llu reads in forward and %llu in backward, want 1 and 0", r, out.status[r],
+             out.message[r], (unsigned long long)forward, (unsigned long long)backward);
+    why = problem;
+  }
+  const char* left = machine->close();
+  world_free(&out);
+  return why != NULL ? why : left;
+}
+
+/* What a training does: the same layer again and again, with fewer and more tokens; bytes stay as they are. */
+static const char* many_rounds(const layer_machine_t* machine, int32_t world_size) {
+  case_t c = case_of(world_size);
+  for (int r = 0; r < 4; ++r) c.tokens[r] = 5 + r % 2;
+  c.model_width = 4, c.hidden_width = 5, c.num_experts = 4, c.num_chunks = 2, c.gated = 1, c.cycles = 3;
+  CHECK(machine, &c);
+  c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  CHECK(machine, &c);
+  return NULL;
+}
+
+const layer_case_t layer_cases[] = {
+    {"Chunks_MatchReferenceAndCpu", chunks, 1},
+    {"EveryActivation_MatchesReferenceAndCpu", activations, 0},
+    {"EveryPolicy_MatchesReferenceAndCpu", policies, 1},
+    {"OtherDtypesAndGradientsInF32_MatchReferenceAndCpu", dtypes, 0},
+    {"OddShapesAndOwners_MatchReferenceAndCpu", odd_shapes, 0},
+    {"HalvesApartAndOutstandingSteps_MatchReferenceAndCpu", halves_and_steps, 0},
+    {"LargerShapes_MatchReferenceAndCpu", larger, 0},
+    {"HostWaits_OneInForwardNoneInBackward", host_waits, 0},
+    {"ManyRounds_KeepTheirBytes", many_rounds, 0},
+    {NULL, NULL, 0},
+};
+
+/* ---- soak ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t dice;
+static int32_t throw_dice(int32_t sides) {
+  dice = dice * 6364136223846793005u + 1442695040888963407u;
+  return (int32_t)((dice >> 33) % (uint64_t)sides);
+}
+
+static case_t random_case(const layer_machine_t* machine, int32_t most_ranks) {
+  static const int32_t types[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
+  case_t c = layer_base_case();
+  c.world_size = 1 + throw_dice(most_ranks);
+  for (int r = 0; r < c.world_size; ++r) c.tokens[r] = throw_dice(4) == 0 ? 0 : throw_dice(machine->is_slow ? 20 : 300);
+  c.model_width = 1 + throw_dice(40), c.hidden_width = 1 + throw_dice(40);
+  c.num_experts = c.world_size * (1 + throw_dice(5));
+  c.top_k = 1 + throw_dice(c.num_experts < 4 ? c.num_experts : 4);
+  c.num_chunks = 1 + throw_dice(6), c.dtype = types[throw_dice(3)];
+  c.activation = throw_dice(6), c.gated = throw_dice(2), c.bias = throw_dice(2), c.wgrad_mode = throw_dice(2);
+  c.drop_every = throw_dice(3) == 0 ? 2 + throw_dice(5) : 0;
+  c.hot_expert = throw_dice(4) == 0 && c.top_k < c.num_experts ? throw_dice(c.num_experts) : -1;
+  c.transposed = throw_dice(2), c.uneven_owners = throw_dice(3) == 0, c.reuse_saved = throw_dice(2);
+  c.restore_input = throw_dice(3), c.restore_middle = (int32_t[]){0, 1, 3}[throw_dice(3)];
+  c.cycles = throw_dice(8) == 0 && !machine->is_slow ? 4 : 0;
+  return c;
+}
+
+const char* layer_soak(const layer_machine_t* machine, int32_t most_ranks, uint64_t seed, double seconds,
+                       int64_t* out_cases) {
+  uint64_t end_ns = sluice_now_ns() + (uint64_t)(seconds * 1e9);
+  dice = seed;
+  for (*out_cases = 0; sluice_now_ns() < end_ns; ++*out_cases) {
+    const case_t c = random_case(machine, most_ranks);
+    const char* why = check_with(machine, &c, 1, 4); /* longer sums than the base case's, by chance large ones */
+    if (why != NULL) return why;
+  }
+  return NULL;
+}

@@ -1,0 +1,369 @@
+/* A local communicator over memory of CUDA devices, on the fake driver: bytes, order by happens-before, every failure.
+ */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/comm/comm.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "capi/src/context_far.h"
+
+enum { MAX_RANKS = 4, ROUNDS = 6, ROOM = 4096, FAILS = 999 };
+#define MS UINT64_C(1000000)
+
+typedef struct world_s world_t;
+typedef struct rank_s {
+  world_t* world;
+  int32_t rank;
+  sluice_comm_t* comm;
+  void* stream;
+  unsigned char *send, *recv, *got; /* on the device: two parts reused by all rounds, and a place for each round */
+  sluice_status_t status;           /* of the first that failed */
+  int32_t peer;
+  char message[1024];
+} rank_t;
+
+struct world_s {
+  int32_t world_size;
+  int32_t devices; /* 1: all ranks on one, else a device each */
+  uint64_t timeout_ns;
+  void (*run)(rank_t* me);
+  sluice_local_group_t* group;
+  pthread_barrier_t barrier;
+  rank_t ranks[MAX_RANKS];
+};
+
+static int32_t device_of(const rank_t* me) { return me->world->devices == 1 ? 0 : me->rank; }
+
+static sluice_status_t note(rank_t* me, sluice_status_t status) {
+  sluice_error_info_t why;
+  if (status == SLUICE_OK || me->status != SLUICE_OK) return status;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  me->status = status;
+  me->peer = why.peer;
+  snprintf(me->message, sizeof me->message, "%s", why.message);
+  return status;
+}
+
+static sluice_status_t use_cuda(rank_t* me, int32_t device_id) {
+  const sluice_cuda_sources_t sources = {sluice_fake_cuda_driver(), sluice_fake_cuda_image(), NULL, NULL};
+  return sluice_comm_local_use_cuda(me->comm, device_id, &sources);
+}
+
+static void* rank_main(void* argument) {
+  rank_t* me = argument;
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = me->rank, config.world_size = me->world->world_size, config.timeout_ns = me->world->timeout_ns;
+  if (sluice_comm_create_local(me->world->group, &config, &me->comm) != SLUICE_OK) abort();
+  pthread_barrier_wait(&me->world->barrier);
+  me->world->run(me);
+  pthread_barrier_wait(&me->world->barrier);
+  sluice_comm_destroy(me->comm);
+  return NULL;
+}
+
+/* Returns the hazards found; nothing may be left. */
+static int64_t run_world(world_t* world) {
+  char live[200], hazard[200];
+  pthread_t threads[MAX_RANKS];
+  if (world->timeout_ns == 0) world->timeout_ns = 20000 * MS;
+  assert_int_equal(sluice_local_group_create(world->world_size, &world->group), SLUICE_OK);
+  pthread_barrier_init(&world->barrier, NULL, (unsigned)world->world_size);
+  for (int32_t r = 0; r < world->world_size; ++r) {
+    rank_t* me = &world->ranks[r];
+    *me = (rank_t){.world = world, .rank = r, .peer = -1};
+    me->stream = sluice_fake_cuda_open_stream(device_of(me));
+    me->send = sluice_fake_cuda_take(device_of(me), ROOM);
+    me->recv = sluice_fake_cuda_take(device_of(me), ROOM);
+    me->got = sluice_fake_cuda_take(device_of(me), (uint64_t)ROUNDS * ROOM);
+  }
+  for (int32_t r = 0; r < world->world_size; ++r) pthread_create(&threads[r], NULL, rank_main, &world->ranks[r]);
+  for (int32_t r = 0; r < world->world_size; ++r) pthread_join(threads[r], NULL);
+  for (int32_t r = 0; r < world->world_size; ++r) assert_true(sluice_fake_cuda_idle(world->ranks[r].stream));
+  int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard);
+  for (int32_t r = 0; r < world->world_size; ++r) sluice_fake_cuda_close_stream(world->ranks[r].stream);
+  sluice_local_group_destroy(world->group);
+  pthread_barrier_destroy(&world->barrier);
+  int64_t left = sluice_fake_cuda_live(live, sizeof live);
+  if (left != 0) fail_msg("left: %s", live);
+  return hazards;
+}
+
+static void give_memory(world_t* world) {
+  for (int32_t r = 0; r < world->world_size; ++r) {
+    sluice_fake_cuda_give(world->ranks[r].send);
+    sluice_fake_cuda_give(world->ranks[r].recv);
+    sluice_fake_cuda_give(world->ranks[r].got);
+  }
+}
+
+/* ---- exchanges ------------------------------------------------------------------------------------------------- */
+
+static uint64_t size_of(int32_t source, int32_t target, int32_t round) {
+  return (source * 7 + target * 3 + round * 5) % 4 == 0 ? 0 : 1 + (uint64_t)(source * 109 + target * 37 + round) % 900;
+}
+static unsigned char byte_of(int32_t source, int32_t target, int32_t round) {
+  return (unsigned char)(1 + source * 61 + target * 17 + round * 5);
+}
+static uint64_t device_address(const void* data) { return (uint64_t)(uintptr_t)data; }
+
+typedef struct arrays_s {
+  const void* send[MAX_RANKS];
+  void* recv[MAX_RANKS];
+  uint64_t send_bytes[MAX_RANKS], recv_bytes[MAX_RANKS];
+} arrays_t;
+
+static sluice_exchange_t exchange_of(const rank_t* me, int32_t round, arrays_t* a) {
+  for (int32_t p = 0; p < me->world->world_size; ++p) {
+    a->send[p] = me->send + p * 1000;
+    a->recv[p] = me->recv + p * 1000;
+    a->send_bytes[p] = p == me->rank ? 77 : size_of(me->rank, p, round); /* the own entry is never read */
+    a->recv_bytes[p] = p == me->rank ? 99 : size_of(p, me->rank, round);
+  }
+  return (sluice_exchange_t){a->send, a->send_bytes, a->recv, a->recv_bytes};
+}
+
+/* Between the exchanges the stream writes over what was sent and carries off what came. */
+static sluice_status_t one_round(rank_t* me, int32_t round) {
+  arrays_t a;
+  const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
+  const sluice_exchange_t exchange = exchange_of(me, round, &a);
+  for (int32_t p = 0; p < me->world->world_size; ++p) {
+    if (p == me->rank || a.send_bytes[p] == 0) continue;
+    (void)driver->cuMemsetD8Async(device_address(a.send[p]), byte_of(me->rank, p, round), a.send_bytes[p], me->stream);
+  }
+  SLUICE_TRY(sluice_comm_exchange_enqueue(me->comm, &exchange, me->stream));
+  for (int32_t p = 0; p < me->world->world_size; ++p) {
+    if (p == me->rank || a.recv_bytes[p] == 0) continue;
+    (void)driver->cuMemcpyAsync(device_address(me->got + round * ROOM + p * 1000), device_address(a.recv[p]),
+                                a.recv_bytes[p], me->stream);
+  }
+  return SLUICE_OK;
+}
+
+/* A header between hosts now and then, as the engine's. */
+static void all_rounds(rank_t* me) {
+  if (note(me, use_cuda(me, device_of(me))) != SLUICE_OK) {
+    sluice_comm_abort(me->comm); /* as a rank that cannot take part */
+    return;
+  }
+  for (int32_t round = 0; round < ROUNDS; ++round) {
+    int64_t sum = me->rank;
+    if (round % 2 == 1 && note(me, sluice_comm_all_reduce_i64(me->comm, &sum, 1, SLUICE_REDUCE_SUM, NULL)) != 0) return;
+    if (note(me, one_round(me, round)) != SLUICE_OK) return;
+  }
+}
+
+static void check_bytes(const world_t* world) {
+  for (int32_t r = 0; r < world->world_size; ++r) {
+    for (int32_t i = 0; i < ROUNDS; ++i) {
+      for (int32_t p = 0; p < world->world_size; ++p) {
+        const unsigned char* at = world->ranks[r].got + i * ROOM + p * 1000;
+        uint64_t bytes = p == r ? 0 : size_of(p, r, i);
+        for (uint64_t b = 0; b < bytes; ++b) assert_int_equal(at[b], byte_of(p, r, i));
+        assert_int_equal(at[bytes], 0xa5); /* nothing beyond */
+      }
+    }
+  }
+}
+
+static void LocalCuda_ManyExchanges_ArriveIntactAndInOrder(void** state) {
+  (void)state;
+  for (int32_t devices = 1; devices <= 2; ++devices) {
+    for (int32_t w = 2; w <= MAX_RANKS; ++w) {
+      world_t world = {.world_size = w, .devices = devices, .run = all_rounds};
+      sluice_fake_cuda_reset();
+      int64_t hazards = run_world(&world);
+      for (int32_t r = 0; r < w; ++r) {
+        if (world.ranks[r].status != SLUICE_OK) fail_msg("rank %d: %s", r, world.ranks[r].message);
+      }
+      assert_int_equal(hazards, 0);
+      check_bytes(&world);
+      give_memory(&world);
+    }
+  }
+}
+
+static void LocalCuda_AnyWaitLeftOut_LeavesAHazard(void** state) {
+  (void)state;
+  int64_t waits = 1, found = 0;
+  for (int64_t nth = -1; nth < waits; ++nth) {
+    world_t world = {.world_size = 2, .devices = 1, .run = all_rounds};
+    sluice_fake_cuda_reset();
+    sluice_fake_cuda_drop_wait(nth);
+    int64_t hazards = run_world(&world);
+    if (nth < 0) waits = sluice_fake_cuda_waits();
+    if (nth < 0) assert_int_equal(hazards, 0);
+    found += hazards > 0;
+    give_memory(&world);
+  }
+  printf("%lld of %lld waits are needed\n", (long long)found, (long long)waits);
+  /* Ranks race for their numbers; and the wait after the last use of the sent rows orders nothing. */
+  assert_true(2 * found > waits);
+}
+
+/* Every call of the driver fails once: all ranks come back, with a status where it mattered; bytes are right where it
+ * did not; nothing is left and nothing is out of order. */
+static void LocalCuda_NthCallFails_AllRanksReturn(void** state) {
+  (void)state;
+  int was_reached = 1;
+  int64_t nth = 0, refusals = 0;
+  for (; was_reached; nth += 3) {
+    world_t world = {.world_size = 3, .devices = 1, .run = all_rounds};
+    sluice_fake_cuda_reset();
+    sluice_fake_cuda_fail_call(nth, FAILS);
+    int64_t hazards = run_world(&world);
+    was_reached = sluice_fake_cuda_failed();
+    int failed = 0;
+    for (int32_t r = 0; r < 3; ++r) failed += world.ranks[r].status != SLUICE_OK;
+    if (hazards != 0 && failed > 0) fail_msg("call %lld: %lld hazards", (long long)nth, (long long)hazards);
+    if (failed > 0 && failed < 3) {
+      for (int32_t r = 0; r < 3; ++r) {
+        const rank_t* me = &world.ranks[r];
+        if (me->status != SLUICE_OK && me->status != SLUICE_E_PEER_LOST && me->status != SLUICE_E_FOREIGN) {
+          fail_msg("call %lld, rank %d: %s", (long long)nth, r, me->message);
+        }
+      }
+    }
+    refusals += failed > 0;
+    give_memory(&world);
+  }
+  printf("%lld calls, of which %lld ended the group\n", (long long)(nth / 3), (long long)refusals);
+  assert_true(nth > 100 && refusals > 10);
+}
+
+/* ---- what goes wrong ------------------------------------------------------------------------------------------- */
+
+static void rank_one_is_silent(rank_t* me) {
+  (void)use_cuda(me, device_of(me));
+  if (me->rank != 1) (void)note(me, one_round(me, 0));
+}
+
+static void LocalCuda_SilentRank_TimesOutNamingIt(void** state) {
+  (void)state;
+  world_t world = {.world_size = 3, .devices = 1, .run = rank_one_is_silent, .timeout_ns = 300 * MS};
+  sluice_fake_cuda_reset();
+  assert_int_equal(run_world(&world), 0);
+  int timed_out = 0;
+  for (int32_t r = 0; r < 3; r += 2) {
+    const rank_t* me = &world.ranks[r];
+    timed_out += me->status == SLUICE_E_TIMED_OUT;
+    if (me->status != SLUICE_E_TIMED_OUT && me->status != SLUICE_E_PEER_LOST) fail_msg("rank %d: %s", r, me->message);
+    if (me->peer != 1) fail_msg("rank %d blames %d: %s", r, me->peer, me->message);
+  }
+  assert_true(timed_out > 0);
+  give_memory(&world);
+}
+
+static void rank_one_aborts(rank_t* me) {
+  (void)use_cuda(me, device_of(me));
+  if (me->rank == 1) sluice_comm_abort(me->comm);
+  (void)note(me, one_round(me, 0));
+}
+
+static void LocalCuda_AbortedPeer_IsPeerLostNamingIt(void** state) {
+  (void)state;
+  world_t world = {.world_size = 2, .devices = 1, .run = rank_one_aborts};
+  sluice_fake_cuda_reset();
+  (void)run_world(&world);
+  assert_int_equal(world.ranks[0].status, SLUICE_E_PEER_LOST);
+  assert_int_equal(world.ranks[0].peer, 1);
+  assert_int_equal(world.ranks[1].status, SLUICE_E_ABORTED);
+  give_memory(&world);
+}
+
+static void sizes_differ(rank_t* me) {
+  arrays_t a;
+  (void)use_cuda(me, device_of(me));
+  const sluice_exchange_t exchange = exchange_of(me, 0, &a);
+  for (int32_t p = 0; p < 2; ++p) a.send_bytes[p] = 48, a.recv_bytes[p] = me->rank == 0 ? 40 : 48;
+  (void)note(me, sluice_comm_exchange_enqueue(me->comm, &exchange, me->stream));
+}
+static void kinds_differ(rank_t* me) {
+  arrays_t a;
+  sluice_comm_request_t* request = NULL;
+  (void)use_cuda(me, device_of(me));
+  const sluice_exchange_t exchange = exchange_of(me, 0, &a);
+  for (int32_t p = 0; p < 2; ++p) a.send_bytes[p] = a.recv_bytes[p] = 48;
+  if (me->rank == 0) {
+    (void)note(me, sluice_comm_exchange_enqueue(me->comm, &exchange, me->stream));
+  } else if (note(me, sluice_comm_exchange_start(me->comm, &exchange, &request)) == SLUICE_OK) {
+    (void)note(me, sluice_comm_exchange_wait(me->comm, request, NULL));
+  }
+}
+static void check_internal(void (*run)(rank_t* me), const char* text) {
+  world_t world = {.world_size = 2, .devices = 1, .run = run};
+  sluice_fake_cuda_reset();
+  (void)run_world(&world);
+  int found = 0;
+  for (int32_t r = 0; r < 2; ++r) {
+    const rank_t* me = &world.ranks[r];
+    int is_internal = me->status == SLUICE_E_INTERNAL && strstr(me->message, text) != NULL;
+    if (!is_internal && me->status != SLUICE_E_PEER_LOST) fail_msg("rank %d: %d %s", r, me->status, me->message);
+    found += is_internal;
+  }
+  assert_true(found > 0);
+  give_memory(&world);
+}
+static void LocalCuda_RanksThatDisagree_AreInternalNamingThem(void** state) {
+  (void)state;
+  check_internal(sizes_differ, "the ranks disagree on their counts");
+  check_internal(kinds_differ, "one with memory of a device and one with the host's");
+}
+
+static void refusals(rank_t* me) {
+  (void)one_round(me, 0);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  if (why.status != SLUICE_E_UNSUPPORTED || strstr(why.message, "has no device") == NULL) me->status = why.status;
+}
+static void other_device(rank_t* me) {
+  if (use_cuda(me, 0) != SLUICE_OK || use_cuda(me, 0) != SLUICE_OK) me->status = SLUICE_E_INTERNAL;
+  (void)note(me, use_cuda(me, 2));
+}
+static void capturing(rank_t* me) {
+  (void)use_cuda(me, 0);
+  sluice_fake_cuda_set_capturing(me->stream, 1);
+  (void)note(me, one_round(me, 0));
+  sluice_fake_cuda_set_capturing(me->stream, 0);
+}
+static void run_two(void (*run)(rank_t* me), sluice_status_t wanted, const char* text) {
+  world_t world = {.world_size = 2, .devices = 1, .run = run};
+  sluice_fake_cuda_reset();
+  (void)run_world(&world);
+  for (int32_t r = 0; r < 2; ++r) {
+    const rank_t* me = &world.ranks[r];
+    if (me->status != wanted || strstr(me->message, text) == NULL) {
+      fail_msg("rank %d: %d %s", r, me->status, me->message);
+    }
+  }
+  give_memory(&world);
+}
+static void LocalCuda_NoDeviceOtherDeviceOrCapture_IsRefused(void** state) {
+  (void)state;
+  run_two(refusals, SLUICE_OK, "");
+  run_two(other_device, SLUICE_E_INVALID_ARGUMENT, "a rank has one device");
+  run_two(capturing, SLUICE_E_STATE, "captured into a graph");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(LocalCuda_ManyExchanges_ArriveIntactAndInOrder),
+      cmocka_unit_test(LocalCuda_AnyWaitLeftOut_LeavesAHazard),
+      cmocka_unit_test(LocalCuda_NthCallFails_AllRanksReturn),
+      cmocka_unit_test(LocalCuda_SilentRank_TimesOutNamingIt),
+      cmocka_unit_test(LocalCuda_AbortedPeer_IsPeerLostNamingIt),
+      cmocka_unit_test(LocalCuda_RanksThatDisagree_AreInternalNamingThem),
+      cmocka_unit_test(LocalCuda_NoDeviceOtherDeviceOrCapture_IsRefused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -32,24 +32,23 @@ def run(*arguments, timeout=250):
 
 
 def test_Sources_AreThoseOfBazel(harness, root):
+    assert all(len(harness.sources(letter)) > 10 for letter in harness.PROGRAMS)
+    wanted = harness.sources_text()
+    assert (HERE / "sources.txt").read_text() == wanted, "run integration_tests/gpu/run --update-sources"
     query = 'kind("source file", deps(//backend/cts/gpu:gpu_suite))'
     done = subprocess.run(
         ["bazel", "query", "--noshow_progress", query], cwd=root, capture_output=True, text=True, check=True
     )
-    labels = [line[2:].replace(":", "/") for line in done.stdout.split("\n") if line.startswith("//")]
-    wanted = sorted(label for label in labels if label.endswith(".c"))
-    assert len(wanted) > 10
-    assert harness.sources() == wanted, "write these into integration_tests/gpu/sources.txt"
-    listed = {str(path.relative_to(root)) for path in harness.device_sources()}
-    device = {label for label in labels if "/cuda/kernels/" in label}
-    assert device == listed
+    device = {line[2:].replace(":", "/") for line in done.stdout.split("\n") if "/cuda/kernels" in line}
+    assert device == {str(path.relative_to(root)) for path in harness.device_sources()}
 
 
-def test_Parts_CoverEveryItemOnce(harness):
-    names = [name for name, _, _ in harness.items()]
+@pytest.mark.parametrize("fake", [False, True])
+def test_Parts_CoverEveryItemOnce(harness, fake):
+    names = [item.name for item in harness.items(fake)]
     assert len(names) == len(set(names)) >= 10
     for count in (1, 2, 3, 7, 40):
-        found = [name for i in range(count) for name, _, _ in harness.chosen(f"{i + 1}/{count}")]
+        found = [item.name for i in range(count) for item in harness.chosen(f"{i + 1}/{count}", fake)]
         assert sorted(found) == sorted(names)
 
 
@@ -67,40 +66,62 @@ def test_List_NamesWhatIsAbsentAndWhy(harness):
         assert f"absent: {name}: {why}" in done.stdout
 
 
-def test_Dry_CompilesEverySourceAndLinksOnce(harness):
-    lines = run("--dry").stdout.strip().split("\n")
-    for source in harness.sources():
+@pytest.mark.parametrize("options", [[], ["--fake"]])
+def test_Dry_CompilesEverySourceAndLinksEachProgram(harness, options):
+    lines = run("--dry", *options).stdout.strip().split("\n")
+    letters = "sl" if options else "SL"
+    for source in {source for letter in letters for source in harness.sources(letter)}:
         assert sum(f" -c {source} " in line for line in lines) == 1
-    assert sum("sluice_kernels.cu" in line for line in lines) == 1
-    assert lines[-1].endswith("/gpu_suite")
+    assert sum("sluice_kernels.cu" in line for line in lines) == (0 if options else 1)
+    for letter in letters:
+        assert sum(line.endswith("/" + harness.PROGRAMS[letter][0]) for line in lines) == 1
 
 
-def test_Suite_HasThePartsThatTheHarnessRuns(harness, root):
+def test_Programs_HaveThePartsThatTheHarnessRuns(harness, root):
     text = (root / "backend/cts/gpu/gpu_suite_main.c").read_text()
     assert all(f'"{part}", part_{part}' in text for part in harness.PARTS)
+    text = (root / "capi/test/gpu_layer_main.c").read_text()
+    assert all(f'"{part}", part_{part}' in text for part in (*harness.LAYER_PARTS, "soak", "small"))
 
 
 def test_Record_RepeatsOnlyWhatDidNotPass(harness, tmp_path, monkeypatch, capsys):
-    """The loop over items with a stand-in for the program: one fails first, passes then."""
-    script, log = tmp_path / "program", tmp_path / "log"
-    script.write_text(
-        f'#!/bin/sh\necho "$1" >>{log}\n'
-        f'[ "$1" = gemm ] && [ ! -e {tmp_path}/again ] && exit 1\n'
-        'echo "3 passed, 0 failed"\n'
-    )
-    script.chmod(0o755)
-    record = tmp_path / "record.json"
-    monkeypatch.setattr(harness, "build", lambda now: script)
+    """The loop over items with stand-ins for the programs: one fails first, passes then."""
+    log, record = tmp_path / "log", tmp_path / "record.json"
+    for program in ("gpu_suite", "gpu_layer"):
+        script = tmp_path / program
+        script.write_text(
+            f'#!/bin/sh\necho "$1" >>{log}\n'
+            f'[ "$1" = gemm ] && [ ! -e {tmp_path}/again ] && exit 1\n'
+            'echo "3 passed, 0 failed"\n'
+        )
+        script.chmod(0o755)
     monkeypatch.setattr(harness, "versions", dict)
-    monkeypatch.setattr(harness, "SANITIZED", [])
-    monkeypatch.setattr(sys, "argv", ["run", "--record", str(record)])
+    monkeypatch.setattr(harness, "TOOLS", ())
+    monkeypatch.setattr(harness, "SCRIPTS", {})
+    monkeypatch.setattr(sys, "argv", ["run", "--record", str(record), "--programs", str(tmp_path)])
     assert harness.main() == 1
-    assert capsys.readouterr().out.endswith("4 passed, 1 failed\n")
+    assert capsys.readouterr().out.endswith("7 passed, 1 failed\n")
     assert json.loads(record.read_text())["items"]["gemm"]["outcome"] == "failed"
     (tmp_path / "again").touch()
     assert harness.main() == 0
-    assert capsys.readouterr().out.endswith("5 passed, 0 failed\n")
-    assert log.read_text().split() == [*harness.PARTS, "gemm"]
+    assert capsys.readouterr().out.endswith("8 passed, 0 failed\n")
+    assert log.read_text().split() == [*harness.PARTS, *harness.LAYER_PARTS, "soak", "gemm"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_Fake_BuildsAndRunsEveryItemOnThisCpu(harness, tmp_path):
+    """The harness whole, without a GPU: the same programs, lists, record and end."""
+    record = tmp_path / "record.json"
+    done = run("--fake", "--fresh", "--record", str(record), timeout=850)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    outcomes = {name: item["outcome"] for name, item in json.loads(record.read_text())["items"].items()}
+    assert sorted(outcomes) == sorted(item.name for item in harness.items(True))
+    skipped = {name for name, outcome in outcomes.items() if outcome == "skipped"}
+    assert skipped <= {item.name for item in harness.items(True) if item.tool is not None or item.program[-3:] == ".py"}
+    assert "failed" not in outcomes.values()
+    again = run("--fake", "--record", str(record), timeout=850)
+    assert again.stdout.count("passed before") == len(outcomes) - len(skipped)
 
 
 @pytest.mark.full

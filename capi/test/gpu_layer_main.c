@@ -1,0 +1,262 @@
+/* The layer's suite on a GPU, through the C ABI, as one program without a test framework.
+ *
+ *   gpu_layer --list            the parts
+ *   gpu_layer PART [SECONDS]    runs one; a line per case, the last `N passed, N failed`; exit 0, 1, or 77: no GPU here
+ *
+ * Several ranks are threads that share GPU 0, with a local communicator. integration_tests/gpu/run builds this with gcc
+ * and nvcc; the same source over the fake driver and cuBLAS (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/moe/engine.h"
+#include "capi/src/context_far.h"
+#include "capi/test/cuda_layer_suite.h"
+#ifdef SLUICE_GPU_SUITE_FAKE
+#include "capi/test/fakes.h"
+#endif
+
+enum { NO_GPU = 77, MOST_RANKS = 4 };
+#define LEAK_BYTES ((size_t)64 << 20) /* the driver's own pools come and go by less */
+
+static int passed, failed;
+
+static void report(const char* name, const char* problem) {
+  passed += problem == NULL;
+  failed += problem != NULL;
+  printf("%s %s%s%s\n", problem == NULL ? "ok  " : "FAIL", name, problem == NULL ? "" : ": ",
+         problem == NULL ? "" : problem);
+  fflush(stdout);
+}
+
+#ifndef SLUICE_GPU_SUITE_FAKE
+
+/* ---- ranks on GPU 0 -------------------------------------------------------------------------------------------- */
+
+static const char* last_error(void) {
+  static sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  return why.message;
+}
+
+static void die(const char* what, int code) {
+  printf("FAIL %s: %d, %s\n", what, code, last_error());
+  exit(1);
+}
+
+typedef struct rank_machine_s {
+  sluice_device_t* device; /* an object for each rank: entering one is for one thread at a time */
+  void* stream;
+  sluice_context_t* context;
+  uint64_t before, sums[2];
+} rank_machine_t;
+
+static const sluice_cuda_driver_t* driver;
+static rank_machine_t ranks[MOST_RANKS];
+static _Thread_local int32_t rank_here;
+static size_t free_at_first;
+
+static void enter(int32_t rank) {
+  rank_here = rank;
+  if (sluice_cuda_enter(ranks[rank].device) != SLUICE_OK) die("enter", 0);
+}
+static void leave(int32_t rank) {
+  if (sluice_cuda_leave(ranks[rank].device) != SLUICE_OK) die("leave", 0);
+}
+
+static int32_t device_id(int32_t rank) {
+  (void)rank;
+  return 0;
+}
+static void* allocate(int32_t rank, uint64_t bytes) {
+  unsigned long long data = 0;
+  enter(rank);
+  int code = driver->cuMemAlloc_v2(&data, bytes);
+  leave(rank);
+  if (code != 0) die("memory of a case", code);
+  return (void*)(uintptr_t)data;
+}
+static void release(void* data) {
+  int32_t rank = rank_here;
+  enter(rank);
+  int code = driver->cuMemFree_v2((unsigned long long)(uintptr_t)data);
+  leave(rank);
+  if (code != 0) die("memory of a case cannot be freed", code);
+}
+static void settle(int32_t rank) {
+  enter(rank);
+  int code = driver->cuStreamSynchronize(ranks[rank].stream);
+  leave(rank);
+  if (code != 0) die("the stream of a rank", code);
+}
+static void copy_over(int32_t rank, unsigned long long to, unsigned long long from, uint64_t bytes) {
+  enter(rank);
+  int code = bytes == 0 ? 0 : driver->cuMemcpyAsync(to, from, bytes, ranks[rank].stream);
+  leave(rank);
+  if (code != 0) die("copy", code);
+  settle(rank);
+}
+static void send(int32_t rank, void* there, const void* here, uint64_t bytes) {
+  copy_over(rank, (unsigned long long)(uintptr_t)there, (unsigned long long)(uintptr_t)here, bytes);
+}
+static void fetch(int32_t rank, void* here, const void* there, uint64_t bytes) {
+  copy_over(rank, (unsigned long long)(uintptr_t)here, (unsigned long long)(uintptr_t)there, bytes);
+}
+static sluice_stream_t stream_of(int32_t rank) { return ranks[rank].stream; }
+
+static sluice_status_t make_context(int32_t rank, const sluice_context_config_t* config, sluice_comm_t* comm,
+                                    sluice_context_t** out_context) {
+  sluice_status_t status = sluice_context_create(config, comm, out_context);
+  ranks[rank].context = *out_context;
+  return status;
+}
+
+static void note(int32_t rank, int32_t direction, int32_t has_returned) {
+  rank_machine_t* r = &ranks[rank];
+  if (r->context == NULL) return;
+  uint64_t now = sluice_cuda_device_stats(r->context->device).num_host_waits;
+  if (has_returned) r->sums[direction] += now - r->before;
+  r->before = now;
+}
+
+static const world_machine_t* world(void) {
+  static const world_machine_t machine = {
+      .device_type = SLUICE_DEVICE_CUDA,
+      .device_id = device_id,
+      .allocate = allocate,
+      .release = release,
+      .send = send,
+      .fetch = fetch,
+      .make_context = make_context,
+      .stream = stream_of,
+      .settle = settle,
+      .note = note,
+  };
+  return &machine;
+}
+
+static void open_case(int32_t world_size, int32_t variant) {
+  (void)world_size, (void)variant;
+  for (int32_t r = 0; r < MOST_RANKS; ++r) {
+    ranks[r].context = NULL;
+    memset(ranks[r].sums, 0, sizeof ranks[r].sums);
+  }
+}
+
+/* What the first cases load stays (kernels, cuBLAS); after that, memory comes back. */
+static const char* close_case(void) {
+  static char text[160];
+  static int num_cases;
+  size_t now = 0, total = 0;
+  enter(0);
+  int code = driver->cuMemGetInfo_v2(&now, &total);
+  leave(0);
+  if (code != 0) die("memory info", code);
+  if (++num_cases <= 8) free_at_first = now;
+  if (now + LEAK_BYTES >= free_at_first) return NULL;
+  snprintf(text, sizeof text, "%zu bytes of the device have not come back", free_at_first - now);
+  return text;
+}
+
+static uint64_t reads(int32_t rank, int32_t direction) { return ranks[rank].sums[direction]; }
+
+static const layer_machine_t* machine_of(int32_t world_size) {
+  static const layer_machine_t gpu = {"gpu", 0, open_case, world, close_case, reads};
+  (void)world_size;
+  return &gpu;
+}
+
+static void open_gpu(void) {
+  for (int32_t r = 0; r < MOST_RANKS; ++r) {
+    sluice_status_t status = sluice_cuda_device_create(0, sluice_process_allocator(), &ranks[r].device);
+    if (status == SLUICE_E_NOT_FOUND) {
+      printf("no GPU: %s\n", last_error());
+      exit(NO_GPU);
+    }
+    if (status != SLUICE_OK) die("device", 0);
+    driver = sluice_cuda_device_driver(ranks[0].device);
+    enter(r);
+    int code = driver->cuStreamCreateWithPriority(&ranks[r].stream, SLUICE_CU_STREAM_NON_BLOCKING, 0);
+    leave(r);
+    if (code != 0) die("stream", code);
+  }
+}
+
+static void close_gpu(void) {
+  for (int32_t r = 0; r < MOST_RANKS; ++r) {
+    enter(r);
+    (void)driver->cuStreamDestroy_v2(ranks[r].stream);
+    leave(r);
+    if (r > 0) ranks[r].device->vtable->destroy(ranks[r].device);
+  }
+  ranks[0].device->vtable->destroy(ranks[0].device); /* `driver` is its table */
+}
+
+#else
+
+static const layer_machine_t* machine_of(int32_t world_size) { return fakes_layer_machine(world_size > 1); }
+static void open_gpu(void) {}
+static void close_gpu(void) {}
+
+#endif
+
+/* ---- parts ----------------------------------------------------------------------------------------------------- */
+
+static void run_cases(int32_t world_size, int only_small) {
+  for (const layer_case_t* c = layer_cases; c->name != NULL; ++c) {
+    char name[128];
+    if (only_small && !c->is_small) continue;
+    snprintf(name, sizeof name, "%s, %d ranks", c->name, world_size);
+    report(name, c->run(machine_of(world_size), world_size));
+  }
+}
+
+static void part_layer(double seconds) {
+  (void)seconds;
+  run_cases(1, 0);
+}
+static void part_ranks(double seconds) {
+  (void)seconds;
+  run_cases(2, 0);
+  run_cases(4, 0);
+}
+/* For compute-sanitizer: few cases, every kernel that a layer launches. */
+static void part_small(double seconds) {
+  (void)seconds;
+  run_cases(1, 1);
+  run_cases(2, 1);
+}
+static void part_soak(double seconds) {
+  for (int32_t most = 1; most <= MOST_RANKS; most += MOST_RANKS - 1) {
+    char name[128];
+    int64_t count = 0;
+    const char* why = layer_soak(machine_of(most), most, (uint64_t)most, seconds / 2, &count);
+    snprintf(name, sizeof name, "soak up to %d ranks, seed %d, %lld cases", most, most, (long long)count);
+    report(name, why);
+  }
+}
+
+static const struct {
+  const char* name;
+  void (*run)(double seconds);
+} parts[] = {{"layer", part_layer}, {"ranks", part_ranks}, {"small", part_small}, {"soak", part_soak}};
+enum { NUM_PARTS = sizeof parts / sizeof parts[0] };
+
+int main(int argc, char** argv) {
+  int part = -1;
+  for (int i = 0; i < NUM_PARTS; ++i) {
+    if (argc == 2 && strcmp(argv[1], "--list") == 0) printf("%s\n", parts[i].name);
+    if (argc >= 2 && strcmp(argv[1], parts[i].name) == 0) part = i;
+  }
+  if (argc == 2 && strcmp(argv[1], "--list") == 0) return 0;
+  if (part < 0 || argc > 3) {
+    fprintf(stderr, "usage: gpu_layer --list | PART [SECONDS]\n");
+    return 2;
+  }
+  open_gpu();
+  parts[part].run(argc == 3 ? atof(argv[2]) : 240);
+  close_gpu();
+  printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 && passed > 0 ? 0 : 1;
+}

@@ -39,7 +39,8 @@ def test_Sources_AreThoseOfBazel(harness, root):
     done = subprocess.run(
         ["bazel", "query", "--noshow_progress", query], cwd=root, capture_output=True, text=True, check=True
     )
-    device = {line[2:].replace(":", "/") for line in done.stdout.split("\n") if "/cuda/kernels" in line}
+    labels = {line[2:].replace(":", "/") for line in done.stdout.split("\n") if line.startswith("//")}
+    device = {label for label in labels if "/cuda/kernels/" in label}
     assert device == {str(path.relative_to(root)) for path in harness.device_sources()}
 
 

@@ -234,6 +234,64 @@ static void nth_call_of_a_round(const library_t* library, const sluice_moe_confi
          (long long)nth);
 }
 
+static sluice_moe_config_t config_under_ceiling(void) {
+  sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
+  config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = 6;
+  return config;
+}
+
+static sluice_status_t capture_round(rig_t* rig) {
+  sluice_fake_graph_t* graph = NULL;
+  sluice_step_t* step = NULL;
+  sluice_status_t status = rig_forward(rig, &step);
+  if (status == SLUICE_OK) status = rig_backward(rig, step);
+  sluice_step_drop(step);
+  (void)sluice_fake_cuda_end_capture(fakes_stream(0), &graph);
+  sluice_fake_cuda_destroy_graph(graph);
+  return status;
+}
+
+/* Each call fails in turn while a pass is being captured: it says so, and outside the capture all is as before. */
+static void nth_call_of_a_capture(const library_t* library) {
+  const sluice_moe_config_t config = config_under_ceiling();
+  uint64_t want = 0, got = 0;
+  int64_t told = 0, nth = 0;
+  int failed = 1;
+  for (; failed && nth < MOST_CALLS; ++nth) {
+    rig_t rig;
+    open_all(&rig, &config);
+    assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+    rig_reset(&rig);
+    sluice_fake_cuda_begin_capture(fakes_stream(0));
+    library->fail_call(nth, library->code);
+    sluice_status_t status = capture_round(&rig);
+    failed = library->failed();
+    library->fail_call(-1, 0);
+    if (status != SLUICE_OK) assert_told(status);
+    told += status != SLUICE_OK;
+    assert_true(failed || status == SLUICE_OK);
+    sluice_status_t again = rig_round(&rig, &got);
+    if (again != SLUICE_OK) fail_msg("%s, call %lld: %d, %s", library->name, (long long)nth, again, last_message());
+    if (got != want) fail_msg("%s, after failed call %lld other bits", library->name, (long long)nth);
+    close_all(&rig);
+  }
+  assert_true(told > 0 && nth < MOST_CALLS);
+  printf("%s, captured: %lld of %lld failures told\n", library->name, (long long)told, (long long)nth - 1);
+}
+
+static void CudaGraph_NthCallOfACaptureFails_ContextWorksOn(void** state) {
+  (void)state;
+  nth_call_of_a_capture(&DRIVER);
+  nth_call_of_a_capture(&CUBLAS);
+}
+
+static void CudaCeiling_NthCallOfARoundFails_ContextWorksOn(void** state) {
+  (void)state;
+  const sluice_moe_config_t config = config_under_ceiling();
+  nth_call_of_a_round(&DRIVER, &config);
+  nth_call_of_a_round(&CUBLAS, &config);
+}
+
 static void CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
   (void)state;
   const sluice_moe_config_t keep = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE);
@@ -337,12 +395,11 @@ static int run_two(const library_t* library, int64_t nth, const sluice_moe_confi
 
 /* Of two ranks one call fails somewhere. Either all went on (the failure was one of giving back), or a rank says why;
  * then the group works on, or every rank is told that it does not: nobody hangs, nothing is left. */
-static void nth_call_of_two_ranks(const library_t* library, int64_t step) {
-  const sluice_moe_config_t config = rig_config();
+static void nth_call_of_two_ranks(const library_t* library, int64_t step, const sluice_moe_config_t* config) {
   rank_t ranks[2];
   int64_t told = 0, usable = 0, runs = 0;
   for (int64_t nth = 0; nth < MOST_CALLS; nth += step, ++runs) {
-    int failed = run_two(library, nth, &config, ranks);
+    int failed = run_two(library, nth, config, ranks);
     if (!failed) break;
     int any = ranks[0].first != SLUICE_OK || ranks[1].first != SLUICE_OK;
     int both = ranks[0].again == SLUICE_OK && ranks[1].again == SLUICE_OK;
@@ -360,13 +417,17 @@ static void nth_call_of_two_ranks(const library_t* library, int64_t step) {
 
 static void CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs(void** state) {
   (void)state;
-  nth_call_of_two_ranks(&NCCL, 1);
+  const sluice_moe_config_t exact = rig_config(), ceiling = config_under_ceiling();
+  nth_call_of_two_ranks(&NCCL, 1, &exact);
+  nth_call_of_two_ranks(&NCCL, 3, &ceiling); /* groups are as in exact mode */
 }
 
 /* Ranks share the numbers of calls, so that a sample of them is as good as all. */
 static void CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs(void** state) {
   (void)state;
-  nth_call_of_two_ranks(&DRIVER, 23);
+  const sluice_moe_config_t exact = rig_config(), ceiling = config_under_ceiling();
+  nth_call_of_two_ranks(&DRIVER, 23, &exact);
+  nth_call_of_two_ranks(&DRIVER, 101, &ceiling);
 }
 
 int main(void) {
@@ -379,6 +440,8 @@ int main(void) {
       cmocka_unit_test(NcclGroup_BadInput_IsRefusedByName),
       cmocka_unit_test(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn),
+      cmocka_unit_test(CudaCeiling_NthCallOfARoundFails_ContextWorksOn),
+      cmocka_unit_test(CudaGraph_NthCallOfACaptureFails_ContextWorksOn),
       cmocka_unit_test(CudaContext_NthCallOfCreationFails_LeaksNothing),
       cmocka_unit_test(CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs),
       cmocka_unit_test(CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs),

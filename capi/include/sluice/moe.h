@@ -168,12 +168,16 @@ SLUICE_EXPORT void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_a
 
 /* Runs the layer forward. Collective over the context's communicator, also when an argument is wrong: the other ranks
  * then get PEER_REFUSED. Host-complete on a CPU; stream must be NULL there. On CUDA stream-complete on `stream`, which
- * belongs to the context's device (NULL: the default one); the host waits for the counts. Allocates slots on first use.
+ * belongs to the context's device (NULL: the default one); the host waits for the counts, under ceilings for nothing.
+ * There the stream may be being captured into a graph, once the same call has run outside a capture (else STATE): then
+ * nothing is allocated, and the graph uses the arguments, the context's slots and the step's buffers in each launch.
+ * Allocates slots on first use.
  *
  * out_step   new, sluice_step_drop or consumed by nothing; NULL when needs_backward is 0
  * Owns       all arguments are borrowed for the call
  * Threads    context-exclusive
- * Errors     INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, MISMATCH, PEER_REFUSED, FOREIGN: no effect, the comm stays usable.
+ * Errors     INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, STATE, MISMATCH, PEER_REFUSED, FOREIGN: no effect, the comm stays
+ *            usable.
  *            PEER_LOST, TIMED_OUT, ABORTED: the comm takes only abort and destroy.
  * Numerics   bit-identical for every n with gemm "ref"
  * Source     MPipeMoE section III-A (pipeline S, C, R); chunks cut by tokens

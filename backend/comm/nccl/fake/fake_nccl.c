@@ -268,6 +268,24 @@ static void drop_batch(void* user) {
   free(b);
 }
 
+/* Enqueued: its turn among the groups of its communicator. */
+static void note_batch(void* user, const sluice_fake_moment_t* moment) {
+  batch_t* b = user;
+  ++state.groups;
+  b->number = b->comm->issued++;
+  for (int i = 0; i < b->num_messages; ++i) {
+    sluice_fake_cuda_note_at(moment, b->messages[i].data, b->messages[i].bytes, !b->is_send[i]);
+  }
+}
+
+/* For a launch of a graph; what was captured was never posted. */
+static void* batch_again(const void* user) {
+  batch_t* b = malloc(sizeof *b);
+  memcpy(b, user, sizeof *b);
+  ++b->comm->references;
+  return b;
+}
+
 static int fake_group_start(void) {
   sluice_fake_cuda_lock();
   int code = planned();
@@ -286,14 +304,10 @@ static int fake_group_end(void) {
     if (code != 0 || batch->comm->ended) {
       drop_batch(batch);
     } else {
-      ++state.groups;
-      batch->number = batch->comm->issued++;
-      for (int i = 0; i < batch->num_messages; ++i) {
-        sluice_fake_cuda_note_access(batch->stream, batch->messages[i].data, batch->messages[i].bytes,
-                                     !batch->is_send[i]);
-      }
-      sluice_fake_cuda_enqueue(batch->stream,
-                               &(sluice_fake_op_t){.ready = is_ready, .drop = drop_batch, .user = batch});
+      sluice_fake_cuda_enqueue(
+          batch->stream,
+          &(sluice_fake_op_t){
+              .ready = is_ready, .drop = drop_batch, .user = batch, .note = note_batch, .again = batch_again});
     }
     batch = NULL;
   }

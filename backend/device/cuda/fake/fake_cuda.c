@@ -8,6 +8,8 @@
 
 enum { MAX_STREAMS = SLUICE_FAKE_CUDA_STREAMS, MAX_BLOCKS = 4096, MAX_CONTEXT_DEPTH = 16 };
 enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
+enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905 };
+enum { CAPTURED_EVENT = 907 };
 
 /* ---- what exists ----------------------------------------------------------------------------------------------- */
 
@@ -34,11 +36,33 @@ typedef struct fake_stream_s {
   fake_clock_t clock;
   queued_t* head;
   queued_t** tail;
+  sluice_fake_graph_t* graph; /* that it is being captured into */
 } fake_stream_t;
 
 typedef struct fake_event_s {
-  ticket_t* last; /* NULL: never recorded */
+  ticket_t* last;   /* NULL: never recorded */
+  int64_t graph_id; /* not 0: recorded last in the capture of that graph ... */
+  int32_t mark;     /* ... as this mark */
 } fake_event_t;
+
+/* What a graph enqueues, in the order of the calls. */
+typedef struct node_s {
+  struct node_s* next;
+  int32_t stream;             /* in which it was captured */
+  int32_t records, waits_for; /* marks; -1: none */
+  sluice_fake_op_t op;
+} node_t;
+
+struct sluice_fake_graph_s {
+  int64_t id;
+  int32_t origin, is_spoiled, num_marks;
+  int32_t is_member[MAX_STREAMS];
+  fake_clock_t clocks[MAX_STREAMS];   /* in the capture */
+  fake_clock_t* marks;                /* [num_marks] */
+  fake_stream_t* places[MAX_STREAMS]; /* of its own: where the nodes of a stream run */
+  node_t* head;
+  node_t** tail;
+};
 
 typedef struct access_s {
   int32_t stream, is_write;
@@ -77,7 +101,7 @@ static struct {
   block_t blocks[MAX_BLOCKS];
   fake_clock_t host; /* what the host has waited for */
   access_t* accesses;
-  int64_t num_accesses, room_accesses, num_blocks;
+  int64_t num_accesses, room_accesses, num_blocks, num_graphs;
   fake_kernel_t kernels[MAX_KERNELS];
   int32_t num_kernels;
 } world;
@@ -85,6 +109,7 @@ static char contexts[SLUICE_FAKE_CUDA_DEVICES];
 static char library;
 static _Thread_local void* current[MAX_CONTEXT_DEPTH];
 static _Thread_local int depth;
+static _Thread_local sluice_fake_graph_t* own_capture; /* by this thread */
 
 void sluice_fake_cuda_lock(void) { pthread_mutex_lock(&mutex); }
 void sluice_fake_cuda_unlock(void) {
@@ -165,10 +190,45 @@ static queued_t* push(fake_stream_t* stream) {
   return item;
 }
 
-void sluice_fake_cuda_push(void* handle, const sluice_fake_op_t* op) { push(stream_of(handle))->op = *op; }
+static void moment_of(const fake_stream_t* stream, sluice_fake_moment_t* out) {
+  out->stream = stream->index;
+  out->count = stream->clock.at[stream->index];
+  memcpy(out->clock, stream->clock.at, sizeof out->clock);
+}
+
+static void put(fake_stream_t* stream, const sluice_fake_op_t* op) {
+  sluice_fake_moment_t moment;
+  push(stream)->op = *op;
+  moment_of(stream, &moment);
+  if (op->note != NULL) op->note(op->user, &moment);
+}
+
+static node_t* add_node(fake_stream_t* stream) {
+  sluice_fake_graph_t* graph = stream->graph;
+  node_t* node = calloc(1, sizeof *node);
+  node->stream = stream->index;
+  node->records = node->waits_for = -1;
+  *graph->tail = node;
+  graph->tail = &node->next;
+  ++graph->clocks[stream->index].at[stream->index];
+  return node;
+}
+
+/* Whether a call of this thread, on that stream if it has one, is one that a capture does not allow; it spoils it. */
+static int spoils(const fake_stream_t* stream) {
+  if (own_capture != NULL) own_capture->is_spoiled = 1;
+  if (stream != NULL && stream->graph != NULL) stream->graph->is_spoiled = 1;
+  return own_capture != NULL || (stream != NULL && stream->graph != NULL);
+}
 
 void sluice_fake_cuda_enqueue(void* handle, const sluice_fake_op_t* op) {
-  sluice_fake_cuda_push(handle, op);
+  fake_stream_t* stream = stream_of(handle);
+  if (stream->graph != NULL) {
+    stream->graph->is_spoiled |= op->again == NULL;
+    add_node(stream)->op = *op;
+  } else {
+    put(stream, op);
+  }
   sluice_fake_cuda_pump();
 }
 
@@ -178,19 +238,6 @@ static int64_t block_number(const char* data) {
     if (begin != NULL && data >= begin && data < begin + world.blocks[i].bytes) return world.blocks[i].number;
   }
   return 0;
-}
-
-void sluice_fake_cuda_moment(void* handle, sluice_fake_moment_t* out) {
-  const fake_stream_t* stream = stream_of(handle);
-  out->stream = stream->index;
-  out->count = stream->clock.at[stream->index];
-  memcpy(out->clock, stream->clock.at, sizeof out->clock);
-}
-
-void sluice_fake_cuda_note_access(void* handle, const void* data, uint64_t bytes, int is_write) {
-  sluice_fake_moment_t moment;
-  sluice_fake_cuda_moment(handle, &moment);
-  sluice_fake_cuda_note_at(&moment, data, bytes, is_write);
 }
 
 void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write) {
@@ -347,6 +394,7 @@ static int fake_cuStreamCreateWithPriority(void** out_stream, unsigned int flags
   if (depth == 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
   int code = planned();
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
     *out_stream = new_stream((int32_t)((char*)current[depth - 1] - contexts), 0);
     if (*out_stream == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
@@ -366,8 +414,9 @@ static int fake_cuStreamGetCtx(void* stream, void** out_context) {
   *out_context = &contexts[stream_of(stream)->ordinal];
   return simple();
 }
-static int fake_cuStreamIsCapturing(void* stream, int* out_status) {
-  *out_status = stream_of(stream)->capturing;
+static int fake_cuStreamIsCapturing(void* handle, int* out_status) {
+  const fake_stream_t* stream = stream_of(handle);
+  *out_status = stream->graph != NULL ? 1 + stream->graph->is_spoiled : stream->capturing;
   return simple();
 }
 static int fake_cuEventCreate(void** out_event, unsigned int flags) {
@@ -375,6 +424,7 @@ static int fake_cuEventCreate(void** out_event, unsigned int flags) {
   if (depth == 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
   int code = planned();
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
     *out_event = calloc(1, sizeof(fake_event_t));
     ++world.num_events;
@@ -392,36 +442,89 @@ static int fake_cuEventDestroy_v2(void* handle) {
   sluice_fake_cuda_unlock();
   return code;
 }
+static void record_in_capture(fake_stream_t* stream, fake_event_t* event) {
+  sluice_fake_graph_t* graph = stream->graph;
+  node_t* node = add_node(stream);
+  graph->marks = realloc(graph->marks, (size_t)(graph->num_marks + 1) * sizeof *graph->marks);
+  assert(graph->marks != NULL);
+  graph->marks[graph->num_marks] = graph->clocks[stream->index];
+  drop_ticket(event->last);
+  event->last = NULL;
+  event->graph_id = graph->id;
+  event->mark = node->records = graph->num_marks++;
+}
+
+static ticket_t* new_ticket(const fake_stream_t* stream) {
+  ticket_t* ticket = calloc(1, sizeof *ticket);
+  ticket->references = 2;
+  ticket->clock = stream->clock;
+  return ticket;
+}
+
 static int fake_cuEventRecord(void* handle, void* stream_handle) {
   fake_event_t* event = handle;
   sluice_fake_cuda_lock();
   int code = planned();
-  if (code == 0) {
-    fake_stream_t* stream = stream_of(stream_handle);
+  fake_stream_t* stream = stream_of(stream_handle);
+  if (code == 0 && stream->graph != NULL) {
+    record_in_capture(stream, event);
+  } else if (code == 0) {
     queued_t* item = push(stream);
-    ticket_t* ticket = calloc(1, sizeof *ticket);
-    ticket->references = 2;
-    ticket->clock = stream->clock;
-    item->records = ticket;
+    item->records = new_ticket(stream);
     drop_ticket(event->last);
-    event->last = ticket;
+    event->last = item->records;
+    event->graph_id = 0;
     sluice_fake_cuda_pump();
   }
   sluice_fake_cuda_unlock();
   return code;
 }
+
+static void wait_for_ticket(fake_stream_t* stream, ticket_t* ticket) {
+  queued_t* item = push(stream);
+  item->waits_for = ticket;
+  ++ticket->references;
+  merge(&stream->clock, &ticket->clock);
+  sluice_fake_cuda_pump();
+}
+
+/* The capture that is going on and has this number. */
+static sluice_fake_graph_t* graph_of(int64_t id) {
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    sluice_fake_graph_t* graph = world.streams[i].graph;
+    if (world.streams[i].live && graph != NULL && graph->id == id) return graph;
+  }
+  return NULL;
+}
+
+/* A stream that waits for a captured event is captured from there on. */
+static int wait_in_capture(fake_stream_t* stream, const fake_event_t* event) {
+  sluice_fake_graph_t* graph = event->graph_id != 0 ? graph_of(event->graph_id) : NULL;
+  if (event->graph_id == 0 && event->last == NULL) return 0; /* never recorded */
+  if (graph == NULL || (stream->graph != NULL && stream->graph != graph)) {
+    if (stream->graph != NULL) stream->graph->is_spoiled = 1;
+    return event->graph_id == 0 ? CAPTURE_ISOLATION : CAPTURED_EVENT;
+  }
+  stream->graph = graph;
+  graph->is_member[stream->index] = 1;
+  add_node(stream)->waits_for = event->mark;
+  merge(&graph->clocks[stream->index], &graph->marks[event->mark]);
+  return 0;
+}
+
 static int fake_cuStreamWaitEvent(void* stream_handle, void* handle, unsigned int flags) {
   const fake_event_t* event = handle;
   (void)flags;
   sluice_fake_cuda_lock();
   int code = planned();
-  if (code == 0 && event->last != NULL && world.waits++ != world.drop_at) {
-    fake_stream_t* stream = stream_of(stream_handle);
-    queued_t* item = push(stream);
-    item->waits_for = event->last;
-    ++event->last->references;
-    merge(&stream->clock, &event->last->clock);
-    sluice_fake_cuda_pump();
+  fake_stream_t* stream = stream_of(stream_handle);
+  int is_any = event->last != NULL || event->graph_id != 0;
+  if (code == 0 && is_any && world.waits++ != world.drop_at) {
+    if (stream->graph != NULL || event->graph_id != 0) {
+      code = wait_in_capture(stream, event);
+    } else {
+      wait_for_ticket(stream, event->last);
+    }
   }
   sluice_fake_cuda_unlock();
   return code;
@@ -431,6 +534,7 @@ static int fake_cuEventQuery(void* handle) {
   sluice_fake_cuda_lock();
   int code = planned();
   ++world.queries;
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   sluice_fake_cuda_pump();
   if (code == 0 && event->last != NULL) {
     if (event->last->done) {
@@ -447,6 +551,7 @@ static int fake_cuEventSynchronize(void* handle) {
   sluice_fake_cuda_lock();
   int code = planned();
   ++world.host_waits;
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0 && event->last != NULL) {
     for (sluice_fake_cuda_pump(); !event->last->done; sluice_fake_cuda_pump()) pthread_cond_wait(&progress, &mutex);
     merge(&world.host, &event->last->clock);
@@ -459,6 +564,7 @@ static int fake_cuStreamSynchronize(void* handle) {
   int code = planned();
   ++world.host_waits;
   fake_stream_t* stream = stream_of(handle);
+  if (code == 0 && spoils(stream)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
     for (sluice_fake_cuda_pump(); stream->head != NULL; sluice_fake_cuda_pump()) pthread_cond_wait(&progress, &mutex);
     merge(&world.host, &stream->clock);
@@ -504,6 +610,7 @@ static int fake_cuMemAlloc_v2(unsigned long long* out_pointer, size_t bytes) {
   void* data = NULL;
   sluice_fake_cuda_lock();
   int code = planned();
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) code = take_block(bytes, (int32_t)((char*)current[depth - 1] - contexts), &data);
   if (code == 0) *out_pointer = (unsigned long long)(uintptr_t)data;
   sluice_fake_cuda_unlock();
@@ -527,6 +634,7 @@ static int fake_cuMemFree_v2(unsigned long long pointer) {
   void* data = (void*)(uintptr_t)pointer;
   sluice_fake_cuda_lock();
   int code = planned();
+  if (spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   for (sluice_fake_cuda_pump(); is_busy(ordinal_of(data)); sluice_fake_cuda_pump()) {
     pthread_cond_wait(&progress, &mutex);
   }
@@ -545,6 +653,7 @@ static int fake_cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned int fl
   if (depth == 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
   int code = planned();
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) code = take_block(bytes, -1, out_pointer);
   sluice_fake_cuda_unlock();
   return code;
@@ -552,6 +661,7 @@ static int fake_cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned int fl
 static int fake_cuMemFreeHost(void* pointer) {
   sluice_fake_cuda_lock();
   int code = planned(), freed = give_block(pointer);
+  if (spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   sluice_fake_cuda_unlock();
   return code != 0 ? code : freed;
 }
@@ -594,17 +704,27 @@ static void run_copy(void* user) {
   }
 }
 
+static void note_copy(void* user, const sluice_fake_moment_t* moment) {
+  const copy_t* copy = user;
+  sluice_fake_cuda_note_at(moment, copy->to, copy->bytes, 1);
+  if (copy->from != NULL) sluice_fake_cuda_note_at(moment, copy->from, copy->bytes, 0);
+}
+
+static void* copy_again(const void* user) {
+  copy_t* kept = malloc(sizeof *kept);
+  *kept = *(const copy_t*)user;
+  return kept;
+}
+
 static int enqueue_copy(const copy_t* copy, void* stream) {
   sluice_fake_cuda_lock();
   int code = planned();
+  int is_pageable = block_number(copy->to) == 0 || (copy->from != NULL && block_number(copy->from) == 0);
+  if (code == 0 && is_pageable && spoils(stream_of(stream))) code = CAPTURE_UNSUPPORTED;
   if (code == 0 && copy->bytes > 0) {
-    copy_t* kept = malloc(sizeof *kept);
-    *kept = *copy;
-    queued_t* item = push(stream_of(stream));
-    item->op = (sluice_fake_op_t){.run = run_copy, .drop = free, .user = kept};
-    sluice_fake_cuda_note_access(stream, copy->to, copy->bytes, 1);
-    if (copy->from != NULL) sluice_fake_cuda_note_access(stream, copy->from, copy->bytes, 0);
-    sluice_fake_cuda_pump();
+    sluice_fake_cuda_enqueue(
+        stream, &(sluice_fake_op_t){
+                    .run = run_copy, .drop = free, .user = copy_again(copy), .note = note_copy, .again = copy_again});
   }
   sluice_fake_cuda_unlock();
   return code;
@@ -635,6 +755,7 @@ static int fake_cuLibraryLoadData(void** out_library, const void* image, int* ji
   if (num_jit != 0 || num_library != 0) return INVALID_VALUE;
   sluice_fake_cuda_lock();
   int code = planned();
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
     *out_library = &library;
     ++world.num_libraries;
@@ -661,6 +782,7 @@ static int fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* 
   while (i < world.num_kernels && world.kernels[i].fn != kernel.fn) ++i;
   assert(i < MAX_KERNELS);
   if (i == world.num_kernels) world.kernels[world.num_kernels++] = kernel;
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) *out_kernel = &world.kernels[i];
   sluice_fake_cuda_unlock();
   return code;
@@ -680,6 +802,14 @@ static void run_launch(void* user) {
   launch->fn(launch->warps, launch->args);
 }
 
+static void note_launch(void* user, const sluice_fake_moment_t* moment) { ((launch_t*)user)->moment = *moment; }
+
+static void* launch_again(const void* user) {
+  launch_t* launch = malloc(sizeof *launch);
+  memcpy(launch, user, sizeof *launch);
+  return launch;
+}
+
 static int fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                                unsigned int block_x, unsigned int block_y, unsigned int block_z,
                                unsigned int shared_bytes, void* stream, void** parameters, void** extra) {
@@ -693,16 +823,15 @@ static int fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int
   sluice_fake_cuda_lock();
   int code = planned();
   if (code == 0) {
-    launch_t* launch = malloc(sizeof *launch);
+    launch_t* launch = calloc(1, sizeof *launch);
     launch->fn = kernel->fn;
     launch->warps = (int64_t)grid_x * block_x / 32;
     memcpy(launch->args, parameters[0], kernel->args_bytes);
     ++world.launches;
     launch->kernel = kernel;
-    queued_t* item = push(stream_of(stream));
-    item->op = (sluice_fake_op_t){.run = run_launch, .drop = free, .user = launch};
-    sluice_fake_cuda_moment(stream, &launch->moment);
-    sluice_fake_cuda_pump();
+    sluice_fake_cuda_enqueue(
+        stream, &(sluice_fake_op_t){
+                    .run = run_launch, .drop = free, .user = launch, .note = note_launch, .again = launch_again});
   }
   sluice_fake_cuda_unlock();
   return code;
@@ -812,3 +941,93 @@ void sluice_fake_cuda_drop_wait(int64_t nth) {
   sluice_fake_cuda_unlock();
 }
 int64_t sluice_fake_cuda_waits(void) { return world.waits; }
+
+/* ---- graphs ---------------------------------------------------------------------------------------------------- */
+
+void sluice_fake_cuda_begin_capture(void* handle) {
+  sluice_fake_cuda_lock();
+  fake_stream_t* stream = stream_of(handle);
+  sluice_fake_graph_t* graph = calloc(1, sizeof *graph);
+  assert(graph != NULL && stream->graph == NULL && own_capture == NULL);
+  graph->id = ++world.num_graphs;
+  graph->origin = stream->index;
+  graph->tail = &graph->head;
+  graph->is_member[stream->index] = 1;
+  stream->graph = own_capture = graph;
+  sluice_fake_cuda_unlock();
+}
+
+static int judge(const sluice_fake_graph_t* graph) {
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    if (graph->is_member[i] && graph->clocks[graph->origin].at[i] < graph->clocks[i].at[i]) return CAPTURE_UNJOINED;
+  }
+  return graph->is_spoiled ? CAPTURE_INVALIDATED : 0;
+}
+
+int sluice_fake_cuda_end_capture(void* handle, sluice_fake_graph_t** out_graph) {
+  sluice_fake_cuda_lock();
+  sluice_fake_graph_t* graph = stream_of(handle)->graph;
+  assert(graph != NULL && graph == own_capture && graph->origin == stream_of(handle)->index);
+  own_capture = NULL;
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    if (!graph->is_member[i]) continue;
+    world.streams[i].graph = NULL;
+    graph->places[i] = new_stream(world.streams[i].ordinal, 1);
+    assert(graph->places[i] != NULL);
+  }
+  int code = judge(graph);
+  sluice_fake_cuda_unlock();
+  *out_graph = code == 0 ? graph : NULL;
+  if (code != 0) sluice_fake_cuda_destroy_graph(graph);
+  return code;
+}
+
+void sluice_fake_cuda_launch_graph(sluice_fake_graph_t* graph, void* handle) {
+  sluice_fake_cuda_lock();
+  fake_stream_t* stream = stream_of(handle);
+  ticket_t** tickets = calloc((size_t)graph->num_marks + 1, sizeof *tickets);
+  queued_t* entry = push(stream);
+  ticket_t* before = entry->records = new_ticket(stream);
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    if (graph->is_member[i]) wait_for_ticket(graph->places[i], before);
+  }
+  drop_ticket(before);
+  for (const node_t* node = graph->head; node != NULL; node = node->next) {
+    fake_stream_t* place = graph->places[node->stream];
+    if (node->waits_for >= 0) {
+      wait_for_ticket(place, tickets[node->waits_for]);
+    } else if (node->records >= 0) {
+      queued_t* item = push(place);
+      tickets[node->records] = item->records = new_ticket(place);
+    } else {
+      sluice_fake_op_t op = node->op;
+      op.user = op.again(op.user);
+      put(place, &op);
+    }
+  }
+  queued_t* exit = push(graph->places[graph->origin]);
+  ticket_t* after = exit->records = new_ticket(graph->places[graph->origin]);
+  wait_for_ticket(stream, after);
+  drop_ticket(after);
+  for (int32_t i = 0; i < graph->num_marks; ++i) drop_ticket(tickets[i]);
+  free(tickets);
+  sluice_fake_cuda_pump();
+  sluice_fake_cuda_unlock();
+}
+
+void sluice_fake_cuda_destroy_graph(sluice_fake_graph_t* graph) {
+  if (graph == NULL) return;
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_pump();
+  for (node_t *node = graph->head, *next; node != NULL; node = next) {
+    next = node->next;
+    if (node->op.drop != NULL) node->op.drop(node->op.user);
+    free(node);
+  }
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    if (graph->places[i] != NULL) end_stream(graph->places[i]);
+  }
+  free(graph->marks);
+  free(graph);
+  sluice_fake_cuda_unlock();
+}

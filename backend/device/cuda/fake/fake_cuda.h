@@ -43,6 +43,18 @@ void sluice_fake_cuda_set_memory(uint64_t device_bytes); /* of each device, free
 void* sluice_fake_cuda_open_stream(int32_t ordinal);
 void sluice_fake_cuda_close_stream(void* stream);
 void sluice_fake_cuda_set_capturing(void* stream, int capturing);
+
+/* Capture, as the host's framework does it, thread-local: what this thread then enqueues on the stream, and on streams
+ * that wait for it, becomes a graph and does not run. Calls that a capture does not allow, of this thread or on such a
+ * stream, fail with 900 and spoil it: waits and queries, memory, streams, events and kernels that are made, copies of
+ * pageable memory. Waiting for an event of before the capture, or for one of the capture after it, fails as well. */
+typedef struct sluice_fake_graph_s sluice_fake_graph_t;
+void sluice_fake_cuda_begin_capture(void* stream);
+/* 0 and the graph; 901: spoiled; 904: a stream was not joined. */
+int sluice_fake_cuda_end_capture(void* stream, sluice_fake_graph_t** out_graph);
+/* Enqueues it, in the order that its events say, after what the stream holds. */
+void sluice_fake_cuda_launch_graph(sluice_fake_graph_t* graph, void* stream);
+void sluice_fake_cuda_destroy_graph(sluice_fake_graph_t* graph); /* accepts NULL; not while it runs */
 /* Memory of a device for the host's own tensors: no calls of the driver, and not counted as alive. */
 void* sluice_fake_cuda_take(int32_t ordinal, uint64_t bytes);
 void sluice_fake_cuda_give(void* data);
@@ -59,34 +71,33 @@ void sluice_fake_cuda_forget_accesses(void);
 
 /* For fakes of libraries that work on streams: enqueues an operation. It runs once ready() says so (NULL: at once);
  * `user` is freed by drop(), after it ran or when its stream goes. All three are called with the fake's lock held. */
+typedef struct sluice_fake_moment_s sluice_fake_moment_t;
 typedef struct sluice_fake_op_s {
   int (*ready)(void* user);
   void (*run)(void* user);
   void (*drop)(void* user);
   void* user;
+  /* It has its place in a stream: notes its accesses, or the moment for later. */
+  void (*note)(void* user, const sluice_fake_moment_t* moment);
+  /* Another user for the same operation: what a graph enqueues in each launch. NULL: it cannot be captured. */
+  void* (*again)(const void* user);
 } sluice_fake_op_t;
+/* Runs what can run, or adds to the graph where the stream is being captured. Locked. */
 void sluice_fake_cuda_enqueue(void* stream, const sluice_fake_op_t* op);
-/* The same without running anything: for moments. pump() follows. Locked. */
-void sluice_fake_cuda_push(void* stream, const sluice_fake_op_t* op);
 /* The lock, and a wake-up for those who wait under it. */
 void sluice_fake_cuda_lock(void);
 void sluice_fake_cuda_unlock(void);
 void sluice_fake_cuda_pump(void); /* locked: runs what can run */
 /* When an operation was enqueued, for accesses that are known only as it runs (rows behind an index). */
 enum { SLUICE_FAKE_CUDA_STREAMS = 64 };
-typedef struct sluice_fake_moment_s {
+struct sluice_fake_moment_s {
   int32_t stream;
   int64_t count;
   int64_t clock[SLUICE_FAKE_CUDA_STREAMS];
-} sluice_fake_moment_t;
-/* Of the operation that is enqueued last on the stream. Locked. */
-void sluice_fake_cuda_moment(void* stream, sluice_fake_moment_t* out_moment);
+};
 void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write);
 /* All accesses of a kernel of the image. Locked. (kernel_accesses.c) */
 void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fake_moment_t* moment);
-
-/* Notes an access of the operation that is enqueued next or was last on the stream. Locked. */
-void sluice_fake_cuda_note_access(void* stream, const void* data, uint64_t bytes, int is_write);
 
 /* The CPU build of a kernel, or NULL; *out_bytes: the size of its argument struct. (emulated_kernels.cc) */
 typedef void (*sluice_emulated_kernel_fn_t)(int64_t warps, const void* args);

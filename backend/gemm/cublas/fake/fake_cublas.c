@@ -140,11 +140,17 @@ static double scalar(const void* data, int64_t i, int compute) {
 
 static void run_one(void* user) { multiply(user); }
 
-static void enqueue(const handle_t* handle, void (*run)(void*), void* user, product_t* products, int count) {
+static void note_one(void* user, const sluice_fake_moment_t* moment) { ((product_t*)user)->moment = *moment; }
+
+static void* one_again(const void* user) {
+  product_t* p = malloc(sizeof *p);
+  memcpy(p, user, sizeof *p);
+  return p;
+}
+
+static void enqueue(const handle_t* handle, const sluice_fake_op_t* op) {
   sluice_fake_cuda_lock();
-  sluice_fake_cuda_push(handle->stream, &(sluice_fake_op_t){.run = run, .drop = free, .user = user});
-  for (int i = 0; i < count; ++i) sluice_fake_cuda_moment(handle->stream, &products[i].moment);
-  sluice_fake_cuda_pump();
+  sluice_fake_cuda_enqueue(handle->stream, op);
   sluice_fake_cuda_unlock();
 }
 
@@ -164,7 +170,8 @@ static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k
   *kept = p;
   ++state.single;
   state.last_compute = compute;
-  enqueue(handle, run_one, kept, kept, 1);
+  enqueue(handle,
+          &(sluice_fake_op_t){.run = run_one, .drop = free, .user = kept, .note = note_one, .again = one_again});
   return 0;
 }
 
@@ -185,6 +192,19 @@ static void run_grouped(void* user) {
     g->products[i].c = g->c[i];
     multiply(&g->products[i]);
   }
+}
+
+static void note_grouped(void* user, const sluice_fake_moment_t* moment) {
+  grouped_t* g = user;
+  for (int i = 0; i < g->count; ++i) g->products[i].moment = *moment;
+}
+
+static void* grouped_again(const void* user) {
+  const grouped_t* from = user;
+  size_t bytes = sizeof *from + (size_t)from->count * sizeof from->products[0];
+  grouped_t* g = malloc(bytes);
+  memcpy(g, from, bytes);
+  return g;
 }
 
 static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, const int* m, const int* n, const int* k,
@@ -222,7 +242,8 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
   }
   ++state.grouped;
   state.last_compute = compute;
-  enqueue(handle, run_grouped, g, g->products, num_groups);
+  enqueue(handle, &(sluice_fake_op_t){
+                      .run = run_grouped, .drop = free, .user = g, .note = note_grouped, .again = grouped_again});
   return 0;
 }
 

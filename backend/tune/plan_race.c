@@ -37,10 +37,10 @@ void sluice_plan_race_start(sluice_plan_race_t* r, const sluice_racing_plan_t* p
 
 int32_t sluice_plan_race_next(sluice_plan_race_t* r) {
   if (r->is_settled) return r->pick;
-  for (int32_t i = 1; i <= r->count; ++i) { /* in turns, so that drift hits all */
-    int32_t plan = (r->pick + i) % r->count;
-    if (!(r->alive >> plan & 1) || ran(r, plan) > COUNTED) continue;
-    return r->pick = plan;
+  /* One after the other: under a budget few schedules are kept at a time, and in turns each step would build its own.
+   */
+  for (int32_t plan = 0; plan < r->count; ++plan) {
+    if ((r->alive >> plan & 1) && ran(r, plan) <= COUNTED) return r->pick = plan;
   }
   return r->pick;
 }

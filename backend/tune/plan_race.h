@@ -1,8 +1,8 @@
 /* The race of a few plans under a budget (n, restore policy, weight-gradient mode), as ordinary steps.
  *
- * The plans come in order of their predicted time. Each runs a warm-up step and then up to k counted ones, in turns,
- * and its shortest times count; one that is clearly slower than the best in a counted step is out. The answer stands:
- * plans fill their budget, and another set of them is another race.
+ * The plans come in order of their predicted time. Each in turn runs a warm-up step and then up to k counted ones, and
+ * its shortest times count; one that is clearly slower than the best in a counted step is out. The answer stands: plans
+ * fill their budget, and another set of them is another race.
  *
  * Only steps of about the size of the first count, so that changing batches do not decide it; where sizes never repeat,
  * the first plan wins.

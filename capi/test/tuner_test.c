@@ -313,10 +313,10 @@ static void Decisions_OfOneRankOnly_AreAMismatch(void** state) {
 static void Budget_BestPlansRace_InsideTheBudget(void** state) {
   (void)state;
   static const uint64_t budgets[][2] = {{64 << 20, 64 << 20}, {1 << 20, 1 << 20}, {215000, 620000}}; /* by ranks */
-  for (int32_t i = 0; i < 12; ++i) {
-    int32_t ranks = 1 + i / 2 % 2;
-    world_t* w = new_world(ranks, SLUICE_TUNER_ADAPTIVE, i % 2);
-    w->budget = budgets[i / 4][ranks - 1], w->steps = 40, w->changes = i == 3;
+  for (int32_t i = 0; i < 6; ++i) {
+    int32_t ranks = 1 + i % 2, has_machine = (i + i / 2) % 2;
+    world_t* w = new_world(ranks, SLUICE_TUNER_ADAPTIVE, has_machine);
+    w->budget = budgets[i / 2][ranks - 1], w->changes = i == 1, w->steps = w->changes ? 60 : 24;
     run(w);
     must_agree(w);
     assert_memory_equal(w->policies[0], w->policies[ranks - 1], sizeof w->policies[0]);
@@ -327,8 +327,8 @@ static void Budget_BestPlansRace_InsideTheBudget(void** state) {
     assert_true(p->total_bytes > 0 && p->total_bytes <= w->budget);
     for (int32_t r = 0; r < ranks; ++r) assert_true(w->peak_bytes[r] <= p->total_bytes);
     assert_true((d->why == SLUICE_WHY_RACED) == (d->num_raced >= 2) && (d->why != SLUICE_WHY_RACED || d->seconds > 0));
-    assert_true(d->why == SLUICE_WHY_RACED || i >= 8);
-    assert_true((d->predicted_seconds > 0) == i % 2);
+    assert_true(d->why == SLUICE_WHY_RACED || i >= 4);
+    assert_true((d->predicted_seconds > 0) == has_machine);
     if (d->why == SLUICE_WHY_RACED) assert_true(w->stats[0].race_passes > 0);
     assert_true(w->stats[0].timed_passes > w->stats[0].race_passes);
     printf("budget %8llu, %d ranks: n %d, T_DI %d, T_M %d, mode %d (%s of %d in %lld passes), %llu bytes, peak %llu\n",
@@ -342,7 +342,7 @@ static void Budget_BestPlansRace_InsideTheBudget(void** state) {
 static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
   (void)state;
   world_t* w = new_world(2, SLUICE_TUNER_ADAPTIVE, 1);
-  w->budget = 1 << 20, w->steps = 40;
+  w->budget = 1 << 20, w->steps = 24;
   run(w);
   must_agree(w);
   char* text = strdup(w->written[0]);
@@ -367,7 +367,7 @@ static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
            "\"wgrad_mode\": \"deferred\", \"restore_input\": \"keep\", \"restore_middle\": \"keep\"}]}",
            strstr(w->written[0], "\"layer\": \"") + strlen("\"layer\": \""));
   w = new_world(2, SLUICE_TUNER_ADAPTIVE, 1);
-  w->budget = 1 << 20, w->steps = 40, w->import[0] = w->import[1] = other;
+  w->budget = 1 << 20, w->steps = 24, w->import[0] = w->import[1] = other;
   run(w);
   must_agree(w);
   assert_int_equal(w->decisions[0][w->num_decisions[0] - 1].why, SLUICE_WHY_RACED);

@@ -133,7 +133,8 @@ static sluice_status_t check_sizes(const sluice_planner_workload_t* w) {
 
 static sluice_status_t read_workload(const sluice_planner_workload_t* given, sluice_planner_workload_t* out) {
   sluice_planner_workload_init(out, sizeof *out);
-  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, given, sizeof *out, "sluice_planner_workload_t"));
+  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, given, offsetof(sluice_planner_workload_t, host_memory_budget),
+                                "sluice_planner_workload_t"));
   if (out->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_workload_t: extension of unknown type");
   SLUICE_TRY(check_sizes(out));
   CHECK(out->skew >= 1 && out->skew <= 1e6, "workload: skew is %g; it is 1 for balanced routing, or more", out->skew);
@@ -210,6 +211,7 @@ static sluice_plan_inputs_t plan_inputs(const sluice_moe_t* moe, const sluice_pl
   return (sluice_plan_inputs_t){
       .max_tokens = w->num_tokens,
       .budget = w->memory_budget,
+      .host_budget = w->host_memory_budget,
       .base = sluice_plan_base_bytes(moe->context),
       .max_outstanding = w->max_outstanding,
       .num_chunks = wanted->num_chunks,
@@ -251,7 +253,7 @@ static double op_cost(void* user, const sluice_op_t* op) {
 
 /* Under a budget a rank that receives more than its share makes more chunks, for all ranks. */
 static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan) {
-  int bounded = plan->inputs.budget != 0;
+  int bounded = plan->inputs.budget != 0 || plan->inputs.host_budget != 0;
   double rows = sluice_rows_of(w, 1).received;
   int32_t n = plan->num_chunks;
   if (bounded && rows > (double)n * (double)plan->chunk_rows) n = (int32_t)ceil(rows / (double)plan->chunk_rows);
@@ -291,13 +293,19 @@ static sluice_status_t predict_direction(scene_t* s, int32_t direction, double* 
   return status;
 }
 
-static void fill_bytes(const sluice_plan_data_t* plan, uint64_t budget, sluice_planner_prediction_t* p) {
+static uint64_t bytes_over(uint64_t bytes, uint64_t budget) {
+  return budget != 0 && bytes > budget ? bytes - budget : 0;
+}
+
+static void fill_bytes(const sluice_plan_data_t* plan, const sluice_planner_workload_t* w,
+                       sluice_planner_prediction_t* p) {
   p->base_bytes = plan->bytes.base, p->slot_bytes = plan->bytes.slots, p->routing_bytes = plan->bytes.routing;
   p->schedule_bytes = plan->bytes.schedules, p->header_bytes = plan->bytes.headers;
   p->product_bytes = plan->bytes.products, p->step_bytes = plan->bytes.step, p->total_bytes = plan->bytes.total;
   p->chunk_rows = plan->chunk_rows;
   p->max_chunks = plan->max_chunks;
-  p->fits = budget == 0 || plan->bytes.total <= budget;
+  p->fits = bytes_over(plan->bytes.total, w->memory_budget) == 0 &&
+            bytes_over(plan->bytes.host_pool, w->host_memory_budget) == 0;
 }
 
 static sluice_status_t predict(const sluice_planner_t* planner, const sluice_planner_workload_t* w,
@@ -310,7 +318,7 @@ static sluice_status_t predict(const sluice_planner_t* planner, const sluice_pla
   SLUICE_TRY(plan_bytes(w, choice, &plan));
   s.choice = choice_of(&s.work, &plan);
   p->run_chunks = s.choice.num_chunks;
-  fill_bytes(&plan, w->memory_budget, p);
+  fill_bytes(&plan, w, p);
   SLUICE_TRY(
       predict_direction(&s, SLUICE_FORWARD, &p->forward_seconds, p->forward_busy, entries, capacity, &p->num_entries));
   SLUICE_TRY(predict_direction(&s, SLUICE_BACKWARD, &p->backward_seconds, p->backward_busy, entries, capacity,
@@ -356,7 +364,6 @@ sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sl
 typedef struct candidates_s {
   const sluice_planner_t* planner;
   sluice_workload_t work;
-  uint64_t budget;
   int32_t count;
   int32_t best; /* index, -1: none fits */
   sluice_status_t status;
@@ -377,9 +384,10 @@ static void add_candidate(void* user, const sluice_plan_data_t* plan, int32_t fi
   c->choice = (sluice_planner_choice_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};
   c->forward_seconds = p.seconds[SLUICE_FORWARD], c->backward_seconds = p.seconds[SLUICE_BACKWARD];
   c->total_bytes = plan->bytes.total;
+  uint64_t over = bytes_over(c->total_bytes, plan->inputs.budget);
   if (!fits) {
-    c->verdict = SLUICE_PLANNER_OVER_BUDGET;
-    c->bytes_over = c->total_bytes - all->budget;
+    c->verdict = over > 0 ? SLUICE_PLANNER_OVER_BUDGET : SLUICE_PLANNER_OVER_HOST_BUDGET;
+    c->bytes_over = over > 0 ? over : bytes_over(plan->bytes.host_pool, plan->inputs.host_budget);
   } else if (all->best < 0 || seconds_of(c) < seconds_of(&all->list[all->best])) {
     all->best = all->count; /* candidates come by n: of equal ones the first has the fewest chunks */
   }
@@ -392,7 +400,7 @@ static void judge(candidates_t* all) {
   for (int32_t i = 0; i < all->count; ++i) {
     sluice_planner_candidate_t* c = &all->list[i];
     c->slower_by = seconds_of(c) / best - 1;
-    if (c->verdict == SLUICE_PLANNER_OVER_BUDGET) continue;
+    if (c->verdict == SLUICE_PLANNER_OVER_BUDGET || c->verdict == SLUICE_PLANNER_OVER_HOST_BUDGET) continue;
     c->verdict = i == all->best         ? SLUICE_PLANNER_CHOSEN
                  : seconds_of(c) > best ? SLUICE_PLANNER_SLOWER
                                         : SLUICE_PLANNER_EQUAL;
@@ -429,7 +437,7 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
   SLUICE_TRY(check_choice(wanted, 1));
   candidates_t* all = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *all, "candidates");
   if (all == NULL) return SLUICE_E_NO_MEMORY;
-  all->planner = planner, all->work = workload_of(&checked), all->budget = checked.memory_budget, all->best = -1;
+  all->planner = planner, all->work = workload_of(&checked), all->best = -1;
   sluice_status_t status = choose(all, &checked, wanted);
   if (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET) {
     *out_count = all->count;
@@ -441,6 +449,6 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
 }
 
 const char* sluice_planner_verdict_name(int32_t verdict) {
-  static const char* const names[] = {"chosen", "slower", "over budget", "as fast"};
-  return verdict >= 0 && verdict <= SLUICE_PLANNER_EQUAL ? names[verdict] : "unknown";
+  static const char* const names[] = {"chosen", "slower", "over budget", "as fast", "over host budget"};
+  return verdict >= 0 && verdict <= SLUICE_PLANNER_OVER_HOST_BUDGET ? names[verdict] : "unknown";
 }

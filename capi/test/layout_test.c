@@ -270,7 +270,7 @@
   MEMBER(sluice_plan_candidate_t, relative_time, 24, 8) \
   MEMBER(sluice_plan_candidate_t, fits, 32, 4) \
   MEMBER(sluice_plan_candidate_t, reserved, 36, 4) \
-  STRUCT(sluice_planner_workload_t, 88) \
+  STRUCT(sluice_planner_workload_t, 96) \
   MEMBER(sluice_planner_workload_t, struct_size, 0, 8) \
   MEMBER(sluice_planner_workload_t, next, 8, 8) \
   MEMBER(sluice_planner_workload_t, model_width, 16, 8) \
@@ -286,6 +286,7 @@
   MEMBER(sluice_planner_workload_t, callback_experts, 76, 4) \
   MEMBER(sluice_planner_workload_t, max_outstanding, 80, 4) \
   MEMBER(sluice_planner_workload_t, reserved, 84, 4) \
+  MEMBER(sluice_planner_workload_t, host_memory_budget, 88, 8) \
   STRUCT(sluice_planner_choice_t, 16) \
   MEMBER(sluice_planner_choice_t, num_chunks, 0, 4) \
   MEMBER(sluice_planner_choice_t, restore_input, 4, 4) \
@@ -500,6 +501,7 @@
   CONSTANT(SLUICE_PLANNER_CHOSEN, 0) \
   CONSTANT(SLUICE_PLANNER_SLOWER, 1) \
   CONSTANT(SLUICE_PLANNER_OVER_BUDGET, 2) \
+  CONSTANT(SLUICE_PLANNER_OVER_HOST_BUDGET, 4) \
   CONSTANT(SLUICE_PLANNER_EQUAL, 3) \
   CONSTANT(SLUICE_TUNER_ADAPTIVE, 0) \
   CONSTANT(SLUICE_TUNER_PROFILE, 1) \

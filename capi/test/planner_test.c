@@ -158,6 +158,31 @@ static void Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower(void*
   sluice_planner_destroy(planner);
 }
 
+/* What offloads more than the host pool has room for is refused for that; the others are as they were. */
+static void Choose_HostBudget_BoundsOffloadedRows(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  sluice_planner_workload_t w = new_workload();
+  int32_t count = 0;
+  w.host_memory_budget = 1;
+  choose(planner, &w, NULL, &count);
+  for (int32_t i = 0; i < count; ++i) {
+    const sluice_planner_candidate_t* c = &candidates[i];
+    int offloads =
+        c->choice.restore_input == SLUICE_RESTORE_OFFLOAD || c->choice.restore_middle == SLUICE_RESTORE_OFFLOAD;
+    assert_int_equal(c->verdict == SLUICE_PLANNER_OVER_HOST_BUDGET, offloads);
+    assert_int_equal(c->bytes_over > 0, offloads);
+    sluice_planner_prediction_t p = predict(planner, &w, c->choice);
+    assert_int_equal(p.fits, !offloads);
+  }
+  assert_string_equal(sluice_planner_verdict_name(SLUICE_PLANNER_OVER_HOST_BUDGET), "over host budget");
+  /* A caller built before the member existed has none. */
+  w.struct_size = offsetof(sluice_planner_workload_t, host_memory_budget);
+  choose(planner, &w, NULL, &count);
+  for (int32_t i = 0; i < count; ++i) assert_int_equal(candidates[i].bytes_over, 0);
+  sluice_planner_destroy(planner);
+}
+
 static void Choose_TightBudget_RefusesWithTheBytesThatAreTooMany(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -294,6 +319,7 @@ int main(void) {
       cmocka_unit_test(Predict_Timeline_EndsWhenThePassDoes),
       cmocka_unit_test(Predict_Bytes_AreThoseOfARealPlan),
       cmocka_unit_test(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower),
+      cmocka_unit_test(Choose_HostBudget_BoundsOffloadedRows),
       cmocka_unit_test(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany),
       cmocka_unit_test(Choose_FixedParts_LeavesTheRestOpen),
       cmocka_unit_test(Predict_SkewUnderABudget_RunsMoreChunks),

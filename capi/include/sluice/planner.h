@@ -71,7 +71,8 @@ typedef struct sluice_planner_workload_s {
   int32_t gated;                   /* SLUICE_GATED_* */
   int32_t callback_experts;        /* 0 or 1 */
   int32_t max_outstanding;         /* >= 1: forwards without their backward, over all layers */
-  int32_t reserved;                /* 0 */
+  int32_t reserved;                /* 0; end of the first layout */
+  uint64_t host_memory_budget;     /* bytes of offloaded rows of max_outstanding forwards; 0: no limit of their own */
 } sluice_planner_workload_t;
 
 SLUICE_EXPORT void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size);
@@ -138,9 +139,10 @@ SLUICE_API sluice_status_t sluice_planner_predict(const sluice_planner_t* planne
 /* Why a candidate is not the one. */
 enum {
   SLUICE_PLANNER_CHOSEN = 0,
-  SLUICE_PLANNER_SLOWER = 1,      /* by slower_by */
-  SLUICE_PLANNER_OVER_BUDGET = 2, /* by bytes_over */
-  SLUICE_PLANNER_EQUAL = 3        /* as fast as the chosen one, which needs no more bytes or fewer chunks */
+  SLUICE_PLANNER_SLOWER = 1,          /* by slower_by */
+  SLUICE_PLANNER_OVER_BUDGET = 2,     /* by bytes_over */
+  SLUICE_PLANNER_EQUAL = 3,           /* as fast as the chosen one, which needs no more bytes or fewer chunks */
+  SLUICE_PLANNER_OVER_HOST_BUDGET = 4 /* its offloaded rows, by bytes_over */
 };
 
 typedef struct sluice_planner_candidate_s {

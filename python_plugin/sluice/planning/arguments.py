@@ -44,6 +44,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunks", type=int, metavar="n", help="fixed; default: chosen")
     parser.add_argument("--policy", choices=tuple(config.RESTORE), help="fixed; default: chosen")
     parser.add_argument("--budget", metavar="BYTES", help='on each rank for all layers, such as "20GiB"')
+    parser.add_argument("--host-budget", metavar="BYTES", help="of offloaded rows, all outstanding forwards together")
 
 
 def model_of(options: Any) -> Model:
@@ -61,20 +62,21 @@ def model_of(options: Any) -> Model:
         dtype=options.dtype,
         gated=options.gated,
         memory_budget=budget_of(options.budget),
+        host_memory_budget=budget_of(options.host_budget, "--host-budget"),
         num_chunks=options.chunks,
         policy=None if options.policy is None else config.RESTORE[options.policy],
     )
     return flags.over(model)
 
 
-def budget_of(text: str | None) -> int | None:
+def budget_of(text: str | None, option: str = "--budget") -> int | None:
     """Bytes."""
     if text is None:
         return None
     try:
         return config._bytes("memory_budget", int(text) if text.isdigit() else text)
     except config.ConfigError as error:
-        raise BadInput(f"--budget: {error}") from error
+        raise BadInput(f"{option}: {error}") from error
 
 
 def wanted_of(model: Model) -> Choice:

@@ -38,6 +38,7 @@ class Model:
     dtype: str | None = None
     gated: bool | None = None
     memory_budget: int | None = None
+    host_memory_budget: int | None = None
     num_chunks: int | None = None
     policy: tuple[str, str] | None = None
     wgrad: str | None = None
@@ -111,6 +112,7 @@ def _deepspeed(data: Mapping[str, Any], path: str, sequence_length: int | None) 
     except ConfigError as error:
         raise BadInput(f"config {path}: {error}") from error
     found["memory_budget"], found["num_chunks"] = options.memory_budget, options.chunks
+    found["host_memory_budget"] = options.host_memory_budget
     found["policy"], found["wgrad"] = options.policy, options.wgrad_mode
     found["max_outstanding"] = options.max_outstanding
     return Model(**found)

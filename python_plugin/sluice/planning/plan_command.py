@@ -73,6 +73,7 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         gated=bool(model.gated),
         skew=skew,
         memory_budget=model.memory_budget or 0,
+        host_memory_budget=model.host_memory_budget or 0,
         max_outstanding=model.max_outstanding or model.layers,
     )
 
@@ -115,7 +116,7 @@ def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
             wgrad=choice.wgrad,
             single_rank=work.world_size == 1,
             gated=work.gated,
-            under_plan=work.memory_budget > 0,
+            under_plan=work.memory_budget > 0 or work.host_memory_budget > 0,
             may_reuse_saved=direction == "backward",
         )
         every = prediction.events[direction]
@@ -136,7 +137,7 @@ def best_of_each(decision: Decision) -> list[Candidate]:
 
 
 def _rank(candidate: Candidate) -> tuple[Any, ...]:
-    if candidate.verdict == "over budget":
+    if candidate.verdict.startswith("over"):
         return 1, candidate.total_bytes, candidate.seconds
     return 0, candidate.seconds, candidate.verdict != "chosen"
 
@@ -145,6 +146,8 @@ def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[s
     """For a terminal."""
     model = made["model"]
     budget = size(model.memory_budget) if model.memory_budget else "none"
+    if model.host_memory_budget:
+        budget += f", {size(model.host_memory_budget)} for offloaded rows"
     shape = f"M {model.model_width}, H {model.hidden_width}, E {model.num_experts}, K {model.top_k}, {model.dtype}"
     lines = [
         f"machine {planner.machine.name}; {model.layers} MoE layers of {shape}; "

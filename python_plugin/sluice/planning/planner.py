@@ -33,6 +33,7 @@ class Workload:
     skew: float = 1.0
     memory_budget: int = 0
     max_outstanding: int = 1
+    host_memory_budget: int = 0
 
     def with_(self, **changes: Any) -> Workload:
         return replace(self, **changes)
@@ -86,7 +87,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One choice that was looked at. verdict: "chosen", "slower", "over budget", "as fast"."""
+    """One choice that was looked at. verdict: "chosen", "slower", "over budget", "over host budget", "as fast"."""
 
     choice: Choice
     verdict: str
@@ -104,8 +105,8 @@ class Candidate:
         """For a person."""
         if self.verdict == "slower":
             return f"slower by {100 * self.slower_by:.1f} %"
-        if self.verdict == "over budget":
-            return f"over budget by {size(self.bytes_over)}"
+        if self.verdict.startswith("over"):
+            return f"{self.verdict} by {size(self.bytes_over)}"
         return "as fast, but not with fewer chunks" if self.verdict == "as fast" else self.verdict
 
     def as_dict(self) -> dict[str, Any]:
@@ -138,6 +139,7 @@ class Planner:
         value.num_experts, value.top_k, value.world_size = work.num_experts, work.top_k, work.world_size
         value.dtype, value.gated, value.skew = DTYPES[work.dtype], int(work.gated), work.skew
         value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
+        value.host_memory_budget = work.host_memory_budget
         return value
 
     def _choice(self, choice: Choice) -> Any:

@@ -62,6 +62,17 @@ def test_Choose_UnderBudget_TakesTheFastestThatFits() -> None:
     assert none.candidates and all(c.bytes_over > 0 for c in none.candidates)
 
 
+def test_Choose_HostBudget_BoundsWhatIsOffloaded() -> None:
+    planner = Planner(machines.load("a100-8x8-200g"))
+    made = planner.choose(WORK.with_(host_memory_budget=1 << 10))
+    for c in made.candidates:
+        offloads = "offload" in (c.choice.restore_input, c.choice.restore_middle)
+        assert (c.verdict == "over host budget") == offloads
+        assert not offloads or c.reason().startswith("over host budget by ")
+    none = planner.choose(WORK.with_(host_memory_budget=1 << 10), Choice(4, "offload", "offload"))
+    assert none.chosen is None and "raise host_memory_budget" in none.shortfall
+
+
 def test_Choose_FixedPolicy_IsKept() -> None:
     planner = Planner(machines.load("h200-8x8"))
     decision = planner.choose(WORK, Choice(4, "redispatch", "recompute"))
@@ -142,6 +153,15 @@ def test_Plan_Fits_SaysWhyNotTheOthers(tmp_path, capsys) -> None:
     assert all(candidate["reason"] for candidate in made["layers"][0]["candidates"])
 
 
+def test_Plan_HostBudgetOfAConfig_IsHonoured(tmp_path, capsys) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({"sluice": {"enabled": True, "host_memory_budget": "1MiB"}}))
+    status, out, _ = run(capsys, "--machine", "a100-8x8-1600g", *FLAGS, "--config", str(config))
+    assert status == 0 and "1 MiB for offloaded rows" in out and "over host budget by" in out
+    status, out, _ = run(capsys, "--machine", "a100-8x8-1600g", *FLAGS, "--policy", "S1", "--host-budget", "1MiB")
+    assert status == 1 and "raise host_memory_budget" in out
+
+
 def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
     status, out, _ = run(capsys, "--machine", "h200-8x8", *FLAGS, "--budget", "10MiB")
     assert status == 1 and "DOES NOT FIT" in out and "raise memory_budget to that" in out and "over budget by" in out
@@ -154,6 +174,7 @@ def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
         (["--machine", "h200-8x8", "--ranks", "8"], "--model-width is missing"),
         (["--machine", "h200-8x8", *FLAGS, "--ranks", "7"], "experts divide evenly over ranks"),
         (["--machine", "h200-8x8", *FLAGS, "--budget", "lots"], '--budget: .* such as "20GiB"'),
+        (["--machine", "h200-8x8", *FLAGS, "--host-budget", "some"], '--host-budget: .* such as "20GiB"'),
         (["--machine", "h200-8x8", *FLAGS, "--skew", "0.5"], "skew is 0.5"),
         (["--machine", "h200-8x8", *FLAGS, "--tokens", "0"], "--tokens is 0"),
         (["--machine", "h200-8x8", *FLAGS, "--config", "no.json"], "no.json: No such file"),

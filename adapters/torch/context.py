@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from sluice import decision_log
 from sluice.config import TunerOptions
 
 from ... import trace
@@ -52,6 +55,16 @@ class ContextOptions:
     tuner: TunerOptions | None = None
 
 
+_alive: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def _remember_all() -> None:
+    """At exit, before the groups close: what was decided goes to the cache for `sluice doctor`."""
+    for context in list(_alive):
+        with contextlib.suppress(Exception):
+            context.remember()
+
+
 def release(destroy: Any, handle: Any, made_in: int) -> None:
     """Destroys a handle where it was made: in a forked child the library's threads do not exist."""
     if made_in == generation():
@@ -86,12 +99,16 @@ class Context:
         self.lock = threading.RLock()  # see CastingLayer
         self.calls = 0  # passes running now, in whichever thread
         self._is_tuned = False
+        self._remembers = True
         self._layers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._finalizer = weakref.finalize(
             self, release, library.lib.sluice_context_destroy, self._handle, self._generation
         )
         self._finalizer.atexit = False  # the group's own exit handler does it in the right order
         self.ep_group.adopt(self)
+        atexit.unregister(_remember_all)
+        atexit.register(_remember_all)  # after the group's own handler, so that it runs before it
+        _alive.add(self)
 
     @property
     def alive(self) -> bool:
@@ -113,6 +130,8 @@ class Context:
     def close(self) -> None:
         if self.alive:
             trace.closing(self)
+            with contextlib.suppress(Exception):
+                self.remember()
         for layer in list(self._layers):
             layer.close()
         self._finalizer()
@@ -127,6 +146,15 @@ class Context:
     def decisions(self) -> list[dict[str, Any]]:
         """What the tuner decided, and why: docs/tuning.md."""
         return tuner.decisions(self.handle)
+
+    def remember(self) -> None:
+        """Writes what was decided to the cache folder, once, on the group's first rank. Not collective."""
+        if not self.alive or self.calls or not self._remembers or self.ep_group.rank != 0:
+            return
+        found = self.decisions()
+        self._remembers = False
+        place = None if self.options.tuner is None else self.options.tuner.cache
+        decision_log.append([{"ranks": len(self.ep_group.ranks), **entry} for entry in found], place)
 
     def decisions_json(self) -> str:
         """The same for a file that a later run names as the tuner's "decisions"."""

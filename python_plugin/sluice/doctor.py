@@ -23,6 +23,7 @@ from typing import Any
 
 OK, NOTE, BAD = "ok", "note", "bad"
 TOLERANCE = 1e-5
+LAST = 5  # decisions that are shown
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def examine() -> list[Finding]:
         ("library", _library),
         ("self-check in C", _self_check),
         ("calibration", _calibration),
+        ("last decisions", _decisions),
         ("torch", _torch),
         ("torch adapter", _torch_adapter),
         ("loader", _loader),
@@ -119,10 +121,9 @@ def _self_check() -> Iterator[Finding]:
 
 def _calibration() -> Iterator[Finding]:
     """The machines that calibrations left in the cache, as the C library places it."""
-    folder = os.environ.get("SLUICE_CACHE_DIR")
-    if not folder:
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        folder = os.path.join(base if base.startswith("/") else os.path.expanduser("~/.cache"), "sluice")
+    from sluice import decision_log
+
+    folder = decision_log.folder()
     names = sorted(glob.glob(os.path.join(glob.escape(folder), "machine-*.json")))
     damaged = []
     for name in names:
@@ -140,6 +141,27 @@ def _calibration() -> Iterator[Finding]:
         yield Finding("calibration", OK, f"{len(names)} measured machines in {folder}")
     else:
         yield Finding("calibration", OK, f"none in {folder}; `python -m sluice tune` makes one")
+
+
+def _decisions() -> Iterator[Finding]:
+    """What tuners decided last."""
+    from sluice import decision_log
+
+    path = os.path.join(decision_log.folder(), decision_log.NAME)
+    try:
+        entries = decision_log.read(path)
+    except decision_log.Damaged as problem:
+        yield Finding(
+            "last decisions", NOTE, f"{path} is damaged: {problem}", "the next run that decides begins it anew"
+        )
+        return
+    except OSError as error:
+        yield Finding("last decisions", NOTE, f"{path} cannot be read: {error.strerror}", "look at its permissions")
+        return
+    if not entries:
+        yield Finding("last decisions", OK, f"none in {path}: a training run leaves them there when it ends")
+    for entry in entries[-LAST:]:
+        yield Finding("last decisions", OK, decision_log.line(entry))
 
 
 def _torch() -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import time
 import pytest
 import ranks
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+from sluice import decision_log
 
 CASES = [
     "plain",
@@ -80,6 +81,9 @@ def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
         assert again[2] == decisions[-1]["num_chunks"]
     assert found[0][0][0][0]["num_chunks"] == found[1][0][0][0]["num_chunks"]
     assert len(list(tmp_path.glob("machine-*.json"))) == (calibrate is not None)
+    kept = decision_log.read(str(tmp_path / decision_log.NAME))  # the first rank leaves them where the cache is
+    assert [entry["why"] for entry in kept] == [d["why"] for run in found[0] for d in run[0]]
+    assert all(entry["ranks"] == 2 and entry["restore_input"] is None for entry in kept)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -1,0 +1,97 @@
+"""What tuners decided last on this machine, kept in the cache folder for `sluice doctor`.
+
+One file, `decisions.json`, newest last, at most KEPT entries. It is replaced whole, under a lock, so that runs that end
+at the same time lose nothing of each other. What cannot be read is moved aside and begun anew, with a word; what cannot
+be written is let go: training never fails for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import tempfile
+import time
+from typing import Any
+
+FORM = 1
+KEPT = 64
+NAME = "decisions.json"
+
+
+class Damaged(ValueError):
+    """The file is not one of ours."""
+
+
+def folder(named: str | None = None) -> str:
+    """Where the C library keeps measured machines: named, SLUICE_CACHE_DIR, XDG_CACHE_HOME/sluice, ~/.cache/sluice."""
+    found = named or os.environ.get("SLUICE_CACHE_DIR")
+    if found:
+        return found
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return os.path.join(base if base.startswith("/") else os.path.expanduser("~/.cache"), "sluice")
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """The entries, oldest first; none where there is no file. Damaged says what is wrong with it."""
+    try:
+        with open(path) as file:
+            data = json.load(file)
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise Damaged(f"not JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("sluice_last_decisions") != FORM:
+        raise Damaged("of another version, or no list of decisions")
+    entries = data.get("entries")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise Damaged("its entries are no list of objects")
+    return entries
+
+
+def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
+    """Adds entries, each with the time; the file's path, or None where nothing could be written."""
+    if not new:
+        return None
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    place = folder(named)
+    path = os.path.join(place, NAME)
+    try:
+        os.makedirs(place, exist_ok=True)
+        with open(path + ".lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                known = read(path)
+            except Damaged as problem:
+                os.replace(path, path + ".damaged")
+                print(f"sluice: {path} is damaged ({problem}): kept as {path}.damaged, begun anew", file=sys.stderr)
+                known = []
+            entries = (known + [{"when": stamp, **entry} for entry in new])[-KEPT:]
+            _replace(path, json.dumps({"sluice_last_decisions": FORM, "entries": entries}, indent=1) + "\n")
+    except OSError:
+        return None
+    return path
+
+
+def _replace(path: str, text: str) -> None:
+    handle, beside = tempfile.mkstemp(dir=os.path.dirname(path), prefix=NAME + ".")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+
+
+def line(entry: dict[str, Any]) -> str:
+    """One entry for a person; what it lacks is left out."""
+    shape = f"M {entry.get('model_width')}, H {entry.get('hidden_width')}, E {entry.get('num_experts')}"
+    choice = f"n {entry.get('num_chunks')}"
+    if entry.get("restore_input"):
+        choice += f", T_DI {entry['restore_input']}, T_M {entry.get('restore_middle')}"
+    ranks = f" on {entry['ranks']} ranks" if entry.get("ranks") else ""
+    return f"{entry.get('when')}: {shape}{ranks}, {entry.get('rows')} rows: {choice} ({entry.get('why')})"

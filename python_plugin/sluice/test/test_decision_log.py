@@ -1,0 +1,78 @@
+"""The file of last decisions: nothing lost, nothing torn, damaged ones begun anew with a word; doctor shows it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+
+import pytest
+from sluice import decision_log, doctor
+
+ENTRY = {
+    "model_width": 8,
+    "hidden_width": 16,
+    "num_experts": 4,
+    "rows": 64,
+    "num_chunks": 2,
+    "why": "raced",
+    "ranks": 2,
+}
+
+
+def _append_many(place: str, who: int) -> None:
+    for number in range(10):
+        decision_log.append([{**ENTRY, "rows": 100 * who + number}], place)
+
+
+def test_Append_ManyProcesses_LosesNothing(tmp_path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_append_many, args=(str(tmp_path), who)) for who in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+        assert writer.exitcode == 0
+    entries = decision_log.read(str(tmp_path / decision_log.NAME))
+    assert sorted(entry["rows"] for entry in entries) == [100 * who + n for who in range(4) for n in range(10)]
+    assert {name for name in os.listdir(tmp_path)} == {decision_log.NAME, decision_log.NAME + ".lock"}
+
+
+def test_Append_MoreThanAreKept_DropsTheOldest(tmp_path) -> None:
+    decision_log.append([{**ENTRY, "rows": n} for n in range(40)], str(tmp_path))
+    path = decision_log.append([{**ENTRY, "rows": n} for n in range(40, 80)], str(tmp_path))
+    assert path is not None
+    assert [entry["rows"] for entry in decision_log.read(path)] == list(range(16, 80))
+    assert decision_log.append([], str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"sluice_last_decisions": 9}', '{"sluice_last_decisions": 1, "entries": 3}']
+)
+def test_Append_DamagedFile_BeginsAnewWithAWord(tmp_path, capsys, monkeypatch, text) -> None:
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
+    path = tmp_path / decision_log.NAME
+    path.write_text(text)
+    (finding,) = doctor._decisions()
+    assert finding.state == doctor.NOTE and "damaged" in finding.detail and finding.advice
+    decision_log.append([ENTRY])
+    assert "is damaged" in capsys.readouterr().err
+    assert len(decision_log.read(str(path))) == 1
+    assert (tmp_path / (decision_log.NAME + ".damaged")).read_text() == text
+
+
+def test_Append_FolderCannotBeMade_IsLetGo(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    assert decision_log.append([ENTRY], str(tmp_path / "file" / "below")) is None
+
+
+def test_Doctor_LastDecisions_AreShown(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
+    (finding,) = doctor._decisions()
+    assert finding.state == doctor.OK and "none in" in finding.detail
+    plan = {"restore_input": "keep", "restore_middle": "recompute"}
+    decision_log.append([{**ENTRY, "rows": n} for n in range(7)] + [{**ENTRY, **plan}])
+    found = list(doctor._decisions())
+    assert len(found) == doctor.LAST and all(finding.state == doctor.OK for finding in found)
+    assert "M 8, H 16, E 4 on 2 ranks, 64 rows: n 2, T_DI keep, T_M recompute (raced)" in found[-1].detail
+    assert json.loads((tmp_path / decision_log.NAME).read_text())["sluice_last_decisions"] == 1

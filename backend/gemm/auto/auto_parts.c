@@ -22,7 +22,12 @@ void sluice_gemm_parts_begin(sluice_gemm_parts_t* parts, const sluice_product_li
   parts->along = harmless_of(form) / *harmless;
 }
 
+/* A weight gradient is mostly writing: from a cache it looks several times as fast. Where it is overwritten anyway, it
+ * is measured in place. */
+static int is_own_result(const sluice_gemm_parts_t* parts) { return parts->form.trans_a && parts->list->beta == 0.0f; }
+
 uint64_t sluice_gemm_parts_result_bytes(const sluice_gemm_parts_t* parts) {
+  if (is_own_result(parts)) return 0;
   return (uint64_t)(parts->part.m * parts->part.n) * sluice_dtype_bytes(parts->list->dtype_c);
 }
 
@@ -34,7 +39,7 @@ static int has_part(const sluice_gemm_parts_t* parts, int64_t product, sluice_ge
          form->k >= p->k && form->n >= p->n && harmless_of(form) >= harmless_of(&parts->form);
 }
 
-const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* c) {
+const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* scratch) {
   sluice_gemm_form_t f;
   while (!has_part(parts, parts->product, &f)) parts->product = (parts->product + 1) % parts->list->count;
   const int64_t bytes = (int64_t)sluice_dtype_bytes(parts->list->dtype_ab);
@@ -44,7 +49,11 @@ const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void*
   const char* b = (const char*)f.b + (f.trans_a ? 0 : first * (f.trans_b ? f.ldb : 1) * bytes);
   p->a = f.trans_a ? (sluice_matrix_t){(void*)a, 1, f.lda} : (sluice_matrix_t){(void*)a, f.lda, 1};
   p->b = f.trans_b ? (sluice_matrix_t){(void*)b, 1, f.ldb} : (sluice_matrix_t){(void*)b, f.ldb, 1};
-  p->c = (sluice_matrix_t){c, p->n, 1};
+  p->c = (sluice_matrix_t){scratch, p->n, 1};
+  if (is_own_result(parts)) {
+    const int64_t bytes_c = (int64_t)sluice_dtype_bytes(parts->list->dtype_c);
+    p->c = (sluice_matrix_t){(char*)f.c + first * f.ldc * bytes_c, f.ldc, 1};
+  }
   if (++parts->at == parts->along) {
     parts->at = 0;
     parts->product = (parts->product + 1) % parts->list->count;

@@ -7,7 +7,8 @@
 
 /* Equal parts of the products of a list, one after another, over all experts. A pass uses each weight once, so it comes
  * from memory; the same part again and again would lie in a cache, where a library that waits for memory looks as fast
- * as one that does not. The result goes to scratch memory. */
+ * as one that does not. Results go to scratch memory, those of weight gradients that are about to be overwritten to
+ * their own place. */
 typedef struct sluice_gemm_parts_s {
   const sluice_product_list_t* list;
   sluice_gemm_form_t form; /* of the list's largest product, with the rows to measure */
@@ -19,8 +20,8 @@ typedef struct sluice_gemm_parts_s {
 /* Sizes of a part: at most `most_flop` of arithmetic and `most_bytes` of result. */
 void sluice_gemm_parts_begin(sluice_gemm_parts_t* parts, const sluice_product_list_t* list,
                              const sluice_gemm_form_t* form, double most_flop, uint64_t most_bytes);
+/* Of the scratch memory; may be 0. */
 uint64_t sluice_gemm_parts_result_bytes(const sluice_gemm_parts_t* parts);
-/* The next part, its result at `c`. */
-const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* c);
+const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* scratch);
 
 #endif /* SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_ */

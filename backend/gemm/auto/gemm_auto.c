@@ -2,7 +2,7 @@
  *
  * Lists fall into classes (dtypes, layout, sizes, beta). The first list of a class makes the chooser measure its
  * candidates on parts of that list's products (auto_parts.h): its own operands, since where and how they lie matters to
- * libraries more than their sizes, and a result in scratch memory. The order found is kept for
+ * libraries more than their sizes. The order found is kept for
  * the whole process, so that every context, and a recomputation, repeats the same choice and the same bits. `ref`
  * stands last and takes what no other does; it is not measured.
  */
@@ -32,7 +32,8 @@ enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_ROWS * NUM_NK * 2 };
 #define MEASURE_FLOP  (256.0 * 1024 * 1024)
 #define MEASURE_BYTES (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
 #define MEASURE_NS    ((uint64_t)64 * 1000 * 1000)
-enum { MEASURE_ROUNDS = 8 };
+/* One run says nothing on a busy machine: nobody leaves, and nothing is chosen, before so many rounds count. */
+enum { MEASURE_ROUNDS = 8, MEASURE_LEAST = 3 };
 /* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose, and "native" gives
  * the same bits for every n. */
 #define MEASURE_MARGIN 1.08
@@ -216,14 +217,14 @@ static sluice_status_t time_kinds(sluice_gemm_auto_t* chooser, sluice_gemm_parts
       if (times[kind] < fastest) fastest = times[kind];
     }
     for (int kind = 0; kind < REF; ++kind) {
-      if (times[kind] == UINT64_MAX || (round > 1 && times[kind] / 2 > fastest)) continue;
+      if (times[kind] == UINT64_MAX || (round > MEASURE_LEAST && times[kind] / 2 > fastest)) continue;
       uint64_t ns;
       list.products = sluice_gemm_parts_next(parts, scratch);
       SLUICE_TRY(time_run(chooser, kind, &list, &ns));
       if (ns == UINT64_MAX || round <= 1 || ns < times[kind]) times[kind] = ns;
     }
     if (round == 0) begin = sluice_now_ns();
-    if (round > 0 && sluice_now_ns() - begin > MEASURE_NS) break;
+    if (round >= MEASURE_LEAST && sluice_now_ns() - begin > MEASURE_NS) break;
   }
   return SLUICE_OK;
 }
@@ -256,8 +257,11 @@ static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product
   sluice_gemm_parts_t parts;
   sluice_gemm_parts_begin(&parts, list, &class->form, MEASURE_FLOP, MEASURE_BYTES);
   const uint64_t bytes = sluice_gemm_parts_result_bytes(&parts);
-  void* scratch = sluice_alloc_zeroed(chooser->base.allocator, bytes, "gemm auto: a result to measure with");
-  if (scratch == NULL) return SLUICE_E_NO_MEMORY;
+  void* scratch = NULL;
+  if (bytes > 0) {
+    scratch = sluice_alloc_zeroed(chooser->base.allocator, bytes, "gemm auto: a result to measure with");
+    if (scratch == NULL) return SLUICE_E_NO_MEMORY;
+  }
   const sluice_product_t p = *sluice_gemm_parts_next(&parts, scratch);
   sluice_product_list_t one = *list;
   one.products = &p;

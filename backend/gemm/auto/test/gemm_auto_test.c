@@ -88,6 +88,20 @@ static int32_t noting_host(void* user, const sluice_host_gemm_args_t* args) {
   return 0;
 }
 
+static int num_in_place, num_elsewhere; /* by where results of measurements lie */
+static const char *result_begin, *result_end;
+
+static int32_t placing_host(void* user, const sluice_host_gemm_args_t* args) {
+  (void)user;
+  const char* at = args->c;
+  if (at >= result_begin && at < result_end) {
+    ++num_in_place;
+  } else {
+    ++num_elsewhere;
+  }
+  return 0;
+}
+
 static char log_text[4096];
 static void on_log(void* user, int32_t level, const char* message) {
   (void)user;
@@ -292,6 +306,33 @@ static void Gemm_Measures_OnAllOfTheWeights(void** state) {
   munmap(zeros, bytes);
 }
 
+/* dW = dY^T X: where it is overwritten anyway it is measured where it will lie, where it is added to it is not touched.
+ */
+static void Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten(void** state) {
+  (void)state;
+  enum { M = 48, N = 64, K = 4 };
+  own_c = c;
+  result_begin = (const char*)c;
+  result_end = result_begin + sizeof c;
+  sluice_product_t p = {M, N, K, {a, 1, M}, {b, N, 1}, {c, N, 1}};
+  for (int adds = 0; adds < 2; ++adds) {
+    sluice_gemm_t* gemm = NULL;
+    assert_int_equal(create(NULL, placing_host, &gemm), SLUICE_OK);
+    num_in_place = num_elsewhere = 0;
+    sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, (float)adds};
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    assert_string_equal(gemm->name, "host");
+    if (adds) {
+      assert_int_equal(num_in_place, 1); /* the product itself */
+      assert_true(num_elsewhere > 0);
+    } else {
+      assert_true(num_in_place > 1);
+      assert_int_equal(num_elsewhere, 0);
+    }
+    sluice_gemm_destroy(gemm);
+  }
+}
+
 static void Gemm_SlowHost_NotChosenWhereAnotherIs(void** state) {
   (void)state;
   sluice_gemm_t* gemm = NULL;
@@ -342,6 +383,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(Gemm_AutoFirstUse_MeasuresOncePerProcess, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_LargeProduct_MeasuredWithinBounds, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_Measures_OnAllOfTheWeights, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_SlowHost_NotChosenWhereAnotherIs, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_DecliningHost_OthersDoIt, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_NoMemoryToMeasure_ReportedAndRetried, set_up, tear_down),

@@ -151,7 +151,7 @@ class Context:
         """Writes what was decided to the cache folder, once, on the group's first rank. Not collective."""
         if not self.alive or self.calls or not self._remembers or self.ep_group.rank != 0:
             return
-        found = self.decisions()
+        found = [entry for entry in self.decisions() if entry["why"] != "the only one left"]
         self._remembers = False
         place = None if self.options.tuner is None else self.options.tuner.cache
         decision_log.append([{"ranks": len(self.ep_group.ranks), **entry} for entry in found], place)

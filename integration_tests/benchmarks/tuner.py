@@ -3,9 +3,12 @@
     .venv/bin/python -m integration_tests.benchmarks.tuner [--links none 1gbit 0.2gbit] [--ranks 2] [--smoke]
 
 Per scenario (shape, link, skew) and mode the tuner trains until it has settled. Then every n is screened, and the
-best five and all choices run in fresh rounds, in turns. Regret is the median over rounds of the choice's time over that
-of the best n, minus 1; beside it stands what the best n says of itself in odd and even rounds. The n that MPMoE's
-phases and MPipeMoE's eq. 10 would take from the same calibration stand beside.
+best five and all choices run in fresh rounds, in turns. Some scenarios have a memory budget, a share of the way from
+the leanest plan to the one that keeps everything: there every n x policy that fits is a candidate, and choices are
+plans (offloading, which on a CPU is keeping, and weight gradients per chunk only run where a mode chose them).
+Regret is the median over rounds of the choice's time over that of the best candidate, minus 1; beside it stands what
+the best says of itself in odd and even rounds. The n that MPMoE's phases and MPipeMoE's eq. 10 would take from the same
+calibration stand beside.
 """
 
 from __future__ import annotations
@@ -34,20 +37,29 @@ SHAPES = {
 }
 SMOKE = {"smoke": (64, 32, 64, 4, 2)}
 SKEWS = (1.0, 1.6)
+# (shape, share): 0 is the leanest plan's bytes, 1 those of keeping everything at one chunk.
+BUDGETS = (("square", 0.5), ("short", 0.2))
+SMOKE_BUDGETS = (("smoke", 0.5),)
 
 
 def cases(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The scenarios of one link."""
+    """The scenarios of one link: 10 without a budget and 2 with one."""
     shapes, skews = (SMOKE, (1.0,)) if options.smoke else (SHAPES, SKEWS)
+    found = [(name, skew, None) for name in shapes for skew in skews]
+    found += [(name, 1.0, share) for name, share in (SMOKE_BUDGETS if options.smoke else BUDGETS)]
     return [
-        {"name": f"{name} x{skew:g}", "T": T, "M": M, "H": H, "E": E, "K": K, "skew": skew}
-        for name, (T, M, H, E, K) in shapes.items()
-        for skew in skews
+        {
+            "name": f"{name} x{skew:g}" + ("" if share is None else f" {share:g}"),
+            **dict(zip("TMHEK", shapes[name], strict=True)),
+            "skew": skew,
+            "budget_share": share,
+        }
+        for name, skew, share in found
     ]
 
 
-def regret(measured: dict[str, list[float]], chosen: int) -> float:
-    """Median over rounds of the choice against the n with the least median."""
+def regret(measured: dict[str, list[float]], chosen: int | str) -> float:
+    """Median over rounds of the choice against the candidate with the least median."""
     best = min(measured, key=lambda n: statistics.median(measured[n]))
     return statistics.median(a / b for a, b in zip(measured[str(chosen)], measured[best], strict=True)) - 1
 
@@ -62,11 +74,13 @@ def repeatability(measured: dict[str, list[float]]) -> float:
 def judge(line: dict[str, Any]) -> dict[str, Any]:
     """Adds regrets and errors to a scenario's record."""
     measured = line["measured"]
-    line["regret"] = {mode: regret(measured, found["n"]) for mode, found in line["modes"].items()}
+    line["regret"] = {mode: regret(measured, found["key"]) for mode, found in line["modes"].items()}
     line["regret"] |= {name: regret(measured, n) for name, n in line["models"].items()}
     line["repeatability"] = repeatability(measured)
     line["error"] = {
-        n: line["predicted"][n]["schedule"] / statistics.median(seconds) - 1 for n, seconds in measured.items()
+        n: line["predicted"][n]["schedule"] / statistics.median(seconds) - 1
+        for n, seconds in measured.items()
+        if n in line["predicted"]
     }
     return line
 
@@ -79,17 +93,23 @@ def quantile(values: list[float], share: float) -> float:
 
 def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Over all scenarios."""
-    names = lines[0]["regret"]
+    names = dict.fromkeys(name for line in lines for name in line["regret"])
+    budgets = [line for line in lines if line["budget_share"] is not None]
     errors = [abs(error) for line in lines for error in line["error"].values()]
     stats = [line["modes"]["adaptive"]["stats"] for line in lines]
     return {
         "scenarios": len(lines),
         "regret": {
             name: {
-                "median": statistics.median(line["regret"][name] for line in lines),
-                "worst": max(line["regret"][name] for line in lines),
+                "median": statistics.median(line["regret"][name] for line in lines if name in line["regret"]),
+                "worst": max(line["regret"][name] for line in lines if name in line["regret"]),
             }
             for name in names
+        },
+        "under_budget": {
+            "scenarios": len(budgets),
+            "adaptive_median": statistics.median(line["regret"]["adaptive"] for line in budgets) if budgets else None,
+            "adaptive_worst": max((line["regret"]["adaptive"] for line in budgets), default=None),
         },
         "repeatability_median": statistics.median(line["repeatability"] for line in lines),
         "error": {"median": statistics.median(errors), "p90": quantile(errors, 0.9), "count": len(errors)},
@@ -103,7 +123,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
 def show(line: dict[str, Any]) -> str:
     """A line of the table."""
     picks = "  ".join(
-        f"{name} n {line['modes'][name]['n'] if name in line['modes'] else line['models'][name]} {100 * value:+.1f} %"
+        f"{name} n {line['modes'][name]['key'] if name in line['modes'] else line['models'][name]} {100 * value:+.1f} %"
         for name, value in line["regret"].items()
     )
     worst = max(line["error"].values(), key=abs)

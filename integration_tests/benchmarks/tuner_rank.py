@@ -16,11 +16,17 @@ import torch.distributed as dist
 from sluice._library import load
 from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 from sluice.config import TunerOptions
+from sluice.errors import OverBudget
+from sluice.planning.machines import Machine
+from sluice.planning.planner import Planner, Workload
 
 from integration_tests.benchmarks import launch
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 MODES = ("adaptive", "profile", "model")
+# n, T_DI, T_M, weight gradients: what a layer may be told; None: open.
+Choice = tuple[int, str | None, str | None, str | None]
+OPEN: Choice = (0, None, None, None)
 
 
 class Scenario:
@@ -46,8 +52,11 @@ class Scenario:
         ]
         self.cotangent = torch.randn(T, M, generator=generator)
 
-    def layer(self, context: Context, chunks: int) -> MoeLayer:
+    def layer(self, context: Context, choice: Choice) -> MoeLayer:
         case = self.case
+        chunks, restore_input, restore_middle, wgrad = choice
+        # Without a budget the mode is fixed, so that n alone differs between sides.
+        free = "adaptive" if context.options.memory_budget else "deferred"
         return MoeLayer(
             context,
             model_width=case["M"],
@@ -56,7 +65,9 @@ class Scenario:
             top_k=case["K"],
             activation="relu",
             num_chunks=chunks,
-            wgrad_mode="deferred",  # so that n alone differs between sides
+            wgrad_mode=wgrad or free,
+            restore_input=restore_input or "adaptive",
+            restore_middle=restore_middle or "adaptive",
         )
 
     def step(self, layer: MoeLayer) -> float:
@@ -97,46 +108,112 @@ def predictions(case: dict[str, Any], machine: bytes, world_size: int) -> dict[i
     return found
 
 
-def run_modes(scenario: Scenario, group: EpGroup, folder: str) -> dict[str, dict[str, Any]]:
+def key_of(choice: Choice) -> str:
+    """As records name it: n alone, or a plan."""
+    return str(choice[0]) if choice[1] is None else "/".join(map(str, choice))
+
+
+def budgeted(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[int, dict[str, float]]:
+    """The scenario's budget in bytes, and seconds by plan that the machine predicts under it."""
+    planner = Planner(Machine(json.loads(machine), {}))
+    T, M, H, E, K = (case[name] for name in "TMHEK")
+    work = Workload(M, H, T, E, K, world_size, dtype="f32", skew=case["skew"], memory_budget=1 << 40)
+    wide = planner.choose(work).candidates
+    least = min(c.total_bytes for c in wide)
+    all_kept = (1, "keep", "keep")
+    most = next(c for c in wide if (c.choice.num_chunks, c.choice.restore_input, c.choice.restore_middle) == all_kept)
+    # The planner's base is a small context's; the torch adapter's products take more.
+    budget = int(least + case["budget_share"] * (most.total_bytes - least)) + (4 << 20)
+    found = {}
+    for c in planner.choose(work.with_(memory_budget=budget)).candidates:
+        found[key_of((c.choice.num_chunks, c.choice.restore_input, c.choice.restore_middle, c.choice.wgrad))] = (
+            c.seconds
+        )
+    return budget, found
+
+
+def chosen_by(context: Context) -> Choice:
+    """What its tuner decided last."""
+    decisions = context.decisions()
+    if not decisions:
+        return (1, None, None, None)
+    last = decisions[-1]
+    if last["restore_input"] is None:
+        return (last["num_chunks"], None, None, None)
+    wgrad = ("deferred", "per_chunk")[last["wgrad_mode"]]
+    return (last["num_chunks"], last["restore_input"], last["restore_middle"], wgrad)
+
+
+def run_modes(
+    scenario: Scenario, group: EpGroup, folder: str, budget: int | None
+) -> tuple[dict[str, dict[str, Any]], set[Choice]]:
     """What each mode settles on, after so many ordinary steps, and what its races cost."""
-    plan, found = scenario.plan, {}
+    plan, found, choices = scenario.plan, {}, set()
     for mode in MODES:
         calibrate = None if mode == "profile" else plan["calibrate_s"]
         options = TunerOptions(mode, calibrate=calibrate, cache=folder)
-        context = Context(group, ContextOptions(gemm=plan["gemm"], tuner=options))
-        layer = scenario.layer(context, 0)
+        context = Context(group, ContextOptions(gemm=plan["gemm"], tuner=options, memory_budget=budget))
+        layer = scenario.layer(context, OPEN)
         began = time.perf_counter()
         for _ in range(plan["steps"]):
             scenario.step(layer)
-        decisions = context.decisions()
+        choice = chosen_by(context)
+        choices.add(choice)
         found[mode] = {
-            "n": decisions[-1]["num_chunks"] if decisions else 1,
-            "decisions": decisions,
+            "n": choice[0],
+            "key": key_of(choice),
+            "decisions": context.decisions(),
             "stats": context.tuner_stats(),
             "seconds": time.perf_counter() - began,
         }
         context.close()
-    return found
+    return found, choices
 
 
-def measure(scenario: Scenario, group: EpGroup, chosen: set[int]) -> dict[int, list[float]]:
-    """Screens every n in turns, then runs the best five and what was chosen in fresh rounds."""
+def measure(scenario: Scenario, group: EpGroup, chosen: set[Choice], budget: int | None) -> dict[str, list[float]]:
+    """Screens every candidate in turns, then runs the best five and what was chosen in fresh rounds.
+
+    Under a budget each candidate has a context of its own, since a budget is a context's.
+    """
     plan = scenario.plan
-    context = Context(group, ContextOptions(gemm=plan["gemm"]))
-    layers = {n: scenario.layer(context, n) for n in SIZES}
-    screened: dict[int, list[float]] = {n: [] for n in SIZES}
-    for count in range(plan["screen"] + 1):
-        for n, layer in layers.items():
-            seconds = scenario.step(layer)
-            if count > 0:
-                screened[n].append(seconds)
-    best = sorted(SIZES, key=lambda n: statistics.median(screened[n]))[:5]
-    final: dict[int, list[float]] = {n: [] for n in sorted({*best, *chosen})}
+    candidates: set[Choice] = {(n, None, None, None) for n in SIZES}
+    if budget is not None:
+        rest = [(di, m) for di in ("keep", "redispatch") for m in ("keep", "recompute")]
+        candidates = {(n, di, m, "deferred") for n in SIZES for di, m in rest}
+    shared = Context(group, ContextOptions(gemm=plan["gemm"])) if budget is None else None
+    contexts, layers, screened = {}, {}, {}
+    for choice in sorted(candidates | chosen, key=str):
+        context = shared or Context(group, ContextOptions(gemm=plan["gemm"], memory_budget=budget))
+        layer = scenario.layer(context, choice)
+        try:
+            scenario.step(layer)  # its warm-up
+        except OverBudget:  # on all ranks alike
+            context.close()
+            continue
+        contexts[choice], layers[choice], screened[choice] = context, layer, []
+    for _ in range(plan["screen"]):
+        for choice, layer in layers.items():
+            screened[choice].append(scenario.step(layer))
+    best = sorted(layers, key=lambda choice: statistics.median(screened[choice]))[:5]
+    final: dict[Choice, list[float]] = {choice: [] for choice in sorted({*best, *chosen}, key=str)}
     for count in range(plan["pairs"]):
-        for n in final if count % 2 == 0 else reversed(list(final)):
-            final[n].append(scenario.step(layers[n]))
+        for choice in final if count % 2 == 0 else reversed(list(final)):
+            final[choice].append(scenario.step(layers[choice]))
+    for context in contexts.values():
+        context.close()
+    return {key_of(choice): seconds for choice, seconds in final.items()}
+
+
+def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
+    """The machine that all modes of this scenario have, measured now or taken from the cache. Collective."""
+    options = TunerOptions("adaptive", calibrate=scenario.plan["calibrate_s"], cache=folder)
+    context = Context(group, ContextOptions(gemm=scenario.plan["gemm"], tuner=options))
+    scenario.layer(context, OPEN)
     context.close()
-    return final
+    files = sorted(Path(folder).glob("machine-*.json"), key=lambda p: p.stat().st_mtime)
+    key = f"M {scenario.case['M']}, H {scenario.case['H']}\n".encode()
+    texts = [file.read_bytes() for file in files]
+    return next(text for text in reversed(texts) if key in text).split(b"\n", 2)[2]
 
 
 def main() -> None:
@@ -149,12 +226,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:  # of this rank: every link is another machine
         for number, case in enumerate(plan["cases"]):
             scenario = Scenario(plan, case)
-            modes = run_modes(scenario, group, folder)
-            files = sorted(Path(folder).glob("machine-*.json"), key=lambda p: p.stat().st_mtime)
-            machine = files[-1].read_bytes().split(b"\n", 2)[2]
-            predicted = predictions(case, machine, W)
-            models = {name: min(SIZES, key=lambda n: predicted[n][name]) for name in ("schedule", "mpmoe", "mpipemoe")}
-            final = measure(scenario, group, {*(mode["n"] for mode in modes.values()), *models.values()})
+            machine = machine_of(scenario, group, folder)
+            budget = None
+            predicted: dict[str, dict[str, float]]
+            models: dict[str, str] = {}
+            if case["budget_share"] is None:
+                predicted = {str(n): found for n, found in predictions(case, machine, W).items()}
+                for name in ("schedule", "mpmoe", "mpipemoe"):
+                    models[name] = min(predicted, key=lambda n: predicted[n][name])
+            else:
+                budget, seconds = budgeted(case, machine, W)
+                predicted = {key: {"schedule": value} for key, value in seconds.items()}
+            modes, choices = run_modes(scenario, group, folder, budget)
+            choices |= {(int(n), None, None, None) for n in models.values()}
+            final = measure(scenario, group, choices, budget)
             lines.append({**case, "modes": modes, "models": models, "predicted": predicted, "measured": final})
             if rank == 0:
                 launch.report(done=number + 1, of=len(plan["cases"]), name=case["name"])

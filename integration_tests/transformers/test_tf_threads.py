@@ -1,0 +1,97 @@
+"""What numbers depend on: the same bits in every run at one thread count, and between thread counts a stated distance.
+
+With gemm "native" an element is one chain of sums whatever thread computes it: two threads give the bits of one. Other
+products (torch's, oneDNN's) may be cut differently for two threads, and "auto" may choose others: f32 sums in another
+order, and 16-bit intermediates that round to the other side.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+GEMMS = ("native", "auto")
+HERE = Path(__file__).resolve()
+
+# Of the largest value of a tensor: f32 sums in another order; 16-bit intermediates that fall on the other side.
+DISTANCE = {"float32": 64 * 2.0**-24, "bfloat16": 2 * 2.0**-8}
+
+
+def _block(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Output and every gradient of an experts block."""
+    from integration_tests.benchmarks.experts import Shape, make_module, make_rows
+
+    shape = Shape(192, 160, 8, 2)
+    module, rows = make_module(shape, dtype), make_rows(shape, 96, dtype)
+    tokens, weights = rows.tokens.requires_grad_(), rows.weights.requires_grad_()
+    out = module(tokens, rows.ids, weights)
+    out.backward(rows.grad)
+    found = {"out": out.detach(), "tokens": tokens.grad, "weights": weights.grad}
+    return found | {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+def _run(path: Path, threads: int, dtype: str, gemm: str) -> dict[str, torch.Tensor]:
+    """The same block in a new process, since a chooser among products is settled once per process."""
+    environment = {**os.environ, "SLUICE_GEMM": "" if gemm == "auto" else gemm, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(
+        [sys.executable, str(HERE), str(path), str(threads), dtype],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return torch.load(path)
+
+
+def _has_native() -> bool:
+    return "avx512f" in Path("/proc/cpuinfo").read_text()
+
+
+def _furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """The largest difference of a tensor over its largest value, and whose it is."""
+    return max(
+        ((a[name].double() - b[name].double()).abs().max().item() / b[name].double().abs().max().item(), name)
+        for name in a
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("gemm", GEMMS)
+def test_Threads_OneAndTwo_SameBitsOrWithinTheStatedDistance(gemm: str, dtype: str, tmp_path: Path) -> None:
+    """gemm "native": the same bits at 1 and 2 threads. Otherwise DISTANCE. Two threads twice: the same bits."""
+    if gemm == "native" and not _has_native():
+        pytest.skip("gemm native needs AVX-512")
+    one = _run(tmp_path / "one.pt", 1, dtype, gemm)
+    two = _run(tmp_path / "two.pt", 2, dtype, gemm)
+    assert one.keys() == two.keys()
+    if gemm == "native":
+        again = _run(tmp_path / "again.pt", 2, dtype, gemm)
+        assert all(torch.equal(two[name], again[name]) for name in two)
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    off, name = _furthest(two, one)
+    print(f"gemm {gemm}, {dtype}: 1 and 2 threads differ by {off:.2e} of the largest value, in {name}")
+    assert off <= DISTANCE[dtype], name
+
+
+def _main() -> None:
+    path, threads, dtype = sys.argv[1:]
+    sys.path.insert(0, str(HERE.parents[2]))
+    torch.set_num_threads(int(threads))
+    import sluice  # noqa: F401  (registers)
+
+    _block(getattr(torch, dtype))  # products are chosen by the first calls
+    first = _block(getattr(torch, dtype))
+    second = _block(getattr(torch, dtype))
+    assert all(torch.equal(first[name], second[name]) for name in first), "two runs of one process differ"
+    torch.save(first, path)
+
+
+if __name__ == "__main__":
+    _main()

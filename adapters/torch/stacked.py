@@ -12,6 +12,7 @@ import torch
 
 from ..._library import load
 from ...errors import InvalidArgument, SluiceError
+from ._native import generation
 from .casting import CastingLayer
 from .descriptors import Descriptors
 from .layer import _Frame
@@ -28,6 +29,7 @@ class StackedLayer(CastingLayer):
         super().__init__(*args, **config)
         self._views = views
         self._top_k = config["top_k"]
+        self._made_in = generation()
         self._prepared: _Prepared | None = None
 
     def quick(
@@ -51,17 +53,22 @@ class StackedLayer(CastingLayer):
             or route_weights.shape != expert_ids.shape
         ):
             return None
+        if not self._finalizer.alive or self._made_in != generation():
+            return None  # closed, with its context or alone, or another process's
         with self._turn:
-            moe, frame = self.handle, self._prepared
+            frame = self._prepared
             if frame is None:
                 frame = self._prepared = _Prepared(self, tokens, expert_ids, route_weights)
-            try:
-                self._describe(frame.params, flat, frame)
-            except SluiceError:
-                return None
+            if not frame.describes(flat):
+                frame.forget()
+                try:
+                    self._describe(frame.params, flat, frame)
+                except SluiceError:
+                    return None
+                frame.remember(flat)
             out = torch.empty_like(tokens)
             frame.place(shape[0], tokens, expert_ids, route_weights, out)
-            status = frame.function(moe, frame.forward_args, frame.null, frame.null)
+            status = frame.function(self._handle, frame.forward_args, frame.null, frame.null)
         return out if status == 0 else None
 
     def _flatten(self, params: Any) -> tuple[list[torch.Tensor], list[int]]:
@@ -113,6 +120,30 @@ class _Prepared(_Frame):
             setattr(args, name, self.tensors.fill(place, tensor, name))
         args.params = self.params_struct
         self._rows = tensors[0].shape[0]
+        self._seen: list[tuple[int, Any, Any, Any]] = []
+
+    def remember(self, flat: Sequence[torch.Tensor]) -> None:
+        """Notes what `params` describes, by value: a tensor that has gone must not be kept alive by this."""
+        self._seen = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in flat]
+
+    def forget(self) -> None:
+        """Before describing anew, which may fail half way."""
+        self._seen, self.stack_key = [], None
+
+    def describes(self, flat: Sequence[torch.Tensor]) -> bool:
+        """Whether `params` describes these; the device is that of the address."""
+        seen = self._seen
+        if len(seen) != len(flat):
+            return False
+        for tensor, (address, dtype, shape, stride) in zip(flat, seen):
+            if (
+                tensor.data_ptr() != address
+                or tensor.dtype is not dtype
+                or tensor.shape != shape
+                or tensor.stride() != stride
+            ):
+                return False
+        return True
 
     def place(self, rows: int, *tensors: torch.Tensor) -> None:
         """Describes the rows of this call."""

@@ -22,9 +22,13 @@ def forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any)
     """See hook.sluice_experts_forward."""
     if torch.compiler.is_compiling():
         return _outside_the_graph()(self, hidden_states, top_k_index, top_k_weights)
+    known = _by_id.get(id(self))
+    if known is not None and known[0]() is self:
+        return known[1].call(self, hidden_states, top_k_index, top_k_weights)
     state = _states.get(self)
     if state is None:
         state = _states[self] = ExpertsState(len(_states))
+    _remember(self, state)
     return state.call(self, hidden_states, top_k_index, top_k_weights)
 
 
@@ -36,6 +40,20 @@ def _outside_the_graph() -> Any:
 
 # By module and not in it: copies, pickles and saved models stay the host's own.
 _states: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
+# The same by address, which is found faster; an entry goes with its module.
+_by_id: dict[int, tuple[weakref.ref[Any], ExpertsState]] = {}
+
+
+def _remember(module: Any, state: ExpertsState) -> None:
+    address = id(module)
+
+    def forget(reference: weakref.ref[Any]) -> None:
+        if address in _by_id and _by_id[address][0] is reference:
+            del _by_id[address]
+
+    _by_id[address] = (weakref.ref(module, forget), state)
+
+
 # Those that a transport calls, for `stats`: such a module's own forward is not Sluice's.
 _transported: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
 _contexts: dict[tuple[Any, ...], Context] = {}

@@ -121,6 +121,16 @@ sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   return start_towards_experts(pass, op, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), row_bytes, out_transfer);
 }
 
+/* With one rank, sent order is expert order: a chunk whose rows lie together is one run. */
+static int is_one_run(const sluice_pass_t* pass, int32_t tensor) {
+  const sluice_binding_t* b = &pass->binding;
+  return b->world_size == 1 && b->num_local > 0 && (b->num_chunks == 1 || !sluice_pass_is_joined(pass, tensor));
+}
+
+static int64_t rows_of_chunk(const sluice_binding_t* b, int32_t chunk) {
+  return b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk];
+}
+
 void sluice_unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor) {
   int32_t chunk = op->chunk;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
@@ -131,8 +141,14 @@ void sluice_unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const slui
   int single = b->world_size == 1;
   const char* in = single ? NULL : sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
   const int32_t* token = b->order_token + b->first_order[chunk] + sent_of(b, chunk)[self_of(pass)];
+  if (is_one_run(pass, tensor)) {
+    kernels->gather_rows(stream, c->dtype, rows_of_chunk(b, chunk), c->model_width, sluice_tensor_data(tokens),
+                         sluice_tensor_stride(tokens, 0), token, sluice_pass_rows(pass, tensor, chunk, 0));
+    return;
+  }
   reset_cursor(pass, chunk);
   for (int32_t e = 0; e < b->num_local; ++e) {
+    if (b->rows_of_expert[(int64_t)chunk * b->num_local + e] == 0) continue;
     char* rows = sluice_pass_rows(pass, tensor, chunk, e);
     int64_t own_row = 0;
     int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);
@@ -215,8 +231,13 @@ void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   int32_t chunk = op->chunk;
   const int32_t* route = b->order + b->first_order[chunk] + sent_of(b, chunk)[self_of(pass)];
+  if (is_one_run(pass, SLUICE_T_ROUTE)) {
+    gather_weights(pass, op, rows_of_chunk(b, chunk), route, sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, 0));
+    return;
+  }
   reset_cursor(pass, chunk);
   for (int32_t e = 0; e < b->num_local; ++e) {
+    if (b->rows_of_expert[(int64_t)chunk * b->num_local + e] == 0) continue;
     float* rows = sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, e);
     int64_t own_row = 0;
     int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);

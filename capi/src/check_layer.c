@@ -65,10 +65,21 @@ static int is_matrix(const int64_t* shape, int64_t first, int64_t second) {
   return first == 1 && (shape[1] == 1 || second >= shape[0]);
 }
 
+static inline int has_form_of(const sluice_tensor_t* a, const sluice_tensor_t* b) {
+  return a->device_type == b->device_type && a->device_id == b->device_id && a->type_code == b->type_code &&
+         a->type_bits == b->type_bits && a->type_lanes == b->type_lanes;
+}
+
 /* Whether a tensor is as the first of its array, which has passed every check. Hundreds are asked per call, so this
  * words no message: what fails here is looked at again by check_one, which does. */
 static int is_like_first(const sluice_tensor_t* tensor, const sluice_tensor_t* first, int32_t ndim,
                          const int64_t* shape) {
+  if (tensor->strides != NULL && first->strides != NULL && tensor->shape != NULL && tensor->data != NULL &&
+      has_form_of(tensor, first) && tensor->ndim == ndim && tensor->shape[0] == shape[0] &&
+      tensor->strides[0] == first->strides[0] &&
+      (ndim == 1 || (tensor->shape[1] == shape[1] && tensor->strides[1] == first->strides[1]))) {
+    return 1; /* what most are, told without a call: generation asks for one token */
+  }
   if (tensor->device_type != first->device_type || tensor->device_id != first->device_id ||
       tensor->type_code != first->type_code || tensor->type_bits != first->type_bits ||
       tensor->type_lanes != first->type_lanes || tensor->ndim != ndim || tensor->shape == NULL ||

@@ -56,7 +56,10 @@ static sluice_status_t bind_under_ceiling(forward_t* f, sluice_moe_t* moe, int32
 /* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
  * numbers of tokens, whatever is received. Under a plan the cut needs the other ranks' counts. */
 static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
-  if (sluice_is_planned(moe)) return sluice_check_routes(moe, f->args->expert_ids);
+  if (sluice_is_planned(moe)) {
+    if (is_kept(f)) SLUICE_TRY(sluice_planned_check_room(moe));
+    return sluice_check_routes(moe, f->args->expert_ids);
+  }
   sluice_binding_t* binding = &f->pass.binding;
   SLUICE_TRY(sluice_ceiling_open(&f->pass));
   if (moe->ceiling != NULL) {

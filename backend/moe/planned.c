@@ -17,6 +17,21 @@ sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe) {
+  const sluice_plan_data_t* plan = moe->plan;
+  if (plan == NULL || plan->inputs.budget == 0) return SLUICE_OK;
+  const uint64_t held = atomic_load(&moe->context->step_bytes), step = plan->bytes.step;
+  const uint64_t for_steps = plan->inputs.budget - (plan->bytes.total - (uint64_t)plan->inputs.max_outstanding * step);
+  if (held + step <= for_steps) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                     "layer %d: forwards without their backward hold %llu bytes and one more may take %llu, which is "
+                     "%llu more than the memory budget of %llu has for them (max_outstanding is %d): run their "
+                     "backward or drop steps first, raise max_outstanding, or raise memory_budget",
+                     moe->config.layer_id, (unsigned long long)held, (unsigned long long)step,
+                     (unsigned long long)(held + step - for_steps), (unsigned long long)plan->inputs.budget,
+                     plan->inputs.max_outstanding);
+}
+
 static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agreement_t* agreement) {
   const sluice_context_t* context = moe->context;
   return (sluice_plan_inputs_t){

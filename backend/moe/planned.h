@@ -9,6 +9,10 @@
 /* Every id lies in range: what a rank can refuse before the header. */
 sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
 
+/* Whether one more forward may be kept under the present plan and budget, whatever its routing: what a rank can refuse
+ * before the header. In place of an allocator that would refuse in the middle of a pass. */
+sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe);
+
 /* A plan for as many tokens as any rank has, made and installed if the present one is for fewer. Fails alike on all
  * ranks, but for NO_MEMORY. */
 sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement);

@@ -110,6 +110,31 @@ static void Budget_OneHotExpert_StaysWithinThePlan(void** state) {
   }
 }
 
+/* ---- more forwards outstanding than was said ---- */
+
+/* Refused on all ranks alike before anything is sent, not by the allocator in the middle of a pass. */
+static void Budget_MoreOutstandingThanSaid_RefusedByName(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.top_k = 1, c.hot_expert = 1, c.outstanding = c.max_outstanding = 1;
+  c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+  c.budget = 1000;
+  result_t got;
+  world_run(&c, &got);
+  unsigned long long needs = 0;
+  assert_int_equal(sscanf(strstr(got.message[0], "needs "), "needs %llu", &needs), 1);
+  world_free(&got);
+  c.budget = needs;
+  check(c);
+  c.outstanding = 4;
+  world_run(&c, &got);
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
+    assert_non_null(strstr(got.message[r], "max_outstanding is 1"));
+  }
+  world_free(&got);
+}
+
 /* ---- the host pool ---- */
 
 /* Offloaded rows of one hot expert: what the pool has no room for is sent and computed again, with the same results. */
@@ -457,6 +482,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Budget_FromTheSmallestUp_ResultsAreTheSame),
       cmocka_unit_test(Budget_OneHotExpert_StaysWithinThePlan),
+      cmocka_unit_test(Budget_MoreOutstandingThanSaid_RefusedByName),
       cmocka_unit_test(HostBudget_OneHotExpert_ResultsAreTheSame),
       cmocka_unit_test(HostBudget_Plans_KeepWhatThePoolHolds),
       cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),

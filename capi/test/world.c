@@ -456,7 +456,8 @@ static void run_rank(rank_t* r) {
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
   context_config.gemm = c->gemm != NULL ? c->gemm : "ref";
-  context_config.memory_budget = c->budget, context_config.max_outstanding = c->outstanding;
+  context_config.memory_budget = c->budget,
+  context_config.max_outstanding = c->max_outstanding > 0 ? c->max_outstanding : c->outstanding;
   context_config.host_memory_budget = c->host_budget;
   sluice_context_t* context = NULL;
   if (c->machine != NULL) {

@@ -45,6 +45,7 @@ typedef struct case_s {
   uint64_t budget;                       /* of each rank's context; 0: none */
   uint64_t host_budget;                  /* of its offloaded rows; 0: none */
   int32_t outstanding;                   /* forwards before the first backward; 0: 1 */
+  int32_t max_outstanding;               /* what the context is told of it; 0: the truth */
   int64_t ceiling;                       /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
   int32_t parts;                         /* dispatch, experts, combine called one by one */
   int32_t cycles;                        /* of WORLD_CYCLE rounds with fewer and more tokens, before all of it */

@@ -48,6 +48,7 @@ typedef struct sluice_comm_vtable_s {
   /* What has become of enqueued exchanges, without waiting: after an error the communicator is aborted, and no stream
    * waits for a peer any more. NULL where exchange_enqueue is. */
   sluice_status_t (*poll)(sluice_comm_t* comm);
+  int32_t is_capturable; /* 1: exchange_enqueue works on a stream that is being captured into a graph */
 } sluice_comm_vtable_t;
 
 struct sluice_comm_s {

@@ -51,6 +51,14 @@ static void fix_memory(sluice_context_t* context, int32_t is_fixed) {
 sluice_status_t sluice_ceiling_check_capture(const sluice_pass_t* pass) {
   if (!pass->captured) return SLUICE_OK;
   const sluice_ceiling_t* ceiling = pass->moe->ceiling;
+  const sluice_comm_t* comm = pass->context->comm;
+  if (pass->context->world_size > 1 && !comm->vtable->is_capturable) {
+    return SLUICE_FAIL(
+        SLUICE_E_UNSUPPORTED,
+        "layer %d: the stream is being captured into a graph, and exchanges of a %s communicator meet on "
+        "the host: use an nccl one",
+        pass->moe->config.layer_id, comm->name);
+  }
   int32_t kind = kind_of(ceiling, pass->schedule->comm_hash);
   if (kind < 0 || !ceiling->has_run[kind] || !ceiling->is_cleared) {
     return SLUICE_FAIL(SLUICE_E_STATE,

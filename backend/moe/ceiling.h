@@ -23,7 +23,8 @@ void sluice_ceiling_destroy(sluice_moe_t* moe);
 /* Opens a call on a far device (nothing on a CPU). Errors: STATE where the stream is being captured and this layer
  * reads counts; INVALID_ARGUMENT, FOREIGN. */
 sluice_status_t sluice_ceiling_open(sluice_pass_t* pass);
-/* Once the schedule is known, in a capture: STATE unless this rank has made such a call outside one. From here on the
+/* Once the schedule is known, in a capture: STATE unless this rank has made such a call outside one,
+ * UNSUPPORTED where the communicator is not for it. From here on the
  * memory that the graph will use stays where it is. */
 sluice_status_t sluice_ceiling_check_capture(const sluice_pass_t* pass);
 /* The end of a call that got past sluice_ceiling_open. */

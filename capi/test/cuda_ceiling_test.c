@@ -184,6 +184,8 @@ typedef struct rank_s {
   char why[600];
 } rank_t;
 
+static int is_local; /* ranks of run_ranks share a device and a local group */
+
 static void* rank_main(void* argument) {
   rank_t* r = argument;
   rig_t rig;
@@ -208,7 +210,7 @@ static void run_ranks(int32_t world_size, const sluice_moe_config_t* config, voi
   pthread_t threads[4];
   pthread_barrier_t barrier;
   char live[200], hazard[200];
-  fakes_open(world_size, 1);
+  (is_local ? fakes_open_local : fakes_open)(world_size, 1);
   pthread_barrier_init(&barrier, NULL, (unsigned)world_size);
   for (int32_t r = 0; r < world_size; ++r) {
     ranks[r] = (rank_t){.rank = r, .world_size = world_size, .config = config, .barrier = &barrier, .body = body};
@@ -502,6 +504,32 @@ static void CudaGraph_WhatACaptureCannotTake_IsRefusedByName(void** state) {
   close_all(&rig);
 }
 
+static void capture_on_local(rank_t* r, rig_t* rig) {
+  sluice_step_t* step = NULL;
+  sluice_fake_graph_t* graph = NULL;
+  r->status = rig_round(rig, NULL);
+  pthread_barrier_wait(r->barrier);
+  sluice_fake_cuda_begin_capture(fakes_stream(r->rank));
+  sluice_status_t status = rig_forward(rig, &step);
+  (void)snprintf(r->why, sizeof r->why, "%d: %s", status, last_message());
+  if (status != SLUICE_E_UNSUPPORTED || strstr(r->why, "of a local communicator") == NULL) {
+    r->status = SLUICE_E_INTERNAL;
+  }
+  if (sluice_fake_cuda_end_capture(fakes_stream(r->rank), &graph) != 0) r->status = SLUICE_E_INTERNAL;
+  sluice_fake_cuda_destroy_graph(graph);
+  pthread_barrier_wait(r->barrier);
+  if (r->status == SLUICE_OK) r->status = rig_round(rig, NULL); /* the group works on */
+}
+
+static void CudaGraph_LocalCommunicator_IsRefusedByName(void** state) {
+  (void)state;
+  const sluice_moe_config_t config = config_under(6);
+  rank_t ranks[4];
+  is_local = 1;
+  run_ranks(2, &config, capture_on_local, ranks);
+  is_local = 0;
+}
+
 /* Steps of before may go in a capture: no event of theirs is recorded or waited for in it. */
 static void CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt(void** state) {
   (void)state;
@@ -644,6 +672,7 @@ int main(void) {
       cmocka_unit_test(CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode),
       cmocka_unit_test(CudaGraph_AnyWaitLeftOut_IsSeen),
       cmocka_unit_test(CudaGraph_WhatACaptureCannotTake_IsRefusedByName),
+      cmocka_unit_test(CudaGraph_LocalCommunicator_IsRefusedByName),
       cmocka_unit_test(CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt),
       cmocka_unit_test(FakeCapture_IllegalCalls_FailAndSpoilIt),
       cmocka_unit_test(CudaCeiling_AnyWaitLeftOut_LeavesAHazard),

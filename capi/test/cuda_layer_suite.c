@@ -223,6 +223,40 @@ static const char* ceiling(const layer_machine_t* machine, int32_t world_size) {
   return NULL;
 }
 
+/* Forward and backward as one graph, captured with other routes than it is launched with. Ranks that are threads meet
+ * on the host, which a capture cannot: they are told so. */
+static const char* captured(const layer_machine_t* machine, int32_t world_size) {
+  for (int n = 0; n < 3; n += 2) {
+    case_t c = case_of(world_size);
+    c.ceiling = 18, c.bias = 1, c.gated = n == 0, c.captured = 1, c.num_chunks = CHUNKS[n];
+    if (n > 0) c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
+    if (world_size == 1 || strcmp(machine->name, "nccl") == 0) {
+      case_t plain = c;
+      result_t got, cpu;
+      plain.captured = 0;
+      const char* why = run_there(machine, &c, 1, &got);
+      world_run(&plain, &cpu);
+      double d = why == NULL ? world_distance(&c, &got, &cpu) : 0;
+      world_free(&got);
+      world_free(&cpu);
+      if (why != NULL) return why;
+      snprintf(problem, sizeof problem, "W %d n %d: distance %g of the CPU", world_size, c.num_chunks, d);
+      if (!(d >= 0 && d <= ulps_of_cpu(&c))) return problem;
+      continue;
+    }
+    result_t out;
+    (void)run_there(machine, &c, 1, &out);
+    int is_told = 1;
+    for (int32_t r = 0; r < world_size; ++r) {
+      is_told &= out.status[r] == SLUICE_E_UNSUPPORTED && strstr(out.message[r], "local communicator") != NULL;
+    }
+    snprintf(problem, sizeof problem, "not refused: %d, %s", out.status[0], out.message[0]);
+    world_free(&out);
+    if (!is_told) return problem;
+  }
+  return NULL;
+}
+
 /* What a training does: the same layer again and again, with fewer and more tokens; bytes stay as they are. */
 static const char* many_rounds(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
@@ -244,6 +278,7 @@ const layer_case_t layer_cases[] = {
     {"LargerShapes_MatchReferenceAndCpu", larger, 0},
     {"HostWaits_OneInForwardNoneInBackward", host_waits, 0},
     {"UnderACeiling_MatchesReferenceAndCpu", ceiling, 0},
+    {"CapturedIntoAGraph_MatchesCpu", captured, 0},
     {"ManyRounds_KeepTheirBytes", many_rounds, 0},
     {NULL, NULL, 0},
 };

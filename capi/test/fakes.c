@@ -15,7 +15,8 @@
 typedef struct rank_machine_s {
   void* stream;
   sluice_comm_t* comm;
-  sluice_context_t* context;     /* of the running case */
+  sluice_context_t* context; /* of the running case */
+  sluice_fake_graph_t* graph;
   fakes_waits_t before, sums[2]; /* by direction */
 } rank_machine_t;
 
@@ -99,6 +100,16 @@ static sluice_status_t make_context(int32_t rank, const sluice_context_config_t*
   return status;
 }
 
+static void begin_capture(int32_t rank) { sluice_fake_cuda_begin_capture(fakes.ranks[rank].stream); }
+static int end_capture(int32_t rank) {
+  return sluice_fake_cuda_end_capture(fakes.ranks[rank].stream, &fakes.ranks[rank].graph);
+}
+static void launch(int32_t rank) { sluice_fake_cuda_launch_graph(fakes.ranks[rank].graph, fakes.ranks[rank].stream); }
+static void drop_graph(int32_t rank) {
+  sluice_fake_cuda_destroy_graph(fakes.ranks[rank].graph);
+  fakes.ranks[rank].graph = NULL;
+}
+
 /* A host that waits for its stream while a peer is gone waits for ever: in the end it aborts, as a watchdog would. */
 static void settle(int32_t rank) {
   const struct timespec nap = {.tv_nsec = 100000};
@@ -148,6 +159,10 @@ const world_machine_t* fakes_machine(void) {
       .stream = fakes_stream,
       .settle = settle,
       .note = note,
+      .begin_capture = begin_capture,
+      .end_capture = end_capture,
+      .launch = launch,
+      .drop_graph = drop_graph,
   };
   return &machine;
 }

@@ -5,6 +5,7 @@
  *
  * Several ranks are threads that share GPU 0, with a local communicator. integration_tests/gpu/run builds this with gcc
  * and nvcc; the same source over the fake driver and cuBLAS (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's. */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,7 @@ typedef struct rank_machine_s {
   sluice_device_t* device; /* an object for each rank: entering one is for one thread at a time */
   void* stream;
   sluice_context_t* context;
+  void *graph, *exec;
   uint64_t before, sums[2];
 } rank_machine_t;
 
@@ -120,6 +122,61 @@ static void note(int32_t rank, int32_t direction, int32_t has_returned) {
   r->before = now;
 }
 
+/* What the library never calls: a host's framework captures. Thread-local, since ranks are threads. */
+static struct {
+  int (*begin)(void* stream, int mode);
+  int (*end)(void* stream, void** out_graph);
+  int (*instantiate)(void** out_exec, void* graph, unsigned long long flags);
+  int (*launch)(void* exec, void* stream);
+  int (*destroy_exec)(void* exec);
+  int (*destroy_graph)(void* graph);
+} graphs;
+enum { CAPTURE_THREAD_LOCAL = 1 };
+
+static void open_graphs(void) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (library == NULL) die("libcuda.so.1", 0);
+  *(void**)&graphs.begin = dlsym(library, "cuStreamBeginCapture_v2");
+  *(void**)&graphs.end = dlsym(library, "cuStreamEndCapture");
+  *(void**)&graphs.instantiate = dlsym(library, "cuGraphInstantiateWithFlags");
+  *(void**)&graphs.launch = dlsym(library, "cuGraphLaunch");
+  *(void**)&graphs.destroy_exec = dlsym(library, "cuGraphExecDestroy");
+  *(void**)&graphs.destroy_graph = dlsym(library, "cuGraphDestroy");
+  if (graphs.begin == NULL || graphs.end == NULL || graphs.instantiate == NULL || graphs.launch == NULL ||
+      graphs.destroy_exec == NULL || graphs.destroy_graph == NULL) {
+    die("a driver with graphs", 0);
+  }
+}
+
+static void begin_capture(int32_t rank) {
+  enter(rank);
+  int code = graphs.begin(ranks[rank].stream, CAPTURE_THREAD_LOCAL);
+  leave(rank);
+  if (code != 0) die("the beginning of a capture", code);
+}
+static int end_capture(int32_t rank) {
+  rank_machine_t* r = &ranks[rank];
+  enter(rank);
+  int code = graphs.end(r->stream, &r->graph);
+  if (code == 0) code = graphs.instantiate(&r->exec, r->graph, 0);
+  leave(rank);
+  return code;
+}
+static void launch(int32_t rank) {
+  enter(rank);
+  int code = graphs.launch(ranks[rank].exec, ranks[rank].stream);
+  leave(rank);
+  if (code != 0) die("the launch of a graph", code);
+}
+static void drop_graph(int32_t rank) {
+  rank_machine_t* r = &ranks[rank];
+  enter(rank);
+  if (r->exec != NULL) (void)graphs.destroy_exec(r->exec);
+  if (r->graph != NULL) (void)graphs.destroy_graph(r->graph);
+  leave(rank);
+  r->exec = r->graph = NULL;
+}
+
 static const world_machine_t* world(void) {
   static const world_machine_t machine = {
       .device_type = SLUICE_DEVICE_CUDA,
@@ -132,6 +189,10 @@ static const world_machine_t* world(void) {
       .stream = stream_of,
       .settle = settle,
       .note = note,
+      .begin_capture = begin_capture,
+      .end_capture = end_capture,
+      .launch = launch,
+      .drop_graph = drop_graph,
   };
   return &machine;
 }
@@ -175,6 +236,7 @@ static void open_gpu(void) {
       exit(NO_GPU);
     }
     if (status != SLUICE_OK) die("device", 0);
+    if (r == 0) open_graphs();
     driver = sluice_cuda_device_driver(ranks[0].device);
     enter(r);
     int code = driver->cuStreamCreateWithPriority(&ranks[r].stream, SLUICE_CU_STREAM_NON_BLOCKING, 0);

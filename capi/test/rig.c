@@ -83,7 +83,7 @@ static uint8_t bits_of(int32_t dtype) {
 static void describe(rig_tensor_t* t, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols) {
   memset(&t->tensor, 0, sizeof t->tensor);
   t->tensor.device_type = here.machine != NULL ? here.machine->device_type : SLUICE_DEVICE_CPU;
-  t->tensor.device_id = here.machine != NULL ? here.rank : 0;
+  t->tensor.device_id = here.machine != NULL ? here.machine->device_id(here.rank) : 0;
   t->tensor.ndim = ndim;
   t->tensor.type_code = code_of(dtype);
   t->tensor.type_bits = bits_of(dtype);
@@ -204,7 +204,7 @@ sluice_status_t rig_open_context(rig_t* rig, sluice_comm_t* comm) {
   config.allocate = heap_allocate, config.release = heap_release, config.allocate_user = &rig->heap;
   if (here.machine != NULL) {
     config.gemm = NULL, config.allocate = NULL, config.release = NULL; /* the device's own */
-    config.device_type = here.machine->device_type, config.device_id = here.rank;
+    config.device_type = here.machine->device_type, config.device_id = here.machine->device_id(here.rank);
     return here.machine->make_context(here.rank, &config, comm, &rig->context);
   }
   return sluice_context_create(&config, comm, &rig->context);

@@ -434,6 +434,58 @@ static void run_cycles(rank_t* r, sluice_context_t* context, sluice_moe_t* moe, 
   if (r->c->cycles > 2) r->out->growth[r->rank] = bytes_now(context) - settled;
 }
 
+/* Every route to the expert after its own (by = 1), or to its own (0). */
+static void write_ids(const rank_t* r, array_t* id, int32_t by) {
+  const case_t* c = r->c;
+  for (int64_t t = 0; t < c->tokens[r->rank]; ++t) {
+    for (int32_t k = 0; k < c->top_k; ++k) {
+      int64_t e = expert_id(c, r->rank, t, k);
+      store(SLUICE_DTYPE_I64, id->host, t * id->strides[0] + k * id->strides[1],
+            (double)(e < 0 ? e : (e + by) % c->num_experts));
+    }
+  }
+  push(id);
+}
+
+static sluice_moe_backward_args_t backward_args(array_t* x, array_t* w, array_t* dy, array_t* dx, array_t* dw,
+                                                const sluice_expert_tensors_t* params,
+                                                const sluice_expert_tensors_t* grads) {
+  sluice_moe_backward_args_t b;
+  sluice_moe_backward_args_init(&b, sizeof b);
+  b.tokens = tensor_of(x), b.route_weights = tensor_of(w), b.grad_out = tensor_of(dy);
+  b.grad_tokens = tensor_of(dx), b.grad_route_weights = tensor_of(dw);
+  b.params = params, b.grad_params = grads;
+  return b;
+}
+
+/* The end of a capture: outputs are NaN again, routes the case's own, then the launch. */
+static void launch(rank_t* r, array_t* id, array_t* const* outputs, const experts_t* grads, int32_t count) {
+  int code = here.machine->end_capture(r->rank);
+  if (r->out->status[r->rank] != SLUICE_OK) return;
+  if (code != 0) {
+    r->out->status[r->rank] = SLUICE_E_FOREIGN;
+    snprintf(r->out->message[r->rank], sizeof r->out->message[r->rank], "the capture ended with %d", code);
+    return;
+  }
+  write_ids(r, id, 0);
+  for (int i = 0; i < 3; ++i) push(outputs[i]);
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    for (int32_t l = 0; grads->arrays[kind] != NULL && l < count; ++l) push(&grads->arrays[kind][l]);
+  }
+  here.machine->launch(r->rank);
+}
+
+/* What a capture needs to have run before, on other routes than those that are launched. */
+static void run_before_capture(rank_t* r, sluice_moe_t* moe, const sluice_moe_forward_args_t* f,
+                               const sluice_moe_backward_args_t* b, array_t* id) {
+  sluice_step_t* step = NULL;
+  write_ids(r, id, 1);
+  note(r, sluice_moe_forward(moe, f, stream_here(), &step));
+  if (r->out->status[r->rank] == SLUICE_OK) note(r, sluice_moe_backward(moe, step, b, stream_here()));
+  sluice_step_drop(step);
+  settle();
+}
+
 static void run_rank(rank_t* r) {
   const case_t* c = r->c;
   here.machine = c->machine, here.rank = r->rank;
@@ -526,6 +578,11 @@ static void run_rank(rank_t* r) {
     f.callbacks = c->callback_experts ? &callbacks : NULL;
     f.needs_backward = 1;
     if (c->restore) f.save = save_host, f.save_user = &saved;
+    if (c->captured) {
+      const sluice_moe_backward_args_t before = backward_args(&x, &w, &dy, &dx, &dw, &params.table, &grads.table);
+      run_before_capture(r, moe, &f, &before, &id);
+      here.machine->begin_capture(r->rank);
+    }
     tell(SLUICE_FORWARD, 0);
     note(r, sluice_moe_forward(moe, &f, stream_here(), &step));
     tell(SLUICE_FORWARD, 1);
@@ -556,6 +613,7 @@ static void run_rank(rank_t* r) {
     note(r, sluice_moe_backward(moe, step, &b, stream_here()));
     tell(SLUICE_BACKWARD, 1);
   }
+  if (c->captured) launch(r, &id, (array_t* const[]){&y, &dx, &dw}, &grads, count);
   settle();
   r->out->out[r->rank] = copy_rows(&y, c->dtype);
   r->out->grad_tokens[r->rank] = copy_rows(&dx, c->dtype);
@@ -582,6 +640,7 @@ static void run_rank(rank_t* r) {
     sluice_ceiling_report_init(report, sizeof *report);
     r->out->report_status[r->rank] = sluice_moe_take_ceiling_report(moe, stream_here(), report);
   }
+  if (c->captured) here.machine->drop_graph(r->rank);
   for (int i = 0; i < MAX_OUTSTANDING; ++i) sluice_step_drop(others[i]);
   sluice_step_drop(step);
   for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) give_saved(i, saved.data[i]);

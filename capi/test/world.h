@@ -25,6 +25,11 @@ typedef struct world_machine_s {
   void (*settle)(int32_t rank); /* until all that was enqueued has run */
   /* Around every pass: direction SLUICE_FORWARD or _BACKWARD; begins or has returned. May be NULL. */
   void (*note)(int32_t rank, int32_t direction, int32_t has_returned);
+  /* A graph of what is enqueued on the rank's stream between the two; end returns 0, or what went wrong. */
+  void (*begin_capture)(int32_t rank);
+  int (*end_capture)(int32_t rank);
+  void (*launch)(int32_t rank);
+  void (*drop_graph)(int32_t rank); /* also where there is none */
 } world_machine_t;
 
 typedef struct case_s {
@@ -47,6 +52,7 @@ typedef struct case_s {
   int32_t outstanding;                   /* forwards before the first backward; 0: 1 */
   int32_t max_outstanding;               /* what the context is told of it; 0: the truth */
   int64_t ceiling;                       /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
+  int32_t captured;                      /* passes run once with other routes, are captured, and launched */
   int32_t parts;                         /* dispatch, experts, combine called one by one */
   int32_t cycles;                        /* of WORLD_CYCLE rounds with fewer and more tokens, before all of it */
   const char* gemm;                      /* NULL: "ref" */

@@ -456,6 +456,7 @@ static const sluice_comm_vtable_t nccl_vtable = {
     .abandon = nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
     .poll = sluice_nccl_poll,
+    .is_capturable = 1,
 };
 
 static const sluice_comm_vtable_t nccl_vtable_with_store = {
@@ -469,6 +470,7 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
     .abandon = nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
     .poll = sluice_nccl_poll,
+    .is_capturable = 1,
 };
 
 static sluice_status_t allocate_arrays(nccl_comm_t* comm) {

@@ -148,7 +148,6 @@ void sluice_unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const slui
   }
   reset_cursor(pass, chunk);
   for (int32_t e = 0; e < b->num_local; ++e) {
-    if (b->rows_of_expert[(int64_t)chunk * b->num_local + e] == 0) continue;
     char* rows = sluice_pass_rows(pass, tensor, chunk, e);
     int64_t own_row = 0;
     int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);
@@ -237,7 +236,6 @@ void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
   }
   reset_cursor(pass, chunk);
   for (int32_t e = 0; e < b->num_local; ++e) {
-    if (b->rows_of_expert[(int64_t)chunk * b->num_local + e] == 0) continue;
     float* rows = sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, e);
     int64_t own_row = 0;
     int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);

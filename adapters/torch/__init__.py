@@ -10,6 +10,7 @@ from .experts import CallbackExperts
 from .group import EpGroup
 from .layer import MoeLayer, Swiglu
 from .options import layer_options
+from .placement import device_of
 from .stacked import StackedLayer
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "MoeLayer",
     "StackedLayer",
     "Swiglu",
+    "device_of",
     "layer_options",
 ]

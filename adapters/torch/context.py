@@ -12,12 +12,15 @@ from typing import Any
 from sluice import decision_log
 from sluice.config import TunerOptions
 
+import torch
+
 from ... import trace
 from ..._library import load
 from ...errors import InvalidState
 from . import tuner
 from ._native import generation, native
 from .group import EpGroup
+from .placement import placement_of
 
 _LANES = ("compute", "comm", "copy_out", "copy_in")
 _DIRECTIONS = ("forward", "backward")
@@ -72,9 +75,19 @@ def release(destroy: Any, handle: Any, made_in: int) -> None:
 
 
 class Context:
-    """One per EP group and model. `close` it, or let it go with its last layer."""
+    """One per EP group, model and device. `close` it, or let it go with its last layer.
 
-    def __init__(self, ep_group: EpGroup | None = None, options: ContextOptions | None = None) -> None:
+    device: where the layers' parameters and tokens are; None: the CPU. On CUDA calls go to torch's current stream, and
+    the ranks of a group exchange by NCCL.
+    """
+
+    def __init__(
+        self,
+        ep_group: EpGroup | None = None,
+        options: ContextOptions | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.placement = placement_of(device)
         self.ep_group = ep_group or EpGroup.for_ranks()
         self.options = options or ContextOptions()
         library = load()
@@ -90,9 +103,11 @@ class Context:
         config.memory_budget = self.options.memory_budget or 0
         config.max_outstanding = self.options.max_outstanding or 0
         config.host_memory_budget = self.options.host_memory_budget or 0
-        config.host_gemm = ffi.cast("sluice_host_gemm_fn_t", native().gemm_address)
+        config.device_type, config.device_id = self.placement.code, self.placement.index
+        if not self.placement.is_cuda:
+            config.host_gemm = ffi.cast("sluice_host_gemm_fn_t", native().gemm_address)
         out = ffi.new("sluice_context_t **")
-        comm = ffi.NULL if self.ep_group.comm is None else self.ep_group.comm
+        comm = self.ep_group.comm_on(self.placement) or ffi.NULL
         library.check(library.lib.sluice_context_create(config, comm, out))
         self._handle = out[0]
         self._generation = generation()

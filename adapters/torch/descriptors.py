@@ -9,6 +9,7 @@ import torch
 
 from ..._library import load
 from ...errors import InvalidArgument
+from .placement import Placement, placement_of
 
 # DLPack's type code and width of each dtype that the library knows, and its number in configs.
 _FORMS = {
@@ -19,7 +20,6 @@ _FORMS = {
     torch.int32: (0, 32, 5),
     torch.int64: (0, 64, 6),
 }
-_CPU = 1
 
 
 def config_dtype(dtype: torch.dtype) -> int:
@@ -36,7 +36,9 @@ class Descriptors:
     A layer with many experts fills hundreds of them in each pass, so what has not changed is not written again.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, placement: Placement | None = None) -> None:
+        self._placement = placement or placement_of(None)
+        self._holds = self._placement.holds
         self._ffi = load().ffi
         self._items = self._ffi.new("sluice_tensor_t[]", max(count, 1))
         self._extents = self._ffi.new("int64_t[]", 4 * max(count, 1))
@@ -47,7 +49,8 @@ class Descriptors:
         self.count = count
         for index in range(count):
             item = self._items[index]
-            item.device_type = _CPU
+            item.device_type = self._placement.code
+            item.device_id = self._placement.index
             item.type_lanes = 1
             item.shape = self._extents + 4 * index
             item.strides = self._extents + 4 * index + 2
@@ -62,10 +65,10 @@ class Descriptors:
 
     def fill_all(self, tensors: Sequence[torch.Tensor], places: Sequence[int], names: Sequence[str]) -> None:
         """Describes each tensor at its place. Addresses are read anew: hosts move parameters."""
-        words, pitch, forms = self._words, self._pitch, self._forms
+        words, pitch, forms, holds = self._words, self._pitch, self._forms, self._holds
         for tensor, index, name in zip(tensors, places, names):
             form = (tensor.dtype, tensor.shape, tensor.stride())
-            if form != forms[index] or not tensor.is_cpu:
+            if form != forms[index] or not holds(tensor):
                 self._describe(index, tensor, name)
                 forms[index] = form
             words[index * pitch] = tensor.data_ptr()
@@ -88,7 +91,7 @@ class Descriptors:
         """Describes stack[0], stack[1], ... at `first` onwards."""
         words, pitch, forms, count = self._words, self._pitch, self._forms, stack.shape[0]
         form = (stack.dtype, stack.shape[1:], stack.stride()[1:])
-        if not stack.is_cpu or any(form != forms[index] for index in range(first, first + count)):
+        if not self._holds(stack) or any(form != forms[index] for index in range(first, first + count)):
             for index in range(count):
                 self._describe(first + index, stack[index], f"{name} of local expert {index}")
                 forms[first + index] = form
@@ -98,8 +101,12 @@ class Descriptors:
             address += step
 
     def _describe(self, index: int, tensor: torch.Tensor, name: str) -> None:
-        if not tensor.is_cpu:
-            raise InvalidArgument(f"{name} is on {tensor.device}: this library computes on the CPU")
+        if not self._holds(tensor):
+            wanted = str(self._placement.device)
+            raise InvalidArgument(
+                f"{name} is on {tensor.device} and this layer's context on {wanted}: move it with .to({wanted!r}), or "
+                "make the context for its device"
+            )
         if tensor.layout is not torch.strided:
             raise InvalidArgument(f"{name} is a {tensor.layout} tensor: Sluice reads strided ones")
         if tensor.dtype not in _FORMS:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ..._library import load
 from ...errors import InvalidArgument, InvalidState
 from ._native import generation, native
+from .placement import Placement
 from .rendezvous import Joined, join
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -51,6 +52,8 @@ class EpGroup:
         self._joined: Joined | None = None
         self._host: Any = None
         self.comm: Any = None
+        self._nccl: dict[int, Any] = {}  # by device; their callbacks stay alive in _keep
+        self._keep: list[Any] = []
         self.closed = False
         self._generation = generation()
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -117,14 +120,66 @@ class EpGroup:
             self._joined.leave()
             raise
 
+    def comm_on(self, placement: Placement) -> Any:
+        """The communicator for contexts there, None where this process is alone. On CUDA the first is collective."""
+        if self.comm is None or not placement.is_cuda:
+            return self.comm
+        if placement.index not in self._nccl:
+            self._nccl[placement.index] = self._connect_nccl(placement.index)
+        return self._nccl[placement.index]
+
+    def _connect_nccl(self, device_id: int) -> Any:
+        """One rank's id goes to the others through the group's store, as torch's own does."""
+        library = load()
+        ffi, meeting, phase = library.ffi, self._joined.meeting, f"NCCL {len(self._nccl)}"
+        size = ffi.integer_const("SLUICE_NCCL_ID_BYTES")
+        identity = ffi.new("char[]", size)
+
+        def make_id() -> None:
+            if self.rank == 0:
+                library.check(library.lib.sluice_nccl_id_create(ffi.NULL, identity))
+                meeting.write(f"{phase} id", bytes(ffi.buffer(identity)))
+
+        meeting.attempt(f"make an id for {phase}", make_id)
+        ffi.memmove(identity, meeting.read(f"{phase} id"), size)
+
+        @ffi.callback("void(void *, const char *, const char *)")
+        def publish(user: Any, key: Any, value: Any) -> None:
+            with contextlib.suppress(Exception):  # at exit the store may be gone
+                meeting.write(f"{phase} {ffi.string(key).decode()}", ffi.string(value))
+
+        @ffi.callback("int32_t(void *, const char *, char *, int32_t)")
+        def lookup(user: Any, key: Any, out: Any, room: int) -> int:
+            try:
+                text = meeting.look(f"{phase} {ffi.string(key).decode()}")
+            except Exception:
+                return -1
+            ffi.memmove(out, text[:room], min(len(text), room))
+            return min(len(text), room)
+
+        self._keep += [publish, lookup]
+        config = library.new("comm_config")
+        config.rank, config.world_size = self.rank, self.world_size
+        config.timeout_ns = int(self.timeout.total_seconds() * 1e9)
+        group = library.new("nccl_group")
+        group.device_id, group.id = device_id, identity
+        group.publish, group.lookup = publish, lookup
+        out = ffi.new("sluice_comm_t **")
+        meeting.attempt(f"join {phase}", lambda: library.check(library.lib.sluice_comm_create_nccl(config, group, out)))
+        return out[0]
+
+    def _comms(self) -> list[Any]:
+        return [comm for comm in (*self._nccl.values(), self.comm) if comm is not None]
+
     def adopt(self, context: Any) -> None:
         """Closes this context before the group, whose communicator it uses."""
         self._contexts.add(context)
 
     def abort(self) -> None:
         """Makes every wait of this rank fail soon; peers learn it at once. Any thread may call it."""
-        if self.comm is not None and not self.closed and self._generation == generation():
-            load().lib.sluice_comm_abort(self.comm)
+        if not self.closed and self._generation == generation():
+            for comm in self._comms():
+                load().lib.sluice_comm_abort(comm)
 
     def close(self) -> None:
         """Releases the communicator and the process group, and the contexts on them. Not collective."""
@@ -139,8 +194,9 @@ class EpGroup:
             return  # a thread is still inside the library: what it uses is left to the end of the process
         for context in list(self._contexts):
             context.close()
-        comm, self.comm = self.comm, None
-        if comm is not None:
+        comms = self._comms()
+        self.comm, self._nccl = None, {}
+        for comm in comms:
             load().lib.sluice_comm_destroy(comm)
         if self._joined is not None:
             self._joined.leave()
@@ -149,8 +205,8 @@ class EpGroup:
         """Ends passes that other threads are in (at exit: daemon threads). True when none is left."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while any(context.calls for context in self._contexts):
-            if self.comm is not None:
-                load().lib.sluice_comm_abort(self.comm)
+            for comm in self._comms():
+                load().lib.sluice_comm_abort(comm)
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)

@@ -66,7 +66,7 @@ class _Frame:
     def __init__(self, layer: MoeLayer) -> None:
         library = load()
         ffi = library.ffi
-        self.tensors = Descriptors(5)
+        self.tensors = Descriptors(5, layer.context.placement)
         self.forward_args = library.new("moe_forward_args")
         self.backward_args = library.new("moe_backward_args")
         self.step = ffi.new("sluice_step_t **")
@@ -83,7 +83,7 @@ class _Frame:
     def _members(layer: MoeLayer) -> tuple[Descriptors, Any]:
         ffi = load().ffi
         experts = layer.num_local_experts
-        items = Descriptors(experts * len(layer.members))
+        items = Descriptors(experts * len(layer.members), layer.context.placement)
         struct = ffi.new("sluice_expert_tensors_t *")
         struct.struct_size = ffi.sizeof(struct[0])
         for number, name in enumerate(layer.members):
@@ -141,7 +141,9 @@ class MoeLayer:
             config.swiglu_alpha, config.swiglu_offset = swiglu.alpha, swiglu.offset
             config.swiglu_limit = min(swiglu.limit, torch.finfo(torch.float32).max)
         config.bias = int(bias)
-        config.num_chunks = num_chunks
+        # On CUDA the tuner has no times of ops yet, so ranks could not agree on a choice: one chunk unless told.
+        alone = context.ep_group.world_size == 1
+        config.num_chunks = 1 if num_chunks == 0 and context.placement.is_cuda and not alone else num_chunks
         config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
         config.restore_input = _number(RESTORE_INPUT, restore_input, "restore_input")
         config.restore_middle = _number(RESTORE_MIDDLE, restore_middle, "restore_middle")
@@ -226,12 +228,12 @@ class MoeLayer:
         """Runs forward; the buffers it saves are in `work.saved` afterwards."""
         library = load()
         ffi, lib = library.ffi, library.lib
-        moe = self.handle
+        moe, placement = self.handle, self.context.placement
         frame = self._frames.pop() if self._frames else _Frame(self)
         try:
             if tokens.dim() != 2 or tokens.shape[1] != self.model_width:
                 raise InvalidArgument(f"tokens have shape {list(tokens.shape)}, not [T, {self.model_width}]")
-            out = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu")
+            out = torch.empty(tokens.shape, dtype=tokens.dtype, device=placement.device)
             args = frame.forward_args
             args.tokens = frame.tensors.fill(0, tokens, "tokens")
             args.expert_ids = frame.tensors.fill(1, expert_ids, "expert_ids")
@@ -241,13 +243,15 @@ class MoeLayer:
             self._fill_experts(frame, args, work, flat)
             args.save = save_callback()
             args.save_user = user
-            args.save_is_counted = 1
+            args.save_is_counted = int(not placement.is_cuda)
             args.needs_backward = int(work.record)
         except Exception as error:
             self.refuse(error)
             raise
         frame.step[0] = ffi.NULL
-        status = self._call(lib.sluice_moe_forward, moe, args, ffi.NULL, frame.step if work.record else ffi.NULL)
+        out_step = frame.step if work.record else ffi.NULL
+        status = self._call(lib.sluice_moe_forward, moe, args, placement.stream(), out_step)
+        placement.keep(work.saved)
         lib.sluice_step_drop(frame.step[0])  # backward rebuilds it from the saved buffers
         error = self._error(status, work)
         self._frames.append(frame)
@@ -268,14 +272,15 @@ class MoeLayer:
         """Gradients of tokens, route weights and each of `flat`; None where `needs` says so."""
         library = load()
         ffi, lib = library.ffi, library.lib
-        moe = self.handle
+        moe, placement = self.handle, self.context.placement
         frame = self._frames.pop() if self._frames else _Frame(self)
         work.error = None
         try:
             if grad_out.stride(1) != 1:
                 grad_out = grad_out.contiguous()
-            grad_tokens = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu") if needs[0] else None
-            grad_weights = torch.empty(route_weights.shape, dtype=torch.float32, device="cpu") if needs[1] else None
+            device = placement.device
+            grad_tokens = torch.empty(tokens.shape, dtype=tokens.dtype, device=device) if needs[0] else None
+            grad_weights = torch.empty(route_weights.shape, dtype=torch.float32, device=device) if needs[1] else None
             args = frame.backward_args
             args.tokens = frame.tensors.fill(0, tokens, "tokens")
             args.route_weights = frame.tensors.fill(1, route_weights, "route_weights")
@@ -289,7 +294,7 @@ class MoeLayer:
             args.grad_mode = _OVERWRITE
             args.halves = _BOTH_HALVES
             args.may_reuse_saved = int(not _graph_is_kept())
-            kept = [_aligned(buffer) for buffer in saved]
+            kept = [placement.bring(which, buffer) for which, buffer in enumerate(saved)]
             for index in range(_SAVED_COUNT):
                 buffer = kept[index] if index < len(kept) else _NOTHING
                 frame.saved[index] = ffi.cast("void *", buffer.data_ptr())
@@ -300,7 +305,8 @@ class MoeLayer:
         except Exception as error:
             self.refuse(error, backward=True)
             raise
-        status = self._call(lib.sluice_moe_backward, moe, frame.step[0], args, ffi.NULL)
+        status = self._call(lib.sluice_moe_backward, moe, frame.step[0], args, placement.stream())
+        placement.keep(kept)
         lib.sluice_step_drop(frame.step[0])
         error = self._error(status, work)
         self._frames.append(frame)
@@ -372,20 +378,14 @@ class MoeLayer:
         args = library.new("moe_backward_args" if backward else "moe_forward_args")
         args.local_status = error.status if isinstance(error, SluiceError) else _INVALID
         args.local_message = text
+        stream = self.context.placement.stream()
         if backward:
-            self._call(lib.sluice_moe_backward, self.handle, ffi.NULL, args, ffi.NULL)
+            self._call(lib.sluice_moe_backward, self.handle, ffi.NULL, args, stream)
         else:
-            self._call(lib.sluice_moe_forward, self.handle, args, ffi.NULL, ffi.new("sluice_step_t **"))
+            self._call(lib.sluice_moe_forward, self.handle, args, stream, ffi.new("sluice_step_t **"))
 
 
 def _graph_is_kept() -> bool:
     """Whether this backward was asked to retain the graph, so that another one may read the saved buffers again."""
     asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if asked is None else bool(asked())
-
-
-def _aligned(buffer: torch.Tensor) -> torch.Tensor:
-    """A host's saved-tensor hooks may bring bytes back anywhere."""
-    if buffer.numel() == 0 or (buffer.data_ptr() % 64 == 0 and buffer.is_contiguous()):
-        return buffer
-    return torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu").copy_(buffer)

@@ -25,9 +25,10 @@ _joined: dict[tuple[int, ...], int] = {}
 class Joined:
     """A process group that only Sluice knows; `name` finds it in c10d's registry."""
 
-    def __init__(self, name: str, group: Any) -> None:
+    def __init__(self, name: str, group: Any, meeting: _Meeting) -> None:
         self.name = name
         self.group = group
+        self.meeting = meeting
 
     def leave(self) -> None:
         """Forgets the group; its connections close when the communicator has gone as well."""
@@ -70,6 +71,17 @@ class _Meeting:
                 raise PeerRefused(f"rank {self._ranks[place]} could not {phase}: {text}", peer=place)
         return result
 
+    def write(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def read(self, key: str) -> bytes:
+        """What somebody wrote, waiting for it."""
+        return bytes(self._store.get(key))
+
+    def look(self, key: str) -> bytes:
+        """The same without waiting: nothing where nothing is."""
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+
     def _wait(self, phase: str, keys: list[str]) -> None:
         """Polls, so that Ctrl-C works, and at the deadline the missing rank can be named."""
         deadline = time.monotonic() + self._seconds
@@ -107,4 +119,4 @@ def join(ranks: tuple[int, ...], prepare: Callable[[], Any], timeout: timedelta)
         torch._C._distributed_c10d._register_process_group(name, group)
         return group
 
-    return Joined(name, meeting.attempt("connect", connect)), prepared
+    return Joined(name, meeting.attempt("connect", connect), meeting), prepared

@@ -42,6 +42,7 @@ class StackedLayer(CastingLayer):
         shape = tokens.shape
         if (
             self._collective
+            or self.context.placement.is_cuda
             or tokens.dtype is not self.dtype
             or expert_ids.dtype is not torch.int64
             or route_weights.dtype is not torch.float32

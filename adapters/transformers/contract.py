@@ -141,10 +141,14 @@ def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tenso
     name = type(module).__name__
     for attribute, tensor in zip(contract.names, tensors):
         where = f"{name}.{attribute}"
-        if not tensor.is_cpu or tensor.layout is not torch.strided:
+        if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided:
             raise Unsupported(
-                f"{where} is a {tensor.layout} tensor on {tensor.device}; this Sluice computes on strided tensors on "
-                f"the CPU: move the model, {OTHERWISE}"
+                f"{where} is a {tensor.layout} tensor on {tensor.device}; Sluice computes on strided tensors on the "
+                f"CPU or on a CUDA device: move the model, {OTHERWISE}"
+            )
+        if tensor.device != tensors[0].device:
+            raise Unsupported(
+                f"{where} is on {tensor.device} and {contract.names[0]} on {tensors[0].device}: move one, {OTHERWISE}"
             )
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise Unsupported(

@@ -60,11 +60,14 @@ _contexts: dict[tuple[Any, ...], Context] = {}
 _announced: set[str] = set()
 
 
-def context_of(options: Options, group: EpGroup | None, num_layers: int | None = None) -> Context:
+def context_of(
+    options: Options, group: EpGroup | None, num_layers: int | None = None, device: torch.device | None = None
+) -> Context:
     """The one context of this process for layers of this group (None: without other ranks): they share its slots.
 
     num_layers  of the model whose first layer asks: so many forwards are outstanding in training, which a budget must
                 know before the other layers exist
+    device      of the experts; None: the CPU
     """
     chosen = (
         options.gemm or "auto",
@@ -74,12 +77,12 @@ def context_of(options: Options, group: EpGroup | None, num_layers: int | None =
         options.host_memory_budget,
         options.tuner,
     )
-    key = (*chosen, () if group is None else group.ranks)
+    key = (*chosen, () if group is None else group.ranks, str(device or "cpu"))
     found = _contexts.get(key)
     if found is None or not found.alive:
         known = ContextOptions(*chosen)
         found = _contexts[key] = Context(
-            group, dataclasses.replace(known, max_outstanding=known.max_outstanding or num_layers)
+            group, dataclasses.replace(known, max_outstanding=known.max_outstanding or num_layers), device
         )
         trace.register(found)
     return found
@@ -229,7 +232,8 @@ class ExpertsState:
         """Fused experts run as Linears would: in autocast's dtype if it is on, else in that of the weights."""
         if not contract.fused:
             return hidden.dtype
-        return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else tensors[0].dtype
+        kind = "cuda" if tensors[0].is_cuda else "cpu"
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensors[0].dtype
 
     def _make(
         self, module: Any, hidden: Any, ids: Any, weights: Any, tensors: list[Any], dtype: torch.dtype
@@ -237,7 +241,7 @@ class ExpertsState:
         contract, name = self._contract, type(module).__name__
         contracts.check_tensors(module, contract, tensors)
         model, width = contract.widths(tensors)
-        _check_rows(name, model, hidden, ids, weights)
+        _check_rows(name, model, tensors[0].device, hidden, ids, weights)
         if dtype not in contracts.DTYPES:
             raise Unsupported(
                 f"{name}: hidden_states is {dtype}; Sluice computes in float32, bfloat16 and float16: "
@@ -255,7 +259,8 @@ class ExpertsState:
         if contract.fused and self._group is None and self._options.policy is None and not self._options.memory_budget:
             # Alone, the dispatched rows are a copy of tokens that autograd holds anyway: copied again, nothing is kept.
             common |= {"restore_input": "redispatch", "restore_middle": "keep"}
-        context = context_of(self._options, self._group, _num_layers(module) if self._options.memory_budget else None)
+        layers = _num_layers(module) if self._options.memory_budget else None
+        context = context_of(self._options, self._group, layers, tensors[0].device)
         if contract.stock:
             return CastingLayer(context, experts=StockExperts(contract, local, self._experts_forward), **common)
         if not contract.fused:
@@ -279,7 +284,7 @@ def _num_layers(module: Any) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-def _check_rows(name: str, model: int, hidden: Any, ids: Any, weights: Any) -> None:
+def _check_rows(name: str, model: int, device: torch.device, hidden: Any, ids: Any, weights: Any) -> None:
     if hidden.dim() != 2 or hidden.shape[1] != model:
         raise InvalidArgument(f"{name}: hidden_states has shape {list(hidden.shape)}, not [tokens, {model}]")
     if ids.shape != weights.shape or ids.dim() != 2:
@@ -288,9 +293,10 @@ def _check_rows(name: str, model: int, hidden: Any, ids: Any, weights: Any) -> N
             "[tokens, k]"
         )
     for what, tensor in (("hidden_states", hidden), ("top_k_index", ids), ("top_k_weights", weights)):
-        if not tensor.is_cpu:
+        if tensor.device != device:
+            where = "the CPU" if device.type == "cpu" else device
             raise Unsupported(
-                f"{name}: {what} is on {tensor.device} and the experts are on the CPU: move one, {contracts.OTHERWISE}"
+                f"{name}: {what} is on {tensor.device} and the experts are on {where}: move one, {contracts.OTHERWISE}"
             )
 
 

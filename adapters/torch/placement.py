@@ -1,0 +1,127 @@
+"""Where a context and its tensors are: this CPU, or one CUDA device with the stream that the host works on.
+
+On CUDA everything that the library enqueues is joined to the host's current stream before a call returns. So tensors
+of this stream may be freed right after the call, as with torch's own operations, and no `record_stream` is needed; what
+lies in pinned host memory is different, because torch gives such a block to the next user at once: it is kept here
+until the stream has passed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..._library import load
+from ...errors import InvalidArgument, Unsupported
+
+_ROWS = (1, 2)  # SLUICE_SAVED_INPUT, _MIDDLE: device memory
+_OFFLOADED = (3, 4)  # SLUICE_SAVED_HOST_INPUT, _HOST_MIDDLE: pinned where the device has it
+
+
+class Placement:
+    """The CPU: host memory, no stream."""
+
+    is_cuda = False
+    code = 1  # kDLCPU
+    index = 0
+    device = torch.device("cpu")
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cpu
+
+    def stream(self) -> Any:
+        """What the library's calls take."""
+        return load().ffi.NULL
+
+    def saved_bytes(self, which: int, size: int) -> torch.Tensor | None:
+        """Memory for a saved buffer; None: the context's own."""
+        return None
+
+    def bring(self, which: int, buffer: torch.Tensor) -> torch.Tensor:
+        """The buffer where and as the library wants it: a host's saved-tensor hooks may bring bytes back anywhere."""
+        if buffer.numel() == 0 or (buffer.is_cpu and buffer.data_ptr() % 64 == 0 and buffer.is_contiguous()):
+            return buffer
+        return torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu").copy_(buffer)
+
+    def keep(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Keeps host memory until what was enqueued on the stream has run."""
+
+
+class CudaPlacement(Placement):
+    """One CUDA device; calls go to torch's current stream of it."""
+
+    is_cuda = True
+    code = 2  # kDLCUDA
+
+    def __init__(self, device: torch.device) -> None:
+        self.index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", self.index)
+        self._kept: deque[tuple[Any, list[torch.Tensor]]] = deque()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.device
+
+    def stream(self) -> Any:
+        return load().ffi.cast("void *", torch.cuda.current_stream(self.device).cuda_stream)
+
+    def saved_bytes(self, which: int, size: int) -> torch.Tensor | None:
+        if which in _ROWS:
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=which in _OFFLOADED and size > 0)
+
+    def bring(self, which: int, buffer: torch.Tensor) -> torch.Tensor:
+        if which not in _ROWS:
+            return super().bring(which, buffer)
+        if buffer.numel() == 0 or (self.holds(buffer) and buffer.data_ptr() % 64 == 0 and buffer.is_contiguous()):
+            return buffer
+        return torch.empty(buffer.shape, dtype=buffer.dtype, device=self.device).copy_(buffer)
+
+    def keep(self, buffers: Sequence[torch.Tensor]) -> None:
+        offloaded = [buffers[which] for which in _OFFLOADED if which < len(buffers) and buffers[which].numel() > 0]
+        if torch.cuda.is_current_stream_capturing():
+            if offloaded:
+                raise Unsupported("offloaded rows cannot be captured into a CUDA graph: choose another policy")
+            return
+        while self._kept and self._kept[0][0].query():
+            self._kept.popleft()
+        if not offloaded:
+            return
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        self._kept.append((event, offloaded))
+
+
+_CPU = Placement()
+
+
+def placement_of(device: torch.device | str | None) -> Placement:
+    """The placement of a device; None: the CPU."""
+    device = torch.device("cpu" if device is None else device)
+    if device.type == "cpu":
+        return _CPU
+    if device.type != "cuda":
+        raise Unsupported(f"device is {device}: Sluice computes on the CPU and on CUDA devices")
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        raise Unsupported(f"device is {device}, and this torch {torch.__version__} has no CUDA device to use")
+    return CudaPlacement(device)
+
+
+def device_of(tensors: Iterable[tuple[str, torch.Tensor]], default: str = "cpu") -> torch.device:
+    """The one device of these named tensors, or an error that names two that differ."""
+    first: tuple[str, torch.device] | None = None
+    for name, tensor in tensors:
+        if first is None:
+            first = name, tensor.device
+        elif tensor.device != first[1]:
+            raise InvalidArgument(
+                f"{name} is on {tensor.device} and {first[0]} on {first[1]}: one layer computes on one device; move "
+                f"one with .to({str(first[1])!r})"
+            )
+    if first is None:
+        return torch.device(default)
+    if first[1].type == "meta":
+        raise InvalidArgument(f"{first[0]} is on the meta device: it has no values yet; load the weights first")
+    return first[1]

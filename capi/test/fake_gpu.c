@@ -1,0 +1,40 @@
+/* The fake driver, cuBLAS and NCCL as one shared object under the vendors' own names: what libsluice opens where a test
+ * puts it into the loader's path as libcuda.so.1, libcublas.so.13 and libnccl.so.2. All memory counts as device 0's, so
+ * that a host without CUDA can hand in its own. */
+#include <string.h>
+
+#include "backend/comm/nccl/fake/fake_nccl.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/gemm/cublas/fake/fake_cublas.h"
+
+__attribute__((constructor)) static void begin(void) { sluice_fake_cuda_reset(); }
+
+static int any_memory(void* out_value, int attribute, unsigned long long pointer) {
+  unsigned int type = SLUICE_CU_MEMORY_DEVICE;
+  int ordinal = 0;
+  (void)pointer;
+  if (attribute == SLUICE_CU_POINTER_MEMORY_TYPE) memcpy(out_value, &type, sizeof type);
+  if (attribute == SLUICE_CU_POINTER_DEVICE_ORDINAL) memcpy(out_value, &ordinal, sizeof ordinal);
+  return 0;
+}
+
+static sluice_cuda_driver_t driver(void) {
+  sluice_cuda_driver_t table = *sluice_fake_cuda_driver();
+  table.cuPointerGetAttribute = any_memory;
+  return table;
+}
+
+/* Indirect functions: dlsym resolves them to the table's entries. */
+#define EXPORT(name, table)                                                                     \
+  static void (*resolve_##name(void))(void) { return (void (*)(void))(uintptr_t)(table).name; } \
+  __attribute__((visibility("default"), ifunc("resolve_" #name))) void name(void);
+
+#define SYMBOL(name, parameters) EXPORT(name, driver())
+#include "backend/device/cuda/cuda_symbols.inc"
+#undef SYMBOL
+#define SYMBOL(required, name, parameters) EXPORT(name, sluice_fake_cublas(1))
+#include "backend/gemm/cublas/cublas_symbols.inc"
+#undef SYMBOL
+#define SYMBOL(result, name, parameters) EXPORT(name, sluice_fake_nccl())
+#include "backend/comm/nccl/nccl_symbols.inc"
+#undef SYMBOL

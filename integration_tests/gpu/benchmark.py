@@ -1,0 +1,307 @@
+"""One layer, forward and backward in bf16, on one GPU: Sluice beside what else is installed, interleaved in one run.
+
+    benchmark.py SHAPE [--fake]          SHAPE: gpt3-xl, mixtral, qwen3, deepseek
+
+Writes benchmark_SHAPE.json beside the programs: times of every round, floors, saved and peak bytes, versions. --fake:
+tiny sizes in f32 on this CPU, so that the script is run; such a record says `"fake": true` and no time in it counts.
+
+Groups: `whole`, all experts on this GPU, against the floor and the peers; `ep_rank`, an eighth of the experts with the
+same rows, n = 1 and n = 4 (with all experts resident chunking would only measure how often weights are read); offload.
+Floors: kernels at 790 TFLOP/s and 4.3 TB/s, without accumulation of gradients in f32, with which nothing here is run.
+"""
+
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+
+import package
+
+TOKENS = 16384
+# model width, hidden width, experts, top k, gated, floor of forward + backward in ms
+SHAPES = {
+    "gpt3-xl": (2048, 8192, 64, 1, False, 4.18),
+    "mixtral": (4096, 14336, 8, 2, True, 44.0),
+    "qwen3": (2048, 768, 128, 8, True, 4.98),
+    "deepseek": (7168, 2048, 256, 8, True, 44.8),
+}
+FAKE = {"tokens": 64, "divide": 128, "experts": 8}
+ROUNDS, WARM_UP = 20, 5
+NOT_DRIVEN = ("sonicmoe", "megatron.core", "transformer_engine", "megablocks", "scattermoe")
+
+
+class Sizes:
+    def __init__(self, name, fake, share=1):
+        self.M, self.H, self.E, self.K, self.gated, self.floor_ms = SHAPES[name]
+        self.T = TOKENS
+        if fake:
+            self.T, self.E = FAKE["tokens"], FAKE["experts"]
+            self.M, self.H = max(self.M // FAKE["divide"], 16), max(self.H // FAKE["divide"], 16)
+            self.K = min(self.K, 4)
+        self.E //= share
+        # The rows stay: an expert-parallel rank receives as many as it sends.
+        self.T, self.K = self.T * self.K // min(self.K, self.E), min(self.K, self.E)
+
+
+class Inputs:
+    """Random routing, the same for everybody; leaves are shared, so that all compute the same."""
+
+    def __init__(self, torch, sizes, device, dtype):
+        s, factor = sizes, 2 if sizes.gated else 1
+        make = torch.Generator().manual_seed(7)
+        self.sizes, self.device, self.dtype = sizes, device, dtype
+        self.tokens = torch.randn(s.T, s.M, generator=make).to(device, dtype).requires_grad_()
+        self.grad = torch.randn(s.T, s.M, generator=make).to(device, dtype)
+        self.ids = torch.rand(s.T, s.E, generator=make).topk(s.K, dim=1).indices.to(device)
+        self.weights = torch.rand(s.T, s.K, generator=make).to(device).requires_grad_()
+        with torch.device(device):
+            self.up = (torch.randn(s.E, factor * s.H, s.M, dtype=dtype) * s.M**-0.5).requires_grad_()
+            self.down = (torch.randn(s.E, s.M, s.H, dtype=dtype) * s.H**-0.5).requires_grad_()
+
+    def leaves(self):
+        return [self.tokens, self.weights, self.up, self.down]
+
+
+def sluice_layer(x, chunks=1, policy=("redispatch", "keep")):
+    """Default policy as transformers' adapter alone: the rows are a copy of tokens, only pre-activations are kept."""
+    from sluice.adapters.torch import Context, StackedLayer
+
+    s = x.sizes
+
+    def views(flat):
+        up, down = flat
+        return (*(up.chunk(2, 1) if s.gated else (up,)), down)
+
+    layer = StackedLayer(
+        Context(device=x.device),
+        views=views,
+        model_width=s.M,
+        hidden_width=s.H,
+        num_experts=s.E,
+        top_k=s.K,
+        dtype=x.dtype,
+        activation="silu" if s.gated else "gelu",
+        gated=s.gated,
+        num_chunks=chunks,
+        restore_input=policy[0],
+        restore_middle=policy[1],
+    )
+    return lambda: layer(x.tokens, x.ids, x.weights, [x.up, x.down])
+
+
+def torch_grouped(torch, x):
+    """What a careful user writes: sort, torch._grouped_mm, weighted sum."""
+    s, act = x.sizes, torch.nn.functional.silu if x.sizes.gated else torch.nn.functional.gelu
+
+    def run():
+        flat = x.ids.flatten()
+        order = flat.argsort(stable=True)
+        ends = torch.bincount(flat, minlength=s.E).cumsum(0).to(torch.int32)
+        rows = x.tokens[order // s.K]
+        hidden = torch._grouped_mm(rows, x.up.transpose(1, 2), offs=ends)
+        hidden = act(hidden[:, : s.H]) * hidden[:, s.H :] if s.gated else act(hidden)
+        out = torch._grouped_mm(hidden, x.down.transpose(1, 2), offs=ends)
+        out = out * x.weights.flatten()[order, None].to(out.dtype)
+        return torch.zeros_like(x.tokens).index_add(0, order // s.K, out)
+
+    return run
+
+
+def transformers_grouped(torch, x):
+    from transformers import MixtralConfig
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    s = x.sizes
+    if not s.gated:
+        raise ImportError("its experts of this kind are gated")
+    config = MixtralConfig(hidden_size=s.M, intermediate_size=s.H, num_local_experts=s.E, num_experts_per_tok=s.K)
+    with torch.device("meta"):
+        module = MixtralExperts(config)
+    module.gate_up_proj, module.down_proj = torch.nn.Parameter(x.up), torch.nn.Parameter(x.down)
+    x_up, x_down = module.gate_up_proj, module.down_proj
+    run = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+    return (lambda: run(module, x.tokens, x.ids, x.weights.to(x.dtype))), [x.tokens, x.weights, x_up, x_down]
+
+
+class Clock:
+    """Milliseconds between two points of the stream; on a CPU of the clock."""
+
+    def __init__(self, torch, device):
+        self.torch, self.is_cuda = torch, device.type == "cuda"
+
+    def now(self):
+        if not self.is_cuda:
+            return time.perf_counter()
+        event = self.torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, a, b):
+        if not self.is_cuda:
+            return (b - a) * 1e3
+        b.synchronize()
+        return a.elapsed_time(b)
+
+
+def measure(torch, x, run, leaves, clock):
+    """(forward, backward) in ms."""
+    begin = clock.now()
+    out = run()
+    middle = clock.now()
+    torch.autograd.grad(out, leaves, x.grad)
+    end = clock.now()
+    return clock.between(begin, middle), clock.between(middle, end)
+
+
+def bytes_of(torch, x, run, leaves):
+    """Bytes that autograd keeps beside the inputs, and the highest allocation above what was there."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in leaves}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    cuda = torch.cuda if x.device.type == "cuda" else None
+    before = 0
+    if cuda:
+        cuda.synchronize()
+        cuda.reset_peak_memory_stats()
+        before = cuda.memory_allocated()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = run()
+    torch.autograd.grad(out, leaves, x.grad)
+    peak = cuda.max_memory_allocated() - before if cuda else None
+    return {"saved_bytes": sum(kept.values()), "torch_peak_bytes": peak}
+
+
+def compare(torch, x, contenders, rounds):
+    """Times of all contenders, one round after the other, each round in another order."""
+    clock, found, refused = Clock(torch, x.device), {}, {}
+    ready = {}
+    for name, make in contenders.items():
+        try:
+            made = make()
+            run, leaves = made if isinstance(made, tuple) else (made, x.leaves())
+            for _ in range(WARM_UP if rounds > 3 else 1):
+                measure(torch, x, run, leaves, clock)
+            ready[name] = (run, leaves)
+            found[name] = {"forward_ms": [], "backward_ms": [], **bytes_of(torch, x, run, leaves)}
+        except Exception as error:  # a peer that is not there, or does not take this shape
+            refused[name] = f"{type(error).__name__}: {error}"[:300]
+            if name.startswith("sluice"):
+                raise
+    names = list(ready)
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            forward, backward = measure(torch, x, *ready[name], clock)
+            found[name]["forward_ms"].append(round(forward, 4))
+            found[name]["backward_ms"].append(round(backward, 4))
+    for result in found.values():
+        both = [a + b for a, b in zip(result["forward_ms"], result["backward_ms"])]
+        result["median_ms"], result["min_ms"] = round(statistics.median(both), 4), round(min(both), 4)
+    return found, refused
+
+
+def link_speed(torch, device):
+    """Bytes per second from the device to pinned memory."""
+    if device.type != "cuda":
+        return None
+    size, clock = 1 << 28, Clock(torch, device)
+    there, here = torch.empty(size, dtype=torch.uint8, device=device), torch.empty(size, dtype=torch.uint8).pin_memory()
+    times = []
+    for _ in range(6):
+        begin = clock.now()
+        here.copy_(there, non_blocking=True)
+        times.append(clock.between(begin, clock.now()))
+    return size / (min(times) * 1e-3)
+
+
+def versions(torch, device):
+    import importlib.util
+
+    found = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
+    try:
+        import transformers
+
+        found["transformers"] = transformers.__version__
+    except ImportError:
+        found["transformers"] = None
+
+    def is_there(name):
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ImportError:
+            return False
+
+    found["installed but without a driver here"] = [name for name in NOT_DRIVEN if is_there(name)]
+    found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    return found
+
+
+def verdicts(record, sizes):
+    """Towards what the project wants to reach; nothing of a fake run."""
+    whole, rank = record["whole"], record["ep_rank"]
+    ms = {name: result["median_ms"] for name, result in whole.items()}
+    limit = 2 * sizes.T * sizes.M + 4 * sizes.T * sizes.K * sizes.H  # SonicMoE's, bytes in bf16
+    return {
+        "of_floor": round(sizes.floor_ms / ms["sluice"], 4),
+        "ahead_of_transformers": ms["sluice"] < ms["transformers"] if "transformers" in ms else None,
+        "saved_bytes_at_most_sonicmoe": whole["sluice"]["saved_bytes"] <= limit,
+        "n4_over_n1": round(rank["sluice n=4"]["median_ms"] / rank["sluice n=1"]["median_ms"], 4),
+    }
+
+
+def whole(torch, x, rounds):
+    """All experts on this GPU. The inputs go with the call, to make room for the next."""
+    contenders = {
+        "sluice": lambda: sluice_layer(x),
+        "transformers": lambda: transformers_grouped(torch, x),
+        "torch grouped_mm": lambda: torch_grouped(torch, x),
+    }
+    return compare(torch, x, contenders, rounds)
+
+
+def main():
+    fake, name = "--fake" in sys.argv, sys.argv[1]
+    device = package.ready(fake)
+    import torch
+
+    dtype, rounds = (torch.float32, 2) if fake else (torch.bfloat16, ROUNDS)
+    sizes = Sizes(name, fake)
+    record = {"shape": name, "fake": fake, "tokens": sizes.T, "dtype": str(dtype), "floor_ms": sizes.floor_ms}
+    record |= {"gradients_accumulated_in_f32": False, "versions": versions(torch, device)}
+    record["whole"], record["refused"] = whole(torch, Inputs(torch, sizes, device, dtype), rounds)
+    share = Inputs(torch, Sizes(name, fake, 8), device, dtype)
+    one = {f"sluice n={n}": lambda n=n: sluice_layer(share, n) for n in (1, 4)}
+    one["sluice n=4 keep"] = lambda: sluice_layer(share, 4, ("keep", "keep"))
+    one["sluice n=4 offload"] = lambda: sluice_layer(share, 4, ("offload", "offload"))
+    record["ep_rank"], _ = compare(torch, share, one, rounds)
+    speed = link_speed(torch, device)
+    if speed is not None:
+        kept, gone = record["ep_rank"]["sluice n=4 keep"], record["ep_rank"]["sluice n=4 offload"]
+        copies_ms = 2e3 * kept["saved_bytes"] / speed  # out and back
+        hidden = 1 - (gone["median_ms"] - kept["median_ms"]) / copies_ms
+        record["offload"] = {"link_bytes_per_s": speed, "copies_ms": copies_ms, "hidden": round(hidden, 4)}
+    if not fake:
+        record["verdicts"] = verdicts(record, sizes)
+    target = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json"
+    target.write_text(json.dumps(record, indent=1) + "\n")
+    for group in ("whole", "ep_rank"):
+        for contender, result in record[group].items():
+            time_text = "ran" if fake else f"{result['median_ms']} ms"
+            print(f"{name} {group}: {contender}: {time_text}, saved {result['saved_bytes']} bytes")
+    for contender, why in record["refused"].items():
+        print(f"{name}: {contender} did not run: {why}")
+    print(f"written to {target.name}: {len(record['whole']) + len(record['ep_rank'])} contenders ran")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""The `sluice` package for the scripts here: staged around the library that `run` has built, or on a CPU the installed
+one. Says aloud what is missing, with exit status 77."""
+
+import contextlib
+import io
+import os
+import pathlib
+import sys
+
+SKIPPED = 77
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def skip(why):
+    print(why)
+    sys.exit(SKIPPED)
+
+
+def ready(fake):
+    """The device to work on, once torch and sluice can be imported."""
+    try:
+        import torch
+    except ImportError:
+        skip("PyTorch is not installed")
+    if fake:
+        try:
+            import sluice.adapters.torch  # noqa: F401
+        except ImportError as error:
+            skip(f"{error}: run .venv/bin/python python_plugin/packaging/install.py")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        skip(f"torch {torch.__version__} sees no CUDA device")
+    _stage(pathlib.Path(os.environ["SLUICE_GPU_BUILD"]))
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _stage(build):
+    try:
+        import cffi  # noqa: F401
+    except ImportError:
+        skip("cffi is not installed: carry its wheel")
+    sys.path.insert(0, str(ROOT / "python_plugin" / "packaging"))
+    import install
+
+    top = build / "package"
+    with contextlib.redirect_stdout(io.StringIO()):
+        install.stage(str(top), [str(build / "libsluice.so.0")], "0")
+    sys.path.insert(0, str(top))

@@ -95,6 +95,7 @@ static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* confi
 static sluice_status_t make_context(int32_t rank, const sluice_context_config_t* config, sluice_comm_t* comm,
                                     sluice_context_t** out_context) {
   const sluice_cuda_sources_t from = sources();
+  sluice_fake_cuda_this_is(rank); /* the thread that makes this rank's calls */
   sluice_status_t status = sluice_context_create_from(config, comm, &from, out_context);
   fakes.ranks[rank].context = *out_context;
   return status;

@@ -95,6 +95,8 @@ static struct {
   int64_t calls, fail_at;
   int fail_code, failed;
   int64_t waits, drop_at;
+  int64_t waits_of[SLUICE_FAKE_CUDA_DEVICES];
+  int32_t drop_rank; /* drop_at counts this rank's waits; -1: everybody's */
   int64_t num_events, num_libraries, num_contexts, host_waits, queries, launches;
   uint64_t memory, used[SLUICE_FAKE_CUDA_DEVICES];
   fake_stream_t streams[MAX_STREAMS]; /* [0, devices): the default ones */
@@ -512,6 +514,15 @@ static int wait_in_capture(fake_stream_t* stream, const fake_event_t* event) {
   return 0;
 }
 
+static _Thread_local int32_t this_rank;
+
+/* Counts a wait; whether it is the one to be left out. */
+static int is_left_out(void) {
+  const int64_t of_all = world.waits++, of_rank = world.waits_of[this_rank]++;
+  if (world.drop_rank < 0) return of_all == world.drop_at;
+  return world.drop_rank == this_rank && of_rank == world.drop_at;
+}
+
 static int fake_cuStreamWaitEvent(void* stream_handle, void* handle, unsigned int flags) {
   const fake_event_t* event = handle;
   (void)flags;
@@ -519,7 +530,7 @@ static int fake_cuStreamWaitEvent(void* stream_handle, void* handle, unsigned in
   int code = planned();
   fake_stream_t* stream = stream_of(stream_handle);
   int is_any = event->last != NULL || event->graph_id != 0;
-  if (code == 0 && is_any && world.waits++ != world.drop_at) {
+  if (code == 0 && is_any && !is_left_out()) {
     if (stream->graph != NULL || event->graph_id != 0) {
       code = wait_in_capture(stream, event);
     } else {
@@ -861,7 +872,7 @@ void sluice_fake_cuda_reset(void) {
   free(world.accesses);
   memset(&world, 0, sizeof world);
   world.version = 13000;
-  world.fail_at = world.drop_at = -1;
+  world.fail_at = world.drop_at = world.drop_rank = -1;
   world.memory = (uint64_t)1 << 30;
   for (int32_t i = 0; i < SLUICE_FAKE_CUDA_DEVICES; ++i) {
     world.streams[i] = (fake_stream_t){.live = 1, .index = i, .ordinal = i, .is_hosts = 1};
@@ -934,13 +945,19 @@ int sluice_fake_cuda_idle(void* handle) {
   return idle;
 }
 
-void sluice_fake_cuda_drop_wait(int64_t nth) {
+void sluice_fake_cuda_drop_wait(int64_t nth) { sluice_fake_cuda_drop_wait_of(-1, nth); }
+int64_t sluice_fake_cuda_waits(void) { return world.waits; }
+
+void sluice_fake_cuda_this_is(int32_t rank) { this_rank = rank; }
+void sluice_fake_cuda_drop_wait_of(int32_t rank, int64_t nth) {
   sluice_fake_cuda_lock();
   world.waits = 0;
+  memset(world.waits_of, 0, sizeof world.waits_of);
+  world.drop_rank = rank;
   world.drop_at = nth;
   sluice_fake_cuda_unlock();
 }
-int64_t sluice_fake_cuda_waits(void) { return world.waits; }
+int64_t sluice_fake_cuda_waits_of(int32_t rank) { return world.waits_of[rank]; }
 
 /* ---- graphs ---------------------------------------------------------------------------------------------------- */
 

@@ -64,6 +64,10 @@ int sluice_fake_cuda_idle(void* stream);
 /* The wait with this number, counted from now, is not done: a planted hazard. < 0: none. */
 void sluice_fake_cuda_drop_wait(int64_t nth);
 int64_t sluice_fake_cuda_waits(void); /* since the last drop_wait */
+/* The same by rank, whose threads say who they are: numbers then do not depend on how ranks run beside each other. */
+void sluice_fake_cuda_this_is(int32_t rank); /* the calling thread; 0 otherwise */
+void sluice_fake_cuda_drop_wait_of(int32_t rank, int64_t nth);
+int64_t sluice_fake_cuda_waits_of(int32_t rank);
 /* Pairs of accesses to the same bytes, one of them a write, that no chain of stream order, events and host waits
  * orders; the first of them in words. */
 int64_t sluice_fake_cuda_hazards(char* out, size_t out_bytes);

@@ -62,6 +62,13 @@ static sluice_tuner_decision_t public_decision(const sluice_decision_t* d) {
   };
 }
 
+/* The newest SLUICE_TUNER_DECISIONS of all that were made are kept. */
+static int64_t num_made(const sluice_tuner_t* tuner) { return tuner == NULL ? 0 : tuner->num_decisions; }
+static int64_t first_kept(const sluice_tuner_t* tuner) {
+  const int64_t made = num_made(tuner);
+  return made > SLUICE_TUNER_DECISIONS ? made - SLUICE_TUNER_DECISIONS : 0;
+}
+
 sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner_decision_t* out_decisions,
                                          int32_t capacity, int32_t* out_count) {
   CHECK(context != NULL && out_count != NULL, "sluice_context_decisions: %s is NULL",
@@ -72,8 +79,7 @@ sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner
   *out_count = 0;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_decisions"));
   const sluice_tuner_t* tuner = sluice_tuner_of(context);
-  int64_t made = tuner == NULL ? 0 : tuner->num_decisions;
-  int64_t first = made > SLUICE_TUNER_DECISIONS ? made - SLUICE_TUNER_DECISIONS : 0;
+  const int64_t made = num_made(tuner), first = first_kept(tuner);
   *out_count = (int32_t)(made - first);
   for (int64_t i = first; i < made && i - first < capacity; ++i) {
     out_decisions[i - first] = public_decision(&tuner->decisions[i % SLUICE_TUNER_DECISIONS]);
@@ -92,8 +98,7 @@ sluice_status_t sluice_context_decided_policies(sluice_context_t* context, sluic
   *out_count = 0;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_decided_policies"));
   const sluice_tuner_t* tuner = sluice_tuner_of(context);
-  int64_t made = tuner == NULL ? 0 : tuner->num_decisions;
-  int64_t first = made > SLUICE_TUNER_DECISIONS ? made - SLUICE_TUNER_DECISIONS : 0;
+  const int64_t made = num_made(tuner), first = first_kept(tuner);
   *out_count = (int32_t)(made - first);
   for (int64_t i = first; i < made && i - first < capacity; ++i) {
     const sluice_decision_t* d = &tuner->decisions[i % SLUICE_TUNER_DECISIONS];

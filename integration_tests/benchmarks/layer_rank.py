@@ -34,7 +34,6 @@ from integration_tests.benchmarks.stats import pair_ratios, quartiles
 from integration_tests.benchmarks.stock_parts import StockParts
 
 PART_ROUNDS = 5  # the parts are measured between the rounds of the sides, so that drift meets both
-SIDES = ("stock", "sluice", "one_chunk")
 
 
 class Bench:

@@ -20,6 +20,8 @@ typedef struct header_s {
   uint64_t comm_hash;
   int64_t num_tokens;
   uint64_t base_bytes;
+  uint64_t held_bytes;
+  uint64_t held_pool_bytes;
   uint64_t memory_budget;
   uint64_t host_memory_budget;
   uint64_t plan_hash; /* of a plan that the host gave */
@@ -40,7 +42,7 @@ typedef struct header_s {
   int32_t local_status;
   uint64_t chooser; /* state of what decides */
   sluice_step_report_t report;
-  char message[256];
+  char message[240];
 } header_t;
 
 #define COUNTS_IN_ENVELOPE ((int64_t)((ENVELOPE_BYTES - sizeof(header_t)) / sizeof(int32_t)))
@@ -61,6 +63,8 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->comm_hash = proposal->comm_hash;
   h->num_tokens = proposal->num_tokens;
   h->base_bytes = proposal->base_bytes;
+  h->held_bytes = proposal->held_bytes;
+  h->held_pool_bytes = proposal->held_pool_bytes;
   h->memory_budget = moe->context->memory_budget;
   h->host_memory_budget = moe->context->host_memory_budget;
   h->max_outstanding = moe->context->max_outstanding;
@@ -281,15 +285,14 @@ sluice_status_t sluice_exchange_counts(sluice_binding_t* b) {
   return check_counts(b);
 }
 
-static void learn(const header_t* own, const char* received, int32_t world_size, int32_t rank,
-                  sluice_agreement_t* out) {
-  out->max_tokens = own->num_tokens;
-  out->base_bytes = own->base_bytes;
+static void learn(const char* received, int32_t world_size, int32_t rank, sluice_agreement_t* out) {
   for (int32_t r = 0; r < world_size; ++r) {
     const header_t* peer = header_of(received, r);
     if (r == rank) continue;
     if (peer->num_tokens > out->max_tokens) out->max_tokens = peer->num_tokens;
     if (peer->base_bytes > out->base_bytes) out->base_bytes = peer->base_bytes;
+    if (peer->held_bytes > out->held_bytes) out->held_bytes = peer->held_bytes;
+    if (peer->held_pool_bytes > out->held_pool_bytes) out->held_pool_bytes = peer->held_pool_bytes;
   }
 }
 
@@ -308,10 +311,20 @@ static void hear_reports(sluice_moe_t* moe, const agree_buffers_t* buffers) {
   memset(moe->seat.own.pass, 0, sizeof moe->seat.own.pass); /* reported: no pass counts twice */
 }
 
+sluice_agreement_t sluice_agreement_alone(const sluice_proposal_t* proposal) {
+  return (sluice_agreement_t){
+      .agreed_ns = sluice_now_ns(),
+      .max_tokens = proposal->num_tokens,
+      .base_bytes = proposal->base_bytes,
+      .held_bytes = proposal->held_bytes,
+      .held_pool_bytes = proposal->held_pool_bytes,
+  };
+}
+
 sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
                              sluice_agreement_t* out_agreement) {
   sluice_context_t* context = moe->context;
-  *out_agreement = (sluice_agreement_t){sluice_now_ns(), 0, proposal->num_tokens, proposal->base_bytes};
+  *out_agreement = sluice_agreement_alone(proposal);
   if (context->world_size == 1) {
     if (proposal->local_status == SLUICE_OK && proposal->direction == SLUICE_FORWARD) hear_reports(moe, NULL);
     return proposal->local_status;
@@ -347,7 +360,7 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   out_agreement->header_ns = out_agreement->agreed_ns - begin_ns;
   sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);
   if (verdict != SLUICE_OK) return proposal->local_status != SLUICE_OK ? sluice_error_adopt(&refusal) : verdict;
-  learn(&own, buffers.recv, context->world_size, context->rank, out_agreement);
+  learn(buffers.recv, context->world_size, context->rank, out_agreement);
   if (proposal->direction == SLUICE_FORWARD) hear_reports(moe, &buffers);
   if (binding == NULL) return SLUICE_OK;
   for (int32_t r = 0; r < context->world_size; ++r) {

@@ -15,8 +15,10 @@ typedef struct sluice_proposal_s {
   int32_t num_chunks;
   uint64_t comm_hash;
   int64_t num_tokens;
-  uint64_t base_bytes;  /* under a budget: what this rank has allocated besides the plan's own */
-  int32_t local_status; /* not 0: this rank refuses */
+  uint64_t base_bytes;      /* under a budget: what this rank has allocated besides the plan's own */
+  uint64_t held_bytes;      /* and what its outstanding forwards hold */
+  uint64_t held_pool_bytes; /* of that, in the host pool */
+  int32_t local_status;     /* not 0: this rank refuses */
   const char* local_message;
 } sluice_proposal_t;
 
@@ -28,8 +30,13 @@ typedef struct sluice_agreement_s {
   uint64_t agreed_ns;  /* when the first exchange had ended */
   uint64_t header_ns;  /* that it took */
   int64_t max_tokens;  /* T of any rank */
-  uint64_t base_bytes; /* the most of any rank */
+  uint64_t base_bytes; /* the most of any rank; the next two as well */
+  uint64_t held_bytes;
+  uint64_t held_pool_bytes;
 } sluice_agreement_t;
+
+/* What a rank knows without a header: its own. */
+sluice_agreement_t sluice_agreement_alone(const sluice_proposal_t* proposal);
 
 /* Exchanges headers, and with `binding` (forward) also the counts: its recv_counts are filled in. binding may be NULL
  * when this rank refuses, or when counts follow later by themselves.

@@ -15,6 +15,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   atomic_init(&context->references, 1);
   atomic_init(&context->busy, 0);
   atomic_init(&context->step_bytes, 0);
+  sluice_ledger_init(&context->ledger);
   context->pid = getpid();
   sluice_allocator_init(&context->allocator, allocate, release, allocate_user);
   sluice_allocator_init(&context->far_allocator, NULL, NULL, NULL);
@@ -88,6 +89,7 @@ static void destroy(sluice_context_t* context) {
   if (context->device != NULL && is_far) context->device->far->release(context->device);
   sluice_allocator_deinit(&context->far_allocator);
   if (context->device != NULL && is_far) context->device->vtable->destroy(context->device);
+  sluice_ledger_deinit(&context->ledger);
   sluice_allocator_deinit(&context->allocator);
   sluice_free(sluice_process_allocator(), context, sizeof *context);
 }

@@ -10,6 +10,7 @@
 #include "backend/device/device.h"
 #include "backend/gemm/gemm.h"
 #include "backend/memory/arena.h"
+#include "backend/memory/ledger.h"
 #include "backend/schedule/schedule.h"
 #include "sluice/context.h"
 
@@ -67,6 +68,7 @@ struct sluice_context_s {
   int32_t num_layers;               /* of this context */
   struct sluice_chooser_s* chooser; /* NULL: layers without a configured n run one chunk; released with the context */
   _Atomic uint64_t step_bytes;      /* of the allocator's, what outstanding steps hold */
+  sluice_ledger_t ledger;           /* under plans: of that, the host pool, and what the plans set aside */
 };
 
 /* Makes a context without device and gemm; the caller makes them with &context->allocator and puts them in (release

@@ -56,10 +56,7 @@ static sluice_status_t bind_under_ceiling(forward_t* f, sluice_moe_t* moe, int32
 /* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
  * numbers of tokens, whatever is received. Under a plan the cut needs the other ranks' counts. */
 static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
-  if (sluice_is_planned(moe)) {
-    if (is_kept(f)) SLUICE_TRY(sluice_planned_check_room(moe));
-    return sluice_check_routes(moe, f->args->expert_ids);
-  }
+  if (sluice_is_planned(moe)) return sluice_check_routes(moe, f->args->expert_ids);
   sluice_binding_t* binding = &f->pass.binding;
   SLUICE_TRY(sluice_ceiling_open(&f->pass));
   if (moe->ceiling != NULL) {
@@ -126,7 +123,7 @@ static sluice_status_t agree(forward_t* f, sluice_moe_t* moe, const sluice_propo
                              sluice_agreement_t* out_agreement) {
   int refuses = proposal->local_status != SLUICE_OK;
   if (sluice_ceiling_is_agreed(moe, refuses ? NULL : f->pass.schedule)) {
-    *out_agreement = (sluice_agreement_t){sluice_now_ns(), 0, proposal->num_tokens, proposal->base_bytes};
+    *out_agreement = sluice_agreement_alone(proposal);
     return sluice_ceiling_skip_header(moe, proposal->local_status);
   }
   int has_counts = !refuses && !sluice_is_planned(moe) && moe->ceiling == NULL;
@@ -141,6 +138,14 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
   if (sluice_is_planned(moe)) SLUICE_TRY(bind_planned(f, moe));
   SLUICE_TRY(sluice_binding_finish(&f->pass.binding));
   return execute(f, moe);
+}
+
+/* A plan, and room under it. OVER_BUDGET on all ranks alike. */
+static sluice_status_t prepare(const forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+  if (!sluice_is_planned(moe)) return SLUICE_OK;
+  SLUICE_TRY(sluice_planned_prepare(moe, agreement));
+  if (!is_kept(f)) return SLUICE_OK;
+  return sluice_planned_check_room(moe, agreement->held_bytes, agreement->held_pool_bytes);
 }
 
 static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refusal) {
@@ -160,12 +165,14 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
       .comm_hash = refusal == SLUICE_OK && !planned ? f->pass.schedule->comm_hash : (uint64_t)is_kept(f),
       .num_tokens = refusal == SLUICE_OK ? f->args->expert_ids->shape[0] : 0,
       .base_bytes = planned ? sluice_plan_base_bytes(context) : 0,
+      .held_bytes = atomic_load(&context->step_bytes),
+      .held_pool_bytes = planned ? sluice_ledger_sums(&context->ledger).pool : 0,
       .local_status = refusal,
       .local_message = text,
   };
   sluice_agreement_t agreement;
   SLUICE_TRY(agree(f, moe, &proposal, &agreement));
-  sluice_status_t status = planned ? sluice_planned_prepare(moe, &agreement) : SLUICE_OK;
+  sluice_status_t status = prepare(f, moe, &agreement);
   if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
   if (status == SLUICE_OK) status = run_agreed(f, moe, &agreement);
   if (status == SLUICE_OK) return SLUICE_OK;

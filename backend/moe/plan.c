@@ -470,6 +470,7 @@ sluice_status_t sluice_plan_install(sluice_moe_t* layer, const sluice_plan_data_
   const sluice_moe_t* moe = &widest;
   sluice_context_t* context = layer->context;
   context->allocator.limit = plan->inputs.budget;
+  context->ledger.pool_limit = plan->inputs.host_budget;
   SLUICE_TRY(sluice_engine_reserve_templates(context, plan->max_chunks));
   SLUICE_TRY(sluice_arena_reserve(&context->slots, plan->bytes.slots, "slots of a plan"));
   SLUICE_TRY(sluice_arena_reserve(&context->binding, routing_bytes(moe, plan), "routes and offsets of a plan"));

@@ -58,6 +58,11 @@ typedef struct sluice_plan_set_s {
   sluice_plan_data_t plans[SLUICE_PLAN_RIVALS];
 } sluice_plan_set_t;
 
+/* Of the host pool, what one outstanding forward may take. */
+static inline uint64_t sluice_plan_pool_of_step(const sluice_plan_data_t* plan) {
+  return plan->bytes.host_pool / (uint64_t)plan->inputs.max_outstanding;
+}
+
 /* Sees a candidate with its bytes and relative time. */
 typedef void (*sluice_plan_visit_fn_t)(void* user, const sluice_plan_data_t* candidate, int32_t fits);
 

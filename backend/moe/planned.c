@@ -17,19 +17,28 @@ sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe) {
-  const sluice_plan_data_t* plan = moe->plan;
-  if (plan == NULL || plan->inputs.budget == 0) return SLUICE_OK;
-  const uint64_t held = atomic_load(&moe->context->step_bytes), step = plan->bytes.step;
-  const uint64_t for_steps = plan->inputs.budget - (plan->bytes.total - (uint64_t)plan->inputs.max_outstanding * step);
-  if (held + step <= for_steps) return SLUICE_OK;
+static sluice_status_t check_budget(const sluice_moe_t* moe, const char* what, const char* field, uint64_t held,
+                                    uint64_t step, uint64_t room, uint64_t budget) {
+  if (held + step <= room) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                     "layer %d: forwards without their backward hold %llu bytes and one more may take %llu, which is "
-                     "%llu more than the memory budget of %llu has for them (max_outstanding is %d): run their "
-                     "backward or drop steps first, raise max_outstanding, or raise memory_budget",
-                     moe->config.layer_id, (unsigned long long)held, (unsigned long long)step,
-                     (unsigned long long)(held + step - for_steps), (unsigned long long)plan->inputs.budget,
-                     plan->inputs.max_outstanding);
+                     "layer %d: forwards without their backward hold %llu bytes%s on one of the ranks and one more may "
+                     "take %llu, which is %llu more than the %s of %llu has for them (max_outstanding is %d): run "
+                     "their backward or drop steps first, raise max_outstanding, or raise %s",
+                     moe->config.layer_id, (unsigned long long)held, what, (unsigned long long)step,
+                     (unsigned long long)(held + step - room), field, (unsigned long long)budget,
+                     moe->plan->inputs.max_outstanding, field);
+}
+
+sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held, uint64_t held_pool) {
+  const sluice_plan_data_t* plan = moe->plan;
+  const sluice_plan_inputs_t* inputs = &plan->inputs;
+  if (inputs->budget > 0) {
+    const uint64_t fixed = plan->bytes.total - (uint64_t)inputs->max_outstanding * plan->bytes.step;
+    SLUICE_TRY(check_budget(moe, "", "memory_budget", held, plan->bytes.step, inputs->budget - fixed, inputs->budget));
+  }
+  if (inputs->host_budget == 0) return SLUICE_OK;
+  return check_budget(moe, " of offloaded rows", "host_memory_budget", held_pool, sluice_plan_pool_of_step(plan),
+                      inputs->host_budget, inputs->host_budget);
 }
 
 static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agreement_t* agreement) {

@@ -9,9 +9,10 @@
 /* Every id lies in range: what a rank can refuse before the header. */
 sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
 
-/* Whether one more forward may be kept under the present plan and budget, whatever its routing: what a rank can refuse
- * before the header. In place of an allocator that would refuse in the middle of a pass. */
-sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe);
+/* Whether one more forward may be kept under the plan in force, in its budgets, whatever its routing, beside the bytes
+ * that outstanding forwards hold (and of those, in the host pool): the most of any rank, so that all ranks refuse alike
+ * before any row is sent. In place of an allocator that would refuse in the middle of a pass. OVER_BUDGET. */
+sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held, uint64_t held_pool);
 
 /* A plan for as many tokens as any rank has, made and installed if the present one is for fewer. Fails alike on all
  * ranks, but for NO_MEMORY. */

@@ -5,6 +5,7 @@
 
 #include "backend/base/pages.h"
 #include "backend/moe/pass.h"
+#include "backend/moe/plan.h"
 
 static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
 
@@ -64,6 +65,24 @@ static sluice_status_t check_given(const sluice_step_t* step, int32_t which, uin
   return device->far->check_memory(device, step->saved[which], bytes, SLUICE_ALIGNMENT, name);
 }
 
+/* Under a plan: what of its promises the buffer takes, for as long as it lives. */
+static sluice_status_t enter_ledger(const sluice_step_t* step, int32_t which, uint64_t bytes) {
+  sluice_context_t* context = step->moe->context;
+  const sluice_plan_data_t* plan = step->moe->plan;
+  sluice_ledger_sums_t what = {0};
+  if (plan == NULL) return SLUICE_OK;
+  if (which == SLUICE_SAVED_META) {
+    what.promised = plan->bytes.step;
+    what.promised_pool = sluice_plan_pool_of_step(plan);
+  } else if (which != SLUICE_SAVED_HOST_INPUT && which != SLUICE_SAVED_HOST_MIDDLE) {
+    return SLUICE_OK;
+  } else {
+    what.pool = sluice_align_up(bytes);
+    if (bytes == 0) return SLUICE_OK;
+  }
+  return sluice_ledger_add(&context->ledger, step->saved[which], &what);
+}
+
 sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
                                      sluice_save_fn_t save, void* save_user, int save_is_counted) {
   sluice_allocator_t* allocator = &step->moe->context->allocator;
@@ -72,6 +91,7 @@ sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes,
     step->saved_bytes[i] = bytes[i];
     if (save == NULL) {
       SLUICE_TRY(allocate_own(step, i, bytes[i], stream));
+      SLUICE_TRY(enter_ledger(step, i, bytes[i]));
       continue;
     }
     if (!save_is_counted) {
@@ -84,6 +104,7 @@ sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes,
       return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "layer %d: the host refused %llu bytes for the saved buffer %s",
                          step->moe->config.layer_id, (unsigned long long)bytes[i], saved_names[i]);
     }
+    SLUICE_TRY(enter_ledger(step, i, bytes[i]));
     if (place_of(step->moe, i) == ROWS) {
       SLUICE_TRY(check_given(step, i, bytes[i]));
     } else {
@@ -159,6 +180,7 @@ void sluice_step_drop(sluice_step_t* step) {
   if (moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
   sluice_allocator_t* allocator = &moe->context->allocator;
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+    if (step->owns_saved || i < step->num_charged) sluice_ledger_remove(&moe->context->ledger, step->saved[i]);
     if (step->owns_saved) free_own(step, i);
     if (i < step->num_charged) {
       atomic_fetch_sub(&moe->context->step_bytes, step->saved_bytes[i]);

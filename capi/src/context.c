@@ -163,8 +163,10 @@ sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t byte
 
 void sluice_context_free(sluice_context_t* context, void* data, uint64_t bytes) {
   if (data == NULL) return;
+  int is_counted = context != NULL && context->pid == getpid();
+  if (is_counted) sluice_ledger_remove(&context->ledger, data); /* before another buffer may lie there */
   sluice_free(sluice_process_allocator(), data, bytes);
-  if (context == NULL || context->pid != getpid()) return;
+  if (!is_counted) return;
   uint64_t counted = sluice_align_up(bytes == 0 ? 1 : bytes);
   sluice_allocator_discharge(&context->allocator, counted);
   atomic_fetch_sub(&context->step_bytes, counted);

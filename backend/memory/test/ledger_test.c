@@ -1,0 +1,63 @@
+#include "backend/memory/ledger.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static sluice_ledger_sums_t pool(uint64_t bytes) { return (sluice_ledger_sums_t){bytes, 10 * bytes, 2 * bytes}; }
+
+static void Ledger_BuffersComeAndGoInAnyOrder_SumsFollow(void** state) {
+  (void)state;
+  sluice_ledger_t ledger;
+  sluice_ledger_init(&ledger);
+  char buffers[64];
+  uint64_t sum = 0;
+  for (uint64_t i = 0; i < 64; ++i) {
+    const sluice_ledger_sums_t what = pool(i + 1);
+    assert_int_equal(sluice_ledger_add(&ledger, &buffers[i], &what), SLUICE_OK);
+    sum += i + 1;
+  }
+  for (uint64_t i = 0; i < 64; ++i) {
+    const uint64_t at = i * 29 % 64;
+    assert_int_equal(sluice_ledger_sums(&ledger).pool, sum);
+    assert_int_equal(sluice_ledger_sums(&ledger).promised, 10 * sum);
+    assert_int_equal(sluice_ledger_sums(&ledger).promised_pool, 2 * sum);
+    sluice_ledger_remove(&ledger, &buffers[at]);
+    sluice_ledger_remove(&ledger, &buffers[at]); /* gone already */
+    sum -= at + 1;
+  }
+  assert_int_equal(sluice_ledger_sums(&ledger).promised, 0);
+  sluice_ledger_deinit(&ledger);
+}
+
+static void Ledger_PoolPastItsLimit_IsRefusedAndNotCounted(void** state) {
+  (void)state;
+  sluice_ledger_t ledger;
+  sluice_ledger_init(&ledger);
+  ledger.pool_limit = 100;
+  char buffers[3];
+  const sluice_ledger_sums_t fits = pool(60), last = pool(40), more = pool(41), none = {0, 500, 0};
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &fits), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &more), SLUICE_E_OVER_BUDGET);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "take 60 bytes, and 41 more would pass the host_memory_budget of 100"));
+  assert_int_equal(sluice_ledger_sums(&ledger).pool, 60);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &last), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[2], &none), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, NULL, &fits), SLUICE_OK);
+  assert_int_equal(sluice_ledger_sums(&ledger).pool, 100);
+  sluice_ledger_deinit(&ledger);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ledger_BuffersComeAndGoInAnyOrder_SumsFollow),
+      cmocka_unit_test(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,12 +1,12 @@
 /* Decisions as JSON: what was answered, by kind of layer and size of the batch. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/base/log.h"
+#include "backend/base/text.h"
 #include "backend/moe/plan.h"
 #include "backend/tune/json.h"
 #include "backend/tune/tuner.h"
@@ -20,41 +20,28 @@
 
 /* ---- writing ---- */
 
-typedef struct text_s {
-  char* data;
-  uint64_t room, used;
-} text_t;
-
-__attribute__((format(printf, 2, 3))) static void add(text_t* text, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  uint64_t left = text->used < text->room ? text->room - text->used : 0;
-  int length = vsnprintf(left > 0 ? text->data + text->used : NULL, left, format, arguments);
-  va_end(arguments);
-  if (length > 0) text->used += (uint64_t)length;
-}
-
 static const char* const mode_names[] = {"deferred", "per_chunk"};
 
 /* A plan's answer has its policies. */
-static void add_plan(text_t* text, uint64_t layer, int64_t rows, const sluice_racing_plan_t* plan,
+static void add_plan(sluice_text_t* text, uint64_t layer, int64_t rows, const sluice_racing_plan_t* plan,
                      const char** separator) {
-  add(text, "%s\n  {\"layer\": \"%016" PRIx64 "\", \"rows\": %lld, \"num_chunks\": %d, \"wgrad_mode\": \"%s\"",
-      *separator, layer, (long long)rows, plan->num_chunks, mode_names[plan->wgrad_mode]);
+  sluice_text_add(text,
+                  "%s\n  {\"layer\": \"%016" PRIx64 "\", \"rows\": %lld, \"num_chunks\": %d, \"wgrad_mode\": \"%s\"",
+                  *separator, layer, (long long)rows, plan->num_chunks, mode_names[plan->wgrad_mode]);
   if (plan->restore_di >= 0) {
-    add(text, ", \"restore_input\": \"%s\", \"restore_middle\": \"%s\"", sluice_restore_name(plan->restore_di),
-        sluice_restore_name(plan->restore_m));
+    sluice_text_add(text, ", \"restore_input\": \"%s\", \"restore_middle\": \"%s\"",
+                    sluice_restore_name(plan->restore_di), sluice_restore_name(plan->restore_m));
   }
-  add(text, "}");
+  sluice_text_add(text, "}");
   *separator = ",";
 }
 
-static void add_answer(text_t* text, uint64_t layer, int64_t rows, int32_t pick, const char** separator) {
+static void add_answer(sluice_text_t* text, uint64_t layer, int64_t rows, int32_t pick, const char** separator) {
   const sluice_racing_plan_t plan = {sluice_pick_chunks(pick), -1, -1, sluice_pick_wgrad(pick)};
   add_plan(text, layer, rows, &plan, separator);
 }
 
-static void add_races(text_t* text, const sluice_tuner_table_t* table, const char** separator) {
+static void add_races(sluice_text_t* text, const sluice_tuner_table_t* table, const char** separator) {
   for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
     const sluice_plan_race_t* race = &table->races[i].race;
     if (table->races[i].key == 0 || !race->is_settled) continue;
@@ -69,9 +56,9 @@ static const sluice_tuner_table_t* table_of(const sluice_tuner_t* tuner, uint64_
 }
 
 uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t room) {
-  text_t text = {data, data == NULL ? 0 : room, 0};
+  sluice_text_t text = sluice_text(data, room);
   const char* separator = "";
-  add(&text, "{\"sluice_decisions\": %d, \"answers\": [", FORM);
+  sluice_text_add(&text, "{\"sluice_decisions\": %d, \"answers\": [", FORM);
   for (const sluice_tuner_table_t* t = tuner == NULL ? NULL : tuner->tables; t != NULL; t = t->next) {
     for (int32_t b = 0; b < SLUICE_SEARCH_BUCKETS; ++b) {
       const sluice_spot_t* spot = &t->search.spots[b];
@@ -88,7 +75,7 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
       add_answer(&text, import->layer, import->rows, import->pick, &separator);
     }
   }
-  add(&text, "]}\n");
+  sluice_text_add(&text, "]}\n");
   return text.used;
 }
 

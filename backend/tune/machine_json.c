@@ -1,11 +1,11 @@
 /* A machine as JSON. Every field is in one table, so that reading, the list of known names, and writing agree. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/base/text.h"
 #include "backend/tune/json.h"
 #include "backend/tune/machine.h"
 
@@ -336,97 +336,84 @@ sluice_status_t sluice_machine_read(const char* text, uint64_t length, sluice_ma
 
 /* ---- writing ---- */
 
-typedef struct text_s {
-  char* data;
-  uint64_t room, used;
-} text_t;
-
-__attribute__((format(printf, 2, 3))) static void add(text_t* text, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  uint64_t left = text->used < text->room ? text->room - text->used : 0;
-  int length = vsnprintf(left > 0 ? text->data + text->used : NULL, left, format, arguments);
-  va_end(arguments);
-  if (length > 0) text->used += (uint64_t)length;
+static void add_points(sluice_text_t* text, const char* name, const sluice_curve_t* c) {
+  sluice_text_add(text, "\"%s\": [", name);
+  for (int32_t i = 0; i < c->count; ++i) sluice_text_add(text, "%s[%.10g, %.10g]", i > 0 ? ", " : "", c->x[i], c->y[i]);
+  sluice_text_add(text, "]");
 }
 
-static void add_points(text_t* text, const char* name, const sluice_curve_t* c) {
-  add(text, "\"%s\": [", name);
-  for (int32_t i = 0; i < c->count; ++i) add(text, "%s[%.10g, %.10g]", i > 0 ? ", " : "", c->x[i], c->y[i]);
-  add(text, "]");
-}
-
-static void add_gemm(text_t* text, const sluice_machine_t* m) {
+static void add_gemm(sluice_text_t* text, const sluice_machine_t* m) {
   const char* separator = "";
-  add(text, ",\n \"gemm\": {");
+  sluice_text_add(text, ",\n \"gemm\": {");
   for (int32_t d = 0; d < SLUICE_MACHINE_DTYPES; ++d) {
     if (m->gemm[d][0].count == 0) continue;
-    add(text, "%s\n  \"%s\": {", separator, sluice_machine_dtype_names[d]);
+    sluice_text_add(text, "%s\n  \"%s\": {", separator, sluice_machine_dtype_names[d]);
     separator = ",";
     for (int32_t f = 0; f < SLUICE_FORM_COUNT; ++f) {
       if (m->gemm[d][f].count == 0) continue;
-      add(text, "%s\n   ", f > 0 ? "," : "");
+      sluice_text_add(text, "%s\n   ", f > 0 ? "," : "");
       add_points(text, sluice_form_names[f], &m->gemm[d][f]);
     }
-    add(text, "}");
+    sluice_text_add(text, "}");
   }
-  add(text, "}");
+  sluice_text_add(text, "}");
 }
 
-static void add_link(text_t* text, const char* name, const sluice_link_t* link) {
+static void add_link(sluice_text_t* text, const char* name, const sluice_link_t* link) {
   if (link->bytes.count == 0) return;
-  add(text, ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, ", name, link->startup_seconds,
-      link->per_peer_seconds);
+  sluice_text_add(text, ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, ", name,
+                  link->startup_seconds, link->per_peer_seconds);
   add_points(text, "points", &link->bytes);
-  add(text, "}");
+  sluice_text_add(text, "}");
 }
 
-static void add_curve(text_t* text, const char* name, const sluice_curve_t* curve) {
+static void add_curve(sluice_text_t* text, const char* name, const sluice_curve_t* curve) {
   if (curve->count == 0) return;
-  add(text, ",\n \"%s\": {", name);
+  sluice_text_add(text, ",\n \"%s\": {", name);
   add_points(text, "points", curve);
-  add(text, "}");
+  sluice_text_add(text, "}");
 }
 
-static void add_shares(text_t* text, const sluice_machine_t* m) {
+static void add_shares(sluice_text_t* text, const sluice_machine_t* m) {
   const char* separator = "";
-  add(text, ",\n \"share\": [");
+  sluice_text_add(text, ",\n \"share\": [");
   for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
     for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
       if (m->share[lane][set] == 0 || !(set >> lane & 1)) continue;
-      add(text, "%s\n  {\"lane\": \"%s\", \"beside\": [", separator, sluice_lane_names[lane]);
+      sluice_text_add(text, "%s\n  {\"lane\": \"%s\", \"beside\": [", separator, sluice_lane_names[lane]);
       separator = ",";
       const char* comma = "";
       for (int32_t other = 0; other < SLUICE_NUM_LANES; ++other) {
         if (other == lane || !(set >> other & 1)) continue;
-        add(text, "%s\"%s\"", comma, sluice_lane_names[other]);
+        sluice_text_add(text, "%s\"%s\"", comma, sluice_lane_names[other]);
         comma = ", ";
       }
-      add(text, "], \"share\": %.10g}", m->share[lane][set]);
+      sluice_text_add(text, "], \"share\": %.10g}", m->share[lane][set]);
     }
   }
-  add(text, "]");
+  sluice_text_add(text, "]");
 }
 
 uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t room) {
-  text_t text = {data, data == NULL ? 0 : room, 0};
-  add(&text, "{\"sluice_machine\": %d,\n \"name\": \"", FORM);
-  for (const char* c = m->name; *c != '\0'; ++c) add(&text, "%c", *c == '"' || *c == '\\' || *c < ' ' ? '_' : *c);
-  add(&text, "\",\n \"provenance\": \"%s\",\n \"world_size\": %d,\n \"ranks_per_node\": %d",
-      sluice_provenance_names[m->provenance], m->world_size, m->ranks_per_node);
-  add(&text, ",\n \"gemm_model_width\": %" PRId64 ",\n \"gemm_hidden_width\": %" PRId64, m->gemm_model_width,
-      m->gemm_hidden_width);
+  sluice_text_t text = sluice_text(data, room);
+  sluice_text_add(&text, "{\"sluice_machine\": %d,\n \"name\": \"", FORM);
+  for (const char* c = m->name; *c != '\0'; ++c)
+    sluice_text_add(&text, "%c", *c == '"' || *c == '\\' || *c < ' ' ? '_' : *c);
+  sluice_text_add(&text, "\",\n \"provenance\": \"%s\",\n \"world_size\": %d,\n \"ranks_per_node\": %d",
+                  sluice_provenance_names[m->provenance], m->world_size, m->ranks_per_node);
+  sluice_text_add(&text, ",\n \"gemm_model_width\": %" PRId64 ",\n \"gemm_hidden_width\": %" PRId64,
+                  m->gemm_model_width, m->gemm_hidden_width);
   add_gemm(&text, m);
-  add(&text, ",\n \"gemm_call_seconds\": %.10g", m->gemm_call_seconds);
+  sluice_text_add(&text, ",\n \"gemm_call_seconds\": %.10g", m->gemm_call_seconds);
   add_curve(&text, "rows", &m->rows);
-  add(&text, ",\n \"activation_seconds\": %.10g,\n \"activation_grad_seconds\": %.10g", m->activation_seconds,
-      m->activation_grad_seconds);
+  sluice_text_add(&text, ",\n \"activation_seconds\": %.10g,\n \"activation_grad_seconds\": %.10g",
+                  m->activation_seconds, m->activation_grad_seconds);
   add_link(&text, "exchange", &m->exchange);
   add_link(&text, "node_exchange", &m->node_exchange);
   add_curve(&text, "host_copy", &m->host_copy);
-  add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g", m->op_seconds, m->pass_seconds);
+  sluice_text_add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g", m->op_seconds, m->pass_seconds);
   add_shares(&text, m);
-  add(&text, ",\n \"error\": {\"median\": %.10g, \"p90\": %.10g, \"count\": %d}}\n", m->error_median, m->error_p90,
-      m->error_count);
+  sluice_text_add(&text, ",\n \"error\": {\"median\": %.10g, \"p90\": %.10g, \"count\": %d}}\n", m->error_median,
+                  m->error_p90, m->error_count);
   return text.used;
 }

@@ -1,0 +1,42 @@
+#include "backend/base/text.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void Text_OfAnyRoom_KnowsItsWholeLengthAndStaysInside(void** state) {
+  (void)state;
+  const char* whole = "n 12, T_DI keep, T_M recompute";
+  for (uint64_t room = 0; room < 40; ++room) {
+    char data[41];
+    memset(data, '#', sizeof data);
+    sluice_text_t text = sluice_text(data, room);
+    sluice_text_add(&text, "n %d", 12);
+    sluice_text_add(&text, ", T_DI %s", "keep");
+    sluice_text_add(&text, "%s", "");
+    sluice_text_add(&text, ", T_M %s", "recompute");
+    assert_int_equal(text.used, strlen(whole));
+    uint64_t written = room == 0 ? 0 : room <= text.used ? room - 1 : text.used;
+    assert_memory_equal(data, whole, written);
+    if (room > 0) assert_int_equal(data[written], '\0');
+    for (uint64_t i = room; i < sizeof data; ++i) assert_int_equal(data[i], '#');
+  }
+}
+
+static void Text_WithoutMemory_TellsWhatItTakes(void** state) {
+  (void)state;
+  sluice_text_t text = sluice_text(NULL, 100);
+  sluice_text_add(&text, "%d%s", 7, " chunks");
+  assert_int_equal(text.used, 8);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Text_OfAnyRoom_KnowsItsWholeLengthAndStaysInside),
+      cmocka_unit_test(Text_WithoutMemory_TellsWhatItTakes),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

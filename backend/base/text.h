@@ -1,0 +1,22 @@
+/* Text that is written into memory of a fixed size and knows how long all of it is: callers ask with no room first. */
+#ifndef SLUICE_BACKEND_BASE_TEXT_H_
+#define SLUICE_BACKEND_BASE_TEXT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct sluice_text_s {
+  char* data; /* terminated where there is room for anything */
+  uint64_t room;
+  uint64_t used; /* of all that was added, whether it fitted or not; the end is not counted */
+} sluice_text_t;
+
+/* data may be NULL: then nothing is written, and `used` tells what it takes. */
+static inline sluice_text_t sluice_text(char* data, uint64_t room) {
+  return (sluice_text_t){data, data == NULL ? 0 : room, 0};
+}
+
+/* As printf; what has no room is cut off. */
+__attribute__((format(printf, 2, 3))) void sluice_text_add(sluice_text_t* text, const char* format, ...);
+
+#endif /* SLUICE_BACKEND_BASE_TEXT_H_ */

@@ -136,6 +136,10 @@ sluice_status_t sluice_ceiling_tell_failure(sluice_context_t* context) {
   return sluice_fail_pass(context, status, 0);
 }
 
+void sluice_ceiling_forget_agreed(const sluice_moe_t* moe) {
+  if (moe->ceiling != NULL) moe->ceiling->num_kinds = 0;
+}
+
 /* ---- the tally ---- */
 
 sluice_status_t sluice_ceiling_take_tally(sluice_moe_t* moe, sluice_stream_t stream, int64_t* out_tally) {

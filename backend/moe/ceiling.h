@@ -38,6 +38,8 @@ sluice_status_t sluice_ceiling_bind(sluice_pass_t* pass, const sluice_tensor_t* 
 int sluice_ceiling_is_agreed(const sluice_moe_t* moe, const sluice_template_t* schedule);
 /* In place of the header: counts the call, unless it is refused. */
 sluice_status_t sluice_ceiling_skip_header(const sluice_moe_t* moe, sluice_status_t refusal);
+/* Another plan: its calls open a header each again, in which the ranks compare what they were given. */
+void sluice_ceiling_forget_agreed(const sluice_moe_t* moe);
 void sluice_ceiling_note_agreed(const sluice_moe_t* moe, const sluice_template_t* schedule);
 
 /* Where no header will tell the other ranks: aborts the communicator once rows may be on their way. Returns `status`

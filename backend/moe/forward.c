@@ -36,13 +36,18 @@ static sluice_status_t take_template(forward_t* f, sluice_moe_t* moe) {
   return sluice_engine_template(moe->context, &spec, &f->pass.schedule);
 }
 
+/* The same policies for all chunks: the plan's, or the config's. */
 static sluice_status_t choose_template(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
+  const sluice_plan_data_t* plan = moe->plan;
+  int32_t di = plan != NULL ? plan->restore_di : sluice_restore_of(moe->config.restore_input);
+  int32_t m = plan != NULL ? plan->restore_m : sluice_restore_of(moe->config.restore_middle);
   sluice_binding_t* binding = &f->pass.binding;
   binding->num_chunks = num_chunks;
   for (int32_t i = 0; i < num_chunks && is_kept(f); ++i) {
-    binding->restore_di[i] = (uint8_t)sluice_restore_of(moe->config.restore_input);
-    binding->restore_m[i] = (uint8_t)sluice_restore_of(moe->config.restore_middle);
+    binding->restore_di[i] = (uint8_t)di;
+    binding->restore_m[i] = (uint8_t)m;
   }
+  if (plan != NULL) sluice_planned_note(moe, binding);
   return take_template(f, moe);
 }
 
@@ -53,10 +58,30 @@ static sluice_status_t bind_under_ceiling(forward_t* f, sluice_moe_t* moe, int32
   return sluice_ceiling_bind(&f->pass, f->args->expert_ids, num_chunks);
 }
 
+/* Under a plan that has not changed such calls need no header; what this rank alone may refuse comes first. All ranks
+ * find the same, since they have the same plan. */
+static sluice_status_t open_planned_ceiling(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
+  if (moe->plan == NULL) return SLUICE_OK;
+  SLUICE_TRY(choose_template(f, moe, num_chunks));
+  if (!sluice_ceiling_is_agreed(moe, f->pass.schedule)) {
+    f->pass.schedule = NULL; /* the header tells whether the plan is for as many tokens as there are */
+    return SLUICE_OK;
+  }
+  int64_t tokens = f->args->expert_ids->shape[0], most = moe->plan->inputs.max_tokens;
+  if (tokens <= most) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                     "layer %d: %lld tokens, and the plan that the ranks agreed on under ceilings is for at most %lld: "
+                     "pass so many, or begin with the largest batch, or make a plan for more (sluice_plan_create)",
+                     moe->config.layer_id, (long long)tokens, (long long)most);
+}
+
 /* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
  * numbers of tokens, whatever is received. Under a plan the cut needs the other ranks' counts. */
 static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
-  if (sluice_is_planned(moe)) return sluice_check_routes(moe, f->args->expert_ids);
+  if (sluice_is_planned(moe)) {
+    SLUICE_TRY(sluice_check_routes(moe, f->args->expert_ids));
+    return moe->ceiling != NULL ? open_planned_ceiling(f, moe, num_chunks) : SLUICE_OK;
+  }
   sluice_binding_t* binding = &f->pass.binding;
   SLUICE_TRY(sluice_ceiling_open(&f->pass));
   if (moe->ceiling != NULL) {
@@ -70,6 +95,13 @@ static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_c
 }
 
 static sluice_status_t bind_planned(forward_t* f, sluice_moe_t* moe) {
+  if (moe->ceiling != NULL) {
+    int32_t num_chunks = moe->plan->num_chunks;
+    SLUICE_TRY(sluice_ceiling_bind(&f->pass, f->args->expert_ids, num_chunks));
+    SLUICE_TRY(choose_template(f, moe, num_chunks));
+    sluice_ceiling_note_agreed(moe, f->pass.schedule);
+    return SLUICE_OK;
+  }
   SLUICE_TRY(sluice_planned_bind(moe, f->args->expert_ids, is_kept(f), &f->pass.binding));
   return take_template(f, moe);
 }
@@ -122,13 +154,14 @@ static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
 static sluice_status_t agree(forward_t* f, sluice_moe_t* moe, const sluice_proposal_t* proposal,
                              sluice_agreement_t* out_agreement) {
   int refuses = proposal->local_status != SLUICE_OK;
-  if (sluice_ceiling_is_agreed(moe, refuses ? NULL : f->pass.schedule)) {
+  int is_known = refuses || f->pass.schedule != NULL; /* else a plan is still to come */
+  if (is_known && sluice_ceiling_is_agreed(moe, refuses ? NULL : f->pass.schedule)) {
     *out_agreement = sluice_agreement_alone(proposal);
     return sluice_ceiling_skip_header(moe, proposal->local_status);
   }
   int has_counts = !refuses && !sluice_is_planned(moe) && moe->ceiling == NULL;
   SLUICE_TRY(sluice_agree(moe, proposal, has_counts ? &f->pass.binding : NULL, out_agreement));
-  sluice_ceiling_note_agreed(moe, f->pass.schedule);
+  if (f->pass.schedule != NULL) sluice_ceiling_note_agreed(moe, f->pass.schedule);
   return SLUICE_OK;
 }
 
@@ -145,7 +178,10 @@ static sluice_status_t prepare(const forward_t* f, sluice_moe_t* moe, const slui
   if (!sluice_is_planned(moe)) return SLUICE_OK;
   SLUICE_TRY(sluice_planned_prepare(moe, agreement));
   if (!is_kept(f)) return SLUICE_OK;
-  return sluice_planned_check_room(moe, agreement->held_bytes, agreement->held_pool_bytes);
+  if (moe->ceiling == NULL) return sluice_planned_check_room(moe, agreement->held_bytes, agreement->held_pool_bytes);
+  /* Without a header, by what plans promised: alike on all ranks, and no less than what is held. */
+  const sluice_ledger_sums_t sums = sluice_ledger_sums(&moe->context->ledger);
+  return sluice_planned_check_room(moe, sums.promised, sums.promised_pool);
 }
 
 static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refusal) {

@@ -50,7 +50,7 @@ static sluice_status_t take_seat(sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->config;
   sluice_chooser_t* chooser = moe->context->chooser;
   moe->seat = (sluice_seat_t){.num_chunks = c->num_chunks > 0 ? c->num_chunks : 1, .is_settled = 1};
-  if (chooser == NULL) return SLUICE_OK;
+  if (chooser == NULL || sluice_layer_ceiling(moe) > 0) return SLUICE_OK; /* no headers: no reports to choose by */
   int is_planned = moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0;
   if (!is_planned && (moe->context->world_size == 1 || c->num_chunks > 0)) return SLUICE_OK;
   return chooser->vtable->attach(chooser, moe, &moe->seat);

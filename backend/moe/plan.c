@@ -8,6 +8,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/moe/binding.h"
+#include "backend/moe/ceiling.h"
 #include "backend/moe/pass.h"
 #include "backend/moe/step.h"
 #include "backend/moe/weight_grad.h"
@@ -45,7 +46,19 @@ static int64_t balanced_rows(const sluice_moe_t* moe, int64_t max_tokens) {
   return ceil_div(max_tokens * moe->context->world_size * moe->config.top_k * most_local(moe), moe->config.num_experts);
 }
 
+/* Under ceilings every chunk has the same rows on every rank: nothing is cut, and nothing needs to fall back. */
+static void set_fixed_rows(const sluice_moe_t* moe, sluice_plan_data_t* plan) {
+  plan->num_blocks = plan->num_chunks = plan->max_chunks = moe->config.num_chunks;
+  plan->blocks_per_chunk = 1;
+  plan->chunk_rows = moe->context->world_size * sluice_layer_ceiling(moe) * most_local(moe);
+  plan->worst_rows = plan->num_chunks * plan->chunk_rows;
+}
+
 static void set_ceilings(const sluice_moe_t* moe, int32_t n, sluice_plan_data_t* plan) {
+  if (sluice_layer_ceiling(moe) > 0) {
+    set_fixed_rows(moe, plan);
+    return;
+  }
   int64_t tokens = plan->inputs.max_tokens, w = moe->context->world_size, routes = routes_per_rank(moe);
   int64_t balanced = balanced_rows(moe, tokens);
   plan->num_blocks = (int32_t)max_i64(1, min_i64(NUM_BLOCKS, tokens));
@@ -60,6 +73,7 @@ static void set_ceilings(const sluice_moe_t* moe, int32_t n, sluice_plan_data_t*
 
 /* Rows that this rank may send in one chunk. */
 static int64_t sent_rows(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  if (sluice_layer_ceiling(moe) > 0) return sluice_layer_ceiling(moe) * moe->config.num_experts;
   int64_t tokens = plan->inputs.max_tokens;
   int64_t per_chunk = plan->blocks_per_chunk * ceil_div(tokens, plan->num_blocks);
   return min_i64(tokens, per_chunk) * moe->config.top_k;
@@ -132,12 +146,14 @@ static void fill_policies(const sluice_plan_data_t* plan, sluice_template_spec_t
   }
 }
 
-/* Slots of one direction at the ceilings: a small template has all the rings that a large one has. */
+/* Slots of one direction at the ceilings: a small template has all the rings that a large one has. Where the number of
+ * chunks is fixed it is the template that will run. */
 static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
                                      uint64_t* out_bytes) {
+  int is_fixed = sluice_layer_ceiling(moe) > 0;
   sluice_template_spec_t spec = {
       .direction = direction,
-      .num_chunks = (int32_t)min_i64(plan->max_chunks, 4),
+      .num_chunks = is_fixed ? plan->num_chunks : (int32_t)min_i64(plan->max_chunks, 4),
       .single_rank = moe->context->world_size == 1,
       .keep = direction == SLUICE_FORWARD,
       .callback = moe->config.callback_experts,
@@ -162,7 +178,8 @@ static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t
     if (direction == SLUICE_BACKWARD && plan->wgrad_mode == SLUICE_WGRAD_DEFERRED) {
       one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all that were not kept, until the last product */
     }
-    if (one_per_chunk) bytes = (uint64_t)plan->worst_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
+    if (one_per_chunk && !is_fixed)
+      bytes = (uint64_t)plan->worst_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
     tensors += sluice_align_up(bytes);
   }
   sluice_template_destroy(schedule, sluice_process_allocator());
@@ -202,12 +219,24 @@ static uint64_t layout_bytes(const sluice_plan_data_t* plan) {
 }
 
 static uint64_t cut_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  if (sluice_layer_ceiling(moe) > 0) return 0; /* nothing is cut */
   return sluice_align_up((uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * 8) +
          sluice_align_up(((uint64_t)plan->num_blocks + 1) * 8);
 }
 
 static uint64_t routing_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   return sluice_align_up(sluice_binding_arena_bytes(moe, plan->max_chunks, plan->inputs.max_tokens));
+}
+
+/* Of one outstanding forward, at most; under ceilings exactly, on the rank with most tokens and experts. */
+static uint64_t step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  int64_t tokens = plan->inputs.max_tokens, rows[SLUICE_MAX_CHUNKS] = {plan->kept_rows};
+  if (sluice_layer_ceiling(moe) > 0) {
+    for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
+    return sluice_plan_step_bytes(moe, plan, plan->num_chunks, rows, tokens, plan->num_chunks * sent_rows(moe, plan));
+  }
+  return sluice_plan_step_bytes(moe, plan, 1, rows, tokens, tokens * moe->config.top_k) +
+         (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT + sluice_binding_meta_bytes_of(moe, plan->max_chunks, 0, 0);
 }
 
 sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* plan) {
@@ -227,10 +256,7 @@ sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* pla
                  SLUICE_TEMPLATE_LIST_BYTES + events_bytes(moe, plan);
   b->headers = moe->context->envelope.capacity;
   b->products = strcmp(moe->context->gemm->name, "ref") == 0 ? 0 : SLUICE_GEMM_SCRATCH_BYTES;
-  int64_t tokens = plan->inputs.max_tokens, kept = plan->kept_rows;
-  b->step = sluice_plan_step_bytes(moe, plan, 1, &kept, tokens, tokens * moe->config.top_k) +
-            (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT +
-            sluice_binding_meta_bytes_of(moe, plan->max_chunks, 0, 0);
+  b->step = step_bytes(moe, plan);
   b->host_pool = host_pool_bytes(moe, plan, plan->kept_rows);
   b->total = b->base + b->slots + b->routing + b->schedules + b->headers + b->products +
              (uint64_t)plan->inputs.max_outstanding * b->step;
@@ -255,6 +281,7 @@ static double pass_time(double comm, double compute, double copy, int32_t n) {
 static double relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   const sluice_moe_config_t* c = &moe->config;
   double rows = (double)balanced_rows(moe, plan->inputs.max_tokens), w = moe->context->world_size;
+  if (sluice_layer_ceiling(moe) > 0) rows = (double)plan->worst_rows; /* padding travels and is computed as rows are */
   double row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
   double product = rows * 2.0 * (double)c->model_width * (double)c->hidden_width / FLOPS;
   double exchange = rows * row_bytes * (w - 1) / w / LINK_BYTES;
@@ -326,7 +353,8 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   int64_t balanced = balanced_rows(moe, s->inputs->max_tokens);
   int64_t least = min_i64(plan->worst_rows, ceil_div(balanced * SLACK_NUMERATOR, SLACK_DENOMINATOR));
   uint64_t row = stored_row_bytes(moe, plan);
-  int can_fall_back = !moe->config.callback_experts || plan->restore_m == SLUICE_RESTORE_RECOMPUTE;
+  int can_fall_back = (!moe->config.callback_experts || plan->restore_m == SLUICE_RESTORE_RECOMPUTE) &&
+                      sluice_layer_ceiling(moe) == 0; /* all ranks know all rows: the policy itself is chosen */
   plan->kept_rows = row == 0 ? 0 : can_fall_back ? least : plan->worst_rows;
   SLUICE_TRY(measure(s, plan));
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
@@ -415,6 +443,9 @@ static sluice_status_t fail_over_budget(const search_t* s) {
     uint64_t steps = 1 + (budget - fewer) / lean->bytes.step;
     snprintf(advice, sizeof advice, "or allow at most %llu outstanding forwards (max_outstanding is %d)",
              (unsigned long long)steps, s->inputs->max_outstanding);
+  } else if (sluice_layer_ceiling(s->moe) > 0) {
+    snprintf(advice, sizeof advice, "or give a smaller ceiling_rows (%lld now), or more chunks of fewer rows (%d now)",
+             (long long)sluice_layer_ceiling(s->moe), lean->num_chunks);
   } else {
     snprintf(advice, sizeof advice, "or pass fewer tokens at a time (%lld now)", (long long)s->inputs->max_tokens);
   }
@@ -429,7 +460,9 @@ static sluice_status_t fail_over_budget(const search_t* s) {
 sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, sluice_plan_visit_fn_t visit,
                                  void* user, sluice_plan_data_t* out_plan) {
   search_t s = {.moe = moe, .inputs = inputs, .visit = visit, .user = user};
-  if (inputs->num_chunks > 0) {
+  if (sluice_layer_ceiling(moe) > 0) {
+    SLUICE_TRY(try_policies(&s, moe->config.num_chunks)); /* ceiling_rows is of one of so many chunks */
+  } else if (inputs->num_chunks > 0) {
     SLUICE_TRY(try_policies(&s, inputs->num_chunks));
   } else {
     for (int32_t i = 0; i < NUM_CANDIDATES; ++i) {
@@ -458,6 +491,7 @@ uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
 /* ---- installing ---- */
 
 void sluice_plan_remove(sluice_moe_t* moe) {
+  sluice_ceiling_forget_agreed(moe);
   sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
   moe->plans = NULL;
   moe->plan = NULL;
@@ -469,13 +503,16 @@ sluice_status_t sluice_plan_install(sluice_moe_t* layer, const sluice_plan_data_
   widest.num_local = most_local(layer);
   const sluice_moe_t* moe = &widest;
   sluice_context_t* context = layer->context;
+  sluice_ceiling_forget_agreed(layer);
   context->allocator.limit = plan->inputs.budget;
   context->ledger.pool_limit = plan->inputs.host_budget;
   SLUICE_TRY(sluice_engine_reserve_templates(context, plan->max_chunks));
   SLUICE_TRY(sluice_arena_reserve(&context->slots, plan->bytes.slots, "slots of a plan"));
   SLUICE_TRY(sluice_arena_reserve(&context->binding, routing_bytes(moe, plan), "routes and offsets of a plan"));
   SLUICE_TRY(sluice_arena_reserve(&context->layout, layout_bytes(plan), "places of slots of a plan"));
-  SLUICE_TRY(sluice_arena_reserve(&context->cut, cut_bytes(moe, plan), "rows by block of a plan"));
+  if (cut_bytes(moe, plan) > 0) {
+    SLUICE_TRY(sluice_arena_reserve(&context->cut, cut_bytes(moe, plan), "rows by block of a plan"));
+  }
   const sluice_device_t* device = context->device;
   if (device->vtable->reserve != NULL) {
     SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks)));

@@ -89,6 +89,11 @@ static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert
                                     phase);
 }
 
+void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding) {
+  binding->plan = (uint8_t)(1 + (moe->plan - moe->plans->plans));
+  binding->wgrad_mode = (uint8_t)moe->plan->wgrad_mode;
+}
+
 sluice_status_t sluice_planned_bind(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int keep,
                                     sluice_binding_t* binding) {
   const sluice_plan_data_t* plan = moe->plan;
@@ -106,7 +111,6 @@ sluice_status_t sluice_planned_bind(sluice_moe_t* moe, const sluice_tensor_t* ex
     binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_di : SLUICE_RESTORE_REDISPATCH);
     binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_m : SLUICE_RESTORE_RECOMPUTE);
   }
-  binding->plan = (uint8_t)(1 + (plan - moe->plans->plans));
-  binding->wgrad_mode = (uint8_t)plan->wgrad_mode;
+  sluice_planned_note(moe, binding);
   return sluice_exchange_counts(binding);
 }

@@ -23,4 +23,7 @@ sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement
 sluice_status_t sluice_planned_bind(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int keep,
                                     sluice_binding_t* out_binding);
 
+/* Writes down in the binding under which plan the forward runs. */
+void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding);
+
 #endif /* SLUICE_BACKEND_MOE_PLANNED_H_ */

@@ -355,6 +355,7 @@ static double price(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sl
   if (!may_predict(tuner, moe)) return -1;
   sluice_workload_t work = work_of(moe);
   work.num_tokens = plan->inputs.max_tokens;
+  if (sluice_layer_ceiling(moe) > 0) work.num_tokens = (plan->worst_rows + work.top_k - 1) / work.top_k; /* padding */
   const sluice_choice_t choice = {plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode, 1};
   sluice_step_prediction_t p;
   if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return -1;

@@ -116,12 +116,6 @@ static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe
         SLUICE_E_UNSUPPORTED,
         "layer %d: exchange_mode ceiling does not take callback experts, which are given real rows alone", id);
   }
-  if (context->memory_budget != 0) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: exchange_mode ceiling does not run under a memory_budget, whose plans cut chunks by "
-                       "counts: set 0; buffers have fixed sizes anyway",
-                       id);
-  }
   if (c->num_chunks == 0 && context->world_size > 1) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: num_chunks is 0, chosen by Sluice, but ceiling_rows is of one chunk: give a number",

@@ -56,6 +56,15 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
   return SLUICE_OK;
 }
 
+/* Under ceilings the layer's config says n, and its ceiling is of one of so many chunks. */
+static sluice_status_t check_chunks(const sluice_moe_t* moe, const sluice_plan_config_t* c) {
+  int32_t wanted = moe->config.num_chunks;
+  CHECK(sluice_layer_ceiling(moe) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
+        "plan: num_chunks is %d, but ceiling_rows %lld of layer %d is of one of %d chunks: give %d, or 0",
+        c->num_chunks, (long long)sluice_layer_ceiling(moe), moe->config.layer_id, wanted, wanted);
+  return SLUICE_OK;
+}
+
 static void add_line(void* user, const sluice_plan_data_t* c, int32_t fits) {
   sluice_plan_t* plan = user;
   if (plan->num_lines == MAX_LINES) return;
@@ -100,12 +109,12 @@ sluice_status_t sluice_plan_create(sluice_moe_t* moe, const sluice_plan_config_t
   *out_plan = NULL;
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_create: moe is NULL");
   SLUICE_TRY(sluice_check_is_near(moe->context, "sluice_plan_create"));
-  SLUICE_TRY(sluice_check_is_exact(moe, "sluice_plan_create"));
   sluice_plan_config_t checked;
   sluice_plan_config_init(&checked, sizeof checked);
   SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, offsetof(sluice_plan_config_t, host_memory_budget),
                                 "sluice_plan_config_t"));
   SLUICE_TRY(check_config(&checked));
+  SLUICE_TRY(check_chunks(moe, &checked));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_plan_create"));
   sluice_status_t status = make(moe, &checked, out_plan);
   sluice_engine_leave(moe->context);
@@ -179,7 +188,6 @@ sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_
 sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan) {
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_use_plan: moe is NULL");
   SLUICE_TRY(sluice_check_is_near(moe->context, "sluice_moe_use_plan"));
-  SLUICE_TRY(sluice_check_is_exact(moe, "sluice_moe_use_plan"));
   if (plan != NULL && plan->moe->fingerprint != moe->fingerprint) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this plan was made for layer %d, which is not alike",
                        moe->config.layer_id, plan->moe->config.layer_id);
@@ -239,7 +247,6 @@ sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t b
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: %s is NULL", moe == NULL ? "moe" : "data");
   }
   SLUICE_TRY(sluice_check_is_near(moe->context, "sluice_plan_read"));
-  SLUICE_TRY(sluice_check_is_exact(moe, "sluice_plan_read"));
   plan_file_t file;
   CHECK(bytes == sizeof file, "sluice_plan_read: %llu bytes; a plan has %llu", (unsigned long long)bytes,
         (unsigned long long)sizeof file);

@@ -250,7 +250,9 @@ static void Ceiling_WhatItDoesNotTake_IsRefusedByName(void** state) {
   sluice_plan_config_t plan_config;
   sluice_plan_config_init(&plan_config, sizeof plan_config);
   sluice_plan_t* plan = NULL;
-  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_UNSUPPORTED);
+  plan_config.max_tokens = 6, plan_config.num_chunks = 3;
+  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_INVALID_ARGUMENT);
+  assert_non_null(strstr(last_message(), "num_chunks is 3, but ceiling_rows 4 of layer 3 is of one of 2 chunks"));
   ((int32_t*)rig.ids.tensor.data)[3] = 4;
   sluice_step_t* step = NULL;
   assert_int_equal(rig_forward(&rig, &step), SLUICE_E_INVALID_ARGUMENT);
@@ -260,13 +262,192 @@ static void Ceiling_WhatItDoesNotTake_IsRefusedByName(void** state) {
   assert_int_equal(sluice_moe_take_ceiling_report(rig.moe, NULL, &report), SLUICE_E_ABI);
   assert_int_equal(sluice_moe_take_ceiling_report(NULL, NULL, &report), SLUICE_E_INVALID_ARGUMENT);
   rig_close(&rig);
-  sluice_context_config_t budgeted;
-  sluice_context_config_init(&budgeted, sizeof budgeted);
-  budgeted.memory_budget = 1 << 20;
+}
+
+/* ---- under a budget -------------------------------------------------------------------------------------------- */
+
+/* All ranks alike, so that each takes exactly what was planned. */
+static case_t budget_case(int32_t world_size, int32_t bits) {
+  case_t c = base_case();
+  c.world_size = world_size, c.num_experts = 12, c.num_chunks = 1 + bits % 4, c.gated = bits & 1;
+  c.tokens[0] = c.tokens[1] = c.tokens[2] = c.tokens[3] = 40;
+  c.ceiling = 8, c.hidden_width = 64, c.model_width = 24;
+  c.outstanding = 1 + bits % 3;
+  c.restore_input = c.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+  c.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+  c.reuse_saved = bits >> 1 & 1, c.restore = bits >> 2 & 1 && c.outstanding == 1;
+  c.dtype = bits % 5 == 4 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
+  return c;
+}
+
+/* The smallest budget that the errors of all ranks name, the same on each; 0: it ran. */
+static uint64_t smallest_budget(const case_t* c) {
+  result_t got;
+  world_run(c, &got);
+  unsigned long long least = 0, needs = 0;
+  for (int32_t r = 0; r < c->world_size && got.status[r] != SLUICE_OK; ++r) {
+    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
+    const char* text = strstr(got.message[r], ") needs ");
+    if (text == NULL) fail_msg("no smallest budget in: %s", got.message[r]);
+    assert_int_equal(sscanf(text, ") needs %llu", &needs), 1);
+    assert_non_null(strstr(got.message[r], " more; raise memory_budget to that, or "));
+    assert_true(least == 0 || least == needs);
+    least = needs;
+  }
+  world_free(&got);
+  return least;
+}
+
+static void Budget_UnderACeiling_PeakIsWhatWasPlannedToTheByte(void** state) {
+  (void)state;
+  int32_t checked = 0;
+  for (int w = 0; w < 3; ++w) {
+    for (int32_t bits = 0; bits < 16; ++bits) {
+      case_t c = budget_case(RANKS[w], bits);
+      result_t without, under;
+      const uint64_t none = c.budget;
+      c.budget = 1;
+      const uint64_t least = smallest_budget(&c);
+      assert_true(least > 1);
+      c.budget = least - 1;
+      assert_int_equal(smallest_budget(&c), least);
+      c.budget = least;
+      world_run(&c, &under);
+      assert_fine(&c, &under);
+      for (int32_t r = 0; r < c.world_size; ++r) {
+        if (!c.restore && under.peak_bytes[r] != least) {
+          fail_msg("W %d bits %d rank %d: peak %llu, planned %llu", c.world_size, bits, r,
+                   (unsigned long long)under.peak_bytes[r], (unsigned long long)least);
+        }
+        assert_true(under.peak_bytes[r] <= least); /* the host's own saved buffers are not rounded up */
+        checked += !c.restore;
+      }
+      /* The leanest plan computes chunk by chunk what was sent again: the outputs' bits do not depend on it. */
+      c.budget = none;
+      world_run(&c, &without);
+      assert_fine(&c, &without);
+      assert_true(world_identical(&c, &under, &without, 0));
+      assert_true(world_distance(&c, &under, &without) <= (c.dtype == SLUICE_DTYPE_BF16 ? 1e-2 : 5e-6));
+      for (int32_t r = 0; r < c.world_size; ++r) {
+        assert_int_equal(under.report[r].num_dropped, without.report[r].num_dropped);
+        assert_int_equal(under.bytes_sent[r] >= without.bytes_sent[r], 1);
+      }
+      world_free(&under);
+      world_free(&without);
+    }
+  }
+  printf("planned bytes were the allocator's peak on %d ranks of %d\n", checked, checked);
+}
+
+/* With more room a policy that keeps more is taken, and a plan says beforehand what it takes. */
+static void Budget_UnderACeiling_MoreRoomKeepsMore(void** state) {
+  (void)state;
+  case_t c = budget_case(2, 3);
+  c.budget = 1;
+  const uint64_t least = smallest_budget(&c);
+  uint64_t last = 0;
+  for (uint64_t part = 0; part <= 8; ++part) {
+    result_t got;
+    c.budget = least + least * part / 4;
+    world_run(&c, &got);
+    assert_fine(&c, &got);
+    assert_true(got.peak_bytes[0] <= c.budget);
+    if (part == 0) last = got.bytes_sent[0];
+    assert_true(got.bytes_sent[0] <= last); /* less is sent again */
+    last = got.bytes_sent[0];
+    world_free(&got);
+  }
+  result_t exact;
+  c.budget = 0;
+  world_run(&c, &exact);
+  assert_int_equal(last, exact.bytes_sent[0]);
+  world_free(&exact);
+}
+
+static void Budget_UnderACeiling_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
+  (void)state;
+  for (int w = 0; w < 3; ++w) {
+    case_t c = budget_case(RANKS[w], 1);
+    c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+    c.outstanding = 2, c.budget = 1;
+    c.budget = smallest_budget(&c);
+    c.max_outstanding = 2, c.outstanding = 3;
+    result_t got;
+    world_run(&c, &got);
+    for (int32_t r = 0; r < c.world_size; ++r) {
+      assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
+      assert_non_null(strstr(got.message[r], "max_outstanding is 2"));
+    }
+    world_free(&got);
+  }
+}
+
+static void Plan_UnderACeiling_IsHeldToItsTokensAndReplacedAlike(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t config = rig_config();
+  config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = 6;
+  assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
+  uint64_t want = 0, got = 0;
+  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+  sluice_plan_config_t plan_config;
+  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  plan_config.max_tokens = 5;
+  sluice_plan_t *small = NULL, *large = NULL;
+  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &small), SLUICE_OK);
+  int32_t count = 0;
+  sluice_plan_candidate_t lines[32];
+  assert_int_equal(sluice_plan_candidates(small, lines, 32, &count), SLUICE_OK);
+  assert_int_equal(count, 9 * 2); /* policies, weight-gradient modes; n is the config's */
+  plan_config.max_tokens = 6, plan_config.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &large), SLUICE_OK);
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  assert_int_equal(sluice_plan_get_info(large, &info), SLUICE_OK);
+  assert_int_equal(info.num_chunks, 2);
+  assert_int_equal(info.max_chunks, 2);
+  assert_int_equal(info.chunk_rows, 6 * 4);
+  assert_int_equal(info.kept_rows, 2 * 6 * 4);
+  assert_int_equal(sluice_moe_use_plan(rig.moe, small), SLUICE_OK);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_E_OVER_BUDGET);
+  assert_non_null(strstr(last_message(), "this layer's plan is for at most 5"));
+  assert_int_equal(sluice_moe_use_plan(rig.moe, large), SLUICE_OK);
+  for (int round = 0; round < 3; ++round) { /* the first opens a header, the others none */
+    assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
+    assert_int_equal(got, want);
+  }
+  assert_int_equal(sluice_moe_use_plan(rig.moe, NULL), SLUICE_OK);
+  assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
+  assert_int_equal(got, want);
+  sluice_plan_destroy(small);
+  sluice_plan_destroy(large);
+  rig_close(&rig);
+  assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
+}
+
+/* Once agreed, a rank with more tokens refuses alone, by name; fewer are fine. */
+static void Budget_UnderACeiling_MoreTokensThanAgreed_AreRefused(void** state) {
+  (void)state;
+  sluice_context_config_t context;
+  sluice_context_config_init(&context, sizeof context);
+  context.gemm = "ref", context.memory_budget = 1 << 20;
+  rig_t rig;
   memset(&rig, 0, sizeof rig);
-  assert_int_equal(sluice_context_create(&budgeted, NULL, &rig.context), SLUICE_OK);
-  refused(&rig, &good, SLUICE_E_UNSUPPORTED, "memory_budget");
-  sluice_context_destroy(rig.context);
+  rig.world_size = 1;
+  heap_init(&rig.heap);
+  assert_int_equal(sluice_context_create(&context, NULL, &rig.context), SLUICE_OK);
+  sluice_moe_config_t config = rig_config();
+  config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = 6;
+  assert_int_equal(rig_open_layer(&rig, &config), SLUICE_OK);
+  rig.num_tokens = 4;
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  rig.num_tokens = 6;
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_E_OVER_BUDGET);
+  assert_non_null(strstr(last_message(),
+                         "6 tokens, and the plan that the ranks agreed on under ceilings is for at most "
+                         "4: pass so many, or begin with the largest batch"));
+  rig.num_tokens = 2;
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  rig_close(&rig);
 }
 
 int main(void) {
@@ -278,6 +459,11 @@ int main(void) {
       cmocka_unit_test(Ceiling_BytesOnTheWire_AreThoseOfTheCeiling),
       cmocka_unit_test(Ceiling_RoutesBeyondIt_AreDroppedCountedAndReported),
       cmocka_unit_test(Ceiling_WhatItDoesNotTake_IsRefusedByName),
+      cmocka_unit_test(Budget_UnderACeiling_PeakIsWhatWasPlannedToTheByte),
+      cmocka_unit_test(Budget_UnderACeiling_MoreRoomKeepsMore),
+      cmocka_unit_test(Budget_UnderACeiling_MoreOutstandingThanSaid_RefusedOnAllRanks),
+      cmocka_unit_test(Plan_UnderACeiling_IsHeldToItsTokensAndReplacedAlike),
+      cmocka_unit_test(Budget_UnderACeiling_MoreTokensThanAgreed_AreRefused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,7 +5,9 @@
  * computed again in backward, which keeps nothing. So memory is bounded under any routing, and no token is dropped.
  *
  * A context with a memory_budget makes plans by itself, at the first forward and whenever more tokens come than before.
- * The calls here are for hosts that want to ask first, to see why, or to run under a plan of their own.
+ * The calls here are for hosts that want to ask first, to see why, or to run under a plan of their own. Under
+ * SLUICE_EXCHANGE_CEILING all rows are known beforehand: nothing is cut, max_chunks is the config's num_chunks, and
+ * step_bytes is exact.
  *
  * Source: MPipeMoE sections III-B to III-D (reuse, restore strategies S1 to S4); ceilings and fallback are ours.
  */

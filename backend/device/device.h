@@ -68,6 +68,20 @@ typedef struct sluice_far_routes_s {
   int64_t* tally; /* device, with a ceiling: [SLUICE_TALLY_WORDS], added to */
 } sluice_far_routes_t;
 
+/* Routes per block of tokens and place: block g of G has the tokens [T g / G, T (g + 1) / G). */
+typedef struct sluice_far_blocks_s {
+  const void* ids; /* as sluice_far_routes_t */
+  int64_t ids_t, ids_k;
+  int32_t ids_64;
+  int32_t num_blocks; /* G */
+  int64_t num_tokens;
+  const int32_t* place_of_expert; /* host [E] */
+  int32_t top_k, num_experts;
+  int32_t* counts; /* device, out [G][E + 1]; the last of a block: its first route whose id is no expert's, t * K + k,
+                      or INT32_MAX */
+  void* scratch;   /* device, route_scratch_bytes(0, E) */
+} sluice_far_blocks_t;
+
 /* A device whose memory the host cannot touch. Work goes to `stream`, the host's or a lane's, and is stream-complete.
  * Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, FOREIGN. */
 typedef struct sluice_far_vtable_s {
@@ -88,13 +102,19 @@ typedef struct sluice_far_vtable_s {
   sluice_status_t (*read)(sluice_device_t* device, sluice_stream_t stream, const void* data, void* out, uint64_t bytes);
   uint64_t (*route_scratch_bytes)(int64_t num_routes, int32_t num_experts);
   sluice_status_t (*route)(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* routes);
+  sluice_status_t (*count_blocks)(sluice_device_t* device, sluice_stream_t stream, const sluice_far_blocks_t* blocks);
   /* Blocks from pools, to be used from `stream` and from lanes of passes on it: page-locked host memory, or the
-   * device's (memory: from init_memory; the same one always). In a capture one that lies idle, else STATE. give: free
-   * for others once the last pass of this device has ended, without waiting for it, and never if it is given in a
-   * capture; accepts NULL. release: gives all of it back, and waits. */
+   * device's (memory: from init_memory; the same one always). most_bytes: no larger block (0: any that is not
+   * wasteful), so that what steps of a plan hold is bounded, and where it is `bytes` known to the byte. In a capture
+   * one that lies idle, else STATE. give: free for others once the last pass of this device has ended, without waiting
+   * for it, and never if it is given in a capture; accepts NULL. release: gives all of it back, and waits. */
   sluice_status_t (*take)(sluice_device_t* device, sluice_stream_t stream, sluice_allocator_t* memory, int32_t pinned,
-                          uint64_t bytes, void** out_data);
+                          uint64_t bytes, uint64_t most_bytes, void** out_data);
   void (*give)(sluice_device_t* device, int32_t pinned, void* data);
+  /* Bytes of the device's memory in blocks that nobody has taken: they make room where memory is short. */
+  uint64_t (*idle_bytes)(const sluice_device_t* device);
+  /* Page-locked blocks are at most so many bytes from now on; 0: no limit. */
+  void (*limit_pinned)(sluice_device_t* device, uint64_t bytes);
   void (*release)(sluice_device_t* device);
 } sluice_far_vtable_t;
 

@@ -56,6 +56,17 @@ sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* e
 /* The same on a far device, by its kernels: counts come to the host by the one read of a forward. On `stream`. */
 sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                          int32_t num_chunks, sluice_binding_t* out_binding);
+/* The same in two parts, for chunks that are cut by received rows. First counts are read, once, by block of tokens and
+ * place: out_counts [SLUICE_PLAN_BLOCKS, E], in the context's scratch until the pass is prepared. Then the chunks are
+ * known, each of whole blocks, and routes are ordered without another read. */
+sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                         int32_t num_blocks, int32_t** out_counts);
+sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream_t stream,
+                                                const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                                const int64_t* first_token, const int32_t* first_block,
+                                                const int32_t* counts, sluice_binding_t* out_binding);
+/* What these take of the device's memory at most. */
+uint64_t sluice_binding_far_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens);
 /* The same under ceilings: what a place of a chunk gets is always the layer's ceiling, so that nothing is read and
  * nothing exchanged. Routes beyond it are dropped (position -1) and added to the tally (device/tally.h), which lies
  * with the rows; rows that no route takes are -1 in the orders. */

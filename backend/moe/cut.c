@@ -40,6 +40,18 @@ sluice_status_t sluice_cut_count(const sluice_moe_t* moe, const sluice_tensor_t*
   return SLUICE_OK;
 }
 
+void sluice_cut_add(const sluice_moe_t* moe, const int32_t* counts, int32_t num_blocks, int64_t* table) {
+  int32_t w = moe->context->world_size, num_experts = moe->config.num_experts;
+  memset(table, 0, (size_t)num_blocks * (size_t)w * sizeof *table);
+  for (int32_t g = 0; g < num_blocks; ++g) {
+    for (int32_t r = 0; r < w; ++r) {
+      for (int32_t p = moe->first_place[r]; p < moe->first_place[r + 1]; ++p) {
+        table[(int64_t)g * w + r] += counts[(int64_t)g * num_experts + p];
+      }
+    }
+  }
+}
+
 /* Rows of blocks [first, end) at the rank that receives most of them. */
 static int64_t most_rows(const int64_t* table, int32_t world_size, int32_t first, int32_t end) {
   int64_t most = 0;

@@ -16,6 +16,8 @@ typedef struct sluice_cut_s {
 /* table [G, W]: rows per block and destination rank, of this rank's tokens. Errors: INVALID_ARGUMENT naming an id. */
 sluice_status_t sluice_cut_count(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_blocks,
                                  int64_t* out_table);
+/* The same table from counts by place [num_blocks, E]. */
+void sluice_cut_add(const sluice_moe_t* moe, const int32_t* counts, int32_t num_blocks, int64_t* out_table);
 /* table: summed over all ranks. Errors: OVER_BUDGET when one block alone passes chunk_rows. */
 sluice_status_t sluice_cut_by_rows(const sluice_moe_t* moe, const sluice_plan_data_t* plan, const int64_t* table,
                                    sluice_cut_t* out_cut);

@@ -12,6 +12,7 @@ typedef struct forward_s {
   sluice_pass_t pass;
   const sluice_moe_forward_args_t* args;
   sluice_step_t* step;
+  int32_t* far_counts; /* on a far device under a plan: routes by block of tokens and place */
 } forward_t;
 
 static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_binding_t* binding, int keep) {
@@ -75,11 +76,18 @@ static sluice_status_t open_planned_ceiling(forward_t* f, sluice_moe_t* moe, int
                      moe->config.layer_id, (long long)tokens, (long long)most);
 }
 
+/* Under a plan: ids are looked at, on a far device with the one read of the forward, and counted by the way. */
+static sluice_status_t check_planned(forward_t* f, sluice_moe_t* moe) {
+  if (!sluice_is_far(moe)) return sluice_check_routes(moe, f->args->expert_ids);
+  SLUICE_TRY(sluice_ceiling_open(&f->pass));
+  return sluice_binding_count_far(moe, f->pass.stream, f->args->expert_ids, SLUICE_PLAN_BLOCKS, &f->far_counts);
+}
+
 /* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
  * numbers of tokens, whatever is received. Under a plan the cut needs the other ranks' counts. */
 static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
   if (sluice_is_planned(moe)) {
-    SLUICE_TRY(sluice_check_routes(moe, f->args->expert_ids));
+    SLUICE_TRY(check_planned(f, moe));
     return moe->ceiling != NULL ? open_planned_ceiling(f, moe, num_chunks) : SLUICE_OK;
   }
   sluice_binding_t* binding = &f->pass.binding;
@@ -102,7 +110,8 @@ static sluice_status_t bind_planned(forward_t* f, sluice_moe_t* moe) {
     sluice_ceiling_note_agreed(moe, f->pass.schedule);
     return SLUICE_OK;
   }
-  SLUICE_TRY(sluice_planned_bind(moe, f->args->expert_ids, is_kept(f), &f->pass.binding));
+  SLUICE_TRY(
+      sluice_planned_bind(moe, f->pass.stream, f->args->expert_ids, f->far_counts, is_kept(f), &f->pass.binding));
   return take_template(f, moe);
 }
 

@@ -72,6 +72,8 @@ extern const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT];
 /* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
 uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor);
 /* What a pass takes from the arena behind its slots. scalar_bytes: of one f32 for each row of the largest chunk. */
+/* Of it, what lies with the rows of a far device. */
+uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes);
 uint64_t sluice_pass_scratch_bytes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops);
 
 /* Sizes of all tensors, from template and binding: pass->slots[tensor].bytes. Before the slots themselves exist. */

@@ -13,7 +13,6 @@
 #include "backend/moe/step.h"
 #include "backend/moe/weight_grad.h"
 
-#define NUM_BLOCKS 64 /* G */
 /* Chunks may receive a quarter more rows than balanced routing gives them before they are cut shorter. */
 #define SLACK_NUMERATOR   5
 #define SLACK_DENOMINATOR 4
@@ -61,7 +60,7 @@ static void set_ceilings(const sluice_moe_t* moe, int32_t n, sluice_plan_data_t*
   }
   int64_t tokens = plan->inputs.max_tokens, w = moe->context->world_size, routes = routes_per_rank(moe);
   int64_t balanced = balanced_rows(moe, tokens);
-  plan->num_blocks = (int32_t)max_i64(1, min_i64(NUM_BLOCKS, tokens));
+  plan->num_blocks = sluice_is_far(moe) ? SLUICE_PLAN_BLOCKS : (int32_t)max_i64(1, min_i64(SLUICE_PLAN_BLOCKS, tokens));
   plan->num_chunks = n;
   plan->blocks_per_chunk = (int32_t)ceil_div(plan->num_blocks, n);
   plan->worst_rows = w * tokens * routes;
@@ -109,8 +108,34 @@ static int fits_host(const sluice_plan_data_t* plan) {
   return plan->inputs.host_budget == 0 || plan->bytes.host_pool <= plan->inputs.host_budget;
 }
 
+/* Slots of `rows` rows in at most max_chunks chunks, each rounded up: a whole number of lines. */
+static uint64_t stored_bytes(const sluice_plan_data_t* plan, uint64_t row) {
+  uint64_t bytes = (uint64_t)plan->kept_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
+  return bytes / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT;
+}
+
+uint64_t sluice_plan_block_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t which) {
+  uint64_t di = stored_bytes(plan, sluice_pass_row_bytes(moe, SLUICE_T_KEPT_DI));
+  uint64_t m = stored_bytes(plan, sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M));
+  switch (which) {
+    case SLUICE_SAVED_INPUT:
+      return sluice_binding_routes_bytes(moe, plan->inputs.max_tokens) +
+             (plan->restore_di == SLUICE_RESTORE_KEEP ? di : 0);
+    case SLUICE_SAVED_MIDDLE: return plan->restore_m == SLUICE_RESTORE_KEEP ? m : 0;
+    case SLUICE_SAVED_HOST_INPUT: return plan->restore_di == SLUICE_RESTORE_OFFLOAD ? di : 0;
+    case SLUICE_SAVED_HOST_MIDDLE: return plan->restore_m == SLUICE_RESTORE_OFFLOAD ? m : 0;
+    default: return 0;
+  }
+}
+
+static uint64_t far_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_INPUT) +
+         sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_MIDDLE);
+}
+
 uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
                                 const int64_t* kept_chunk_rows, int64_t num_tokens, int64_t num_sent) {
+  if (sluice_is_far(moe)) return far_step_bytes(moe, plan); /* whatever the routing */
   uint64_t bytes = sluice_align_up(sizeof(sluice_step_t)) +
                    sluice_align_up(sluice_binding_meta_bytes_of(moe, num_chunks, num_tokens, num_sent));
   const int32_t policy[] = {plan->restore_di, plan->restore_m};
@@ -187,12 +212,23 @@ static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t
     tensors += sluice_align_up(sluice_weight_sum_ceiling(moe, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
   }
   int64_t scalars = max_i64(plan->chunk_rows, sent_rows(moe, plan));
+  if (sluice_is_far(moe)) {
+    *out_bytes = tensors + sluice_pass_far_scratch_bytes((uint64_t)scalars * sizeof(float));
+    return SLUICE_OK;
+  }
   *out_bytes = tensors + sluice_pass_scratch_bytes(moe, (uint64_t)scalars * sizeof(float),
                                                    sluice_template_max_ops(plan->max_chunks));
   return SLUICE_OK;
 }
 
+static uint64_t far_base_bytes(const sluice_context_t* context) {
+  sluice_device_t* device = context->device;
+  return context->far_allocator.current_bytes - context->slots.capacity - context->routes.capacity -
+         device->far->idle_bytes(device) - context->step_bytes;
+}
+
 uint64_t sluice_plan_base_bytes(const sluice_context_t* context) {
+  if (context->device->far != NULL) return far_base_bytes(context);
   const sluice_arena_t* arenas[] = {&context->slots, &context->binding, &context->layout, &context->cut,
                                     &context->envelope};
   uint64_t sized = 0;
@@ -251,6 +287,13 @@ sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* pla
   memset(b, 0, sizeof *b);
   b->base = plan->inputs.base;
   b->slots = sluice_align_up(forward > backward ? forward : backward);
+  if (sluice_is_far(moe)) {
+    b->routing = sluice_binding_far_bytes(moe, plan->max_chunks, plan->inputs.max_tokens);
+    b->step = far_step_bytes(moe, plan);
+    b->host_pool = host_pool_bytes(moe, plan, plan->kept_rows);
+    b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;
+    return SLUICE_OK;
+  }
   b->routing = routing_bytes(moe, plan) + layout_bytes(plan) + cut_bytes(moe, plan);
   b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(plan->max_chunks)) +
                  SLUICE_TEMPLATE_LIST_BYTES + events_bytes(moe, plan);
@@ -360,7 +403,9 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
   if (plan->bytes.total >= budget) return SLUICE_OK;
-  uint64_t room = (budget - plan->bytes.total) / ((uint64_t)s->inputs->max_outstanding * row);
+  uint64_t counted = sluice_is_far(moe) ? row - offloaded_row_bytes(moe, plan) : row;
+  uint64_t room =
+      counted == 0 ? UINT64_MAX : (budget - plan->bytes.total) / ((uint64_t)s->inputs->max_outstanding * counted);
   int64_t most = most_kept(moe, plan, least) - plan->kept_rows;
   int64_t more = room > (uint64_t)most ? most : (int64_t)room;
   plan->kept_rows += more;
@@ -504,8 +549,12 @@ sluice_status_t sluice_plan_install(sluice_moe_t* layer, const sluice_plan_data_
   const sluice_moe_t* moe = &widest;
   sluice_context_t* context = layer->context;
   sluice_ceiling_forget_agreed(layer);
-  context->allocator.limit = plan->inputs.budget;
+  context->memory->limit = plan->inputs.budget;
   context->ledger.pool_limit = plan->inputs.host_budget;
+  if (sluice_is_far(layer)) {
+    context->device->far->limit_pinned(context->device, plan->inputs.host_budget);
+    SLUICE_TRY(sluice_arena_reserve(&context->routes, plan->bytes.routing, "routes of a plan"));
+  }
   SLUICE_TRY(sluice_engine_reserve_templates(context, plan->max_chunks));
   SLUICE_TRY(sluice_arena_reserve(&context->slots, plan->bytes.slots, "slots of a plan"));
   SLUICE_TRY(sluice_arena_reserve(&context->binding, routing_bytes(moe, plan), "routes and offsets of a plan"));

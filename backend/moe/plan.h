@@ -5,11 +5,16 @@
  * Rule: tokens are cut into G blocks; consecutive blocks form a chunk while no rank receives more than chunk_rows and
  * the chunk has at most blocks_per_chunk blocks. Chunks are kept as restore_di and restore_m say while the rows so far
  * fit kept_rows on every rank; the rest are sent and computed again, which keeps nothing.
+ *
+ * On a far device a budget is of its memory: rows, routes and what the products hold. What the host keeps for itself is
+ * not counted, and offloaded rows, which are its pinned memory, are bounded by the host budget alone.
  */
 #ifndef SLUICE_BACKEND_MOE_PLAN_H_
 #define SLUICE_BACKEND_MOE_PLAN_H_
 
 #include "backend/moe/layer.h"
+
+#define SLUICE_PLAN_BLOCKS 64 /* G at most; always on a far device, which counts before ranks know their largest T */
 
 /* Bytes by category; see sluice_plan_info_t. */
 typedef struct sluice_plan_bytes_s {
@@ -86,6 +91,10 @@ sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_byt
 /* Bytes that one step takes when its chunks receive `chunk_rows` [n] rows of which `kept` [n] say what is kept. */
 uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
                                 const int64_t* chunk_rows, int64_t num_tokens, int64_t num_sent);
+
+/* On a far device: the block of a saved buffer (SLUICE_SAVED_*) that steps of this plan take, the same for each; 0
+ * where the policies store nothing there. */
+uint64_t sluice_plan_block_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t which);
 
 /* Allocates everything that the plan fixes; from then on only steps are allocated, up to the budget. The layer's set is
  * this plan alone. */

@@ -78,10 +78,15 @@ sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement
 }
 
 /* Rows by block and rank, summed over all ranks. */
-static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int64_t* table) {
+static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, const int32_t* far_counts,
+                                int64_t* table) {
   sluice_context_t* context = moe->context;
   int32_t blocks = moe->plan->num_blocks;
-  SLUICE_TRY(sluice_cut_count(moe, expert_ids, blocks, table));
+  if (far_counts != NULL) {
+    sluice_cut_add(moe, far_counts, blocks, table);
+  } else {
+    SLUICE_TRY(sluice_cut_count(moe, expert_ids, blocks, table));
+  }
   if (context->world_size == 1) return SLUICE_OK;
   char phase[96];
   snprintf(phase, sizeof phase, "rows by block of layer %d", moe->config.layer_id);
@@ -94,19 +99,21 @@ void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding) {
   binding->wgrad_mode = (uint8_t)moe->plan->wgrad_mode;
 }
 
-sluice_status_t sluice_planned_bind(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int keep,
-                                    sluice_binding_t* binding) {
+sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                    const int32_t* far_counts, int keep, sluice_binding_t* binding) {
   const sluice_plan_data_t* plan = moe->plan;
   sluice_arena_t* arena = &moe->context->cut;
   SLUICE_TRY(sluice_arena_reset(arena, arena->capacity, "rows by block"));
   int64_t* table =
       sluice_arena_take(arena, (uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * sizeof *table);
   int64_t* first_token = sluice_arena_take(arena, ((uint64_t)plan->num_blocks + 1) * sizeof *first_token);
-  SLUICE_TRY(sum_rows(moe, expert_ids, table));
+  SLUICE_TRY(sum_rows(moe, expert_ids, far_counts, table));
   sluice_cut_t cut;
   SLUICE_TRY(sluice_cut_by_rows(moe, plan, table, &cut));
   sluice_cut_tokens(&cut, plan->num_blocks, expert_ids->shape[0], first_token);
-  SLUICE_TRY(sluice_binding_route(moe, expert_ids, cut.num_chunks, first_token, binding));
+  SLUICE_TRY(far_counts != NULL ? sluice_binding_route_far_blocks(moe, stream, expert_ids, cut.num_chunks, first_token,
+                                                                  cut.first_block, far_counts, binding)
+                                : sluice_binding_route(moe, expert_ids, cut.num_chunks, first_token, binding));
   for (int32_t i = 0; i < cut.num_chunks && keep; ++i) {
     binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_di : SLUICE_RESTORE_REDISPATCH);
     binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_m : SLUICE_RESTORE_RECOMPUTE);

@@ -19,9 +19,10 @@ sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held
 sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement);
 
 /* Cuts by received rows (one all-reduce), orders the routes and exchanges counts. Collective. Fills the binding and its
- * restore policies; sluice_binding_finish is still to come. */
-sluice_status_t sluice_planned_bind(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int keep,
-                                    sluice_binding_t* out_binding);
+ * restore policies; sluice_binding_finish is still to come. far_counts: of sluice_binding_count_far, on the pass's
+ * `stream`; NULL on a CPU. */
+sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                    const int32_t* far_counts, int keep, sluice_binding_t* out_binding);
 
 /* Writes down in the binding under which plan the forward runs. */
 void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding);

@@ -138,6 +138,8 @@ static scratch_sizes_t scratch_sizes(const sluice_moe_t* moe, uint64_t scalar_by
                            (uint64_t)num_ops * sizeof(sluice_op_times_t)};
 }
 
+uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes) { return 3 * sluice_align_up(scalar_bytes); }
+
 uint64_t sluice_pass_scratch_bytes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops) {
   scratch_sizes_t s = scratch_sizes(moe, scalar_bytes, num_ops);
   return 5 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.runs) +
@@ -180,7 +182,7 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   }
   sluice_arena_t *arena = &context->slots, *host = arena;
   if (sluice_is_far(pass->moe)) {
-    uint64_t scalars = 3 * sluice_align_up(s.scalars);
+    uint64_t scalars = sluice_pass_far_scratch_bytes(s.scalars);
     host = &context->scratch;
     SLUICE_TRY(sluice_arena_reset(host, total - scalars, "scratch of a pass"));
     total = scalars;

@@ -9,13 +9,18 @@
 
 static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
 
+/* The handle lies in host memory, which is no part of a far device's budget. */
+static uint64_t handle_bytes(const sluice_moe_t* moe) {
+  return sluice_is_far(moe) ? 0 : sluice_align_up(sizeof(sluice_step_t));
+}
+
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
   *out_step = NULL;
   sluice_step_t* step = sluice_alloc_zeroed(&moe->context->allocator, sizeof *step, "step");
   if (step == NULL) return sluice_alloc_status();
   sluice_layer_retain(moe);
-  atomic_fetch_add(&moe->context->step_bytes, sluice_align_up(sizeof *step));
   step->moe = moe;
+  atomic_fetch_add(&moe->context->step_bytes, handle_bytes(moe));
   *out_step = step;
   return SLUICE_OK;
 }
@@ -30,18 +35,39 @@ static int place_of(const sluice_moe_t* moe, int32_t which) {
   return which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_MIDDLE ? ROWS : PINNED;
 }
 
+/* Counted towards a budget: on a far device what lies in its memory, else everything. */
+static int counts(const sluice_moe_t* moe, int32_t which) {
+  return !sluice_is_far(moe) || place_of(moe, which) == ROWS;
+}
+
+static void hold(sluice_step_t* step, int32_t which, uint64_t bytes) {
+  step->held_bytes[which] = counts(step->moe, which) ? bytes : 0;
+  atomic_fetch_add(&step->moe->context->step_bytes, step->held_bytes[which]);
+}
+
+/* A buffer given back no longer counts. */
+static void let_go(sluice_step_t* step, int32_t which) {
+  atomic_fetch_sub(&step->moe->context->step_bytes, step->held_bytes[which]);
+  step->held_bytes[which] = 0;
+}
+
 static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream) {
-  sluice_context_t* context = step->moe->context;
-  int place = place_of(step->moe, which);
+  const sluice_moe_t* moe = step->moe;
+  sluice_context_t* context = moe->context;
+  int place = place_of(moe, which);
   if (place == HOST) {
     step->saved[which] = sluice_alloc(&context->allocator, bytes, saved_names[which]);
     if (step->saved[which] == NULL) return sluice_alloc_status();
   } else {
+    const sluice_plan_data_t* plan = moe->plan;
+    uint64_t most = plan != NULL ? sluice_plan_block_bytes(moe, plan, which) : 0;
+    /* Blocks under a budget have the plan's ceilings, so that each serves every step of it. */
+    if (plan != NULL && (place == PINNED ? plan->inputs.host_budget : plan->inputs.budget) > 0) bytes = most;
     if (bytes == 0) return SLUICE_OK;
-    SLUICE_TRY(context->device->far->take(context->device, stream, context->memory, place == PINNED, bytes,
+    SLUICE_TRY(context->device->far->take(context->device, stream, context->memory, place == PINNED, bytes, most,
                                           &step->saved[which]));
   }
-  atomic_fetch_add(&context->step_bytes, counted_bytes(bytes));
+  hold(step, which, counted_bytes(bytes));
   return SLUICE_OK;
 }
 
@@ -49,7 +75,7 @@ static void free_own(sluice_step_t* step, int32_t which) {
   sluice_context_t* context = step->moe->context;
   int place = place_of(step->moe, which);
   if (step->saved[which] == NULL) return;
-  atomic_fetch_sub(&context->step_bytes, counted_bytes(step->saved_bytes[which]));
+  let_go(step, which);
   if (place == HOST) {
     sluice_free(&context->allocator, step->saved[which], step->saved_bytes[which]);
   } else if (!step->is_captured) {
@@ -83,9 +109,12 @@ static sluice_status_t enter_ledger(const sluice_step_t* step, int32_t which, ui
   return sluice_ledger_add(&context->ledger, step->saved[which], &what);
 }
 
+static sluice_allocator_t* allocator_of(const sluice_moe_t* moe, int32_t which) {
+  return place_of(moe, which) == ROWS ? moe->context->memory : &moe->context->allocator;
+}
+
 sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
                                      sluice_save_fn_t save, void* save_user, int save_is_counted) {
-  sluice_allocator_t* allocator = &step->moe->context->allocator;
   step->owns_saved = save == NULL;
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
     step->saved_bytes[i] = bytes[i];
@@ -95,9 +124,9 @@ sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes,
       continue;
     }
     if (!save_is_counted) {
-      SLUICE_TRY(sluice_allocator_charge(allocator, bytes[i], saved_names[i]));
+      SLUICE_TRY(sluice_allocator_charge(allocator_of(step->moe, i), bytes[i], saved_names[i]));
       step->num_charged = i + 1;
-      atomic_fetch_add(&step->moe->context->step_bytes, bytes[i]);
+      hold(step, i, bytes[i]);
     }
     step->saved[i] = save(save_user, i, bytes[i]);
     if (step->saved[i] == NULL && bytes[i] > 0) {
@@ -126,7 +155,8 @@ sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tenso
   step->deferred_bytes[tensor] = bytes;
   if (bytes == 0) return SLUICE_OK;
   if (sluice_is_far(step->moe)) {
-    return context->device->far->take(context->device, stream, context->memory, 0, bytes, &step->deferred[tensor]);
+    return context->device->far->take(context->device, stream, context->memory, 0, bytes,
+                                      step->moe->plan != NULL ? sluice_align_up(bytes) : 0, &step->deferred[tensor]);
   }
   step->deferred[tensor] = sluice_alloc(&context->allocator, bytes, "gradient rows of the weight half");
   return step->deferred[tensor] != NULL ? SLUICE_OK : sluice_alloc_status();
@@ -183,12 +213,12 @@ void sluice_step_drop(sluice_step_t* step) {
     if (step->owns_saved || i < step->num_charged) sluice_ledger_remove(&moe->context->ledger, step->saved[i]);
     if (step->owns_saved) free_own(step, i);
     if (i < step->num_charged) {
-      atomic_fetch_sub(&moe->context->step_bytes, step->saved_bytes[i]);
-      sluice_allocator_discharge(allocator, step->saved_bytes[i]);
+      let_go(step, i);
+      sluice_allocator_discharge(allocator_of(moe, i), step->saved_bytes[i]);
     }
   }
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) sluice_step_free_deferred(step, t);
   sluice_free(allocator, step, sizeof *step);
-  atomic_fetch_sub(&moe->context->step_bytes, sluice_align_up(sizeof *step));
+  atomic_fetch_sub(&moe->context->step_bytes, handle_bytes(moe));
   sluice_layer_release(moe);
 }

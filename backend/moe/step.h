@@ -14,11 +14,12 @@ struct sluice_step_s {
   sluice_moe_t* moe; /* retained */
   void* saved[SLUICE_SAVED_COUNT];
   uint64_t saved_bytes[SLUICE_SAVED_COUNT];
-  int32_t owns_saved;   /* the library allocated them; otherwise they are the host's */
-  int32_t num_charged;  /* host-allocated buffers counted in the context until the step is dropped */
-  int32_t state;        /* sluice_step_state_t */
-  int32_t is_captured;  /* a graph uses its buffers: the library's own stay until the context goes */
-  int32_t reuses_saved; /* the input half wrote dT_M over the saved T_M */
+  uint64_t held_bytes[SLUICE_SAVED_COUNT]; /* of those, counted in the context's step_bytes; blocks may be larger */
+  int32_t owns_saved;                      /* the library allocated them; otherwise they are the host's */
+  int32_t num_charged;                     /* host-allocated buffers counted in the context until the step is dropped */
+  int32_t state;                           /* sluice_step_state_t */
+  int32_t is_captured;                     /* a graph uses its buffers: the library's own stay until the context goes */
+  int32_t reuses_saved;                    /* the input half wrote dT_M over the saved T_M */
   /* Left by the input half for the weight half: every slot that WEIGHT_GRAD reads and the step does not save. */
   void* deferred[SLUICE_T_COUNT];
   uint64_t deferred_bytes[SLUICE_T_COUNT];

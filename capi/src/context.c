@@ -55,13 +55,6 @@ static sluice_status_t check_cuda(const sluice_context_config_t* config, const s
                        "\"auto\"",
                        gemm);
   }
-  if (config->memory_budget != 0 || config->host_memory_budget != 0) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "context: memory_budget is %llu and host_memory_budget %llu; on CUDA a budget is not kept yet: "
-                       "set 0, and choose "
-                       "num_chunks, restore_input and restore_middle of the layers",
-                       (unsigned long long)config->memory_budget, (unsigned long long)config->host_memory_budget);
-  }
   if (comm != NULL && comm->world_size > 1 && comm->vtable->exchange_enqueue == NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "context: a %s communicator moves host memory only; on CUDA use an nccl one, or a local one "
@@ -156,7 +149,7 @@ sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t byte
     sluice_allocator_discharge(&context->allocator, counted);
     return SLUICE_E_NO_MEMORY;
   }
-  atomic_fetch_add(&context->step_bytes, counted);
+  if (context->device->far == NULL) atomic_fetch_add(&context->step_bytes, counted);
   *out_data = data;
   return SLUICE_OK;
 }
@@ -169,7 +162,7 @@ void sluice_context_free(sluice_context_t* context, void* data, uint64_t bytes) 
   if (!is_counted) return;
   uint64_t counted = sluice_align_up(bytes == 0 ? 1 : bytes);
   sluice_allocator_discharge(&context->allocator, counted);
-  atomic_fetch_sub(&context->step_bytes, counted);
+  if (context->device->far == NULL) atomic_fetch_sub(&context->step_bytes, counted);
 }
 
 sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t reset_peak,
@@ -185,8 +178,8 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_get_stats"));
   sluice_context_stats_t stats = context->stats;
   stats.struct_size = size;
-  stats.current_bytes = context->allocator.current_bytes + context->far_allocator.current_bytes;
-  stats.peak_bytes = context->allocator.peak_bytes + context->far_allocator.peak_bytes;
+  stats.current_bytes = context->memory->current_bytes;
+  stats.peak_bytes = context->memory->peak_bytes;
   memcpy(stats.gemm, context->gemm->name,
          sizeof stats.gemm < sizeof context->gemm->name ? sizeof stats.gemm : sizeof context->gemm->name);
   memset(out_stats, 0, size);

@@ -90,10 +90,11 @@ static sluice_status_t check_far(const sluice_context_t* context, sluice_moe_con
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: callback experts do not run on device %s yet: use parameters",
                        c->layer_id, context->device->name);
   }
+  if (context->memory_budget > 0 || context->host_memory_budget > 0) return SLUICE_OK; /* plans have their own n */
   if (c->num_chunks == 0 && context->world_size > 1) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: num_chunks is 0, chosen by Sluice, which cannot time passes on device %s yet: give a "
-                       "number",
+                       "number, or a memory_budget",
                        c->layer_id, context->device->name);
   }
   if (c->num_chunks == 0) c->num_chunks = 1; /* one rank has nothing to overlap */
@@ -115,6 +116,12 @@ static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe
     return SLUICE_FAIL(
         SLUICE_E_UNSUPPORTED,
         "layer %d: exchange_mode ceiling does not take callback experts, which are given real rows alone", id);
+  }
+  if (context->device->far != NULL && (context->memory_budget != 0 || context->host_memory_budget != 0)) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: exchange_mode ceiling does not run under a budget on device %s yet: set 0; buffers "
+                       "have fixed sizes anyway",
+                       id, context->device->name);
   }
   if (c->num_chunks == 0 && context->world_size > 1) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,

@@ -118,10 +118,6 @@ static void CudaLayer_WhatIsNotThereYet_IsRefusedByName(void** state) {
   assert_int_equal(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
                    SLUICE_E_UNSUPPORTED);
   assert_non_null(strstr(last_message(), "sluice_dispatch_forward"));
-  sluice_plan_config_t plan_config;
-  sluice_plan_config_init(&plan_config, sizeof plan_config);
-  sluice_plan_t* plan = NULL;
-  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_UNSUPPORTED);
   sluice_calibration_config_t calibration;
   sluice_calibration_config_init(&calibration, sizeof calibration);
   sluice_planner_t* planner = NULL;
@@ -202,17 +198,36 @@ static void assert_told(sluice_status_t status) {
   assert_true(strlen(last_message()) > 10);
 }
 
+/* The layer runs under a plan for this budget: as much as its policies need. */
+static void use_plan(rig_t* rig) {
+  sluice_plan_config_t config;
+  sluice_plan_t* plan = NULL;
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = rig->num_tokens, config.num_chunks = 2;
+  config.restore_input = rig->config.restore_input, config.restore_middle = rig->config.restore_middle;
+  for (int i = 0; i < 2; ++i) {
+    assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
+    assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
+    config.memory_budget = info.total_bytes;
+    if (i == 1) assert_int_equal(sluice_moe_use_plan(rig->moe, plan), SLUICE_OK);
+    sluice_plan_destroy(plan);
+  }
+}
+
 /* A context is made and used; each call of the library fails in turn. Afterwards the same context takes a whole round,
  * with the bits that it has always. */
-static void nth_call_of_a_round(const library_t* library, const sluice_moe_config_t* config) {
+static void nth_call_of_a_round(const library_t* library, const sluice_moe_config_t* config, int planned) {
   uint64_t want = 0, got = 0;
   int64_t told = 0, nth = 0;
   rig_t rig;
   open_all(&rig, config);
+  if (planned) use_plan(&rig);
   assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
   close_all(&rig);
-  for (; nth < MOST_CALLS; ++nth) {
+  for (; nth < MOST_CALLS; nth += planned ? 7 : 1) { /* a plan adds few calls of its own: a sample */
     open_all(&rig, config);
+    if (planned) use_plan(&rig);
     library->fail_call(nth, library->code);
     sluice_status_t status = rig_round(&rig, &got);
     int failed = library->failed();
@@ -288,23 +303,30 @@ static void CudaGraph_NthCallOfACaptureFails_ContextWorksOn(void** state) {
 static void CudaCeiling_NthCallOfARoundFails_ContextWorksOn(void** state) {
   (void)state;
   const sluice_moe_config_t config = config_under_ceiling();
-  nth_call_of_a_round(&DRIVER, &config);
-  nth_call_of_a_round(&CUBLAS, &config);
+  nth_call_of_a_round(&DRIVER, &config, 0);
+  nth_call_of_a_round(&CUBLAS, &config, 0);
 }
 
 static void CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
   (void)state;
   const sluice_moe_config_t keep = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE);
   const sluice_moe_config_t offload = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
-  nth_call_of_a_round(&DRIVER, &keep);
-  nth_call_of_a_round(&DRIVER, &offload);
-  nth_call_of_a_round(&DRIVER_MEMORY, &offload);
+  nth_call_of_a_round(&DRIVER, &keep, 0);
+  nth_call_of_a_round(&DRIVER, &offload, 0);
+  nth_call_of_a_round(&DRIVER_MEMORY, &offload, 0);
+}
+
+static void CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
+  (void)state;
+  const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD);
+  nth_call_of_a_round(&DRIVER, &config, 1);
+  nth_call_of_a_round(&DRIVER_MEMORY, &config, 1);
 }
 
 static void CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn(void** state) {
   (void)state;
   const sluice_moe_config_t config = rig_config();
-  nth_call_of_a_round(&CUBLAS, &config);
+  nth_call_of_a_round(&CUBLAS, &config, 0);
 }
 
 static void CudaContext_NthCallOfCreationFails_LeaksNothing(void** state) {
@@ -439,6 +461,7 @@ int main(void) {
       cmocka_unit_test(CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable),
       cmocka_unit_test(NcclGroup_BadInput_IsRefusedByName),
       cmocka_unit_test(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn),
+      cmocka_unit_test(CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaCeiling_NthCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaGraph_NthCallOfACaptureFails_ContextWorksOn),

@@ -55,7 +55,6 @@ def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(fakes):
         ("w1 of local expert 0 is on meta", ".to("),
         ("callback experts",),
         ('"native"', "cublas"),
-        ("memory_budget",),
     ]
     assert len(refused) == len(words)
     for line, wanted in zip(refused, words):

@@ -115,6 +115,50 @@ static void Route_AnyProblem_IsAStableSort(void** state) {
   }
 }
 
+/* Counts by block of tokens and slot, and the first id of each block that names nothing, against a plain loop. */
+static void Blocks_AnyProblem_AreCountedAsByAPlainLoop(void** state) {
+  (void)state;
+  static const int64_t shapes[][4] = {
+      {0, 2, 8, 64}, {1, 1, 1, 64}, {70, 3, 33, 64}, {1030, 2, 8, 64}, {400, 8, 256, 7}};
+  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; ++s) {
+    for (int bits = 0; bits < 8; ++bits) {
+      const int64_t tokens = shapes[s][0], top_k = shapes[s][1], experts = shapes[s][2], blocks = shapes[s][3];
+      const int64_t routes = tokens * top_k, columns = experts + 1;
+      int64_t* ids = filled((size_t)routes * 8);
+      int32_t* ids32 = filled((size_t)routes * 4);
+      int32_t *counts = filled((size_t)(blocks * columns) * 4), *want = calloc((size_t)(blocks * columns), 4);
+      int32_t* slot_of = filled((size_t)experts * 4);
+      for (int64_t e = 0; e < experts; ++e) slot_of[e] = (int32_t)(experts - 1 - e);
+      for (int64_t r = 0; r < routes; ++r) {
+        ids[r] = (int64_t)(random_bits() % (uint32_t)(experts + 1)) - 1;
+        if (bits & 4 && random_bits() % 50 == 0) ids[r] = experts + 3;
+        ids32[r] = (int32_t)ids[r];
+      }
+      const sluice_block_args_t args = {.ids = bits & 1 ? (const void*)ids : ids32,
+                                        .slot_of = bits & 2 ? slot_of : NULL,
+                                        .counts = counts,
+                                        .units = blocks,
+                                        .num_tokens = tokens,
+                                        .top_k = top_k,
+                                        .num_experts = experts,
+                                        .ids_t = bits & 2 ? 1 : top_k,
+                                        .ids_k = bits & 2 ? tokens : 1,
+                                        .ids_64 = bits & 1};
+      for (int64_t g = 0; g < blocks; ++g) {
+        want[g * columns + experts] = INT32_MAX;
+        for (int64_t r = tokens * g / blocks * top_k; r < tokens * (g + 1) / blocks * top_k; ++r) {
+          int64_t id = ids[r / top_k * args.ids_t + r % top_k * args.ids_k];
+          if (id >= 0 && id < experts) ++want[g * columns + (args.slot_of == NULL ? id : slot_of[id])];
+          if (id >= experts && want[g * columns + experts] == INT32_MAX) want[g * columns + experts] = (int32_t)r;
+        }
+      }
+      sluice_cuda_count_blocks(NULL, &args);
+      assert_memory_equal(counts, want, (size_t)(blocks * columns) * 4);
+      free(ids), free(ids32), free(counts), free(want), free(slot_of);
+    }
+  }
+}
+
 /* Places of a fixed number of rows: the first routes of each take them in order, the rest is dropped and counted. */
 static void Route_UnderACeiling_FillsPlacesAndTalliesTheRest(void** state) {
   (void)state;
@@ -360,9 +404,13 @@ static void Gate_NanLogits_ChoosesValidIds(void** state) {
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
-      CASE(Route_AnyProblem_IsAStableSort),         CASE(Route_UnderACeiling_FillsPlacesAndTalliesTheRest),
-      CASE(Route_IdsOutOfRange_CountAsDropped),     CASE(Route_IdsOutOfRange_FirstOneIsNamed),
-      CASE(Arrivals_AnyCounts_AreByExpertThenRank), CASE(Gate_AnyConfig_ChoosesAsTheHostsGate),
+      CASE(Route_AnyProblem_IsAStableSort),
+      CASE(Route_UnderACeiling_FillsPlacesAndTalliesTheRest),
+      CASE(Blocks_AnyProblem_AreCountedAsByAPlainLoop),
+      CASE(Route_IdsOutOfRange_CountAsDropped),
+      CASE(Route_IdsOutOfRange_FirstOneIsNamed),
+      CASE(Arrivals_AnyCounts_AreByExpertThenRank),
+      CASE(Gate_AnyConfig_ChoosesAsTheHostsGate),
       CASE(Gate_NanLogits_ChoosesValidIds),
   };
 #undef CASE

@@ -115,26 +115,28 @@ static int is_identity(const int32_t* places, int32_t count) {
   return 1;
 }
 
-/* In the launches' own parameters: nothing on the host has to stay alive. */
-static sluice_status_t write_places(sluice_stream_t stream, const sluice_far_routes_t* r, int32_t* table) {
+/* In the launches' own parameters: nothing on the host has to stay alive. *out_table: NULL where places are the ids. */
+static sluice_status_t write_places(sluice_stream_t stream, const int32_t* places, int32_t num_experts, void* scratch,
+                                    int32_t** out_table) {
   uint64_t words[64];
   const int32_t step = 2 * (int32_t)(sizeof words / sizeof words[0]);
-  for (int32_t first = 0; first < r->num_experts; first += step) {
-    int32_t count = r->num_experts - first < step ? r->num_experts - first : step;
+  int32_t* table = scratch;
+  *out_table = NULL;
+  if (is_identity(places, num_experts)) return SLUICE_OK;
+  for (int32_t first = 0; first < num_experts; first += step) {
+    int32_t count = num_experts - first < step ? num_experts - first : step;
     memset(words, 0, sizeof words);
-    memcpy(words, r->place_of_expert + first, (size_t)count * sizeof(int32_t));
+    memcpy(words, places + first, (size_t)count * sizeof(int32_t));
     SLUICE_TRY(sluice_cuda_write_words(stream, table + first, words, (count + 1) / 2));
   }
+  *out_table = table;
   return SLUICE_OK;
 }
 
 static sluice_status_t route_inside(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* r) {
   char* scratch = r->scratch;
   int32_t* table = NULL;
-  if (!is_identity(r->place_of_expert, r->num_experts)) {
-    table = (int32_t*)(void*)scratch;
-    SLUICE_TRY(write_places(stream, r, table));
-  }
+  SLUICE_TRY(write_places(stream, r->place_of_expert, r->num_experts, scratch, &table));
   if (r->ceiling > 0) {
     uint64_t bytes = (uint64_t)r->num_chunks * (uint64_t)r->num_experts * (uint64_t)r->ceiling * sizeof(int32_t);
     SLUICE_TRY(far_fill(device, stream, r->order, 0xff, bytes));
@@ -175,23 +177,47 @@ static sluice_status_t far_route(sluice_device_t* device, sluice_stream_t stream
   return leave_with(device, route_inside(device, stream, routes));
 }
 
+static sluice_status_t count_inside(sluice_stream_t stream, const sluice_far_blocks_t* b) {
+  int32_t* table = NULL;
+  SLUICE_TRY(write_places(stream, b->place_of_expert, b->num_experts, b->scratch, &table));
+  sluice_cuda_count_blocks(stream, &(sluice_block_args_t){.ids = b->ids,
+                                                          .slot_of = table,
+                                                          .counts = b->counts,
+                                                          .units = b->num_blocks,
+                                                          .num_tokens = b->num_tokens,
+                                                          .top_k = b->top_k,
+                                                          .num_experts = b->num_experts,
+                                                          .ids_t = b->ids_t,
+                                                          .ids_k = b->ids_k,
+                                                          .ids_64 = b->ids_64});
+  return SLUICE_OK;
+}
+
+static sluice_status_t far_count_blocks(sluice_device_t* device, sluice_stream_t stream,
+                                        const sluice_far_blocks_t* blocks) {
+  SLUICE_TRY(sluice_cuda_enter(device));
+  return leave_with(device, count_inside(stream, blocks));
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------------------------- */
 
 static sluice_status_t far_take(sluice_device_t* device, sluice_stream_t stream, sluice_allocator_t* memory,
-                                int32_t pinned, uint64_t bytes, void** out_data) {
-  sluice_pinned_pool_t** pool = &sluice_cuda_far_state(device)->pools[pinned != 0];
+                                int32_t pinned, uint64_t bytes, uint64_t most_bytes, void** out_data) {
+  sluice_cuda_far_state_t* state = sluice_cuda_far_state(device);
+  sluice_pinned_pool_t** pool = &state->pools[pinned != 0];
   sluice_pinned_block_t block;
   *out_data = NULL;
-  if (*pool == NULL && sluice_cuda_far_state(device)->captured) {
+  if (*pool == NULL && state->captured) {
     return SLUICE_FAIL(SLUICE_E_STATE, "cuda: no block of %llu bytes was ever used outside a capture",
                        (unsigned long long)bytes);
   }
   if (*pool == NULL) {
-    SLUICE_TRY(pinned ? sluice_pinned_pool_create(device, UINT64_MAX, pool)
+    const uint64_t limit = state->pinned_limit > 0 ? state->pinned_limit : UINT64_MAX;
+    SLUICE_TRY(pinned ? sluice_pinned_pool_create(device, limit, pool)
                       : sluice_device_pool_create(device, memory, pool));
   }
-  SLUICE_TRY(sluice_cuda_far_state(device)->captured ? sluice_pinned_pool_take_idle(*pool, bytes, &block)
-                                                     : sluice_pinned_pool_take(*pool, bytes, stream, &block));
+  SLUICE_TRY(state->captured ? sluice_pinned_pool_take_idle(*pool, bytes, &block)
+                             : sluice_pinned_pool_take_within(*pool, bytes, most_bytes, stream, &block));
   *out_data = block.data;
   return SLUICE_OK;
 }
@@ -207,6 +233,17 @@ static void far_give(sluice_device_t* device, int32_t pinned, void* data) {
     (void)sluice_cuda_leave(device);
   }
   (void)sluice_pinned_pool_give_at(pool, data, own);
+}
+
+static uint64_t far_idle_bytes(const sluice_device_t* device) {
+  const sluice_pinned_pool_t* pool = sluice_cuda_far_state((sluice_device_t*)device)->pools[0];
+  return pool == NULL ? 0 : sluice_pinned_pool_idle_bytes(pool);
+}
+
+static void far_limit_pinned(sluice_device_t* device, uint64_t bytes) {
+  sluice_cuda_far_state_t* state = sluice_cuda_far_state(device);
+  state->pinned_limit = bytes;
+  if (state->pools[1] != NULL) sluice_pinned_pool_set_limit(state->pools[1], bytes > 0 ? bytes : UINT64_MAX);
 }
 
 static void far_drop_pools(sluice_device_t* device) {
@@ -233,7 +270,10 @@ const sluice_far_vtable_t sluice_cuda_far_vtable = {
     .read = far_read,
     .route_scratch_bytes = far_route_scratch_bytes,
     .route = far_route,
+    .count_blocks = far_count_blocks,
     .take = far_take,
     .give = far_give,
+    .idle_bytes = far_idle_bytes,
+    .limit_pinned = far_limit_pinned,
     .release = far_drop_pools,
 };

@@ -31,6 +31,7 @@ typedef struct sluice_cuda_far_state_s {
   int32_t captured; /* the stream of the last open is being captured into a graph */
   void* pinned;     /* where reads arrive */
   uint64_t pinned_bytes;
+  uint64_t pinned_limit;          /* of the pool below; 0: none */
   sluice_pinned_pool_t* pools[2]; /* of saved rows: on the device, pinned; NULL before the first */
 } sluice_cuda_far_state_t;
 sluice_cuda_far_state_t* sluice_cuda_far_state(sluice_device_t* device);

@@ -109,23 +109,33 @@ void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool) {
   sluice_free(pool->device->allocator, pool, sizeof *pool);
 }
 
-/* The smallest idle block that is large enough and not wasteful. */
-static int32_t best_idle(const sluice_pinned_pool_t* pool, uint64_t bytes) {
+uint64_t sluice_pinned_pool_idle_bytes(const sluice_pinned_pool_t* pool) {
+  uint64_t bytes = 0;
+  for (int32_t i = 0; i < pool->top; ++i) bytes += pool->blocks[i].taken ? 0 : pool->blocks[i].bytes;
+  return bytes;
+}
+
+void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_bytes) { pool->limit = limit_bytes; }
+
+/* The smallest idle block that is large enough and not wasteful, and within `most`, where that is not 0. */
+static int32_t best_idle(const sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most) {
   int32_t best = -1;
   for (int32_t i = 0; i < pool->top; ++i) {
     const pinned_t* block = &pool->blocks[i];
     if (block->data == NULL || block->taken || block->bytes < bytes || block->bytes / 2 > bytes) continue;
+    if (most > 0 && block->bytes > most) continue;
     if (best < 0 || block->bytes < pool->blocks[best].bytes) best = i;
   }
   return best;
 }
 
-/* Gives back idle blocks that nobody uses any more until `bytes` fit below `limit`. */
-static void make_room(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t limit) {
+/* Gives back idle blocks that nobody uses any more until `bytes` fit below `limit`; waits: those still in use, too. */
+static void make_room(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t limit, int waits) {
   for (int32_t i = 0; i < pool->top && pool->held + bytes > limit; ++i) {
     pinned_t* block = &pool->blocks[i];
-    if (block->data == NULL || block->taken || pool->driver->cuEventQuery(block->done) != 0) continue;
-    free_block(pool, block);
+    if (block->data == NULL || block->taken) continue;
+    int busy = waits ? pool->driver->cuEventSynchronize(block->done) : pool->driver->cuEventQuery(block->done);
+    if (busy == 0) free_block(pool, block);
   }
 }
 
@@ -137,20 +147,23 @@ static sluice_status_t allocate_pinned(sluice_pinned_pool_t* pool, pinned_t* blo
 }
 
 /* Where memory is short, what lies idle goes first. */
-static sluice_status_t allocate_rows(sluice_pinned_pool_t* pool, pinned_t* block) {
-  block->data = sluice_alloc(pool->memory, block->bytes, "saved rows");
-  if (block->data != NULL) return SLUICE_OK;
-  make_room(pool, 1, 0);
-  block->data = sluice_alloc(pool->memory, block->bytes, "saved rows");
-  return block->data != NULL ? SLUICE_OK : sluice_alloc_status();
+static sluice_status_t allocate_rows(sluice_pinned_pool_t* pool, pinned_t* block, int waits) {
+  for (int attempt = 0;; ++attempt) {
+    block->data = sluice_alloc(pool->memory, block->bytes, "saved rows");
+    if (block->data != NULL) return SLUICE_OK;
+    if (attempt == 1 + waits) return sluice_alloc_status();
+    make_room(pool, 1, 0, attempt);
+  }
 }
 
-static sluice_status_t new_block(sluice_pinned_pool_t* pool, uint64_t bytes, int32_t* out_index) {
+static sluice_status_t new_block(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most, int32_t* out_index) {
   int32_t i = 0;
+  int may_wait = most > 0;
   if (pool->memory != NULL) {
-    bytes = sluice_align_up(bytes + bytes / 16);
+    uint64_t spare = sluice_align_up(bytes + bytes / 16);
+    bytes = most > 0 && spare > most ? most : spare;
   } else {
-    make_room(pool, bytes, pool->limit);
+    for (int waits = 0; waits <= may_wait; ++waits) make_room(pool, bytes, pool->limit, waits);
   }
   if (bytes > pool->limit || pool->held > pool->limit - bytes) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
@@ -163,7 +176,7 @@ static sluice_status_t new_block(sluice_pinned_pool_t* pool, uint64_t bytes, int
   pinned_t block = {.bytes = bytes};
   int code = pool->driver->cuEventCreate(&block.done, SLUICE_CU_EVENT_DISABLE_TIMING);
   if (code != 0) return sluice_cuda_fail(pool->driver, code, "no event for a block of memory");
-  sluice_status_t status = pool->memory != NULL ? allocate_rows(pool, &block) : allocate_pinned(pool, &block);
+  sluice_status_t status = pool->memory != NULL ? allocate_rows(pool, &block, may_wait) : allocate_pinned(pool, &block);
   if (status != SLUICE_OK) {
     sluice_error_info_t why;
     sluice_error_capture(&why);
@@ -177,9 +190,10 @@ static sluice_status_t new_block(sluice_pinned_pool_t* pool, uint64_t bytes, int
   return SLUICE_OK;
 }
 
-static sluice_status_t take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream, int32_t* out_index) {
-  *out_index = best_idle(pool, bytes);
-  if (*out_index < 0) return new_block(pool, bytes, out_index);
+static sluice_status_t take(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most, sluice_stream_t stream,
+                            int32_t* out_index) {
+  *out_index = best_idle(pool, bytes, most);
+  if (*out_index < 0) return new_block(pool, bytes, most, out_index);
   int code = pool->driver->cuStreamWaitEvent(stream, pool->blocks[*out_index].done, 0);
   return code == 0 ? SLUICE_OK : sluice_cuda_fail(pool->driver, code, "wait for the last user of pinned memory");
 }
@@ -192,20 +206,30 @@ static sluice_status_t leave_with(sluice_device_t* device, sluice_status_t statu
   return status == SLUICE_OK ? left : sluice_error_adopt(&why);
 }
 
-sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
-                                        sluice_pinned_block_t* out_block) {
+static sluice_status_t take_block(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most, sluice_stream_t stream,
+                                  sluice_pinned_block_t* out_block) {
   int32_t index = -1;
   *out_block = (sluice_pinned_block_t){.index = -1};
   SLUICE_TRY(sluice_cuda_enter(pool->device));
-  SLUICE_TRY(leave_with(pool->device, take(pool, sluice_align_up(bytes > 0 ? bytes : 1), stream, &index)));
+  SLUICE_TRY(leave_with(pool->device, take(pool, sluice_align_up(bytes > 0 ? bytes : 1), most, stream, &index)));
   pool->blocks[index].taken = 1;
   *out_block = (sluice_pinned_block_t){pool->blocks[index].data, pool->blocks[index].bytes, index};
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
+                                        sluice_pinned_block_t* out_block) {
+  return take_block(pool, bytes, 0, stream, out_block);
+}
+
+sluice_status_t sluice_pinned_pool_take_within(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most_bytes,
+                                               sluice_stream_t stream, sluice_pinned_block_t* out_block) {
+  return take_block(pool, bytes, most_bytes, stream, out_block);
+}
+
 sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_t bytes,
                                              sluice_pinned_block_t* out_block) {
-  int32_t index = best_idle(pool, sluice_align_up(bytes > 0 ? bytes : 1));
+  int32_t index = best_idle(pool, sluice_align_up(bytes > 0 ? bytes : 1), 0);
   *out_block = (sluice_pinned_block_t){.index = -1};
   if (index < 0) {
     return SLUICE_FAIL(SLUICE_E_STATE,

@@ -34,6 +34,10 @@ void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool);
  * Errors: OVER_BUDGET (limit, held and wanted bytes), NO_MEMORY, FOREIGN. */
 sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
                                         sluice_pinned_block_t* out_block);
+/* The same with a block of at most most_bytes, a multiple of the alignment (0: as sluice_pinned_pool_take). Where
+ * memory or the limit leaves no room, idle blocks go then even if the host has to wait for their last user. */
+sluice_status_t sluice_pinned_pool_take_within(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most_bytes,
+                                               sluice_stream_t stream, sluice_pinned_block_t* out_block);
 /* The same without a call of the driver, in a capture: an idle block, whose last user the graph's launch comes after,
  * or STATE. */
 sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_t bytes,
@@ -45,6 +49,10 @@ sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice
 /* The same for the block that lies at `data`. */
 sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const void* data, sluice_stream_t stream);
 uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool);
+/* Of those, bytes in blocks that nobody has taken. */
+uint64_t sluice_pinned_pool_idle_bytes(const sluice_pinned_pool_t* pool);
+/* What is held beyond it goes as soon as it lies idle and another block is taken. */
+void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_bytes);
 
 /* Copies between a pinned block and the device on a copy lane; stream-complete. Errors: FOREIGN. */
 sluice_status_t sluice_cuda_copy(sluice_device_t* device, sluice_stream_t stream, void* to, const void* from,

@@ -23,6 +23,10 @@ void sluice_cuda_route(sluice_stream_t stream, const sluice_route_args_t* routes
   sluice_cuda_launch(SLUICE_CUDA_route_place, stream, &args, args.units);
 }
 
+void sluice_cuda_count_blocks(sluice_stream_t stream, const sluice_block_args_t* args) {
+  sluice_cuda_launch(SLUICE_CUDA_route_blocks, stream, args, args->units);
+}
+
 void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* arrivals) {
   sluice_arrival_args_t args = *arrivals;
   args.units = args.num_ranks * args.num_local;

@@ -10,6 +10,8 @@
 uint64_t sluice_cuda_route_scratch_bytes(int64_t num_routes, int64_t num_experts);
 /* Sorts the routes of a chunk of tokens by (slot, token, k). `units` is set here. Deterministic, no atomics. */
 void sluice_cuda_route(sluice_stream_t stream, const sluice_route_args_t* args);
+/* Counts routes per block of tokens and slot. args->units: the number of blocks. */
+void sluice_cuda_count_blocks(sluice_stream_t stream, const sluice_block_args_t* args);
 /* The permutation from arrival order to expert order. `units` is set here. */
 void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* args);
 /* `units` is the number of tokens. top_k <= num_experts is the caller's to check. */

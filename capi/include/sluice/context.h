@@ -48,8 +48,8 @@ typedef struct sluice_context_config_s {
   sluice_allocate_fn_t allocate; /* for slots and temporaries, on CUDA device memory; NULL = the library's own */
   sluice_free_fn_t release;
   void* allocate_user;
-  uint64_t memory_budget;  /* (CPU only) bytes of everything that this context allocates, saved buffers included; 0: no
-                              limit */
+  uint64_t memory_budget;  /* bytes of everything that this context allocates, saved buffers included; on CUDA of the
+                              device's memory; 0: no limit */
   int32_t max_outstanding; /* under a budget: forwards without their backward at one time, over all layers of the
                               context; 0: one for each layer */
   int32_t reserved;        /* 0 */
@@ -77,7 +77,7 @@ SLUICE_EXPORT void sluice_context_free(sluice_context_t* context, void* data, ui
 
 typedef struct sluice_context_stats_s {
   size_t struct_size;     /* set by the caller: sizeof */
-  uint64_t current_bytes; /* slots, temporaries and kept step data, allocated now */
+  uint64_t current_bytes; /* slots, temporaries and kept step data, allocated now; on CUDA in the device's memory */
   uint64_t peak_bytes;    /* highest current_bytes since the last reset, host-allocated saved buffers included */
   uint64_t slot_bytes;    /* of those, slots and temporaries of the last pass */
   uint64_t saved_bytes;   /* of those, saved buffers of the last forward */

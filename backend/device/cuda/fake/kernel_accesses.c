@@ -113,6 +113,15 @@ static void route(moment_t at, const sluice_route_args_t* a) {
   writes(at, a->position, a->num_routes * 4);
 }
 
+static void route_blocks(moment_t at, const sluice_block_args_t* a) {
+  for (int64_t r = 0; r < a->num_tokens * a->top_k; ++r) {
+    reads(at, plus(a->ids, (r / a->top_k * a->ids_t + r % a->top_k * a->ids_k) * (a->ids_64 ? 8 : 4)),
+          a->ids_64 ? 8 : 4);
+  }
+  if (a->slot_of != NULL) reads(at, a->slot_of, a->num_experts * 4);
+  writes(at, a->counts, a->units * (a->num_experts + 1) * 4);
+}
+
 static int64_t element_of(const char* name) {
   const char* dtype = strrchr(name, '_');
   if (strcmp(dtype, "_f64") == 0) return 8;
@@ -133,6 +142,7 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
   if (IS(gather_scalars)) gather_scalars(at, args);
   if (IS(spread_scalars)) spread_scalars(at, args);
   if (IS(route_count) || IS(route_scan) || IS(route_place)) route(at, args);
+  if (IS(route_blocks)) route_blocks(at, args);
   if (IS(add_bias)) {
     const sluice_bias_args_t* a = args;
     writes(at, a->data, a->units * a->width * element_of(name));

@@ -168,6 +168,18 @@ typedef struct sluice_route_args_s {
   int64_t begins;      /* 1: the first chunk of its forward, for the tally */
 } sluice_route_args_t;
 
+/* Routes per block of tokens and slot, for a cut by received rows: a warp per block. Block g of G has the tokens
+ * [T g / G, T (g + 1) / G). */
+typedef struct sluice_block_args_s {
+  const void* ids;        /* as sluice_route_args_t */
+  const int32_t* slot_of; /* [E] or NULL */
+  int32_t* counts;        /* out [G, E + 1] by slot; the last of a block: its first route whose id names nothing */
+  int64_t units;          /* G */
+  int64_t num_tokens, top_k, num_experts;
+  int64_t ids_t, ids_k;
+  int64_t ids_64; /* 1: i64 ids, 0: i32 */
+} sluice_block_args_t;
+
 /* Rows as they arrive (by source rank, local expert) to expert order (by local expert, source rank): a warp per pair.
  * index[row in expert order] = row as received. */
 typedef struct sluice_arrival_args_s {

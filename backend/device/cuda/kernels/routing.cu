@@ -9,20 +9,27 @@ SLUICE_FN int64_t tiles_of(const sluice_route_args_t& a) {
   return (a.num_routes + SLUICE_CUDA_ROUTE_TILE - 1) / SLUICE_CUDA_ROUTE_TILE;
 }
 
-/* The slot of route r, or -1. An id outside [0, E) counts as dropped; first_bad tells. */
-SLUICE_FN int32_t slot_of_route(const sluice_route_args_t& a, int64_t r) {
-  if (r >= a.num_routes) return -1;
+template <typename Args>
+SLUICE_FN int64_t id_of_route(const Args& a, int64_t r) {
   const int64_t at = r / a.top_k * a.ids_t + r % a.top_k * a.ids_k;
-  const int64_t id = a.ids_64 ? ((const int64_t*)a.ids)[at] : (int64_t)((const int32_t*)a.ids)[at];
+  return a.ids_64 ? ((const int64_t*)a.ids)[at] : (int64_t)((const int32_t*)a.ids)[at];
+}
+
+/* The slot of an id, or -1. An id outside [0, E) counts as dropped; first_bad tells. */
+template <typename Args>
+SLUICE_FN int32_t slot_of_id(const Args& a, int64_t id) {
   if (id < 0 || id >= a.num_experts) return -1;
   return a.slot_of == NULL ? (int32_t)id : a.slot_of[id];
+}
+
+SLUICE_FN int32_t slot_of_route(const sluice_route_args_t& a, int64_t r) {
+  return r < a.num_routes ? slot_of_id(a, id_of_route(a, r)) : -1;
 }
 
 /* first_token * K + r where the id of route r names nothing, else INT32_MAX */
 SLUICE_FN int32_t bad_route(const sluice_route_args_t& a, int64_t r) {
   if (r >= a.num_routes) return INT32_MAX;
-  const int64_t at = r / a.top_k * a.ids_t + r % a.top_k * a.ids_k;
-  const int64_t id = a.ids_64 ? ((const int64_t*)a.ids)[at] : (int64_t)((const int32_t*)a.ids)[at];
+  const int64_t id = id_of_route(a, r);
   return id < -1 || id >= a.num_experts ? (int32_t)(a.first_token * a.top_k + r) : INT32_MAX;
 }
 
@@ -164,6 +171,39 @@ SLUICE_FN void route_place(const sluice_route_args_t& a, int64_t tile) {
   }
 }
 SLUICE_KERNEL(route_place, sluice_route_args_t)
+
+/* counts[block, :] = routes of this block by slot, and its first bad one */
+SLUICE_FN void route_blocks(const sluice_block_args_t& a, int64_t block) {
+  int32_t* counts = a.counts + block * (a.num_experts + 1);
+  const int64_t first = a.num_tokens * block / a.units * a.top_k;
+  const int64_t end = a.num_tokens * (block + 1) / a.units * a.top_k;
+  SLUICE_LANES(lane) {
+    for (int64_t e = lane; e < a.num_experts; e += 32) counts[e] = 0;
+  }
+  warp_fence();
+  per_lane<int32_t> bad;
+  SLUICE_LANES(lane) { bad[lane] = INT32_MAX; }
+  for (int64_t base = first; base < end; base += 32) {
+    per_lane<int32_t> slot;
+    SLUICE_LANES(lane) {
+      const int64_t r = base + lane;
+      const int64_t id = r < end ? id_of_route(a, r) : -1;
+      slot[lane] = slot_of_id(a, id);
+      if ((id < -1 || id >= a.num_experts) && (int32_t)r < bad[lane]) bad[lane] = (int32_t)r;
+    }
+    per_lane<uint32_t> same = warp_match(slot);
+    SLUICE_LANES(lane) {
+      /* One lane per slot adds: no two write the same count. */
+      if (slot[lane] >= 0 && rank_in(same[lane], lane) == 0) counts[slot[lane]] += bits_set(same[lane]);
+    }
+    warp_fence();
+  }
+  const int32_t least = warp_least(bad);
+  SLUICE_LANES(lane) {
+    if (lane == 0) counts[a.num_experts] = least;
+  }
+}
+SLUICE_KERNEL(route_blocks, sluice_block_args_t)
 
 /* Pair (source rank w, local expert e): where its rows lie as received, and where in expert order. */
 SLUICE_FN void route_arrivals(const sluice_arrival_args_t& a, int64_t pair) {

@@ -370,7 +370,7 @@ static void after_sketched(sluice_search_t* s, int32_t bucket) {
     if (!(spot->raced >> pick_of(s, size) & 1) && time < least) least = time, next = pick_of(s, size);
   }
   if (next < 0 || least > SKETCH_WITHIN * best || spot->worse >= FEW_COUNT) {
-    duel_or_settle(s, bucket);
+    try_wgrad(s, bucket);
     return;
   }
   ++spot->worse;
@@ -457,9 +457,10 @@ static int is_done(const sluice_search_t* s, const sluice_spot_t* spot, int32_t 
 }
 
 /* One that lost already, or whose backward never comes, need not run its other steps. */
-static void drop_hopeless(sluice_spot_t* spot) {
+static void drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot) {
   int32_t best = best_of(spot, spot->raced);
-  double hopeless = spot->stage == SKETCHED ? SKETCH_HOPELESS : HOPELESS;
+  int is_early = spot->stage == SKETCHED || (spot->stage == WGRAD && makes_sketches(s));
+  double hopeless = is_early ? SKETCH_HOPELESS : HOPELESS;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if (!(spot->racing >> p & 1)) continue;
     double time = time_of(spot, p);
@@ -470,7 +471,7 @@ static void drop_hopeless(sluice_spot_t* spot) {
 
 static void advance(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  drop_hopeless(spot);
+  drop_hopeless(s, spot);
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if ((spot->racing >> p & 1) && !is_done(s, spot, p)) return;
   }

@@ -114,6 +114,12 @@ static int may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   return sluice_machine_check_for(&tuner->machine, moe->config.dtype, moe->context->world_size) == SLUICE_OK;
 }
 
+/* Steps alone try weight gradients chunk by chunk as well, at the n that won; not where that would leave a temporary as
+ * large as all gradients in f32 behind (sums of 16-bit gradients), which nobody asked for: a model or a budget may. */
+static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
+  return may_predict(tuner, moe) || (!moe->config.callback_experts && moe->config.dtype == SLUICE_DTYPE_F32);
+}
+
 static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t** out_table) {
   sluice_tuner_table_t* table = sluice_alloc_zeroed(tuner->allocator, sizeof *table, "tuner's table");
   if (table == NULL) return sluice_alloc_status();
@@ -123,8 +129,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   const sluice_search_config_t config = {
       .mode = tuner->mode,
       .max_size = SLUICE_SEARCH_SIZES - 1,
-      /* Steps alone do not look at weight gradients: deferred is rarely beaten where memory is no concern. */
-      .open_wgrad = moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_predict(tuner, moe),
+      .open_wgrad = moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe),
       .wgrad_mode = moe->config.wgrad_mode,
       .num_local = /* not this rank's own number: all ranks sketch alike */
       (moe->config.num_experts + moe->context->world_size - 1) / moe->context->world_size,

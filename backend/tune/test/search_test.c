@@ -12,6 +12,7 @@
 #include "backend/tune/closed_forms.h"
 #include "backend/tune/search.h"
 #include "sluice/context.h"
+#include "sluice/moe.h"
 
 /* A machine and a layer: start-up and rate of an exchange, and products that reach their rate in steps of `tile` rows
  * with a start-up of their own. */
@@ -327,6 +328,43 @@ static void FirstSteps_NoMachine_CostLittle(void** state) {
   }
 }
 
+/* Both modes of weight gradients by steps alone: what is not tried cannot be found where it is the faster one. */
+static void Adaptive_NoMachineOpenWeightGradients_FindsBoth(void** state) {
+  (void)state;
+  static double regret[SURFACES];
+  static sluice_search_t search;
+  int32_t per_chunk_best = 0, found = 0;
+  double steps = 0;
+  uint32_t seed = 7;
+  for (int i = 0; i < SURFACES; ++i) {
+    surface_t surface = random_surface(&seed);
+    int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
+    /* Chunk by chunk faster by up to 40 % of the weight gradients: rows that are still in a cache. */
+    if (i % 2) surface.per_chunk_wgrad = -0.4 * surface.gemm_rate * (double)rows / 16;
+    sluice_search_config_t config = config_of(SLUICE_TUNER_ADAPTIVE);
+    config.open_wgrad = 1;
+    sluice_search_init(&search, &config);
+    late_t late = {.pick = -1};
+    for (int step = 0; step < 200; ++step) run_late_step(&search, &surface, rows, &seed, 0, &late);
+    int32_t why, pick = sluice_search_next(&search, rows, &why);
+    assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_PREDICTED);
+    double best = exhaustive(&surface, rows, SLUICE_SEARCH_PICKS);
+    regret[i] = whole(&surface, rows, pick) / best - 1;
+    int is_better = best < exhaustive(&surface, rows, SLUICE_SEARCH_SIZES) * 0.99;
+    per_chunk_best += is_better;
+    found += is_better && sluice_pick_wgrad(pick) == SLUICE_WGRAD_PER_CHUNK;
+    steps += (double)search.stats.race_passes / 2;
+  }
+  qsort(regret, SURFACES, sizeof *regret, compare);
+  printf(
+      "no machine, both modes: regret median %.2f %%, 90th %.2f %%, worst %.2f %%; %.1f steps; per chunk was better "
+      "by 1 %% in %d layers and found in %d\n",
+      100 * regret[SURFACES / 2], 100 * regret[SURFACES * 9 / 10], 100 * regret[SURFACES - 1], steps / SURFACES,
+      per_chunk_best, found);
+  assert_true(regret[SURFACES / 2] <= 0.01 && regret[SURFACES * 9 / 10] <= 0.05 && regret[SURFACES - 1] <= 0.15);
+  assert_true(per_chunk_best > 20 && found * 10 >= per_chunk_best * 9);
+}
+
 static void Adaptive_NoMachine_FindsTheBestAsProfileDoes(void** state) {
   (void)state;
   static double regret[SURFACES];
@@ -454,6 +492,7 @@ int main(void) {
       cmocka_unit_test(ChangingBatches_TenThousandSteps_CostLittle),
       cmocka_unit_test(FirstSteps_NoMachine_CostLittle),
       cmocka_unit_test(Adaptive_NoMachine_FindsTheBestAsProfileDoes),
+      cmocka_unit_test(Adaptive_NoMachineOpenWeightGradients_FindsBoth),
       cmocka_unit_test(Ranks_SameObservations_PickAlikeInEveryStep),
       cmocka_unit_test(Machine_Changes_AnswerIsQuestionedAndFollows),
       cmocka_unit_test(Forward_WithoutBackward_RacesEnd),

@@ -25,6 +25,7 @@ class Cell:
     must_reach: float | None = None  # speed-up over stock that the named cases promise
     must_pipeline: float | None = None  # one chunk's time over the chosen number's time
     table_stock_s: float | None = None  # stock as first measured, for comparison
+    loads: tuple[int, ...] = ()  # rows of each expert in a recorded step, replayed; empty: by skew
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields as plain data."""

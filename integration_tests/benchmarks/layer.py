@@ -30,10 +30,27 @@ def shape_arguments(parser: argparse.ArgumentParser) -> None:
     for name, default in (("T", 2048), ("M", 1024), ("H", 4096), ("E", 8), ("K", 1)):
         shape.add_argument(f"--{name}", type=int, default=default)
     shape.add_argument("--skew", type=float, default=1.0, help="load of the first expert over the mean")
+    shape.add_argument("--routing", metavar="FILE", help="expert loads of a training run (`sluice routing`), replayed")
+    shape.add_argument("--routing-layer", type=int, default=0, help="which of its layers (%(default)s)")
     shape.add_argument("--drop", action="store_true", help="capacity 1.25 instead of no dropping")
     shape.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     shape.add_argument("--ranks", type=int, default=2)
     shape.add_argument("--link", default="1gbit", help="1gbit, 0.2gbit ..., or none for loopback")
+
+
+def replayed(path: str, layer: int, E: int, ranks: int) -> tuple[int, ...]:
+    """Loads of the recorded step whose fullest rank is the median of all steps. ValueError says what does not fit."""
+    from sluice.planning import routing
+
+    trace = routing.read(path)
+    if trace.experts != E:
+        raise ValueError(f"routing {path}: recorded with {trace.experts} experts; give --E {trace.experts}")
+    if not 0 <= layer < trace.layers:
+        raise ValueError(f"routing {path}: it has layers 0 to {trace.layers - 1}; --routing-layer is {layer}")
+    if E % ranks != 0:
+        raise ValueError(f"routing {path}: {E} experts do not divide over {ranks} ranks; choose --ranks")
+    steps = sorted((step[layer] for step in trace.loads), key=lambda loads: routing.skew_of(loads, ranks))
+    return tuple(steps[len(steps) // 2])
 
 
 def summary(record: dict) -> list[str]:
@@ -102,7 +119,12 @@ def main() -> int:
         cells = [c for c in NAMED if args.all or c.name in args.case]
     else:
         shape = {name: getattr(args, name) for name in ("T", "M", "H", "E", "K", "skew", "drop", "dtype", "link")}
-        cells = [Cell("custom", W=args.ranks, **shape)]
+        try:
+            loads = replayed(args.routing, args.routing_layer, args.E, args.ranks) if args.routing else ()
+        except ValueError as error:  # BadInput is one
+            print(error, file=sys.stderr)
+            return 2
+        cells = [Cell("replayed" if loads else "custom", W=args.ranks, loads=loads, **shape)]
     why = "" if args.stock_only else sluice_side.missing()
     if why:
         print(f"{why} Use --stock-only to measure stock alone.", file=sys.stderr)

@@ -58,7 +58,10 @@ class Bench:
         ).to(self.dtype)
         self.stock.set_deepspeed_parallelism()
         routing.control_gate(self.stock.deepspeed_moe.gate)
-        chosen = routing.assignments(cell.T, cell.E, cell.K, cell.skew, seed * 13 + self.rank)
+        if cell.loads:
+            chosen = routing.assignments_like(cell.T, cell.K, cell.loads, seed * 13 + self.rank)
+        else:
+            chosen = routing.assignments(cell.T, cell.E, cell.K, cell.skew, seed * 13 + self.rank)
         self.x = routing.tokens(chosen, cell.E, cell.M, seed * 17 + self.rank).to(self.dtype)
         self.gradient = torch.randn(cell.T, cell.M, generator=torch.Generator().manual_seed(seed + 5)).to(self.dtype)
 

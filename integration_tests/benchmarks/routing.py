@@ -8,6 +8,8 @@ sides of a comparison run them on the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -26,6 +28,37 @@ def assignments(T: int, E: int, K: int, skew: float, seed: int) -> torch.Tensor:
         at += count
         chosen[token] = torch.tensor([0, *rest] if is_hot else rest)
     return chosen[torch.randperm(T, generator=generator)]
+
+
+def assignments_like(T: int, K: int, loads: Sequence[float], seed: int) -> torch.Tensor:
+    """[T, K] distinct experts per token, shared out as `loads` (rows of each expert) are: to the row, and no expert more
+    than T, since a token goes to it once."""
+    quotas = quotas_like(T, K, loads)
+    # Expert after expert, written down the columns: a block of at most T in a row of columns meets no token twice.
+    flat = torch.repeat_interleave(torch.arange(len(quotas)), torch.tensor(quotas))
+    chosen = flat.view(K, T).t().contiguous()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.argsort(torch.rand(T, K, generator=generator), dim=1)  # of first and second choices
+    return chosen.gather(1, order)[torch.randperm(T, generator=generator)]
+
+
+def quotas_like(T: int, K: int, loads: Sequence[float]) -> list[int]:
+    """Whole numbers that add up to T * K, in proportion to `loads`, each at most T."""
+    left, room = T * K, [T] * len(loads)
+    if sum(load > 0 for load in loads) < K:
+        raise ValueError(f"recorded loads go to fewer than {K} experts; a token has {K}")
+    quotas = [0] * len(loads)
+    while left > 0:
+        open_ = [e for e, load in enumerate(loads) if load > 0 and room[e] > 0]
+        total, share = sum(loads[e] for e in open_), left
+        wanted = {e: share * loads[e] / total for e in open_}
+        given = {e: min(room[e], int(wanted[e])) for e in open_}
+        if sum(given.values()) == 0:  # remainders, the largest first
+            for e in sorted(open_, key=lambda e: wanted[e] - int(wanted[e]), reverse=True)[:left]:
+                given[e] = 1
+        for e, rows in given.items():
+            quotas[e], room[e], left = quotas[e] + rows, room[e] - rows, left - rows
+    return quotas
 
 
 def tokens(chosen: torch.Tensor, E: int, M: int, seed: int) -> torch.Tensor:

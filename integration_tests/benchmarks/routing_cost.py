@@ -61,7 +61,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     for name, value in {"T": 512, "M": 256, "H": 1024, "E": 16, "K": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--pairs", type=int, default=1500, help="(%(default)s: the file is written to at least twice)")
+    parser.add_argument("--pairs", type=int, default=1100, help="(%(default)s: the file is written to at least twice)")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--link", default="none", help="1gbit, 0.2gbit ..., or none for loopback (%(default)s)")
     parser.add_argument("--records", type=Path)
@@ -92,9 +92,8 @@ def main() -> int:
             return outcome.status
         ranks = [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(options.ranks)]
     step = statistics.median(ranks[0]["wall"]["without"])
-    print(
-        f"\n{' '.join(f'{k} {v}' for k, v in plan.items())} W {options.ranks}, link {options.link}: {1000 * step:.2f} ms"
-    )
+    shape = " ".join(f"{name} {value}" for name, value in plan.items())
+    print(f"\n{shape} W {options.ranks}, link {options.link}: {1000 * step:.2f} ms")
     print(f"recorded {ranks[0]['recorded']} backwards of {ranks[0]['backwards']} on each rank")
     text, good = judge(ranks)
     print("\n".join(text))

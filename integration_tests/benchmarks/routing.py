@@ -31,7 +31,7 @@ def assignments(T: int, E: int, K: int, skew: float, seed: int) -> torch.Tensor:
 
 
 def assignments_like(T: int, K: int, loads: Sequence[float], seed: int) -> torch.Tensor:
-    """[T, K] distinct experts per token, shared out to the row as `loads` (rows of each expert) are; no expert gets more
+    """[T, K] distinct experts per token, shared out to the row as `loads` (rows of each expert); no expert gets more
     than T, since a token goes to it once."""
     quotas = quotas_like(T, K, loads)
     # Expert after expert, written down the columns: a block of at most T in a row of columns meets no token twice.

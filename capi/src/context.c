@@ -81,6 +81,7 @@ static sluice_status_t fill_cuda(sluice_context_t* context, const sluice_context
       .memory = context->memory,
       .library = config->gemm_library,
       .symbols = sources != NULL ? sources->cublas : NULL,
+      .lt_symbols = sources != NULL ? sources->cublaslt : NULL,
   };
   return sluice_gemm_cublas_create(&options, &context->allocator, &context->gemm);
 }

@@ -10,8 +10,9 @@
 typedef struct sluice_cuda_sources_s {
   const sluice_cuda_driver_t* driver; /* borrowed until the context is destroyed */
   sluice_cuda_image_t image;
-  const sluice_cublas_symbols_t* cublas; /* copied */
-  const sluice_nccl_symbols_t* nccl;     /* copied */
+  const sluice_cublas_symbols_t* cublas;     /* copied */
+  const sluice_cublaslt_symbols_t* cublaslt; /* copied; NULL: none */
+  const sluice_nccl_symbols_t* nccl;         /* copied */
 } sluice_cuda_sources_t;
 
 /* sluice_comm_create_nccl; sources NULL: the driver and NCCL of this machine. */

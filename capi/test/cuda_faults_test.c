@@ -327,6 +327,9 @@ static void CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn(void** state) {
   (void)state;
   const sluice_moe_config_t config = rig_config();
   nth_call_of_a_round(&CUBLAS, &config, 0);
+  assert_int_equal(setenv("SLUICE_CUBLAS", "lt", 1), 0);
+  nth_call_of_a_round(&CUBLAS, &config, 0);
+  unsetenv("SLUICE_CUBLAS");
 }
 
 static void CudaContext_NthCallOfCreationFails_LeaksNothing(void** state) {

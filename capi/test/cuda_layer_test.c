@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "capi/test/cuda_layer_suite.h"
 #include "capi/test/fakes.h"
 
@@ -48,6 +49,30 @@ static void CudaLayer_AllWaitsOfTheDriver_AreThoseReads(void** state) {
   assert_int_equal(fakes_waits(0, SLUICE_BACKWARD).of_driver, 0);
   assert_int_equal(fakes_close(live, sizeof live), 0);
   world_free(&out);
+}
+
+/* The fakes multiply alike, so what differs is which library is called, on which stream, with which workspace. */
+static void CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits(void** state) {
+  (void)state;
+  static const char* const hows[] = {"grouped", "single", "lt"};
+  case_t c = layer_base_case();
+  result_t want, got;
+  char text[200], live[200];
+  c.num_chunks = 3, c.bias = 1, c.gated = 1, c.restore_middle = SLUICE_RESTORE_RECOMPUTE, c.machine = fakes_machine();
+  for (int how = 0; how < 3; ++how) {
+    int64_t products = sluice_fake_cublaslt_products();
+    assert_int_equal(setenv("SLUICE_CUBLAS", hows[how], 1), 0);
+    fakes_open(1, 1);
+    world_run(&c, how == 0 ? &want : &got);
+    unsetenv("SLUICE_CUBLAS");
+    assert_int_equal((how == 0 ? &want : &got)->status[0], SLUICE_OK);
+    assert_true((sluice_fake_cublaslt_products() > products) == (how == 2));
+    if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("%s: %s", hows[how], text);
+    assert_int_equal(fakes_close(live, sizeof live), 0);
+    if (how > 0) assert_true(world_identical(&c, &got, &want, 1));
+    if (how > 0) world_free(&got);
+  }
+  world_free(&want);
 }
 
 /* That nothing is found means something: with one wait left out a hazard is. At most these may be missing unseen, in
@@ -110,6 +135,7 @@ int main(void) {
     }
   }
   tests[count++] = (struct CMUnitTest)cmocka_unit_test(CudaLayer_AllWaitsOfTheDriver_AreThoseReads);
+  tests[count++] = (struct CMUnitTest)cmocka_unit_test(CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits);
   for (int i = 0; i < 2; ++i) {
     void* machine = (void*)(uintptr_t)(i == 0 ? nccl : local);
     tests[count++] = (struct CMUnitTest){.name = "CudaLayer_AnyWaitLeftOut_LeavesAHazard",

@@ -1,6 +1,6 @@
-/* The fake driver, cuBLAS and NCCL as one shared object under the vendors' own names: what libsluice opens where a test
- * puts it into the loader's path as libcuda.so.1, libcublas.so.13 and libnccl.so.2. All memory counts as device 0's, so
- * that a host without CUDA can hand in its own. */
+/* The fake driver, cuBLAS(Lt) and NCCL as one shared object under the vendors' own names: what libsluice opens where a
+ * test puts it into the loader's path as libcuda.so.1, libcublas.so.13, libcublasLt.so.13 and libnccl.so.2. All memory
+ * counts as device 0's, so that a host without CUDA can hand in its own. */
 #include <string.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
@@ -34,6 +34,9 @@ static sluice_cuda_driver_t driver(void) {
 #undef SYMBOL
 #define SYMBOL(required, name, parameters) EXPORT(name, sluice_fake_cublas(1))
 #include "backend/gemm/cublas/cublas_symbols.inc"
+#undef SYMBOL
+#define SYMBOL(result, name, parameters) EXPORT(name, sluice_fake_cublaslt())
+#include "backend/gemm/cublas/cublaslt_symbols.inc"
 #undef SYMBOL
 #define SYMBOL(result, name, parameters) EXPORT(name, sluice_fake_nccl())
 #include "backend/comm/nccl/nccl_symbols.inc"

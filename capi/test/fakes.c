@@ -24,6 +24,7 @@ static struct {
   int32_t world_size;
   uint64_t patience_ms;
   sluice_cublas_symbols_t cublas;
+  sluice_cublaslt_symbols_t cublaslt;
   sluice_nccl_symbols_t nccl;
   sluice_nccl_id_t id;
   sluice_local_group_t* group; /* NULL: each rank has a device, and NCCL */
@@ -36,6 +37,7 @@ static void open_ranks(int32_t world_size, int with_groups) {
   fakes.world_size = world_size;
   fakes.patience_ms = 20000;
   fakes.cublas = sluice_fake_cublas(with_groups);
+  fakes.cublaslt = sluice_fake_cublaslt();
   fakes.nccl = sluice_fake_nccl();
   if (sluice_nccl_make_id(&fakes.nccl, &fakes.id) != SLUICE_OK) abort();
   for (int32_t r = 0; r < world_size; ++r) fakes.ranks[r].stream = sluice_fake_cuda_open_stream(device_id(r));
@@ -67,13 +69,15 @@ int64_t fakes_close(char* out, uint64_t out_bytes) {
   }
   sluice_local_group_destroy(fakes.group);
   fakes.group = NULL;
-  return sluice_fake_cuda_live(out, out_bytes) + sluice_fake_cublas_handles() + sluice_fake_nccl_live();
+  return sluice_fake_cuda_live(out, out_bytes) + sluice_fake_cublas_handles() + sluice_fake_cublaslt_live() +
+         sluice_fake_nccl_live();
 }
 
 sluice_stream_t fakes_stream(int32_t rank) { return fakes.ranks[rank].stream; }
 
 static sluice_cuda_sources_t sources(void) {
-  return (sluice_cuda_sources_t){sluice_fake_cuda_driver(), sluice_fake_cuda_image(), &fakes.cublas, &fakes.nccl};
+  return (sluice_cuda_sources_t){sluice_fake_cuda_driver(), sluice_fake_cuda_image(), &fakes.cublas, &fakes.cublaslt,
+                                 &fakes.nccl};
 }
 
 static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {

@@ -46,6 +46,18 @@ VALUES = {
         "SLUICE_CUBLAS_MATH_FULL_REDUCTION": "CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION",
         "SLUICE_CUBLAS_ALGORITHM_DEFAULT": "CUBLAS_GEMM_DEFAULT",
     },
+    "backend/gemm/cublas/cublaslt.h": {
+        "SLUICE_CUBLASLT_DESC_TRANS_A": "CUBLASLT_MATMUL_DESC_TRANSA",
+        "SLUICE_CUBLASLT_DESC_TRANS_B": "CUBLASLT_MATMUL_DESC_TRANSB",
+        "SLUICE_CUBLASLT_PREF_MAX_WORKSPACE": "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES",
+        "SLUICE_CUBLASLT_PREF_REDUCTIONS": "CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK",
+        "SLUICE_CUBLASLT_PREF_ALIGNMENT_A": "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES",
+        "SLUICE_CUBLASLT_PREF_ALIGNMENT_B": "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES",
+        "SLUICE_CUBLASLT_PREF_ALIGNMENT_C": "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES",
+        "SLUICE_CUBLASLT_PREF_ALIGNMENT_D": "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES",
+        "SLUICE_CUBLASLT_REDUCTION_INPLACE": "CUBLASLT_REDUCTION_SCHEME_INPLACE",
+        "SLUICE_CUBLASLT_REDUCTION_COMPUTE_TYPE": "CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE",
+    },
     "backend/comm/nccl/nccl_comm.h": {
         "SLUICE_NCCL_REMOTE_ERROR": "ncclRemoteError",
         "SLUICE_NCCL_IN_PROGRESS": "ncclInProgress",
@@ -55,6 +67,7 @@ VALUES = {
 }
 LIBRARIES = {
     "cublas": ("backend/gemm/cublas/cublas_symbols.inc", "nvidia/cu13/lib/libcublas.so.13"),
+    "cublasLt": ("backend/gemm/cublas/cublaslt_symbols.inc", "nvidia/cu13/lib/libcublasLt.so.13"),
     "nccl": ("backend/comm/nccl/nccl_symbols.inc", "nvidia/nccl/lib/libnccl.so.2"),
 }
 
@@ -62,10 +75,10 @@ LIBRARIES = {
 def our_values(header):
     """{name: expression} of the SLUICE_* enumerators and macros of a header."""
     text = (ROOT / header).read_text()
-    found = dict(re.findall(r"^\s*(SLUICE_(?:CU|CUBLAS|NCCL)_\w+) = (-?\w+)", text, re.MULTILINE))
+    found = dict(re.findall(r"^\s*(SLUICE_(?:CU|CUBLAS|CUBLASLT|NCCL)_\w+) = (-?\w+)", text, re.MULTILINE))
     found.update(re.findall(r"^#define (SLUICE_NCCL_MAGIC)\s+(\w+)", text, re.MULTILINE))
     # Several enumerators may share a line.
-    found.update(re.findall(r"(SLUICE_(?:CU|CUBLAS|NCCL)_\w+) = (-?\w+)", text))
+    found.update(re.findall(r"(SLUICE_(?:CU|CUBLAS|CUBLASLT|NCCL)_\w+) = (-?\w+)", text))
     return found
 
 
@@ -77,6 +90,13 @@ def values_lines():
         if set(found) != set(names):
             raise SystemExit(f"{header}: checked and declared values differ: {sorted(set(found) ^ set(names))}")
         lines += [f'static_assert((long long)({found[n]}) == (long long)({v}), "{n}");' for n, v in names.items()]
+    # cuBLASLt writes its result over ours.
+    lines += [
+        f"static_assert(offsetof(cublasLtMatmulHeuristicResult_t, {theirs}) == "
+        f'offsetof(ours::sluice_cublaslt_result_t, {mine}), "{mine}");'
+        for theirs, mine in (("algo", "algorithm"), ("workspaceSize", "workspace_bytes"), ("state", "state"))
+    ]
+    lines.append("static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == sizeof(ours::sluice_cublaslt_result_t));")
     # The part of the configuration that we fill lies where NCCL has it.
     lines += [
         f'static_assert(offsetof(ncclConfig_t, {f}) == offsetof(ours::sluice_nccl_config_t, {f}), "{f}");'

@@ -12,6 +12,7 @@ struct __half {
 struct __nv_bfloat16 {
   unsigned short x;
 };
+#include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda.h>
 #include <nccl.h>
@@ -59,6 +60,16 @@ typedef struct {
 #define SYMBOL(required, name, parameters) int name parameters;
 #include "backend/gemm/cublas/cublas_symbols.inc"
 #undef SYMBOL
+typedef struct {
+  uint64_t algorithm[8];
+  size_t workspace_bytes;
+  int state;
+  float waves;
+  int reserved[4];
+} sluice_cublaslt_result_t;
+#define SYMBOL(result, name, parameters) result name parameters;
+#include "backend/gemm/cublas/cublaslt_symbols.inc"
+#undef SYMBOL
 #define SYMBOL(result, name, parameters) result name parameters;
 #include "backend/comm/nccl/nccl_symbols.inc"
 #undef SYMBOL
@@ -82,6 +93,9 @@ constexpr cublasStatus_t (*gemm_ex)(cublasHandle_t, cublasOperation_t, cublasOpe
 #undef SYMBOL
 #define SYMBOL(required, name, parameters) CHECK_FUNCTION(name)
 #include "backend/gemm/cublas/cublas_symbols.inc"
+#undef SYMBOL
+#define SYMBOL(result, name, parameters) CHECK_FUNCTION(name)
+#include "backend/gemm/cublas/cublaslt_symbols.inc"
 #undef SYMBOL
 #define SYMBOL(result, name, parameters) CHECK_FUNCTION(name)
 #include "backend/comm/nccl/nccl_symbols.inc"

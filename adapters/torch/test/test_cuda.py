@@ -29,7 +29,7 @@ def fakes(tmp_path_factory):
         info = subprocess.run(["bazel", "info", "bazel-bin"], cwd=ROOT, check=True, capture_output=True, text=True)
         built = os.path.join(info.stdout.strip(), "capi/test/libfake_gpu.so")
     folder = tmp_path_factory.mktemp("fakes")
-    for name in ("libcuda.so.1", "libcublas.so.13", "libnccl.so.2"):
+    for name in ("libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2"):
         (folder / name).symlink_to(built)
     return {**os.environ, "LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "1"}
 

@@ -258,8 +258,14 @@ static sluice_status_t create_cublas(sluice_allocator_t* for_gemm, sluice_gemm_t
                                               sluice_process_allocator(), &device));
   }
   sluice_cublas_symbols_t symbols = sluice_fake_cublas(strcmp(implementation_name, "cublas_single") != 0);
-  const sluice_gemm_cublas_options_t options = {
-      .device = device, .memory = for_gemm, .symbols = &symbols, .workspace_bytes = 4096};
+  sluice_cublaslt_symbols_t lt = sluice_fake_cublaslt();
+  int is_lt = strcmp(implementation_name, "cublas_lt") == 0;
+  const sluice_gemm_cublas_options_t options = {.device = device,
+                                                .memory = for_gemm,
+                                                .symbols = &symbols,
+                                                .lt_symbols = &lt,
+                                                .how = is_lt ? SLUICE_CUBLAS_LT : SLUICE_CUBLAS_BY_TABLE,
+                                                .workspace_bytes = 4096};
   return sluice_gemm_cublas_create(&options, for_gemm, out_gemm);
 }
 
@@ -279,6 +285,7 @@ static const cts_implementation_t implementations[] = {
     {"auto", create_auto, 1, "auto", none},
     {"cublas", create_cublas, 0, "cublas (13.0.2)", cublas_exceptions},
     {"cublas_single", create_cublas, 0, "cublas (13.0.2)", cublas_exceptions},
+    {"cublas_lt", create_cublas, 0, "cublas (13.0.2)", cublas_exceptions},
 };
 
 static const cts_implementation_t* implementation;

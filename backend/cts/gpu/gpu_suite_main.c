@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/cuda_routing.h"
@@ -21,7 +22,7 @@
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #endif
 
-enum { NO_GPU = 77 };
+enum { NO_GPU = 77, CHOICE_REPEATS = 20 };
 
 static sluice_device_t* device;
 static sluice_allocator_t memory; /* the device's */
@@ -252,7 +253,41 @@ static const char* route(int64_t tokens, int64_t top_k, int64_t experts) {
   return problem;
 }
 
+static const char* blocks(int64_t tokens, int64_t top_k, int64_t experts) {
+  enum { BLOCKS = 64 };
+  int64_t routes = tokens * top_k, columns = experts + 1;
+  const char* problem = NULL;
+  array_t ids = array(routes * 4), counts = array(BLOCKS * columns * 4);
+  int32_t *id = ids.host, *want = counts.host;
+  for (int64_t r = 0; r < routes; ++r) id[r] = (int32_t)(random_bits() % (uint32_t)(experts + 1)) - 1;
+  send(&ids);
+  const sluice_block_args_t args = {.ids = ids.there,
+                                    .counts = counts.there,
+                                    .units = BLOCKS,
+                                    .num_tokens = tokens,
+                                    .top_k = top_k,
+                                    .num_experts = experts,
+                                    .ids_t = top_k,
+                                    .ids_k = 1};
+  enter();
+  sluice_cuda_count_blocks(NULL, &args);
+  leave();
+  memset(want, 0, (size_t)counts.bytes);
+  for (int64_t g = 0; g < BLOCKS; ++g) {
+    want[g * columns + experts] = INT32_MAX;
+    for (int64_t r = tokens * g / BLOCKS * top_k; r < tokens * (g + 1) / BLOCKS * top_k; ++r) {
+      if (id[r] >= 0) ++want[g * columns + id[r]];
+    }
+  }
+  fetch(&counts);
+  if (memcmp(counts.back, want, (size_t)counts.bytes) != 0) problem = "a count";
+  drop(&ids), drop(&counts);
+  return problem;
+}
+
 static void part_routing(void) {
+  report("blocks T=1 K=1 E=1", blocks(1, 1, 1));
+  report("blocks T=5000 K=8 E=256", blocks(5000, 8, 256));
   report("route T=1 K=1 E=1", route(1, 1, 1));
   report("route T=1000 K=2 E=8", route(1000, 2, 8));
   report("route T=5000 K=8 E=256", route(5000, 8, 256));
@@ -299,6 +334,20 @@ static const char* products(sluice_gemm_t* gemm, int32_t dtype, int32_t dtype_c,
   return problem;
 }
 
+static sluice_gemm_t* open_cublas(int32_t how, sluice_allocator_t* host) {
+  sluice_gemm_t* gemm = NULL;
+  sluice_gemm_cublas_options_t options = {.device = device, .memory = &memory, .how = how};
+#ifdef SLUICE_GPU_SUITE_FAKE
+  sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
+  sluice_cublaslt_symbols_t lt = sluice_fake_cublaslt();
+  options.symbols = &symbols, options.lt_symbols = &lt;
+#endif
+  if (sluice_gemm_cublas_create(&options, host, &gemm) != SLUICE_OK) die("cublas");
+  return gemm;
+}
+
+static const char* const hows[] = {"by table", "grouped", "single", "lt"};
+
 static void part_gemm(void) {
   static const int32_t types[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
                                      {SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16},
@@ -306,28 +355,96 @@ static void part_gemm(void) {
                                      {SLUICE_DTYPE_F16, SLUICE_DTYPE_F16},
                                      {SLUICE_DTYPE_F64, SLUICE_DTYPE_F64}};
   sluice_allocator_t host;
-  sluice_gemm_t* gemm = NULL;
   sluice_allocator_init(&host, NULL, NULL, NULL);
-  sluice_gemm_cublas_options_t options = {.device = device, .memory = &memory};
-#ifdef SLUICE_GPU_SUITE_FAKE
-  sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
-  options.symbols = &symbols;
-#endif
-  if (sluice_gemm_cublas_create(&options, &host, &gemm) != SLUICE_OK) die("cublas");
-  printf("     %s\n", gemm->name);
-  for (size_t t = 0; t < sizeof types / sizeof types[0]; ++t) {
-    for (int trans = 0; trans < 2; ++trans) {
-      for (int64_t count = 1; count <= 24; count += 23) {
-        char name[80];
-        snprintf(name, sizeof name, "%lld products of %s into %s, N%s", (long long)count,
-                 sluice_dtype_name(types[t][0]), sluice_dtype_name(types[t][1]), trans ? "T" : "N");
-        report(name, products(gemm, types[t][0], types[t][1], trans, count));
+  for (int32_t how = SLUICE_CUBLAS_BY_TABLE; how <= SLUICE_CUBLAS_LT; ++how) {
+    sluice_gemm_t* gemm = open_cublas(how, &host);
+    printf("     %s, %s\n", gemm->name, hows[how]);
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; ++t) {
+      for (int trans = 0; trans < 2; ++trans) {
+        for (int64_t count = 1; count <= 24; count += 23) {
+          char name[96];
+          snprintf(name, sizeof name, "%s: %lld products of %s into %s, N%s", hows[how], (long long)count,
+                   sluice_dtype_name(types[t][0]), sluice_dtype_name(types[t][1]), trans ? "T" : "N");
+          report(name, products(gemm, types[t][0], types[t][1], trans, count));
+        }
       }
     }
+    sluice_gemm_destroy(gemm);
   }
-  sluice_gemm_destroy(gemm);
   report("cublas leaves nothing", host.num_live == 0 ? NULL : "blocks left");
   sluice_allocator_deinit(&host);
+}
+
+/* ---- which way products go ------------------------------------------------------------------------------------- */
+
+/* Seconds of one run of the list, the shortest of five sets. */
+static double seconds_of(sluice_gemm_t* gemm, const sluice_product_list_t* list, int repeats) {
+  double best = -1;
+  for (int set = 0; set < 6; ++set) { /* the first makes what later ones find */
+    uint64_t begin = sluice_now_ns();
+    for (int i = 0; i < repeats; ++i) {
+      if (sluice_gemm_run(gemm, list) != SLUICE_OK) die("a product");
+    }
+    if (driver->cuStreamSynchronize(NULL) != 0) die("a wait");
+    double seconds = (double)(sluice_now_ns() - begin) * 1e-9 / repeats;
+    if (set > 0 && (best < 0 || seconds < best)) best = seconds;
+  }
+  return best;
+}
+
+/* Times the ways of the library by turns and prints a row for backend/gemm/cublas/cublas_choices.inc where another than
+ * grouped is faster by a twentieth. The three products of a layer: forward, input gradient, weight gradient. */
+static void choose(int64_t experts, int64_t rows, int64_t width, int64_t hidden) {
+  static const char* const names[] = {"", "SLUICE_CUBLAS_GROUPED", "SLUICE_CUBLAS_SINGLE", "SLUICE_CUBLAS_LT"};
+  sluice_product_t* list = calloc((size_t)experts, sizeof *list);
+  array_t x = randoms(SLUICE_DTYPE_BF16, experts * rows * width),
+          w = randoms(SLUICE_DTYPE_BF16, experts * hidden * width),
+          y = randoms(SLUICE_DTYPE_BF16, experts * rows * hidden);
+  sluice_allocator_t host;
+  sluice_allocator_init(&host, NULL, NULL, NULL);
+  for (int kind = 0; kind < 3; ++kind) {
+    for (int64_t e = 0; e < experts; ++e) {
+      char *xe = (char*)x.there + e * rows * width * 2, *we = (char*)w.there + e * hidden * width * 2,
+           *ye = (char*)y.there + e * rows * hidden * 2;
+      list[e] = kind == 0   ? (sluice_product_t){rows, hidden, width, {xe, width, 1}, {we, 1, width}, {ye, hidden, 1}}
+                : kind == 1 ? (sluice_product_t){rows, width, hidden, {ye, hidden, 1}, {we, width, 1}, {xe, width, 1}}
+                            : (sluice_product_t){hidden, width, rows, {ye, 1, hidden}, {xe, width, 1}, {we, width, 1}};
+    }
+    const sluice_product_list_t call = {list, experts, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
+    double times[4] = {0};
+    int32_t best = SLUICE_CUBLAS_GROUPED;
+    for (int32_t how = SLUICE_CUBLAS_GROUPED; how <= SLUICE_CUBLAS_LT; ++how) {
+      sluice_gemm_t* gemm = open_cublas(how, &host);
+      times[how] = seconds_of(gemm, &call, CHOICE_REPEATS);
+      sluice_gemm_destroy(gemm);
+      if (times[how] < 0.95 * times[SLUICE_CUBLAS_GROUPED] && times[how] < times[best]) best = how;
+    }
+    printf("     %lld products [%lld, %lld, %lld]: grouped %.1f us, single %.1f, lt %.1f\n", (long long)experts,
+           (long long)list->m, (long long)list->n, (long long)list->k, times[1] * 1e6, times[2] * 1e6, times[3] * 1e6);
+    if (best != SLUICE_CUBLAS_GROUPED) {
+      printf("     CHOICE(SLUICE_DTYPE_BF16, %d, %d, %lld, %lld, %lld, %s)\n", kind == 2, kind == 0, (long long)experts,
+             (long long)list->m, (long long)(list->n * list->k), names[best]);
+    }
+  }
+  free(list);
+  drop(&x), drop(&w), drop(&y);
+  report("cublas leaves nothing", host.num_live == 0 ? NULL : "blocks left");
+  sluice_allocator_deinit(&host);
+}
+
+/* The layers of peers/production's shapes as one rank of eight sees them, balanced; rows of one and of four chunks. */
+static void part_choice(void) {
+#ifdef SLUICE_GPU_SUITE_FAKE
+  choose(3, 4, 6, 8); /* says nothing but that it runs */
+#else
+  static const int64_t shapes[][3] = {{2, 2048, 8192}, {1, 4096, 14336}, {16, 2048, 768}, {32, 7168, 2048}};
+  static const int64_t routes[] = {32768, 32768, 131072, 131072}, experts[] = {16, 8, 128, 256};
+  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; ++s) {
+    for (int64_t chunks = 1; chunks <= 4; chunks *= 4) {
+      choose(shapes[s][0], routes[s] * 8 / experts[s] / chunks, shapes[s][1], shapes[s][2]);
+    }
+  }
+#endif
 }
 
 /* ---- streams and memory ---------------------------------------------------------------------------------------- */
@@ -408,11 +525,8 @@ static void part_memory(void) {
 static const struct {
   const char* name;
   void (*run)(void);
-} parts[] = {{"kernels", part_kernels},
-             {"routing", part_routing},
-             {"gemm", part_gemm},
-             {"streams", part_streams},
-             {"memory", part_memory}};
+} parts[] = {{"kernels", part_kernels}, {"routing", part_routing}, {"gemm", part_gemm},
+             {"choice", part_choice},   {"streams", part_streams}, {"memory", part_memory}};
 enum { NUM_PARTS = sizeof parts / sizeof parts[0] };
 
 static sluice_status_t open_device(void) {

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend/device/cuda/cuda_device.h"
@@ -29,7 +30,9 @@ typedef struct gemm_cublas_s {
   sluice_device_t* device;
   sluice_allocator_t* memory;
   void* handle;
-  void* workspace; /* the table of pointers, then cuBLAS's own */
+  sluice_cublaslt_t* lt; /* NULL: not there */
+  int32_t how;           /* SLUICE_CUBLAS_*: of every list, or by the table */
+  void* workspace;       /* the table of pointers, then cuBLAS's own */
   uint64_t workspace_bytes;
   int32_t tf32;
   uint32_t no_groups; /* bit per type: the library declined a grouped call */
@@ -102,6 +105,37 @@ static sluice_status_t run_one(gemm_cublas_t* gemm, const sluice_gemm_form_t* f,
   return fail(code, what);
 }
 
+/* The same through cuBLASLt, or as above where that declines. */
+static sluice_status_t run_lt(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, const sluice_product_list_t* list) {
+  const float one = 1.0f, beta = list->beta;
+  const double one64 = 1.0, beta64 = (double)list->beta;
+  int is_64 = list->dtype_ab == SLUICE_DTYPE_F64, declined = 0;
+  const sluice_cublaslt_call_t call = {
+      .trans_a = f->trans_b ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N,
+      .trans_b = f->trans_a ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N,
+      .type = type_of(list->dtype_ab),
+      .type_c = type_of(list->dtype_c),
+      .compute = compute_of(gemm, list->dtype_ab),
+      .scale_type = is_64 ? SLUICE_CUBLAS_R_64F : SLUICE_CUBLAS_R_32F,
+      .m = f->n,
+      .n = f->m,
+      .k = f->k,
+      .lda = f->ldb,
+      .ldb = f->lda,
+      .ldc = f->ldc,
+      .a = f->b,
+      .b = f->a,
+      .c = f->c,
+      .alpha = is_64 ? (const void*)&one64 : &one,
+      .beta = is_64 ? (const void*)&beta64 : &beta,
+      .workspace = (char*)gemm->workspace + TABLE_BYTES,
+      .workspace_bytes = gemm->workspace_bytes - TABLE_BYTES,
+      .stream = list->stream,
+  };
+  SLUICE_TRY(sluice_cublaslt_run(gemm->lt, &call, &declined));
+  return declined ? run_one(gemm, f, list) : SLUICE_OK;
+}
+
 static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_product_list_t* list) {
   int32_t i = g->count++;
   g->trans_a[i] = f->trans_b ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N;
@@ -145,7 +179,8 @@ static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_product_list
 }
 
 static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t* list) {
-  int may_group = list->count > 1 && gemm->symbols.cublasGemmGroupedBatchedEx != NULL &&
+  int32_t how = gemm->how != SLUICE_CUBLAS_BY_TABLE ? gemm->how : sluice_cublas_choose(list);
+  int may_group = how == SLUICE_CUBLAS_GROUPED && list->count > 1 && gemm->symbols.cublasGemmGroupedBatchedEx != NULL &&
                   list->dtype_c == list->dtype_ab && !(gemm->no_groups & (1u << list->dtype_ab));
   gemm->groups.count = 0;
   int64_t first = 0; /* of the products in the open group */
@@ -171,7 +206,7 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t
     if (may_group) {
       add_group(&gemm->groups, &form, list);
     } else {
-      SLUICE_TRY(run_one(gemm, &form, list));
+      SLUICE_TRY(how == SLUICE_CUBLAS_LT && gemm->lt != NULL ? run_lt(gemm, &form, list) : run_one(gemm, &form, list));
     }
   }
   return SLUICE_OK;
@@ -202,11 +237,19 @@ static void cublas_destroy(sluice_gemm_t* base) {
   gemm_cublas_t* gemm = (gemm_cublas_t*)base;
   if (gemm->handle != NULL && !sluice_cuda_is_inherited(gemm->device)) {
     int is_current = sluice_cuda_enter(gemm->device) == SLUICE_OK;
+    sluice_cublaslt_close(gemm->lt);
     (void)gemm->symbols.cublasDestroy_v2(gemm->handle);
     if (is_current) (void)sluice_cuda_leave(gemm->device);
   }
   sluice_free(gemm->memory, gemm->workspace, gemm->workspace_bytes);
   sluice_free(base->allocator, gemm, sizeof *gemm);
+}
+
+/* Without the library, or with one that is too old, cuBLAS does it all. */
+static sluice_status_t open_lt(gemm_cublas_t* gemm, const sluice_gemm_cublas_options_t* options) {
+  if (options->symbols != NULL && options->lt_symbols == NULL) return SLUICE_OK;
+  sluice_status_t status = sluice_cublaslt_open(options->lt_symbols, gemm->base.allocator, &gemm->lt);
+  return status == SLUICE_E_NOT_FOUND ? SLUICE_OK : status;
 }
 
 static const sluice_gemm_vtable_t cublas_vtable = {
@@ -247,7 +290,7 @@ static sluice_status_t find(const char* library, sluice_cublas_symbols_t* out_sy
   return take(handle, name, out_symbols);
 }
 
-static sluice_status_t open_handle(gemm_cublas_t* gemm) {
+static sluice_status_t open_handle(gemm_cublas_t* gemm, const sluice_gemm_cublas_options_t* options) {
   int version = 0;
   int code = gemm->symbols.cublasCreate_v2(&gemm->handle);
   if (code != 0) {
@@ -264,7 +307,7 @@ static sluice_status_t open_handle(gemm_cublas_t* gemm) {
   if (code != 0) return fail(code, "reductions in full precision cannot be set");
   snprintf(gemm->base.name, sizeof gemm->base.name, "cublas (%d.%d.%d%s)", version / 10000, version / 100 % 100,
            version % 100, gemm->tf32 ? ", tf32" : "");
-  return SLUICE_OK;
+  return open_lt(gemm, options);
 }
 
 sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* options, sluice_allocator_t* allocator,
@@ -277,6 +320,7 @@ sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* op
   gemm->device = options->device;
   gemm->memory = options->memory;
   gemm->tf32 = options->tf32;
+  gemm->how = options->how != SLUICE_CUBLAS_BY_TABLE ? options->how : sluice_cublas_how_named(getenv("SLUICE_CUBLAS"));
   gemm->workspace_bytes = TABLE_BYTES + (options->workspace_bytes > 0 ? options->workspace_bytes : WORKSPACE_BYTES);
   sluice_status_t status = SLUICE_OK;
   if (options->symbols != NULL) {
@@ -290,7 +334,7 @@ sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* op
   if (gemm->workspace == NULL) goto err_destroy;
   status = sluice_cuda_enter(gemm->device);
   if (status != SLUICE_OK) goto err_destroy;
-  status = leave_with(gemm->device, open_handle(gemm));
+  status = leave_with(gemm->device, open_handle(gemm, options));
   if (status != SLUICE_OK) goto err_destroy;
   *out_gemm = &gemm->base;
   return SLUICE_OK;

@@ -2,14 +2,17 @@
  *
  * A list of several products with equal types is one grouped call where the library has it, else one call per product
  * on the list's stream. f32 accumulation (f64 for f64); reduced-precision reductions are forbidden; TF32 only by
- * choice. The workspace is ours, so that cuBLAS allocates nothing while a graph is captured. Hand-written Hopper
- * kernels and a choice by shape are not there: the choice is "grouped, else one by one".
+ * choice. The workspace is ours, so that cuBLAS allocates nothing while a graph is captured. Single products may go
+ * through cuBLASLt (cublaslt.h); which way a list goes is chosen by its shape (cublas_choice.h), or by the environment
+ * variable SLUICE_CUBLAS (grouped, single, lt), read at create. Hand-written Hopper kernels are not there.
  *
  * Between runs of one library version on one GPU the bits repeat: one stream, one workspace. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 
 #include "backend/device/device.h"
+#include "backend/gemm/cublas/cublas_choice.h"
+#include "backend/gemm/cublas/cublaslt.h"
 #include "backend/gemm/gemm.h"
 
 typedef struct sluice_cublas_symbols_s {
@@ -42,8 +45,11 @@ typedef struct sluice_gemm_cublas_options_s {
   sluice_allocator_t* memory;             /* of device memory, for the workspace; borrowed until destroy */
   const char* library;                    /* path or NULL: libcublas.so.13, then .12, those already loaded first */
   const sluice_cublas_symbols_t* symbols; /* instead of a library; copied */
-  uint64_t workspace_bytes;               /* 0: 32 MiB, what cuBLAS recommends for Hopper */
-  int32_t tf32;                           /* 1: f32 products may round their operands to TF32 */
+  /* Of cuBLASLt. With `symbols` and without these it counts as missing: no error. copied */
+  const sluice_cublaslt_symbols_t* lt_symbols;
+  int32_t how;              /* SLUICE_CUBLAS_*, instead of table and environment */
+  uint64_t workspace_bytes; /* 0: 32 MiB, what cuBLAS recommends for Hopper */
+  int32_t tf32;             /* 1: f32 products may round their operands to TF32 */
 } sluice_gemm_cublas_options_t;
 
 /* out_gemm: new, sluice_gemm_destroy. Its run() enqueues on list->stream and returns; operands are device memory.

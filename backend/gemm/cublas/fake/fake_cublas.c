@@ -5,6 +5,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/gemm/cublas/fake/fake_cublas_parts.h"
 
 enum { NOT_INITIALIZED = 1, INVALID_VALUE = 7 };
 
@@ -35,21 +36,21 @@ int64_t sluice_fake_cublas_grouped_calls(void) { return state.grouped; }
 int sluice_fake_cublas_last_compute(void) { return state.last_compute; }
 void sluice_fake_cublas_set_version(int version) { state.version = version; }
 
-static int planned(void) {
+int sluice_fake_cublas_planned(void) {
   if (state.calls++ != state.fail_at) return 0;
   state.failed = 1;
   return state.fail_code;
 }
 
 static int fake_create(void** out_handle) {
-  int code = planned();
+  int code = sluice_fake_cublas_planned();
   if (code != 0) return code;
   *out_handle = calloc(1, sizeof(handle_t));
   ++state.handles;
   return 0;
 }
 static int fake_destroy(void* handle) {
-  int code = planned();
+  int code = sluice_fake_cublas_planned();
   free(handle);
   --state.handles;
   return code;
@@ -57,21 +58,21 @@ static int fake_destroy(void* handle) {
 static int fake_version(void* handle, int* out_version) {
   (void)handle;
   *out_version = state.version;
-  return planned();
+  return sluice_fake_cublas_planned();
 }
 static int fake_set_stream(void* handle, void* stream) {
   ((handle_t*)handle)->stream = stream;
   ((handle_t*)handle)->has_workspace = 0; /* as the real one */
-  return planned();
+  return sluice_fake_cublas_planned();
 }
 static int fake_set_workspace(void* handle, void* workspace, size_t bytes) {
   if ((uintptr_t)workspace % 256 != 0 && (uintptr_t)workspace % 64 != 0) return INVALID_VALUE;
   ((handle_t*)handle)->has_workspace = bytes > 0;
-  return planned();
+  return sluice_fake_cublas_planned();
 }
 static int fake_set_math(void* handle, int mode) {
   ((handle_t*)handle)->math = mode;
-  return planned();
+  return sluice_fake_cublas_planned();
 }
 
 /* ---- products -------------------------------------------------------------------------------------------------- */
@@ -93,17 +94,8 @@ static void set_element(void* data, int64_t at, int type, double x) {
   }
 }
 
-/* Column-major, as BLAS. */
-typedef struct product_s {
-  int trans_a, trans_b, m, n, k, lda, ldb, ldc, type, type_c;
-  double alpha, beta;
-  const void* a;
-  const void* b;
-  void* c;
-  sluice_fake_moment_t moment;
-} product_t;
-
-static void note_columns(const product_t* p, const void* data, int type, int rows, int columns, int ld, int is_write) {
+static void note_columns(const fake_product_t* p, const void* data, int type, int rows, int columns, int ld,
+                         int is_write) {
   uint64_t bytes = type == SLUICE_CUBLAS_R_64F ? 8 : type == SLUICE_CUBLAS_R_32F ? 4 : 2;
   for (int64_t j = 0; j < columns; ++j) {
     sluice_fake_cuda_note_at(&p->moment, (const char*)data + (uint64_t)(j * ld) * bytes, (uint64_t)rows * bytes,
@@ -111,7 +103,7 @@ static void note_columns(const product_t* p, const void* data, int type, int row
   }
 }
 
-static void multiply(const product_t* p) {
+static void multiply(const fake_product_t* p) {
   note_columns(p, p->a, p->type, p->trans_a ? p->k : p->m, p->trans_a ? p->m : p->k, p->lda, 0);
   note_columns(p, p->b, p->type, p->trans_b ? p->n : p->k, p->trans_b ? p->k : p->n, p->ldb, 0);
   note_columns(p, p->c, p->type_c, p->m, p->n, p->ldc, 1);
@@ -129,7 +121,7 @@ static void multiply(const product_t* p) {
   }
 }
 
-static int is_wrong(const product_t* p) {
+int sluice_fake_cublas_is_wrong(const fake_product_t* p) {
   int rows_a = p->trans_a ? p->k : p->m, rows_b = p->trans_b ? p->n : p->k;
   return p->m <= 0 || p->n <= 0 || p->k <= 0 || p->lda < rows_a || p->ldb < rows_b || p->ldc < p->m;
 }
@@ -140,38 +132,43 @@ static double scalar(const void* data, int64_t i, int compute) {
 
 static void run_one(void* user) { multiply(user); }
 
-static void note_one(void* user, const sluice_fake_moment_t* moment) { ((product_t*)user)->moment = *moment; }
+static void note_one(void* user, const sluice_fake_moment_t* moment) { ((fake_product_t*)user)->moment = *moment; }
 
 static void* one_again(const void* user) {
-  product_t* p = malloc(sizeof *p);
+  fake_product_t* p = malloc(sizeof *p);
   memcpy(p, user, sizeof *p);
   return p;
 }
 
-static void enqueue(const handle_t* handle, const sluice_fake_op_t* op) {
+static void enqueue(void* stream, const sluice_fake_op_t* op) {
   sluice_fake_cuda_lock();
-  sluice_fake_cuda_enqueue(handle->stream, op);
+  sluice_fake_cuda_enqueue(stream, op);
   sluice_fake_cuda_unlock();
+}
+
+void sluice_fake_cublas_enqueue(void* stream, const fake_product_t* p) {
+  fake_product_t* kept = malloc(sizeof *kept);
+  *kept = *p;
+  enqueue(stream,
+          &(sluice_fake_op_t){.run = run_one, .drop = free, .user = kept, .note = note_one, .again = one_again});
 }
 
 static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k, const void* alpha, const void* a,
                      int type_a, int lda, const void* b, int type_b, int ldb, const void* beta, void* c, int type_c,
                      int ldc, int compute, int algorithm) {
   const handle_t* handle = opaque;
-  int code = planned();
+  int code = sluice_fake_cublas_planned();
   if (code != 0) return code;
   if (!handle->has_workspace || handle->math != SLUICE_CUBLAS_MATH_FULL_REDUCTION) return NOT_INITIALIZED;
-  const product_t p = {
+  const fake_product_t p = {
       trans_a, trans_b, m, n,  k, lda, ldb, ldc, type_a, type_c, scalar(alpha, 0, compute), scalar(beta, 0, compute),
       a,       b,       c, {0}};
-  if (is_wrong(&p) || type_a != type_b || algorithm != SLUICE_CUBLAS_ALGORITHM_DEFAULT) return INVALID_VALUE;
+  if (sluice_fake_cublas_is_wrong(&p) || type_a != type_b || algorithm != SLUICE_CUBLAS_ALGORITHM_DEFAULT)
+    return INVALID_VALUE;
   if ((compute == SLUICE_CUBLAS_COMPUTE_64F) != (type_a == SLUICE_CUBLAS_R_64F)) return SLUICE_CUBLAS_NOT_SUPPORTED;
-  product_t* kept = malloc(sizeof *kept);
-  *kept = p;
   ++state.single;
   state.last_compute = compute;
-  enqueue(handle,
-          &(sluice_fake_op_t){.run = run_one, .drop = free, .user = kept, .note = note_one, .again = one_again});
+  sluice_fake_cublas_enqueue(handle->stream, &p);
   return 0;
 }
 
@@ -181,7 +178,7 @@ typedef struct grouped_s {
   const void* const* b;
   void* const* c;
   int count;
-  product_t products[];
+  fake_product_t products[];
 } grouped_t;
 
 static void run_grouped(void* user) {
@@ -212,7 +209,7 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
                         int type_b, const int* ldb, const void* beta, void* const* c, int type_c, const int* ldc,
                         int num_groups, const int* group_sizes, int compute) {
   const handle_t* handle = opaque;
-  int code = planned();
+  int code = sluice_fake_cublas_planned();
   if (code != 0) return code;
   if (!handle->has_workspace || num_groups < 1 || type_a != type_b || type_a != type_c) return INVALID_VALUE;
   int is_half = type_a == SLUICE_CUBLAS_R_16BF || type_a == SLUICE_CUBLAS_R_16F;
@@ -220,30 +217,31 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
   grouped_t* g = malloc(sizeof *g + (size_t)num_groups * sizeof g->products[0]);
   *g = (grouped_t){.a = a, .b = b, .c = c, .count = num_groups};
   for (int i = 0; i < num_groups; ++i) {
-    g->products[i] = (product_t){trans_a[i],
-                                 trans_b[i],
-                                 m[i],
-                                 n[i],
-                                 k[i],
-                                 lda[i],
-                                 ldb[i],
-                                 ldc[i],
-                                 type_a,
-                                 type_c,
-                                 scalar(alpha, i, compute),
-                                 scalar(beta, i, compute),
-                                 NULL,
-                                 NULL,
-                                 NULL,
-                                 {0}};
-    if (group_sizes[i] == 1 && !is_wrong(&g->products[i])) continue;
+    g->products[i] = (fake_product_t){trans_a[i],
+                                      trans_b[i],
+                                      m[i],
+                                      n[i],
+                                      k[i],
+                                      lda[i],
+                                      ldb[i],
+                                      ldc[i],
+                                      type_a,
+                                      type_c,
+                                      scalar(alpha, i, compute),
+                                      scalar(beta, i, compute),
+                                      NULL,
+                                      NULL,
+                                      NULL,
+                                      {0}};
+    if (group_sizes[i] == 1 && !sluice_fake_cublas_is_wrong(&g->products[i])) continue;
     free(g);
     return INVALID_VALUE;
   }
   ++state.grouped;
   state.last_compute = compute;
-  enqueue(handle, &(sluice_fake_op_t){
-                      .run = run_grouped, .drop = free, .user = g, .note = note_grouped, .again = grouped_again});
+  enqueue(
+      handle->stream,
+      &(sluice_fake_op_t){.run = run_grouped, .drop = free, .user = g, .note = note_grouped, .again = grouped_again});
   return 0;
 }
 

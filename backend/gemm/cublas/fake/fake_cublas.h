@@ -17,4 +17,11 @@ int64_t sluice_fake_cublas_grouped_calls(void);
 /* Compute type and stream of the last product. */
 int sluice_fake_cublas_last_compute(void);
 
+/* A cuBLASLt beside it, whose calls count with those above; version 130002, declines nothing, until set. */
+sluice_cublaslt_symbols_t sluice_fake_cublaslt(void);
+void sluice_fake_cublaslt_set(size_t version, int declines);
+int64_t sluice_fake_cublaslt_live(void); /* handles, descriptors, layouts, preferences */
+int64_t sluice_fake_cublaslt_products(void);
+int64_t sluice_fake_cublaslt_searches(void);
+
 #endif /* SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_ */

@@ -27,10 +27,18 @@ static int tear_down(void** state) {
   (void)state;
   device->vtable->destroy(device);
   int64_t left = sluice_fake_cuda_live(text, sizeof text) + (int64_t)allocator.num_live + (int64_t)memory.num_live +
-                 sluice_fake_cublas_handles();
+                 sluice_fake_cublas_handles() + sluice_fake_cublaslt_live();
   sluice_allocator_deinit(&allocator);
   sluice_allocator_deinit(&memory);
   return left == 0 ? 0 : -1;
+}
+
+static sluice_status_t create_lt(int32_t how, sluice_gemm_t** out_gemm) {
+  sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
+  sluice_cublaslt_symbols_t lt = sluice_fake_cublaslt();
+  const sluice_gemm_cublas_options_t options = {
+      .device = device, .memory = &memory, .symbols = &symbols, .lt_symbols = &lt, .how = how, .workspace_bytes = 4096};
+  return sluice_gemm_cublas_create(&options, &allocator, out_gemm);
 }
 
 static sluice_status_t create(int with_groups, int32_t tf32, sluice_gemm_t** out_gemm) {
@@ -115,6 +123,123 @@ static void Groups_DeclinedByTheLibrary_RunOneByOneForGood(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
+/* One algorithm is asked for per shape and alignment, and used again. */
+static void Lt_WhereChosen_MultipliesWithOneSearchPerShape(void** state) {
+  (void)state;
+  lists_t* l = malloc(sizeof *l);
+  static const char* const names[] = {NULL, "grouped", "single", "lt"};
+  for (int32_t how = SLUICE_CUBLAS_BY_TABLE; how <= SLUICE_CUBLAS_LT; ++how) {
+    sluice_gemm_t* gemm = NULL;
+    assert_int_equal(sluice_cublas_how_named(names[how]), how);
+    assert_int_equal(create_lt(how, &gemm), SLUICE_OK);
+    const sluice_product_list_t list = {l->products, COUNT, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+    for (int round = 0; round < 2; ++round) {
+      int64_t searches = sluice_fake_cublaslt_searches(), products = sluice_fake_cublaslt_products();
+      int64_t single = sluice_fake_cublas_single_calls(), grouped = sluice_fake_cublas_grouped_calls();
+      fill(l);
+      assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+      check(l);
+      searches = sluice_fake_cublaslt_searches() - searches, products = sluice_fake_cublaslt_products() - products;
+      assert_true((products > 500) == (how == SLUICE_CUBLAS_LT));
+      assert_true((sluice_fake_cublas_single_calls() - single > 500) == (how == SLUICE_CUBLAS_SINGLE));
+      assert_true((sluice_fake_cublas_grouped_calls() > grouped) == (how <= SLUICE_CUBLAS_GROUPED));
+      /* a product's operands have one of a few alignments */
+      if (how == SLUICE_CUBLAS_LT) assert_true(round == 0 ? searches > 0 && searches < 200 : searches < 100);
+    }
+    sluice_gemm_destroy(gemm);
+    assert_int_equal(sluice_fake_cublaslt_live(), 0);
+  }
+  free(l);
+}
+
+static void Lt_TypesAndForms_EqualCublas(void** state) {
+  (void)state;
+  enum { M = 5, N = 7, K = 6 };
+  static const int32_t types[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
+                                     {SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16},
+                                     {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32},
+                                     {SLUICE_DTYPE_F16, SLUICE_DTYPE_F16},
+                                     {SLUICE_DTYPE_F64, SLUICE_DTYPE_F64}};
+  for (int type = 0; type < 5; ++type) {
+    for (int bits = 0; bits < 8; ++bits) {
+      _Alignas(64) unsigned char a[M * K * 8], b[K * N * 8], c[2][M * N * 8];
+      memset(c, 0, sizeof c);
+      for (size_t i = 0; i < sizeof a; ++i)
+        a[i] = (unsigned char)(i % 8 == 7 ? 0x3f : i % 4 == 3 ? 0x3e : i % 2 ? 0x3c : i);
+      for (size_t i = 0; i < sizeof b; ++i)
+        b[i] = (unsigned char)(i % 8 == 7 ? 0x3f : i % 4 == 3 ? 0x3d : i % 2 ? 0x3b : 3 * i);
+      for (int how = 0; how < 2; ++how) {
+        const sluice_product_t p = {
+            M, N, K, {a, bits & 1 ? 1 : K, bits & 1 ? M : 1}, {b, bits & 2 ? 1 : N, bits & 2 ? K : 1}, {c[how], N, 1}};
+        const sluice_product_list_t list = {&p, 1, types[type][0], types[type][1], bits & 4 ? 1 : 0, NULL};
+        sluice_gemm_t* gemm = NULL;
+        assert_int_equal(create_lt(how ? SLUICE_CUBLAS_LT : SLUICE_CUBLAS_SINGLE, &gemm), SLUICE_OK);
+        assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+        sluice_gemm_destroy(gemm);
+      }
+      assert_memory_equal(c[0], c[1], sizeof c[0]);
+    }
+  }
+}
+
+/* Without it, with an old one, or where it has no algorithm, cuBLAS does it. */
+static void Lt_MissingOldOrDeclining_LeavesItToCublas(void** state) {
+  (void)state;
+  float x[1] = {3}, y[1];
+  const sluice_product_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {y, 1, 1}};
+  const sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  for (int kind = 0; kind < 3; ++kind) {
+    sluice_gemm_t* gemm = NULL;
+    int64_t single = sluice_fake_cublas_single_calls(), products = sluice_fake_cublaslt_products();
+    if (kind == 1) sluice_fake_cublaslt_set(110901, 0);
+    if (kind == 2) sluice_fake_cublaslt_set(130002, 1);
+    if (kind == 0) assert_int_equal(setenv("SLUICE_CUBLAS", "lt", 1), 0);
+    assert_int_equal(kind == 0 ? create(1, 0, &gemm) : create_lt(SLUICE_CUBLAS_LT, &gemm), SLUICE_OK);
+    unsetenv("SLUICE_CUBLAS");
+    y[0] = 0;
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    assert_true(y[0] == 9);
+    assert_int_equal(sluice_fake_cublas_single_calls(), single + 1);
+    assert_int_equal(sluice_fake_cublaslt_products(), products);
+    sluice_gemm_destroy(gemm);
+    sluice_fake_cublaslt_set(130002, 0);
+  }
+}
+
+static void Lt_NthCallFails_LeaksNothingAndSaysSo(void** state) {
+  (void)state;
+  static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_FOREIGN}};
+  float a[2][1] = {{1}, {2}}, c[2][1];
+  sluice_product_t products[2];
+  for (int i = 0; i < 2; ++i) products[i] = (sluice_product_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
+  const sluice_product_list_t list = {products, 2, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  for (int kind = 0; kind < 2; ++kind) {
+    int64_t told = 0, nth = 0;
+    for (int done = 0; !done; ++nth) {
+      sluice_gemm_t* gemm = NULL;
+      sluice_fake_cublas_fail_call(nth, codes[kind][0]);
+      sluice_status_t status = create_lt(SLUICE_CUBLAS_LT, &gemm);
+      int was_made = status == SLUICE_OK;
+      if (was_made) status = sluice_gemm_run(gemm, &list);
+      if (status != SLUICE_OK) assert_int_equal(status, codes[kind][1]);
+      told += status != SLUICE_OK;
+      done = !sluice_fake_cublas_failed();
+      if (was_made) { /* and it works on */
+        sluice_fake_cublas_fail_call(-1, 0);
+        c[0][0] = c[1][0] = 0;
+        assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+        assert_true(c[0][0] == 1 && c[1][0] == 4);
+      }
+      sluice_gemm_destroy(gemm);
+      sluice_fake_cublas_fail_call(-1, 0);
+      assert_int_equal(sluice_fake_cublas_handles() + sluice_fake_cublaslt_live(), 0);
+      assert_int_equal(memory.num_live, 0);
+      assert_true(nth < 200);
+    }
+    assert_in_range(told, 15, nth);
+  }
+}
+
 static void Tf32_OnlyByChoice(void** state) {
   (void)state;
   float x[1] = {2};
@@ -188,6 +313,10 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       CASE(Groups_ManyProducts_AreFewCallsInStreamOrder),
       CASE(Groups_DeclinedByTheLibrary_RunOneByOneForGood),
+      CASE(Lt_WhereChosen_MultipliesWithOneSearchPerShape),
+      CASE(Lt_TypesAndForms_EqualCublas),
+      CASE(Lt_MissingOldOrDeclining_LeavesItToCublas),
+      CASE(Lt_NthCallFails_LeaksNothingAndSaysSo),
       CASE(Tf32_OnlyByChoice),
       CASE(Library_MissingOldOrWrong_IsNotFound),
       CASE(Calls_NthFails_LeaksNothingAndSaysSo),

@@ -90,7 +90,7 @@ static int copy_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
 static int check_rules(checker_t* c, int32_t index) {
   const sluice_template_t* t = c->t;
   const sluice_op_t* op = &t->ops[index];
-  sluice_op_rule_t rule = sluice_op_rule(op->kind, t->spec.single_rank);
+  sluice_op_rule_t rule = sluice_op_rule(op->kind, &t->spec);
   if (op->lane != rule.lane) return report(c, SLUICE_HAZARD_WRONG_LANE, index, NOBODY, NOBODY, NOBODY);
   int is_copy = op->kind == SLUICE_OP_COPY_OUT || op->kind == SLUICE_OP_COPY_IN;
   if (is_copy && !copy_is_valid(t, op)) return report(c, SLUICE_HAZARD_MISSING_ACCESS, index, NOBODY, NOBODY, NOBODY);
@@ -220,7 +220,7 @@ static int check_holds(checker_t* c, int32_t index, int32_t tensor, int32_t chun
 
 static int check_defined(checker_t* c, int32_t index) {
   const sluice_op_t* op = &c->t->ops[index];
-  sluice_op_rule_t rule = sluice_op_rule(op->kind, c->t->spec.single_rank);
+  sluice_op_rule_t rule = sluice_op_rule(op->kind, &c->t->spec);
   int32_t first = op->chunk < 0 ? 0 : op->chunk, end = op->chunk < 0 ? c->t->spec.num_chunks : op->chunk + 1;
   for (int32_t r = 0; r < rule.num_reads; ++r) {
     for (int32_t i = first; i < end; ++i) {

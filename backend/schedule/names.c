@@ -34,6 +34,7 @@ static const char* const tensor_names[SLUICE_T_COUNT] = {
     [SLUICE_T_DGATE] = "dGATE",       [SLUICE_T_DW] = "dW",
     [SLUICE_T_KEPT_DI] = "kept T_DI", [SLUICE_T_KEPT_M] = "kept T_M",
     [SLUICE_T_HOST_DI] = "host T_DI", [SLUICE_T_HOST_M] = "host T_M",
+    [SLUICE_T_PARCELS] = "T_PARCELS",
 };
 
 const char* sluice_op_name(int32_t kind) { return kind >= 0 && kind < SLUICE_OP_COUNT ? op_names[kind] : "unknown"; }

@@ -28,9 +28,13 @@ static const sluice_op_rule_t rules[SLUICE_OP_COUNT] = {
     [SLUICE_OP_RECOMPUTE] = {COMPUTE, {T(DI)}, 1, {T(M)}, 1},
 };
 
-sluice_op_rule_t sluice_op_rule(int32_t kind, int32_t single_rank) {
+sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec) {
   sluice_op_rule_t rule = rules[kind];
-  if (!single_rank) return rule;
+  if (spec->dedup && spec->direction == SLUICE_FORWARD) {
+    if (kind == SLUICE_OP_UNPACK) rule.writes[rule.num_writes++] = T(PARCELS);
+    if (kind == SLUICE_OP_COMBINE) rule.reads[rule.num_reads++] = T(PARCELS);
+  }
+  if (!spec->single_rank) return rule;
   if (rule.lane == COMM) rule.lane = COMPUTE;
   /* Rows come from the tokens and go to them directly. */
   if (kind == SLUICE_OP_UNPACK || kind == SLUICE_OP_UNPACK_GRAD) rule.num_reads = 0;

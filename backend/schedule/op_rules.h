@@ -15,8 +15,8 @@ typedef struct sluice_op_rule_s {
   int16_t num_writes;
 } sluice_op_rule_t;
 
-/* The rule of a kind in a template of one rank or several. COPY_OUT and COPY_IN have no tensors here: theirs follow
- * from the policy of their chunk. */
-sluice_op_rule_t sluice_op_rule(int32_t kind, int32_t single_rank);
+/* The rule of a kind in a template of this spec: of one rank or several, deduplicated or not. COPY_OUT and COPY_IN have
+ * no tensors here: theirs follow from the policy of their chunk. */
+sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_OP_RULES_H_ */

@@ -64,6 +64,7 @@ typedef enum sluice_tensor_kind_e {
   SLUICE_T_KEPT_M,   /* ... and T_M; with callback experts T_DO */
   SLUICE_T_HOST_DI,  /* buffers of the host pool, one per chunk: offloaded T_DI ... */
   SLUICE_T_HOST_M,   /* ... and T_M */
+  SLUICE_T_PARCELS,  /* deduplicated forward: route weights of received rows by (row, k), f32, for the sums sent back */
   SLUICE_T_COUNT
 } sluice_tensor_kind_t;
 
@@ -108,6 +109,7 @@ typedef struct sluice_template_spec_s {
   int32_t only;        /* 0: the whole pass; else SLUICE_PART_* bits */
   int32_t reuse_saved; /* backward: dT_M may overwrite a kept T_M, which is then gone */
   int32_t bounded;     /* under a plan: rings of two even where everything is kept, so that slots do not grow with n */
+  int32_t dedup;       /* a token's row travels once to each rank, and one sum comes back; not with single_rank, only */
   uint8_t restore_di[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
   uint8_t restore_m[SLUICE_MAX_CHUNKS];  /* may differ between ranks */
 } sluice_template_spec_t;

@@ -98,6 +98,13 @@ static int runs_ahead(const sluice_template_spec_t* spec, int32_t moving_di) {
   return moving_di == 0 && !spec->bounded && !spec->single_rank;
 }
 
+/* Dispatches that may run ahead of computation: all of them where every chunk has a slot of T_DI of its own. */
+static int32_t forward_ahead(const sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  int32_t ring = b->ring[SLUICE_T_DI];
+  if (spec->single_rank && ring > 0) return ring;
+  return ring == 0 && !spec->bounded ? spec->num_chunks : RING_BETWEEN_LANES;
+}
+
 static void place_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks, *ring = b->ring, middle = middle_of(spec);
   int32_t moving_di = n, moving_m = n;
@@ -118,6 +125,7 @@ static void place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
     ring[SLUICE_T_ACT] = RING_WITHIN_LANE;
   }
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
+  if (spec->dedup) ring[SLUICE_T_PARCELS] = min_i32(n, forward_ahead(b, spec));
   sluice_builder_init_homes(b);
   if (spec->keep) {
     set_restored_homes(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, spec->restore_di);
@@ -149,6 +157,7 @@ static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, SLUICE_LANE_COMM, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
+  if (spec->dedup) sluice_op_write(b, u, SLUICE_T_PARCELS); /* weights for the sums that the combine sends back */
   if (spec->keep && spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD) {
     add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
   }
@@ -181,10 +190,11 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_op_write(b, g2, SLUICE_T_DO);
 }
 
-static void add_combine(sluice_builder_t* b, int32_t i) {
+static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!b->single_rank) {
     sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE, SLUICE_LANE_COMM, i);
     sluice_op_read(b, r, SLUICE_T_DO);
+    if (spec->dedup) sluice_op_read(b, r, SLUICE_T_PARCELS);
     sluice_op_write(b, r, SLUICE_T_SEND);
     sluice_op_write(b, r, SLUICE_T_RECV);
   }
@@ -199,15 +209,12 @@ static int has_part(const sluice_template_spec_t* spec, int32_t part) {
 
 static void build_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks;
-  /* Dispatches that may run ahead of computation: all of them where every chunk has a slot of T_DI of its own. */
-  int32_t ahead = RING_BETWEEN_LANES;
-  if (spec->single_rank && b->ring[SLUICE_T_DI] > 0) ahead = b->ring[SLUICE_T_DI];
-  if (b->ring[SLUICE_T_DI] == 0 && !spec->bounded) ahead = n;
+  int32_t ahead = forward_ahead(b, spec);
   int dispatches = has_part(spec, SLUICE_PART_DISPATCH);
   for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_dispatch(b, spec, i);
   for (int32_t i = 0; i < n; ++i) {
     if (has_part(spec, SLUICE_PART_EXPERTS)) add_experts(b, spec, i);
-    if (has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, i);
+    if (has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, spec, i);
     if (i + ahead < n && dispatches) add_dispatch(b, spec, i + ahead);
   }
 }
@@ -429,6 +436,10 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
   if (spec->callback && spec->direction == SLUICE_BACKWARD &&
       (!spec->input_half || spec->weight_half == SLUICE_WEIGHTS_LATER)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "schedule: callback experts compute both halves of a backward at once");
+  }
+  if (spec->dedup && (spec->single_rank || spec->only != 0)) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "schedule: dedup is 1; only whole passes of several ranks are deduplicated");
   }
   return check_policies(spec);
 }

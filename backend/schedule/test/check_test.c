@@ -52,10 +52,10 @@ static int32_t hazard_of(const sluice_template_t* t, sluice_finding_t* finding) 
 typedef void (*visit_fn_t)(const sluice_template_t* t, void* user);
 
 /* Both directions, both weight-gradient modes, one rank and several, gated or not, own experts or the host's, saved
- * rows reused or not, under a plan or not, gradients now or in halves: all that build. */
+ * rows reused or not, under a plan or not, deduplicated or not, gradients now or in halves: all that build. */
 static int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit, void* user) {
   int64_t seen = 0;
-  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 4; ++bits) {
+  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 2 * 4; ++bits) {
     sluice_template_spec_t spec = spec_with(n, policy, seed);
     int32_t x = bits;
     spec.direction = x % 2, x /= 2;
@@ -65,6 +65,7 @@ static int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_
     spec.callback = x % 2, x /= 2;
     spec.reuse_saved = x % 2, x /= 2;
     spec.bounded = x % 2, x /= 2;
+    spec.dedup = x % 2, x /= 2;
     static const int32_t halves[4][2] = {
         {1, SLUICE_WEIGHTS_NOW}, {1, SLUICE_WEIGHTS_NONE}, {1, SLUICE_WEIGHTS_LATER}, {0, SLUICE_WEIGHTS_NOW}};
     if (spec.direction == SLUICE_FORWARD) {
@@ -214,7 +215,7 @@ static void shrink_rings(const sluice_template_t* t, tally_t* tally) {
 
 static void drop_accesses(const sluice_template_t* t, tally_t* tally) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
-    sluice_op_rule_t rule = sluice_op_rule(t->ops[i].kind, t->spec.single_rank);
+    sluice_op_rule_t rule = sluice_op_rule(t->ops[i].kind, &t->spec);
     for (int32_t r = 0; r < rule.num_reads; ++r) {
       sluice_template_t* mutant = copy_of(t);
       sluice_op_t* op = &mutant->ops[i];

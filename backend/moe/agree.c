@@ -39,6 +39,7 @@ typedef struct header_s {
   int32_t callback_experts;
   int32_t config_chunks; /* as configured: 0 where Sluice chooses */
   int32_t num_local;     /* experts that this rank believes it owns */
+  int32_t deduplicate;
   int32_t local_status;
   uint64_t chooser; /* state of what decides */
   sluice_step_report_t report;
@@ -82,6 +83,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->callback_experts = c->callback_experts;
   h->config_chunks = c->num_chunks;
   h->num_local = moe->num_local;
+  h->deduplicate = c->deduplicate;
   h->local_status = proposal->local_status;
   h->report = moe->seat.own;
   h->chooser = moe->context->chooser != NULL ? moe->context->chooser->state : 0;
@@ -118,6 +120,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(wgrad_mode, "wgrad_mode");
   DIFFERS(callback_experts, "callback_experts");
   DIFFERS(ceiling_rows, "ceiling_rows (0: exchange_mode exact)");
+  DIFFERS(deduplicate, "deduplicate");
   DIFFERS(config_chunks, "num_chunks of the config");
   DIFFERS(memory_budget, "memory_budget");
   DIFFERS(host_memory_budget, "host_memory_budget");

@@ -5,6 +5,7 @@
 #include "backend/base/dtype.h"
 #include "backend/moe/exchange_ops.h"
 #include "backend/moe/expert_math.h"
+#include "backend/moe/parcel_ops.h"
 #include "backend/moe/restore_ops.h"
 #include "backend/moe/weight_grad.h"
 
@@ -138,7 +139,9 @@ static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->config;
   int64_t t = b->first_token[op->chunk];
   if (sluice_chunk_tokens(b, op->chunk) == 0) return;
-  if (pass->out_rows != NULL) {
+  if (pass->out_rows != NULL && pass->schedule->spec.dedup) {
+    sluice_reduce_parcels(pass, op);
+  } else if (pass->out_rows != NULL) {
     int64_t stride = sluice_tensor_stride(pass->out_rows, 0);
     char* out = sluice_tensor_data(pass->out_rows);
     const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DDI : SLUICE_T_RECV, op->chunk);

@@ -540,8 +540,8 @@ sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_pe
   return SLUICE_OK;
 }
 
-/* ---- saved form: header, send_counts, recv_counts, order, position, first token and policies of chunks; without
- * order and position on a far device ---- */
+/* ---- saved form: header, send_counts, recv_counts, order, position, slots of parcels, first token and policies of
+ * chunks; without order and position on a far device, slots only where the layer is deduplicated ---- */
 
 static uint64_t counts_in_meta(const sluice_moe_t* moe, int32_t num_chunks) {
   return (uint64_t)num_chunks *
@@ -553,8 +553,12 @@ static uint64_t meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64
   return sizeof(meta_header_t) + 4 * (counts_in_meta(moe, num_chunks) + orders + 2 * (uint64_t)num_chunks);
 }
 
+static uint64_t slots_bytes(const sluice_moe_t* moe, int64_t num_rows) {
+  return sluice_layer_is_deduplicated(moe) ? (uint64_t)num_rows * sizeof(int32_t) : 0;
+}
+
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
-  return meta_bytes_of(b->moe, b->num_chunks, b->num_tokens, b->num_sent);
+  return meta_bytes_of(b->moe, b->num_chunks, b->num_tokens, b->num_sent) + slots_bytes(b->moe, b->num_rows);
 }
 
 uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens,
@@ -586,6 +590,7 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
     at = put(at, b->order, (uint64_t)b->num_sent * 4);
     at = put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
   }
+  at = put(at, b->parcels.slots, slots_bytes(b->moe, b->num_rows));
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t chunk[] = {(int32_t)b->first_token[i],
                              b->restore_di[i] | b->restore_m[i] << 8 | b->wgrad_mode << 16 | b->plan << 24};
@@ -606,6 +611,12 @@ int sluice_binding_is_used_up(const void* meta) {
   return magic == META_MAGIC_USED;
 }
 
+/* Of a header whose numbers are in range. */
+static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* header) {
+  return meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent) +
+         slots_bytes(moe, header->num_rows);
+}
+
 static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
                                    meta_header_t* header) {
   int whole = meta != NULL && meta_bytes >= sizeof *header;
@@ -613,16 +624,16 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
   if (!whole || (header->magic != META_MAGIC && header->magic != META_MAGIC_USED) ||
       header->fingerprint != moe->fingerprint || header->num_chunks < 1 || header->num_chunks > SLUICE_MAX_CHUNKS ||
       header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->config.top_k || header->num_sent < 0 ||
-      header->num_sent > room_of(moe, header->num_chunks, header->num_tokens) ||
-      (moe->ceiling != NULL && header->num_chunks != moe->config.num_chunks) ||
-      meta_bytes < meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent)) {
+      header->num_sent > room_of(moe, header->num_chunks, header->num_tokens) || header->num_rows < 0 ||
+      header->num_rows > INT32_MAX || (moe->ceiling != NULL && header->num_chunks != moe->config.num_chunks) ||
+      meta_bytes < meta_bytes_behind(moe, header)) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT,
         "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote; pass the "
         "buffers of the step unchanged and in order",
         moe->config.layer_id, (unsigned long long)meta_bytes);
   }
-  uint64_t body_bytes = meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent) - sizeof *header;
+  uint64_t body_bytes = meta_bytes_behind(moe, header) - sizeof *header;
   if (header->checksum != checksum_of(*header, (const char*)meta + sizeof *header, body_bytes)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: the saved buffer META is damaged: it changed after the forward that wrote it",
@@ -668,6 +679,8 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
     b->position = b->order + b->num_sent;
     chunks = b->position + b->num_tokens * b->top_k;
   }
+  int32_t* slots = (int32_t*)chunks;
+  chunks += slots_bytes(moe, header.num_rows) / sizeof *chunks;
   SLUICE_TRY(read_chunks(b, chunks));
   if (sluice_is_far(moe)) place_routes(b, routes);
   int64_t first = 0;
@@ -681,7 +694,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: the saved buffer META is damaged: its counts do not add up", moe->config.layer_id);
   }
-  return SLUICE_OK;
+  return sluice_layer_is_deduplicated(moe) ? sluice_parcels_restore(b, slots) : SLUICE_OK;
 }
 
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,

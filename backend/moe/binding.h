@@ -11,6 +11,7 @@
 #define SLUICE_BACKEND_MOE_BINDING_H_
 
 #include "backend/moe/layer.h"
+#include "backend/moe/parcels.h"
 
 typedef struct sluice_binding_s {
   const sluice_moe_t* moe;
@@ -46,6 +47,8 @@ typedef struct sluice_binding_s {
   int64_t* first_in_chunk; /* [n][E_local] first row in the chunk's expert order */
   int64_t* first_in_pass;  /* [n][E_local] first row in the whole pass, by (expert, chunk) */
   int64_t* first_of_chunk; /* [n + 1] first row in the whole pass, by (chunk, expert) */
+
+  sluice_parcels_t parcels; /* where the layer is deduplicated */
 } sluice_binding_t;
 
 /* Orders the routes of `expert_ids` [T, K] and counts them; everything about received rows is still open. Chunks start

@@ -34,6 +34,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   sluice_arena_init(&context->scratch, &context->allocator);
   sluice_arena_init(&context->routes, &context->allocator);
   sluice_arena_init(&context->binding, &context->allocator);
+  sluice_arena_init(&context->parcels, &context->allocator);
   sluice_arena_init(&context->layout, &context->allocator);
   sluice_arena_init(&context->cut, &context->allocator);
   sluice_arena_init(&context->envelope, &context->allocator);
@@ -81,6 +82,7 @@ static void destroy(sluice_context_t* context) {
   sluice_arena_deinit(&context->scratch);
   sluice_arena_deinit(&context->routes);
   sluice_arena_deinit(&context->binding);
+  sluice_arena_deinit(&context->parcels);
   sluice_arena_deinit(&context->layout);
   sluice_arena_deinit(&context->cut);
   sluice_arena_deinit(&context->envelope);

@@ -56,6 +56,7 @@ struct sluice_context_s {
   sluice_arena_t scratch;  /* on a far device: what the host keeps of the running pass */
   sluice_arena_t routes;   /* on a far device: routes of the running forward, in its memory */
   sluice_arena_t binding;  /* offsets and boundaries of the running pass */
+  sluice_arena_t parcels;  /* of the running pass, where the layer is deduplicated */
   sluice_arena_t layout;   /* where its slots begin */
   sluice_arena_t cut;      /* under a plan: rows by block of tokens and rank */
   sluice_arena_t envelope; /* headers to and from the other ranks */

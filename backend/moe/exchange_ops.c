@@ -5,6 +5,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
+#include "backend/moe/parcel_ops.h"
 
 /* ---- offsets of one chunk ---- */
 
@@ -49,8 +50,7 @@ static void reset_cursor(sluice_pass_t* pass, int32_t chunk) {
 
 /* ---- starting and finishing ---- */
 
-/* On a far device the exchange is in the lane's stream then, and there is nothing to wait for. */
-static sluice_status_t start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
+sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   const sluice_exchange_t exchange = {pass->send, pass->send_bytes, pass->recv, pass->recv_bytes};
   out_transfer->bytes = 0;
   for (int32_t r = 0; r < pass->binding.world_size; ++r) out_transfer->bytes += pass->send_bytes[r];
@@ -73,7 +73,7 @@ static sluice_status_t start_towards_experts(sluice_pass_t* pass, const sluice_o
     pass->recv[r] = in + (uint64_t)received[r] * row_bytes;
     pass->recv_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
   }
-  return start(pass, op, out_transfer);
+  return sluice_transfer_start(pass, op, out_transfer);
 }
 
 /* Experts' side -> tokens' side: `out` is in received order, `in` in sent order. */
@@ -88,7 +88,7 @@ static sluice_status_t start_towards_tokens(sluice_pass_t* pass, const sluice_op
     pass->recv[r] = in + (uint64_t)sent[r] * row_bytes;
     pass->recv_bytes[r] = own ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
   }
-  return start(pass, op, out_transfer);
+  return sluice_transfer_start(pass, op, out_transfer);
 }
 
 sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer) {
@@ -103,6 +103,7 @@ sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice
 
 sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                                          sluice_transfer_t* out_transfer) {
+  if (pass->schedule->spec.dedup) return sluice_send_parcels_start(pass, op, tokens, out_transfer);
   int32_t chunk = op->chunk;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_binding_t* b = &pass->binding;
@@ -132,6 +133,10 @@ static int64_t rows_of_chunk(const sluice_binding_t* b, int32_t chunk) {
 }
 
 void sluice_unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor) {
+  if (pass->schedule->spec.dedup) {
+    sluice_unpack_parcels(pass, op, tokens, tensor);
+    return;
+  }
   int32_t chunk = op->chunk;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_binding_t* b = &pass->binding;
@@ -195,6 +200,7 @@ static void copy_own(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
 
 sluice_status_t sluice_return_rows_start(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
                                          sluice_transfer_t* out_transfer) {
+  if (pass->schedule->spec.dedup) return sluice_return_parcels_start(pass, op, tensor, out_transfer);
   int32_t chunk = op->chunk;
   char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, chunk);
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);

@@ -59,8 +59,10 @@ static void record(sluice_pass_t* pass) {
                                       .layer = pass->moe->config.layer_id,
                                       .chunk = -1,
                                       .lane = SLUICE_LANE_COMPUTE,
-                                      .direction = spec->direction};
+                                      .direction = spec->direction,
+                                      .bytes = pass->binding.parcels.exchanged_bytes};
   sluice_trace_add(&context->trace, &whole);
+  stats->bytes_sent += whole.bytes;
   ++stats->num_passes;
   stats->compute_ns += lane_ns[SLUICE_LANE_COMPUTE];
   stats->comm_ns += lane_ns[SLUICE_LANE_COMM];

@@ -24,6 +24,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_bind
       .callback = moe->config.callback_experts,
       .gated = moe->config.gated != SLUICE_GATED_NO,
       .bounded = sluice_is_planned(moe),
+      .dedup = sluice_layer_is_deduplicated(moe),
   };
   memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
   memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);
@@ -179,6 +180,7 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
   f->pass.header_ns = agreement->header_ns;
   if (sluice_is_planned(moe)) SLUICE_TRY(bind_planned(f, moe));
   SLUICE_TRY(sluice_binding_finish(&f->pass.binding));
+  if (sluice_layer_is_deduplicated(moe)) SLUICE_TRY(sluice_parcels_exchange(&f->pass.binding));
   return execute(f, moe);
 }
 

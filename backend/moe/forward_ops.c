@@ -3,6 +3,7 @@
 #include "backend/base/dtype.h"
 #include "backend/moe/exchange_ops.h"
 #include "backend/moe/expert_math.h"
+#include "backend/moe/parcel_ops.h"
 #include "backend/moe/restore_ops.h"
 
 int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local, int64_t hidden, uint64_t element) {
@@ -27,11 +28,19 @@ static int64_t rows_of(const sluice_pass_t* pass, const sluice_op_t* op, int32_t
   return pass->binding.rows_of_expert[(int64_t)op->chunk * pass->binding.num_local + local];
 }
 
+/* Deduplicated, the experts' rank sums the weighted rows, so that the weights go along. */
 static sluice_status_t dispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
-  sluice_transfer_t rows = {0};
+  sluice_transfer_t rows = {0}, route = {0};
   SLUICE_TRY(sluice_send_tokens_start(pass, op, pass->in_rows, &rows));
-  pass->times[index].bytes = rows.bytes;
-  return sluice_finish(pass, op, &rows);
+  if (pass->schedule->spec.dedup) SLUICE_TRY(sluice_send_route_start(pass, op, &route));
+  pass->times[index].bytes = rows.bytes + route.bytes;
+  SLUICE_TRY(sluice_finish(pass, op, &rows));
+  return sluice_finish(pass, op, &route);
+}
+
+static void unpack(sluice_pass_t* pass, const sluice_op_t* op) {
+  sluice_unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DI);
+  if (pass->schedule->spec.dedup) sluice_unpack_parcel_weights(pass, op);
 }
 
 static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -152,6 +161,10 @@ static void reduce(sluice_pass_t* pass, const sluice_op_t* op) {
   const float* weights = sluice_tensor_data(pass->route_weights);
   char* out = sluice_tensor_data(pass->out_rows);
   if (sluice_chunk_tokens(b, op->chunk) == 0) return;
+  if (pass->schedule->spec.dedup) {
+    sluice_reduce_parcels(pass, op);
+    return;
+  }
   /* One rank: T_DO of a chunk lies in sent order already. */
   const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DO : SLUICE_T_RECV, op->chunk);
   pass->context->device->kernels->combine_rows(sluice_pass_stream(pass, op), c->dtype,
@@ -163,7 +176,7 @@ static void reduce(sluice_pass_t* pass, const sluice_op_t* op) {
 sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   switch (op->kind) {
     case SLUICE_OP_DISPATCH: return dispatch(pass, op, index);
-    case SLUICE_OP_UNPACK: sluice_unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DI); return SLUICE_OK;
+    case SLUICE_OP_UNPACK: unpack(pass, op); return SLUICE_OK;
     case SLUICE_OP_GEMM1: return gemm1(pass, op);
     case SLUICE_OP_ACTIVATION: activation(pass, op, SLUICE_T_ACT); return SLUICE_OK;
     case SLUICE_OP_GEMM2: return gemm2(pass, op);

@@ -28,6 +28,11 @@ struct sluice_moe_s {
   int32_t plan_is_given;                 /* by the host: not made anew when more tokens come */
 };
 
+/* Whether a token's row travels once to each rank. One rank sends nothing. */
+static inline int sluice_layer_is_deduplicated(const sluice_moe_t* moe) {
+  return moe->config.deduplicate && moe->context->world_size > 1;
+}
+
 /* Whether the kernels' activation_forward and _backward suffice; other layers take unit_forward and _backward. */
 static inline int sluice_layer_is_plain(const sluice_moe_config_t* config) {
   return config->activation <= SLUICE_ACTIVATION_SILU && config->gated != SLUICE_GATED_INTERLEAVED;

@@ -33,6 +33,7 @@ uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor) {
     case SLUICE_T_DACT: return hidden * element;
     case SLUICE_T_ROUTE:
     case SLUICE_T_DGATE: return sizeof(float);
+    case SLUICE_T_PARCELS: return (uint64_t)moe->config.top_k * sizeof(float);
     default: return 0; /* the host's own tensors */
   }
 }
@@ -61,9 +62,13 @@ static int may_join(const sluice_moe_t* moe, int32_t tensor) {
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk) {
-  if (tensor == SLUICE_T_SEND) return (uint64_t)b->max_chunk_remote;
+  const sluice_parcels_t* p = &b->parcels;
+  int parcels = sluice_layer_is_deduplicated(b->moe);
+  uint64_t remote = (uint64_t)(parcels ? p->max_chunk_remote : b->max_chunk_remote);
+  if (tensor == SLUICE_T_SEND) return remote;
   /* T_RECV also takes the returned rows, this rank's own among them. */
-  if (tensor == SLUICE_T_RECV) return max_u64((uint64_t)b->max_chunk_remote, (uint64_t)b->max_chunk_sent);
+  if (tensor == SLUICE_T_RECV) return max_u64(remote, (uint64_t)(parcels ? p->max_chunk_sent : b->max_chunk_sent));
+  if (tensor == SLUICE_T_PARCELS) return (uint64_t)(p->first_arrived[chunk + 1] - p->first_arrived[chunk]);
   return (uint64_t)(b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk]);
 }
 

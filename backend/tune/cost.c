@@ -6,11 +6,19 @@
 #include "backend/base/dtype.h"
 
 #define HEADER_BYTES 1024.0 /* of the envelope to each peer that opens a pass */
+#define SCALAR_BYTES 4.0    /* of a route's slot, and of its weight */
 
 /* ---- rows ---- */
 
 static double local_experts(const sluice_workload_t* w) {
   return ceil((double)w->num_experts / (double)(w->world_size > 0 ? w->world_size : 1));
+}
+
+/* W (1 - (E - E_local choose K) / (E choose K)) */
+double sluice_ranks_per_token(const sluice_workload_t* w) {
+  double none = 1, elsewhere = (double)w->num_experts - local_experts(w);
+  for (int32_t k = 0; k < w->top_k; ++k) none *= fmax(0, elsewhere - k) / (double)(w->num_experts - k);
+  return w->world_size * (1 - none);
 }
 
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, int32_t num_chunks) {
@@ -20,7 +28,18 @@ sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, int32_t num_chunk
   double most = ranks * tokens * fmin(w->top_k, local_experts(w));
   double received = fmin(sent * w->skew, most);
   double remote = (ranks - 1) / ranks;
-  return (sluice_chunk_rows_t){sent, sent * remote, received, received * remote, tokens, received / local_experts(w)};
+  sluice_chunk_rows_t rows = {.sent = sent,
+                              .sent_remote = sent * remote,
+                              .received = received,
+                              .received_remote = received * remote,
+                              .tokens = tokens,
+                              .per_expert = received / local_experts(w)};
+  double share = w->deduplicate ? sluice_ranks_per_token(w) / w->top_k : 1;
+  rows.out = rows.sent_remote * share;
+  rows.in = rows.received_remote * share;
+  rows.returned = rows.sent * share;
+  if (w->deduplicate) rows.in = fmin(rows.in, ranks * tokens * remote); /* a rank gets no token twice */
+  return rows;
 }
 
 /* ---- single ops ---- */
@@ -36,10 +55,15 @@ static double gather(const op_scene_t* s, double rows) {
   return sluice_curve_at(&s->machine->rows, rows * s->row_bytes);
 }
 
-static double exchange(const op_scene_t* s) {
-  double rows = fmax(s->rows.sent_remote, s->rows.received_remote);
-  return sluice_machine_exchange(s->machine, s->work->world_size, rows * s->row_bytes);
+static double exchange_of(const op_scene_t* s, double scalars) {
+  double bytes = fmax(s->rows.out, s->rows.in) * s->row_bytes;
+  bytes += scalars * SCALAR_BYTES * fmax(s->rows.sent_remote, s->rows.received_remote);
+  return sluice_machine_exchange(s->machine, s->work->world_size, bytes);
 }
+
+static double exchange(const op_scene_t* s) { return exchange_of(s, 0); }
+/* Deduplicated, route weights go along with the rows. */
+static double dispatch_exchange(const op_scene_t* s) { return exchange_of(s, s->work->deduplicate); }
 
 /* `matrices` products of [rows, M] with [M, H], or their like, for each local expert. */
 static double product(const op_scene_t* s, int32_t form, double matrices, double rows_per_expert) {
@@ -89,15 +113,15 @@ static double own_seconds(const op_scene_t* s, const sluice_op_t* op, int32_t nu
   const sluice_chunk_rows_t* r = &s->rows;
   double g = s->work->gate_factor;
   switch (op->kind) {
-    case SLUICE_OP_DISPATCH:
+    case SLUICE_OP_DISPATCH: return gather(s, r->out) + dispatch_exchange(s);
     case SLUICE_OP_DISPATCH_GRAD:
-    case SLUICE_OP_REDISPATCH: return gather(s, r->sent_remote) + exchange(s);
+    case SLUICE_OP_REDISPATCH: return gather(s, r->out) + exchange(s);
     case SLUICE_OP_UNPACK:
     case SLUICE_OP_UNPACK_GRAD: return gather(s, r->received);
     case SLUICE_OP_COMBINE:
     case SLUICE_OP_COMBINE_GRAD: return gather(s, r->received_remote) + exchange(s);
     case SLUICE_OP_REDUCE:
-    case SLUICE_OP_REDUCE_GRAD: return gather(s, r->sent);
+    case SLUICE_OP_REDUCE_GRAD: return gather(s, r->returned);
     case SLUICE_OP_GEMM1:
     case SLUICE_OP_RECOMPUTE: return product(s, SLUICE_FORM_FORWARD, g, r->per_expert);
     case SLUICE_OP_ACTIVATION: return activation(s, m->activation_seconds);
@@ -130,11 +154,11 @@ double sluice_op_seconds(const sluice_machine_t* m, const sluice_workload_t* w, 
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                         int32_t direction) {
   const op_scene_t s = scene_of(m, w, c->num_chunks);
-  double inbound = gather(&s, s.rows.sent_remote) + exchange(&s) + gather(&s, s.rows.received);
+  double inbound = gather(&s, s.rows.out) + exchange(&s) + gather(&s, s.rows.received);
   sluice_chunk_times_t t = {
-      .dispatch = inbound,
+      .dispatch = inbound + (direction == SLUICE_FORWARD ? dispatch_exchange(&s) - exchange(&s) : 0),
       .compute = expert_forward(&s),
-      .combine = gather(&s, s.rows.received_remote) + exchange(&s) + gather(&s, s.rows.sent),
+      .combine = gather(&s, s.rows.received_remote) + exchange(&s) + gather(&s, s.rows.returned),
       .copy = (c->restore_di == SLUICE_RESTORE_OFFLOAD ? copy(&s, 0) : 0) +
               (c->restore_m == SLUICE_RESTORE_OFFLOAD ? copy(&s, 1) : 0),
   };
@@ -178,6 +202,7 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
       .wgrad_mode = backward ? c->wgrad_mode : 0,
       .reuse_saved = backward && !w->callback,
       .bounded = c->bounded,
+      .dedup = w->deduplicate && w->world_size > 1,
   };
   for (int32_t i = 0; i < c->num_chunks && i < SLUICE_MAX_CHUNKS; ++i) {
     spec.restore_di[i] = (uint8_t)c->restore_di;
@@ -186,8 +211,12 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
   return sluice_template_build(&spec, sluice_process_allocator(), out_template);
 }
 
-double sluice_pass_overhead(const sluice_machine_t* m, const sluice_workload_t* w) {
-  return m->pass_seconds + sluice_machine_exchange(m, w->world_size, HEADER_BYTES * (w->world_size - 1));
+double sluice_pass_overhead(const sluice_machine_t* m, const sluice_workload_t* w, int32_t direction) {
+  double seconds = m->pass_seconds + sluice_machine_exchange(m, w->world_size, HEADER_BYTES * (w->world_size - 1));
+  if (!w->deduplicate || direction != SLUICE_FORWARD) return seconds;
+  sluice_chunk_rows_t rows = sluice_rows_of(w, 1);
+  return seconds +
+         sluice_machine_exchange(m, w->world_size, SCALAR_BYTES * fmax(rows.sent_remote, rows.received_remote));
 }
 
 typedef struct step_scene_s {
@@ -208,7 +237,7 @@ static sluice_status_t predict_pass(const sluice_machine_t* m, const sluice_work
   sluice_status_t status =
       sluice_predict(schedule, cost_of, &scene, m->share, sluice_process_allocator(), out, NULL, NULL);
   sluice_template_destroy(schedule, sluice_process_allocator());
-  out->total += sluice_pass_overhead(m, w);
+  out->total += sluice_pass_overhead(m, w, direction);
   return status;
 }
 

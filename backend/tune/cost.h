@@ -20,6 +20,7 @@ typedef struct sluice_workload_s {
   int32_t callback;   /* the host's own experts: costs as if they were Sluice's */
   int64_t num_tokens; /* T of each rank */
   double skew;        /* rows of the fullest rank over those of balanced routing, >= 1 */
+  int32_t deduplicate;
 } sluice_workload_t;
 
 typedef struct sluice_choice_s {
@@ -35,8 +36,12 @@ typedef struct sluice_chunk_rows_s {
   double received, received_remote; /* for its experts */
   double tokens;
   double per_expert;
+  double out, in, returned; /* rows on the wire, to and from other ranks, and rows that are added up in the end: the
+                               remote ones and `sent`, or parcels where the layer is deduplicated */
 } sluice_chunk_rows_t;
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, int32_t num_chunks);
+/* Ranks that one token's K different experts lie on, expected over uniform routing. */
+double sluice_ranks_per_token(const sluice_workload_t* workload);
 
 /* Seconds of one op of such a pass by itself. */
 double sluice_op_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload, int32_t num_chunks,
@@ -53,8 +58,8 @@ double sluice_mpipemoe_seconds(const sluice_machine_t* machine, const sluice_wor
 /* The template of one whole training pass of a choice. Errors: as sluice_template_build. */
 sluice_status_t sluice_choice_template(const sluice_workload_t* workload, const sluice_choice_t* choice,
                                        int32_t direction, sluice_template_t** out_template);
-/* Seconds of a pass beyond its ops: routing, header, bookkeeping. */
-double sluice_pass_overhead(const sluice_machine_t* machine, const sluice_workload_t* workload);
+/* Seconds of a pass beyond its ops: routing, header, bookkeeping, and the tables of a deduplicated forward. */
+double sluice_pass_overhead(const sluice_machine_t* machine, const sluice_workload_t* workload, int32_t direction);
 
 typedef struct sluice_step_prediction_s {
   double seconds[2];                /* by direction, with the overhead of a pass */

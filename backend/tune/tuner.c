@@ -41,6 +41,7 @@ static sluice_workload_t work_of(const sluice_moe_t* moe) {
       .world_size = moe->context->world_size,
       .callback = c->callback_experts,
       .skew = 1,
+      .deduplicate = sluice_layer_is_deduplicated(moe),
   };
 }
 

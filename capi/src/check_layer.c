@@ -191,3 +191,9 @@ sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what)
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: layer %d has exchange_mode ceiling; not for such layers yet", what,
                      moe->config.layer_id);
 }
+
+sluice_status_t sluice_check_sends_rows(const sluice_moe_t* moe, const char* what) {
+  if (!moe->config.deduplicate) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: layer %d has deduplicate 1; not for such layers yet: set it to 0", what,
+                     moe->config.layer_id);
+}

@@ -24,6 +24,8 @@ sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_exp
 sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what);
 /* UNSUPPORTED for a layer under ceilings. */
 sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what);
+/* UNSUPPORTED for layers that send parcels. */
+sluice_status_t sluice_check_sends_rows(const sluice_moe_t* moe, const char* what);
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream);
 
 #endif /* SLUICE_CAPI_CHECK_LAYER_H_ */

@@ -136,6 +136,32 @@ static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe
   return SLUICE_OK;
 }
 
+/* What is open where parcels travel in place of rows. A single rank sends neither. */
+static sluice_status_t check_deduplicate(const sluice_context_t* context, const sluice_moe_config_t* c) {
+  int32_t id = c->layer_id;
+  CHECK(is_flag(c->deduplicate), "layer %d: deduplicate is %d; it must be 0 or 1", id, c->deduplicate);
+  CHECK(c->reserved_3 == 0, "layer %d: reserved_3 is %d; set it to 0", id, c->reserved_3);
+  if (!c->deduplicate) return SLUICE_OK;
+  if (context->device->far != NULL) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: deduplicate is 1, which does not run on device %s yet: set it to 0, or use a CPU", id,
+                       context->device->name);
+  }
+  if (c->exchange_mode == SLUICE_EXCHANGE_CEILING) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: deduplicate is 1, but exchange_mode ceiling sends fixed numbers of rows for each "
+                       "expert: set deduplicate to 0, or exchange_mode to exact",
+                       id);
+  }
+  if (context->memory_budget != 0 || context->host_memory_budget != 0) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: deduplicate is 1, which does not run under a memory_budget or host_memory_budget "
+                       "yet: set it to 0, or the budgets",
+                       id);
+  }
+  return SLUICE_OK;
+}
+
 static sluice_status_t check_owners(const sluice_context_t* context, const sluice_moe_config_t* c) {
   if (c->expert_rank == NULL) {
     CHECK(c->num_experts % context->world_size == 0,
@@ -175,6 +201,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   SLUICE_TRY(check_policies(&checked));
   SLUICE_TRY(check_far(context, &checked));
   SLUICE_TRY(check_ceiling(context, &checked));
+  SLUICE_TRY(check_deduplicate(context, &checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));
   sluice_status_t status = sluice_layer_create(context, &checked, out_moe);
   sluice_engine_leave(context);

@@ -9,6 +9,7 @@ static sluice_status_t check_dispatch(const sluice_moe_t* moe, const sluice_tens
                                       const sluice_tensor_t* expert_ids, sluice_stream_t stream) {
   SLUICE_TRY(sluice_check_is_near(moe->context, "sluice_dispatch_forward"));
   SLUICE_TRY(sluice_check_is_exact(moe, "sluice_dispatch_forward"));
+  SLUICE_TRY(sluice_check_sends_rows(moe, "sluice_dispatch_forward"));
   SLUICE_TRY(sluice_check_stream(moe, stream));
   SLUICE_TRY(sluice_check_rows(moe, tokens, "tokens", -1));
   return sluice_check_ids(moe, expert_ids, tokens->shape[0]);

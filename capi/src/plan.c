@@ -104,8 +104,9 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
   return SLUICE_OK;
 }
 
-/* Ceilings on a device of its own memory have no plans yet. */
+/* Ceilings on a device of its own memory have no plans yet, and neither have parcels. */
 static sluice_status_t check_mode(const sluice_moe_t* moe, const char* what) {
+  SLUICE_TRY(sluice_check_sends_rows(moe, what));
   return moe->context->device->far != NULL ? sluice_check_is_exact(moe, what) : SLUICE_OK;
 }
 

@@ -146,7 +146,12 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
         out->callback_experts);
   CHECK(out->max_outstanding >= 1, "workload: max_outstanding is %d; at least one forward waits for its backward",
         out->max_outstanding);
-  CHECK(out->reserved == 0, "workload: reserved is %d; set it to 0", out->reserved);
+  CHECK(out->reserved == 0 && out->reserved_2 == 0, "workload: reserved is %d and reserved_2 %d; set them to 0",
+        out->reserved, out->reserved_2);
+  CHECK(out->deduplicate == 0 || out->deduplicate == 1, "workload: deduplicate is %d; it is 0 or 1", out->deduplicate);
+  CHECK(!out->deduplicate || (out->memory_budget == 0 && out->host_memory_budget == 0),
+        "workload: deduplicate is 1, which does not run under a memory_budget or host_memory_budget yet: set it to 0, "
+        "or the budgets");
   return SLUICE_OK;
 }
 
@@ -162,6 +167,7 @@ static sluice_workload_t workload_of(const sluice_planner_workload_t* w) {
       .callback = w->callback_experts,
       .num_tokens = w->num_tokens,
       .skew = w->skew,
+      .deduplicate = w->deduplicate && w->world_size > 1,
   };
 }
 
@@ -282,7 +288,7 @@ static sluice_status_t predict_direction(scene_t* s, int32_t direction, double* 
     sluice_prediction_t p;
     status = sluice_predict(schedule, op_cost, s, s->machine->share, sluice_process_allocator(), &p, begin, end);
     if (status == SLUICE_OK) {
-      *out_seconds = p.total + sluice_pass_overhead(s->machine, &s->work);
+      *out_seconds = p.total + sluice_pass_overhead(s->machine, &s->work, direction);
       memcpy(out_busy, p.busy, sizeof p.busy);
       write_entries(schedule, begin, end, entries, capacity, *inout_count);
       *inout_count += schedule->num_ops;
@@ -323,7 +329,8 @@ static sluice_status_t predict(const sluice_planner_t* planner, const sluice_pla
       predict_direction(&s, SLUICE_FORWARD, &p->forward_seconds, p->forward_busy, entries, capacity, &p->num_entries));
   SLUICE_TRY(predict_direction(&s, SLUICE_BACKWARD, &p->backward_seconds, p->backward_busy, entries, capacity,
                                &p->num_entries));
-  p->overhead_seconds = sluice_pass_overhead(m, &s.work);
+  p->overhead_seconds = sluice_pass_overhead(m, &s.work, SLUICE_BACKWARD);
+  p->sent_rows = sluice_rows_of(&s.work, 1).out;
   p->mpmoe_forward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);
   p->mpmoe_backward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_BACKWARD);
   p->mpipemoe_forward_seconds = sluice_mpipemoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);

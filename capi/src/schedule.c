@@ -38,7 +38,8 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
                {"gated", c->gated},
                {"input_half", c->input_half},
                {"may_reuse_saved", c->may_reuse_saved},
-               {"under_plan", c->under_plan}};
+               {"under_plan", c->under_plan},
+               {"deduplicate", c->deduplicate}};
   for (size_t i = 0; i < sizeof flags / sizeof flags[0]; ++i) {
     CHECK(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1", flags[i].name,
           flags[i].value);
@@ -56,7 +57,8 @@ static sluice_status_t check_config(const sluice_schedule_config_t* c) {
         "schedule: weight_half is %d; known are none (0), now (1) and later (2)", c->weight_half);
   CHECK(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
         "schedule: wgrad_mode is %d; a schedule is deferred (0) or per chunk (1)", c->wgrad_mode);
-  CHECK(c->reserved == 0, "schedule: reserved is %d; set it to 0", c->reserved);
+  CHECK(c->reserved == 0 && c->reserved_2 == 0, "schedule: reserved is %d and reserved_2 %d; set them to 0",
+        c->reserved, c->reserved_2);
   return check_flags(c);
 }
 
@@ -89,6 +91,7 @@ static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_templ
       .wgrad_mode = backward ? c->wgrad_mode : 0,
       .reuse_saved = backward ? c->may_reuse_saved : 0,
       .bounded = c->under_plan,
+      .dedup = c->deduplicate,
   };
   return backward || c->needs_backward ? fill_policies(c, out_spec) : SLUICE_OK;
 }
@@ -112,7 +115,8 @@ sluice_status_t sluice_schedule_create(const sluice_schedule_config_t* config, s
   *out_schedule = NULL;
   sluice_schedule_config_t checked;
   sluice_schedule_config_init(&checked, sizeof checked);
-  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, sizeof checked, "sluice_schedule_config_t"));
+  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, offsetof(sluice_schedule_config_t, deduplicate),
+                                "sluice_schedule_config_t"));
   SLUICE_TRY(check_config(&checked));
   sluice_template_spec_t spec;
   SLUICE_TRY(make_spec(&checked, &spec));

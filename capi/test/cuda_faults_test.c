@@ -114,6 +114,9 @@ static void CudaLayer_WhatIsNotThereYet_IsRefusedByName(void** state) {
   config.callback_experts = 1;
   assert_int_equal(sluice_moe_create(rig.context, &config, &moe), SLUICE_E_UNSUPPORTED);
   assert_non_null(strstr(last_message(), "callback experts"));
+  config.callback_experts = 0, config.deduplicate = 1;
+  assert_int_equal(sluice_moe_create(rig.context, &config, &moe), SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(last_message(), "deduplicate is 1, which does not run on device"));
   sluice_dispatch_t* dispatch = NULL;
   assert_int_equal(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
                    SLUICE_E_UNSUPPORTED);

@@ -144,7 +144,7 @@
   MEMBER(sluice_gate_config_t, capacity_factor, 56, 4) \
   MEMBER(sluice_gate_config_t, scaling, 60, 4) \
   MEMBER(sluice_gate_config_t, min_capacity, 64, 8) \
-  STRUCT(sluice_moe_config_t, 120) \
+  STRUCT(sluice_moe_config_t, 128) \
   MEMBER(sluice_moe_config_t, struct_size, 0, 8) \
   MEMBER(sluice_moe_config_t, next, 8, 8) \
   MEMBER(sluice_moe_config_t, model_width, 16, 8) \
@@ -169,6 +169,8 @@
   MEMBER(sluice_moe_config_t, exchange_mode, 104, 4) \
   MEMBER(sluice_moe_config_t, reserved_2, 108, 4) \
   MEMBER(sluice_moe_config_t, ceiling_rows, 112, 8) \
+  MEMBER(sluice_moe_config_t, deduplicate, 120, 4) \
+  MEMBER(sluice_moe_config_t, reserved_3, 124, 4) \
   STRUCT(sluice_expert_tensors_t, 56) \
   MEMBER(sluice_expert_tensors_t, struct_size, 0, 8) \
   MEMBER(sluice_expert_tensors_t, w1, 8, 8) \
@@ -270,7 +272,7 @@
   MEMBER(sluice_plan_candidate_t, relative_time, 24, 8) \
   MEMBER(sluice_plan_candidate_t, fits, 32, 4) \
   MEMBER(sluice_plan_candidate_t, reserved, 36, 4) \
-  STRUCT(sluice_planner_workload_t, 96) \
+  STRUCT(sluice_planner_workload_t, 104) \
   MEMBER(sluice_planner_workload_t, struct_size, 0, 8) \
   MEMBER(sluice_planner_workload_t, next, 8, 8) \
   MEMBER(sluice_planner_workload_t, model_width, 16, 8) \
@@ -287,12 +289,14 @@
   MEMBER(sluice_planner_workload_t, max_outstanding, 80, 4) \
   MEMBER(sluice_planner_workload_t, reserved, 84, 4) \
   MEMBER(sluice_planner_workload_t, host_memory_budget, 88, 8) \
+  MEMBER(sluice_planner_workload_t, deduplicate, 96, 4) \
+  MEMBER(sluice_planner_workload_t, reserved_2, 100, 4) \
   STRUCT(sluice_planner_choice_t, 16) \
   MEMBER(sluice_planner_choice_t, num_chunks, 0, 4) \
   MEMBER(sluice_planner_choice_t, restore_input, 4, 4) \
   MEMBER(sluice_planner_choice_t, restore_middle, 8, 4) \
   MEMBER(sluice_planner_choice_t, wgrad_mode, 12, 4) \
-  STRUCT(sluice_planner_prediction_t, 232) \
+  STRUCT(sluice_planner_prediction_t, 240) \
   MEMBER(sluice_planner_prediction_t, struct_size, 0, 8) \
   MEMBER(sluice_planner_prediction_t, forward_seconds, 8, 8) \
   MEMBER(sluice_planner_prediction_t, backward_seconds, 16, 8) \
@@ -318,6 +322,7 @@
   MEMBER(sluice_planner_prediction_t, num_entries, 220, 4) \
   MEMBER(sluice_planner_prediction_t, max_chunks, 224, 4) \
   MEMBER(sluice_planner_prediction_t, run_chunks, 228, 4) \
+  MEMBER(sluice_planner_prediction_t, sent_rows, 232, 8) \
   STRUCT(sluice_planner_entry_t, 40) \
   MEMBER(sluice_planner_entry_t, begin_seconds, 0, 8) \
   MEMBER(sluice_planner_entry_t, end_seconds, 8, 8) \
@@ -342,7 +347,7 @@
   MEMBER(sluice_paper_footprint_t, pipelined_temporaries, 24, 8) \
   MEMBER(sluice_paper_footprint_t, saving, 32, 8) \
   MEMBER(sluice_paper_footprint_t, saved_share, 40, 8) \
-  STRUCT(sluice_schedule_config_t, 88) \
+  STRUCT(sluice_schedule_config_t, 96) \
   MEMBER(sluice_schedule_config_t, struct_size, 0, 8) \
   MEMBER(sluice_schedule_config_t, next, 8, 8) \
   MEMBER(sluice_schedule_config_t, direction, 16, 4) \
@@ -361,6 +366,8 @@
   MEMBER(sluice_schedule_config_t, reserved, 68, 4) \
   MEMBER(sluice_schedule_config_t, restore_input_of, 72, 8) \
   MEMBER(sluice_schedule_config_t, restore_middle_of, 80, 8) \
+  MEMBER(sluice_schedule_config_t, deduplicate, 88, 4) \
+  MEMBER(sluice_schedule_config_t, reserved_2, 92, 4) \
   STRUCT(sluice_schedule_prediction_t, 48) \
   MEMBER(sluice_schedule_prediction_t, struct_size, 0, 8) \
   MEMBER(sluice_schedule_prediction_t, seconds, 8, 8) \

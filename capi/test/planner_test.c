@@ -158,6 +158,31 @@ static void Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower(void*
   sluice_planner_destroy(planner);
 }
 
+/* On two ranks four different experts of eight lie on 2 (1 - 1/70) of them: a token sends about one row for two. */
+static void Predict_Deduplicated_SendsARowForEachRankOfAToken(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  sluice_planner_workload_t w = new_workload();
+  const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
+  w.world_size = 2, w.top_k = 4;
+  sluice_planner_prediction_t without = predict(planner, &w, choice);
+  w.deduplicate = 1;
+  sluice_planner_prediction_t with = predict(planner, &w, choice);
+  assert_true(fabs(without.sent_rows - 2048.0 * 4 / 2) < 1e-6);
+  assert_true(fabs(with.sent_rows - 2048.0 * (1 - 1.0 / 70)) < 1e-6);
+  assert_true(with.forward_seconds < without.forward_seconds && with.backward_seconds < without.backward_seconds);
+  assert_true(with.forward_busy[SLUICE_LANE_COMM] < without.forward_busy[SLUICE_LANE_COMM]);
+  w.world_size = 1; /* nothing travels either way */
+  with = predict(planner, &w, choice);
+  w.deduplicate = 0;
+  assert_true(with.forward_seconds == predict(planner, &w, choice).forward_seconds && with.sent_rows == 0);
+  /* A caller built before the member existed has none. */
+  w = new_workload();
+  w.world_size = 2, w.top_k = 4, w.deduplicate = 1, w.struct_size = offsetof(sluice_planner_workload_t, deduplicate);
+  assert_true(predict(planner, &w, choice).sent_rows == without.sent_rows);
+  sluice_planner_destroy(planner);
+}
+
 /* What offloads more than the host pool has room for is refused for that; the others are as they were. */
 static void Choose_HostBudget_BoundsOffloadedRows(void** state) {
   (void)state;
@@ -296,6 +321,10 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   REFUSE(w.callback_experts = 2, "callback_experts is 2");
   REFUSE(w.max_outstanding = 0, "max_outstanding is 0");
   REFUSE(w.reserved = 1, "reserved is 1");
+  REFUSE(w.reserved_2 = 1, "reserved_2 1");
+  REFUSE(w.deduplicate = 2, "deduplicate is 2");
+  REFUSE((w.deduplicate = 1, w.memory_budget = 1 << 30), "set it to 0, or the budgets");
+  REFUSE((w.deduplicate = 1, w.host_memory_budget = 1 << 30), "set it to 0, or the budgets");
   w = new_workload();
   refuse(w, (sluice_planner_choice_t){0, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 0");
   refuse(w, (sluice_planner_choice_t){257, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 257");
@@ -319,6 +348,7 @@ int main(void) {
       cmocka_unit_test(Predict_Timeline_EndsWhenThePassDoes),
       cmocka_unit_test(Predict_Bytes_AreThoseOfARealPlan),
       cmocka_unit_test(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower),
+      cmocka_unit_test(Predict_Deduplicated_SendsARowForEachRankOfAToken),
       cmocka_unit_test(Choose_HostBudget_BoundsOffloadedRows),
       cmocka_unit_test(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany),
       cmocka_unit_test(Choose_FixedParts_LeavesTheRestOpen),

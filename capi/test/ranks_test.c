@@ -316,6 +316,7 @@ static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
       FIELD(num_chunks, "num_chunks", 1, 0), /* chosen here, given there */
       FIELD(wgrad_mode, "wgrad_mode", SLUICE_WGRAD_DEFERRED, SLUICE_WGRAD_PER_CHUNK),
       FIELD(callback_experts, "hidden_width", 0, 1), /* callbacks have no hidden width: that shows first */
+      FIELD(deduplicate, "deduplicate", 0, 1),
       FIELD(layer_id, "layer", 3, 17),
   };
   for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
@@ -512,6 +513,7 @@ static void Ranks_AbortFromAnotherThread_EndsTheWait(void** state) {
 
 typedef struct death_scene_s {
   sluice_fake_fault_t fault;
+  int32_t deduplicate;
   int32_t struck; /* out */
 } death_scene_t;
 
@@ -532,6 +534,7 @@ static int is_loss(sluice_status_t status, int in_wait) {
 static void death_run(part_t* me) {
   death_scene_t* scene = (death_scene_t*)(uintptr_t)me->play->scene;
   sluice_moe_config_t config = config_for(me->world_size);
+  config.deduplicate = scene->deduplicate;
   WORKS(rig_open(&me->rig, me->comm, &config));
   if (me->rank == 1) sluice_fake_comm_inject(me->fake, &scene->fault);
   uint64_t begin = sluice_now_ns();
@@ -556,19 +559,22 @@ static void death_run(part_t* me) {
 
 static void Ranks_OneDiesInEachPhase_OthersNameIt(void** state) {
   (void)state;
-  for (int32_t w = 2; w <= 3; ++w) {
+  for (int32_t form = 0; form < 3; ++form) { /* two ranks, three, and two that deduplicate */
+    int32_t w = form == 1 ? 3 : 2;
     for (int32_t on = SLUICE_FAKE_START; on <= SLUICE_FAKE_WAIT; ++on) {
       uint64_t nth = 0;
       for (int struck = 1; struck; ++nth) {
         death_scene_t scene = {
-            .fault = {.on = on, .action = SLUICE_FAKE_FAIL, .nth = nth, .status = SLUICE_E_PEER_LOST, .peer = 1}};
+            .fault = {.on = on, .action = SLUICE_FAKE_FAIL, .nth = nth, .status = SLUICE_E_PEER_LOST, .peer = 1},
+            .deduplicate = form == 2};
         play_t play = {.run = death_run, .scene = &scene, .world_size = w, .with_fakes = 1};
         if (on == SLUICE_FAKE_WAIT) play.timeout_ns = SHORT_NS;
         perform(&play);
         struck = scene.struck && nth < 40;
       }
-      /* n = 2: header, 2 dispatches, 2 combines; header, twice rows and scalars each way. */
-      assert_in_range(nth, 10, 30);
+      /* n = 2: header, 2 dispatches, 2 combines; header, twice rows and scalars each way. Deduplicated, slots after the
+       * header and scalars with each dispatch as well. */
+      assert_in_range(nth, form == 2 ? 13 : 10, 30);
     }
   }
 }
@@ -745,6 +751,7 @@ static void Steps_SeveralOutstanding_AnyOrderOfBackward(void** state) {
 typedef struct starve_scene_s {
   int64_t nth;
   int32_t halves_apart;
+  int32_t deduplicate;
   int32_t struck; /* out */
 } starve_scene_t;
 
@@ -811,6 +818,7 @@ static void OneRank_NthAllocationFails_LeaksNothingAndRetries(void** state) {
 static void starve_pair_run(part_t* me) {
   starve_scene_t* scene = (starve_scene_t*)(uintptr_t)me->play->scene;
   sluice_moe_config_t config = config_for(2);
+  config.deduplicate = scene->deduplicate;
   WORKS(rig_open(&me->rig, me->comm, &config));
   if (me->rank == 0) atomic_store(&me->rig.heap.fail_at, atomic_load(&me->rig.heap.calls) + scene->nth);
   uint64_t begin = sluice_now_ns();
@@ -838,13 +846,51 @@ static void starve_pair_run(part_t* me) {
 
 static void TwoRanks_NthAllocationFails_NobodyHangs(void** state) {
   (void)state;
-  starve_scene_t scene = {.struck = 1};
-  for (; scene.struck && scene.nth < 200; ++scene.nth) {
-    scene.struck = 0;
-    play_t play = {.run = starve_pair_run, .scene = &scene, .world_size = 2};
+  for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
+    starve_scene_t scene = {.deduplicate = deduplicate, .struck = 1};
+    for (; scene.struck && scene.nth < 200; ++scene.nth) {
+      scene.struck = 0;
+      play_t play = {.run = starve_pair_run, .scene = &scene, .world_size = 2};
+      perform(&play);
+    }
+    assert_in_range(scene.nth, 8 + deduplicate, 199);
+  }
+}
+
+/* ---- bytes ---- */
+
+/* What the trace and the counters say against what the communicator was given, headers left out. */
+static void traffic_run(part_t* me) {
+  const int32_t* deduplicate = me->play->scene;
+  sluice_moe_config_t config = config_for(me->world_size);
+  config.deduplicate = *deduplicate;
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  WORKS(sluice_context_trace(me->rig.context, 64));
+  WORKS(whole_step(me));
+  const sluice_fake_call_t* calls = NULL;
+  uint64_t num_calls = sluice_fake_comm_calls(me->fake, &calls), on_wire = 0;
+  for (uint64_t i = 0; i < num_calls; ++i) on_wire += calls[i].op == SLUICE_FAKE_START ? calls[i].send_bytes : 0;
+  on_wire -= UINT64_C(2) * 1024 * ((uint64_t)me->world_size - 1);
+  sluice_trace_event_t events[64];
+  int64_t count = 0;
+  WORKS(sluice_context_take_trace(me->rig.context, events, 64, &count));
+  uint64_t traced = 0, tables = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    traced += events[i].bytes;
+    if (strcmp(events[i].op, "pass") == 0) tables += events[i].bytes;
+  }
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  WORKS(sluice_context_get_stats(me->rig.context, 0, &stats));
+  EXPECT(on_wire > 0 && traced == on_wire && stats.bytes_sent == on_wire);
+  EXPECT((tables > 0) == *deduplicate);
+}
+
+static void Trace_BytesOfAStep_AreThoseOnTheWire(void** state) {
+  (void)state;
+  for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
+    play_t play = {.run = traffic_run, .scene = &deduplicate, .world_size = 3, .with_fakes = 1};
     perform(&play);
   }
-  assert_in_range(scene.nth, 8, 199);
 }
 
 int main(void) {
@@ -867,6 +913,7 @@ int main(void) {
       cmocka_unit_test(Steps_SeveralOutstanding_AnyOrderOfBackward),
       cmocka_unit_test(OneRank_NthAllocationFails_LeaksNothingAndRetries),
       cmocka_unit_test(TwoRanks_NthAllocationFails_NobodyHangs),
+      cmocka_unit_test(Trace_BytesOfAStep_AreThoseOnTheWire),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -164,6 +164,21 @@ static void Predict_BadNumbers_AreNamed(void** state) {
   sluice_schedule_destroy(schedule);
 }
 
+/* The weights that came with a chunk's rows wait for its combine. */
+static void Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay(void** state) {
+  (void)state;
+  for (int32_t direction = 0; direction < 2; ++direction) {
+    sluice_schedule_config_t config = config_of(direction, 4, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);
+    config.deduplicate = 1;
+    sluice_schedule_t* schedule = made(&config);
+    char* text = json_of(schedule);
+    assert_non_null(strstr(text, "\"dedup\": 1"));
+    assert_int_equal(strstr(text, "\"T_PARCELS\": 2") != NULL, direction == SLUICE_FORWARD);
+    free(text);
+    sluice_schedule_destroy(schedule);
+  }
+}
+
 static void Create_BadConfig_IsNamed(void** state) {
   (void)state;
   sluice_schedule_config_t good = config_of(SLUICE_FORWARD, 4, 0, 0), bad;
@@ -174,6 +189,9 @@ static void Create_BadConfig_IsNamed(void** state) {
   bad = good, bad.restore_input = 3, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_input of chunk 0 is 3");
   bad = good, bad.restore_middle = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_middle of chunk 0 is 2");
   bad = good, bad.reserved = 1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "reserved is 1");
+  bad = good, bad.reserved_2 = 1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "reserved_2 1");
+  bad = good, bad.deduplicate = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 2");
+  bad = good, bad.deduplicate = bad.single_rank = 1, expect(&bad, SLUICE_E_UNSUPPORTED, "dedup is 1");
   bad = good, bad.struct_size = 8, expect(&bad, SLUICE_E_ABI, "sluice_schedule_config_t");
   bad = good, bad.callback_experts = 1, bad.restore_middle = SLUICE_RESTORE_OFFLOAD;
   expect(&bad, SLUICE_E_UNSUPPORTED, "callback experts");
@@ -189,6 +207,7 @@ int main(void) {
       cmocka_unit_test(Predict_S4Forward_EqualsTheClosedForm),
       cmocka_unit_test(Predict_HalfSpeedBesideOthers_TakesLonger),
       cmocka_unit_test(Predict_BadNumbers_AreNamed),
+      cmocka_unit_test(Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay),
       cmocka_unit_test(Create_BadConfig_IsNamed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

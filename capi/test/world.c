@@ -84,10 +84,10 @@ static double param_value(const case_t* c, int kind, int32_t e, int64_t i) {
                  rounded(c->dtype, scale * noise((uint64_t)kind, (uint64_t)e, (uint64_t)i, 0)));
 }
 
-/* The k-th expert of a token: distinct within the token. */
-static int64_t expert_id(const case_t* c, int32_t rank, int64_t t, int32_t k) {
+int64_t world_expert(const case_t* c, int32_t rank, int64_t t, int32_t k) {
   int64_t flat = t * c->top_k + k;
   if (c->drop_every > 0 && flat % c->drop_every == c->drop_every - 1) return -1;
+  if (c->repeat_every > 0 && k > 0 && t % c->repeat_every == 0) k = 0;
   if (c->hot_expert >= 0 && k == 0) return c->hot_expert;
   int64_t first = (int64_t)((noise(99, (uint64_t)rank, (uint64_t)t, 0) + 1) / 2 * c->num_experts) % c->num_experts;
   int64_t id = (first + k) % c->num_experts;
@@ -95,7 +95,7 @@ static int64_t expert_id(const case_t* c, int32_t rank, int64_t t, int32_t k) {
   return id;
 }
 
-static int32_t owner(const case_t* c, int32_t e) {
+int32_t world_owner(const case_t* c, int32_t e) {
   if (!c->uneven_owners) return e / (c->num_experts / c->world_size);
   return e < c->world_size ? e : c->world_size - 1;
 }
@@ -214,7 +214,7 @@ typedef struct experts_s {
 static int32_t local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
   int32_t count = 0;
   for (int32_t e = 0; e < c->num_experts; ++e) {
-    if (owner(c, e) == rank) out_ids[count++] = e;
+    if (world_owner(c, e) == rank) out_ids[count++] = e;
   }
   return count;
 }
@@ -439,7 +439,7 @@ static void write_ids(const rank_t* r, array_t* id, int32_t by) {
   const case_t* c = r->c;
   for (int64_t t = 0; t < c->tokens[r->rank]; ++t) {
     for (int32_t k = 0; k < c->top_k; ++k) {
-      int64_t e = expert_id(c, r->rank, t, k);
+      int64_t e = world_expert(c, r->rank, t, k);
       store(SLUICE_DTYPE_I64, id->host, t * id->strides[0] + k * id->strides[1],
             (double)(e < 0 ? e : (e + by) % c->num_experts));
     }
@@ -493,7 +493,7 @@ static void run_rank(rank_t* r) {
   int32_t* ids = calloc((size_t)c->num_experts, sizeof(int32_t));
   int32_t* owners = calloc((size_t)c->num_experts, sizeof(int32_t));
   int32_t count = local_experts(c, r->rank, ids);
-  for (int32_t e = 0; e < c->num_experts; ++e) owners[e] = owner(c, e);
+  for (int32_t e = 0; e < c->num_experts; ++e) owners[e] = world_owner(c, e);
   int32_t grad_dtype = c->grad_f32 && c->dtype != SLUICE_DTYPE_F64 ? SLUICE_DTYPE_F32 : c->dtype;
 
   sluice_comm_t* comm = NULL;
@@ -528,6 +528,7 @@ static void run_rank(rank_t* r) {
   config.expert_rank = c->uneven_owners ? owners : NULL;
   config.swiglu_alpha = ALPHA, config.swiglu_limit = LIMIT, config.swiglu_offset = OFFSET;
   config.restore_input = c->restore_input, config.restore_middle = c->restore_middle;
+  config.deduplicate = c->deduplicate;
   if (c->ceiling > 0) config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = c->ceiling;
   sluice_moe_t* moe = NULL;
   note(r, sluice_moe_create(context, &config, &moe));
@@ -546,7 +547,7 @@ static void run_rank(rank_t* r) {
       store(c->dtype, dy.host, t * dy.strides[0] + m, grad_value(c, r->rank, t, m));
     }
     for (int32_t k = 0; k < c->top_k; ++k) {
-      store(SLUICE_DTYPE_I64, id.host, t * id.strides[0] + k * id.strides[1], (double)expert_id(c, r->rank, t, k));
+      store(SLUICE_DTYPE_I64, id.host, t * id.strides[0] + k * id.strides[1], (double)world_expert(c, r->rank, t, k));
       store(SLUICE_DTYPE_F32, w.host, t * w.strides[0] + k, weight_value(c, r->rank, t, k));
     }
   }
@@ -801,7 +802,7 @@ void world_reference(const case_t* c, result_t* out) {
     for (int64_t t = 0; t < T; ++t) {
       for (int64_t m = 0; m < M; ++m) s.x[m] = token_value(c, r, t, m), s.dy[m] = grad_value(c, r, t, m);
       for (int32_t k = 0; k < c->top_k; ++k) {
-        int64_t e = expert_id(c, r, t, k);
+        int64_t e = world_expert(c, r, t, k);
         if (e < 0) continue;
         double weight = weight_value(c, r, t, k);
         double* dx = out->grad_tokens[r] + t * M;

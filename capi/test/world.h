@@ -52,6 +52,8 @@ typedef struct case_s {
   int32_t outstanding;                   /* forwards before the first backward; 0: 1 */
   int32_t max_outstanding;               /* what the context is told of it; 0: the truth */
   int64_t ceiling;                       /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
+  int32_t deduplicate;                   /* rows travel once to each rank */
+  int32_t repeat_every;                  /* every how many tokens all routes go to the expert of the first; 0 none */
   int32_t captured;                      /* passes run once with other routes, are captured, and launched */
   int32_t parts;                         /* dispatch, experts, combine called one by one */
   int32_t cycles;                        /* of WORLD_CYCLE rounds with fewer and more tokens, before all of it */
@@ -75,6 +77,10 @@ typedef struct result_s {
   sluice_status_t status[WORLD_MAX_RANKS];
   char message[WORLD_MAX_RANKS][1024];
 } result_t;
+
+/* The k-th expert of a token, and the rank that owns an expert. Distinct within the token, but for repeat_every. */
+int64_t world_expert(const case_t* c, int32_t rank, int64_t t, int32_t k);
+int32_t world_owner(const case_t* c, int32_t e);
 
 /* Runs forward and backward on all ranks through the public ABI. */
 void world_run(const case_t* c, result_t* out);

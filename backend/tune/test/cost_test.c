@@ -79,7 +79,7 @@ static void Forward_NoCopiesReusingSlots_IsMPMoEsPhases(void** state) {
   for (int32_t n = 1; n <= 16; ++n) {
     sluice_choice_t c = {n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK, 1};
     double got = predict(&m, &base_work, c).seconds[SLUICE_FORWARD];
-    double overhead = sluice_pass_overhead(&m, &base_work);
+    double overhead = sluice_pass_overhead(&m, &base_work, SLUICE_FORWARD);
     assert_true(is_near(got - overhead, sluice_mpmoe_seconds(&m, &base_work, &c, SLUICE_FORWARD)));
   }
 }
@@ -95,6 +95,53 @@ static void Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem(void** state) {
   sluice_machine_t m = plain_machine();
   const sluice_choice_t c = {4, 0, 0, 0, 0};
   assert_true(predict(&m, &w, c).seconds[0] > predict(&m, &base_work, c).seconds[0]);
+}
+
+static double relative(double got, double want) { return fabs(got / want - 1); }
+
+static void Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting(void** state) {
+  (void)state;
+  /* All ways to choose K = 3 of E = 6 experts on W = 3 ranks, counted. */
+  sluice_workload_t w = base_work;
+  w.num_experts = 6, w.top_k = 3, w.world_size = 3, w.deduplicate = 1;
+  double ranks = 0, ways = 0;
+  for (int a = 0; a < 6; ++a) {
+    for (int b = a + 1; b < 6; ++b) {
+      for (int c = b + 1; c < 6; ++c) {
+        ++ways;
+        for (int r = 0; r < 3; ++r) ranks += a / 2 == r || b / 2 == r || c / 2 == r;
+      }
+    }
+  }
+  assert_true(relative(sluice_ranks_per_token(&w), ranks / ways) < 1e-12);
+  sluice_chunk_rows_t rows = sluice_rows_of(&w, 2);
+  assert_true(relative(rows.out, (double)w.num_tokens / 2 * ranks / ways * 2 / 3) < 1e-12);
+  assert_true(rows.in == rows.out && rows.sent_remote > rows.out);
+  w.skew = 100; /* every token of the two other ranks, once */
+  assert_true(sluice_rows_of(&w, 2).in == (double)w.num_tokens / 2 * 2);
+  w.skew = 1, w.top_k = 6; /* every rank of every token */
+  assert_true(relative(sluice_ranks_per_token(&w), 3) < 1e-12);
+  w.deduplicate = 0;
+  assert_true(sluice_rows_of(&w, 2).out == sluice_rows_of(&w, 2).sent_remote);
+  w.top_k = 1;
+  assert_true(relative(sluice_ranks_per_token(&w), 1) < 1e-12);
+}
+
+static void Deduplicated_Prediction_TakesTheShareOfTheWire(void** state) {
+  (void)state;
+  sluice_machine_t m = plain_machine();
+  m.rows.count = 0; /* packing takes what it takes without */
+  sluice_workload_t w = base_work, with = base_work;
+  w.world_size = with.world_size = 2, w.top_k = with.top_k = 4, with.deduplicate = 1;
+  w.model_width = with.model_width = 4096; /* scalars of routes are small beside rows */
+  const sluice_choice_t c = {4, 0, 0, 0, 0};
+  for (int32_t d = 0; d < 2; ++d) {
+    double share = predict(&m, &with, c).busy[d][SLUICE_LANE_COMM] / predict(&m, &w, c).busy[d][SLUICE_LANE_COMM];
+    double want = sluice_ranks_per_token(&with) / with.top_k;
+    assert_true(share > want - 1e-3 && share < want + 0.01);
+  }
+  assert_true(sluice_pass_overhead(&m, &with, SLUICE_FORWARD) > sluice_pass_overhead(&m, &w, SLUICE_FORWARD));
+  assert_true(is_near(sluice_pass_overhead(&m, &with, SLUICE_BACKWARD), sluice_pass_overhead(&m, &w, SLUICE_BACKWARD)));
 }
 
 static void StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed(void** state) {
@@ -128,6 +175,8 @@ int main(void) {
       cmocka_unit_test(Busy_EveryStrategy_IsTableTwo),
       cmocka_unit_test(Forward_NoCopiesReusingSlots_IsMPMoEsPhases),
       cmocka_unit_test(Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem),
+      cmocka_unit_test(Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting),
+      cmocka_unit_test(Deduplicated_Prediction_TakesTheShareOfTheWire),
       cmocka_unit_test(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed),
       cmocka_unit_test(SingleRank_HasNoCommunication),
   };

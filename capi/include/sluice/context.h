@@ -109,7 +109,7 @@ typedef struct sluice_trace_event_s {
   int32_t chunk;     /* -1: the whole pass */
   int32_t lane;      /* SLUICE_LANE_* */
   int32_t direction; /* SLUICE_FORWARD or SLUICE_BACKWARD */
-  uint64_t bytes;    /* payload of communication ops, sent and received */
+  uint64_t bytes;    /* payload of communication ops, sent; of a whole pass: the tables of a deduplicated one */
 } sluice_trace_event_t;
 
 /* Keeps the newest `capacity` events from now on; 0 stops and forgets. Context-exclusive. */

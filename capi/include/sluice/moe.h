@@ -92,6 +92,12 @@ typedef struct sluice_moe_config_s {
   int32_t exchange_mode; /* SLUICE_EXCHANGE_*; default EXACT */
   int32_t reserved_2;    /* 0 */
   int64_t ceiling_rows;  /* CEILING: rows of one rank for one expert in one chunk, at least 1; EXACT: 0 */
+  /* 1: a token's row travels once to each rank that owns experts of its routes, and one row comes back: their weighted
+   * sum, in k order in f32, rounded to the layer's dtype; the sums of ranks are then added in rank order. Gradients
+   * alike. 8 bytes for each route go along. Default 0. Equal on all ranks; one rank alone sends nothing either way. Not
+   * with exchange_mode CEILING, a memory budget or a plan, on CUDA, or for the parts of a layer (UNSUPPORTED). */
+  int32_t deduplicate;
+  int32_t reserved_3; /* 0 */
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);

@@ -73,6 +73,9 @@ typedef struct sluice_planner_workload_s {
   int32_t max_outstanding;         /* >= 1: forwards without their backward, over all layers */
   int32_t reserved;                /* 0; end of the first layout */
   uint64_t host_memory_budget;     /* bytes of offloaded rows of max_outstanding forwards; 0: no limit of their own */
+  int32_t deduplicate;             /* 0 or 1, as sluice_moe_config_t has it; 1 without budgets only, and then bytes are
+                                      those of the same layer without it */
+  int32_t reserved_2;              /* 0 */
 } sluice_planner_workload_t;
 
 SLUICE_EXPORT void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size);
@@ -91,7 +94,8 @@ typedef struct sluice_planner_prediction_s {
   double backward_seconds;
   double forward_busy[4];       /* seconds by lane (SLUICE_LANE_*) */
   double backward_busy[4];      /* */
-  double overhead_seconds;      /* of each pass, in the above: routing, header, bookkeeping */
+  double overhead_seconds;      /* of each pass, in the above: routing, header, bookkeeping (not the tables of a
+                                   deduplicated forward, which are in forward_seconds too) */
   double mpmoe_forward_seconds; /* MPMoE's phases, without overhead */
   double mpmoe_backward_seconds;
   double mpipemoe_forward_seconds; /* MPipeMoE eq. 10, without overhead */
@@ -113,6 +117,7 @@ typedef struct sluice_planner_prediction_s {
   int32_t num_entries; /* of the timeline: forward's ops, then backward's */
   int32_t max_chunks;  /* n at most, whatever the routing */
   int32_t run_chunks;  /* n under this skew: a budget cuts the fullest rank's rows into more chunks */
+  double sent_rows; /* that one exchange of a pass sends to other ranks from one rank, all chunks: routes, or parcels */
 } sluice_planner_prediction_t;
 
 /* One op of a predicted pass; each direction begins at 0, overhead_seconds before its first op excluded. */

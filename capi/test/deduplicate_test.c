@@ -1,0 +1,345 @@
+/* Deduplicated layers on this CPU: results and gradients beside the plain f64 reference and beside the same layer
+ * without it, bytes on the wire, what is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/rig.h"
+
+static case_t base_case(void) {
+  return (case_t){.world_size = 2,
+                  .tokens = {13, 9, 17, 5},
+                  .model_width = 11,
+                  .hidden_width = 19,
+                  .num_experts = 12,
+                  .top_k = 4,
+                  .num_chunks = 1,
+                  .dtype = SLUICE_DTYPE_F32,
+                  .activation = SLUICE_ACTIVATION_GELU,
+                  .bias = 1,
+                  .deduplicate = 1,
+                  .hot_expert = -1};
+}
+
+/* Those of layer_test.c: sums of W rounded sums stay within them. */
+static double tolerance(const case_t* c) {
+  switch (c->dtype) {
+    case SLUICE_DTYPE_F64: return 3e-7;
+    case SLUICE_DTYPE_F32: return 5e-6;
+    case SLUICE_DTYPE_F16: return 1e-2;
+    default: return 6e-2;
+  }
+}
+
+static void assert_fine(const case_t* c, const result_t* r) {
+  for (int32_t i = 0; i < c->world_size; ++i) {
+    if (r->status[i] != SLUICE_OK) fail_msg("rank %d: %d: %s", i, r->status[i], r->message[i]);
+  }
+}
+
+static int64_t matrix_elements(const case_t* c) { return c->num_experts * c->hidden_width * c->model_width; }
+
+/* Rows reach the experts unchanged, so that their gradients, and those of route weights, have the same bits. */
+static void assert_same_at_experts(const case_t* c, const result_t* a, const result_t* b) {
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    assert_memory_equal(a->grad_weights[r], b->grad_weights[r],
+                        (size_t)(c->tokens[r] * c->top_k) * sizeof *a->grad_weights[r]);
+  }
+  if (c->callback_experts) return;
+  assert_memory_equal(a->grad_params[0], b->grad_params[0], (size_t)matrix_elements(c) * sizeof(double));
+  assert_memory_equal(a->grad_params[2], b->grad_params[2], (size_t)matrix_elements(c) * sizeof(double));
+}
+
+static void check(const case_t* c) {
+  result_t got, plain, want;
+  case_t without = *c;
+  without.deduplicate = 0;
+  world_run(c, &got);
+  world_run(&without, &plain);
+  world_reference(c, &want);
+  assert_fine(c, &got);
+  assert_fine(c, &plain);
+  double d = world_distance(c, &got, &want);
+  if (!(d >= 0 && d <= tolerance(c))) {
+    fail_msg("W %d n %d K %d E %d dtype %d gated %d restore %d %d: distance %g", c->world_size, c->num_chunks, c->top_k,
+             c->num_experts, c->dtype, c->gated, c->restore_input, c->restore_middle, d);
+  }
+  assert_same_at_experts(c, &got, &plain);
+  world_free(&got);
+  world_free(&plain);
+  world_free(&want);
+}
+
+static void Deduplicate_RanksAndChunks_MatchReference(void** state) {
+  (void)state;
+  const int32_t chunks[] = {1, 2, 3, 5, 16};
+  for (int32_t w = 1; w <= 4; ++w) {
+    for (int32_t n = 0; n < 5; ++n) {
+      case_t c = base_case();
+      c.world_size = w, c.num_chunks = chunks[n], c.gated = (w + n) % 3 == 0, c.wgrad_mode = n % 2;
+      check(&c);
+    }
+  }
+}
+
+static void Deduplicate_EveryPolicy_MatchesReference(void** state) {
+  (void)state;
+  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
+  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (int32_t p = 0; p < 9; ++p) {
+    case_t c = base_case();
+    c.world_size = 2 + p % 3, c.num_chunks = 1 + p % 4, c.gated = p % 2;
+    c.restore_input = inputs[p / 3], c.restore_middle = middles[p % 3];
+    c.reuse_saved = p % 2, c.restore = p % 4 == 3;
+    check(&c);
+    c.restore = !c.restore, c.halves_apart = 1, c.outstanding = 2, c.wgrad_mode = 1;
+    check(&c);
+  }
+}
+
+static void Deduplicate_EveryDtype_MatchesReference(void** state) {
+  (void)state;
+  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
+  for (int32_t i = 0; i < 4; ++i) {
+    for (int32_t w = 2; w <= 4; ++w) {
+      case_t c = base_case();
+      c.world_size = w, c.num_chunks = 3, c.dtype = dtypes[i], c.gated = w == 2;
+      check(&c);
+    }
+  }
+}
+
+static void Deduplicate_AnyTopK_MatchesReference(void** state) {
+  (void)state;
+  for (int32_t k = 1; k <= 12; k += k < 8 ? 1 : 4) {
+    for (int32_t w = 2; w <= 4; ++w) {
+      case_t c = base_case();
+      c.world_size = w, c.top_k = k, c.num_chunks = 2;
+      check(&c);
+    }
+  }
+}
+
+static void Deduplicate_DroppedRepeatedAndHotRoutes_MatchReference(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 4; ++w) {
+    for (int32_t every = 1; every <= 3; ++every) {
+      case_t c = base_case();
+      c.world_size = w, c.num_chunks = 3, c.drop_every = every;
+      check(&c);
+      c.drop_every = 5, c.repeat_every = every;
+      check(&c);
+      c.drop_every = 0, c.hot_expert = 11, c.uneven_owners = every == 2;
+      check(&c);
+    }
+  }
+}
+
+static void Deduplicate_NoTokensOnSomeRanks_MatchesReference(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.world_size = 3, c.num_chunks = 4;
+  c.tokens[1] = 0;
+  check(&c);
+  c.tokens[0] = c.tokens[2] = 0;
+  check(&c);
+}
+
+static void Deduplicate_CallbackExperts_MatchReference(void** state) {
+  (void)state;
+  for (int32_t recompute = 0; recompute < 2; ++recompute) {
+    case_t c = base_case();
+    c.callback_experts = 1, c.world_size = 3, c.num_chunks = 3;
+    c.restore_input = recompute ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
+    c.restore_middle = recompute ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
+    check(&c);
+  }
+}
+
+static void Deduplicate_ManyCycles_KeepNoMemory(void** state) {
+  (void)state;
+  case_t c = base_case();
+  c.world_size = 3, c.num_chunks = 3, c.cycles = 3;
+  result_t got;
+  world_run(&c, &got);
+  assert_fine(&c, &got);
+  for (int32_t r = 0; r < 3; ++r) assert_int_equal(got.growth[r], 0);
+  world_free(&got);
+}
+
+/* A sum of one row is that row, rounded twice to the same value. */
+static void Deduplicate_OneRoutePerToken_HasTheBitsOfRows(void** state) {
+  (void)state;
+  for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
+    case_t c = base_case();
+    c.dtype = dtype, c.top_k = 1, c.world_size = 3, c.num_chunks = 2;
+    result_t got, plain;
+    world_run(&c, &got);
+    c.deduplicate = 0;
+    world_run(&c, &plain);
+    assert_true(world_identical(&c, &got, &plain, 1));
+    world_free(&got);
+    world_free(&plain);
+  }
+}
+
+/* Chunks are cut by tokens, and a token's sums lie within one. */
+static void Deduplicate_AnyNumberOfChunks_HasTheSameBits(void** state) {
+  (void)state;
+  for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
+    case_t c = base_case();
+    c.dtype = dtype, c.world_size = 4;
+    result_t one, many;
+    world_run(&c, &one);
+    for (c.num_chunks = 2; c.num_chunks <= 7; ++c.num_chunks) {
+      world_run(&c, &many);
+      assert_true(world_identical(&c, &one, &many, 0));
+      world_free(&many);
+    }
+    world_free(&one);
+  }
+}
+
+/* ---- bytes ---- */
+
+typedef struct traffic_s {
+  uint64_t routes_out, parcels_out, routes_in, parcels_in; /* to and from other ranks */
+} traffic_t;
+
+static traffic_t traffic_of(const case_t* c, int32_t rank) {
+  traffic_t sum = {0, 0, 0, 0};
+  for (int32_t from = 0; from < c->world_size; ++from) {
+    for (int64_t t = 0; t < c->tokens[from]; ++t) {
+      int seen[WORLD_MAX_RANKS] = {0};
+      for (int32_t k = 0; k < c->top_k; ++k) {
+        int64_t e = world_expert(c, from, t, k);
+        if (e < 0) continue;
+        int32_t to = world_owner(c, (int32_t)e);
+        int out = from == rank && to != rank, in = from != rank && to == rank;
+        sum.routes_out += (uint64_t)out, sum.routes_in += (uint64_t)in;
+        if (seen[to]++ > 0) continue;
+        sum.parcels_out += (uint64_t)out, sum.parcels_in += (uint64_t)in;
+      }
+    }
+  }
+  return sum;
+}
+
+/* Forward: rows and weights out, sums back, slots before; backward: rows and weights out, sums and scalars back. */
+static uint64_t bytes_with(traffic_t t, uint64_t row, int redispatches) {
+  return (2 + (uint64_t)redispatches) * t.parcels_out * row + 2 * t.parcels_in * row + 3 * 4 * t.routes_out +
+         4 * t.routes_in;
+}
+
+static void Deduplicate_BytesSent_AreThoseOfParcels(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 4; w += 2) {
+    for (int32_t redispatches = 0; redispatches < 2; ++redispatches) {
+      case_t c = base_case();
+      c.world_size = w, c.num_chunks = 3, c.model_width = 256, c.drop_every = 7, c.num_experts = 4, c.top_k = 4;
+      c.restore_input = redispatches ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
+      c.restore_middle = SLUICE_RESTORE_KEEP;
+      result_t got, plain;
+      world_run(&c, &got);
+      case_t without = c;
+      without.deduplicate = 0;
+      world_run(&without, &plain);
+      assert_fine(&c, &got);
+      for (int32_t r = 0; r < w; ++r) {
+        traffic_t t = traffic_of(&c, r);
+        assert_int_equal(got.bytes_sent[r], bytes_with(t, 256 * 4, redispatches));
+        double share = (double)got.bytes_sent[r] / (double)plain.bytes_sent[r];
+        printf("W %d K 4 E 4, rank %d: %llu bytes, %llu without (%.3f)\n", w, r, (unsigned long long)got.bytes_sent[r],
+               (unsigned long long)plain.bytes_sent[r], share);
+        if (w == 2) assert_true(share > 0.5 && share < 0.6); /* both routes of a rank in one row; some are dropped */
+      }
+      world_free(&got);
+      world_free(&plain);
+    }
+  }
+}
+
+/* ---- what is refused ---- */
+
+static void refused(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t wanted, const char* text) {
+  sluice_moe_t* moe = NULL;
+  assert_int_equal(sluice_moe_create(rig->context, config, &moe), wanted);
+  assert_null(moe);
+  if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message());
+}
+
+static void Deduplicate_ConfigsItDoesNotTake_AreRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t good = rig_config(), c;
+  assert_int_equal(rig_open(&rig, NULL, &good), SLUICE_OK);
+  good.deduplicate = 1;
+  c = good, c.deduplicate = 2;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 2; it must be 0 or 1");
+  c = good, c.reserved_3 = 1;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "reserved_3 is 1; set it to 0");
+  c = good, c.exchange_mode = SLUICE_EXCHANGE_CEILING, c.ceiling_rows = 4;
+  refused(&rig, &c, SLUICE_E_UNSUPPORTED, "set deduplicate to 0, or exchange_mode to exact");
+  rig_close(&rig);
+  for (int32_t host = 0; host < 2; ++host) {
+    sluice_context_config_t config;
+    sluice_context_config_init(&config, sizeof config);
+    config.gemm = "ref";
+    *(host ? &config.host_memory_budget : &config.memory_budget) = 1 << 24;
+    sluice_context_t* context = NULL;
+    assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_OK);
+    sluice_moe_t* moe = NULL;
+    assert_int_equal(sluice_moe_create(context, &good, &moe), SLUICE_E_UNSUPPORTED);
+    assert_non_null(strstr(last_message(), "set it to 0, or the budgets"));
+    sluice_context_destroy(context);
+  }
+}
+
+static void Deduplicate_PartsAndPlans_AreRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t config = rig_config();
+  config.deduplicate = 1;
+  assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
+  sluice_dispatch_t* dispatch = NULL;
+  assert_int_equal(sluice_dispatch_forward(rig.moe, &rig.tokens.tensor, &rig.ids.tensor, NULL, &dispatch),
+                   SLUICE_E_UNSUPPORTED);
+  assert_null(dispatch);
+  assert_non_null(strstr(last_message(), "sluice_dispatch_forward: layer 3 has deduplicate 1"));
+  sluice_plan_config_t plan_config;
+  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  sluice_plan_t* plan = NULL;
+  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(last_message(), "set it to 0"));
+  assert_int_equal(sluice_moe_use_plan(rig.moe, NULL), SLUICE_E_UNSUPPORTED);
+  const char bytes[8] = {0};
+  assert_int_equal(sluice_plan_read(rig.moe, bytes, sizeof bytes, &plan), SLUICE_E_UNSUPPORTED);
+  uint64_t digest = 0;
+  assert_int_equal(rig_round(&rig, &digest), SLUICE_OK); /* one rank: as if it were not said */
+  rig_close(&rig);
+  assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Deduplicate_RanksAndChunks_MatchReference),
+      cmocka_unit_test(Deduplicate_EveryPolicy_MatchesReference),
+      cmocka_unit_test(Deduplicate_EveryDtype_MatchesReference),
+      cmocka_unit_test(Deduplicate_AnyTopK_MatchesReference),
+      cmocka_unit_test(Deduplicate_DroppedRepeatedAndHotRoutes_MatchReference),
+      cmocka_unit_test(Deduplicate_NoTokensOnSomeRanks_MatchesReference),
+      cmocka_unit_test(Deduplicate_CallbackExperts_MatchReference),
+      cmocka_unit_test(Deduplicate_ManyCycles_KeepNoMemory),
+      cmocka_unit_test(Deduplicate_OneRoutePerToken_HasTheBitsOfRows),
+      cmocka_unit_test(Deduplicate_AnyNumberOfChunks_HasTheSameBits),
+      cmocka_unit_test(Deduplicate_BytesSent_AreThoseOfParcels),
+      cmocka_unit_test(Deduplicate_ConfigsItDoesNotTake_AreRefusedByName),
+      cmocka_unit_test(Deduplicate_PartsAndPlans_AreRefusedByName),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

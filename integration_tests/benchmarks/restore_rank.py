@@ -32,6 +32,7 @@ POLICIES = {
     "off/k": ("offload", "keep"),
     "red/k": ("redispatch", "keep"),
 }
+WITHOUT_COPIES = ("S4", "k/rec", "red/k")
 COUNTERS = ("saved_bytes", "slot_bytes", "peak_bytes")
 
 
@@ -55,6 +56,7 @@ class Case:
             restore_middle=restore_middle,
         )
         self.seconds: list[float] = []
+        self.pair_ratios: list[float] = []  # its step over that of `none` beside it
         self.bytes: dict[str, int] = {}
 
     def step(self, inputs: tuple[Any, ...], cotangent: torch.Tensor) -> None:
@@ -68,6 +70,25 @@ class Case:
         dist.all_reduce(took, dist.ReduceOp.MAX)
         self.seconds.append(took.item())
         self.bytes = {name: self.context.stats()[name] for name in COUNTERS} | {"forward_slot_bytes": forward_slots}
+
+
+def run_pairs(cases: list[Case], plan: dict[str, Any], inputs: tuple[Any, ...], cotangent: torch.Tensor) -> None:
+    """Each policy without copies directly beside `none` of the same n, in changing order: what drifts meets both."""
+    none = {case.chunks: case for case in cases if case.policy == "none"}
+    rivals = [case for case in cases if case.policy in WITHOUT_COPIES and case.chunks > 1]
+    kept = {id(case): list(case.seconds) for case in cases}
+    for number in range(plan["pairs"]):
+        for rival in rivals:
+            pair = [rival, none[rival.chunks]]
+            for case in pair if number % 2 == 0 else reversed(pair):
+                for parameter in [tensor for expert in inputs[3] for tensor in expert.values()]:
+                    parameter.grad = None
+                case.step(inputs, cotangent)
+            rival.pair_ratios.append(rival.seconds[-1] / none[rival.chunks].seconds[-1])
+        if dist.get_rank() == 0:
+            launch.report(done=number + 1, of=plan["pairs"])
+    for case in cases:
+        case.seconds = kept[id(case)]
 
 
 class Stock:
@@ -134,6 +155,7 @@ def main() -> None:
             case.step((tokens, ids, weights, experts), cotangent)
         if rank == 0:
             launch.report(done=number + 1, of=rounds)
+    run_pairs([case for case in cases if isinstance(case, Case)], plan, (tokens, ids, weights, experts), cotangent)
     for case in cases:
         if isinstance(case, Stock):
             case.measure_bytes()
@@ -144,6 +166,7 @@ def main() -> None:
                 "chunks": case.chunks,
                 "median_s": statistics.median(case.seconds[1:]),
                 "seconds": [round(s, 5) for s in case.seconds[1:]],
+                "pair_ratios": [round(r, 4) for r in getattr(case, "pair_ratios", [])],
                 **case.bytes,
             }
             for case in cases

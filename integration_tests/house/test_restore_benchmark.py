@@ -37,3 +37,16 @@ def test_Verdicts_TooSlow_DoesNotHold() -> None:
 
 def test_Verdicts_TooLittleOfDelta_DoesNotHold() -> None:
     assert not _run(1.04, 0.98)[1]
+
+
+def test_Verdicts_PairsBesideEachOther_CountBeforeRounds() -> None:
+    lines = [_line("none", 8, 1000, 1.0), _line("k/rec", 8, 390, 2.0), _line("S4", 8, 200, 1.4, 0.995)]
+    lines[1]["pair_ratios"] = [1.0, 1.02, 9.0]
+    text, good = restore.verdicts(lines)
+    assert good
+    assert "k/rec at n = 8: 1.020 of the step of none beside it" in "\n".join(text)
+
+
+def test_Verdicts_SlowNone_IsAlsoComparedWithItsFastestN() -> None:
+    lines = [_line("none", 8, 1000, 1.0), _line("none", 4, 1200, 0.8), _line("k/rec", 8, 300, 1.0)]
+    assert "against none at its fastest n = 4: -75 % in 1.25 of its step" in "\n".join(restore.verdicts(lines)[0])

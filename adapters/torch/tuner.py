@@ -41,6 +41,9 @@ _STATS = (
     "not_monotonic",
     "total_seconds",
     "excess_seconds",
+    "switch_seconds",
+    "one_valley",
+    "not_one_valley",
 )
 
 

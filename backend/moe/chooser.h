@@ -36,6 +36,7 @@ typedef struct sluice_seat_s {
   int32_t wgrad_mode; /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
   int32_t is_settled; /* 0: a candidate on trial */
   int32_t plan;       /* under a budget: of the layer's set, what it took last */
+  uint32_t switched;  /* the chooser's: directions whose next report is of a first pass after a switch */
   void* table;        /* the chooser's; NULL: nothing is open, nobody is asked */
   sluice_step_report_t own;
 } sluice_seat_t;

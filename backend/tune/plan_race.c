@@ -65,6 +65,21 @@ static int judge(sluice_plan_race_t* r) {
   return open == 0 || is_last ? settle(r) : 0;
 }
 
+/* What a warm-up cost is known once a second pass has run. Before `each` is counted. */
+static void count_warm_up(sluice_plan_race_t* r, int32_t plan, int32_t direction, double each, double rows) {
+  double* first = &r->first_ns_per_row[plan][direction];
+  if (r->counts[plan][direction] == 0) *first = each;
+  if (r->counts[plan][direction] == 0) return;
+  if (*first > each) r->switch_ns += (*first - each) * rows;
+  *first = 0;
+}
+
+void sluice_plan_race_count_switch(sluice_plan_race_t* r, int32_t direction, int32_t plan, int64_t rows, uint64_t ns) {
+  if (plan < 0 || plan >= r->count || r->counts[plan][direction] < 2) return;
+  double more = (double)ns - r->ns_per_row[plan][direction] * (double)rows;
+  if (more > 0) r->switch_ns += more;
+}
+
 int sluice_plan_race_observe(sluice_plan_race_t* r, int32_t direction, int32_t plan, int64_t rows, uint64_t ns) {
   if (rows < 1 || ns == 0 || plan < 0 || plan >= r->count) return 0;
   ++r->timed;
@@ -75,6 +90,7 @@ int sluice_plan_race_observe(sluice_plan_race_t* r, int32_t direction, int32_t p
   if (size > ABOUT || size < 1 / ABOUT) return ++r->elsewhere > ELSEWHERE ? settle(r) : 0;
   ++r->passes;
   double each = (double)ns / (double)rows, *shortest = &r->ns_per_row[plan][direction];
+  count_warm_up(r, plan, direction, each, (double)rows);
   if (++r->counts[plan][direction] > 1 && (*shortest == 0 || each < *shortest)) *shortest = each;
   int32_t best = best_but(r, -1);
   if (best >= 0 && each > r->ns_per_row[best][direction]) {

@@ -31,9 +31,11 @@ typedef struct sluice_plan_race_s {
   int64_t timed;              /* all that were seen, also behind the race and of other sizes */
   int64_t elsewhere;          /* passes of other sizes */
   double total_ns, excess_ns; /* of passes that counted; beyond those of the best */
+  double switch_ns;           /* of first passes after a switch, beyond the shortest of the same plan */
   sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
   int32_t counts[SLUICE_RACE_PLANS][2]; /* by direction; the first is the warm-up */
   double ns_per_row[SLUICE_RACE_PLANS][2];
+  double first_ns_per_row[SLUICE_RACE_PLANS][2]; /* of warm-ups, until the next pass tells what they cost */
 } sluice_plan_race_t;
 
 /* count in [1, SLUICE_RACE_PLANS]; a single plan has won. */
@@ -42,6 +44,9 @@ void sluice_plan_race_start(sluice_plan_race_t* race, const sluice_racing_plan_t
 int32_t sluice_plan_race_next(sluice_plan_race_t* race);
 /* A pass that all ranks ran under `plan`: ns of the slowest, rows of the fullest. Nonzero: it settled the race. */
 int sluice_plan_race_observe(sluice_plan_race_t* race, int32_t direction, int32_t plan, int64_t rows, uint64_t ns);
+/* A first pass after a switch to `plan`: what it took beyond the plan's usual time is counted where that is known. */
+void sluice_plan_race_count_switch(sluice_plan_race_t* race, int32_t direction, int32_t plan, int64_t rows,
+                                   uint64_t ns);
 /* Shortest forward and backward in seconds at race->rows; 0: not measured. */
 double sluice_plan_race_seconds(const sluice_plan_race_t* race, int32_t plan);
 /* The second best; -1: none was measured. */

@@ -25,6 +25,7 @@ enum { ENDS = 0, WALK, FIRST, SKETCHED, FEW, MORE, WGRAD, DUEL, QUESTION };
 #define NEAR            4     /* buckets, one octave: so near an answer a race begins at its n */
 #define LONE_PASSES     24    /* forwards without a backward after which a candidate is taken out */
 #define WORTH_A_CHANGE  1.005 /* an answer that is questioned stands unless another is faster by this */
+#define HILL            1.03  /* slower than what lies on both sides by so much: no single valley */
 #define EXPENSIVE       5     /* times the share that races may cost: then new sizes take the nearest answer */
 
 int32_t sluice_search_size_of(int32_t num_chunks) {
@@ -170,6 +171,22 @@ static void test_hypothesis(sluice_search_t* s, int32_t bucket) {
   *(holds ? &s->stats.monotonic : &s->stats.not_monotonic) += 1;
 }
 
+/* "Time over n has one valley", told from all that ran with the answer's mode: between two of them none is slower than
+ * both by more than noise. */
+static void test_valley(sluice_search_t* s, const sluice_spot_t* spot, int32_t mode) {
+  double before = INFINITY, crest = 0; /* the best so far, and the worst behind it */
+  int32_t count = 0, holds = 1;
+  for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
+    double time = time_of(spot, size + SLUICE_SEARCH_SIZES * mode);
+    if (time == INFINITY) continue;
+    ++count;
+    if (crest > HILL * before && crest > HILL * time) holds = 0;
+    if (time < before) before = time, crest = 0;
+    if (time > crest) crest = time;
+  }
+  if (count >= 3) *(holds ? &s->stats.one_valley : &s->stats.not_one_valley) += 1;
+}
+
 static void answer(sluice_search_t* s, int32_t bucket, int32_t pick, int32_t why) {
   sluice_spot_t* spot = &s->spots[bucket];
   int questioned = spot->stage == QUESTION && why == SLUICE_WHY_RACED;
@@ -187,7 +204,10 @@ static void answer(sluice_search_t* s, int32_t bucket, int32_t pick, int32_t why
   spot->passes_since = 0;
   double model = predicted(s, spot, pick), time = time_of(spot, pick);
   if (model > 0 && time < INFINITY) s->scale = time * 1e-9 * (double)spot->rows / model;
-  if (why == SLUICE_WHY_RACED) test_hypothesis(s, bucket);
+  if (why == SLUICE_WHY_RACED) {
+    test_hypothesis(s, bucket);
+    test_valley(s, spot, sluice_pick_wgrad(pick));
+  }
   tell(s, spot, spot->why);
 }
 
@@ -529,14 +549,34 @@ int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
   return pick;
 }
 
-static void count_sample(sluice_sample_t* sample, double ns_per_row, double rows, const sluice_lanes_t* lanes) {
+/* What a warm-up cost is known once a second pass has run. Seconds. */
+static double take_warm_up(sluice_sample_t* sample, double ns_per_row, double rows) {
+  if (sample->best_ns_per_row >= 0) return 0;
+  double more = -(double)sample->best_ns_per_row - ns_per_row;
+  sample->best_ns_per_row = 0;
+  return more > 0 ? more * rows * 1e-9 : 0;
+}
+
+static void count_sample(sluice_search_t* s, sluice_sample_t* sample, double ns_per_row, double rows,
+                         const sluice_lanes_t* lanes) {
   ++sample->count;
-  if (sample->count == 1) return; /* meets new slots and templates */
+  if (sample->count == 1) { /* meets new slots and templates */
+    if (sample->best_ns_per_row == 0) sample->best_ns_per_row = -(float)ns_per_row;
+    return;
+  }
+  s->stats.switch_seconds += take_warm_up(sample, ns_per_row, rows);
   if (sample->best_ns_per_row != 0 && ns_per_row >= (double)sample->best_ns_per_row) return;
   sample->best_ns_per_row = (float)ns_per_row;
   if (lanes == NULL) return;
   sample->compute = (float)(lanes->compute / rows), sample->comm = (float)(lanes->comm / rows);
   sample->comm_cpu = (float)(lanes->comm_cpu / rows), sample->startup = (float)(lanes->startup / rows);
+}
+
+void sluice_search_count_switch(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, double seconds) {
+  const sluice_spot_t* spot = &s->spots[sluice_search_bucket(rows)];
+  const sluice_sample_t* x = direction == SLUICE_FORWARD ? &spot->forward[size_of(pick)] : &spot->backward[pick];
+  double usual = x->count > 1 ? (double)x->best_ns_per_row * (double)rows * 1e-9 : 0;
+  if (usual > 0 && seconds > usual) s->stats.switch_seconds += seconds - usual;
 }
 
 void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
@@ -555,7 +595,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
   ++s->stats.race_passes;
   ++spot->race_passes;
   sluice_sample_t* sample = direction == SLUICE_FORWARD ? &spot->forward[size_of(pick)] : &spot->backward[pick];
-  count_sample(sample, ns_per_row, (double)rows, lanes);
+  count_sample(s, sample, ns_per_row, (double)rows, lanes);
   int32_t best = best_of(spot, spot->raced);
   if (best >= 0) {
     double usual = direction == SLUICE_FORWARD ? (double)spot->forward[size_of(best)].best_ns_per_row

@@ -64,7 +64,7 @@ typedef struct sluice_search_config_s {
 } sluice_search_config_t;
 
 typedef struct sluice_sample_s {
-  float best_ns_per_row;
+  float best_ns_per_row;                  /* below 0: of the warm-up, until the next pass tells what that cost */
   float compute, comm, comm_cpu, startup; /* sluice_lanes_t of that pass, ns per row; compute 0: not known */
   int32_t count;                          /* timed passes, the first of which is the warm-up */
 } sluice_sample_t;
@@ -93,8 +93,10 @@ typedef struct sluice_search_stats_s {
   int64_t race_passes;
   double total_seconds;  /* of timed passes */
   double excess_seconds; /* of raced passes beyond the answer's time, once that is known */
+  double switch_seconds; /* of first passes after a switch, beyond the shortest of the same candidate */
   int64_t num_decisions, num_questioned, num_changed;
-  int64_t monotonic, not_monotonic; /* raced answers for which "the best n grows with q" held, or not */
+  int64_t monotonic, not_monotonic;   /* raced answers for which "the best n grows with q" held, or not */
+  int64_t one_valley, not_one_valley; /* races of three n or more for which "time over n has one valley" did */
 } sluice_search_stats_t;
 
 typedef struct sluice_search_s {
@@ -120,6 +122,8 @@ int32_t sluice_search_next(sluice_search_t* search, int64_t rows, int32_t* out_w
 /* A pass that all ranks ran with the same pick: `ns` of the slowest, and what its lanes took in ns, or NULL. */
 void sluice_search_observe(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
                            const sluice_lanes_t* lanes);
+/* Beyond `seconds`, which a first pass after a switch took: counted where the candidate's usual time is known. */
+void sluice_search_count_switch(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, double seconds);
 /* An answer from elsewhere for this size. */
 void sluice_search_answer(sluice_search_t* search, int64_t rows, int32_t pick);
 

@@ -150,9 +150,23 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   return SLUICE_OK;
 }
 
+static void note_switch(sluice_tuner_table_t* table, sluice_seat_t* seat) {
+  ++table->num_switches;
+  seat->switched = 1u << SLUICE_FORWARD | 1u << SLUICE_BACKWARD;
+}
+
+/* Whether the report that has come is of a first pass after a switch; true once. */
+static int is_first(sluice_seat_t* seat, int32_t direction) {
+  int first = (int)(seat->switched >> direction & 1);
+  seat->switched &= ~(1u << direction);
+  return first;
+}
+
 static void take(sluice_tuner_table_t* table, sluice_seat_t* seat, int64_t rows) {
   int32_t why = 0, pick = sluice_search_next(&table->search, rows, &why);
-  table->num_switches += seat->num_chunks != sluice_pick_chunks(pick) || seat->wgrad_mode != sluice_pick_wgrad(pick);
+  if (seat->num_chunks != sluice_pick_chunks(pick) || seat->wgrad_mode != sluice_pick_wgrad(pick)) {
+    note_switch(table, seat);
+  }
   seat->num_chunks = sluice_pick_chunks(pick);
   seat->wgrad_mode = sluice_pick_wgrad(pick);
   seat->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
@@ -304,7 +318,7 @@ static int32_t choose_plan(sluice_chooser_t* chooser, const sluice_moe_t* moe, s
   sluice_tuner_table_t* table = seat->table;
   sluice_plan_race_t* race = race_of(table, moe);
   int32_t plan = sluice_plan_race_next(race);
-  table->num_switches += plan != seat->plan;
+  if (plan != seat->plan) note_switch(table, seat);
   seat->plan = plan;
   seat->is_settled = race->is_settled;
   return plan;
@@ -319,6 +333,7 @@ static void agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat, const sl
     int64_t rows = 0;
     uint64_t ns = slowest(reports, world_size, direction, &rows, &lanes);
     int32_t plan = reports[0]->pass[direction].plan - 1;
+    if (ns > 0 && is_first(seat, direction)) sluice_plan_race_count_switch(race, direction, plan, rows, ns);
     if (sluice_plan_race_observe(race, direction, plan, rows, ns)) {
       tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
     }
@@ -346,7 +361,11 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
     if (p->plan > 0 || ns == 0 || sluice_search_sizes[size] != p->num_chunks) continue;
     /* A forward knows no mode: it counts for whatever its backward will be. */
     int32_t mode = direction == SLUICE_FORWARD ? seat->wgrad_mode : p->wgrad_mode;
-    sluice_search_observe(&table->search, direction, size + SLUICE_SEARCH_SIZES * mode, pass_rows, ns, &lanes);
+    int32_t pick = size + SLUICE_SEARCH_SIZES * mode;
+    if (is_first(seat, direction)) {
+      sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
+    }
+    sluice_search_observe(&table->search, direction, pick, pass_rows, ns, &lanes);
   }
   if (sluice_is_planned(moe)) {
     agree_on_plan(moe, seat, reports, world_size);

@@ -153,8 +153,11 @@ static void add_stats(const sluice_tuner_table_t* table, sluice_tuner_stats_t* s
   sum->num_changed += s->num_changed;
   sum->monotonic += s->monotonic;
   sum->not_monotonic += s->not_monotonic;
+  sum->one_valley += s->one_valley;
+  sum->not_one_valley += s->not_one_valley;
   sum->total_seconds += s->total_seconds;
   sum->excess_seconds += s->excess_seconds;
+  sum->switch_seconds += s->switch_seconds;
   sum->num_decisions += table->num_plan_decisions;
   for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
     const sluice_plan_race_t* race = &table->races[i].race;
@@ -162,6 +165,7 @@ static void add_stats(const sluice_tuner_table_t* table, sluice_tuner_stats_t* s
     sum->race_passes += race->passes;
     sum->total_seconds += race->total_ns * 1e-9;
     sum->excess_seconds += race->excess_ns * 1e-9;
+    sum->switch_seconds += race->switch_ns * 1e-9;
   }
 }
 

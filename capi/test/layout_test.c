@@ -403,7 +403,7 @@
   MEMBER(sluice_tuner_policy_t, runner_up_restore_middle, 12, 4) \
   MEMBER(sluice_tuner_policy_t, memory_budget, 16, 8) \
   MEMBER(sluice_tuner_policy_t, total_bytes, 24, 8) \
-  STRUCT(sluice_tuner_stats_t, 88) \
+  STRUCT(sluice_tuner_stats_t, 112) \
   MEMBER(sluice_tuner_stats_t, struct_size, 0, 8) \
   MEMBER(sluice_tuner_stats_t, timed_passes, 8, 8) \
   MEMBER(sluice_tuner_stats_t, race_passes, 16, 8) \
@@ -415,6 +415,9 @@
   MEMBER(sluice_tuner_stats_t, not_monotonic, 64, 8) \
   MEMBER(sluice_tuner_stats_t, total_seconds, 72, 8) \
   MEMBER(sluice_tuner_stats_t, excess_seconds, 80, 8) \
+  MEMBER(sluice_tuner_stats_t, switch_seconds, 88, 8) \
+  MEMBER(sluice_tuner_stats_t, one_valley, 96, 8) \
+  MEMBER(sluice_tuner_stats_t, not_one_valley, 104, 8) \
   STRUCT(sluice_calibration_config_t, 56) \
   MEMBER(sluice_calibration_config_t, struct_size, 0, 8) \
   MEMBER(sluice_calibration_config_t, next, 8, 8) \

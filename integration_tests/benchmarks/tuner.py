@@ -114,9 +114,18 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "repeatability_median": statistics.median(line["repeatability"] for line in lines),
         "error": {"median": statistics.median(errors), "p90": quantile(errors, 0.9), "count": len(errors)},
         "race_passes": sum(s["race_passes"] for s in stats),
-        "excess_seconds": sum(s["excess_seconds"] for s in stats),
-        "monotonic": sum(s["monotonic"] for s in stats),
-        "not_monotonic": sum(s["not_monotonic"] for s in stats),
+        **{
+            name: sum(s.get(name, 0) for s in stats)
+            for name in (
+                "excess_seconds",
+                "num_switches",
+                "switch_seconds",
+                "monotonic",
+                "not_monotonic",
+                "one_valley",
+                "not_one_valley",
+            )
+        },
     }
 
 

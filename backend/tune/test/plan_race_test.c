@@ -107,6 +107,24 @@ static void Race_ForwardsWithoutBackward_End(void** state) {
   assert_true(race.is_settled && race.pick == 0);
 }
 
+/* What a plan's warm-up, and later first passes under it, took beyond its usual time. */
+static void Race_FirstPassesUnderAPlan_AreCounted(void** state) {
+  (void)state;
+  sluice_plan_race_t race;
+  const sluice_racing_plan_t plans[] = {{1, 0, 0, 0}, {2, 0, 0, 0}};
+  sluice_plan_race_start(&race, plans, 2);
+  for (int step = 0; step < 20 && !race.is_settled; ++step) {
+    int32_t plan = sluice_plan_race_next(&race);
+    int is_first = race.counts[plan][0] == 0;
+    for (int32_t d = 0; d < 2; ++d) sluice_plan_race_observe(&race, d, plan, 1000, is_first ? 5000 : 3000);
+  }
+  assert_true(race.is_settled && race.switch_ns == 2.0 * 2 * 2000);
+  sluice_plan_race_count_switch(&race, 0, 1, 1000, 3500);
+  sluice_plan_race_count_switch(&race, 0, 1, 1000, 2000); /* quicker than usual costs nothing */
+  sluice_plan_race_count_switch(&race, 0, 7, 1000, 9999); /* of another set */
+  assert_true(race.switch_ns == 2.0 * 2 * 2000 + 500);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Race_Noisy_TakesOneNearTheBestInFewSteps),
@@ -114,6 +132,7 @@ int main(void) {
       cmocka_unit_test(Race_SinglePlan_HasWon),
       cmocka_unit_test(Race_OtherSizes_DoNotCount),
       cmocka_unit_test(Race_ForwardsWithoutBackward_End),
+      cmocka_unit_test(Race_FirstPassesUnderAPlan_AreCounted),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -243,11 +243,12 @@ static double overhead_of(int32_t mode, int32_t has_machine, double jitter, slui
       "mode %d%s, skew up to %.1f: time over that of an oracle in 10,000 steps, worst of 12: %.2f %%; of the last: "
       "%lld "
       "decisions, %lld race passes, questioned %lld, changed %lld, excess %.2f %%; best n grows with q in %lld of "
-      "%lld\n",
+      "%lld; one valley in %lld of %lld\n",
       mode, has_machine ? " with a machine" : "", 1 + 4 * jitter, 100 * worst, (long long)out_stats->num_decisions,
       (long long)out_stats->race_passes, (long long)out_stats->num_questioned, (long long)out_stats->num_changed,
       100 * out_stats->excess_seconds / out_stats->total_seconds, (long long)out_stats->monotonic,
-      (long long)(out_stats->monotonic + out_stats->not_monotonic));
+      (long long)(out_stats->monotonic + out_stats->not_monotonic), (long long)out_stats->one_valley,
+      (long long)(out_stats->one_valley + out_stats->not_one_valley));
   return worst;
 }
 
@@ -409,6 +410,79 @@ static void Ranks_SameObservations_PickAlikeInEveryStep(void** state) {
   assert_memory_equal(a.spots, b.spots, sizeof a.spots);
 }
 
+/* Batches of two sizes in turns, whose best n differ: each switch's first pass costs more, and is counted once. */
+static void ChangingBatches_FirstPassAfterASwitch_IsCounted(void** state) {
+  (void)state;
+  static sluice_search_t s;
+  const surface_t surface = {.alpha = 1e-3, .beta = 1e-6, .gemm_startup = 1e-5, .gemm_rate = 1e-6, .tile = 1};
+  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  const int64_t sizes[] = {256, 16384};
+  const double extra = 3e-3;
+  sluice_search_init(&s, &config);
+  int32_t last = 0;
+  double wanted = 0;
+  int counted = 0;
+  for (int step = 0; step < 600; ++step) {
+    int64_t rows = sizes[step / 5 % 2];
+    int32_t why, pick = sluice_search_next(&s, rows, &why);
+    int switched = step > 0 && pick != last, settled = why == SLUICE_WHY_RACED;
+    if (step == 400) wanted = -s.stats.switch_seconds; /* both answers stand by now */
+    for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+      double seconds = truth(&surface, rows, sluice_pick_chunks(pick), 0, d) + (switched ? extra : 0);
+      if (switched) sluice_search_count_switch(&s, d, pick, rows, seconds);
+      sluice_search_observe(&s, d, pick, rows, (uint64_t)(seconds * 1e9), NULL);
+      if (step >= 400 && switched) ++counted;
+    }
+    assert_true(step < 400 || settled);
+    last = pick;
+  }
+  wanted += s.stats.switch_seconds;
+  assert_int_equal(counted, 2 * 40); /* every fifth step, both directions */
+  assert_true(fabs(wanted - counted * extra) < 0.02 * counted * extra);
+}
+
+/* The papers' second hypothesis is told from every race: products that step in rows per chunk bend it. */
+static void Race_OneValleyOrTwo_IsReported(void** state) {
+  (void)state;
+  static sluice_search_t s;
+  const double one[] = {9, 7, 5, 4, 5, 6, 8, 9}, two[] = {9, 5, 5, 7, 5, 6, 8, 9};
+  for (int hills = 0; hills < 2; ++hills) {
+    const double* seconds = hills ? two : one;
+    const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+    sluice_search_init(&s, &config);
+    for (int step = 0; step < 100; ++step) {
+      int32_t pick = sluice_search_next(&s, 4096, NULL);
+      for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+        sluice_search_observe(&s, d, pick, 4096, (uint64_t)(seconds[pick] * 1e6), NULL);
+      }
+    }
+    assert_int_equal(s.stats.one_valley + s.stats.not_one_valley, 1);
+    assert_int_equal(s.stats.one_valley, !hills);
+  }
+}
+
+/* A candidate's warm-up is a first pass after a switch too: known once the next pass has run. */
+static void Race_WarmUps_AreCountedAsSwitches(void** state) {
+  (void)state;
+  static sluice_search_t s;
+  const surface_t surface = {.alpha = 2e-4, .beta = 1e-6, .gemm_startup = 1e-5, .gemm_rate = 1e-6, .tile = 1};
+  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  sluice_search_init(&s, &config);
+  int seen[SLUICE_SEARCH_PICKS] = {0};
+  int32_t candidates = 0;
+  for (int step = 0; step < 100; ++step) {
+    int32_t pick = sluice_search_next(&s, 4096, NULL);
+    candidates += seen[pick] == 0;
+    for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+      double seconds = truth(&surface, 4096, sluice_pick_chunks(pick), 0, d) + (seen[pick] == 0 ? 1e-3 : 0);
+      sluice_search_observe(&s, d, pick, 4096, (uint64_t)(seconds * 1e9), NULL);
+    }
+    ++seen[pick];
+  }
+  assert_true(candidates >= 3);
+  assert_true(fabs(s.stats.switch_seconds - 2e-3 * candidates) < 1e-4 * candidates);
+}
+
 static void Machine_Changes_AnswerIsQuestionedAndFollows(void** state) {
   (void)state;
   static sluice_search_t search;
@@ -494,6 +568,9 @@ int main(void) {
       cmocka_unit_test(Adaptive_NoMachine_FindsTheBestAsProfileDoes),
       cmocka_unit_test(Adaptive_NoMachineOpenWeightGradients_FindsBoth),
       cmocka_unit_test(Ranks_SameObservations_PickAlikeInEveryStep),
+      cmocka_unit_test(ChangingBatches_FirstPassAfterASwitch_IsCounted),
+      cmocka_unit_test(Race_WarmUps_AreCountedAsSwitches),
+      cmocka_unit_test(Race_OneValleyOrTwo_IsReported),
       cmocka_unit_test(Machine_Changes_AnswerIsQuestionedAndFollows),
       cmocka_unit_test(Forward_WithoutBackward_RacesEnd),
       cmocka_unit_test(Answers_Imported_AreTakenWithoutARace),

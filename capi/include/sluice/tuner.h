@@ -102,6 +102,10 @@ typedef struct sluice_tuner_stats_s {
   int64_t not_monotonic;  /* ... or not */
   double total_seconds;   /* of timed passes */
   double excess_seconds;  /* of raced passes beyond what the best known candidate took: what tuning has cost */
+  double switch_seconds;  /* of first passes after a switch beyond what the same choice takes otherwise (that of races
+                             is in excess_seconds too) */
+  int64_t one_valley;     /* races of three n or more for which the papers' "time over n has one valley" held ... */
+  int64_t not_one_valley; /* ... or not */
 } sluice_tuner_stats_t;
 
 /* Over all kinds of layers of the context. Context-exclusive. Errors: INVALID_ARGUMENT, ABI, BUSY. */

@@ -120,6 +120,7 @@ class MoeLayer:
         restore_input: str = "adaptive",
         restore_middle: str = "adaptive",
         experts: CallbackExperts | None = None,
+        deduplicate: bool = False,
     ) -> None:
         library = load()
         ffi = library.ffi
@@ -151,6 +152,7 @@ class MoeLayer:
             raise Unsupported("experts that run as the host's modules keep their rows and graphs: policy none")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
+        config.deduplicate = int(deduplicate)
         table = None
         if expert_rank is not None:
             if len(expert_rank) != num_experts:

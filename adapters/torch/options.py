@@ -10,6 +10,8 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
     given: dict[str, Any] = {"num_chunks": options.chunks or default_chunks}
     if options.wgrad_mode is not None:
         given["wgrad_mode"] = options.wgrad_mode
+    if options.deduplicate:
+        given["deduplicate"] = True
     if fused and options.policy is not None:
         given["restore_input"], given["restore_middle"] = options.policy
     return given

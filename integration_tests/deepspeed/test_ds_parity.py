@@ -167,6 +167,14 @@ def test_Policy_EachOne_AsStock(ranks2: Ranks, policy: Any) -> None:
     _compare(answers, F32)
 
 
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_Deduplicate_WithOwnAndCalledExperts_AsStock(ranks2: Ranks, chunks: int) -> None:
+    layers = [{"k": 2, "expert": "gated"}, {"k": 2, "expert": "tuple"}]
+    sluice = {"chunks": chunks, "deduplicate": True}
+    answers = ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice=sluice)
+    _compare(answers, F32)
+
+
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "nonreentrant"])
 def test_Budget_WithAccumulationAndCheckpointing_AsStock(ranks2: Ranks, checkpointing: str | None) -> None:
     """Bytes stay below the budget, whatever the plan had to do for it."""

@@ -69,6 +69,24 @@ def test_TwoRanks_OtherModelsFused_AsUnsplit(ranks: Ranks, saved: Any, kind: str
             assert gap < 2e-5, (rank, name, gap)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("experts", ["sluice", "grouped_mm"])
+def test_TwoRanks_Deduplicated_AsUnsplitWithFewerBytes(ranks: Ranks, saved: Any, experts: str, layout: str) -> None:
+    found = ranks.run(
+        "tf_models:ep_deduplicated",
+        deadline=200,
+        kind="deepseek_v3",  # K = 4 of 8 experts, in groups that lie on one rank: four rows become one
+        path=saved("deepseek_v3"),
+        experts=experts,
+        layout=LAYOUTS[layout],
+    )
+    for rank, result in enumerate(found):
+        for name, gap in result["worst"].items():
+            assert gap < 2e-5, (rank, name, gap)
+    without, with_it = (sum(result["sent"][on] for result in found) for on in (0, 1))
+    assert 0 < with_it < 0.6 * without, (without, with_it)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("experts", ["sluice", "grouped_mm"])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])

@@ -123,6 +123,31 @@ def ep_step(kind: str, path: str, experts: str, layout: dict[str, int], transpor
     return {name: worst[name]}
 
 
+def ep_deduplicated(kind: str, path: str, experts: str, layout: dict[str, int]) -> dict[str, Any]:
+    """The worst gaps with `deduplicate` on, and the bytes that the last experts sent without and with it."""
+    import sluice
+    from transformers.distributed import DistributedConfig
+
+    world, sent = torch.distributed.get_world_size(), []
+    for on in (False, True):
+        sluice.configure(deduplicate=on)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                experts_implementation=experts,
+                distributed_config=DistributedConfig(**layout, ep_size=world, ep_implementation="sluice"),
+            )
+            module = model.model.layers[-1].mlp.experts
+            step(model, batch())
+            before = sluice.stats(module)["bytes_sent"]
+            step(model, batch())
+            sent.append(sluice.stats(module)["bytes_sent"] - before)
+            worst = ep_step(kind, path, experts, layout) if on else {}
+        finally:
+            sluice.configure()
+    return {"worst": worst, "sent": sent}
+
+
 def ep_save(kind: str, path: str, layout: dict[str, int]) -> bool:
     """Whether a model that was loaded split and saved again has the bits it had."""
     from transformers.distributed import DistributedConfig

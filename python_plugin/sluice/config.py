@@ -73,6 +73,7 @@ class Options:
     host_memory_budget: int | None = None
     max_outstanding: int | None = None
     tuner: TunerOptions | None = None
+    deduplicate: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for comparing ranks and for messages."""
@@ -101,6 +102,12 @@ def parse(section: Any) -> tuple[bool, Options]:
     enabled = bool(values.pop("enabled", False))
     if "gemm_library" in values and values.get("gemm") not in ("onednn", "blas"):
         raise ConfigError('"sluice": "gemm_library" needs "gemm": "onednn" or "blas" beside it')
+    budget = next((key for key in ("memory_budget", "host_memory_budget") if key in values), None)
+    if values.get("deduplicate") and budget:
+        raise ConfigError(
+            f'"sluice": "deduplicate" does not run under a "{budget}" yet: take one of the two out '
+            "(a smaller chunk count and a policy save memory too)"
+        )
     return enabled, Options(**values)
 
 
@@ -249,6 +256,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "host_memory_budget": _bytes,
     "max_outstanding": _count,
     "tuner": _tuner,
+    "deduplicate": _boolean,
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,
     "timeout": _seconds,

@@ -76,6 +76,7 @@ class Case:
         strides="plain",
         wgrad="deferred",
         restore=("keep", "keep"),
+        deduplicate=False,
         seed=0,
     ):
         generator = torch.Generator().manual_seed(1000 + seed)
@@ -85,7 +86,7 @@ class Case:
 
         self.E, self.K, self.W, self.n = W * per_rank, K, W, n
         self.gated, self.bias, self.dtype, self.activation, self.wgrad = gated, bias, dtype, activation, wgrad
-        self.strides, self.per_rank, self.restore = strides, per_rank, restore
+        self.strides, self.per_rank, self.restore, self.deduplicate = strides, per_rank, restore, deduplicate
         names = {"w1": (H, M), "w2": (M, H)}
         if gated:
             names["w3"] = (H, M)
@@ -159,6 +160,7 @@ class Case:
             wgrad_mode=self.wgrad,
             restore_input=self.restore[0],
             restore_middle=self.restore[1],
+            deduplicate=self.deduplicate,
             **options,
         )
 
@@ -230,6 +232,8 @@ def cases(W):
         "S2": dict(restore=("redispatch", "offload"), n=3, tokens=(60, 25), gated=True, seed=28),
         "S3": dict(restore=("offload", "recompute"), n=3, tokens=(60, 25), bias=True, gated=True, seed=29),
         "S4": dict(restore=("redispatch", "recompute"), n=3, tokens=(60, 25), bias=True, seed=30),
+        "deduplicated": dict(deduplicate=True, per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, drop=0.1, seed=31),
+        "deduplicated bf16": dict(deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), dtype=bf16, seed=32),
         "bf16": dict(dtype=bf16, tokens=(64, 33), seed=25),
         "bf16 gated chunks": dict(dtype=bf16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=26),
     }

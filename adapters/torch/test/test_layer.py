@@ -38,6 +38,8 @@ CASES = [
     "S2",
     "S3",
     "S4",
+    "deduplicated",
+    "deduplicated bf16",
     "bf16",
     "bf16 gated chunks",
 ]

@@ -44,6 +44,9 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunks", type=int, metavar="n", help="fixed; default: chosen")
     parser.add_argument("--policy", choices=tuple(config.RESTORE), help="fixed; default: chosen")
     parser.add_argument("--budget", metavar="BYTES", help='on each rank for all layers, such as "20GiB"')
+    parser.add_argument(
+        "--deduplicate", action="store_true", default=None, help="a token's row once to each rank; not under budgets"
+    )
     parser.add_argument("--host-budget", metavar="BYTES", help="of offloaded rows, all outstanding forwards together")
 
 
@@ -64,6 +67,7 @@ def model_of(options: Any) -> Model:
         memory_budget=budget_of(options.budget),
         host_memory_budget=budget_of(options.host_budget, "--host-budget"),
         num_chunks=options.chunks,
+        deduplicate=options.deduplicate,
         policy=None if options.policy is None else config.RESTORE[options.policy],
     )
     return flags.over(model)

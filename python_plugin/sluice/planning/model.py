@@ -43,6 +43,7 @@ class Model:
     policy: tuple[str, str] | None = None
     wgrad: str | None = None
     max_outstanding: int | None = None
+    deduplicate: bool | None = None
 
     def over(self, other: Model) -> Model:
         """This one, and what it does not say from the other."""
@@ -114,7 +115,7 @@ def _deepspeed(data: Mapping[str, Any], path: str, sequence_length: int | None) 
     found["memory_budget"], found["num_chunks"] = options.memory_budget, options.chunks
     found["host_memory_budget"] = options.host_memory_budget
     found["policy"], found["wgrad"] = options.policy, options.wgrad_mode
-    found["max_outstanding"] = options.max_outstanding
+    found["max_outstanding"], found["deduplicate"] = options.max_outstanding, options.deduplicate or None
     return Model(**found)
 
 

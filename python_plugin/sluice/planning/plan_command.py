@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         memory_budget=model.memory_budget or 0,
         host_memory_budget=model.host_memory_budget or 0,
         max_outstanding=model.max_outstanding or model.layers,
+        deduplicate=bool(model.deduplicate),
     )
 
 
@@ -94,12 +95,24 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
         work = workload_of(model, options.ranks, skew)
         decision = planner.choose(work, arguments.wanted_of(model))
         prediction = planner.predict(work, decision.chosen, timeline=not rows) if decision.chosen else None
-        rows.append({"layers": layers, "workload": work, "decision": decision, "prediction": prediction})
+        other = _other_way(planner, work, arguments.wanted_of(model)) if prediction else None
+        rows.append(
+            {"layers": layers, "workload": work, "decision": decision, "prediction": prediction, "other": other}
+        )
     if options.picture and rows[0]["prediction"]:
         Path(options.picture).write_text(
             picture(rows[0]["workload"], rows[0]["decision"].chosen, rows[0]["prediction"])
         )
     return {"model": model, "layers": rows}
+
+
+def _other_way(planner: Planner, work: Workload, wanted: Choice) -> tuple[Choice, Prediction] | None:
+    """The same with deduplication where it is off, and without where it is on; None where it changes nothing."""
+    if work.world_size == 1 or work.top_k == 1 or work.memory_budget or work.host_memory_budget:
+        return None
+    other = replace(work, deduplicate=not work.deduplicate)
+    chosen = planner.choose(other, wanted).chosen
+    return (chosen, planner.predict(other, chosen)) if chosen else None
 
 
 def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
@@ -118,6 +131,7 @@ def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
             gated=work.gated,
             under_plan=work.memory_budget > 0 or work.host_memory_budget > 0,
             may_reuse_saved=direction == "backward",
+            deduplicate=work.deduplicate and work.world_size > 1,
         )
         every = prediction.events[direction]
         if [op["kind"] for op in schedule.data["ops"]] == [event.op for event in every]:
@@ -164,6 +178,8 @@ def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[s
         else:
             total += prediction.seconds * len(names)
             lines += _chosen(decision, prediction)
+            if row["other"]:
+                lines.append(_compared(row["workload"], prediction, *row["other"]))
         lines += ["", f"  {'n':>4} {'policy':<20} {'weight gradients':<17} {'ms':>9} {'bytes':>11}  why"]
         for c in decision.candidates if everything else best_of_each(decision):
             wgrad = c.choice.wgrad.replace("_", " ")
@@ -196,6 +212,16 @@ def _chosen(decision: Decision, p: Prediction) -> list[str]:
     return lines
 
 
+def _compared(work: Workload, chosen: Prediction, choice: Choice, other: Prediction) -> str:
+    """What deduplication does to the wire and to the step."""
+    rows = chosen.sent_rows, other.sent_rows
+    with_it, without = rows if work.deduplicate else rows[::-1]
+    share = f"{100 * with_it / without:.0f} % of the rows travel with it"
+    word = "not deduplicated" if work.deduplicate else "deduplicated"
+    faster = 100 * (chosen.seconds / other.seconds - 1)
+    return f"  {word}: {other.seconds * 1e3:.2f} ms a step ({choice}; {faster:+.1f} % speed); {share}"
+
+
 def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:
     """What --json prints."""
     rows = []
@@ -209,6 +235,7 @@ def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:
                 "chosen": {**asdict(decision.chosen), "policy": decision.chosen.policy} if decision.chosen else None,
                 "shortfall": decision.shortfall or None,
                 "prediction": _numbers(prediction) if prediction else None,
+                "other_way": _numbers(row["other"][1]) if row["other"] else None,
                 "candidates": [candidate.as_dict() for candidate in decision.candidates],
             }
         )

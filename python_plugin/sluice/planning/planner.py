@@ -34,6 +34,7 @@ class Workload:
     memory_budget: int = 0
     max_outstanding: int = 1
     host_memory_budget: int = 0
+    deduplicate: bool = False
 
     def with_(self, **changes: Any) -> Workload:
         return replace(self, **changes)
@@ -75,6 +76,7 @@ class Prediction:
     fits: bool
     run_chunks: int
     max_chunks: int
+    sent_rows: float
     events: dict[str, list[Event]]
 
     @property
@@ -139,7 +141,7 @@ class Planner:
         value.num_experts, value.top_k, value.world_size = work.num_experts, work.top_k, work.world_size
         value.dtype, value.gated, value.skew = DTYPES[work.dtype], int(work.gated), work.skew
         value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
-        value.host_memory_budget = work.host_memory_budget
+        value.host_memory_budget, value.deduplicate = work.host_memory_budget, int(work.deduplicate)
         return value
 
     def _choice(self, choice: Choice) -> Any:
@@ -183,6 +185,7 @@ class Planner:
             fits=bool(out.fits),
             run_chunks=out.run_chunks,
             max_chunks=out.max_chunks,
+            sent_rows=out.sent_rows,
             events=events,
         )
 

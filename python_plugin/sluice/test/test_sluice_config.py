@@ -22,6 +22,14 @@ def test_Section_AllKeys_AreRead() -> None:
     assert options == config.Options(4, "per_chunk", "blas", "/x.so", 5.0, "warn")
 
 
+def test_Deduplicate_IsReadAndOffByDefault() -> None:
+    assert config.parse({"deduplicate": True})[1].deduplicate is True
+    assert config.parse({"deduplicate": False, "memory_budget": "1GiB"})[1].deduplicate is False
+    assert config.parse({})[1].deduplicate is False
+    with pytest.raises(config.ConfigError, match='does not run under a "memory_budget" yet: take one of the two out'):
+        config.parse({"deduplicate": True, "memory_budget": "1GiB"})
+
+
 @pytest.mark.parametrize("section", [{}, {key: None for key in config.KEYS}, {"chunks": "adaptive"}])
 def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -> None:
     assert config.parse(section) == (False, config.Options())
@@ -113,6 +121,9 @@ def test_Section_MisspeltKey_IsNamedWithTheNearest(wrong: str, right: str) -> No
         {"gemm_library": "x.so"},
         {"on_unsupported": "ignore"},
         {"enabled": 1},
+        {"deduplicate": 1},
+        {"deduplicate": True, "memory_budget": "1GiB"},
+        {"deduplicate": True, "host_memory_budget": "1GiB"},
         [],
         "on",
     ],

@@ -162,6 +162,28 @@ def test_Plan_HostBudgetOfAConfig_IsHonoured(tmp_path, capsys) -> None:
     assert status == 1 and "raise host_memory_budget" in out
 
 
+def test_Plan_Deduplicate_IsPricedBothWays(tmp_path, capsys) -> None:
+    flags = [*FLAGS, "--ranks", "2", "--top-k", "4"]  # four of eight experts: nearly always on both ranks
+    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", *flags)
+    assert status == 0 and re.search(r"  deduplicated: .* speed\); 49 % of the rows travel with it", out)
+    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", *flags, "--deduplicate")
+    assert status == 0 and re.search(r"  not deduplicated: .* speed\); 49 % of the rows travel with it", out)
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({"sluice": {"enabled": True, "deduplicate": True}}))
+    picture = tmp_path / "plan.svg"
+    words = ["--config", str(config), "--json", "--picture", str(picture)]
+    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", *flags, *words)
+    layer = json.loads(out)["layers"][0]
+    assert status == 0 and layer["workload"]["deduplicate"] and "holds chunk" in picture.read_text()
+    assert layer["other_way"]["sent_rows"] == pytest.approx(8192 * 4 / 2)
+    assert layer["prediction"]["sent_rows"] == pytest.approx(8192 * (1 - 1 / 70))
+    assert layer["prediction"]["seconds"] < layer["other_way"]["seconds"]
+    for none in (["--ranks", "1"], ["--top-k", "1"], ["--budget", "20GiB"]):
+        assert "deduplicated" not in run(capsys, "--machine", "a100-8x8-200g", *flags, *none)[1]
+    status, _, error = run(capsys, "--machine", "h200-8x8", *flags, "--deduplicate", "--budget", "1GiB")
+    assert status == 2 and "set it to 0, or the budgets" in error
+
+
 def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
     status, out, _ = run(capsys, "--machine", "h200-8x8", *FLAGS, "--budget", "10MiB")
     assert status == 1 and "DOES NOT FIT" in out and "raise memory_budget to that" in out and "over budget by" in out

@@ -6,10 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
-#include "capi/test/world.h"
+#include "capi/test/rig.h"
 
 static case_t base_case(void) {
   return (case_t){.world_size = 1,
@@ -320,6 +321,83 @@ static void Layer_AnyChunks_BitIdenticalWithNative(void** state) {
   check_any_chunks("native");
 }
 
+/* ---- faults of the public code that no schedule shows (algorithms.md section 5) ---- */
+
+/* It detaches the gate: here every kept route's weight has its gradient, whatever is reused. */
+static void PublicCode_GateDetached_EveryRouteWeightHasItsGradient(void** state) {
+  (void)state;
+  const int32_t policies[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
+                                 {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
+                                 {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_OFFLOAD},
+                                 {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE},
+                                 {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
+  for (size_t p = 0; p < sizeof policies / sizeof policies[0]; ++p) {
+    case_t c = base_case();
+    result_t got, want;
+    c.world_size = 2, c.num_chunks = 3, c.top_k = 2;
+    c.restore_input = policies[p][0], c.restore_middle = policies[p][1];
+    world_run(&c, &got);
+    world_reference(&c, &want);
+    for (int32_t r = 0; r < c.world_size; ++r) {
+      assert_int_equal(got.status[r], SLUICE_OK);
+      for (int64_t i = 0; i < c.tokens[r] * c.top_k; ++i) {
+        assert_true(got.grad_weights[r][i] != 0 || want.grad_weights[r][i] == 0);
+        assert_true(fabs(got.grad_weights[r][i] - want.grad_weights[r][i]) <=
+                    1e-5 * (1 + fabs(want.grad_weights[r][i])));
+      }
+    }
+    world_free(&got);
+    world_free(&want);
+  }
+}
+
+typedef struct held_s {
+  void* data[SLUICE_SAVED_COUNT];
+  uint64_t bytes[SLUICE_SAVED_COUNT];
+} held_t;
+
+static void* hold(void* user, int32_t which, uint64_t bytes) {
+  held_t* held = user;
+  held->bytes[which] = bytes;
+  return held->data[which] = test_calloc(1, bytes + 1);
+}
+
+static uint64_t digest_of(const held_t* held, const rig_t* rig) {
+  uint64_t h = 0xcbf29ce484222325u;
+  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+    for (uint64_t b = 0; b < held->bytes[i]; ++b) h = (h ^ ((const unsigned char*)held->data[i])[b]) * 0x100000001b3u;
+  }
+  for (uint64_t b = 0; b < rig->out.bytes; ++b) {
+    h = (h ^ ((const unsigned char*)rig->out.tensor.data)[b]) * 0x100000001b3u;
+  }
+  return h;
+}
+
+/* Guard 6: no lane reads or writes anything of the host's once a call has returned. What was given in may change at
+ * once, and what came out does not change any more. (On CUDA: cuda_layer_test and cuda_device_test join the stream.) */
+static void Guard6_NoLaneOutlivesItsCall(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t config = rig_config();
+  config.num_chunks = 6, config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
+  for (int round = 0; round < 20; ++round) {
+    held_t held;
+    memset(&held, 0, sizeof held);
+    rig_reset(&rig);
+    rig.forward.save = hold, rig.forward.save_user = &held;
+    sluice_step_t* step = NULL;
+    assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+    const uint64_t after = digest_of(&held, &rig);
+    memset(rig.tokens.tensor.data, 0xff, rig.tokens.bytes); /* NaN */
+    usleep(500);
+    assert_true(digest_of(&held, &rig) == after);
+    sluice_step_drop(step);
+    for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) test_free(held.data[i]); /* a late copy would be use after free */
+  }
+  rig_close(&rig);
+}
+
 static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
   (void)state;
   for (int32_t a = SLUICE_ACTIVATION_GELU; a <= SLUICE_ACTIVATION_SILU; ++a) {
@@ -393,6 +471,8 @@ int main(void) {
       cmocka_unit_test(Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_RestorePolicies_WorkWithEverythingElse),
       cmocka_unit_test(Layer_CallbackExpertsComputedAgain_MatchReference),
+      cmocka_unit_test(PublicCode_GateDetached_EveryRouteWeightHasItsGradient),
+      cmocka_unit_test(Guard6_NoLaneOutlivesItsCall),
       cmocka_unit_test(Layer_FiniteDifferences_MatchEveryGradient),
       cmocka_unit_test(Layer_EveryGemm_MatchesReference),
   };

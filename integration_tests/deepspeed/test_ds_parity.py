@@ -175,6 +175,18 @@ def test_Deduplicate_WithOwnAndCalledExperts_AsStock(ranks2: Ranks, chunks: int)
     _compare(answers, F32)
 
 
+def test_PublicCodeDropsTheAuxiliaryLoss_HereItTrainsTheGateAsStock(ranks2: Ranks) -> None:
+    """MPipeMoE's public code drops l_aux and detaches the gate (algorithms.md section 5)."""
+    answers = ranks2.run("cases_parity:parity", layers=[{"k": 1}], steps=6, sluice={"chunks": 4, "policy": "S4"})
+    _compare(answers, F32)
+    for stock, swapped in answers:
+        assert swapped["l_aux"] and all(value > 0 for value in swapped["l_aux"])
+        gates = [name for name in stock["weights"] if "wg" in name]
+        assert gates and all(
+            swapped["weights"][name] == pytest.approx(stock["weights"][name], rel=1e-4) for name in gates
+        )
+
+
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "nonreentrant"])
 def test_Budget_WithAccumulationAndCheckpointing_AsStock(ranks2: Ranks, checkpointing: str | None) -> None:
     """Bytes stay below the budget, whatever the plan had to do for it."""

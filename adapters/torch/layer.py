@@ -142,9 +142,7 @@ class MoeLayer:
             config.swiglu_alpha, config.swiglu_offset = swiglu.alpha, swiglu.offset
             config.swiglu_limit = min(swiglu.limit, torch.finfo(torch.float32).max)
         config.bias = int(bias)
-        # On CUDA the tuner has no times of ops yet, so ranks could not agree on a choice: one chunk unless told.
-        alone = context.ep_group.world_size == 1
-        config.num_chunks = 1 if num_chunks == 0 and context.placement.is_cuda and not alone else num_chunks
+        config.num_chunks = num_chunks
         config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
         config.restore_input = _number(RESTORE_INPUT, restore_input, "restore_input")
         config.restore_middle = _number(RESTORE_MIDDLE, restore_middle, "restore_middle")

@@ -19,6 +19,7 @@
 #include "sluice/context.h"
 
 typedef struct sluice_device_s sluice_device_t;
+typedef struct sluice_timer_s sluice_timer_t; /* of a device of its own memory */
 
 /* Does op `index` of the pass `user`; `stream` is the lane's (NULL on a CPU). */
 typedef sluice_status_t (*sluice_job_fn_t)(void* user, int32_t index, sluice_stream_t stream);
@@ -111,6 +112,12 @@ typedef struct sluice_far_vtable_s {
   sluice_status_t (*take)(sluice_device_t* device, sluice_stream_t stream, sluice_allocator_t* memory, int32_t pinned,
                           uint64_t bytes, uint64_t most_bytes, void** out_data);
   void (*give)(sluice_device_t* device, int32_t pinned, void* data);
+  /* Two marks on a stream, and the time between them on the device. ns answers 0 while the second has not been passed:
+   * nothing waits. Not in a capture. destroy accepts NULL. */
+  sluice_status_t (*timer_create)(sluice_device_t* device, sluice_timer_t** out_timer);
+  sluice_status_t (*timer_mark)(sluice_device_t* device, sluice_timer_t* timer, int32_t is_end, sluice_stream_t stream);
+  sluice_status_t (*timer_ns)(sluice_device_t* device, const sluice_timer_t* timer, uint64_t* out_ns);
+  void (*timer_destroy)(sluice_device_t* device, sluice_timer_t* timer);
   /* Bytes of the device's memory in blocks that nobody has taken: they make room where memory is short. */
   uint64_t (*idle_bytes)(const sluice_device_t* device);
   /* Page-locked blocks are at most so many bytes from now on; 0: no limit. */

@@ -39,6 +39,9 @@ typedef struct sluice_seat_s {
   uint32_t switched;  /* the chooser's: directions whose next report is of a first pass after a switch */
   void* table;        /* the chooser's; NULL: nothing is open, nobody is asked */
   sluice_step_report_t own;
+  /* On a far device, by direction: the pass that was enqueued last, and its time, which is known once it has run. */
+  sluice_pass_report_t enqueued[2];
+  struct sluice_timer_s* timers[2];
 } sluice_seat_t;
 
 struct sluice_plan_data_s; /* plan.h */

@@ -74,15 +74,17 @@ static void record(sluice_pass_t* pass) {
   /* Only passes of training count: a forward that keeps nothing and a weight half alone take other times. */
   int is_step = spec->only == 0 && (spec->direction == SLUICE_FORWARD ? spec->keep : spec->input_half);
   if (!is_step) return;
-  seat->own.pass[spec->direction] = (sluice_pass_report_t){
+  int is_far = sluice_is_far(pass->moe); /* its ops are only enqueued by now: no times of lanes */
+  sluice_pass_report_t* report = is_far ? &seat->enqueued[spec->direction] : &seat->own.pass[spec->direction];
+  *report = (sluice_pass_report_t){
       .pass_ns = now - pass->agreed_ns,
       .rows = pass->binding.num_rows,
       .num_chunks = spec->num_chunks,
       .wgrad_mode = (int16_t)spec->wgrad_mode,
       .plan = pass->binding.plan,
-      .compute_ns = (float)lane_ns[SLUICE_LANE_COMPUTE],
-      .comm_ns = (float)lane_ns[SLUICE_LANE_COMM],
-      .comm_cpu_ns = (float)pass->comm_cpu_ns,
+      .compute_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMPUTE],
+      .comm_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMM],
+      .comm_cpu_ns = is_far ? 0 : (float)pass->comm_cpu_ns,
       .header_ns = (float)pass->header_ns,
   };
   if (spec->direction != SLUICE_FORWARD) return;
@@ -90,8 +92,47 @@ static void record(sluice_pass_t* pass) {
   seat->own.num_tokens = pass->binding.num_tokens;
 }
 
+/* Where somebody chooses by times, on a far device: a mark on the host's stream, before the pass and behind it. A pass
+ * without its time is one that nobody chooses by, and no failure. */
+static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
+  sluice_device_t* device = pass->context->device;
+  sluice_seat_t* seat = &pass->moe->seat;
+  int32_t direction = pass->schedule->spec.direction;
+  if (!sluice_is_far(pass->moe) || seat->table == NULL || pass->captured) return SLUICE_OK;
+  if (seat->timers[direction] == NULL) SLUICE_TRY(device->far->timer_create(device, &seat->timers[direction]));
+  return device->far->timer_mark(device, seat->timers[direction], is_end, pass->stream);
+}
+
+void sluice_pass_take_times(sluice_moe_t* moe) {
+  sluice_device_t* device = moe->context->device;
+  sluice_seat_t* seat = &moe->seat;
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    sluice_pass_report_t* report = &seat->enqueued[direction];
+    uint64_t ns = 0;
+    if (report->pass_ns == 0 || seat->timers[direction] == NULL) continue;
+    sluice_status_t status = device->far->timer_ns(device, seat->timers[direction], &ns);
+    if (status == SLUICE_OK && ns == 0) continue; /* not through yet: the next forward asks again */
+    if (status == SLUICE_OK) {
+      seat->own.pass[direction] = *report;
+      seat->own.pass[direction].pass_ns = ns;
+    }
+    report->pass_ns = 0;
+  }
+}
+
+void sluice_pass_drop_timers(sluice_moe_t* moe) {
+  sluice_device_t* device = moe->context->device;
+  for (int i = 0; i < 2; ++i) {
+    if (moe->seat.timers[i] != NULL) device->far->timer_destroy(device, moe->seat.timers[i]);
+    moe->seat.timers[i] = NULL;
+  }
+}
+
 sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
   sluice_device_t* device = pass->context->device;
+  sluice_pass_report_t* enqueued = &pass->moe->seat.enqueued[pass->schedule->spec.direction];
+  enqueued->pass_ns = 0;
+  int is_marked = mark(pass, 0) == SLUICE_OK;
   pass->has_begun = 1;
   SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_op, pass, pass->stream));
   sluice_status_t submitted = submit_all(pass);
@@ -100,5 +141,6 @@ sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
   sluice_status_t status = device->vtable->join(device);
   if (status == SLUICE_OK) status = submitted;
   if (status == SLUICE_OK) record(pass);
+  if (!is_marked || status != SLUICE_OK || mark(pass, 1) != SLUICE_OK) enqueued->pass_ns = 0;
   return status;
 }

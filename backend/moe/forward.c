@@ -205,6 +205,7 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
     refusal = bind_local(f, moe, num_chunks);
     if (refusal != SLUICE_OK) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   }
+  if (refusal == SLUICE_OK) sluice_pass_take_times(moe);
   int planned = sluice_is_planned(moe);
   const sluice_proposal_t proposal = {
       .direction = SLUICE_FORWARD,

@@ -5,6 +5,7 @@
 
 #include "backend/moe/agree.h"
 #include "backend/moe/ceiling.h"
+#include "backend/moe/pass.h"
 #include "backend/moe/plan.h"
 
 static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
@@ -100,6 +101,7 @@ void sluice_layer_release(sluice_moe_t* moe) {
   if (atomic_fetch_sub(&moe->references, 1) != 1) return;
   sluice_context_t* context = moe->context;
   sluice_ceiling_destroy(moe);
+  sluice_pass_drop_timers(moe);
   sluice_free(&context->allocator, moe->place_of_expert, moe->tables_bytes);
   sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
   sluice_free(&context->allocator, moe, sizeof *moe);

@@ -70,6 +70,11 @@ typedef struct sluice_pass_s {
 extern const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT];
 
 /* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
+/* On a far device, once the stream has been read: the times of the layer's last passes go into its next report, if they
+ * are through. */
+void sluice_pass_take_times(sluice_moe_t* moe);
+void sluice_pass_drop_timers(sluice_moe_t* moe);
+
 uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor);
 /* What a pass takes from the arena behind its slots. scalar_bytes: of one f32 for each row of the largest chunk. */
 /* Of it, what lies with the rows of a far device. */

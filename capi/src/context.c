@@ -83,7 +83,8 @@ static sluice_status_t fill_cuda(sluice_context_t* context, const sluice_context
       .symbols = sources != NULL ? sources->cublas : NULL,
       .lt_symbols = sources != NULL ? sources->cublaslt : NULL,
   };
-  return sluice_gemm_cublas_create(&options, &context->allocator, &context->gemm);
+  SLUICE_TRY(sluice_gemm_cublas_create(&options, &context->allocator, &context->gemm));
+  return sluice_tuner_install(context);
 }
 
 static sluice_status_t fill_engine(sluice_context_t* context, const sluice_context_config_t* config) {

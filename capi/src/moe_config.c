@@ -84,20 +84,12 @@ static sluice_status_t check_policies(const sluice_moe_config_t* c) {
 }
 
 /* What the engine does not do on a device of its own memory yet. */
-static sluice_status_t check_far(const sluice_context_t* context, sluice_moe_config_t* c) {
+static sluice_status_t check_far(const sluice_context_t* context, const sluice_moe_config_t* c) {
   if (context->device->far == NULL) return SLUICE_OK;
   if (c->callback_experts) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: callback experts do not run on device %s yet: use parameters",
                        c->layer_id, context->device->name);
   }
-  if (context->memory_budget > 0 || context->host_memory_budget > 0) return SLUICE_OK; /* plans have their own n */
-  if (c->num_chunks == 0 && context->world_size > 1) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: num_chunks is 0, chosen by Sluice, which cannot time passes on device %s yet: give a "
-                       "number, or a memory_budget",
-                       c->layer_id, context->device->name);
-  }
-  if (c->num_chunks == 0) c->num_chunks = 1; /* one rank has nothing to overlap */
   return SLUICE_OK;
 }
 

@@ -19,7 +19,6 @@ void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_s
 
 sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tuner_config_t* config) {
   CHECK(context != NULL, "sluice_context_tune: context is NULL");
-  SLUICE_TRY(sluice_check_is_near(context, "sluice_context_tune"));
   sluice_tuner_config_t c;
   sluice_tuner_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_tuner_config_t"));
@@ -28,6 +27,7 @@ sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tune
         "tuner: mode is %d; known are adaptive (0), profile (1) and model (2)", c.mode);
   CHECK(c.mode != SLUICE_TUNER_MODEL || c.machine != NULL,
         "tuner: mode model needs a machine to predict with: calibrate, or give a profile; or use adaptive");
+  if (c.machine != NULL) SLUICE_TRY(sluice_check_is_near(context, "sluice_context_tune: predictions by a machine"));
   CHECK(c.reserved == 0, "tuner: reserved is %d; set it to 0", c.reserved);
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_tune"));
   sluice_tuner_t* tuner = sluice_tuner_of(context);

@@ -199,6 +199,77 @@ static sluice_status_t far_count_blocks(sluice_device_t* device, sluice_stream_t
   return leave_with(device, count_inside(stream, blocks));
 }
 
+/* ---- times ----------------------------------------------------------------------------------------------------- */
+
+struct sluice_timer_s {
+  void* marks[2]; /* events */
+};
+
+static void destroy_marks(sluice_device_t* device, sluice_timer_t* timer) {
+  for (int i = 0; i < 2; ++i) {
+    if (timer->marks[i] != NULL) (void)sluice_cuda_device_driver(device)->cuEventDestroy_v2(timer->marks[i]);
+  }
+}
+
+static void far_timer_destroy(sluice_device_t* device, sluice_timer_t* timer) {
+  if (timer == NULL) return;
+  if (!sluice_cuda_is_inherited(device)) {
+    int is_current = sluice_cuda_enter(device) == SLUICE_OK;
+    destroy_marks(device, timer);
+    if (is_current) (void)sluice_cuda_leave(device);
+  }
+  sluice_free(device->allocator, timer, sizeof *timer);
+}
+
+static sluice_status_t make_marks(sluice_device_t* device, sluice_timer_t* timer) {
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  for (int i = 0; i < 2; ++i) {
+    int code = driver->cuEventCreate(&timer->marks[i], SLUICE_CU_EVENT_DEFAULT);
+    if (code == 0) continue;
+    timer->marks[i] = NULL;
+    return sluice_cuda_fail(driver, code, "no event to take times with");
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t far_timer_create(sluice_device_t* device, sluice_timer_t** out_timer) {
+  *out_timer = NULL;
+  SLUICE_TRY(sluice_cuda_enter(device));
+  sluice_timer_t* timer = sluice_alloc_zeroed(device->allocator, sizeof *timer, "timer");
+  sluice_status_t status =
+      leave_with(device, timer != NULL ? make_marks(device, timer) : (sluice_status_t)SLUICE_E_NO_MEMORY);
+  if (status != SLUICE_OK) {
+    sluice_error_info_t why;
+    sluice_error_capture(&why);
+    far_timer_destroy(device, timer);
+    return sluice_error_adopt(&why);
+  }
+  *out_timer = timer;
+  return SLUICE_OK;
+}
+
+static sluice_status_t far_timer_mark(sluice_device_t* device, sluice_timer_t* timer, int32_t is_end,
+                                      sluice_stream_t stream) {
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  SLUICE_TRY(sluice_cuda_enter(device));
+  int code = driver->cuEventRecord(timer->marks[is_end != 0], stream);
+  return leave_with(device,
+                    code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "the time of a pass cannot be recorded"));
+}
+
+static sluice_status_t far_timer_ns(sluice_device_t* device, const sluice_timer_t* timer, uint64_t* out_ns) {
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  float milliseconds = 0;
+  *out_ns = 0;
+  SLUICE_TRY(sluice_cuda_enter(device));
+  int code = driver->cuEventElapsedTime(&milliseconds, timer->marks[0], timer->marks[1]);
+  SLUICE_TRY(leave_with(device, code == 0 || code == SLUICE_CU_NOT_READY
+                                    ? SLUICE_OK
+                                    : sluice_cuda_fail(driver, code, "the time of a pass cannot be taken")));
+  if (code == 0) *out_ns = milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) + 1 : 1;
+  return SLUICE_OK;
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------------------------- */
 
 static sluice_status_t far_take(sluice_device_t* device, sluice_stream_t stream, sluice_allocator_t* memory,
@@ -273,6 +344,10 @@ const sluice_far_vtable_t sluice_cuda_far_vtable = {
     .count_blocks = far_count_blocks,
     .take = far_take,
     .give = far_give,
+    .timer_create = far_timer_create,
+    .timer_mark = far_timer_mark,
+    .timer_ns = far_timer_ns,
+    .timer_destroy = far_timer_destroy,
     .idle_bytes = far_idle_bytes,
     .limit_pinned = far_limit_pinned,
     .release = far_drop_pools,

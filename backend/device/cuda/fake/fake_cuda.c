@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/clock.h"
+
 enum { MAX_STREAMS = SLUICE_FAKE_CUDA_STREAMS, MAX_BLOCKS = 4096, MAX_CONTEXT_DEPTH = 16 };
 enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
 enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905 };
@@ -21,6 +23,7 @@ typedef struct fake_clock_s {
 typedef struct ticket_s {
   int references;
   int done;
+  uint64_t done_ns;
   fake_clock_t clock;
 } ticket_t;
 
@@ -43,6 +46,7 @@ typedef struct fake_event_s {
   ticket_t* last;   /* NULL: never recorded */
   int64_t graph_id; /* not 0: recorded last in the capture of that graph ... */
   int32_t mark;     /* ... as this mark */
+  int32_t is_timed;
 } fake_event_t;
 
 /* What a graph enqueues, in the order of the calls. */
@@ -160,7 +164,10 @@ static int run_head(fake_stream_t* stream) {
   stream->head = item->next;
   if (stream->head == NULL) stream->tail = &stream->head;
   if (item->op.run != NULL) item->op.run(item->op.user);
-  if (item->records != NULL) item->records->done = 1;
+  if (item->records != NULL) {
+    item->records->done = 1;
+    item->records->done_ns = sluice_now_ns();
+  }
   drop_queued(item);
   return 1;
 }
@@ -422,13 +429,15 @@ static int fake_cuStreamIsCapturing(void* handle, int* out_status) {
   return simple();
 }
 static int fake_cuEventCreate(void** out_event, unsigned int flags) {
-  if (flags != SLUICE_CU_EVENT_DISABLE_TIMING) return INVALID_VALUE;
+  if (flags != SLUICE_CU_EVENT_DISABLE_TIMING && flags != SLUICE_CU_EVENT_DEFAULT) return INVALID_VALUE;
   if (depth == 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
   int code = planned();
   if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
-    *out_event = calloc(1, sizeof(fake_event_t));
+    fake_event_t* event = calloc(1, sizeof *event);
+    event->is_timed = flags == SLUICE_CU_EVENT_DEFAULT;
+    *out_event = event;
     ++world.num_events;
   }
   sluice_fake_cuda_unlock();
@@ -554,6 +563,20 @@ static int fake_cuEventQuery(void* handle) {
       code = SLUICE_CU_NOT_READY;
     }
   }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuEventElapsedTime(float* out_milliseconds, void* start, void* end) {
+  const fake_event_t *from = start, *to = end;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  ++world.queries;
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  sluice_fake_cuda_pump();
+  int is_recorded = from->last != NULL && to->last != NULL && from->is_timed && to->is_timed;
+  if (code == 0 && !is_recorded) code = INVALID_HANDLE;
+  if (code == 0 && (!from->last->done || !to->last->done)) code = SLUICE_CU_NOT_READY;
+  if (code == 0) *out_milliseconds = (float)(to->last->done_ns - from->last->done_ns) * 1e-6f;
   sluice_fake_cuda_unlock();
   return code;
 }

@@ -93,7 +93,7 @@ class EngineRunner:
 class EngineBackend:
     """A context of this model on the group that all models with these ranks share."""
 
-    def __init__(self, ranks: Sequence[int], options: Options) -> None:
+    def __init__(self, ranks: Sequence[int], options: Options, device: torch.device) -> None:
         timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
         self._options = options
         self._key = tuple(ranks)
@@ -110,6 +110,7 @@ class EngineBackend:
                     options.host_memory_budget,
                     options.tuner,
                 ),
+                device,
             )
         except BaseException:
             self._leave()

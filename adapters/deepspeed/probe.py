@@ -35,6 +35,7 @@ class Finding:
     top_k: int
     model_width: int
     dtype: torch.dtype
+    device: torch.device  # of the experts
     form: FusedForm | None  # None: the host's modules are called
     why_not_fused: str = ""
 
@@ -48,6 +49,7 @@ class Finding:
             "model_width": self.model_width,
             "hidden_width": width,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "device": self.device.type,
             "computed by": "Sluice" if self.form else "the host's modules",
         }
 
@@ -89,6 +91,12 @@ def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
         form = f"its experts have model width {form.model_width}, the gate {width}"
     if isinstance(form, str):
         form, why = None, form
+    sample = _sample(modules, gate, refuse)
+    device = device_of_experts(sample)
+    if device.type not in ("cpu", "cuda"):
+        raise refuse(f"its experts are on {device}; Sluice computes on the CPU and on CUDA devices")
+    if device.type == "cuda" and form is None:
+        raise refuse(f"its experts are on {device} and would be called as modules ({why}), which is for the CPU")
     return Finding(
         layer_id=layer_id,
         name=name,
@@ -97,7 +105,8 @@ def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
         num_experts=int(gate.wg.weight.shape[0]),
         top_k=int(gate.k),
         model_width=width,
-        dtype=_dtype(modules, gate, refuse),
+        dtype=sample.dtype,
+        device=device,
         form=form,
         why_not_fused=why,
     )
@@ -140,13 +149,16 @@ def _ranks(layer: MOELayer, refuse: Any) -> tuple[int, ...]:
     return ranks
 
 
-def _dtype(modules: list[nn.Module], gate: TopKGate, refuse: Any) -> torch.dtype:
-    """The dtype of the experts; for experts without parameters, the gate's (the model's)."""
+def _sample(modules: list[nn.Module], gate: TopKGate, refuse: Any) -> torch.Tensor:
+    """A tensor with the dtype and device of the experts; for experts without parameters, the gate's (the model's)."""
     for tensor in [parameter for expert in modules for parameter in expert.parameters()] or [gate.wg.weight]:
         if tensor.is_floating_point():
             if tensor.dtype not in DTYPES:
                 raise refuse(f"its experts are in {tensor.dtype}; float32, bfloat16 and float16 are supported")
-            if tensor.device.type != "cpu":
-                raise refuse(f"its experts are on {tensor.device}; this version runs on the CPU")
-            return tensor.dtype
+            return tensor
     raise refuse("its experts have no floating-point parameters")
+
+
+def device_of_experts(tensor: torch.Tensor) -> torch.device:
+    """Where a layer computes."""
+    return tensor.device

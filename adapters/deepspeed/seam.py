@@ -65,12 +65,12 @@ class Backend(Protocol):
         ...
 
 
-# Opens the backend of one list of global ranks. Collective over these ranks.
-OpenBackend = Callable[[Sequence[int], Options], Backend]
+# Opens the backend of one list of global ranks, on the device of their experts. Collective over these ranks.
+OpenBackend = Callable[[Sequence[int], Options, torch.device], Backend]
 
 
-def open_engine(ranks: Sequence[int], options: Options) -> Backend:
+def open_engine(ranks: Sequence[int], options: Options, device: torch.device) -> Backend:
     """The real one: the C library through the torch adapter."""
     from sluice.adapters.deepspeed.engine_backend import EngineBackend
 
-    return EngineBackend(ranks, options)
+    return EngineBackend(ranks, options, device)

@@ -171,7 +171,7 @@ class LayerState:
     # ---- dtypes ----
 
     def _autocast(self) -> bool:
-        return torch.is_autocast_enabled("cpu")
+        return torch.is_autocast_enabled(self.finding.device.type)
 
     def _dtype(self, layer: nn.Module) -> torch.dtype:
         """Fused experts run as two Linears would: in autocast's dtype if it is on, else in their own."""
@@ -180,7 +180,7 @@ class LayerState:
             own = parameter.dtype  # a later .to() or .bfloat16() of the model
             break
         if self._autocast() and self._fused_now:
-            own = torch.get_autocast_dtype("cpu")
+            own = torch.get_autocast_dtype(self.finding.device.type)
         if own not in DTYPES:
             raise UnsupportedError(
                 f"MoE layer '{self.finding.name}': {own}; float32, bfloat16 and float16 are supported"

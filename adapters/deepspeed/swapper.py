@@ -32,7 +32,7 @@ class Handle:
         self.layers: list[MOELayer] = []
         self.findings: list[Finding] = []
         self.refused: list[str] = []
-        self._backends: dict[tuple[int, ...], Backend] = {}
+        self._backends: dict[tuple[tuple[int, ...], torch.device], Backend] = {}
 
     def unswap(self) -> None:
         """Gives every layer its own class back and releases the engine. May be called again."""
@@ -98,11 +98,12 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
                     )
                 handle.refused.append(finding)
                 continue
-            if ranks not in handle._backends:
-                handle._backends[ranks] = open_backend(ranks, options)
-                _register_for_tracing(handle._backends[ranks])
+            where = (ranks, finding.device)
+            if where not in handle._backends:
+                handle._backends[where] = open_backend(ranks, options, finding.device)
+                _register_for_tracing(handle._backends[where])
             family = families.setdefault(ranks, [])
-            layer._sluice = LayerState(finding, handle._backends[ranks], options.on_unsupported, family)
+            layer._sluice = LayerState(finding, handle._backends[where], options.on_unsupported, family)
             layer.__class__ = SluiceMOELayer
             handle.layers.append(layer)
             handle.findings.append(finding)

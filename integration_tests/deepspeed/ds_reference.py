@@ -100,7 +100,7 @@ class ReferenceRunner:
 class ReferenceBackend:
     """All layers of one list of ranks."""
 
-    def __init__(self, ranks: Sequence[int], options: Options) -> None:
+    def __init__(self, ranks: Sequence[int], options: Options, device: torch.device) -> None:
         key = tuple(ranks)
         if len(key) > 1 and key not in _groups:
             _groups[key] = dist.new_group(list(key), use_local_synchronization=True)

@@ -86,6 +86,56 @@ def layer_matches_autograd():
         print(policy, "matches", [which for which in sizes if sizes[which] > 0])
 
 
+def deepspeed_matches_stock(port):
+    """A DeepSpeed layer whose experts are "on CUDA": the same loss and gradients as stock, through a CUDA context."""
+    import os
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    import deepspeed
+
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # compiles for a minute, for inference alone
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    import sluice.adapters.deepspeed.probe as probe
+    from deepspeed.moe.layer import MoE
+    from sluice.adapters.deepspeed import swap
+    from sluice.adapters.deepspeed.unsupported import UnsupportedError
+
+    probe.device_of_experts = lambda tensor: torch.device("cuda", 0)
+    for k, drop in ((1, True), (2, False)):
+        models = []
+        for _ in range(2):
+            torch.manual_seed(1)
+            expert = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.ReLU(), torch.nn.Linear(24, 16))
+            models.append(MoE(16, expert, num_experts=4, ep_size=1, k=k, drop_tokens=drop, use_rts=False))
+            models[-1].set_deepspeed_parallelism()
+        stock, ours = models
+        handle = swap(ours)
+        assert len(handle.layers) == 1
+        tokens, grad = torch.randn(40, 16), torch.randn(40, 16)
+        results = []
+        for model in (stock, ours):
+            torch.manual_seed(7)  # the gate's second choice draws noise
+            x = tokens.clone().requires_grad_()
+            out, aux, _ = model(x)
+            ((out * grad).sum() + aux).backward()
+            results.append([out.detach(), x.grad, *(p.grad for p in model.parameters())])
+        for a, b in zip(*results):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        gemms = {backend.stats()["gemm"] for backend in handle._backends.values()}
+        assert all(gemm.startswith("cublas") for gemm in gemms) and len(gemms) == 1, gemms
+        handle.unswap()
+        print(f"k {k} matches stock")
+    odd = MoE(16, torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()), num_experts=2, ep_size=1)
+    odd.set_deepspeed_parallelism()
+    try:
+        swap(odd)
+    except UnsupportedError as error:
+        print(f"refused: {error}")
+    else:
+        raise AssertionError("modules on CUDA were not refused")
+    torch.distributed.destroy_process_group()
+
+
 def refusals():
     context = Context(device="cuda:0")
     options = {"model_width": 4, "hidden_width": 4, "num_experts": 1, "top_k": 1}
@@ -135,5 +185,7 @@ if __name__ == "__main__":
     pretend()
     if sys.argv[1] == "group":
         group(int(sys.argv[2]), int(sys.argv[3]))
+    elif sys.argv[1] == "deepspeed":
+        deepspeed_matches_stock(sys.argv[2])
     else:
         {"layer": layer_matches_autograd, "refusals": refusals}[sys.argv[1]]()

@@ -61,6 +61,16 @@ def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(fakes):
         assert all(word in line for word in wanted), line
 
 
+def test_DeepSpeed_ExpertsOnAPretendedDevice_MatchStock(fakes):
+    pytest.importorskip("deepspeed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    text = run(fakes, "deepspeed", port)
+    assert text.count("matches stock") == 2
+    assert "would be called as modules" in text
+
+
 def test_Group_OnCuda_TakesOneIdThroughTheStore(fakes):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "backend/moe/binding.h"
 #include "capi/test/rig.h"
 
 static case_t base_case(void) {
@@ -97,7 +98,7 @@ static void Deduplicate_EveryPolicy_MatchesReference(void** state) {
     c.restore_input = inputs[p / 3], c.restore_middle = middles[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3;
     check(&c);
-    c.restore = !c.restore, c.halves_apart = 1, c.outstanding = 2, c.wgrad_mode = 1;
+    c.restore = !c.restore, c.halves_apart = 1, c.outstanding = c.restore ? 1 : 2, c.wgrad_mode = 1;
     check(&c);
   }
 }
@@ -264,6 +265,49 @@ static void Deduplicate_BytesSent_AreThoseOfParcels(void** state) {
   }
 }
 
+/* ---- slots of a rank that does not keep to the rules ---- */
+
+/* Rank 0 of two that own an expert each; two tokens whose two routes go to either. Rank 1 sends two rows. */
+static void bind(sluice_moe_t* moe, sluice_binding_t* b) {
+  static int32_t ids[] = {0, 1, 0, 1};
+  static int64_t shape[] = {2, 2}, strides[] = {2, 1};
+  const sluice_tensor_t tensor = {ids, SLUICE_DEVICE_CPU, 0, 2, SLUICE_TYPE_INT, 32, 1, shape, strides, 0};
+  assert_int_equal(sluice_binding_route(moe, &tensor, 1, NULL, b), SLUICE_OK);
+  b->recv_counts[1] = 2;
+  assert_int_equal(sluice_binding_finish(b), SLUICE_OK);
+  assert_int_equal(b->num_rows, 4);
+}
+
+static void Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank(void** state) {
+  (void)state;
+  sluice_context_t* context = NULL;
+  assert_int_equal(sluice_engine_create(NULL, NULL, NULL, NULL, &context), SLUICE_OK);
+  context->world_size = 2;
+  assert_int_equal(sluice_cpu_device_create(&context->allocator, &context->device), SLUICE_OK);
+  sluice_moe_config_t config;
+  sluice_moe_config_init(&config, sizeof config);
+  config.model_width = 4, config.hidden_width = 4, config.num_experts = 2, config.top_k = 2, config.num_chunks = 1;
+  config.deduplicate = 1, config.layer_id = 3;
+  sluice_moe_t* moe = NULL;
+  assert_int_equal(sluice_layer_create(context, &config, &moe), SLUICE_OK);
+  static const struct {
+    int32_t slots[2]; /* of rank 1 */
+    int is_good;
+  } cases[] = {{{0, 2}, 1},  {{1, 2}, 1}, {{0, 1}, 1},         {{0, 0}, 0}, /* twice */
+               {{-1, 2}, 0}, {{0, 4}, 0}, {{INT32_MAX, 0}, 0}, {{0, INT32_MIN}, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    sluice_binding_t b;
+    bind(moe, &b);
+    int32_t slots[] = {0, 2, cases[i].slots[0], cases[i].slots[1]};
+    assert_int_equal(sluice_parcels_restore(&b, slots), cases[i].is_good ? SLUICE_OK : SLUICE_E_MISMATCH);
+    if (cases[i].is_good) continue;
+    assert_non_null(strstr(last_message(), "layer 3: the parcels that rank 1 announced do not fit its rows"));
+    assert_int_equal(last_peer(), 1);
+  }
+  sluice_layer_release(moe);
+  sluice_engine_release(context);
+}
+
 /* ---- what is refused ---- */
 
 static void refused(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t wanted, const char* text) {
@@ -338,6 +382,7 @@ int main(void) {
       cmocka_unit_test(Deduplicate_OneRoutePerToken_HasTheBitsOfRows),
       cmocka_unit_test(Deduplicate_AnyNumberOfChunks_HasTheSameBits),
       cmocka_unit_test(Deduplicate_BytesSent_AreThoseOfParcels),
+      cmocka_unit_test(Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank),
       cmocka_unit_test(Deduplicate_ConfigsItDoesNotTake_AreRefusedByName),
       cmocka_unit_test(Deduplicate_PartsAndPlans_AreRefusedByName),
   };

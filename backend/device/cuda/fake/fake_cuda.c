@@ -912,11 +912,19 @@ void sluice_fake_cuda_fail_call(int64_t nth, int code) {
   world.failed = 0;
   sluice_fake_cuda_unlock();
 }
-int64_t sluice_fake_cuda_calls(void) { return world.calls; }
+/* Ranks are threads: one reads while another counts. */
+static int64_t locked_count(const int64_t* counter) {
+  sluice_fake_cuda_lock();
+  int64_t value = *counter;
+  sluice_fake_cuda_unlock();
+  return value;
+}
+
+int64_t sluice_fake_cuda_calls(void) { return locked_count(&world.calls); }
 int sluice_fake_cuda_failed(void) { return world.failed; }
-int64_t sluice_fake_cuda_host_waits(void) { return world.host_waits; }
-int64_t sluice_fake_cuda_queries(void) { return world.queries; }
-int64_t sluice_fake_cuda_launches(void) { return world.launches; }
+int64_t sluice_fake_cuda_host_waits(void) { return locked_count(&world.host_waits); }
+int64_t sluice_fake_cuda_queries(void) { return locked_count(&world.queries); }
+int64_t sluice_fake_cuda_launches(void) { return locked_count(&world.launches); }
 void sluice_fake_cuda_set_version(int version) { world.version = version; }
 void sluice_fake_cuda_set_memory(uint64_t device_bytes) { world.memory = device_bytes; }
 
@@ -969,7 +977,7 @@ int sluice_fake_cuda_idle(void* handle) {
 }
 
 void sluice_fake_cuda_drop_wait(int64_t nth) { sluice_fake_cuda_drop_wait_of(-1, nth); }
-int64_t sluice_fake_cuda_waits(void) { return world.waits; }
+int64_t sluice_fake_cuda_waits(void) { return locked_count(&world.waits); }
 
 void sluice_fake_cuda_this_is(int32_t rank) { this_rank = rank; }
 void sluice_fake_cuda_drop_wait_of(int32_t rank, int64_t nth) {

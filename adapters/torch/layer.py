@@ -28,6 +28,7 @@ ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "
 WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
 RESTORE_INPUT = {"adaptive": -1, "keep": 0, "offload": 1, "redispatch": 2}
 RESTORE_MIDDLE = {"adaptive": -1, "keep": 0, "offload": 1, "recompute": 3}
+CHUNK_CUTS = {"adaptive": 0, "tokens": 1}
 _INVALID = -1
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
 _INTERLEAVED = 2
@@ -119,6 +120,7 @@ class MoeLayer:
         wgrad_mode: str = "adaptive",
         restore_input: str = "adaptive",
         restore_middle: str = "adaptive",
+        chunk_cut: str = "adaptive",
         experts: CallbackExperts | None = None,
         deduplicate: bool = False,
     ) -> None:
@@ -146,6 +148,7 @@ class MoeLayer:
         config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
         config.restore_input = _number(RESTORE_INPUT, restore_input, "restore_input")
         config.restore_middle = _number(RESTORE_MIDDLE, restore_middle, "restore_middle")
+        config.chunk_cut = _number(CHUNK_CUTS, chunk_cut, "chunk_cut")
         if experts is not None and not {restore_input, restore_middle} <= {"keep", "adaptive"}:
             raise Unsupported("experts that run as the host's modules keep their rows and graphs: policy none")
         config.callback_experts = int(experts is not None)

@@ -12,6 +12,8 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
         given["wgrad_mode"] = options.wgrad_mode
     if options.deduplicate:
         given["deduplicate"] = True
+    if options.chunk_cut is not None:
+        given["chunk_cut"] = options.chunk_cut
     if fused and options.policy is not None:
         given["restore_input"], given["restore_middle"] = options.policy
     return given

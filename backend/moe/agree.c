@@ -39,7 +39,7 @@ typedef struct header_s {
   int32_t callback_experts;
   int32_t config_chunks; /* as configured: 0 where Sluice chooses */
   int32_t num_local;     /* experts that this rank believes it owns */
-  int32_t deduplicate;
+  int16_t deduplicate, chunk_cut;
   int32_t local_status;
   uint64_t chooser; /* state of what decides */
   sluice_step_report_t report;
@@ -71,6 +71,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->max_outstanding = moe->context->max_outstanding;
   h->plan_hash = moe->plan_is_given ? sluice_plan_hash(moe->plan) : 0;
   h->ceiling_rows = (int32_t)sluice_layer_ceiling(moe);
+  h->chunk_cut = (int16_t)c->chunk_cut;
   h->model_width = c->model_width;
   h->hidden_width = c->hidden_width;
   h->num_experts = c->num_experts;
@@ -83,7 +84,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->callback_experts = c->callback_experts;
   h->config_chunks = c->num_chunks;
   h->num_local = moe->num_local;
-  h->deduplicate = c->deduplicate;
+  h->deduplicate = (int16_t)c->deduplicate;
   h->local_status = proposal->local_status;
   h->report = moe->seat.own;
   h->chooser = moe->context->chooser != NULL ? moe->context->chooser->state : 0;
@@ -121,6 +122,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(callback_experts, "callback_experts");
   DIFFERS(ceiling_rows, "ceiling_rows (0: exchange_mode exact)");
   DIFFERS(deduplicate, "deduplicate");
+  DIFFERS(chunk_cut, "chunk_cut");
   DIFFERS(config_chunks, "num_chunks of the config");
   DIFFERS(memory_budget, "memory_budget");
   DIFFERS(host_memory_budget, "host_memory_budget");

@@ -33,8 +33,9 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
                     : moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE ? moe->seat.wgrad_mode
                                                                       : moe->config.wgrad_mode,
       .gated = moe->config.gated != SLUICE_GATED_NO,
-      .bounded = sluice_is_planned(moe),
+      .bounded = sluice_is_planned(moe) && !binding->cut_rows,
       .dedup = sluice_layer_is_deduplicated(moe),
+      .cut_rows = binding->cut_rows,
       .reuse_saved = step->state == SLUICE_STEP_INPUT_DONE ? step->reuses_saved
                                                            : !moe->config.callback_experts && args->may_reuse_saved,
   };

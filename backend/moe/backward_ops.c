@@ -124,32 +124,33 @@ static sluice_status_t combine_grad(sluice_pass_t* pass, const sluice_op_t* op, 
   return sluice_finish(pass, op, &gate);
 }
 
-static void write_route_gradients(sluice_pass_t* pass, const sluice_op_t* op) {
+static void write_route_gradients(sluice_pass_t* pass, const sluice_op_t* op, sluice_token_span_t tokens) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_tensor_t* out = pass->grad_route_weights;
-  const float* scalars = b->world_size == 1 ? sluice_pass_chunk(pass, SLUICE_T_DGATE, op->chunk) : pass->gate_recv;
-  int64_t t = b->first_token[op->chunk], stride = sluice_tensor_stride(out, 0);
+  const float* scalars = b->world_size == 1 ? sluice_pass_chunk(pass, SLUICE_T_DGATE, tokens.chunk) : pass->gate_recv;
+  int64_t t = tokens.first, stride = sluice_tensor_stride(out, 0);
   pass->context->device->kernels->spread_scalars(
-      sluice_pass_stream(pass, op), sluice_chunk_tokens(b, op->chunk), b->top_k, scalars, b->position + t * b->top_k,
+      sluice_pass_stream(pass, op), tokens.count, b->top_k, scalars, b->position + t * b->top_k,
       (float*)sluice_tensor_data(out) + t * stride, stride, sluice_tensor_stride(out, 1));
 }
 
 static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_moe_config_t* c = &pass->moe->config;
-  int64_t t = b->first_token[op->chunk];
-  if (sluice_chunk_tokens(b, op->chunk) == 0) return;
+  const sluice_token_span_t tokens = sluice_tokens_of(b, op->chunk);
+  int64_t t = tokens.first;
+  if (tokens.count == 0) return;
   if (pass->out_rows != NULL && pass->schedule->spec.dedup) {
     sluice_reduce_parcels(pass, op);
   } else if (pass->out_rows != NULL) {
     int64_t stride = sluice_tensor_stride(pass->out_rows, 0);
     char* out = sluice_tensor_data(pass->out_rows);
-    const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DDI : SLUICE_T_RECV, op->chunk);
-    pass->context->device->kernels->combine_rows(
-        sluice_pass_stream(pass, op), c->dtype, sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width, rows,
-        b->position + t * b->top_k, NULL, 0, 0, out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
+    const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DDI : SLUICE_T_RECV, tokens.chunk);
+    pass->context->device->kernels->combine_rows(sluice_pass_stream(pass, op), c->dtype, tokens.count, b->top_k,
+                                                 c->model_width, rows, b->position + t * b->top_k, NULL, 0, 0,
+                                                 out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
   }
-  if (pass->grad_route_weights != NULL) write_route_gradients(pass, op);
+  if (pass->grad_route_weights != NULL) write_route_gradients(pass, op, tokens);
 }
 
 /* The forward's rows once more, from the tokens that the host passes to backward. */

@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "backend/moe/cut_rows.h"
 #include "backend/moe/plan.h"
 #include "backend/moe/route_ids.h"
 
@@ -13,6 +14,7 @@ typedef struct meta_header_s {
   uint32_t magic;
   int32_t num_chunks;
   uint64_t fingerprint;
+  int64_t cut_rows;
   int64_t num_tokens;
   int64_t num_sent;
   int64_t num_rows;
@@ -49,7 +51,7 @@ static uint64_t arena_bytes(const sluice_binding_t* b, int64_t num_sent, int64_t
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, l = (uint64_t)b->num_local;
   uint64_t experts = (uint64_t)b->moe->config.num_experts;
   uint64_t bytes =
-      3 * sluice_align_up((n + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) + 3 * sluice_align_up(n * l * 8);
+      4 * sluice_align_up((n + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) + 3 * sluice_align_up(n * l * 8);
   if (sluice_is_far(b->moe)) {
     bytes += sluice_align_up((n + 1) * 8); /* first_order */
     num_sent = num_routes = 0;
@@ -68,6 +70,7 @@ static void take_offsets(sluice_binding_t* b, int64_t num_sent) {
   b->first_token = sluice_arena_take(arena, (n + 1) * 8);
   b->first_sent = sluice_arena_take(arena, (n + 1) * 8);
   b->first_of_chunk = sluice_arena_take(arena, (n + 1) * 8);
+  b->first_returned = sluice_arena_take(arena, (n + 1) * 8);
   b->sent_of_rank = sluice_arena_take(arena, n * (w + 1) * 8);
   b->recv_of_rank = sluice_arena_take(arena, n * (w + 1) * 8);
   b->rows_of_expert = sluice_arena_take(arena, n * l * 8);
@@ -207,6 +210,28 @@ sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* e
   SLUICE_TRY(take_arrays(moe, expert_ids->shape[0], num_chunks, first_token, b, &cursor));
   SLUICE_TRY(count_routes(b, expert_ids));
   order_routes(b, cursor);
+  receive_own(b);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_route_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                          sluice_binding_t* b) {
+  int64_t* counts = NULL;
+  int64_t num_tokens = expert_ids->shape[0];
+  SLUICE_TRY(take_arrays(moe, num_tokens, num_chunks, NULL, b, &counts));
+  b->cut_rows = 1;
+  for (int32_t i = 0; i < num_chunks; ++i) b->first_token[i] = 0;
+  memset(counts, 0, (size_t)moe->config.num_experts * sizeof *counts);
+  sluice_id_reader_t reader = sluice_id_reader(expert_ids);
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    for (int32_t k = 0; k < b->top_k; ++k) {
+      int32_t place = 0;
+      SLUICE_TRY(sluice_place_of_route(moe, &reader, t, k, &place));
+      b->position[t * b->top_k + k] = place;
+      if (place >= 0) ++counts[place];
+    }
+  }
+  sluice_cut_rows_order(b, counts);
   receive_own(b);
   return SLUICE_OK;
 }
@@ -489,13 +514,14 @@ static void finish_received(sluice_binding_t* b, int32_t i) {
 
 sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
   int32_t self = b->moe->context->rank;
-  b->first_of_chunk[0] = 0;
+  b->first_of_chunk[0] = b->first_returned[0] = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     finish_sent(b, i);
     finish_received(b, i);
     const int64_t* sent = b->sent_of_rank + (int64_t)i * (b->world_size + 1);
     int64_t remote_sent = sent[b->world_size] - (sent[self + 1] - sent[self]);
     int64_t remote_received = b->recv_of_rank[(int64_t)i * (b->world_size + 1) + b->world_size];
+    b->first_returned[i + 1] = b->first_returned[i] + max_i64(remote_received, sent[b->world_size]);
     b->max_chunk_remote = max_i64(b->max_chunk_remote, max_i64(remote_sent, remote_received));
     b->max_chunk_sent = max_i64(b->max_chunk_sent, sent[b->world_size]);
     b->max_chunk_rows = max_i64(b->max_chunk_rows, b->first_of_chunk[i + 1] - b->first_of_chunk[i]);
@@ -508,6 +534,7 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
       row += b->rows_of_expert[(int64_t)i * b->num_local + e];
     }
   }
+  if (b->cut_rows && b->counts_out != NULL) sluice_cut_rows_place(b); /* a restored binding has them */
   for (int64_t s = 0; s < b->num_sent && !sluice_is_far(b->moe); ++s) {
     b->order_token[s] = b->order[s] < 0 ? -1 : b->order[s] / b->top_k;
   }
@@ -577,6 +604,7 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   header.magic = META_MAGIC;
   header.num_chunks = b->num_chunks;
   header.fingerprint = b->moe->fingerprint;
+  header.cut_rows = b->cut_rows;
   header.num_tokens = b->num_tokens;
   header.num_sent = b->num_sent;
   header.num_rows = b->num_rows;
@@ -667,6 +695,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   meta_header_t header;
   SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
   init(b, moe, header.num_chunks, header.num_tokens);
+  b->cut_rows = header.cut_rows != 0;
   b->num_sent = header.num_sent;
   SLUICE_TRY(sluice_arena_reset(&moe->context->binding, arena_bytes(b, header.num_sent, 0, 0), "offsets of a pass"));
   take_offsets(b, header.num_sent);

@@ -16,6 +16,7 @@
 typedef struct sluice_binding_s {
   const sluice_moe_t* moe;
   int32_t num_chunks;
+  int32_t cut_rows; /* chunks are cut out of rows, see cut_rows.h; else out of tokens, all routes of one in one chunk */
   int32_t world_size;
   int32_t num_local;
   int32_t top_k;
@@ -36,11 +37,13 @@ typedef struct sluice_binding_s {
   /* For kernels: in the memory of the device. */
   int32_t* order;       /* flat routes t*K+k in sent order, chunk i from first_order[i] */
   int32_t* order_token; /* their tokens */
-  int32_t* position;    /* [T*K] row of each route in its chunk's sent order; -1 dropped */
+  int32_t* position;    /* [T*K] row of each route in its chunk's sent order (cut_rows: of all chunks, see
+                         * first_returned); -1 dropped */
 
-  int64_t* first_token;    /* [n + 1] */
+  int64_t* first_token;    /* [n + 1]; cut_rows: 0, .., 0, T */
   int64_t* first_sent;     /* [n + 1] kept routes of the chunks before */
   int64_t* first_order;    /* [n + 1] into order: first_sent, or first_token * K where the device made it */
+  int64_t* first_returned; /* [n + 1] cut_rows: where a chunk's rows return, counted from the first chunk's */
   int64_t* sent_of_rank;   /* [n][W + 1] rows of the chunk's sent order, by destination */
   int64_t* recv_of_rank;   /* [n][W + 1] rows of the chunk's received order, by source; own rows take no place */
   int64_t* rows_of_expert; /* [n][E_local] */
@@ -56,6 +59,9 @@ typedef struct sluice_binding_s {
  * INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
 sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                      const int64_t* first_token, sluice_binding_t* out_binding);
+/* The same with chunks cut out of rows (cut_rows.h). */
+sluice_status_t sluice_binding_route_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                          sluice_binding_t* out_binding);
 /* The same on a far device, by its kernels: counts come to the host by the one read of a forward. On `stream`. */
 sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                          int32_t num_chunks, sluice_binding_t* out_binding);
@@ -108,8 +114,14 @@ sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, u
                                     int32_t* out_num_chunks, uint64_t* out_saved_bytes, int64_t* out_rows_per_expert);
 
 static inline int sluice_is_far(const sluice_moe_t* moe) { return moe->context->device->far != NULL; }
-static inline int64_t sluice_chunk_tokens(const sluice_binding_t* b, int32_t chunk) {
-  return b->first_token[chunk + 1] - b->first_token[chunk];
+/* The tokens that an op of `chunk` sums, and the chunk where their rows begin. chunk -1: all tokens. */
+typedef struct sluice_token_span_s {
+  int64_t first, count;
+  int32_t chunk;
+} sluice_token_span_t;
+static inline sluice_token_span_t sluice_tokens_of(const sluice_binding_t* b, int32_t chunk) {
+  if (chunk < 0) return (sluice_token_span_t){0, b->num_tokens, 0};
+  return (sluice_token_span_t){b->first_token[chunk], b->first_token[chunk + 1] - b->first_token[chunk], chunk};
 }
 static inline int64_t sluice_chunk_sent(const sluice_binding_t* b, int32_t chunk) {
   return b->first_sent[chunk + 1] - b->first_sent[chunk];

@@ -5,6 +5,7 @@
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
 #include "backend/moe/ceiling.h"
+#include "backend/moe/cut_rows.h"
 #include "backend/moe/planned.h"
 #include "backend/moe/run.h"
 
@@ -25,6 +26,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_bind
       .gated = moe->config.gated != SLUICE_GATED_NO,
       .bounded = sluice_is_planned(moe),
       .dedup = sluice_layer_is_deduplicated(moe),
+      .cut_rows = binding->cut_rows,
   };
   memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
   memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);
@@ -85,7 +87,8 @@ static sluice_status_t check_planned(forward_t* f, sluice_moe_t* moe) {
 }
 
 /* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
- * numbers of tokens, whatever is received. Under a plan the cut needs the other ranks' counts. */
+ * numbers of tokens, or of rows for each rank, whatever is received. Under a plan the cut needs the other ranks'
+ * counts. */
 static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
   if (sluice_is_planned(moe)) {
     SLUICE_TRY(check_planned(f, moe));
@@ -97,6 +100,8 @@ static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_c
     SLUICE_TRY(bind_under_ceiling(f, moe, num_chunks));
   } else if (sluice_is_far(moe)) {
     SLUICE_TRY(sluice_binding_route_far(moe, f->pass.stream, f->args->expert_ids, num_chunks, binding));
+  } else if (sluice_cuts_rows(moe, num_chunks)) {
+    SLUICE_TRY(sluice_binding_route_rows(moe, f->args->expert_ids, num_chunks, binding));
   } else {
     SLUICE_TRY(sluice_binding_route(moe, f->args->expert_ids, num_chunks, NULL, binding));
   }

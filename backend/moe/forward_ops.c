@@ -154,23 +154,23 @@ static sluice_status_t combine(sluice_pass_t* pass, const sluice_op_t* op, int32
 static void reduce(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_moe_config_t* c = &pass->moe->config;
-  int64_t t = b->first_token[op->chunk];
+  const sluice_token_span_t tokens = sluice_tokens_of(b, op->chunk);
+  int64_t t = tokens.first;
   int64_t stride = sluice_tensor_stride(pass->out_rows, 0);
   int64_t weight_t = sluice_tensor_stride(pass->route_weights, 0),
           weight_k = sluice_tensor_stride(pass->route_weights, 1);
   const float* weights = sluice_tensor_data(pass->route_weights);
   char* out = sluice_tensor_data(pass->out_rows);
-  if (sluice_chunk_tokens(b, op->chunk) == 0) return;
+  if (tokens.count == 0) return;
   if (pass->schedule->spec.dedup) {
     sluice_reduce_parcels(pass, op);
     return;
   }
   /* One rank: T_DO of a chunk lies in sent order already. */
-  const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DO : SLUICE_T_RECV, op->chunk);
-  pass->context->device->kernels->combine_rows(sluice_pass_stream(pass, op), c->dtype,
-                                               sluice_chunk_tokens(b, op->chunk), b->top_k, c->model_width, rows,
-                                               b->position + t * b->top_k, weights + t * weight_t, weight_t, weight_k,
-                                               out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
+  const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? SLUICE_T_DO : SLUICE_T_RECV, tokens.chunk);
+  pass->context->device->kernels->combine_rows(
+      sluice_pass_stream(pass, op), c->dtype, tokens.count, b->top_k, c->model_width, rows, b->position + t * b->top_k,
+      weights + t * weight_t, weight_t, weight_k, out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
 }
 
 sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {

@@ -25,6 +25,7 @@ static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   hash = fnv1a(hash, swiglu, sizeof swiglu);
   if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = fnv1a(hash, exchange, sizeof exchange);
   if (c->deduplicate) hash = fnv1a(hash, &c->deduplicate, sizeof c->deduplicate);
+  if (c->chunk_cut != SLUICE_CHUNK_CUT_ADAPTIVE) hash = fnv1a(hash, &c->chunk_cut, sizeof c->chunk_cut);
   hash = fnv1a(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
   return fnv1a(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
 }

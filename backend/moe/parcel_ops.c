@@ -142,7 +142,7 @@ void sluice_reduce_parcels(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->config;
   int64_t t = b->first_token[op->chunk], stride = sluice_tensor_stride(pass->out_rows, 0);
   char* out = sluice_tensor_data(pass->out_rows);
-  pass->context->device->kernels->combine_rows(NULL, c->dtype, sluice_chunk_tokens(b, op->chunk), b->world_size,
+  pass->context->device->kernels->combine_rows(NULL, c->dtype, sluice_tokens_of(b, op->chunk).count, b->world_size,
                                                c->model_width, sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk),
                                                b->parcels.position_of_token + t * b->world_size, NULL, 0, 0,
                                                out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);

@@ -53,7 +53,7 @@ typedef struct sluice_pass_s {
   int64_t* cursor;            /* [W] communication lane */
   sluice_row_run_t* runs;     /* [W] communication lane */
   float* route_send;          /* [largest chunk] route weights on their way out */
-  float* gate_recv;           /* [largest chunk] the gate's scalars as they return */
+  float* gate_recv;           /* [largest chunk; cut_rows: all] the gate's scalars as they return */
   float* scalar_recv;         /* [largest chunk] route weights as they arrive; gate scalars on their way out */
   sluice_product_t* products; /* [E_local] compute lane */
   sluice_op_times_t* times;   /* [num_ops] */

@@ -112,6 +112,11 @@ static void measure(sluice_pass_t* pass, int32_t tensor, uint64_t* slot_bytes) {
     slots->bytes = (uint64_t)pass->binding.num_rows * slots->row_bytes;
     return;
   }
+  if (tensor == SLUICE_T_RECV && pass->binding.cut_rows) { /* one op reads them all: row after row */
+    for (int32_t s = 0; s < ring; ++s) slots->first[s] = (uint64_t)pass->binding.first_returned[s] * slots->row_bytes;
+    slots->bytes = (uint64_t)pass->binding.first_returned[n] * slots->row_bytes;
+    return;
+  }
   for (int32_t s = 0; s < ring; ++s) {
     slots->first[s] = slots->bytes;
     slots->bytes += sluice_align_up(slot_bytes[s]);
@@ -178,7 +183,9 @@ static sluice_status_t poison(const sluice_pass_t* pass, const sluice_arena_t* a
 sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   const sluice_binding_t* b = &pass->binding;
   sluice_context_t* context = pass->context;
-  uint64_t scalar_bytes = max_u64((uint64_t)b->max_chunk_rows, (uint64_t)b->max_chunk_sent) * sizeof(float);
+  uint64_t rows = max_u64((uint64_t)b->max_chunk_rows, (uint64_t)b->max_chunk_sent);
+  if (b->cut_rows) rows = max_u64(rows, (uint64_t)b->first_returned[b->num_chunks]);
+  uint64_t scalar_bytes = rows * sizeof(float);
   scratch_sizes_t s = scratch_sizes(pass->moe, scalar_bytes, pass->schedule->num_ops);
   uint64_t total = sluice_pass_scratch_bytes(pass->moe, scalar_bytes, pass->schedule->num_ops);
   uint64_t tensors = 0;

@@ -251,13 +251,21 @@ static int check_accesses(checker_t* c, int32_t index) {
 
 /* ---- what the pass leaves ---- */
 
-static int leaves(checker_t* c, int32_t tensor, int32_t chunk) {
+/* written_by: the chunk of the op that wrote it. */
+static int leaves_written(checker_t* c, int32_t tensor, int32_t chunk, int32_t written_by) {
   sluice_slot_ref_t home = sluice_template_home(c->t, tensor, chunk);
-  if (c->t->ring[home.tensor] == 0 || state_of(c, home.tensor, home.slot)->chunk != chunk) {
+  if (c->t->ring[home.tensor] == 0 || state_of(c, home.tensor, home.slot)->chunk != written_by) {
     *c->finding = (sluice_finding_t){SLUICE_HAZARD_LOST, NOBODY, NOBODY, home.tensor, home.slot, chunk};
     return 0;
   }
   return 1;
+}
+
+static int leaves(checker_t* c, int32_t tensor, int32_t chunk) { return leaves_written(c, tensor, chunk, chunk); }
+
+/* Tokens are written by chunks, or by one op of all chunks. */
+static int leaves_tokens(checker_t* c, int32_t chunk) {
+  return leaves_written(c, SLUICE_T_OUT, chunk, c->t->spec.cut_rows ? -1 : chunk);
 }
 
 /* What the weight half alone will read: the input half leaves it, or forward did. */
@@ -276,7 +284,7 @@ static int check_results(checker_t* c) {
   int whole = spec->only == 0 && spec->direction == SLUICE_FORWARD && spec->keep;
   int32_t middle = spec->callback ? SLUICE_T_DO : SLUICE_T_M;
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
-    if (returns && (spec->direction == SLUICE_FORWARD || spec->input_half) && !leaves(c, SLUICE_T_OUT, i)) return 0;
+    if (returns && (spec->direction == SLUICE_FORWARD || spec->input_half) && !leaves_tokens(c, i)) return 0;
     int later = spec->direction == SLUICE_BACKWARD && spec->weight_half == SLUICE_WEIGHTS_LATER && spec->only == 0;
     if (later && !leaves_gradients(c, i)) return 0;
     if (!whole) continue;

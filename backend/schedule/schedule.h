@@ -26,7 +26,7 @@ typedef enum sluice_op_kind_e {
   SLUICE_OP_GEMM2,           /* activated rows -> T_DO (+ bias) */
   SLUICE_OP_EXPERT,          /* the host's own expert: T_DI -> T_DO */
   SLUICE_OP_COMBINE,         /* R: gather T_DO by source rank, exchange */
-  SLUICE_OP_REDUCE,          /* weighted sum of the returned rows -> output tokens */
+  SLUICE_OP_REDUCE,          /* weighted sum of the returned rows -> output tokens; chunk -1: of all chunks */
   SLUICE_OP_DISPATCH_GRAD,   /* S': gather output gradients and route weights, exchange */
   SLUICE_OP_UNPACK_GRAD,     /* -> dT_DO and row weights, by local expert */
   SLUICE_OP_GEMM2_GRAD,      /* dT_DO W2 -> gradient of the activated rows */
@@ -34,12 +34,12 @@ typedef enum sluice_op_kind_e {
   SLUICE_OP_GEMM1_GRAD,      /* dT_M W1 -> dT_DI */
   SLUICE_OP_EXPERT_GRAD,     /* the host's own expert backward */
   SLUICE_OP_COMBINE_GRAD,    /* R': gather dT_DI and the gate's scalars by source rank, exchange */
-  SLUICE_OP_REDUCE_GRAD,     /* sum of the returned rows -> input gradients; scalars -> route-weight gradients */
-  SLUICE_OP_WEIGHT_GRAD,     /* dW2 = dT_DO^T act, dW1 = dT_M^T T_DI; chunk -1: over all chunks */
-  SLUICE_OP_COPY_OUT,        /* T_DI or T_M -> its host buffer */
-  SLUICE_OP_COPY_IN,         /* backward: a host buffer -> T_DI or T_M */
-  SLUICE_OP_REDISPATCH,      /* backward: gather the forward's rows again, exchange; then UNPACK */
-  SLUICE_OP_RECOMPUTE,       /* backward: T_DI -> T_M again, biases included */
+  SLUICE_OP_REDUCE_GRAD, /* sum of the returned rows -> input gradients; scalars -> route-weight gradients; chunk -1 */
+  SLUICE_OP_WEIGHT_GRAD, /* dW2 = dT_DO^T act, dW1 = dT_M^T T_DI; chunk -1: over all chunks */
+  SLUICE_OP_COPY_OUT,    /* T_DI or T_M -> its host buffer */
+  SLUICE_OP_COPY_IN,     /* backward: a host buffer -> T_DI or T_M */
+  SLUICE_OP_REDISPATCH,  /* backward: gather the forward's rows again, exchange; then UNPACK */
+  SLUICE_OP_RECOMPUTE,   /* backward: T_DI -> T_M again, biases included */
   SLUICE_OP_COUNT
 } sluice_op_kind_t;
 
@@ -52,7 +52,7 @@ typedef enum sluice_tensor_kind_e {
   SLUICE_T_M,        /* pre-activation [rows, g*H] */
   SLUICE_T_ACT,      /* activated rows [rows, H] */
   SLUICE_T_DO,       /* expert output [rows, M] */
-  SLUICE_T_OUT,      /* the host's output tokens (or input gradients), written by chunks of tokens */
+  SLUICE_T_OUT,      /* the host's output tokens (or input gradients), written by chunks of tokens, or all at once */
   SLUICE_T_DDO,      /* dT_DO [rows, M], not yet multiplied by the route weights */
   SLUICE_T_ROUTE,    /* route weight of each row [rows], f32 */
   SLUICE_T_DACT,     /* gradient of the activated rows [rows, H]; then route weight times activated rows */
@@ -110,6 +110,7 @@ typedef struct sluice_template_spec_s {
   int32_t reuse_saved; /* backward: dT_M may overwrite a kept T_M, which is then gone */
   int32_t bounded;     /* under a plan: rings of two even where everything is kept, so that slots do not grow with n */
   int32_t dedup;       /* a token's row travels once to each rank, and one sum comes back; not with single_rank, only */
+  int32_t cut_rows; /* chunks are cut out of rows by expert: a token's rows may lie in several, and one op sums all */
   uint8_t restore_di[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
   uint8_t restore_m[SLUICE_MAX_CHUNKS];  /* may differ between ranks */
 } sluice_template_spec_t;

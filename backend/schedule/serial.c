@@ -5,14 +5,14 @@
 #include "backend/schedule/check.h"
 
 #define MAGIC 0x44534c53 /* "SLSD" */
-#define FORM  2          /* 1: without dedup and T_PARCELS */
+#define FORM  3          /* 1: without dedup and T_PARCELS; 2: without cut_rows */
 
 /* The spec's numbers in the order of the file. */
-#define NUM_SPEC 13
+#define NUM_SPEC 14
 static void spec_numbers(const sluice_template_spec_t* s, int32_t* out) {
   const int32_t numbers[NUM_SPEC] = {s->direction,   s->num_chunks, s->single_rank, s->keep,       s->callback,
                                      s->gated,       s->input_half, s->weight_half, s->wgrad_mode, s->only,
-                                     s->reuse_saved, s->bounded,    s->dedup};
+                                     s->reuse_saved, s->bounded,    s->dedup,       s->cut_rows};
   memcpy(out, numbers, sizeof numbers);
 }
 
@@ -25,7 +25,7 @@ static const struct {
                            {"input_half", 0, 1},  {"weight_half", 0, SLUICE_WEIGHTS_LATER},
                            {"wgrad_mode", 0, 1},  {"only", 0, 7},
                            {"reuse_saved", 0, 1}, {"bounded", 0, 1},
-                           {"dedup", 0, 1}};
+                           {"dedup", 0, 1},       {"cut_rows", 0, 1}};
 
 /* ---- writing ---- */
 
@@ -120,7 +120,8 @@ static sluice_status_t read_spec(source_t* source, sluice_template_spec_t* spec)
                                    .only = v[9],
                                    .reuse_saved = v[10],
                                    .bounded = v[11],
-                                   .dedup = v[12]};
+                                   .dedup = v[12],
+                                   .cut_rows = v[13]};
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     SLUICE_TRY(take(source, "restore_di", SLUICE_RESTORE_KEEP, SLUICE_RESTORE_REDISPATCH, &restore));
     spec->restore_di[i] = (uint8_t)restore;

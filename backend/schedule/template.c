@@ -5,6 +5,7 @@
  *                                 short of rows [own]; with slots reused, S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipe Fig. 5].
  *   restored in backward:         beside the gradients of the same chunk, T_DI first [MPipe Table II].
  *   weight gradients deferred:    after the last input gradient, beside the remaining R'.
+ *   chunks cut out of rows:       returned rows stay where they arrive, a slot for each chunk, until one op sums them.
  */
 #include <stdint.h>
 #include <string.h>
@@ -105,6 +106,14 @@ static int32_t forward_ahead(const sluice_builder_t* b, const sluice_template_sp
   return ring == 0 && !spec->bounded ? spec->num_chunks : RING_BETWEEN_LANES;
 }
 
+/* Where rows arrive and tokens are written: by chunk, unless one op reads all that has returned. */
+static void place_tokens(sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  b->ring[SLUICE_T_OUT] = spec->cut_rows ? 1 : spec->num_chunks; /* chunks of tokens are disjoint */
+  if (spec->single_rank) return;
+  b->ring[SLUICE_T_SEND] = RING_WITHIN_LANE;
+  b->ring[SLUICE_T_RECV] = spec->cut_rows ? spec->num_chunks : RING_WITHIN_LANE;
+}
+
 static void place_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks, *ring = b->ring, middle = middle_of(spec);
   int32_t moving_di = n, moving_m = n;
@@ -112,8 +121,7 @@ static void place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
     moving_di -= count_policy(spec->restore_di, n, SLUICE_RESTORE_KEEP);
     moving_m -= count_policy(spec->restore_m, n, SLUICE_RESTORE_KEEP);
   }
-  ring[SLUICE_T_OUT] = n; /* chunks write disjoint tokens */
-  if (!spec->single_rank) ring[SLUICE_T_SEND] = ring[SLUICE_T_RECV] = RING_WITHIN_LANE;
+  place_tokens(b, spec);
   ring[SLUICE_T_DI] = ring_of(spec, spec->restore_di, moving_di, forward_di_overlaps);
   int32_t outputs = spec->callback ? moving_m : n;
   if (!runs_ahead(spec, moving_di)) {
@@ -190,6 +198,13 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_op_write(b, g2, SLUICE_T_DO);
 }
 
+/* chunk: -1 where rows of all chunks are summed at once. */
+static void add_reduce(sluice_builder_t* b, int32_t chunk) {
+  sluice_op_t* y = sluice_builder_add(b, SLUICE_OP_REDUCE, SLUICE_LANE_COMM, chunk);
+  sluice_op_read(b, y, b->single_rank ? SLUICE_T_DO : SLUICE_T_RECV);
+  sluice_op_write(b, y, SLUICE_T_OUT);
+}
+
 static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!b->single_rank) {
     sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE, SLUICE_LANE_COMM, i);
@@ -198,9 +213,7 @@ static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec,
     sluice_op_write(b, r, SLUICE_T_SEND);
     sluice_op_write(b, r, SLUICE_T_RECV);
   }
-  sluice_op_t* y = sluice_builder_add(b, SLUICE_OP_REDUCE, SLUICE_LANE_COMM, i);
-  sluice_op_read(b, y, b->single_rank ? SLUICE_T_DO : SLUICE_T_RECV);
-  sluice_op_write(b, y, SLUICE_T_OUT);
+  if (!spec->cut_rows) add_reduce(b, i);
 }
 
 static int has_part(const sluice_template_spec_t* spec, int32_t part) {
@@ -217,6 +230,7 @@ static void build_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
     if (has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, spec, i);
     if (i + ahead < n && dispatches) add_dispatch(b, spec, i + ahead);
   }
+  if (spec->cut_rows) add_reduce(b, -1);
 }
 
 /* ---- backward ---- */
@@ -257,9 +271,8 @@ static void place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     ring[SLUICE_T_DACT] = deferred ? n : RING_WITHIN_LANE;
     ring[SLUICE_T_DM] = deferred ? n : RING_WITHIN_LANE;
   }
-  if (!spec->single_rank) ring[SLUICE_T_SEND] = ring[SLUICE_T_RECV] = RING_WITHIN_LANE;
+  place_tokens(b, spec);
   if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
-  ring[SLUICE_T_OUT] = n;
   sluice_builder_init_homes(b);
   set_restored_homes(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, restore_di);
   set_restored_homes(b, middle, SLUICE_T_KEPT_M, spec->restore_m);
@@ -347,15 +360,8 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
   sluice_op_write(b, g1, SLUICE_T_DDI);
 }
 
-static void add_combine_grad(sluice_builder_t* b, int32_t i) {
-  if (!b->single_rank) {
-    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE_GRAD, SLUICE_LANE_COMM, i);
-    sluice_op_read(b, r, SLUICE_T_DDI);
-    sluice_op_read(b, r, SLUICE_T_DGATE);
-    sluice_op_write(b, r, SLUICE_T_SEND);
-    sluice_op_write(b, r, SLUICE_T_RECV);
-  }
-  sluice_op_t* x = sluice_builder_add(b, SLUICE_OP_REDUCE_GRAD, SLUICE_LANE_COMM, i);
+static void add_reduce_grad(sluice_builder_t* b, int32_t chunk) {
+  sluice_op_t* x = sluice_builder_add(b, SLUICE_OP_REDUCE_GRAD, SLUICE_LANE_COMM, chunk);
   if (b->single_rank) {
     sluice_op_read(b, x, SLUICE_T_DDI);
     sluice_op_read(b, x, SLUICE_T_DGATE);
@@ -363,6 +369,17 @@ static void add_combine_grad(sluice_builder_t* b, int32_t i) {
     sluice_op_read(b, x, SLUICE_T_RECV);
   }
   sluice_op_write(b, x, SLUICE_T_OUT);
+}
+
+static void add_combine_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  if (!b->single_rank) {
+    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE_GRAD, SLUICE_LANE_COMM, i);
+    sluice_op_read(b, r, SLUICE_T_DDI);
+    sluice_op_read(b, r, SLUICE_T_DGATE);
+    sluice_op_write(b, r, SLUICE_T_SEND);
+    sluice_op_write(b, r, SLUICE_T_RECV);
+  }
+  if (!spec->cut_rows) add_reduce_grad(b, i);
 }
 
 /* Everything a chunk's backward waits for: its rows first, since a recomputation needs nothing else. */
@@ -389,10 +406,11 @@ static void build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   for (int32_t i = 0; i < min_i32(ahead, n) && dispatches; ++i) add_arrival(b, spec, i);
   for (int32_t i = 0; i < n; ++i) {
     if (experts) add_experts_grad(b, spec, i);
-    if (has_part(spec, SLUICE_PART_COMBINE)) add_combine_grad(b, i);
+    if (has_part(spec, SLUICE_PART_COMBINE)) add_combine_grad(b, spec, i);
     if (weights && !deferred) add_weight_grad(b, i);
     if (i + ahead < n && dispatches) add_arrival(b, spec, i + ahead);
   }
+  if (spec->cut_rows) add_reduce_grad(b, -1);
   if (weights && deferred) add_weight_grad(b, -1);
 }
 
@@ -424,6 +442,17 @@ static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
   return SLUICE_OK;
 }
 
+/* Rows of a chunk are where tokens want them only once all have returned: nothing may be bounded or done by parts. */
+static sluice_status_t check_cut(const sluice_template_spec_t* spec) {
+  int kept = 1;
+  for (int32_t i = 0; i < spec->num_chunks; ++i) kept &= spec->restore_di[i] == SLUICE_RESTORE_KEEP;
+  int whole = !spec->single_rank && !spec->bounded && !spec->dedup && spec->only == 0;
+  if (!spec->cut_rows || (kept && whole)) return SLUICE_OK;
+  return SLUICE_FAIL(
+      SLUICE_E_UNSUPPORTED,
+      "schedule: cut_rows is for whole passes of several ranks that restore no T_DI, without a plan or dedup");
+}
+
 static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
   if (spec->num_chunks < 1 || spec->num_chunks > SLUICE_MAX_CHUNKS) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: number of chunks is %d; it must be in [1, %d]",
@@ -441,12 +470,13 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "schedule: dedup is 1; only whole passes of several ranks are deduplicated");
   }
-  return check_policies(spec);
+  SLUICE_TRY(check_policies(spec));
+  return check_cut(spec);
 }
 
 static uint64_t hash_of_comm(const sluice_template_t* t) {
-  const int32_t call[] = {t->spec.direction, t->spec.num_chunks, t->spec.only,
-                          t->spec.keep,      t->spec.input_half, t->spec.weight_half};
+  const int32_t call[] = {t->spec.direction,  t->spec.num_chunks,  t->spec.only,    t->spec.keep,
+                          t->spec.input_half, t->spec.weight_half, t->spec.cut_rows};
   uint64_t hash = fnv1a(0xcbf29ce484222325u, call, sizeof call);
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const int32_t what[] = {t->ops[i].kind, t->ops[i].chunk};

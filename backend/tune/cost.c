@@ -21,19 +21,25 @@ double sluice_ranks_per_token(const sluice_workload_t* w) {
   return w->world_size * (1 - none);
 }
 
-sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, int32_t num_chunks) {
-  double ranks = w->world_size, tokens = (double)w->num_tokens / num_chunks;
-  double sent = tokens * w->top_k;
+int sluice_choice_cuts_rows(const sluice_workload_t* w, const sluice_choice_t* c) {
+  return c->num_chunks > 1 && w->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE && w->world_size > 1 &&
+         w->num_experts > w->world_size && !w->deduplicate && !c->bounded && c->restore_di == SLUICE_RESTORE_KEEP;
+}
+
+sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choice_t* c) {
+  double ranks = w->world_size, tokens = (double)w->num_tokens / c->num_chunks;
+  double sent = tokens * w->top_k, experts = local_experts(w);
   /* No rank can receive more than every token of every rank, once for each of its experts that a token may choose. */
-  double most = ranks * tokens * fmin(w->top_k, local_experts(w));
+  double most = ranks * tokens * fmin(w->top_k, experts);
   double received = fmin(sent * w->skew, most);
   double remote = (ranks - 1) / ranks;
   sluice_chunk_rows_t rows = {.sent = sent,
                               .sent_remote = sent * remote,
                               .received = received,
                               .received_remote = received * remote,
-                              .tokens = tokens,
-                              .per_expert = received / local_experts(w)};
+                              .tokens = tokens};
+  rows.experts = sluice_choice_cuts_rows(w, c) ? fmax(1, experts / c->num_chunks) : experts;
+  rows.per_expert = received / rows.experts;
   double share = w->deduplicate ? sluice_ranks_per_token(w) / w->top_k : 1;
   rows.out = rows.sent_remote * share;
   rows.in = rows.received_remote * share;
@@ -65,12 +71,16 @@ static double exchange(const op_scene_t* s) { return exchange_of(s, 0); }
 /* Deduplicated, route weights go along with the rows. */
 static double dispatch_exchange(const op_scene_t* s) { return exchange_of(s, s->work->deduplicate); }
 
-/* `matrices` products of [rows, M] with [M, H], or their like, for each local expert. */
-static double product(const op_scene_t* s, int32_t form, double matrices, double rows_per_expert) {
+/* `matrices` products of [rows, M] with [M, H], or their like, for each of so many experts. */
+static double products(const op_scene_t* s, int32_t form, double matrices, double experts, double rows_per_expert) {
   const sluice_workload_t* w = s->work;
   double flops = 2.0 * rows_per_expert * (double)w->model_width * (double)w->hidden_width * matrices;
   double each = flops * sluice_machine_gemm(s->machine, w->dtype, form, rows_per_expert);
-  return local_experts(w) * (each + s->machine->gemm_call_seconds);
+  return experts * (each + s->machine->gemm_call_seconds);
+}
+
+static double product(const op_scene_t* s, int32_t form, double matrices) {
+  return products(s, form, matrices, s->rows.experts, s->rows.per_expert);
 }
 
 static double activation(const op_scene_t* s, double seconds) {
@@ -85,18 +95,20 @@ static double copy(const op_scene_t* s, int is_middle) {
 }
 
 static double expert_forward(const op_scene_t* s) {
-  return product(s, SLUICE_FORM_FORWARD, s->work->gate_factor, s->rows.per_expert) +
-         activation(s, s->machine->activation_seconds) + product(s, SLUICE_FORM_FORWARD, 1, s->rows.per_expert);
+  return product(s, SLUICE_FORM_FORWARD, s->work->gate_factor) + activation(s, s->machine->activation_seconds) +
+         product(s, SLUICE_FORM_FORWARD, 1);
 }
 
-static double weight_grad(const op_scene_t* s, double chunks) {
-  double matrices = s->work->gate_factor + 1;
-  return product(s, SLUICE_FORM_WEIGHT_GRAD, matrices, s->rows.per_expert * chunks);
+/* Of one chunk, or of all at once. */
+static double weight_grad(const op_scene_t* s, int32_t chunks) {
+  double matrices = s->work->gate_factor + 1, experts = local_experts(s->work);
+  if (chunks == 1) return product(s, SLUICE_FORM_WEIGHT_GRAD, matrices);
+  return products(s, SLUICE_FORM_WEIGHT_GRAD, matrices, experts, s->rows.received * chunks / experts);
 }
 
 static double expert_backward(const op_scene_t* s) {
   double matrices = s->work->gate_factor + 1;
-  return product(s, SLUICE_FORM_INPUT_GRAD, matrices, s->rows.per_expert) + weight_grad(s, 1) +
+  return product(s, SLUICE_FORM_INPUT_GRAD, matrices) + weight_grad(s, 1) +
          activation(s, s->machine->activation_grad_seconds);
 }
 
@@ -121,15 +133,15 @@ static double own_seconds(const op_scene_t* s, const sluice_op_t* op, int32_t nu
     case SLUICE_OP_COMBINE:
     case SLUICE_OP_COMBINE_GRAD: return gather(s, r->received_remote) + exchange(s);
     case SLUICE_OP_REDUCE:
-    case SLUICE_OP_REDUCE_GRAD: return gather(s, r->returned);
+    case SLUICE_OP_REDUCE_GRAD: return gather(s, r->returned * (op->chunk < 0 ? num_chunks : 1));
     case SLUICE_OP_GEMM1:
-    case SLUICE_OP_RECOMPUTE: return product(s, SLUICE_FORM_FORWARD, g, r->per_expert);
+    case SLUICE_OP_RECOMPUTE: return product(s, SLUICE_FORM_FORWARD, g);
     case SLUICE_OP_ACTIVATION: return activation(s, m->activation_seconds);
-    case SLUICE_OP_GEMM2: return product(s, SLUICE_FORM_FORWARD, 1, r->per_expert);
+    case SLUICE_OP_GEMM2: return product(s, SLUICE_FORM_FORWARD, 1);
     case SLUICE_OP_EXPERT: return expert_forward(s);
     case SLUICE_OP_EXPERT_GRAD: return expert_backward(s);
-    case SLUICE_OP_GEMM2_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, 1, r->per_expert);
-    case SLUICE_OP_GEMM1_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, g, r->per_expert);
+    case SLUICE_OP_GEMM2_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, 1);
+    case SLUICE_OP_GEMM1_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, g);
     case SLUICE_OP_ACTIVATION_GRAD: return activation(s, m->activation_grad_seconds);
     case SLUICE_OP_WEIGHT_GRAD: return weight_grad(s, op->chunk < 0 ? num_chunks : 1);
     case SLUICE_OP_COPY_OUT:
@@ -138,22 +150,21 @@ static double own_seconds(const op_scene_t* s, const sluice_op_t* op, int32_t nu
   }
 }
 
-static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w, int32_t num_chunks) {
-  return (op_scene_t){m, w, sluice_rows_of(w, num_chunks),
-                      (double)w->model_width * (double)sluice_dtype_bytes(w->dtype)};
+static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c) {
+  return (op_scene_t){m, w, sluice_rows_of(w, c), (double)w->model_width * (double)sluice_dtype_bytes(w->dtype)};
 }
 
-double sluice_op_seconds(const sluice_machine_t* m, const sluice_workload_t* w, int32_t num_chunks,
+double sluice_op_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                          const sluice_op_t* op) {
-  const op_scene_t scene = scene_of(m, w, num_chunks);
-  return own_seconds(&scene, op, num_chunks) + m->op_seconds;
+  const op_scene_t scene = scene_of(m, w, c);
+  return own_seconds(&scene, op, c->num_chunks) + m->op_seconds;
 }
 
 /* ---- the papers' forms ---- */
 
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                         int32_t direction) {
-  const op_scene_t s = scene_of(m, w, c->num_chunks);
+  const op_scene_t s = scene_of(m, w, c);
   double inbound = gather(&s, s.rows.out) + exchange(&s) + gather(&s, s.rows.received);
   sluice_chunk_times_t t = {
       .dispatch = inbound + (direction == SLUICE_FORWARD ? dispatch_exchange(&s) - exchange(&s) : 0),
@@ -166,7 +177,7 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
   if (c->restore_di == SLUICE_RESTORE_REDISPATCH) t.dispatch += inbound;
   t.compute = expert_backward(&s);
   if (c->restore_m == SLUICE_RESTORE_RECOMPUTE) {
-    t.compute += w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor, s.rows.per_expert);
+    t.compute += w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor);
   }
   return t;
 }
@@ -203,6 +214,7 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
       .reuse_saved = backward && !w->callback,
       .bounded = c->bounded,
       .dedup = w->deduplicate && w->world_size > 1,
+      .cut_rows = sluice_choice_cuts_rows(w, c),
   };
   for (int32_t i = 0; i < c->num_chunks && i < SLUICE_MAX_CHUNKS; ++i) {
     spec.restore_di[i] = (uint8_t)c->restore_di;
@@ -214,7 +226,8 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
 double sluice_pass_overhead(const sluice_machine_t* m, const sluice_workload_t* w, int32_t direction) {
   double seconds = m->pass_seconds + sluice_machine_exchange(m, w->world_size, HEADER_BYTES * (w->world_size - 1));
   if (!w->deduplicate || direction != SLUICE_FORWARD) return seconds;
-  sluice_chunk_rows_t rows = sluice_rows_of(w, 1);
+  const sluice_choice_t whole = {.num_chunks = 1};
+  sluice_chunk_rows_t rows = sluice_rows_of(w, &whole);
   return seconds +
          sluice_machine_exchange(m, w->world_size, SCALAR_BYTES * fmax(rows.sent_remote, rows.received_remote));
 }
@@ -231,7 +244,7 @@ static double cost_of(void* user, const sluice_op_t* op) {
 
 static sluice_status_t predict_pass(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                     int32_t direction, sluice_prediction_t* out) {
-  step_scene_t scene = {scene_of(m, w, c->num_chunks), c->num_chunks};
+  step_scene_t scene = {scene_of(m, w, c), c->num_chunks};
   sluice_template_t* schedule = NULL;
   SLUICE_TRY(sluice_choice_template(w, c, direction, &schedule));
   sluice_status_t status =

@@ -18,6 +18,7 @@ typedef struct sluice_workload_s {
   int32_t dtype;
   int32_t world_size;
   int32_t callback;   /* the host's own experts: costs as if they were Sluice's */
+  int32_t chunk_cut;  /* SLUICE_CHUNK_CUT_* */
   int64_t num_tokens; /* T of each rank */
   double skew;        /* rows of the fullest rank over those of balanced routing, >= 1 */
   int32_t deduplicate;
@@ -35,17 +36,20 @@ typedef struct sluice_chunk_rows_s {
   double sent, sent_remote;         /* of this rank's tokens */
   double received, received_remote; /* for its experts */
   double tokens;
-  double per_expert;
-  double out, in, returned; /* rows on the wire, to and from other ranks, and rows that are added up in the end: the
-                               remote ones and `sent`, or parcels where the layer is deduplicated */
+  double experts, per_expert; /* experts that have rows in the chunk, and how many each */
+  double out, in, returned;   /* rows on the wire, to and from other ranks, and rows that are added up in the end: the
+                                 remote ones and `sent`, or parcels where the layer is deduplicated */
 } sluice_chunk_rows_t;
-sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, int32_t num_chunks);
+sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, const sluice_choice_t* choice);
+
+/* Whether chunks of such a pass are cut out of rows [cut_rows.h of moe]. */
+int sluice_choice_cuts_rows(const sluice_workload_t* workload, const sluice_choice_t* choice);
 /* Ranks that one token's K different experts lie on, expected over uniform routing. */
 double sluice_ranks_per_token(const sluice_workload_t* workload);
 
 /* Seconds of one op of such a pass by itself. */
-double sluice_op_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload, int32_t num_chunks,
-                         const sluice_op_t* op);
+double sluice_op_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload,
+                         const sluice_choice_t* choice, const sluice_op_t* op);
 /* The papers' S, C, R and copy of one chunk, from the same costs. */
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                         const sluice_choice_t* choice, int32_t direction);

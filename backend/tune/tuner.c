@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/base/log.h"
+#include "backend/moe/cut_rows.h"
 #include "backend/moe/layer.h"
 #include "backend/moe/plan.h"
 
@@ -29,6 +30,14 @@ static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgra
   return seconds;
 }
 
+/* Experts that more chunks take rows from: of a rank, and not this one's own number, since all ranks sketch alike.
+ * Chunks of rows take each from few. */
+static int32_t experts_of_chunks(const sluice_moe_t* moe) {
+  const sluice_moe_config_t* c = &moe->config;
+  if (sluice_cuts_rows(moe, 2)) return 1;
+  return (c->num_experts + moe->context->world_size - 1) / moe->context->world_size;
+}
+
 static sluice_workload_t work_of(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->config;
   return (sluice_workload_t){
@@ -40,6 +49,7 @@ static sluice_workload_t work_of(const sluice_moe_t* moe) {
       .dtype = c->dtype,
       .world_size = moe->context->world_size,
       .callback = c->callback_experts,
+      .chunk_cut = c->chunk_cut,
       .skew = 1,
       .deduplicate = sluice_layer_is_deduplicated(moe),
   };
@@ -132,8 +142,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .max_size = SLUICE_SEARCH_SIZES - 1,
       .open_wgrad = moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe),
       .wgrad_mode = moe->config.wgrad_mode,
-      .num_local = /* not this rank's own number: all ranks sketch alike */
-      (moe->config.num_experts + moe->context->world_size - 1) / moe->context->world_size,
+      .num_local = experts_of_chunks(moe),
       .predict = may_predict(tuner, moe) ? predict : NULL,
       .user = table,
       .decided = decided,

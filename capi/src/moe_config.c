@@ -98,7 +98,8 @@ static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe
   int32_t id = c->layer_id;
   CHECK(c->exchange_mode == SLUICE_EXCHANGE_EXACT || c->exchange_mode == SLUICE_EXCHANGE_CEILING,
         "layer %d: exchange_mode is %d; known are exact (0) and ceiling (1)", id, c->exchange_mode);
-  CHECK(c->reserved_2 == 0, "layer %d: reserved_2 is %d; set it to 0", id, c->reserved_2);
+  CHECK(c->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE || c->chunk_cut == SLUICE_CHUNK_CUT_TOKENS,
+        "layer %d: chunk_cut is %d; known are adaptive (0) and tokens (1)", id, c->chunk_cut);
   if (c->exchange_mode == SLUICE_EXCHANGE_EXACT) {
     CHECK(c->ceiling_rows == 0, "layer %d: ceiling_rows is %lld, but exchange_mode is exact: set 0, or mode ceiling",
           id, (long long)c->ceiling_rows);

@@ -155,7 +155,8 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
   return SLUICE_OK;
 }
 
-static sluice_workload_t workload_of(const sluice_planner_workload_t* w) {
+/* Profiles are of clusters with devices of their own memory, where chunks are cut out of tokens. */
+static sluice_workload_t workload_of(const sluice_machine_t* machine, const sluice_planner_workload_t* w) {
   return (sluice_workload_t){
       .model_width = w->model_width,
       .hidden_width = w->hidden_width,
@@ -165,6 +166,7 @@ static sluice_workload_t workload_of(const sluice_planner_workload_t* w) {
       .dtype = w->dtype,
       .world_size = w->world_size,
       .callback = w->callback_experts,
+      .chunk_cut = machine->provenance == SLUICE_MACHINE_PROFILE ? SLUICE_CHUNK_CUT_TOKENS : SLUICE_CHUNK_CUT_ADAPTIVE,
       .num_tokens = w->num_tokens,
       .skew = w->skew,
       .deduplicate = w->deduplicate && w->world_size > 1,
@@ -254,13 +256,14 @@ typedef struct scene_s {
 
 static double op_cost(void* user, const sluice_op_t* op) {
   const scene_t* s = user;
-  return sluice_op_seconds(s->machine, &s->work, s->choice.num_chunks, op);
+  return sluice_op_seconds(s->machine, &s->work, &s->choice, op);
 }
 
 /* Under a budget a rank that receives more than its share makes more chunks, for all ranks. */
 static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan) {
   int bounded = plan->inputs.budget != 0 || plan->inputs.host_budget != 0;
-  double rows = sluice_rows_of(w, 1).received;
+  const sluice_choice_t whole = {.num_chunks = 1};
+  double rows = sluice_rows_of(w, &whole).received;
   int32_t n = plan->num_chunks;
   if (bounded && rows > (double)n * (double)plan->chunk_rows) n = (int32_t)ceil(rows / (double)plan->chunk_rows);
   if (n > plan->max_chunks) n = plan->max_chunks;
@@ -318,7 +321,7 @@ static sluice_status_t predict(const sluice_planner_t* planner, const sluice_pla
                                const sluice_planner_choice_t* choice, sluice_planner_prediction_t* p,
                                sluice_planner_entry_t* entries, int32_t capacity) {
   const sluice_machine_t* m = &planner->machine;
-  scene_t s = {.machine = m, .work = workload_of(w)};
+  scene_t s = {.machine = m, .work = workload_of(m, w)};
   SLUICE_TRY(sluice_machine_check_for(m, w->dtype, w->world_size));
   sluice_plan_data_t plan;
   SLUICE_TRY(plan_bytes(w, choice, &plan));
@@ -330,7 +333,8 @@ static sluice_status_t predict(const sluice_planner_t* planner, const sluice_pla
   SLUICE_TRY(predict_direction(&s, SLUICE_BACKWARD, &p->backward_seconds, p->backward_busy, entries, capacity,
                                &p->num_entries));
   p->overhead_seconds = sluice_pass_overhead(m, &s.work, SLUICE_BACKWARD);
-  p->sent_rows = sluice_rows_of(&s.work, 1).out;
+  const sluice_choice_t whole = {.num_chunks = 1};
+  p->sent_rows = sluice_rows_of(&s.work, &whole).out;
   p->mpmoe_forward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);
   p->mpmoe_backward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_BACKWARD);
   p->mpipemoe_forward_seconds = sluice_mpipemoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);
@@ -444,7 +448,7 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
   SLUICE_TRY(check_choice(wanted, 1));
   candidates_t* all = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *all, "candidates");
   if (all == NULL) return SLUICE_E_NO_MEMORY;
-  all->planner = planner, all->work = workload_of(&checked), all->best = -1;
+  all->planner = planner, all->work = workload_of(&planner->machine, &checked), all->best = -1;
   sluice_status_t status = choose(all, &checked, wanted);
   if (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET) {
     *out_count = all->count;

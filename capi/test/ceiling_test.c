@@ -40,6 +40,7 @@ static void check(const case_t* c) {
   under.ceiling = c->ceiling > 0 ? c->ceiling : 18;
   case_t plain = *c;
   plain.ceiling = 0;
+  plain.chunk_cut = SLUICE_CHUNK_CUT_TOKENS; /* as under ceilings: the order of sums of weight gradients */
   world_run(&plain, &exact);
   world_run(&under, &ceiling);
   assert_fine(c, &exact);
@@ -238,8 +239,8 @@ static void Ceiling_WhatItDoesNotTake_IsRefusedByName(void** state) {
   refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "ceiling_rows is 0; with 2 chunks and 4 experts it must be in [1, ");
   c = good, c.ceiling_rows = INT64_MAX;
   refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "it must be in [1, 268435455]");
-  c = good, c.reserved_2 = 1;
-  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "reserved_2 is 1");
+  c = good, c.chunk_cut = 2;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "chunk_cut is 2; known are adaptive (0) and tokens (1)");
   c = good, c.callback_experts = 1;
   refused(&rig, &c, SLUICE_E_UNSUPPORTED, "callback experts");
   assert_int_equal(rig_swap_layer(&rig, &good), SLUICE_OK);

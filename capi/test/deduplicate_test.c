@@ -59,7 +59,7 @@ static void assert_same_at_experts(const case_t* c, const result_t* a, const res
 static void check(const case_t* c) {
   result_t got, plain, want;
   case_t without = *c;
-  without.deduplicate = 0;
+  without.deduplicate = 0, without.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
   world_run(c, &got);
   world_run(&without, &plain);
   world_reference(c, &want);
@@ -181,7 +181,7 @@ static void Deduplicate_OneRoutePerToken_HasTheBitsOfRows(void** state) {
     c.dtype = dtype, c.top_k = 1, c.world_size = 3, c.num_chunks = 2;
     result_t got, plain;
     world_run(&c, &got);
-    c.deduplicate = 0;
+    c.deduplicate = 0, c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
     world_run(&c, &plain);
     assert_true(world_identical(&c, &got, &plain, 1));
     world_free(&got);

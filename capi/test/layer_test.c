@@ -246,11 +246,57 @@ static void check_any_chunks(const char* gemm) {
   }
 }
 
+/* Chunks out of rows (the default) or out of tokens: a token's sum has the same rows in the same order. */
+static void Layer_ChunksOfRowsOrTokens_HaveTheSameBits(void** state) {
+  (void)state;
+  for (int32_t x = 0; x < 2 * 3 * 4; ++x) {
+    case_t c = base_case();
+    c.world_size = 2 + x % 2, c.num_chunks = 2 + x / 2 % 3 * 3, c.top_k = 1 + x % 3;
+    c.hot_expert = x / 6 == 1 ? 4 : -1, c.drop_every = x / 6 == 2 ? 3 : 0, c.halves_apart = x / 6 == 3;
+    c.restore = x / 6 == 3, c.wgrad_mode = x % 2, c.bias = x % 2;
+    if (x / 6 == 2) c.tokens[0] = 0;
+    result_t rows, tokens;
+    check(&c);
+    world_run(&c, &rows);
+    c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+    check(&c);
+    world_run(&c, &tokens);
+    assert_true(world_identical(&c, &rows, &tokens, 0));
+    for (int32_t r = 0; r < c.world_size; ++r) assert_int_equal(rows.bytes_sent[r], tokens.bytes_sent[r]);
+    world_free(&rows);
+    world_free(&tokens);
+  }
+}
+
+/* An expert has rows in few chunks of rows, in all chunks of tokens; and chunks are as large as each other. */
+static void Layer_ChunksOfRows_AskForFewExperts(void** state) {
+  (void)state;
+  for (int32_t hot = -1; hot < 8; hot += 5) {
+    for (int32_t n = 2; n <= 8; n *= 2) {
+      case_t c = base_case();
+      c.world_size = 2, c.num_experts = 16, c.num_chunks = n, c.callback_experts = 1, c.hot_expert = hot;
+      c.tokens[0] = c.tokens[1] = 512;
+      result_t rows, tokens;
+      world_run(&c, &rows);
+      c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+      world_run(&c, &tokens);
+      for (int32_t r = 0; r < 2; ++r) {
+        assert_int_equal(tokens.calls[r], 8 * n);
+        assert_in_range(rows.calls[r], 8, 8 + 2 * (n - 1)); /* each of two ranks cuts n - 1 times */
+        assert_true((double)rows.most_rows[r] <= 1.5 * (double)tokens.most_rows[r]);
+      }
+      world_free(&rows);
+      world_free(&tokens);
+    }
+  }
+}
+
 static const int32_t policies_of_input[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
 static const int32_t policies_of_middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
 
-/* The result under each of the nine policies has the bits of the one that keeps everything. */
+/* The result under each of the nine policies has the bits of the one that keeps everything, chunks cut alike. */
 static void check_policies(case_t c) {
+  c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
   for (c.reuse_saved = 0; c.reuse_saved < 2; ++c.reuse_saved) {
     result_t kept;
     c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
@@ -468,6 +514,8 @@ int main(void) {
       cmocka_unit_test(Layer_EveryExpertReady_IsSignalledOnce),
       cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithRef),
       cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithNative),
+      cmocka_unit_test(Layer_ChunksOfRowsOrTokens_HaveTheSameBits),
+      cmocka_unit_test(Layer_ChunksOfRows_AskForFewExperts),
       cmocka_unit_test(Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_RestorePolicies_WorkWithEverythingElse),
       cmocka_unit_test(Layer_CallbackExpertsComputedAgain_MatchReference),

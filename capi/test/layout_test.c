@@ -167,7 +167,7 @@
   MEMBER(sluice_moe_config_t, swiglu_offset, 96, 4) \
   MEMBER(sluice_moe_config_t, reserved, 100, 4) \
   MEMBER(sluice_moe_config_t, exchange_mode, 104, 4) \
-  MEMBER(sluice_moe_config_t, reserved_2, 108, 4) \
+  MEMBER(sluice_moe_config_t, chunk_cut, 108, 4) \
   MEMBER(sluice_moe_config_t, ceiling_rows, 112, 8) \
   MEMBER(sluice_moe_config_t, deduplicate, 120, 4) \
   MEMBER(sluice_moe_config_t, reserved_3, 124, 4) \

@@ -265,6 +265,10 @@ static void count_ready(void* user, int32_t local) {
 typedef struct toy_s {
   const case_t* c;
   const int32_t* ids;
+  int32_t* calls;
+  int64_t* most_rows;
+  int64_t rows_of_chunk;
+  int32_t chunk;
 } toy_t;
 
 static void toy_scale(const toy_t* toy, int32_t local, int64_t rows, const void* in, void* out) {
@@ -273,8 +277,12 @@ static void toy_scale(const toy_t* toy, int32_t local, int64_t rows, const void*
   }
 }
 static int32_t toy_forward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, void* y) {
-  (void)chunk;
-  toy_scale(user, local, rows, x, y);
+  toy_t* toy = user;
+  toy->rows_of_chunk = (chunk == toy->chunk ? toy->rows_of_chunk : 0) + rows;
+  toy->chunk = chunk;
+  if (toy->rows_of_chunk > *toy->most_rows) *toy->most_rows = toy->rows_of_chunk;
+  ++*toy->calls;
+  toy_scale(toy, local, rows, x, y);
   return 0;
 }
 static int32_t toy_backward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, const void* dy,
@@ -529,6 +537,7 @@ static void run_rank(rank_t* r) {
   config.swiglu_alpha = ALPHA, config.swiglu_limit = LIMIT, config.swiglu_offset = OFFSET;
   config.restore_input = c->restore_input, config.restore_middle = c->restore_middle;
   config.deduplicate = c->deduplicate;
+  config.chunk_cut = c->chunk_cut;
   if (c->ceiling > 0) config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = c->ceiling;
   sluice_moe_t* moe = NULL;
   note(r, sluice_moe_create(context, &config, &moe));
@@ -556,7 +565,7 @@ static void run_rank(rank_t* r) {
   experts_t params, grads;
   make_experts(&params, c, c->dtype, ids, count, 0);
   make_experts(&grads, c, grad_dtype, ids, count, 1);
-  toy_t toy = {c, ids};
+  toy_t toy = {c, ids, &r->out->calls[r->rank], &r->out->most_rows[r->rank], 0, -1};
   sluice_expert_callbacks_t callbacks = {sizeof callbacks, &toy, toy_forward, toy_backward};
   saved_t saved = {{NULL}, {0}};
 

@@ -46,6 +46,7 @@ typedef struct case_s {
   int32_t restore;                       /* the step is dropped and rebuilt from copies of its saved buffers */
   int32_t uneven_owners;                 /* expert_rank table: most experts on the last rank */
   int32_t restore_input, restore_middle; /* SLUICE_RESTORE_* */
+  int32_t chunk_cut;                     /* SLUICE_CHUNK_CUT_* */
   int32_t reuse_saved;                   /* the backward may write over saved buffers */
   uint64_t budget;                       /* of each rank's context; 0: none */
   uint64_t host_budget;                  /* of its offloaded rows; 0: none */
@@ -68,6 +69,8 @@ typedef struct result_s {
   double* grad_weights[WORLD_MAX_RANKS];
   double* grad_params[6];         /* w1 w3 w2 b1 b3 b2 over all E experts */
   int32_t ready[WORLD_MAX_RANKS]; /* readiness signals seen */
+  int32_t calls[WORLD_MAX_RANKS]; /* of callback experts in forward: one for each chunk in which an expert has rows */
+  int64_t most_rows[WORLD_MAX_RANKS]; /* of one chunk, callback experts alone */
   uint64_t peak_bytes[WORLD_MAX_RANKS];
   uint64_t bytes_sent[WORLD_MAX_RANKS];
   sluice_ceiling_report_t report[WORLD_MAX_RANKS]; /* under a ceiling */

@@ -20,6 +20,7 @@ from sluice.errors import InvalidArgument
 ENVIRONMENT = "SLUICE"
 POLICIES = ("error", "warn")
 WGRAD_MODES = ("deferred", "per_chunk")
+CHUNK_CUTS = ("adaptive", "tokens")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 TUNER_MODES = ("adaptive", "profile", "model")
 CALIBRATION_SECONDS = 8.0
@@ -63,6 +64,7 @@ class Options:
 
     chunks: int | None = None
     wgrad_mode: str | None = None
+    chunk_cut: str | None = None
     gemm: str | None = None
     gemm_library: str | None = None
     timeout: float | None = None
@@ -251,6 +253,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _boolean,
     "chunks": _chunks,
     "wgrad_mode": _one_of(WGRAD_MODES),
+    "chunk_cut": _one_of(CHUNK_CUTS),
     "policy": _policy,
     "memory_budget": _bytes,
     "host_memory_budget": _bytes,

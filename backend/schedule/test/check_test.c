@@ -52,10 +52,11 @@ static int32_t hazard_of(const sluice_template_t* t, sluice_finding_t* finding) 
 typedef void (*visit_fn_t)(const sluice_template_t* t, void* user);
 
 /* Both directions, both weight-gradient modes, one rank and several, gated or not, own experts or the host's, saved
- * rows reused or not, under a plan or not, deduplicated or not, gradients now or in halves: all that build. */
+ * rows reused or not, under a plan or not, deduplicated or not, chunks cut out of tokens or of rows, gradients now or
+ * in halves: all that build. */
 static int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit, void* user) {
   int64_t seen = 0;
-  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 2 * 4; ++bits) {
+  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 2 * 2 * 4; ++bits) {
     sluice_template_spec_t spec = spec_with(n, policy, seed);
     int32_t x = bits;
     spec.direction = x % 2, x /= 2;
@@ -66,6 +67,7 @@ static int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_
     spec.reuse_saved = x % 2, x /= 2;
     spec.bounded = x % 2, x /= 2;
     spec.dedup = x % 2, x /= 2;
+    spec.cut_rows = x % 2, x /= 2;
     static const int32_t halves[4][2] = {
         {1, SLUICE_WEIGHTS_NOW}, {1, SLUICE_WEIGHTS_NONE}, {1, SLUICE_WEIGHTS_LATER}, {0, SLUICE_WEIGHTS_NOW}};
     if (spec.direction == SLUICE_FORWARD) {
@@ -93,11 +95,12 @@ static void prove(const sluice_template_t* t, void* user) {
   sluice_finding_t finding;
   if (hazard_of(t, &finding) != SLUICE_HAZARD_NONE) {
     fail_msg(
-        "direction %d n %d single %d keep %d callback %d gated %d halves %d %d wgrad %d reuse %d bounded %d policies "
+        "direction %d n %d single %d keep %d callback %d gated %d halves %d %d wgrad %d reuse %d bounded %d cut %d "
+        "policies "
         "%s: %s",
         t->spec.direction, t->spec.num_chunks, t->spec.single_rank, t->spec.keep, t->spec.callback, t->spec.gated,
         t->spec.input_half, t->spec.weight_half, t->spec.wgrad_mode, t->spec.reuse_saved, t->spec.bounded,
-        policies_of(t), finding_text(t, &finding));
+        t->spec.cut_rows, policies_of(t), finding_text(t, &finding));
   }
 }
 
@@ -144,10 +147,10 @@ static void judge(const sluice_template_t* t, sluice_template_t* mutant, tally_t
   } else {
     fail_msg(
         "survivor: %s %d %d of direction %d n %d single %d keep %d callback %d gated %d halves %d %d wgrad %d reuse "
-        "%d bounded %d policies %s",
+        "%d bounded %d cut %d policies %s",
         what, a, b, t->spec.direction, t->spec.num_chunks, t->spec.single_rank, t->spec.keep, t->spec.callback,
         t->spec.gated, t->spec.input_half, t->spec.weight_half, t->spec.wgrad_mode, t->spec.reuse_saved,
-        t->spec.bounded, policies_of(t));
+        t->spec.bounded, t->spec.cut_rows, policies_of(t));
   }
   free(mutant);
 }

@@ -22,6 +22,7 @@ static sluice_template_t* random_template(uint32_t* seed) {
     spec.weight_half = spec.input_half ? (int32_t)(next_random(seed) % 3) : 0;
     spec.reuse_saved = (int32_t)(next_random(seed) % 2), spec.bounded = (int32_t)(next_random(seed) % 2);
     spec.dedup = !spec.single_rank && next_random(seed) % 2;
+    spec.cut_rows = next_random(seed) % 4 == 0;
     for (int32_t i = 0; i < spec.num_chunks; ++i) {
       spec.restore_di[i] = (uint8_t)(next_random(seed) % 3), spec.restore_m[i] = of_m[next_random(seed) % 3];
     }
@@ -71,7 +72,8 @@ static int names_a_field(const char* message) {
   static const char* const words[] = {
       "must be in",       "the bytes end before", "checksum",         "bytes follow the end",
       "num_deps is",      "schedule refused:",    "restore polic",    "dispatched again",
-      "callback experts", "a backward computes",  "number of chunks", "dedup is"};
+      "callback experts", "a backward computes",  "number of chunks", "dedup is",
+      "cut_rows is"};
   for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
     if (strstr(message, words[i]) != NULL) return 1;
   }

@@ -87,13 +87,14 @@ static void Forward_NoCopiesReusingSlots_IsMPMoEsPhases(void** state) {
 static void Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem(void** state) {
   (void)state;
   sluice_workload_t w = base_work;
-  assert_true(sluice_rows_of(&w, 4).received == 480 && sluice_rows_of(&w, 4).per_expert == 240);
-  w.skew = 2;
-  assert_true(sluice_rows_of(&w, 4).received == 960 && sluice_rows_of(&w, 4).sent == 480);
-  w.skew = 100; /* 4 ranks x 240 tokens x both routes to its two experts */
-  assert_true(sluice_rows_of(&w, 4).received == 1920);
-  sluice_machine_t m = plain_machine();
   const sluice_choice_t c = {4, 0, 0, 0, 0};
+  w.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  assert_true(sluice_rows_of(&w, &c).received == 480 && sluice_rows_of(&w, &c).per_expert == 240);
+  w.skew = 2;
+  assert_true(sluice_rows_of(&w, &c).received == 960 && sluice_rows_of(&w, &c).sent == 480);
+  w.skew = 100; /* 4 ranks x 240 tokens x both routes to its two experts */
+  assert_true(sluice_rows_of(&w, &c).received == 1920);
+  sluice_machine_t m = plain_machine();
   assert_true(predict(&m, &w, c).seconds[0] > predict(&m, &base_work, c).seconds[0]);
 }
 
@@ -114,15 +115,16 @@ static void Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouti
     }
   }
   assert_true(relative(sluice_ranks_per_token(&w), ranks / ways) < 1e-12);
-  sluice_chunk_rows_t rows = sluice_rows_of(&w, 2);
+  const sluice_choice_t two = {.num_chunks = 2};
+  sluice_chunk_rows_t rows = sluice_rows_of(&w, &two);
   assert_true(relative(rows.out, (double)w.num_tokens / 2 * ranks / ways * 2 / 3) < 1e-12);
   assert_true(rows.in == rows.out && rows.sent_remote > rows.out);
   w.skew = 100; /* every token of the two other ranks, once */
-  assert_true(sluice_rows_of(&w, 2).in == (double)w.num_tokens / 2 * 2);
+  assert_true(sluice_rows_of(&w, &two).in == (double)w.num_tokens / 2 * 2);
   w.skew = 1, w.top_k = 6; /* every rank of every token */
   assert_true(relative(sluice_ranks_per_token(&w), 3) < 1e-12);
   w.deduplicate = 0;
-  assert_true(sluice_rows_of(&w, 2).out == sluice_rows_of(&w, 2).sent_remote);
+  assert_true(sluice_rows_of(&w, &two).out == sluice_rows_of(&w, &two).sent_remote);
   w.top_k = 1;
   assert_true(relative(sluice_ranks_per_token(&w), 1) < 1e-12);
 }
@@ -157,8 +159,24 @@ static void StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed(void** state) {
   }
   m.gemm[SLUICE_MACHINE_F32][0] = (sluice_curve_t){2, {1, 1000}, {100e-9, 1e-9}};
   double whole = predict(&m, &base_work, (sluice_choice_t){1, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
-  double cut = predict(&m, &base_work, (sluice_choice_t){16, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
-  assert_true(cut > whole * 1.05);
+  double rows = predict(&m, &base_work, (sluice_choice_t){16, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
+  sluice_workload_t w = base_work;
+  w.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  double tokens = predict(&m, &w, (sluice_choice_t){16, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
+  assert_true(rows > whole * 1.05 && tokens > rows * 1.05);
+}
+
+/* Cut out of rows, chunks up to the number of local experts keep whole products, and all are summed at the end. */
+static void ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed(void** state) {
+  (void)state;
+  sluice_machine_t m = plain_machine();
+  m.gemm[SLUICE_MACHINE_F32][0] = (sluice_curve_t){2, {1, 1000}, {100e-9, 1e-9}};
+  const sluice_choice_t one = {1, 0, 0, 0, 0}, two = {2, 0, 0, 0, 0};
+  double whole = predict(&m, &base_work, one).busy[0][SLUICE_LANE_COMPUTE];
+  assert_true(is_near(predict(&m, &base_work, two).busy[0][SLUICE_LANE_COMPUTE], whole));
+  assert_true(sluice_rows_of(&base_work, &two).experts == 1 && sluice_rows_of(&base_work, &two).per_expert == 960);
+  assert_true(is_near(predict(&m, &base_work, two).busy[0][SLUICE_LANE_COMM],
+                      predict(&m, &base_work, one).busy[0][SLUICE_LANE_COMM]));
 }
 
 static void SingleRank_HasNoCommunication(void** state) {
@@ -178,6 +196,7 @@ int main(void) {
       cmocka_unit_test(Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting),
       cmocka_unit_test(Deduplicated_Prediction_TakesTheShareOfTheWire),
       cmocka_unit_test(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed),
+      cmocka_unit_test(ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed),
       cmocka_unit_test(SingleRank_HasNoCommunication),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

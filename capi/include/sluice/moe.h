@@ -39,7 +39,7 @@ enum {
   SLUICE_GATED_INTERLEAVED = 2 /* w1 [2H, M] and b1 [2H] hold rows of gate and up in turn; w3 and b3 are absent */
 };
 
-/* When weight gradients are computed. Same values up to the order of sums; bit-identical at equal n and mode. */
+/* When weight gradients are computed. Same values up to the order of sums; bit-identical at equal n, cut and mode. */
 enum {
   SLUICE_WGRAD_ADAPTIVE = -1, /* chosen under a memory budget; deferred without one */
   SLUICE_WGRAD_DEFERRED = 0,  /* once, over all chunks, beside the last combines: fewest bytes moved */
@@ -55,6 +55,15 @@ enum {
   SLUICE_RESTORE_OFFLOAD = 1,    /* in host memory, by the copy lanes */
   SLUICE_RESTORE_REDISPATCH = 2, /* T_DI: sent again from the tokens that backward gets */
   SLUICE_RESTORE_RECOMPUTE = 3   /* T_M: computed again from T_DI. With callback experts: their forward runs again */
+};
+
+/* What chunks are cut out of. Equal on all ranks; results do not depend on it. */
+enum {
+  /* Where the layer keeps its rows for a backward, on a CPU, without a plan, ceilings or deduplication: what goes from
+   * one rank to another, ordered by expert, in n pieces of about equal rows. Each chunk then needs the weights of few
+   * experts. A token's rows return in several chunks and wait for the last. Elsewhere as TOKENS. */
+  SLUICE_CHUNK_CUT_ADAPTIVE = 0,
+  SLUICE_CHUNK_CUT_TOKENS = 1 /* n spans of tokens: the least memory where rows return */
 };
 
 /* How many rows travel. Equal on all ranks. */
@@ -90,7 +99,7 @@ typedef struct sluice_moe_config_s {
   float swiglu_offset;             /* SWIGLU: default 0 */
   int32_t reserved;
   int32_t exchange_mode; /* SLUICE_EXCHANGE_*; default EXACT */
-  int32_t reserved_2;    /* 0 */
+  int32_t chunk_cut;     /* SLUICE_CHUNK_CUT_*; default ADAPTIVE */
   int64_t ceiling_rows;  /* CEILING: rows of one rank for one expert in one chunk, at least 1; EXACT: 0 */
   /* 1: a token's row travels once to each rank that owns experts of its routes, and one row comes back: their weighted
    * sum, in k order in f32, rounded to the layer's dtype; the sums of ranks are then added in rank order. Gradients

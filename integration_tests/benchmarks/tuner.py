@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch  # noqa: E402
+from integration_tests.benchmarks import error_plot, launch  # noqa: E402
 from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
 
 # T, M, H, E, K; steps stay near or below 100 ms on one core.
@@ -176,6 +176,28 @@ def run_link(options: argparse.Namespace, link: str, progress: launch.Progress) 
     return lines
 
 
+def write_record(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:
+    """What has been measured so far, and a picture of the predictions' errors."""
+    if not options.records:
+        return
+    options.records.mkdir(parents=True, exist_ok=True)
+    record = {
+        "ranks": options.ranks,
+        "machine": machine(),
+        "versions": versions(),
+        "summary": summary(lines),
+        "lines": lines,
+    }
+    (options.records / "tuner.json").write_text(json.dumps(record, indent=1) + "\n")
+    points: dict[str, list[tuple[float, float, str]]] = {}
+    for line in lines:
+        for n in line["error"]:
+            seconds = statistics.median(line["measured"][n])
+            what = f"{line['name']}, n {n}"
+            points.setdefault(line["link"], []).append((seconds, line["predicted"][n]["schedule"], what))
+    (options.records / "tuner.svg").write_text(error_plot.svg(points, "Step times that the calibrated model predicts"))
+
+
 def main() -> int:
     """Run the scenarios over each link, print the summary and write one record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -188,12 +210,15 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=9, help="rounds over the best five and the choices")
     parser.add_argument("--calibrate", type=float, default=6.0, help="seconds")
     parser.add_argument("--smoke", action="store_true", help="one tiny scenario: does it run?")
-    parser.add_argument("--records", type=Path)
+    parser.add_argument("--records", type=Path, help="folder for tuner.json and tuner.svg (predicted beside measured)")
     options = parser.parse_args()
     if options.smoke:
         options.links, options.steps, options.pairs, options.calibrate = ["none"], 40, 4, 0.3
     progress = launch.Progress()
-    lines = [line for link in options.links for line in run_link(options, link, progress)]
+    lines: list[dict[str, Any]] = []
+    for link in options.links:
+        lines += run_link(options, link, progress)
+        write_record(options, lines)  # after each link: what is done is kept
     found = summary(lines)
     for name, value in found["regret"].items():
         progress.line(f"regret {name:<9} median {100 * value['median']:.1f} %  worst {100 * value['worst']:.1f} %")
@@ -202,16 +227,6 @@ def main() -> int:
         f"error of predictions: median {100 * error['median']:.1f} %, 90th percentile {100 * error['p90']:.1f} % "
         f"({error['count']} pairs of scenario and n)"
     )
-    if options.records:
-        options.records.mkdir(parents=True, exist_ok=True)
-        record = {
-            "ranks": options.ranks,
-            "machine": machine(),
-            "versions": versions(),
-            "summary": found,
-            "lines": lines,
-        }
-        (options.records / "tuner.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

@@ -93,9 +93,12 @@ def main() -> int:
     parser.add_argument("--records", type=Path)
     options = parser.parse_args()
     progress = launch.Progress()
-    lines = [line for link in options.links for line in run_link(options, link, progress)]
-    if options.records:
-        options.records.mkdir(parents=True, exist_ok=True)
+    lines: list[dict] = []
+    for link in options.links:
+        lines += run_link(options, link, progress)
+        if not options.records:
+            continue
+        options.records.mkdir(parents=True, exist_ok=True)  # after each link: what is done is kept
         record = {"ranks": options.ranks, "machine": machine(), "versions": versions(), "lines": lines}
         (options.records / "ep.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0

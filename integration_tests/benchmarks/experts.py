@@ -335,8 +335,8 @@ def main() -> None:
                             f"(grouped_mm {cell['grouped_mm']['overhead_us']:.0f})",
                             flush=True,
                         )
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(found, indent=1) + "\n")
+                options.record.parent.mkdir(parents=True, exist_ok=True)  # what is done is kept
+                options.record.write_text(json.dumps(found, indent=1) + "\n")
     print(f"wrote {options.record.name}")
 
 

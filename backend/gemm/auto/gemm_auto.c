@@ -209,6 +209,8 @@ static sluice_status_t time_kinds(sluice_gemm_auto_t* chooser, sluice_gemm_parts
                                   uint64_t* times) {
   sluice_product_list_t list = *parts->list;
   list.count = 1;
+  int was_candidate[REF];
+  for (int kind = 0; kind < REF; ++kind) was_candidate[kind] = times[kind] != UINT64_MAX;
   uint64_t begin = sluice_now_ns();
   for (int round = 0; round <= MEASURE_ROUNDS; ++round) {
     uint64_t fastest = UINT64_MAX;
@@ -217,9 +219,10 @@ static sluice_status_t time_kinds(sluice_gemm_auto_t* chooser, sluice_gemm_parts
       if (times[kind] < fastest) fastest = times[kind];
     }
     for (int kind = 0; kind < REF; ++kind) {
+      if (!was_candidate[kind]) continue;
+      list.products = sluice_gemm_parts_next(parts, scratch); /* kept in turns by those that left too */
       if (times[kind] == UINT64_MAX || (round > MEASURE_LEAST && times[kind] / 2 > fastest)) continue;
       uint64_t ns;
-      list.products = sluice_gemm_parts_next(parts, scratch);
       SLUICE_TRY(time_run(chooser, kind, &list, &ns));
       if (ns == UINT64_MAX || round <= 1 || ns < times[kind]) times[kind] = ns;
     }

@@ -78,10 +78,12 @@ static int32_t declining_host(void* user, const sluice_host_gemm_args_t* args) {
 enum { MOST_PLACES = 64 };
 static const char* places[MOST_PLACES];
 static int num_places;
+static int num_noted; /* runs that measure, places seen before among them */
 
 static int32_t noting_host(void* user, const sluice_host_gemm_args_t* args) {
   (void)user;
   if (args->c == own_c) return 0;
+  ++num_noted;
   int at = 0;
   while (at < num_places && places[at] != args->b) ++at;
   if (at == num_places && num_places < MOST_PLACES) places[num_places++] = args->b;
@@ -291,9 +293,16 @@ static void Gemm_Measures_OnAllOfTheWeights(void** state) {
   products[EXPERTS].m = 1;
   products[EXPERTS].b.data = b;
   own_c = c;
-  num_places = 0;
   sluice_product_list_t list = {products, EXPERTS + 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
-  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  num_noted =
+      0; /* all nine rounds: a process that was kept from running had no time for them, and measures again ... */
+  for (int attempt = 0; attempt < 12 && num_noted < 9; ++attempt) {
+    sluice_gemm_destroy(gemm);
+    num_places = num_noted = 0;
+    for (int e = 0; e < EXPERTS; ++e) products[e].n = N - 16 * attempt; /* ... products that it does not know yet */
+    assert_int_equal(create(NULL, noting_host, &gemm), SLUICE_OK);
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  }
   assert_string_equal(gemm->name, "host");
   int of_expert[EXPERTS] = {0};
   for (int i = 0; i < num_places; ++i) {
@@ -301,7 +310,9 @@ static void Gemm_Measures_OnAllOfTheWeights(void** state) {
     assert_int_equal((places[i] - zeros) % (K * (int64_t)sizeof(float)), 0);
     ++of_expert[(size_t)(places[i] - zeros) / (bytes / EXPERTS)];
   }
-  for (int e = 0; e < EXPERTS; ++e) assert_true(of_expert[e] > 0);
+  for (int e = 0; e < EXPERTS; ++e) {
+    if (of_expert[e] == 0) fail_msg("expert %d was not measured on in %d runs", e, num_noted);
+  }
   sluice_gemm_destroy(gemm);
   munmap(zeros, bytes);
 }

@@ -27,12 +27,13 @@ def svg(points: Mapping[str, Sequence[tuple[float, float, str]]], title: str) ->
         return SIZE - BOTTOM - place(value) * (SIZE - TOP - BOTTOM)
 
     ends = (math.exp(low) / (1 - BAND), math.exp(high) / (1 + BAND))
+    (x0, y0), (x1, y1) = ((f"{x(v):.1f}", f"{y(v):.1f}") for v in ends)
     corners = [(v, v * (1 + BAND)) for v in ends] + [(v, v * (1 - BAND)) for v in reversed(ends)]
     outline = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in corners)
     body = [
         f'<text x="12" y="22" font-size="14" font-weight="bold">{escape(title)}</text>',
         f'<polygon points="{outline}" fill="#eee"/>',
-        f'<line x1="{x(ends[0]):.1f}" y1="{y(ends[0]):.1f}" x2="{x(ends[1]):.1f}" y2="{y(ends[1]):.1f}" stroke="#999"/>',
+        f'<line x1="{x0}" y1="{y0}" x2="{x1}" y2="{y1}" stroke="#999"/>',
     ]
     for tick in TICKS_MS:
         if not math.exp(low) < tick / 1e3 < math.exp(high):

@@ -16,10 +16,11 @@ def test_Section_AllKeys_AreRead() -> None:
         "gemm_library": "/x.so",
         "timeout": 5,
         "wgrad_mode": "per_chunk",
+        "chunk_cut": "tokens",
     }
     enabled, options = config.parse({**section, "on_unsupported": "warn"})
     assert enabled
-    assert options == config.Options(4, "per_chunk", "blas", "/x.so", 5.0, "warn")
+    assert options == config.Options(4, "per_chunk", "tokens", "blas", "/x.so", 5.0, "warn")
 
 
 def test_Deduplicate_IsReadAndOffByDefault() -> None:

@@ -8,7 +8,8 @@ int sluice_cuts_rows(const sluice_moe_t* moe, int32_t num_chunks) {
   const sluice_moe_config_t* c = &moe->config;
   return num_chunks > 1 && c->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE && c->num_experts > moe->context->world_size &&
          moe->context->world_size > 1 && moe->ceiling == NULL && !c->deduplicate && !sluice_is_planned(moe) &&
-         !sluice_is_far(moe) && sluice_restore_of(c->restore_input) == SLUICE_RESTORE_KEEP;
+         !sluice_is_far(moe) && sluice_restore_of(c->restore_input) == SLUICE_RESTORE_KEEP &&
+         sluice_restore_of(c->restore_middle) == SLUICE_RESTORE_KEEP;
 }
 
 /* Where piece `piece` of the rows for one rank begins: at the nearest beginning of an expert, if that is no farther

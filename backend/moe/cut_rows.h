@@ -11,9 +11,8 @@
 #include "backend/moe/binding.h"
 
 /* Whether a forward of n chunks is cut so: alike on all ranks, and with or without a backward, so that both have the
- * same bits. Without a plan, ceilings or deduplication, where T_DI would be kept, on a CPU, with experts enough to make
- * a difference.
- */
+ * same bits. Without a plan, ceilings or deduplication, where everything would be kept, on a CPU, with experts enough
+ * to make a difference: who restores something wants the memory that waiting rows would take. */
 int sluice_cuts_rows(const sluice_moe_t* moe, int32_t num_chunks);
 
 /* Of a binding whose `position` holds the place of each route and whose `cursor` [E] the routes of each place: fills in

@@ -23,7 +23,8 @@ double sluice_ranks_per_token(const sluice_workload_t* w) {
 
 int sluice_choice_cuts_rows(const sluice_workload_t* w, const sluice_choice_t* c) {
   return c->num_chunks > 1 && w->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE && w->world_size > 1 &&
-         w->num_experts > w->world_size && !w->deduplicate && !c->bounded && c->restore_di == SLUICE_RESTORE_KEEP;
+         w->num_experts > w->world_size && !w->deduplicate && !c->bounded && c->restore_di == SLUICE_RESTORE_KEEP &&
+         c->restore_m == SLUICE_RESTORE_KEEP;
 }
 
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choice_t* c) {

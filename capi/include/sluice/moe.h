@@ -59,7 +59,7 @@ enum {
 
 /* What chunks are cut out of. Equal on all ranks; results do not depend on it. */
 enum {
-  /* Where the layer keeps its rows for a backward, on a CPU, without a plan, ceilings or deduplication: what goes from
+  /* Where the layer keeps all rows for a backward, on a CPU, without a plan, ceilings or deduplication: what goes from
    * one rank to another, ordered by expert, in n pieces of about equal rows. Each chunk then needs the weights of few
    * experts. A token's rows return in several chunks and wait for the last. Elsewhere as TOKENS. */
   SLUICE_CHUNK_CUT_ADAPTIVE = 0,

@@ -221,16 +221,8 @@ sluice_status_t sluice_binding_route_rows(sluice_moe_t* moe, const sluice_tensor
   SLUICE_TRY(take_arrays(moe, num_tokens, num_chunks, NULL, b, &counts));
   b->cut_rows = 1;
   for (int32_t i = 0; i < num_chunks; ++i) b->first_token[i] = 0;
-  memset(counts, 0, (size_t)moe->config.num_experts * sizeof *counts);
-  sluice_id_reader_t reader = sluice_id_reader(expert_ids);
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    for (int32_t k = 0; k < b->top_k; ++k) {
-      int32_t place = 0;
-      SLUICE_TRY(sluice_place_of_route(moe, &reader, t, k, &place));
-      b->position[t * b->top_k + k] = place;
-      if (place >= 0) ++counts[place];
-    }
-  }
+  SLUICE_TRY(count_routes(b, expert_ids)); /* all of them in the last chunk, which has all tokens as yet */
+  for (int32_t p = 0; p < moe->config.num_experts; ++p) counts[p] = sluice_send_count(b, num_chunks - 1, p);
   sluice_cut_rows_order(b, counts);
   receive_own(b);
   return SLUICE_OK;
@@ -538,7 +530,8 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
   for (int64_t s = 0; s < b->num_sent && !sluice_is_far(b->moe); ++s) {
     b->order_token[s] = b->order[s] < 0 ? -1 : b->order[s] / b->top_k;
   }
-  if (b->num_rows > INT32_MAX) {
+  int64_t returned = b->cut_rows ? b->first_returned[b->num_chunks] : 0; /* positions count them in 32 bits */
+  if (max_i64(b->num_rows, returned) > INT32_MAX) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: this rank would receive %lld rows; at most 2^31 are possible",
                        b->moe->config.layer_id, (long long)b->num_rows);

@@ -27,6 +27,7 @@ class Settings:
     quiet_gflops: float = 0.0  # see quiet.py; 0: rounds wait for nothing
     patience_s: float = 120.0  # of waiting for quiet per cell
     memory: bool = True
+    one_chunk: bool = True  # a third side: Sluice with one chunk
     stock_only: bool = False
     verbose: bool = False
     options: dict[str, object] = field(default_factory=dict)  # of the ds_config key

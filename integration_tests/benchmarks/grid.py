@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Runs the committed list of cells (grid_cells.py) and fails only where Sluice is clearly slower than stock.
 
-    grid.py [--pairs 20] [--only SUBSTRING]
+    grid.py [--pairs 20] [--only SUBSTRING] [--resume] [--most CELLS]
 
 In each cell at least 20 interleaved pairs; a cell fails if the *lower quartile* of time Sluice / stock is above 1.03.
-All records go to one file.
+All records go to one file, rewritten after every cell, so that a run that is cut loses one cell; --resume goes on with
+the cells that the file lacks, --most stops after so many.
 """
 
 from __future__ import annotations
@@ -25,6 +26,29 @@ LIMIT = 1.03
 MOST_CELLS = 60
 
 
+def is_slower(record: dict) -> bool:
+    """Whether Sluice is clearly slower than stock in this cell."""
+    return "sluice_over_stock" in record and record["sluice_over_stock"]["q1"] > LIMIT
+
+
+def kept(file: Path) -> dict[str, dict]:
+    """Cells of the list that an earlier run measured, by name."""
+    if not file.exists():
+        return {}
+    names = {c.name for c in CELLS}
+    found = {record["cell"]["name"]: record for record in json.loads(file.read_text())["cells"]}
+    return {name: record for name, record in found.items() if name in names}
+
+
+def write(file: Path, records: dict[str, dict]) -> list[str]:
+    """Write all records in the order of the list; return the names of the cells in which Sluice is slower."""
+    ordered = [records[c.name] for c in CELLS if c.name in records]
+    slower = [record["cell"]["name"] for record in ordered if is_slower(record)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"limit": LIMIT, "slower": slower, "cells": ordered}, indent=1) + "\n")
+    return slower
+
+
 def main() -> int:
     """Run, print one line per cell, write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -32,6 +56,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="print the names and stop")
+    parser.add_argument("--resume", action="store_true", help="only cells that the record lacks")
+    parser.add_argument("--most", type=int, default=MOST_CELLS, help="stop after so many cells")
     parser.add_argument("--stock-only", action="store_true")
     parser.add_argument("--record", type=Path, default=Path(__file__).resolve().parent / "records" / "grid.json")
     quiet.arguments(parser)
@@ -43,25 +69,24 @@ def main() -> int:
     if args.list:
         print("\n".join(c.name for c in cells))
         return 0
+    records = kept(args.record) if args.resume else {}
+    cells = [c for c in cells if c.name not in records][: args.most]
     if args.pairs < LEAST_PAIRS and not args.stock_only:
         parser.error(f"at least {LEAST_PAIRS} pairs are needed for a quartile that means something")
     why = "" if args.stock_only else sluice_side.missing()
     if why:
         print(f"{why} Use --stock-only to measure stock alone.", file=sys.stderr)
         return 3
-    records: list[dict] = []
-    slower: list[str] = []
 
     def on_record(record: dict) -> None:
-        records.append(record)
         name, stock = record["cell"]["name"], record["sides"]["stock"]["wall"]["median"]
+        records[name] = record
+        write(args.record, records)
         text = f"{name:<58} stock {stock * 1e3:7.1f} ms"
         if "sluice_over_stock" in record:
             ratio = record["sluice_over_stock"]
-            if ratio["q1"] > LIMIT:
-                slower.append(name)
             text += f"  sluice / stock {ratio['median']:.2f} [{ratio['q1']:.2f} .. {ratio['q3']:.2f}]"
-            text += "  SLOWER" if ratio["q1"] > LIMIT else ""
+            text += "  SLOWER" if is_slower(record) else ""
         print(text, flush=True)
 
     settings = Settings(
@@ -69,15 +94,15 @@ def main() -> int:
         least_pairs=args.pairs,
         seed=args.seed,
         memory=False,
+        one_chunk=False,
         stock_only=args.stock_only,
         verbose=args.verbose,
         quiet_gflops=args.quiet,
         patience_s=args.patience,
     )
     status = run_cells(cells, settings, on_record)
-    args.record.parent.mkdir(parents=True, exist_ok=True)
-    args.record.write_text(json.dumps({"limit": LIMIT, "slower": slower, "cells": records}, indent=1) + "\n")
-    print(f"{len(records)} of {len(cells)} cells measured, {len(slower)} slower than stock", *slower, sep="\n  ")
+    slower = write(args.record, records)
+    print(f"{len(records)} of {len(CELLS)} cells measured, {len(slower)} slower than stock", *slower, sep="\n  ")
     return status or (1 if slower else 0)
 
 

@@ -181,7 +181,10 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
     modules: dict[str, MoE] = {"stock": bench.stock}
     handles = []
     if with_sluice:
-        for side, options in (("sluice", bench.options), ("one_chunk", {**bench.options, "chunks": 1})):
+        sides = {"sluice": bench.options}
+        if plan["one_chunk"]:
+            sides["one_chunk"] = {**bench.options, "chunks": 1}
+        for side, options in sides.items():
             modules[side] = bench.twin()
             handles.append(sluice_side.swap(modules[side], options))
     wall: dict[str, list[float]] = {side: [] for side in modules}
@@ -246,11 +249,12 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
         record.update(
             speedup=speedup,
             sluice_over_stock=pair_ratios(wall["sluice"], wall["stock"]),
-            one_chunk_over_chosen=pair_ratios(wall["one_chunk"], wall["sluice"]),
             reached_over_possible=speedup["median"] / record["possible"],
             max_output_difference=max(gather(difference / max(scale, 1e-30))),
             sluice_stats=gather(sluice_side.per_step(before["sluice"], counters()["sluice"], 2 * rounds)),
         )
+        if plan["one_chunk"]:
+            record["one_chunk_over_chosen"] = pair_ratios(wall["one_chunk"], wall["sluice"])
         for handle in handles:
             handle.unswap()
     record.update(machine=machine(), versions=versions())

@@ -1,0 +1,198 @@
+/* Routes of a far device: its kernels order them, and they stay there. */
+#include "backend/moe/binding_arrays.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "backend/base/tensor.h"
+#include "backend/moe/plan.h"
+
+/* Of an order: it has room for all rows of the pass. */
+static uint64_t order_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
+  return sluice_align_up((uint64_t)sluice_binding_room(moe, moe->config.num_chunks, num_tokens) * sizeof(int32_t));
+}
+
+uint64_t sluice_binding_routes_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
+  uint64_t position = sluice_align_up((uint64_t)(num_tokens * moe->config.top_k) * sizeof(int32_t));
+  return sluice_is_far(moe) ? 2 * order_bytes(moe, num_tokens) + position : 0;
+}
+
+void sluice_binding_place_routes(sluice_binding_t* b, void* routes) {
+  uint64_t bytes = order_bytes(b->moe, b->num_tokens);
+  b->order = routes;
+  b->order_token = (int32_t*)(void*)((char*)routes + bytes);
+  b->position = (int32_t*)(void*)((char*)routes + 2 * bytes);
+  int64_t of_chunk = sluice_layer_ceiling(b->moe) * b->moe->config.num_experts;
+  for (int32_t i = 0; i <= b->num_chunks; ++i) {
+    b->first_order[i] = of_chunk > 0 ? i * of_chunk : b->first_token[i] * b->top_k;
+  }
+}
+
+/* first_bad: of the device; INT32_MAX: all ids name an expert, or are -1. */
+static sluice_status_t check_first_bad(const sluice_moe_t* moe, int32_t first_bad) {
+  if (first_bad == INT32_MAX) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                     "layer %d: expert_ids[%d, %d] is out of range; ids lie in [0, %d), or -1 to drop the route",
+                     moe->config.layer_id, first_bad / moe->config.top_k, first_bad % moe->config.top_k,
+                     moe->config.num_experts);
+}
+
+/* send_counts are there. */
+static void sum_sent(sluice_binding_t* b) {
+  int32_t num_experts = b->moe->config.num_experts;
+  b->first_sent[0] = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    b->first_sent[i + 1] = b->first_sent[i];
+    for (int32_t place = 0; place < num_experts; ++place) b->first_sent[i + 1] += sluice_send_count(b, i, place);
+  }
+  b->num_sent = b->first_sent[b->num_chunks];
+}
+
+/* counts: [n][E + 1], as the device wrote them. */
+static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
+  int32_t num_experts = b->moe->config.num_experts;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    const int32_t* of_chunk = counts + (int64_t)i * (num_experts + 1);
+    SLUICE_TRY(check_first_bad(b->moe, of_chunk[num_experts]));
+    memcpy(b->send_counts + (int64_t)i * num_experts, of_chunk, (size_t)num_experts * sizeof *of_chunk);
+  }
+  sum_sent(b);
+  return SLUICE_OK;
+}
+
+/* Bytes of the counts behind the routes. */
+static uint64_t far_counts_bytes(const sluice_moe_t* moe, int32_t num_chunks) {
+  return (uint64_t)num_chunks * ((uint64_t)moe->config.num_experts + 1) * sizeof(int32_t);
+}
+
+/* Orders the routes on the device. out_counts: there, [n][E + 1]. */
+static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                   int64_t* tally, sluice_binding_t* b, int32_t** out_counts) {
+  sluice_context_t* context = moe->context;
+  const sluice_far_vtable_t* far = context->device->far;
+  int32_t num_experts = moe->config.num_experts;
+  uint64_t counts_bytes = far_counts_bytes(moe, b->num_chunks);
+  uint64_t scratch_bytes = far->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
+  uint64_t routes_bytes = sluice_binding_routes_bytes(moe, b->num_tokens);
+  SLUICE_TRY(sluice_arena_reset(&context->routes, routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes,
+                                "routes on the device"));
+  sluice_binding_place_routes(b, sluice_arena_take(&context->routes, routes_bytes));
+  sluice_far_routes_t routes = {
+      .ids = sluice_tensor_data(expert_ids),
+      .ids_t = sluice_tensor_stride(expert_ids, 0),
+      .ids_k = sluice_tensor_stride(expert_ids, 1),
+      .ids_64 = sluice_tensor_dtype(expert_ids) == SLUICE_DTYPE_I64,
+      .num_chunks = b->num_chunks,
+      .first_token = b->first_token,
+      .place_of_expert = moe->place_of_expert,
+      .top_k = b->top_k,
+      .num_experts = num_experts,
+      .counts = sluice_arena_take(&context->routes, counts_bytes),
+      .order = b->order,
+      .order_token = b->order_token,
+      .position = b->position,
+      .ceiling = sluice_layer_ceiling(moe),
+      .tally = tally,
+  };
+  routes.scratch = sluice_arena_take(&context->routes, scratch_bytes);
+  *out_counts = routes.counts;
+  return far->route(context->device, stream, &routes);
+}
+
+sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                         int32_t num_chunks, sluice_binding_t* b) {
+  sluice_context_t* context = moe->context;
+  int64_t* cursor = NULL;
+  int32_t* there = NULL;
+  uint64_t bytes = far_counts_bytes(moe, num_chunks);
+  SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
+  SLUICE_TRY(sluice_arena_reset(&context->scratch, bytes, "counts of a pass"));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, b, &there));
+  int32_t* counts = sluice_arena_take(&context->scratch, bytes);
+  SLUICE_TRY(context->device->far->read(context->device, stream, there, counts, bytes));
+  SLUICE_TRY(take_counts(b, counts));
+  sluice_binding_receive_own(b);
+  return SLUICE_OK;
+}
+
+/* Of the counts by block on the device, and of what counting them takes beside. */
+static uint64_t block_counts_bytes(const sluice_moe_t* moe, int32_t num_blocks) {
+  return (uint64_t)num_blocks * ((uint64_t)moe->config.num_experts + 1) * sizeof(int32_t);
+}
+
+uint64_t sluice_binding_far_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
+  const sluice_far_vtable_t* far = moe->context->device->far;
+  int32_t num_experts = moe->config.num_experts;
+  uint64_t counting =
+      sluice_align_up(block_counts_bytes(moe, SLUICE_PLAN_BLOCKS)) + far->route_scratch_bytes(0, num_experts);
+  uint64_t routing = sluice_binding_routes_bytes(moe, num_tokens) + sluice_align_up(far_counts_bytes(moe, num_chunks)) +
+                     far->route_scratch_bytes(num_tokens * moe->config.top_k, num_experts);
+  return sluice_align_up(counting > routing ? counting : routing);
+}
+
+sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                         int32_t num_blocks, int32_t** out_counts) {
+  sluice_context_t* context = moe->context;
+  const sluice_far_vtable_t* far = context->device->far;
+  int32_t num_experts = moe->config.num_experts;
+  uint64_t bytes = block_counts_bytes(moe, num_blocks), scratch = far->route_scratch_bytes(0, num_experts);
+  SLUICE_TRY(sluice_binding_check_routes(moe, expert_ids->shape[0]));
+  SLUICE_TRY(sluice_arena_reset(&context->scratch, bytes, "counts of a pass"));
+  SLUICE_TRY(sluice_arena_reset(&context->routes, sluice_align_up(bytes) + scratch, "routes on the device"));
+  int32_t* there = sluice_arena_take(&context->routes, bytes);
+  const sluice_far_blocks_t blocks = {
+      .ids = sluice_tensor_data(expert_ids),
+      .ids_t = sluice_tensor_stride(expert_ids, 0),
+      .ids_k = sluice_tensor_stride(expert_ids, 1),
+      .ids_64 = sluice_tensor_dtype(expert_ids) == SLUICE_DTYPE_I64,
+      .num_blocks = num_blocks,
+      .num_tokens = expert_ids->shape[0],
+      .place_of_expert = moe->place_of_expert,
+      .top_k = moe->config.top_k,
+      .num_experts = num_experts,
+      .counts = there,
+      .scratch = sluice_arena_take(&context->routes, scratch),
+  };
+  SLUICE_TRY(far->count_blocks(context->device, stream, &blocks));
+  int32_t* counts = sluice_arena_take(&context->scratch, bytes);
+  SLUICE_TRY(far->read(context->device, stream, there, counts, bytes));
+  for (int32_t g = 0; g < num_blocks; ++g) {
+    const int32_t* of_block = counts + (int64_t)g * (num_experts + 1);
+    SLUICE_TRY(check_first_bad(moe, of_block[num_experts]));
+    memmove(counts + (int64_t)g * num_experts, of_block, (size_t)num_experts * sizeof *counts);
+  }
+  *out_counts = counts;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream_t stream,
+                                                const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                                const int64_t* first_token, const int32_t* first_block,
+                                                const int32_t* counts, sluice_binding_t* b) {
+  int64_t* cursor = NULL;
+  int32_t* there = NULL;
+  int32_t num_experts = moe->config.num_experts;
+  SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, first_token, b, &cursor));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, b, &there));
+  memset(b->send_counts, 0, (size_t)num_chunks * (size_t)num_experts * sizeof *b->send_counts);
+  for (int32_t i = 0; i < num_chunks; ++i) {
+    int32_t* of_chunk = b->send_counts + (int64_t)i * num_experts;
+    for (int32_t g = first_block[i]; g < first_block[i + 1]; ++g) {
+      for (int32_t place = 0; place < num_experts; ++place) of_chunk[place] += counts[(int64_t)g * num_experts + place];
+    }
+  }
+  sum_sent(b);
+  sluice_binding_receive_own(b);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_route_far_under_ceiling(sluice_moe_t* moe, sluice_stream_t stream,
+                                                       const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                                       int64_t* tally, sluice_binding_t* b) {
+  int64_t* cursor = NULL;
+  int32_t* there = NULL;
+  SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, tally, b, &there));
+  sluice_binding_fill_counts(b);
+  return SLUICE_OK;
+}

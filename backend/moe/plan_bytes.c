@@ -1,0 +1,232 @@
+/* Bytes of a plan at its ceilings, by category. */
+#include "backend/moe/plan_sizes.h"
+
+#include <string.h>
+
+#include "backend/moe/pass.h"
+#include "backend/moe/step.h"
+#include "backend/moe/weight_grad.h"
+
+static int is_stored(int32_t restore) { return restore == SLUICE_RESTORE_KEEP || restore == SLUICE_RESTORE_OFFLOAD; }
+
+uint64_t sluice_plan_stored_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  uint64_t bytes = 0;
+  if (is_stored(plan->restore_di)) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_DI);
+  if (is_stored(plan->restore_m)) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M);
+  return bytes;
+}
+
+uint64_t sluice_plan_offloaded_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  uint64_t bytes = 0;
+  if (plan->restore_di == SLUICE_RESTORE_OFFLOAD) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_DI);
+  if (plan->restore_m == SLUICE_RESTORE_OFFLOAD) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M);
+  return bytes;
+}
+
+/* Buffers of the pool are one per chunk and tensor, each rounded up. */
+uint64_t sluice_plan_host_pool_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t kept_rows) {
+  uint64_t row = sluice_plan_offloaded_row_bytes(moe, plan);
+  if (row == 0) return 0;
+  return (uint64_t)plan->inputs.max_outstanding *
+         ((uint64_t)kept_rows * row + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT);
+}
+
+/* Slots of `rows` rows in at most max_chunks chunks, each rounded up: a whole number of lines. */
+static uint64_t stored_bytes(const sluice_plan_data_t* plan, uint64_t row) {
+  uint64_t bytes = (uint64_t)plan->kept_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
+  return bytes / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT;
+}
+
+uint64_t sluice_plan_block_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t which) {
+  uint64_t di = stored_bytes(plan, sluice_pass_row_bytes(moe, SLUICE_T_KEPT_DI));
+  uint64_t m = stored_bytes(plan, sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M));
+  switch (which) {
+    case SLUICE_SAVED_INPUT:
+      return sluice_binding_routes_bytes(moe, plan->inputs.max_tokens) +
+             (plan->restore_di == SLUICE_RESTORE_KEEP ? di : 0);
+    case SLUICE_SAVED_MIDDLE: return plan->restore_m == SLUICE_RESTORE_KEEP ? m : 0;
+    case SLUICE_SAVED_HOST_INPUT: return plan->restore_di == SLUICE_RESTORE_OFFLOAD ? di : 0;
+    case SLUICE_SAVED_HOST_MIDDLE: return plan->restore_m == SLUICE_RESTORE_OFFLOAD ? m : 0;
+    default: return 0;
+  }
+}
+
+static uint64_t far_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_INPUT) +
+         sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_MIDDLE);
+}
+
+uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
+                                const int64_t* kept_chunk_rows, int64_t num_tokens, int64_t num_sent) {
+  if (sluice_is_far(moe)) return far_step_bytes(moe, plan); /* whatever the routing */
+  uint64_t bytes = sluice_align_up(sizeof(sluice_step_t)) +
+                   sluice_align_up(sluice_binding_meta_bytes_of(moe, num_chunks, num_tokens, num_sent));
+  const int32_t policy[] = {plan->restore_di, plan->restore_m};
+  const int32_t tensor[] = {SLUICE_T_KEPT_DI, SLUICE_T_KEPT_M};
+  for (int which = 0; which < 2; ++which) {
+    uint64_t row = sluice_pass_row_bytes(moe, tensor[which]), rows = 0, slots = 0;
+    int32_t chunks = 0;
+    for (int32_t i = 0; i < num_chunks && is_stored(policy[which]); ++i) {
+      if (kept_chunk_rows[i] < 0) continue;
+      rows += (uint64_t)kept_chunk_rows[i];
+      slots += sluice_align_up((uint64_t)kept_chunk_rows[i] * row);
+      ++chunks;
+    }
+    int joined =
+        chunks == num_chunks && policy[which] == SLUICE_RESTORE_KEEP && (which == 0 || !moe->config.callback_experts);
+    /* Two buffers each, one of them empty: an empty block still takes one line. */
+    bytes += sluice_align_up(sluice_max_i64(1, (int64_t)(joined ? rows * row : slots))) + SLUICE_ALIGNMENT;
+  }
+  return bytes;
+}
+
+/* Whether every chunk has the plan's policies whatever the routing. */
+static int is_uniform(const sluice_plan_data_t* plan) {
+  return plan->kept_rows >= plan->worst_rows || !(is_stored(plan->restore_di) || is_stored(plan->restore_m));
+}
+
+static void fill_policies(const sluice_plan_data_t* plan, sluice_template_spec_t* spec) {
+  int all_stored = is_uniform(plan);
+  for (int32_t i = 0; i < spec->num_chunks; ++i) {
+    int stored = all_stored || i < spec->num_chunks / 2;
+    spec->restore_di[i] = (uint8_t)(stored ? plan->restore_di : SLUICE_RESTORE_REDISPATCH);
+    spec->restore_m[i] = (uint8_t)(stored ? plan->restore_m : SLUICE_RESTORE_RECOMPUTE);
+  }
+}
+
+/* Slots of one direction at the ceilings: a small template has all the rings that a large one has. Where the number of
+ * chunks is fixed it is the template that will run. */
+static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                     uint64_t* out_bytes) {
+  int is_fixed = sluice_layer_ceiling(moe) > 0;
+  sluice_template_spec_t spec = {
+      .direction = direction,
+      .num_chunks = is_fixed ? plan->num_chunks : (int32_t)sluice_min_i64(plan->max_chunks, 4),
+      .single_rank = moe->context->world_size == 1,
+      .keep = direction == SLUICE_FORWARD,
+      .callback = moe->config.callback_experts,
+      .gated = moe->config.gated != SLUICE_GATED_NO,
+      .bounded = 1,
+      .input_half = direction == SLUICE_BACKWARD,
+      .weight_half = direction == SLUICE_BACKWARD ? SLUICE_WEIGHTS_NOW : SLUICE_WEIGHTS_NONE,
+      .wgrad_mode = plan->wgrad_mode,
+  };
+  fill_policies(plan, &spec);
+  sluice_template_t* schedule = NULL;
+  SLUICE_TRY(sluice_template_build(&spec, sluice_process_allocator(), &schedule));
+  uint64_t tensors = 0;
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    int given = t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M || t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
+    uint64_t row = sluice_pass_row_bytes(moe, t), ring = (uint64_t)schedule->ring[t];
+    if (given || row == 0 || ring == 0) continue;
+    uint64_t rows = (uint64_t)plan->chunk_rows;
+    if (t == SLUICE_T_SEND || t == SLUICE_T_RECV)
+      rows = (uint64_t)sluice_max_i64(plan->chunk_rows, sluice_plan_sent_rows(moe, plan));
+    uint64_t bytes = ring * sluice_align_up(rows * row);
+    int one_per_chunk = ring == (uint64_t)spec.num_chunks && spec.num_chunks > 2;
+    if (direction == SLUICE_BACKWARD && plan->wgrad_mode == SLUICE_WGRAD_DEFERRED) {
+      one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all that were not kept, until the last product */
+    }
+    if (one_per_chunk && !is_fixed)
+      bytes = (uint64_t)plan->worst_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
+    tensors += sluice_align_up(bytes);
+  }
+  sluice_template_destroy(schedule, sluice_process_allocator());
+  if (direction == SLUICE_BACKWARD) {
+    tensors += sluice_align_up(sluice_weight_sum_ceiling(moe, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
+  }
+  int64_t scalars = sluice_max_i64(plan->chunk_rows, sluice_plan_sent_rows(moe, plan));
+  if (sluice_is_far(moe)) {
+    *out_bytes = tensors + sluice_pass_far_scratch_bytes((uint64_t)scalars * sizeof(float));
+    return SLUICE_OK;
+  }
+  *out_bytes = tensors + sluice_pass_scratch_bytes(moe, (uint64_t)scalars * sizeof(float),
+                                                   sluice_template_max_ops(plan->max_chunks));
+  return SLUICE_OK;
+}
+
+static uint64_t far_base_bytes(const sluice_context_t* context) {
+  sluice_device_t* device = context->device;
+  return context->far_allocator.current_bytes - context->slots.capacity - context->routes.capacity -
+         device->far->idle_bytes(device) - context->step_bytes;
+}
+
+uint64_t sluice_plan_base_bytes(const sluice_context_t* context) {
+  if (context->device->far != NULL) return far_base_bytes(context);
+  const sluice_arena_t* arenas[] = {&context->slots, &context->binding, &context->layout, &context->cut,
+                                    &context->envelope};
+  uint64_t sized = 0;
+  for (size_t i = 0; i < sizeof arenas / sizeof arenas[0]; ++i) sized += arenas[i]->capacity;
+  const sluice_template_cache_t* cache = &context->templates;
+  for (int32_t i = 0; i < cache->count && cache->block == NULL; ++i) sized += sluice_align_up(cache->items[i]->bytes);
+  sized += sluice_align_up(cache->block_bytes);
+  if (cache->capacity > 0) sized += sluice_align_up((uint64_t)cache->capacity * sizeof(sluice_template_t*));
+  if (context->device->vtable->events_bytes != NULL) {
+    sized += context->device->vtable->events_bytes(context->device, -1);
+  }
+  return context->allocator.current_bytes - sized - context->step_bytes;
+}
+
+static uint64_t events_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  const sluice_device_t* device = moe->context->device;
+  return device->vtable->events_bytes == NULL
+             ? 0
+             : device->vtable->events_bytes(device, sluice_template_max_ops(plan->max_chunks));
+}
+
+uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan) {
+  return (SLUICE_T_COUNT + 1) * sluice_align_up((uint64_t)plan->max_chunks * sizeof(uint64_t));
+}
+
+uint64_t sluice_plan_cut_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  if (sluice_layer_ceiling(moe) > 0) return 0; /* nothing is cut */
+  return sluice_align_up((uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * 8) +
+         sluice_align_up(((uint64_t)plan->num_blocks + 1) * 8);
+}
+
+uint64_t sluice_plan_routing_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return sluice_align_up(sluice_binding_arena_bytes(moe, plan->max_chunks, plan->inputs.max_tokens));
+}
+
+/* Of one outstanding forward, at most; under ceilings exactly, on the rank with most tokens and experts. */
+static uint64_t step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  int64_t tokens = plan->inputs.max_tokens, rows[SLUICE_MAX_CHUNKS] = {plan->kept_rows};
+  if (sluice_layer_ceiling(moe) > 0) {
+    for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
+    return sluice_plan_step_bytes(moe, plan, plan->num_chunks, rows, tokens,
+                                  plan->num_chunks * sluice_plan_sent_rows(moe, plan));
+  }
+  return sluice_plan_step_bytes(moe, plan, 1, rows, tokens, tokens * moe->config.top_k) +
+         (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT + sluice_binding_meta_bytes_of(moe, plan->max_chunks, 0, 0);
+}
+
+sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* plan) {
+  uint64_t forward = 0, backward = 0;
+  /* Ceilings are those of the rank with the most experts, so that all ranks find the same plan. */
+  sluice_moe_t widest = *layer;
+  widest.num_local = sluice_plan_most_local(layer);
+  sluice_moe_t* moe = &widest;
+  SLUICE_TRY(measure_slots(moe, plan, SLUICE_FORWARD, &forward));
+  SLUICE_TRY(measure_slots(moe, plan, SLUICE_BACKWARD, &backward));
+  sluice_plan_bytes_t* b = &plan->bytes;
+  memset(b, 0, sizeof *b);
+  b->base = plan->inputs.base;
+  b->slots = sluice_align_up(forward > backward ? forward : backward);
+  if (sluice_is_far(moe)) {
+    b->routing = sluice_binding_far_bytes(moe, plan->max_chunks, plan->inputs.max_tokens);
+    b->step = far_step_bytes(moe, plan);
+    b->host_pool = sluice_plan_host_pool_bytes(moe, plan, plan->kept_rows);
+    b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;
+    return SLUICE_OK;
+  }
+  b->routing = sluice_plan_routing_bytes(moe, plan) + sluice_plan_layout_bytes(plan) + sluice_plan_cut_bytes(moe, plan);
+  b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(plan->max_chunks)) +
+                 SLUICE_TEMPLATE_LIST_BYTES + events_bytes(moe, plan);
+  b->headers = moe->context->envelope.capacity;
+  b->products = strcmp(moe->context->gemm->name, "ref") == 0 ? 0 : SLUICE_GEMM_SCRATCH_BYTES;
+  b->step = step_bytes(moe, plan);
+  b->host_pool = sluice_plan_host_pool_bytes(moe, plan, plan->kept_rows);
+  b->total = b->base + b->slots + b->routing + b->schedules + b->headers + b->products +
+             (uint64_t)plan->inputs.max_outstanding * b->step;
+  return SLUICE_OK;
+}

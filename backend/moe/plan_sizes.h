@@ -1,0 +1,42 @@
+/* What the files of a plan share: its ceilings in rows and bytes. Private to moe. */
+#ifndef SLUICE_BACKEND_MOE_PLAN_SIZES_H_
+#define SLUICE_BACKEND_MOE_PLAN_SIZES_H_
+
+#include "backend/moe/binding.h"
+#include "backend/moe/plan.h"
+
+static inline int64_t sluice_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t sluice_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t sluice_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- rows (plan_rows.c) ---- */
+
+/* The most local experts of any rank: ceilings are the same on all ranks. */
+int32_t sluice_plan_most_local(const sluice_moe_t* moe);
+/* Rows that a rank receives of `max_tokens` on each when all experts get alike. */
+int64_t sluice_plan_balanced_rows(const sluice_moe_t* moe, int64_t max_tokens);
+/* So many rows in `parts`, with what chunks may have beyond balanced routing before they are cut shorter. */
+int64_t sluice_plan_with_slack(int64_t rows, int64_t parts);
+/* Fills in blocks, chunks and their rows for n chunks of balanced routing. */
+void sluice_plan_set_ceilings(const sluice_moe_t* moe, int32_t n, sluice_plan_data_t* plan);
+/* Rows that this rank may send in one chunk. */
+int64_t sluice_plan_sent_rows(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+
+/* ---- bytes (plan_bytes.c) ---- */
+
+/* Of a row that a forward keeps, or offloads, by the plan's policies; and of that, offloaded. */
+uint64_t sluice_plan_stored_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+uint64_t sluice_plan_offloaded_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+/* Of the host pool, when `kept_rows` rows of each outstanding forward are offloaded. */
+uint64_t sluice_plan_host_pool_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t kept_rows);
+/* Of the arenas of routes and offsets, of places of slots, and of rows by block (0: nothing is cut). */
+uint64_t sluice_plan_routing_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan);
+uint64_t sluice_plan_cut_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+
+/* ---- time (plan_time.c) ---- */
+
+/* Of forward and backward, to order candidates by; no promise about any machine. */
+double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+
+#endif /* SLUICE_BACKEND_MOE_PLAN_SIZES_H_ */

@@ -34,7 +34,8 @@ def main() -> None:
             raise SystemExit(f"{side}: layers swapped: {swapped}")
     warm, total = plan["warm_up"], plan["warm_up"] + plan["pairs"]
     for count in range(total):
-        last = {side: runner.step() for side, runner in runners.items()}
+        turn = list(runners.items())
+        last = {side: runner.step() for side, runner in (turn if count % 2 == 0 else reversed(turn))}
         if dist.get_rank() == 0:
             losses = {side: runner.losses[-1] for side, runner in runners.items()}
             report(done=count + 1, of=total, last=last, losses=losses)

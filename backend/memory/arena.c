@@ -7,9 +7,26 @@ void sluice_arena_init(sluice_arena_t* arena, sluice_allocator_t* allocator) {
 }
 
 void sluice_arena_deinit(sluice_arena_t* arena) {
-  sluice_free(arena->allocator, arena->data, arena->capacity);
+  if (arena->is_from_source) {
+    arena->source.release(arena->source.user, arena->data);
+    sluice_allocator_discharge(arena->allocator, arena->capacity);
+  } else {
+    sluice_free(arena->allocator, arena->data, arena->capacity);
+  }
+  arena->is_from_source = 0;
   arena->data = NULL;
   arena->capacity = 0;
+}
+
+static sluice_status_t take_from_source(sluice_arena_t* arena, uint64_t bytes, const char* what) {
+  void* data = NULL;
+  if (arena->source.allocate == NULL) return SLUICE_OK;
+  SLUICE_TRY(sluice_allocator_charge(arena->allocator, bytes, what));
+  sluice_status_t status = arena->source.allocate(arena->source.user, bytes, &data);
+  if (data == NULL) sluice_allocator_discharge(arena->allocator, bytes);
+  arena->data = data;
+  arena->is_from_source = data != NULL;
+  return status;
 }
 
 static sluice_status_t grow(sluice_arena_t* arena, uint64_t bytes, const char* what) {
@@ -20,7 +37,8 @@ static sluice_status_t grow(sluice_arena_t* arena, uint64_t bytes, const char* w
                        what, (unsigned long long)bytes, (unsigned long long)arena->capacity);
   }
   sluice_arena_deinit(arena);
-  arena->data = sluice_alloc(arena->allocator, bytes, what);
+  SLUICE_TRY(take_from_source(arena, bytes, what));
+  if (arena->data == NULL) arena->data = sluice_alloc(arena->allocator, bytes, what);
   if (arena->data == NULL) return sluice_alloc_status();
   arena->capacity = bytes;
   ++arena->num_growths;

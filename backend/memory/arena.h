@@ -5,6 +5,14 @@
 
 #include "backend/base/alloc.h"
 
+/* Memory from elsewhere, counted by the arena's allocator all the same. allocate gives NULL where it has none, without
+ * an error: then the allocator's own is taken. */
+typedef struct sluice_arena_source_s {
+  sluice_status_t (*allocate)(void* user, uint64_t bytes, void** out_data);
+  void (*release)(void* user, void* data);
+  void* user;
+} sluice_arena_source_t;
+
 typedef struct sluice_arena_s {
   sluice_allocator_t* allocator;
   char* data;
@@ -12,6 +20,8 @@ typedef struct sluice_arena_s {
   uint64_t used; /* bytes handed out since the last reset */
   int32_t num_growths;
   int32_t is_fixed; /* a captured graph uses it: growing is STATE */
+  int32_t is_from_source;
+  sluice_arena_source_t source; /* functions NULL: none */
 } sluice_arena_t;
 
 void sluice_arena_init(sluice_arena_t* arena, sluice_allocator_t* allocator);

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "capi/test/cuda_layer_suite.h"
@@ -118,6 +119,15 @@ static void CudaLayer_AnyWaitLeftOut_LeavesAHazard(void** state) {
   }
 }
 
+/* After the others: what ranks with NCCL sent each other lay in registered buffers, and no rule of theirs was broken.
+ */
+static void CudaLayer_ExchangesBefore_WereBetweenRegisteredBuffers(void** state) {
+  (void)state;
+  char rule[128];
+  if (sluice_fake_nccl_broken_rules(rule, sizeof rule) != 0) fail_msg("%s", rule);
+  assert_true(sluice_fake_nccl_registered() > 100);
+}
+
 int main(void) {
   static entry_t entries[64];
   static struct CMUnitTest tests[80];
@@ -145,5 +155,6 @@ int main(void) {
                                          .test_func = CudaLayer_SoakOfTwoSeconds_MatchesReferenceAndCpu,
                                          .initial_state = machine};
   }
+  tests[count++] = (struct CMUnitTest)cmocka_unit_test(CudaLayer_ExchangesBefore_WereBetweenRegisteredBuffers);
   return _cmocka_run_group_tests("cuda_layer", tests, count, NULL, NULL);
 }

@@ -39,5 +39,6 @@ static sluice_cuda_driver_t driver(void) {
 #include "backend/gemm/cublas/cublaslt_symbols.inc"
 #undef SYMBOL
 #define SYMBOL(result, name, parameters) EXPORT(name, sluice_fake_nccl())
+#include "backend/comm/nccl/nccl_register_symbols.inc"
 #include "backend/comm/nccl/nccl_symbols.inc"
 #undef SYMBOL

@@ -69,8 +69,9 @@ int64_t fakes_close(char* out, uint64_t out_bytes) {
   }
   sluice_local_group_destroy(fakes.group);
   fakes.group = NULL;
-  return sluice_fake_cuda_live(out, out_bytes) + sluice_fake_cublas_handles() + sluice_fake_cublaslt_live() +
-         sluice_fake_nccl_live();
+  int64_t live = sluice_fake_cuda_live(out, out_bytes) + sluice_fake_cublas_handles() + sluice_fake_cublaslt_live() +
+                 sluice_fake_nccl_live() + sluice_fake_nccl_registrations();
+  return live != 0 ? live : sluice_fake_nccl_broken_rules(out, out_bytes);
 }
 
 sluice_stream_t fakes_stream(int32_t rank) { return fakes.ranks[rank].stream; }

@@ -70,6 +70,7 @@ LIBRARIES = {
     "cublas": ("backend/gemm/cublas/cublas_symbols.inc", "nvidia/cu13/lib/libcublas.so.13"),
     "cublasLt": ("backend/gemm/cublas/cublaslt_symbols.inc", "nvidia/cu13/lib/libcublasLt.so.13"),
     "nccl": ("backend/comm/nccl/nccl_symbols.inc", "nvidia/nccl/lib/libnccl.so.2"),
+    "nccl, registration": ("backend/comm/nccl/nccl_register_symbols.inc", "nvidia/nccl/lib/libnccl.so.2"),
 }
 
 

@@ -72,6 +72,8 @@ typedef struct {
 #undef SYMBOL
 #define SYMBOL(result, name, parameters) result name parameters;
 #include "backend/comm/nccl/nccl_symbols.inc"
+
+#include "backend/comm/nccl/nccl_register_symbols.inc"
 #undef SYMBOL
 } // namespace ours
 
@@ -99,6 +101,8 @@ constexpr cublasStatus_t (*gemm_ex)(cublasHandle_t, cublasOperation_t, cublasOpe
 #undef SYMBOL
 #define SYMBOL(result, name, parameters) CHECK_FUNCTION(name)
 #include "backend/comm/nccl/nccl_symbols.inc"
+
+#include "backend/comm/nccl/nccl_register_symbols.inc"
 #undef SYMBOL
 
 // A planted difference is seen: one parameter more, another width, a value for a pointer.

@@ -7,9 +7,14 @@
 #include <time.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/comm/nccl/nccl_memory.h"
 #include "backend/device/cuda/cuda_device.h"
 
-enum { MAX_IN_FLIGHT = 2, HOST = 0, DEVICE = 1 };
+/* The request after those of the host is the agreement's. */
+enum { MAX_IN_FLIGHT = 2, AGREEMENT = MAX_IN_FLIGHT, NUM_REQUESTS = MAX_IN_FLIGHT + 1, HOST = 0, DEVICE = 1 };
+/* Whether buffers are registered: what all ranks have agreed. */
+enum { UNDECIDED = 0, UNREGISTERED = 1, REGISTERED = 2 };
 #define POLL_NS          UINT64_C(50000)
 #define FINALIZE_WAIT_NS UINT64_C(2000000000)
 
@@ -45,7 +50,12 @@ typedef struct nccl_comm_s {
   void (*released)(void* user);
   void* released_user;
   uint64_t arrays_bytes;
-  sluice_comm_request_t requests[MAX_IN_FLIGHT];
+  int32_t registers;   /* UNDECIDED, ... */
+  int32_t* words;      /* [W] what each rank said */
+  const char* refusal; /* why this rank said no */
+  char refusal_text[160];
+  sluice_nccl_block_t* blocks;
+  sluice_comm_request_t requests[NUM_REQUESTS];
 } nccl_comm_t;
 
 static nccl_comm_t* downcast(sluice_comm_t* comm) { return (nccl_comm_t*)comm; }
@@ -143,11 +153,13 @@ static sluice_status_t settle(nccl_comm_t* comm, const char* what, uint64_t dead
   }
 }
 
+static sluice_status_t tell_word(nccl_comm_t* comm);
+
 static sluice_status_t make_ready(nccl_comm_t* comm, uint64_t deadline_ns) {
   if (comm->is_ready) return SLUICE_OK;
   SLUICE_TRY(settle(comm, "the start of the group", deadline_ns));
   comm->is_ready = 1;
-  return SLUICE_OK;
+  return comm->registers == UNDECIDED ? tell_word(comm) : SLUICE_OK;
 }
 
 static uint64_t deadline_of(const nccl_comm_t* comm) {
@@ -395,6 +407,111 @@ static void nccl_abort(sluice_comm_t* base) {
   abort_nccl(comm);
 }
 
+/* ---- registered buffers ---------------------------------------------------------------------------------------- */
+
+/* Everybody's word to everybody, posted before the first exchange: nobody waits for it there. */
+static sluice_status_t tell_word(nccl_comm_t* comm) {
+  uint64_t world_size = (uint64_t)comm->base.world_size, bytes = world_size * 5 * sizeof(void*);
+  comm->refusal = sluice_nccl_memory_refusal(&comm->nccl, comm->refusal_text, sizeof comm->refusal_text);
+  if (comm->refusal == NULL && !comm->base.wants_memory) comm->refusal = "its slots are bounded or come from the host";
+  comm->words[comm->base.rank] = comm->refusal == NULL;
+  const void** at = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "nccl agreement");
+  if (at == NULL) return SLUICE_E_NO_MEMORY;
+  void** recv = (void**)(at + world_size);
+  uint64_t* word_bytes = (uint64_t*)(void*)(at + 2 * world_size);
+  for (int32_t p = 0; p < comm->base.world_size; ++p) {
+    at[p] = &comm->words[comm->base.rank];
+    recv[p] = &comm->words[p];
+    word_bytes[p] = p == comm->base.rank ? 0 : sizeof *comm->words;
+  }
+  const sluice_exchange_t exchange = {at, word_bytes, recv, word_bytes};
+  sluice_status_t status =
+      run_staged(comm, &comm->requests[AGREEMENT], &exchange, at + 3 * world_size, (void**)(at + 4 * world_size));
+  sluice_free(sluice_process_allocator(), at, bytes);
+  return status;
+}
+
+/* What the ranks said; who asks has waited for an exchange that came later, so that this one is over. */
+static sluice_status_t decide(nccl_comm_t* comm) {
+  int32_t refuses = -1;
+  sluice_status_t status = wait_inside(comm, &comm->requests[AGREEMENT], deadline_of(comm));
+  if (status == SLUICE_E_TIMED_OUT) {
+    abort_nccl(comm);
+    return SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, comm->base.rank, -1,
+                            "rank %d: nccl: the first exchange took longer than %.1f s: a rank is missing",
+                            comm->base.rank, (double)comm->base.timeout_ns / 1e9);
+  }
+  SLUICE_TRY(status);
+  for (int32_t p = comm->base.world_size - 1; p >= 0; --p) refuses = comm->words[p] == 0 ? p : refuses;
+  comm->registers = refuses < 0 ? REGISTERED : UNREGISTERED;
+  if (refuses < 0) return SLUICE_OK;
+  const char* why = comm->refusal;
+  sluice_log(SLUICE_LOG_INFO, "rank %d: nccl: exchanges go without registered buffers: rank %d has none%s%s",
+             comm->base.rank, refuses, why != NULL ? "; here: " : "", why != NULL ? why : "");
+  return SLUICE_OK;
+}
+
+static sluice_status_t take_registered(nccl_comm_t* comm, uint64_t bytes, sluice_nccl_block_t* block) {
+  const char* what = NULL;
+  int code = sluice_nccl_memory_take(&comm->nccl, &comm->mutex, &comm->comm, bytes, block, &what);
+  if (atomic_load(&comm->is_aborted) && code != 0) return fail_aborted(comm);
+  if (code != 0 && strcmp(what, "ncclMemAlloc") == 0) {
+    return sluice_error_record(SLUICE_E_NO_MEMORY, comm->base.rank, -1, code,
+                               "rank %d: nccl: %llu bytes of device memory for exchanges: %s (%d)", comm->base.rank,
+                               (unsigned long long)bytes, comm->nccl.ncclGetErrorString(code), code);
+  }
+  if (code != 0) {
+    return fail(comm, code, "a buffer cannot be registered (SLUICE_NCCL_REGISTER=0 on all ranks does without)");
+  }
+  return settle(comm, "the registration of a buffer", deadline_of(comm));
+}
+
+static sluice_status_t decide_and_take(nccl_comm_t* comm, uint64_t bytes, sluice_nccl_block_t* block) {
+  if (comm->registers == UNDECIDED) SLUICE_TRY(decide(comm));
+  return comm->registers == REGISTERED ? take_registered(comm, bytes, block) : SLUICE_OK;
+}
+
+static void nccl_release(sluice_comm_t* base, void* data);
+
+static sluice_status_t nccl_allocate(sluice_comm_t* base, uint64_t bytes, void** out_data) {
+  nccl_comm_t* comm = downcast(base);
+  *out_data = NULL;
+  if (!comm->is_ready) comm->base.wants_memory = 0; /* too early: no registered buffers at all */
+  if (!comm->is_ready || comm->registers == UNREGISTERED) return SLUICE_OK;
+  sluice_nccl_block_t* block = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *block, "nccl block");
+  if (block == NULL) return SLUICE_E_NO_MEMORY;
+  sluice_status_t status = sluice_cuda_enter(comm->device);
+  if (status == SLUICE_OK) status = leave_with(comm, decide_and_take(comm, bytes, block));
+  if (comm->comm == NULL) mark_broken(base, status);
+  if (block->data == NULL) {
+    sluice_free(sluice_process_allocator(), block, sizeof *block);
+    return status;
+  }
+  block->next = comm->blocks;
+  comm->blocks = block;
+  if (status == SLUICE_OK) {
+    *out_data = block->data;
+    return SLUICE_OK;
+  }
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  nccl_release(base, block->data);
+  return sluice_error_adopt(&why);
+}
+
+static void nccl_release(sluice_comm_t* base, void* data) {
+  nccl_comm_t* comm = downcast(base);
+  sluice_nccl_block_t** at = &comm->blocks;
+  while (*at != NULL && (*at)->data != data) at = &(*at)->next;
+  sluice_nccl_block_t* block = *at;
+  if (block == NULL || sluice_cuda_is_inherited(comm->device)) return;
+  *at = block->next;
+  int is_current = sluice_cuda_enter(comm->device) == SLUICE_OK;
+  sluice_nccl_memory_give(&comm->nccl, comm->driver, &comm->mutex, &comm->comm, block);
+  if (is_current) (void)sluice_cuda_leave(comm->device);
+  sluice_free(sluice_process_allocator(), block, sizeof *block);
+}
+
 /* ---- create and destroy ---------------------------------------------------------------------------------------- */
 
 /* In order where nothing is outstanding, by abort otherwise: both end in bounded time. */
@@ -424,7 +541,7 @@ static void nccl_destroy(sluice_comm_t* base) {
   int is_current = sluice_cuda_enter(comm->device) == SLUICE_OK;
   note_gone(comm, "left");
   end_nccl(comm);
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < NUM_REQUESTS; ++i) {
     sluice_comm_request_t* r = &comm->requests[i];
     if (r->done != NULL) (void)comm->driver->cuEventDestroy_v2(r->done);
     if (r->staging.pinned != NULL) (void)comm->driver->cuMemFreeHost(r->staging.pinned);
@@ -456,6 +573,8 @@ static const sluice_comm_vtable_t nccl_vtable = {
     .abandon = nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
     .poll = sluice_nccl_poll,
+    .allocate = nccl_allocate,
+    .release = nccl_release,
     .is_capturable = 1,
 };
 
@@ -470,20 +589,23 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
     .abandon = nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
     .poll = sluice_nccl_poll,
+    .allocate = nccl_allocate,
+    .release = nccl_release,
     .is_capturable = 1,
 };
 
 static sluice_status_t allocate_arrays(nccl_comm_t* comm) {
   uint64_t world_size = (uint64_t)comm->base.world_size;
-  comm->arrays_bytes = world_size * MAX_IN_FLIGHT * (sizeof(void*) + 2 * sizeof(uint64_t));
+  comm->arrays_bytes = world_size * (NUM_REQUESTS * (sizeof(void*) + 2 * sizeof(uint64_t)) + sizeof(int32_t));
   char* at = sluice_alloc_zeroed(sluice_process_allocator(), comm->arrays_bytes, "nccl requests");
   if (at == NULL) return SLUICE_E_NO_MEMORY;
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < NUM_REQUESTS; ++i) {
     comm->requests[i].host_recv = (void**)(void*)at;
     comm->requests[i].recv_bytes = (uint64_t*)(void*)(at + world_size * sizeof(void*));
     comm->requests[i].recv_at = comm->requests[i].recv_bytes + world_size;
     at += world_size * (sizeof(void*) + 2 * sizeof(uint64_t));
   }
+  comm->words = (int32_t*)(void*)at;
   return SLUICE_OK;
 }
 
@@ -492,7 +614,7 @@ static sluice_status_t open_inside(nccl_comm_t* comm, const sluice_nccl_options_
   int code = comm->driver->cuCtxGetStreamPriorityRange(&least, &greatest);
   if (code == 0)
     code = comm->driver->cuStreamCreateWithPriority(&comm->stream, SLUICE_CU_STREAM_NON_BLOCKING, greatest);
-  for (int i = 0; i < MAX_IN_FLIGHT && code == 0; ++i) {
+  for (int i = 0; i < NUM_REQUESTS && code == 0; ++i) {
     code = comm->driver->cuEventCreate(&comm->requests[i].done, SLUICE_CU_EVENT_DISABLE_TIMING);
   }
   if (code != 0) return sluice_cuda_fail(comm->driver, code, "no stream or event for nccl");
@@ -536,6 +658,7 @@ sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, co
   comm->device = options->device;
   comm->driver = sluice_cuda_device_driver(options->device);
   comm->memory = options->memory;
+  comm->registers = options->may_register && c.world_size > 1 ? UNDECIDED : UNREGISTERED;
   pthread_mutex_init(&comm->mutex, NULL);
   status = allocate_arrays(comm);
   if (status != SLUICE_OK) goto err_destroy;
@@ -587,6 +710,9 @@ sluice_status_t sluice_nccl_open(const char* library, sluice_nccl_symbols_t* out
                        name);                                                                                    \
   }
 #include "backend/comm/nccl/nccl_symbols.inc"
+#undef SYMBOL
+#define SYMBOL(result, name_, parameters) *(void**)&out_symbols->name_ = dlsym(handle, #name_);
+#include "backend/comm/nccl/nccl_register_symbols.inc"
 #undef SYMBOL
   return sluice_nccl_check_version(out_symbols);
 }

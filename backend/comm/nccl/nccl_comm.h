@@ -9,7 +9,13 @@
  * the deadline. On an error, a timeout or an abort: ncclCommAbort, which also frees the stream of kernels that would
  * wait for ever; then only destroy is left, and a new communicator may follow in the same process. NCCL does not say
  * which rank is at fault: that comes from notes in the host's store, where there is one. Two ranks that disagree on
- * sizes hang until the deadline. */
+ * sizes hang until the deadline.
+ *
+ * Registered buffers: NCCL wants either all ranks' buffers of an exchange registered or none (mixing is undefined). So
+ * with `may_register` the first exchange is preceded by one in which every rank says whether it will: its NCCL can
+ * (2.23), the environment does not say SLUICE_NCCL_REGISTER=0, and a context that owns its slots has asked (comm.h,
+ * wants_memory). From then on `allocate` gives memory of ncclMemAlloc that is registered, or, where one rank will not,
+ * nothing, which the log says once (INFO). A registration that fails later ends the communicator. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_
 
@@ -32,6 +38,8 @@ typedef struct sluice_nccl_symbols_s {
 /* NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator */
 #define SYMBOL(result, name, parameters) result(*name) parameters;
 #include "backend/comm/nccl/nccl_symbols.inc"
+  /* All there, or all NULL: */
+#include "backend/comm/nccl/nccl_register_symbols.inc"
 #undef SYMBOL
 } sluice_nccl_symbols_t;
 
@@ -40,6 +48,8 @@ enum { SLUICE_NCCL_REMOTE_ERROR = 6, SLUICE_NCCL_IN_PROGRESS = 7, SLUICE_NCCL_UI
 #define SLUICE_NCCL_MAGIC          0xcafebeefu
 #define SLUICE_NCCL_CONFIG_VERSION 21400u
 #define SLUICE_NCCL_MIN_VERSION    21800 /* 2.18.0: ncclCommSplit */
+/* 2.23.0: registration serves sends and receives too, not collectives in a switch alone. */
+#define SLUICE_NCCL_REGISTER_VERSION 22300
 
 /* Opens libnccl.so.2 (or `library`), one that is loaded already (PyTorch's) before one of the system.
  * Errors: NOT_FOUND (no library, symbol missing, version too old: says what to install), FOREIGN. Stays open. */
@@ -63,6 +73,7 @@ typedef struct sluice_nccl_options_s {
   void* parent; /* ncclComm_t; ranks with equal `color` form a group, config's rank is their key */
   int32_t color;
   const sluice_nccl_store_t* store; /* or NULL: then no error names a rank; copied */
+  int32_t may_register;             /* the same on all ranks: 1 agrees on registered buffers at the first exchange */
   void (*released)(void* user);     /* last, when the communicator is gone (also where create fails); or NULL */
   void* released_user;
 } sluice_nccl_options_t;

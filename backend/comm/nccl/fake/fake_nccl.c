@@ -1,17 +1,18 @@
 #include "backend/comm/nccl/fake/fake_nccl.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 
-enum { MAX_RANKS = 8, MAX_OPS = 32, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+enum { MAX_RANKS = 8, MAX_OPS = 32, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 
 typedef struct message_s {
   struct message_s* next;
   char* data;
   size_t bytes;
-  int done;
+  int done, is_registered;
 } message_t;
 
 typedef struct group_s {
@@ -41,8 +42,17 @@ typedef struct batch_s {
   message_t messages[MAX_OPS];
 } batch_t;
 
+typedef struct registration_s {
+  struct registration_s* next;
+  const fake_comm_t* comm;
+  const char* data;
+  size_t bytes;
+} registration_t;
+
 static struct {
-  int64_t calls, fail_at, live, groups;
+  int64_t calls, fail_at, live, groups, num_broken, num_registered;
+  char broken[128]; /* the first */
+  registration_t* registrations;
   int fail_code, failed, version;
   uint64_t next_id;
   group_t* all;
@@ -62,12 +72,90 @@ void sluice_fake_nccl_fail_call(int64_t nth, int code) {
 int sluice_fake_nccl_failed(void) { return state.failed; }
 int64_t sluice_fake_nccl_live(void) { return state.live; }
 int64_t sluice_fake_nccl_groups(void) { return state.groups; }
+int64_t sluice_fake_nccl_registered(void) { return state.num_registered; }
+int64_t sluice_fake_nccl_registrations(void) {
+  int64_t count = 0;
+  sluice_fake_cuda_lock();
+  for (const registration_t* r = state.registrations; r != NULL; r = r->next) ++count;
+  sluice_fake_cuda_unlock();
+  return count;
+}
+int64_t sluice_fake_nccl_broken_rules(char* out, size_t out_bytes) {
+  snprintf(out, out_bytes, "%s", state.broken);
+  return state.num_broken;
+}
 int sluice_fake_nccl_open_groups(void) { return open_groups; }
 
 static int planned(void) {
   if (state.calls++ != state.fail_at) return 0;
   state.failed = 1;
   return state.fail_code;
+}
+
+static void breaks(const char* rule) {
+  if (state.num_broken++ == 0) snprintf(state.broken, sizeof state.broken, "%s", rule);
+}
+
+/* ---- registered buffers ---------------------------------------------------------------------------------------- */
+
+static int fake_mem_alloc(void** out_data, size_t bytes) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0 && sluice_fake_cuda_allocate(bytes, out_data) != 0) code = CUDA_ERROR;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+/* Frees also where it reports an error. */
+static int fake_mem_free(void* data) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  for (const registration_t* r = state.registrations; r != NULL; r = r->next) {
+    if (r->data == data) breaks("memory was freed that is still registered");
+  }
+  if (sluice_fake_cuda_free(data) != 0 && code == 0) code = CUDA_ERROR;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_register(void* comm, void* data, size_t bytes, void** out_handle) {
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0 && ((fake_comm_t*)comm)->ended) code = INVALID_ARGUMENT;
+  if (code == 0) {
+    registration_t* r = malloc(sizeof *r);
+    *r = (registration_t){state.registrations, comm, data, bytes};
+    state.registrations = r;
+    *out_handle = r;
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static void drop_registrations(const fake_comm_t* comm, const void* handle) {
+  for (registration_t** at = &state.registrations; *at != NULL;) {
+    registration_t* r = *at;
+    if (r->comm != comm || (handle != NULL && r != handle)) {
+      at = &r->next;
+      continue;
+    }
+    *at = r->next;
+    free(r);
+  }
+}
+/* Ends it also where it reports an error. */
+static int fake_deregister(void* comm, void* handle) {
+  const fake_comm_t* c = comm;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (c->issued > c->finished) breaks("a registration ended while messages were under way");
+  drop_registrations(c, handle);
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int is_registered(const fake_comm_t* comm, const void* data, size_t bytes) {
+  const char* at = data;
+  for (const registration_t* r = state.registrations; r != NULL; r = r->next) {
+    if (r->comm == comm && at >= r->data && at + bytes <= r->data + r->bytes) return 1;
+  }
+  return 0;
 }
 
 /* ---- communicators --------------------------------------------------------------------------------------------- */
@@ -182,6 +270,7 @@ static void end_comm(fake_comm_t* comm) {
   comm->group->gone[comm->rank] = 1; /* who waits for it from now on waits in vain */
   comm->group->comms[comm->rank] = NULL;
   --state.live;
+  drop_registrations(comm, NULL);
   sluice_fake_cuda_pump(); /* its own operations end */
   drop_comm(comm);
 }
@@ -195,6 +284,9 @@ static int fake_finalize(void* comm) {
 static int fake_destroy(void* comm) {
   sluice_fake_cuda_lock();
   int code = planned();
+  for (const registration_t* r = state.registrations; r != NULL && code == 0; r = r->next) {
+    if (r->comm == comm) breaks("a communicator was destroyed with a registration left");
+  }
   if (code == 0) end_comm(comm);
   sluice_fake_cuda_unlock();
   return code;
@@ -227,6 +319,8 @@ static void match(group_t* group, int from, int to) {
     message_t *s = group->sends[from][to], *r = group->recvs[from][to];
     if (s == NULL || r == NULL || s->bytes != r->bytes) return;
     memcpy(r->data, s->data, s->bytes);
+    if (s->is_registered != r->is_registered) breaks("one side of a message is registered, the other is not");
+    state.num_registered += s->is_registered && r->is_registered;
     s->done = r->done = 1;
     group->sends[from][to] = s->next;
     group->recvs[from][to] = r->next;
@@ -331,7 +425,8 @@ static int add(const void* data, size_t count, int type, int peer, fake_comm_t* 
     int i = batch->num_messages++;
     batch->peers[i] = peer;
     batch->is_send[i] = is_send;
-    batch->messages[i] = (message_t){.data = (char*)(uintptr_t)data, .bytes = count};
+    batch->messages[i] =
+        (message_t){.data = (char*)(uintptr_t)data, .bytes = count, .is_registered = is_registered(comm, data, count)};
   }
   sluice_fake_cuda_unlock();
   return code;
@@ -344,7 +439,12 @@ static int fake_recv(void* data, size_t count, int type, int peer, void* comm, v
 }
 
 sluice_nccl_symbols_t sluice_fake_nccl(void) {
-  return (sluice_nccl_symbols_t){.ncclGetVersion = fake_version,
+  int has = state.version >= 21900;
+  return (sluice_nccl_symbols_t){.ncclMemAlloc = has ? fake_mem_alloc : NULL,
+                                 .ncclMemFree = has ? fake_mem_free : NULL,
+                                 .ncclCommRegister = has ? fake_register : NULL,
+                                 .ncclCommDeregister = has ? fake_deregister : NULL,
+                                 .ncclGetVersion = fake_version,
                                  .ncclGetUniqueId = fake_unique_id,
                                  .ncclCommInitRankConfig = fake_init,
                                  .ncclCommSplit = fake_split,

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -22,6 +23,7 @@ typedef struct rank_s {
   sluice_comm_t* comm;
   void* stream;
   unsigned char *send, *recv; /* [W][BLOCK] on the device */
+  int32_t may_register;
 } rank_t;
 
 static rank_t ranks[W];
@@ -36,8 +38,13 @@ static const char* message(void) {
 static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const sluice_nccl_id_t* id, void* parent,
                               int32_t color, uint64_t timeout_ns) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  const sluice_nccl_options_t options = {
-      .symbols = &symbols, .device = r->device, .memory = &r->memory, .id = id, .parent = parent, .color = color};
+  const sluice_nccl_options_t options = {.symbols = &symbols,
+                                         .device = r->device,
+                                         .memory = &r->memory,
+                                         .id = id,
+                                         .parent = parent,
+                                         .color = color,
+                                         .may_register = r->may_register};
   sluice_comm_config_t config;
   sluice_comm_config_init(&config, sizeof config);
   config.rank = rank;
@@ -87,20 +94,22 @@ static uint64_t size_of(int from, int to) {
   return from == to || (from + to) % 3 == 0 ? 0 : (uint64_t)(100 * from + 7 * to + 1);
 }
 
-static sluice_status_t enqueue(rank_t* r, int me) {
+static sluice_status_t enqueue_between(rank_t* r, int me, unsigned char* from, unsigned char* to) {
   const void* send[W];
   void* recv[W];
   uint64_t send_bytes[W], recv_bytes[W];
   for (int p = 0; p < W; ++p) {
-    send[p] = r->send + p * BLOCK;
-    recv[p] = r->recv + p * BLOCK;
+    send[p] = from + p * BLOCK;
+    recv[p] = to + p * BLOCK;
     send_bytes[p] = size_of(me, p);
     recv_bytes[p] = size_of(p, me);
-    memset(r->send + p * BLOCK, 16 * me + p + 1, BLOCK);
+    memset(from + p * BLOCK, 16 * me + p + 1, BLOCK);
   }
   const sluice_exchange_t exchange = {send, send_bytes, recv, recv_bytes};
   return sluice_nccl_exchange_enqueue(r->comm, &exchange, r->stream);
 }
+
+static sluice_status_t enqueue(rank_t* r, int me) { return enqueue_between(r, me, r->send, r->recv); }
 
 /* Every rank in a thread of its own. */
 typedef struct call_s {
@@ -260,6 +269,194 @@ static void Calls_NthFails_NobodyHangsOrLeaks(void** state) {
   }
 }
 
+/* ---- registered buffers ---------------------------------------------------------------------------------------- */
+
+/* What a context does: a first exchange, then a block of the communicator's for those that follow, or its own. */
+typedef struct visit_s {
+  int rank, has_block, wrong_bytes;
+  sluice_status_t status;
+} visit_t;
+static void* visit_main(void* argument) {
+  visit_t* visit = argument;
+  rank_t* r = &ranks[visit->rank];
+  const struct timespec nap = {.tv_nsec = 100000};
+  void* block = NULL;
+  visit->status = enqueue(r, visit->rank);
+  if (visit->status == SLUICE_OK) visit->status = r->comm->vtable->allocate(r->comm, 2 * W * BLOCK, &block);
+  visit->has_block = block != NULL;
+  unsigned char* from = block != NULL ? block : r->send;
+  unsigned char* to = block != NULL ? from + W * BLOCK : r->recv;
+  if (visit->status == SLUICE_OK) visit->status = enqueue_between(r, visit->rank, from, to);
+  if (visit->status != SLUICE_OK) sluice_comm_abort(r->comm);
+  for (int i = 0; !sluice_fake_cuda_idle(r->stream); ++i) {
+    nanosleep(&nap, NULL);
+    if (i == 2000) sluice_comm_abort(r->comm); /* the host's watchdog */
+  }
+  if (visit->status == SLUICE_OK) visit->status = sluice_nccl_poll(r->comm); /* a peer went, or the watchdog came */
+  for (int p = 0; p < W && visit->status == SLUICE_OK; ++p) {
+    for (uint64_t b = 0; b < size_of(p, visit->rank); ++b) {
+      visit->wrong_bytes += to[p * BLOCK + b] != 16 * p + visit->rank + 1;
+    }
+  }
+  if (block != NULL) r->comm->vtable->release(r->comm, block);
+  return NULL;
+}
+static int open_and_visit(visit_t* visits, int32_t unwilling) {
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  pthread_t threads[W];
+  int failed = sluice_nccl_make_id(&symbols, &id) != SLUICE_OK;
+  for (int i = 0; i < W && !failed; ++i) {
+    ranks[i].may_register = 1;
+    failed = create(&ranks[i], i, W, &id, NULL, 0, 200000000) != SLUICE_OK;
+    if (!failed) ranks[i].comm->wants_memory = i != unwilling;
+  }
+  if (failed) return 0;
+  for (int i = 0; i < W; ++i) {
+    visits[i] = (visit_t){.rank = i};
+    pthread_create(&threads[i], NULL, visit_main, &visits[i]);
+  }
+  for (int i = 0; i < W; ++i) pthread_join(threads[i], NULL);
+  return 1;
+}
+static void check_rules(void) {
+  char rule[128];
+  if (sluice_fake_nccl_broken_rules(rule, sizeof rule) != 0) fail_msg("%s", rule);
+  assert_int_equal(sluice_fake_nccl_registrations(), 0);
+}
+static void destroy_all(void) {
+  for (int i = 0; i < W; ++i) {
+    sluice_comm_destroy(ranks[i].comm);
+    ranks[i].comm = NULL;
+  }
+}
+static _Atomic int told;
+static void count_logs(void* user, int32_t level, const char* text) {
+  (void)user;
+  if (level == SLUICE_LOG_INFO && strstr(text, "without registered buffers") != NULL) ++told;
+}
+
+static void Register_AllRanksWill_MessagesLieInRegisteredBuffers(void** state) {
+  (void)state;
+  visit_t visits[W];
+  int64_t before = sluice_fake_nccl_registered();
+  told = 0;
+  sluice_set_log(count_logs, NULL, SLUICE_LOG_INFO);
+  assert_true(open_and_visit(visits, -1));
+  sluice_set_log(NULL, NULL, SLUICE_LOG_ERROR);
+  for (int i = 0; i < W; ++i) {
+    if (visits[i].status != SLUICE_OK || !visits[i].has_block || visits[i].wrong_bytes != 0) fail_msg("rank %d", i);
+  }
+  int messages = 0;
+  for (int i = 0; i < W * W; ++i) messages += size_of(i / W, i % W) > 0;
+  assert_int_equal(sluice_fake_nccl_registered() - before, messages);
+  assert_int_equal(told, 0);
+  check_rules();
+}
+
+/* One rank's memory is bounded by a budget, NCCL is too old, the environment says no: nobody's buffers are registered,
+ * each rank says so once, and bytes arrive all the same. */
+static void Register_OneCannotOrOldOrForbidden_NobodyDoes(void** state) {
+  (void)state;
+  for (int variant = 0; variant < 3; ++variant) {
+    visit_t visits[W];
+    int64_t before = sluice_fake_nccl_registered();
+    told = 0;
+    sluice_set_log(count_logs, NULL, SLUICE_LOG_INFO);
+    if (variant == 1) sluice_fake_nccl_set_version(22203);
+    if (variant == 2) setenv("SLUICE_NCCL_REGISTER", "0", 1);
+    assert_true(open_and_visit(visits, variant == 0 ? 1 : -1));
+    sluice_fake_nccl_set_version(22809);
+    unsetenv("SLUICE_NCCL_REGISTER");
+    sluice_set_log(NULL, NULL, SLUICE_LOG_ERROR);
+    for (int i = 0; i < W; ++i) {
+      if (visits[i].status != SLUICE_OK || visits[i].has_block || visits[i].wrong_bytes != 0) fail_msg("rank %d", i);
+    }
+    assert_int_equal(sluice_fake_nccl_registered(), before);
+    assert_int_equal(told, W);
+    check_rules();
+    destroy_all();
+  }
+}
+
+/* A block that outlives an abort: NCCL has ended the registration with the communicator, the memory is still given
+ * back.
+ */
+static void Register_AbortedWithABlock_GivesItBack(void** state) {
+  (void)state;
+  visit_t visits[W];
+  void* block = NULL;
+  assert_true(open_and_visit(visits, -1));
+  assert_int_equal(ranks[0].comm->vtable->allocate(ranks[0].comm, 1000, &block), SLUICE_OK);
+  assert_non_null(block);
+  sluice_comm_abort(ranks[0].comm);
+  assert_int_equal(sluice_fake_nccl_registrations(), 0);
+  ranks[0].comm->vtable->release(ranks[0].comm, block);
+  assert_int_equal(ranks[0].comm->vtable->allocate(ranks[0].comm, 1000, &block), SLUICE_E_ABORTED);
+  assert_null(block);
+  check_rules();
+}
+
+/* The fake sees what it is there to see. */
+static void FakeNccl_BrokenRules_AreCounted(void** state) {
+  (void)state;
+  char rule[128];
+  visit_t visits[W];
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  assert_true(open_and_visit(visits, -1));
+  int64_t before = sluice_fake_nccl_broken_rules(rule, sizeof rule);
+  void* block = NULL;
+  assert_int_equal(ranks[0].comm->vtable->allocate(ranks[0].comm, 2 * W * BLOCK, &block), SLUICE_OK);
+  unsigned char* from = block;
+  assert_int_equal(enqueue_between(&ranks[0], 0, from, from + W * BLOCK), SLUICE_OK); /* the others': plain memory */
+  for (int i = 1; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
+  assert_true(sluice_fake_nccl_broken_rules(rule, sizeof rule) > before);
+  assert_non_null(strstr(rule, "one side of a message"));
+  before = sluice_fake_nccl_broken_rules(rule, sizeof rule);
+  sluice_cuda_enter(ranks[0].device);
+  assert_int_equal(symbols.ncclMemFree(block), 0);
+  sluice_cuda_leave(ranks[0].device);
+  assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), before + 1);
+  assert_int_equal(sluice_fake_nccl_registrations(), 1);
+  sluice_comm_abort(ranks[0].comm);
+  ranks[0].comm->vtable->release(ranks[0].comm, block);
+}
+
+static void Register_NthCallFails_NobodyHangsOrLeaks(void** state) {
+  (void)state;
+  for (int driver = 0; driver < 2; ++driver) {
+    int64_t failures = 0, nth = 0;
+    for (int done = 0; !done; ++nth) {
+      char before[200], after[200];
+      visit_t visits[W];
+      assert_true(nth < 900);
+      int64_t live = sluice_fake_cuda_live(before, sizeof before);
+      if (driver) {
+        sluice_fake_cuda_fail_call(nth, 719);
+      } else {
+        sluice_fake_nccl_fail_call(nth, 2);
+      }
+      int opened = open_and_visit(visits, -1);
+      failures += !opened;
+      for (int i = 0; i < W && opened; ++i) {
+        failures += visits[i].status != SLUICE_OK;
+        assert_int_equal(visits[i].wrong_bytes, 0);
+      }
+      destroy_all();
+      done = driver ? !sluice_fake_cuda_failed() : !sluice_fake_nccl_failed();
+      sluice_fake_cuda_fail_call(-1, 0);
+      sluice_fake_nccl_fail_call(-1, 0);
+      for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+      assert_int_equal(sluice_fake_nccl_live(), 0);
+      check_rules();
+      if (sluice_fake_cuda_live(after, sizeof after) != live)
+        fail_msg("call %lld: %s, then %s", (long long)nth, before, after);
+    }
+    print_message("%lld calls, %lld failures told\n", (long long)nth, (long long)failures);
+    assert_true(failures > 10);
+  }
+}
+
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
@@ -270,6 +467,11 @@ int main(void) {
       CASE(Poll_PeerAborted_IsPeerLostAndTheStreamEnds),
       CASE(Library_MissingOldOrWrong_IsNotFound),
       CASE(Calls_NthFails_NobodyHangsOrLeaks),
+      CASE(Register_AllRanksWill_MessagesLieInRegisteredBuffers),
+      CASE(Register_OneCannotOrOldOrForbidden_NobodyDoes),
+      CASE(Register_AbortedWithABlock_GivesItBack),
+      CASE(Register_NthCallFails_NobodyHangsOrLeaks),
+      CASE(FakeNccl_BrokenRules_AreCounted), /* last: what it breaks stays counted */
   };
 #undef CASE
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -676,6 +676,27 @@ static int fake_cuMemFree_v2(unsigned long long pointer) {
   sluice_fake_cuda_unlock();
   return code != 0 ? code : freed;
 }
+/* Of the current device. What comes after is not ordered by it here: nobody may rely on a wait for everything. */
+static int fake_cuCtxSynchronize(void) {
+  if (depth == 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  ++world.host_waits;
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  int32_t ordinal = (int32_t)((char*)current[depth - 1] - contexts);
+  for (sluice_fake_cuda_pump(); code == 0 && is_busy(ordinal); sluice_fake_cuda_pump()) {
+    pthread_cond_wait(&progress, &mutex);
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+int sluice_fake_cuda_allocate(uint64_t bytes, void** out_data) {
+  if (depth == 0) return INVALID_CONTEXT;
+  if (spoils(NULL)) return CAPTURE_UNSUPPORTED;
+  return take_block(bytes, (int32_t)((char*)current[depth - 1] - contexts), out_data);
+}
+int sluice_fake_cuda_free(void* data) { return spoils(NULL) ? CAPTURE_UNSUPPORTED : give_block(data); }
+
 static int fake_cuMemGetInfo_v2(size_t* out_free, size_t* out_total) {
   if (depth == 0) return INVALID_CONTEXT;
   *out_free = world.memory - world.used[(char*)current[depth - 1] - contexts];

@@ -92,6 +92,10 @@ void sluice_fake_cuda_enqueue(void* stream, const sluice_fake_op_t* op);
 void sluice_fake_cuda_lock(void);
 void sluice_fake_cuda_unlock(void);
 void sluice_fake_cuda_pump(void); /* locked: runs what can run */
+/* Locked: memory of the calling thread's device for a library's own allocator; the driver's code. free does not wait.
+ */
+int sluice_fake_cuda_allocate(uint64_t bytes, void** out_data);
+int sluice_fake_cuda_free(void* data);
 /* When an operation was enqueued, for accesses that are known only as it runs (rows behind an index). */
 enum { SLUICE_FAKE_CUDA_STREAMS = 64 };
 struct sluice_fake_moment_s {

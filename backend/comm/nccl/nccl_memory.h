@@ -1,0 +1,30 @@
+/* Device memory that NCCL allocated and that is registered with a communicator: what is sent from it and received into
+ * it goes without a copy through NCCL's own buffers where the link allows that.
+ *
+ * Results are NCCL's codes (0: done; IN_PROGRESS counts as done, the communicator is to be settled). The device is
+ * entered. Threads: comm-exclusive; `mutex` is held around every use of the communicator. */
+#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_MEMORY_H_
+#define SLUICE_BACKEND_COMM_NCCL_NCCL_MEMORY_H_
+
+#include <pthread.h>
+
+#include "backend/comm/nccl/nccl_comm.h"
+#include "backend/device/cuda/cuda_device.h"
+
+typedef struct sluice_nccl_block_s {
+  struct sluice_nccl_block_s* next;
+  void* data;
+  void* handle; /* of the registration */
+} sluice_nccl_block_t;
+
+/* NULL where this NCCL can register what is exchanged, else why it cannot, in `out`. */
+const char* sluice_nccl_memory_refusal(const sluice_nccl_symbols_t* nccl, char* out, size_t out_bytes);
+/* A block, registered with *comm. On a failure *out_what names the call that failed and nothing is left. */
+int sluice_nccl_memory_take(const sluice_nccl_symbols_t* nccl, pthread_mutex_t* mutex, void* const* comm,
+                            uint64_t bytes, sluice_nccl_block_t* out_block, const char** out_what);
+/* Waits for the device, since messages may be on their way; then deregisters (an aborted communicator, *comm NULL, has
+ * done so itself) and frees. */
+void sluice_nccl_memory_give(const sluice_nccl_symbols_t* nccl, const sluice_cuda_driver_t* driver,
+                             pthread_mutex_t* mutex, void* const* comm, const sluice_nccl_block_t* block);
+
+#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_MEMORY_H_ */

@@ -48,14 +48,21 @@ static void fill_places(sluice_moe_t* moe, const int32_t* expert_rank, int32_t w
   first[0] = 0;
 }
 
-/* One rank has nothing to overlap, a configured n nothing to choose; under a budget there are plans to choose. */
+/* Nothing to choose: for one rank, which has nothing to overlap, and where n and the mode of several chunks are
+ * configured. Under a budget there are plans to choose. */
+static int is_open(const sluice_moe_t* moe) {
+  const sluice_moe_config_t* c = &moe->config;
+  if (moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0) return 1;
+  if (moe->context->world_size == 1) return 0;
+  return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
+}
+
 static sluice_status_t take_seat(sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->config;
   sluice_chooser_t* chooser = moe->context->chooser;
   moe->seat = (sluice_seat_t){.num_chunks = c->num_chunks > 0 ? c->num_chunks : 1, .is_settled = 1};
   if (chooser == NULL || sluice_layer_ceiling(moe) > 0) return SLUICE_OK; /* no headers: no reports to choose by */
-  int is_planned = moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0;
-  if (!is_planned && (moe->context->world_size == 1 || c->num_chunks > 0)) return SLUICE_OK;
+  if (!is_open(moe)) return SLUICE_OK;
   return chooser->vtable->attach(chooser, moe, &moe->seat);
 }
 

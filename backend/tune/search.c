@@ -466,6 +466,9 @@ static void question(sluice_search_t* s, int32_t bucket) {
     int32_t size = size_of(spot->pick) + step, p = spot->pick + step;
     if (size >= s->config.min_size && size <= s->config.max_size && is_open(s, p)) set |= 1u << p;
   }
+  int32_t other = (spot->pick + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
+  if (s->config.min_size == s->config.max_size && is_open(s, other))
+    set |= 1u << other; /* n is fixed: the mode is left */
   clear_samples(spot);
   spot->at = spot->rows;
   enter(spot, set, QUESTION);

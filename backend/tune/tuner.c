@@ -131,16 +131,28 @@ static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   return may_predict(tuner, moe) || (!moe->config.callback_experts && moe->config.dtype == SLUICE_DTYPE_F32);
 }
 
+/* Of a configured n among the sizes that a search knows, which then leaves the mode alone open; else -1. */
+static int32_t fixed_size(const sluice_moe_t* moe) {
+  int32_t n = moe->config.num_chunks, size = sluice_search_size_of(n);
+  return n > 0 && sluice_search_sizes[size] == n ? size : -1;
+}
+
+static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
+  return moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe);
+}
+
 static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t** out_table) {
   sluice_tuner_table_t* table = sluice_alloc_zeroed(tuner->allocator, sizeof *table, "tuner's table");
   if (table == NULL) return sluice_alloc_status();
   table->layer = moe->fingerprint;
   table->tuner = tuner;
   table->work = work_of(moe);
+  const int32_t fixed = fixed_size(moe);
   const sluice_search_config_t config = {
       .mode = tuner->mode,
-      .max_size = SLUICE_SEARCH_SIZES - 1,
-      .open_wgrad = moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe),
+      .min_size = fixed >= 0 ? fixed : 0,
+      .max_size = fixed >= 0 ? fixed : SLUICE_SEARCH_SIZES - 1,
+      .open_wgrad = is_mode_open(tuner, moe),
       .wgrad_mode = moe->config.wgrad_mode,
       .num_local = experts_of_chunks(moe),
       .predict = may_predict(tuner, moe) ? predict : NULL,
@@ -181,8 +193,15 @@ static void take(sluice_tuner_table_t* table, sluice_seat_t* seat, int64_t rows)
   seat->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
+/* Under a budget there are plans; else n, or the mode at an n of the search. */
+static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
+  if (moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0 || moe->config.num_chunks == 0) return 1;
+  return fixed_size(moe) >= 0 && is_mode_open(tuner, moe);
+}
+
 static sluice_status_t attach(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat) {
   sluice_tuner_t* tuner = tuner_of(chooser);
+  if (!has_choice(tuner, moe)) return SLUICE_OK;
   sluice_tuner_table_t* table = tuner->tables;
   while (table != NULL && table->layer != moe->fingerprint) table = table->next;
   if (table == NULL) SLUICE_TRY(new_table(tuner, moe, &table));

@@ -28,7 +28,7 @@ typedef struct world_s {
   int32_t changes;         /* T changes from step to step */
   int32_t mode[MAX_RANKS]; /* of each rank's tuner */
   int32_t has_machine[MAX_RANKS];
-  int32_t num_chunks;
+  int32_t num_chunks, wgrad_mode;
   const char* import[MAX_RANKS]; /* decisions to begin with */
   uint64_t budget;
   sluice_local_group_t* group;
@@ -124,7 +124,7 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
     sluice_moe_config_t c;
     sluice_moe_config_init(&c, sizeof c);
     c.model_width = M, c.hidden_width = H, c.num_experts = 2 * w->world_size, c.layer_id = i;
-    c.num_chunks = w->num_chunks;
+    c.num_chunks = w->num_chunks, c.wgrad_mode = w->wgrad_mode;
     TRY(sluice_moe_create(r->context, &c, &r->layers[i]));
   }
   return SLUICE_OK;
@@ -195,7 +195,7 @@ static void run(world_t* w) {
 static world_t* new_world(int32_t world_size, int32_t mode, int32_t has_machine) {
   static world_t w;
   memset(&w, 0, sizeof w);
-  w.world_size = world_size, w.steps = 120, w.layers = 2;
+  w.world_size = world_size, w.steps = 120, w.layers = 2, w.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
   for (int32_t r = 0; r < MAX_RANKS; ++r) w.mode[r] = mode, w.has_machine[r] = has_machine;
   return &w;
 }
@@ -262,14 +262,44 @@ static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
          1e3 * w->stats[0].switch_seconds, 1e3 * w->stats[0].total_seconds);
 }
 
-static void FixedChunks_NothingIsAsked(void** state) {
+/* 5 is none of the sizes that a search tries: it leaves the mode deferred, as a configured mode leaves nothing. */
+static void FixedChunks_NothingOpen_NothingIsAsked(void** state) {
   (void)state;
-  world_t* w = new_world(2, SLUICE_TUNER_ADAPTIVE, 1);
-  w->num_chunks = 3, w->steps = 10;
-  run(w);
-  must_agree(w);
-  for (int32_t i = 0; i < w->num_picks[0]; ++i) assert_int_equal(w->picks[0][i], 3);
-  assert_true(w->settled[0] && w->num_decisions[0] == 0 && w->stats[0].timed_passes == 0);
+  static const struct {
+    int32_t num_chunks, wgrad_mode;
+  } cases[] = {{3, SLUICE_WGRAD_DEFERRED}, {3, SLUICE_WGRAD_PER_CHUNK}, {5, SLUICE_WGRAD_ADAPTIVE}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    world_t* w = new_world(2, SLUICE_TUNER_ADAPTIVE, 1);
+    w->num_chunks = cases[i].num_chunks, w->wgrad_mode = cases[i].wgrad_mode, w->steps = 10;
+    run(w);
+    must_agree(w);
+    for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], w->num_chunks);
+    assert_true(w->settled[0] && w->num_decisions[0] == 0 && w->stats[0].timed_passes == 0);
+  }
+}
+
+/* At a fixed n both modes of weight gradients run, and the faster one stays. */
+static void FixedChunks_OpenMode_IsRacedAtThatN(void** state) {
+  (void)state;
+  static const struct {
+    int32_t mode, machine;
+  } cases[] = {
+      {SLUICE_TUNER_PROFILE, 0}, {SLUICE_TUNER_ADAPTIVE, 0}, {SLUICE_TUNER_ADAPTIVE, 1}, {SLUICE_TUNER_MODEL, 1}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    world_t* w = new_world(2, cases[i].mode, cases[i].machine);
+    w->num_chunks = 4, w->steps = 40;
+    run(w);
+    must_agree(w);
+    for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], 4);
+    assert_true(w->settled[0] && w->num_decisions[0] >= 1);
+    const sluice_tuner_decision_t* d = &w->decisions[0][0];
+    assert_int_equal(d->num_chunks, 4);
+    if (!cases[i].machine) assert_true(d->why == SLUICE_WHY_RACED && d->num_raced == 2);
+    if (cases[i].mode == SLUICE_TUNER_MODEL) assert_int_equal(d->why, SLUICE_WHY_PREDICTED);
+    printf("mode %d, machine %d: weight gradients %s at n = 4 (%s, %d raced)\n", cases[i].mode, cases[i].machine,
+           d->wgrad_mode == SLUICE_WGRAD_DEFERRED ? "deferred" : "per chunk", sluice_tuner_why_name(d->why),
+           d->num_raced);
+  }
 }
 
 static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
@@ -502,7 +532,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(EveryMode_RanksDecideAlikeAndSettle),
       cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
-      cmocka_unit_test(FixedChunks_NothingIsAsked),
+      cmocka_unit_test(FixedChunks_NothingOpen_NothingIsAsked),
+      cmocka_unit_test(FixedChunks_OpenMode_IsRacedAtThatN),
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),

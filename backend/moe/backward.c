@@ -9,11 +9,6 @@
 #include "backend/moe/planned.h"
 #include "backend/moe/run.h"
 
-/* What the weight half may need from the input half, besides the saved buffers. */
-static const int32_t deferred_tensors[] = {SLUICE_T_DI,    SLUICE_T_M,    SLUICE_T_DDO,
-                                           SLUICE_T_ROUTE, SLUICE_T_DACT, SLUICE_T_DM};
-#define NUM_DEFERRED ((int32_t)(sizeof deferred_tensors / sizeof deferred_tensors[0]))
-
 static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step_t* step,
                                       const sluice_moe_backward_args_t* args, const sluice_binding_t* binding) {
   int32_t weights = SLUICE_WEIGHTS_NONE;
@@ -44,6 +39,17 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
   return spec;
 }
 
+/* Under a plan: what an input half leaves behind is counted there and has room, or nothing is sent. */
+static sluice_status_t check_halves(sluice_pass_t* pass) {
+  if (pass->moe->plan == NULL || pass->schedule->spec.weight_half != SLUICE_WEIGHTS_LATER) return SLUICE_OK;
+  SLUICE_TRY(sluice_pass_measure(pass));
+  uint64_t bytes = 0;
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
+    bytes += sluice_align_up(pass->slots[sluice_deferred_tensors[i]].bytes);
+  }
+  return sluice_planned_check_halves(pass->moe, bytes);
+}
+
 static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, sluice_step_t* step,
                                   const sluice_moe_backward_args_t* args) {
   SLUICE_TRY(sluice_ceiling_open(pass));
@@ -53,6 +59,7 @@ static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, sluice
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
   SLUICE_TRY(sluice_ceiling_check_capture(pass));
   step->is_captured |= pass->captured;
+  SLUICE_TRY(check_halves(pass));
   /* Only now are the token counts of the step known. */
   if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
@@ -64,15 +71,18 @@ static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, sluice
 
 /* Gradient rows that outlive this call belong to the step. */
 static sluice_status_t allocate_deferred(const sluice_pass_t* pass, sluice_step_t* step) {
-  for (int32_t i = 0; i < NUM_DEFERRED; ++i) {
-    int32_t t = deferred_tensors[i];
-    SLUICE_TRY(sluice_step_allocate_deferred(step, t, pass->slots[t].bytes, pass->stream));
+  uint64_t most[SLUICE_NUM_DEFERRED] = {0};
+  const sluice_plan_data_t* plan = pass->moe->plan;
+  if (plan != NULL && sluice_is_far(pass->moe)) SLUICE_TRY(sluice_plan_deferred_bytes(pass->moe, plan, most));
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
+    int32_t t = sluice_deferred_tensors[i];
+    SLUICE_TRY(sluice_step_allocate_deferred(step, t, pass->slots[t].bytes, most[i], pass->stream));
   }
   return SLUICE_OK;
 }
 
 static void free_deferred(sluice_step_t* step) {
-  for (int32_t i = 0; i < NUM_DEFERRED; ++i) sluice_step_free_deferred(step, deferred_tensors[i]);
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) sluice_step_free_deferred(step, sluice_deferred_tensors[i]);
 }
 
 /* Gradients are often as large as the parameters and fresh from the system in each step. */
@@ -92,7 +102,8 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   pass->grad_params = args->grad_params;
   SLUICE_TRY(sluice_pass_measure(pass));
   if (pass->schedule->spec.weight_half == SLUICE_WEIGHTS_LATER) SLUICE_TRY(allocate_deferred(pass, step));
-  for (int32_t i = 0; i < NUM_DEFERRED; ++i) given[deferred_tensors[i]] = step->deferred[deferred_tensors[i]];
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i)
+    given[sluice_deferred_tensors[i]] = step->deferred[sluice_deferred_tensors[i]];
   SLUICE_TRY(sluice_pass_prepare(pass, given));
   pass->params = args->params;
   pass->callbacks = args->callbacks;

@@ -66,6 +66,7 @@ struct sluice_context_s {
   uint64_t memory_budget;           /* 0: none */
   uint64_t host_memory_budget;      /* of offloaded rows; 0: none */
   int32_t max_outstanding;          /* forwards without their backward; 0: one for each layer */
+  int32_t halves_apart;             /* under a budget: what an input half leaves is counted in steps */
   int32_t num_layers;               /* of this context */
   struct sluice_chooser_s* chooser; /* NULL: layers without a configured n run one chunk; released with the context */
   _Atomic uint64_t step_bytes;      /* of the allocator's, what outstanding steps hold */

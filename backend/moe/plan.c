@@ -193,8 +193,9 @@ sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* 
 }
 
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
-  const int64_t numbers[] = {plan->inputs.max_tokens, plan->num_blocks, plan->num_chunks, plan->blocks_per_chunk,
-                             plan->chunk_rows,        plan->kept_rows,  plan->restore_di, plan->restore_m};
+  const int64_t numbers[] = {plan->inputs.max_tokens, plan->num_blocks, plan->num_chunks,
+                             plan->blocks_per_chunk,  plan->chunk_rows, plan->kept_rows,
+                             plan->restore_di,        plan->restore_m,  plan->inputs.halves_apart};
   uint64_t hash = 0xcbf29ce484222325u;
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) hash = (hash ^ (uint64_t)numbers[i]) * 0x100000001b3u;
   return hash;

@@ -39,6 +39,7 @@ typedef struct sluice_plan_query_data_s {
   int32_t restore_di;      /* -1: any */
   int32_t restore_m;
   int32_t wgrad_mode;
+  int32_t halves_apart; /* steps count the gradient rows between the halves of a backward */
 } sluice_plan_inputs_t;
 
 typedef struct sluice_plan_data_s {
@@ -95,6 +96,11 @@ uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_
 /* On a far device: the block of a saved buffer (SLUICE_SAVED_*) that steps of this plan take, the same for each; 0
  * where the policies store nothing there. */
 uint64_t sluice_plan_block_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t which);
+
+/* What the input half of a backward leaves for the weight half at the plan's ceilings, by sluice_deferred_tensors:
+ * out_bytes [SLUICE_NUM_DEFERRED]. */
+sluice_status_t sluice_plan_deferred_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+                                           uint64_t* out_bytes);
 
 /* Allocates everything that the plan fixes; from then on only steps are allocated, up to the budget. The layer's set is
  * this plan alone. */

@@ -94,10 +94,10 @@ static void fill_policies(const sluice_plan_data_t* plan, sluice_template_spec_t
   }
 }
 
-/* Slots of one direction at the ceilings: a small template has all the rings that a large one has. Where the number of
- * chunks is fixed it is the template that will run. */
-static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
-                                     uint64_t* out_bytes) {
+/* A small template has all the rings that a large one has. Where the number of chunks is fixed it is the template that
+ * will run. weights: SLUICE_WEIGHTS_* of a backward. */
+static sluice_status_t build_small(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                   int32_t weights, sluice_template_t** out_schedule) {
   int is_fixed = sluice_layer_ceiling(moe) > 0;
   sluice_template_spec_t spec = {
       .direction = direction,
@@ -108,29 +108,42 @@ static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t
       .gated = moe->config.gated != SLUICE_GATED_NO,
       .bounded = 1,
       .input_half = direction == SLUICE_BACKWARD,
-      .weight_half = direction == SLUICE_BACKWARD ? SLUICE_WEIGHTS_NOW : SLUICE_WEIGHTS_NONE,
+      .weight_half = direction == SLUICE_BACKWARD ? weights : SLUICE_WEIGHTS_NONE,
       .wgrad_mode = plan->wgrad_mode,
   };
   fill_policies(plan, &spec);
-  sluice_template_t* schedule = NULL;
-  SLUICE_TRY(sluice_template_build(&spec, sluice_process_allocator(), &schedule));
-  uint64_t tensors = 0;
-  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
-    int given = t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M || t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
-    uint64_t row = sluice_pass_row_bytes(moe, t), ring = (uint64_t)schedule->ring[t];
-    if (given || row == 0 || ring == 0) continue;
-    uint64_t rows = (uint64_t)plan->chunk_rows;
-    if (t == SLUICE_T_SEND || t == SLUICE_T_RECV)
-      rows = (uint64_t)sluice_max_i64(plan->chunk_rows, sluice_plan_sent_rows(moe, plan));
-    uint64_t bytes = ring * sluice_align_up(rows * row);
-    int one_per_chunk = ring == (uint64_t)spec.num_chunks && spec.num_chunks > 2;
-    if (direction == SLUICE_BACKWARD && plan->wgrad_mode == SLUICE_WGRAD_DEFERRED) {
-      one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all that were not kept, until the last product */
-    }
-    if (one_per_chunk && !is_fixed)
-      bytes = (uint64_t)plan->worst_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
-    tensors += sluice_align_up(bytes);
+  return sluice_template_build(&spec, sluice_process_allocator(), out_schedule);
+}
+
+/* Of all slots of a tensor at the ceilings, by such a template; 0 for what steps keep and the host's own tensors. */
+static uint64_t tensor_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, const sluice_template_t* schedule,
+                             int32_t t) {
+  const sluice_template_spec_t* spec = &schedule->spec;
+  int given = t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M || t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
+  uint64_t row = sluice_pass_row_bytes(moe, t), ring = (uint64_t)schedule->ring[t];
+  if (given || row == 0 || ring == 0) return 0;
+  uint64_t rows = (uint64_t)plan->chunk_rows;
+  if (t == SLUICE_T_SEND || t == SLUICE_T_RECV) {
+    rows = (uint64_t)sluice_max_i64(plan->chunk_rows, sluice_plan_sent_rows(moe, plan));
   }
+  int one_per_chunk = ring == (uint64_t)spec->num_chunks && spec->num_chunks > 2;
+  if (spec->direction == SLUICE_BACKWARD &&
+      (plan->wgrad_mode == SLUICE_WGRAD_DEFERRED || spec->weight_half == SLUICE_WEIGHTS_LATER)) {
+    one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all that were not kept, until the last product */
+  }
+  if (one_per_chunk && sluice_layer_ceiling(moe) == 0) {
+    return sluice_align_up((uint64_t)plan->worst_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT);
+  }
+  return ring * sluice_align_up(rows * row);
+}
+
+/* Slots of one direction, and the scratch behind them. */
+static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                     uint64_t* out_bytes) {
+  sluice_template_t* schedule = NULL;
+  SLUICE_TRY(build_small(moe, plan, direction, SLUICE_WEIGHTS_NOW, &schedule));
+  uint64_t tensors = 0;
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) tensors += tensor_bytes(moe, plan, schedule, t);
   sluice_template_destroy(schedule, sluice_process_allocator());
   if (direction == SLUICE_BACKWARD) {
     tensors += sluice_align_up(sluice_weight_sum_ceiling(moe, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
@@ -142,6 +155,29 @@ static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t
   }
   *out_bytes = tensors + sluice_pass_scratch_bytes(moe, (uint64_t)scalars * sizeof(float),
                                                    sluice_template_max_ops(plan->max_chunks));
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_deferred_bytes(const sluice_moe_t* layer, const sluice_plan_data_t* plan,
+                                           uint64_t* out_bytes) {
+  sluice_moe_t widest = *layer;
+  widest.num_local = sluice_plan_most_local(layer);
+  sluice_template_t* schedule = NULL;
+  SLUICE_TRY(build_small(&widest, plan, SLUICE_BACKWARD, SLUICE_WEIGHTS_LATER, &schedule));
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
+    out_bytes[i] = tensor_bytes(&widest, plan, schedule, sluice_deferred_tensors[i]);
+  }
+  sluice_template_destroy(schedule, sluice_process_allocator());
+  return SLUICE_OK;
+}
+
+/* Between the halves of one backward; 0 where the host never leaves it there. */
+static sluice_status_t between_halves(const sluice_moe_t* moe, const sluice_plan_data_t* plan, uint64_t* out_bytes) {
+  uint64_t bytes[SLUICE_NUM_DEFERRED];
+  *out_bytes = 0;
+  if (!plan->inputs.halves_apart) return SLUICE_OK;
+  SLUICE_TRY(sluice_plan_deferred_bytes(moe, plan, bytes));
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) *out_bytes += bytes[i];
   return SLUICE_OK;
 }
 
@@ -201,20 +237,21 @@ static uint64_t step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* pl
 }
 
 sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* plan) {
-  uint64_t forward = 0, backward = 0;
+  uint64_t forward = 0, backward = 0, between = 0;
   /* Ceilings are those of the rank with the most experts, so that all ranks find the same plan. */
   sluice_moe_t widest = *layer;
   widest.num_local = sluice_plan_most_local(layer);
   sluice_moe_t* moe = &widest;
   SLUICE_TRY(measure_slots(moe, plan, SLUICE_FORWARD, &forward));
   SLUICE_TRY(measure_slots(moe, plan, SLUICE_BACKWARD, &backward));
+  SLUICE_TRY(between_halves(moe, plan, &between));
   sluice_plan_bytes_t* b = &plan->bytes;
   memset(b, 0, sizeof *b);
   b->base = plan->inputs.base;
   b->slots = sluice_align_up(forward > backward ? forward : backward);
   if (sluice_is_far(moe)) {
     b->routing = sluice_binding_far_bytes(moe, plan->max_chunks, plan->inputs.max_tokens);
-    b->step = far_step_bytes(moe, plan);
+    b->step = far_step_bytes(moe, plan) + between;
     b->host_pool = sluice_plan_host_pool_bytes(moe, plan, plan->kept_rows);
     b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;
     return SLUICE_OK;
@@ -224,7 +261,7 @@ sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* pla
                  SLUICE_TEMPLATE_LIST_BYTES + events_bytes(moe, plan);
   b->headers = moe->context->envelope.capacity;
   b->products = strcmp(moe->context->gemm->name, "ref") == 0 ? 0 : SLUICE_GEMM_SCRATCH_BYTES;
-  b->step = step_bytes(moe, plan);
+  b->step = step_bytes(moe, plan) + between;
   b->host_pool = sluice_plan_host_pool_bytes(moe, plan, plan->kept_rows);
   b->total = b->base + b->slots + b->routing + b->schedules + b->headers + b->products +
              (uint64_t)plan->inputs.max_outstanding * b->step;

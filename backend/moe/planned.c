@@ -41,6 +41,30 @@ sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held
                       inputs->host_budget, inputs->host_budget);
 }
 
+sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t bytes) {
+  const sluice_plan_data_t* plan = moe->plan;
+  const sluice_plan_inputs_t* inputs = &plan->inputs;
+  if (!inputs->halves_apart) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: the input half alone keeps %llu bytes of gradient rows until its weight half, which "
+                       "the plan in force does not count: set halves_apart to 1 in the context's config (with a plan "
+                       "of your own: in sluice_plan_config_t), or call both halves at once",
+                       moe->config.layer_id, (unsigned long long)bytes);
+  }
+  if (inputs->budget == 0) return SLUICE_OK;
+  uint64_t room = inputs->budget - (plan->bytes.total - (uint64_t)inputs->max_outstanding * plan->bytes.step);
+  uint64_t held = atomic_load(&moe->context->step_bytes);
+  if (held + bytes <= room) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                     "layer %d: outstanding forwards hold %llu bytes on this rank, and the input half alone would keep "
+                     "%llu until its weight half, %llu more than the memory_budget of %llu has for them "
+                     "(max_outstanding is %d): run weight halves or whole backwards first, raise max_outstanding, or "
+                     "raise memory_budget",
+                     moe->config.layer_id, (unsigned long long)held, (unsigned long long)bytes,
+                     (unsigned long long)(held + bytes - room), (unsigned long long)inputs->budget,
+                     inputs->max_outstanding);
+}
+
 static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agreement_t* agreement) {
   const sluice_context_t* context = moe->context;
   return (sluice_plan_inputs_t){
@@ -53,6 +77,7 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
       .restore_di = moe->config.restore_input,
       .restore_m = moe->config.restore_middle,
       .wgrad_mode = moe->config.wgrad_mode,
+      .halves_apart = context->halves_apart,
   };
 }
 

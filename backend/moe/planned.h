@@ -14,6 +14,10 @@ sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor
  * before any row is sent. In place of an allocator that would refuse in the middle of a pass. OVER_BUDGET. */
 sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held, uint64_t held_pool);
 
+/* Whether the input half of a backward may leave `bytes` of gradient rows for its weight half under the plan in force,
+ * on this rank. Errors: UNSUPPORTED, where the plan does not count them; OVER_BUDGET. */
+sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t bytes);
+
 /* A plan for as many tokens as any rank has, made and installed if the present one is for fewer. Fails alike on all
  * ranks, but for NO_MEMORY. */
 sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement);

@@ -7,6 +7,9 @@
 #include "backend/moe/pass.h"
 #include "backend/moe/plan.h"
 
+const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED] = {SLUICE_T_DI,    SLUICE_T_M,    SLUICE_T_DDO,
+                                                              SLUICE_T_ROUTE, SLUICE_T_DACT, SLUICE_T_DM};
+
 static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
 
 /* The handle lies in host memory, which is no part of a far device's budget. */
@@ -149,21 +152,27 @@ void sluice_step_give_saved(const sluice_step_t* step, int64_t num_tokens, void*
   if (input != NULL) given[SLUICE_T_KEPT_DI] = input + sluice_binding_routes_bytes(step->moe, num_tokens);
 }
 
-sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes,
+sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
                                               sluice_stream_t stream) {
   sluice_context_t* context = step->moe->context;
+  if (bytes > 0 && most > 0 && sluice_is_far(step->moe)) bytes = most; /* so that a block serves every step */
   step->deferred_bytes[tensor] = bytes;
   if (bytes == 0) return SLUICE_OK;
   if (sluice_is_far(step->moe)) {
-    return context->device->far->take(context->device, stream, context->memory, 0, bytes,
-                                      step->moe->plan != NULL ? sluice_align_up(bytes) : 0, &step->deferred[tensor]);
+    SLUICE_TRY(
+        context->device->far->take(context->device, stream, context->memory, 0, bytes, most, &step->deferred[tensor]));
+  } else {
+    step->deferred[tensor] = sluice_alloc(&context->allocator, bytes, "gradient rows of the weight half");
+    if (step->deferred[tensor] == NULL) return sluice_alloc_status();
   }
-  step->deferred[tensor] = sluice_alloc(&context->allocator, bytes, "gradient rows of the weight half");
-  return step->deferred[tensor] != NULL ? SLUICE_OK : sluice_alloc_status();
+  atomic_fetch_add(&context->step_bytes, counted_bytes(bytes));
+  return SLUICE_OK;
 }
 
 void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor) {
   sluice_context_t* context = step->moe->context;
+  if (step->deferred[tensor] == NULL) return;
+  atomic_fetch_sub(&context->step_bytes, counted_bytes(step->deferred_bytes[tensor]));
   if (sluice_is_far(step->moe)) {
     if (!step->is_captured) context->device->far->give(context->device, 0, step->deferred[tensor]);
   } else {

@@ -10,6 +10,10 @@ typedef enum sluice_step_state_e {
   SLUICE_STEP_DONE
 } sluice_step_state_t;
 
+/* What the weight half may need from the input half, besides the saved buffers. */
+#define SLUICE_NUM_DEFERRED 6
+extern const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED];
+
 struct sluice_step_s {
   sluice_moe_t* moe; /* retained */
   void* saved[SLUICE_SAVED_COUNT];
@@ -36,8 +40,8 @@ sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step);
  * failure nothing is kept. */
 sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
                                      sluice_save_fn_t save, void* save_user, int save_is_counted);
-/* Rows that the input half leaves for the weight half. */
-sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes,
+/* Rows that the input half leaves for the weight half. most: on a far device under a plan, its ceiling for them. */
+sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
                                               sluice_stream_t stream);
 void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor);
 /* given [SLUICE_T_COUNT]: where the kept tensors of this step lie. */

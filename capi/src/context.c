@@ -35,10 +35,10 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: device_id is %d; %s", out->device_id,
                        out->device_type == SLUICE_DEVICE_CPU ? "the CPU has only device 0" : "devices count from 0");
   }
-  if (out->max_outstanding < 0 || out->reserved != 0) {
+  if (out->max_outstanding < 0 || (out->halves_apart != 0 && out->halves_apart != 1)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "context: max_outstanding is %d and reserved %d; use 0 or more, and 0", out->max_outstanding,
-                       out->reserved);
+                       "context: max_outstanding is %d and halves_apart %d; use 0 or more, and 0 or 1",
+                       out->max_outstanding, out->halves_apart);
   }
   if ((out->allocate == NULL) != (out->release == NULL)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: set allocate and release together, or neither");
@@ -119,6 +119,7 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
   context->memory_budget = checked.memory_budget;
   context->host_memory_budget = checked.host_memory_budget;
   context->max_outstanding = checked.max_outstanding;
+  context->halves_apart = checked.halves_apart;
   sluice_status_t status = is_cuda ? fill_cuda(context, &checked, sources) : fill_engine(context, &checked);
   if (status != SLUICE_OK) {
     sluice_error_info_t why;

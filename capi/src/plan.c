@@ -52,7 +52,7 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
         c->restore_middle);
   CHECK(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
         "plan: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)", c->wgrad_mode);
-  CHECK(c->reserved == 0, "plan: reserved is %d; set it to 0", c->reserved);
+  CHECK(c->halves_apart == 0 || c->halves_apart == 1, "plan: halves_apart is %d; it is 0 or 1", c->halves_apart);
   return SLUICE_OK;
 }
 
@@ -94,6 +94,7 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
       .restore_di = c->restore_input,
       .restore_m = c->restore_middle,
       .wgrad_mode = c->wgrad_mode,
+      .halves_apart = c->halves_apart,
   };
   sluice_status_t status = sluice_plan_make(moe, &inputs, add_line, plan, &plan->data);
   if (status != SLUICE_OK) {

@@ -103,7 +103,7 @@
   MEMBER(sluice_context_config_t, allocate_user, 72, 8) \
   MEMBER(sluice_context_config_t, memory_budget, 80, 8) \
   MEMBER(sluice_context_config_t, max_outstanding, 88, 4) \
-  MEMBER(sluice_context_config_t, reserved, 92, 4) \
+  MEMBER(sluice_context_config_t, halves_apart, 92, 4) \
   MEMBER(sluice_context_config_t, host_memory_budget, 96, 8) \
   STRUCT(sluice_context_stats_t, 160) \
   MEMBER(sluice_context_stats_t, struct_size, 0, 8) \
@@ -238,7 +238,7 @@
   MEMBER(sluice_plan_config_t, restore_input, 48, 4) \
   MEMBER(sluice_plan_config_t, restore_middle, 52, 4) \
   MEMBER(sluice_plan_config_t, wgrad_mode, 56, 4) \
-  MEMBER(sluice_plan_config_t, reserved, 60, 4) \
+  MEMBER(sluice_plan_config_t, halves_apart, 60, 4) \
   MEMBER(sluice_plan_config_t, host_memory_budget, 64, 8) \
   STRUCT(sluice_plan_info_t, 144) \
   MEMBER(sluice_plan_info_t, struct_size, 0, 8) \

@@ -135,6 +135,117 @@ static void Budget_MoreOutstandingThanSaid_RefusedByName(void** state) {
   world_free(&got);
 }
 
+/* ---- halves apart ---- */
+
+/* What the input half leaves for the weight half is part of the plan: from the smallest budget up it has room. */
+static void Budget_HalvesApart_AreCountedInThePlan(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    for (int bits = 0; bits < 8; ++bits) {
+      case_t c = base_case();
+      c.world_size = w, c.halves_apart = 1, c.gated = bits & 1, c.reuse_saved = bits >> 1 & 1;
+      c.outstanding = bits >> 2 ? 2 : 1, c.hot_expert = bits % 3 == 2 ? 3 : -1;
+      c.budget = 1;
+      case_t together = c;
+      together.halves_apart = 0;
+      uint64_t least = smallest_budget(c);
+      assert_true(least > smallest_budget(together));
+      for (int i = 0; i < 3; ++i) {
+        c.budget = least + least * (uint64_t)i / 2;
+        check(c);
+      }
+    }
+  }
+}
+
+/* A plan that was not told of halves refuses the input half alone, on all ranks alike, and the step takes a whole
+ * backward afterwards. */
+static void Budget_HalvesApartUnsaid_AreRefusedByName(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    case_t c = base_case();
+    c.world_size = w, c.halves_apart = c.halves_unsaid = 1, c.budget = 1u << 30;
+    result_t got;
+    world_run(&c, &got);
+    int named = 0;
+    for (int32_t r = 0; r < w; ++r) {
+      int own = got.status[r] == SLUICE_E_UNSUPPORTED;
+      if (!own) assert_int_equal(got.status[r], SLUICE_E_PEER_REFUSED);
+      named += own && strstr(got.message[r], "the input half alone keeps ") != NULL &&
+               strstr(got.message[r], "set halves_apart to 1 in the context's config") != NULL;
+    }
+    assert_int_equal(named, w);
+    world_free(&got);
+  }
+}
+
+/* A layer of one rank that keeps next to nothing, told of one forward and of halves apart. */
+static void open_lean(rig_t* rig, uint64_t budget) {
+  sluice_context_config_t context;
+  sluice_context_config_init(&context, sizeof context);
+  context.gemm = "ref", context.max_outstanding = 1, context.halves_apart = 1, context.memory_budget = budget;
+  sluice_moe_config_t config = rig_config();
+  config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+  memset(rig, 0, sizeof *rig);
+  rig->world_size = 1;
+  heap_init(&rig->heap);
+  assert_int_equal(sluice_context_create(&context, NULL, &rig->context), SLUICE_OK);
+  assert_int_equal(rig_open_layer(rig, &config), SLUICE_OK);
+}
+
+static sluice_context_stats_t stats_of(sluice_context_t* context) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  assert_int_equal(sluice_context_get_stats(context, 0, &stats), SLUICE_OK);
+  return stats;
+}
+
+static void halves(rig_t* rig, sluice_step_t* step, int32_t which, sluice_status_t wanted) {
+  rig->backward.halves = which;
+  if (rig_backward(rig, step) != wanted) fail_msg("half %d: %s", which, last_message());
+}
+
+/* More forwards than were said fit the budget, since little of them is kept. One of the input half's turns without a
+ * weight half finds no room, is told so before any row is sent, and has it once another step is through. */
+static void Budget_MoreInputHalvesThanSaid_AreRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  enum { STEPS = 4 };
+  sluice_step_t* steps[STEPS] = {NULL};
+  unsigned long long needs = 0;
+  open_lean(&rig, 1);
+  assert_int_equal(rig_forward(&rig, &steps[0]), SLUICE_E_OVER_BUDGET);
+  assert_int_equal(sscanf(strstr(last_message(), ") needs "), ") needs %llu", &needs), 1);
+  rig_close(&rig);
+  open_lean(&rig, 1u << 30);
+  uint64_t bytes[2];
+  for (int i = 0; i < 2; ++i) {
+    assert_int_equal(rig_forward(&rig, &steps[i]), SLUICE_OK);
+    bytes[i] = stats_of(rig.context).current_bytes;
+  }
+  for (int i = 0; i < 2; ++i) sluice_step_drop(steps[i]);
+  rig_close(&rig);
+
+  const uint64_t budget = needs + (STEPS - 1) * (bytes[1] - bytes[0]); /* the plan, and three forwards */
+  open_lean(&rig, budget);
+  for (int i = 0; i < STEPS; ++i) {
+    if (rig_forward(&rig, &steps[i]) != SLUICE_OK) fail_msg("%s", last_message());
+  }
+  rig.backward.halves = SLUICE_HALF_INPUT;
+  int done = 0;
+  sluice_status_t status = SLUICE_OK;
+  while (done < STEPS && (status = rig_backward(&rig, steps[done])) == SLUICE_OK) ++done;
+  assert_true(done > 0 && status == SLUICE_E_OVER_BUDGET);
+  assert_non_null(strstr(last_message(), "the input half alone would keep "));
+  assert_non_null(strstr(last_message(), "(max_outstanding is 1): run weight halves or whole backwards first"));
+  halves(&rig, steps[0], SLUICE_HALF_WEIGHT, SLUICE_OK);
+  halves(&rig, steps[done], SLUICE_HALF_INPUT, SLUICE_OK);
+  for (int i = 1; i <= done; ++i) halves(&rig, steps[i], SLUICE_HALF_WEIGHT, SLUICE_OK);
+  for (int i = 0; i < STEPS; ++i) sluice_step_drop(steps[i]);
+  assert_true(stats_of(rig.context).peak_bytes <= budget);
+  rig_close(&rig);
+}
+
 /* ---- the host pool ---- */
 
 /* Offloaded rows of one hot expert: what the pool has no room for is sent and computed again, with the same results. */
@@ -584,6 +695,9 @@ int main(void) {
       cmocka_unit_test(Budget_FromTheSmallestUp_ResultsAreTheSame),
       cmocka_unit_test(Budget_OneHotExpert_StaysWithinThePlan),
       cmocka_unit_test(Budget_MoreOutstandingThanSaid_RefusedByName),
+      cmocka_unit_test(Budget_HalvesApart_AreCountedInThePlan),
+      cmocka_unit_test(Budget_HalvesApartUnsaid_AreRefusedByName),
+      cmocka_unit_test(Budget_MoreInputHalvesThanSaid_AreRefusedByName),
       cmocka_unit_test(HostBudget_OneHotExpert_ResultsAreTheSame),
       cmocka_unit_test(HostBudget_Plans_KeepWhatThePoolHolds),
       cmocka_unit_test(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks),

@@ -705,6 +705,7 @@ static void set_inputs(part_t* me, int32_t s) {
 
 static void outstanding_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
+  config.wgrad_mode = SLUICE_WGRAD_DEFERRED; /* left open, steps may take turns between two orders of sums */
   WORKS(rig_open(&me->rig, me->comm, &config));
   uint64_t one_by_one[NUM_STEPS];
   for (int32_t s = 0; s < NUM_STEPS; ++s) {

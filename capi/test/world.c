@@ -519,6 +519,7 @@ static void run_rank(rank_t* r) {
   context_config.memory_budget = c->budget,
   context_config.max_outstanding = c->max_outstanding > 0 ? c->max_outstanding : c->outstanding;
   context_config.host_memory_budget = c->host_budget;
+  context_config.halves_apart = c->halves_apart && !c->halves_unsaid;
   sluice_context_t* context = NULL;
   if (c->machine != NULL) {
     context_config.gemm = c->gemm;

@@ -52,7 +52,8 @@ typedef struct sluice_context_config_s {
                               device's memory; 0: no limit */
   int32_t max_outstanding; /* under a budget: forwards without their backward at one time, over all layers of the
                               context; 0: one for each layer */
-  int32_t reserved;        /* 0 */
+  int32_t halves_apart;    /* under a budget: 1 where backwards call SLUICE_HALF_INPUT alone, so that plans count the
+                              gradient rows it leaves for the weight half; 0: such a call is UNSUPPORTED there */
   uint64_t host_memory_budget; /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own. On a
                                   CPU they count towards memory_budget as well */
 } sluice_context_config_t;

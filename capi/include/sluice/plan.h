@@ -33,7 +33,8 @@ typedef struct sluice_plan_config_s {
   int32_t restore_input;   /* SLUICE_RESTORE_*, ADAPTIVE: any */
   int32_t restore_middle;
   int32_t wgrad_mode;          /* SLUICE_WGRAD_*, ADAPTIVE: any */
-  int32_t reserved;            /* 0 */
+  int32_t halves_apart;        /* 1: step_bytes counts what SLUICE_HALF_INPUT alone leaves for the weight half; 0: such
+                                  calls are UNSUPPORTED under the plan */
   uint64_t host_memory_budget; /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own */
 } sluice_plan_config_t;
 
@@ -64,7 +65,7 @@ typedef struct sluice_plan_info_s {
   uint64_t schedule_bytes; /* templates and the device's queues */
   uint64_t header_bytes;
   uint64_t product_bytes; /* what matrix products may borrow; 0 with gemm "ref" */
-  uint64_t step_bytes;    /* of one outstanding forward */
+  uint64_t step_bytes;    /* of one outstanding forward; with halves_apart also between the halves of its backward */
   uint64_t total_bytes;
   double relative_time; /* of forward and backward, comparable between candidates only: seconds by the context's tuner
                            where it has a machine (sluice_context_tune), else by the papers' closed forms */

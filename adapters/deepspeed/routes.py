@@ -55,12 +55,13 @@ def _alone(gate: TopKGate) -> Iterator[None]:
 def _no_tokens(gate: TopKGate, tokens: torch.Tensor) -> Routes:
     """The host's gate takes means over tokens: without any, its loss would be NaN and k = 1 an assertion.
 
-    No random number is drawn for no token, so leaving the gate out changes no stream. l_aux hangs on the gate's weight:
-    it gets a zero gradient, as on ranks with tokens it gets one.
+    No random number is drawn for no token, so leaving the gate out changes no stream. l_aux and route weights both hang
+    on the gate's weight: whichever of them the loss reaches, it gets a zero gradient where ranks with tokens get one.
+    ZeRO's ranks must reduce the same parameters.
     """
     num_experts = gate.wg.weight.shape[0]
     ids = torch.empty((0, gate.k), dtype=torch.int32, device=tokens.device)
-    weights = torch.empty((0, gate.k), dtype=torch.float32, device=tokens.device)
+    weights = torch.nn.functional.linear(tokens.float(), gate.wg.weight.float())[:, : gate.k].float()
     l_aux = gate.wg.weight.float().sum() * 0.0
     return Routes(ids, weights, l_aux, torch.zeros(num_experts, dtype=torch.int64, device=tokens.device))
 

@@ -366,6 +366,9 @@ class MoeLayer:
         if status == 0:
             return None
         error = load().last_error(status)
+        group = self.context.ep_group
+        if self._collective and group.ranks != tuple(range(group.world_size)) and "rank " in error.message:
+            error.message += f" (ranks are places in the group of global ranks {', '.join(map(str, group.ranks))})"
         cause = work.cause()
         if cause is not None and not isinstance(cause, Exception):
             raise cause

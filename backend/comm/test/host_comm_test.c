@@ -62,6 +62,8 @@ static void start_fails(void** state) {
   assert_int_equal(why.peer, 1);
   assert_int_equal(why.native_code, 104);
   assert_non_null(strstr(why.message, "Connection reset by peer"));
+  assert_non_null(strstr(why.message, "lost rank 1"));
+  assert_non_null(strstr(why.message, "make a new one"));
   sluice_comm_destroy(comm);
   assert_int_equal(host.num_destroyed, 1);
 }

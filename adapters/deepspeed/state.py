@@ -67,9 +67,15 @@ class LayerState:
     def check_tokens(self, tokens: torch.Tensor, dtype: torch.dtype) -> None:
         """What the host would find out later, or on the other ranks only."""
         if tokens.shape[1] != self.finding.model_width:
-            raise ValueError(f"the input has width {tokens.shape[1]}, the layer {self.finding.model_width}")
+            raise ValueError(
+                f"MoE layer '{self.finding.name}': the input has width {tokens.shape[1]}, "
+                f"the layer {self.finding.model_width}"
+            )
         if tokens.dtype != dtype and not self._autocast():
-            raise ValueError(f"the input is {tokens.dtype}, the experts are {dtype}: cast one, or use autocast")
+            raise ValueError(
+                f"MoE layer '{self.finding.name}': the input is {tokens.dtype}, the experts are {dtype}: "
+                "cast one, or use autocast"
+            )
 
     def call_expert(self, expert: nn.Module, index: int, rows: torch.Tensor) -> torch.Tensor:
         """The host's own call on real rows: a 4-D tensor, and of a tuple the first element."""

@@ -80,6 +80,8 @@ def swap(module: nn.Module, options: Options | None = None, at_least: int = 0) -
 
 
 def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
+    for reason in _auto_ep_layers(module):
+        _refuse(handle, reason, options)
     found: list[tuple[MOELayer, Finding | str]] = []
     for name, layer in _host_layers(module):
         try:
@@ -91,12 +93,7 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
         _agree(ranks, members, options)
         for layer, finding in members:
             if isinstance(finding, str):
-                if options.on_unsupported == "error":
-                    raise UnsupportedError(
-                        f'{finding}. Write "on_unsupported": "warn" in the "sluice" section to leave such layers to '
-                        "DeepSpeed"
-                    )
-                handle.refused.append(finding)
+                _refuse(handle, finding, options)
                 continue
             where = (ranks, finding.device)
             if where not in handle._backends:
@@ -109,18 +106,31 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             handle.findings.append(finding)
 
 
+def _refuse(handle: Handle, reason: str, options: Options) -> None:
+    if options.on_unsupported == "error":
+        raise UnsupportedError(
+            f'{reason}. Write "on_unsupported": "warn" in the "sluice" section to leave such layers to DeepSpeed'
+        )
+    handle.refused.append(reason)
+
+
+def _auto_ep_layers(module: nn.Module) -> list[str]:
+    """Why each of DeepSpeed's other kind of MoE layers stays with it; all ranks have the same ones."""
+    return [
+        f"MoE layer '{name}': an AutoEP layer (expert_parallel in ds_config); this version swaps "
+        "deepspeed.moe.layer.MoE only"
+        for name, child in module.named_modules()
+        if type(child).__name__ == "AutoEPMoELayer"
+    ]
+
+
 def _host_layers(module: nn.Module) -> list[tuple[str, MOELayer]]:
-    """Native layers that are not swapped already; AutoEP's are refused by name."""
-    layers = []
-    for name, child in module.named_modules():
-        if type(child).__name__ == "AutoEPMoELayer":
-            raise UnsupportedError(
-                f"'{name}' is an AutoEP layer (expert_parallel in ds_config); this version swaps "
-                "deepspeed.moe.layer.MoE only"
-            )
-        if isinstance(child, MOELayer) and not isinstance(child, SluiceMOELayer):
-            layers.append((name, child))
-    return layers
+    """Native layers that are not swapped already."""
+    return [
+        (name, child)
+        for name, child in module.named_modules()
+        if isinstance(child, MOELayer) and not isinstance(child, SluiceMOELayer)
+    ]
 
 
 Member = list[Any]  # [layer, Finding or the reason against it]
@@ -179,12 +189,11 @@ def _banner(handle: Handle, options: Options, say: Callable[[str], None] | None 
     total = len(handle.layers) + len(handle.refused)
     fused = sum(finding.form is not None for finding in handle.findings)
     sizes = sorted({len(finding.ranks) for finding in handle.findings})
-    chunks = "adaptive" if options.chunks is None else options.chunks
     gemms = sorted({str(backend.stats().get("gemm") or "chosen at first use") for backend in handle._backends.values()})
     say(
         f"[sluice {sluice.__version__}] {len(handle.layers)} of {total} MoE layers run on Sluice: {fused} fused in C, "
         f"{len(handle.layers) - fused} with the host's experts | ep_size {', '.join(map(str, sizes)) or '-'} | "
-        f"chunks {chunks} | products {', '.join(gemms) or '-'} | pid {os.getpid()}"
+        f"{options.plan_words()} | products {', '.join(gemms) or '-'} | pid {os.getpid()}"
     )
     for finding in handle.findings:
         if finding.form is None:

@@ -315,8 +315,9 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
     if text in _announced or (distributed and torch.distributed.get_rank() != 0):
         return
     _announced.add(text)
-    chunks = "adaptive" if options is None or options.chunks is None else options.chunks
-    print(f"[sluice {sluice.__version__}] {text} | chunks {chunks} | pid {os.getpid()}", flush=True)
+    if options is not None:
+        text += f" | {options.plan_words()}"
+    print(f"[sluice {sluice.__version__}] {text} | pid {os.getpid()}", flush=True)
 
 
 def stats(module: Any) -> dict[str, Any] | None:

@@ -51,15 +51,20 @@ class Ranks:
             raise RankFailure("\n".join(f"rank {rank}: {error['traceback']}" for rank, error in bad.items()))
         return [answer["result"] for answer in answers]
 
-    def try_run(self, target: str, deadline: float = 60.0, **arguments: Any) -> list[dict[str, Any]]:
-        """As `run`, but a rank's exception is an answer: {"error": {"type", "message", "traceback"}}."""
+    def try_run(
+        self, target: str, deadline: float = 60.0, dying: tuple[int, ...] = (), **arguments: Any
+    ) -> list[dict[str, Any]]:
+        """As `run`, but a rank's exception is an answer: {"error": {"type", "message", "traceback"}}.
+
+        Ranks in `dying` are to die in this call: their answer is {"died": true}, and the set is of no use afterwards.
+        """
         if not self._processes:
             self._start()
         line = json.dumps({"target": target, "arguments": arguments}).encode() + b"\n"
         for process in self._processes:
             process.stdin.write(line)
             process.stdin.flush()
-        return self._collect(target, deadline)
+        return self._collect(target, deadline, dying)
 
     def output(self, rank: int) -> str:
         """All that this rank has printed since it was started."""
@@ -127,7 +132,7 @@ class Ranks:
                 self.stop()
                 raise RankFailure(answer["error"]["traceback"])
 
-    def _collect(self, what: str, deadline: float) -> list[dict[str, Any]]:
+    def _collect(self, what: str, deadline: float, dying: tuple[int, ...] = ()) -> list[dict[str, Any]]:
         answers: dict[int, dict[str, Any]] = {}
         pending = {rank: b"" for rank in range(self.world)}
         until = time.monotonic() + deadline
@@ -145,6 +150,9 @@ class Ranks:
                     pending[rank] += data
                     if pending[rank].endswith(b"\n"):
                         answers[rank] = json.loads(pending[rank])
+                        selector.unregister(key.fileobj)
+                    elif not data and rank in dying:
+                        answers[rank] = {"died": True}
                         selector.unregister(key.fileobj)
                     elif not data:
                         self._fail(f"{what}: rank {rank} died", answers)

@@ -125,3 +125,17 @@ def test_Unsupported_SeenWhenCalled_IsAnError(ranks2: Ranks) -> None:
     # A lost gradient is an error whatever the policy says.
     for kind, cause in ranks2.run("cases_switch:seen_when_called", kind="outside", policy="warn"):
         assert kind == "Foreign" and "are not its parameters (of shape [16])" in cause
+
+
+def test_AutoEpLayer_BesideANativeOne_FallsUnderOnUnsupported(ranks2: Ranks) -> None:
+    for kind, message in ranks2.run("cases_switch:auto_ep_beside_native", policy="error"):
+        assert kind == "UnsupportedError"
+        assert "'other'" in message and "expert_parallel" in message and '"on_unsupported": "warn"' in message
+    for swapped, refused in ranks2.run("cases_switch:auto_ep_beside_native", policy="warn"):
+        assert swapped == 1 and "'other'" in refused[0]
+
+
+def test_Banner_SaysThePlanThatTheSectionAsksFor(fresh2: Ranks) -> None:
+    section = {**ON, "chunks": 3, "policy": "S4", "memory_budget": "12.5MiB"}
+    assert fresh2.run(START, section=section) == [SWAPPED, SWAPPED]
+    assert "| chunks 3 | policy S4 | memory_budget 12.5 MiB |" in fresh2.output(0)

@@ -81,6 +81,27 @@ class Options:
         """Plain values, for comparing ranks and for messages."""
         return asdict(self)
 
+    def plan_words(self) -> str:
+        """How passes will be cut and what reaches the backward, for banners: "chunks 4 | policy S4"."""
+        words = [f"chunks {'adaptive' if self.chunks is None else self.chunks}"]
+        if self.policy is not None:
+            named = {pair: name for name, pair in RESTORE.items()}
+            words.append(f"policy {named.get(self.policy, ' + '.join(self.policy))}")
+        elif self.memory_budget is not None:
+            words.append("policy chosen to fit")
+        for name, value in (("memory_budget", self.memory_budget), ("host_memory_budget", self.host_memory_budget)):
+            if value is not None:
+                words.append(f"{name} {bytes_text(value)}")
+        if self.deduplicate:
+            words.append("deduplicated")
+        return " | ".join(words)
+
+
+def bytes_text(value: int) -> str:
+    """A number of bytes for people: "20 GiB", "12.5 MiB"."""
+    unit, factor = next(((name, UNITS[name]) for name in ("GiB", "MiB", "KiB") if value >= UNITS[name]), ("B", 1))
+    return f"{value / factor:.4g} {unit}"
+
 
 KEYS = ("enabled", *(field.name for field in fields(Options) if field.name != "required"))
 

@@ -1,0 +1,275 @@
+"""Rank-side: what users do with several things at once, each as one story."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import cases_parity  # noqa: F401  (chooses the backend)
+import ds_models as models
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from deepspeed.moe.sharded_moe import MOELayer
+from ds_models import SLUICE, build, ds_config, engine
+
+
+def _steps(host: Any, first: int, count: int, lengths: list[int] | None = None) -> list[float]:
+    """Losses of `count` micro-steps; the engine steps its optimizer when accumulation is complete."""
+    losses = []
+    for step in range(first, first + count):
+        torch.manual_seed(31 * step + dist.get_rank())
+        x, target = models.batch(step, None if lengths is None else lengths[dist.get_rank()])
+        loss = host(x.to(next(host.module.parameters()).dtype), target)
+        host.backward(loss)
+        host.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def train_save_leave(
+    folder: str, layers: list[dict[str, Any]], checkpointing: str, config: dict[str, Any], sluice: dict[str, Any]
+) -> dict[str, Any]:
+    """Trains under a budget, saves, unswaps in mid-training and goes on; a stock engine loads and goes on too.
+
+    {"stock": losses of a run that never saw Sluice, "sluice": the same steps begun on Sluice and ended without,
+    "loaded": the last steps of a stock engine that read the checkpoint, "peak", "classes", "left"}
+    """
+    config = ds_config(gradient_accumulation_steps=2, **config)
+    stock = engine(build(layers, checkpointing), config)
+    wanted = _steps(stock, 0, 12)
+    stock.destroy()
+
+    host = engine(build(layers, checkpointing), config, {**SLUICE, **sluice})
+    found = _steps(host, 0, 8)
+    peak = max(state["peak_bytes"] for state in host.sluice.stats())
+    host.save_checkpoint(folder, tag="x")
+    dist.barrier()
+    host.sluice.unswap()
+    classes = sorted({type(module).__name__ for module in host.module.modules() if isinstance(module, MOELayer)})
+    left = [name for name, module in host.module.named_modules() if "_sluice" in vars(module)]
+    found += _steps(host, 8, 4)
+
+    reader = engine(build(layers, checkpointing, seed=5), config)
+    path, _ = reader.load_checkpoint(folder, tag="x")
+    assert path is not None
+    loaded = _steps(reader, 8, 4)
+    dist.barrier()
+    return {"stock": wanted, "sluice": found, "loaded": loaded, "peak": peak, "classes": classes, "left": left}
+
+
+def uneven_against_plain(lengths: list[int], hot: bool, sluice: dict[str, Any], expert: str = "relu") -> dict[str, Any]:
+    """Unequal batches through one layer, beside a plain loop over all experts of all ranks on this rank's tokens.
+
+    The worst gaps of output, input gradient, gate gradient and expert gradients (summed over the ranks).
+    """
+    layers = [{"ep_size": 4, "num_experts": 8, "k": 2, "drop_tokens": False, "top2_2nd_expert_sampling": False}]
+    layers[0]["expert"] = expert
+    host = engine(build(layers), ds_config(), {**SLUICE, "chunks": None, **sluice})
+    layer = host.module.moes[0].deepspeed_moe
+    rank, local = dist.get_rank(), layer.experts.deepspeed_experts
+    if hot:  # expert 5, which rank 2 owns, is in every token's choice
+        with torch.no_grad():
+            layer.gate.wg.weight[5] = 2.0
+    own = [parameter for module in local for parameter in module.parameters()]
+    gathered = [[torch.empty_like(parameter) for _ in range(4)] for parameter in own]
+    for parameter, into in zip(own, gathered):
+        dist.all_gather(into, parameter.detach())
+    per_expert = len(own) // len(local)
+    everyone = []
+    for number in range(8):
+        owner, index = divmod(number, len(local))
+        module = copy.deepcopy(local[0])
+        with torch.no_grad():
+            for at, parameter in enumerate(module.parameters()):
+                parameter.copy_(gathered[index * per_expert + at][owner])
+        everyone.append(module)
+
+    generator = torch.Generator().manual_seed(rank)
+    x = (torch.randn(lengths[rank], models.WIDTH, generator=generator) + 0.5).requires_grad_()
+    pull = torch.randn(lengths[rank], models.WIDTH, generator=generator)
+    twin = x.detach().clone().requires_grad_()
+    wg = layer.gate.wg.weight.detach().clone().requires_grad_()
+
+    out = layer(x, None)
+    (out * pull).sum().backward()
+    scores = F.softmax(F.linear(twin, wg), dim=1)
+    chosen = scores.topk(2, dim=1)
+    weights = chosen.values / chosen.values.sum(1, keepdim=True)
+    plain = torch.zeros_like(twin)
+    for slot in range(2):
+        for number, module in enumerate(everyone):
+            mine = (chosen.indices[:, slot] == number).nonzero().squeeze(1)
+            rows = module(twin[mine].view(1, 1, -1, models.WIDTH))
+            rows = rows[0] if isinstance(rows, tuple) else rows
+            plain = plain.index_add(0, mine, weights[mine, slot, None] * rows.view(-1, models.WIDTH))
+    (plain * pull).sum().backward()
+
+    def gap(found: torch.Tensor | None, wanted: torch.Tensor | None) -> float:
+        if wanted is None:
+            return 0.0 if found is None or not found.any() else float("inf")
+        assert found is not None and found.shape == wanted.shape
+        return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1.0)) if found.numel() else 0.0
+
+    experts = 0.0
+    for number, module in enumerate(everyone):
+        owner, index = divmod(number, len(local))
+        for mine, parameter in zip(local[index].parameters(), module.parameters()):
+            wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            dist.all_reduce(wanted)
+            if owner == rank:
+                experts = max(experts, gap(mine.grad, wanted))
+    result = {
+        "output": gap(out.detach(), plain.detach()),
+        "tokens": gap(x.grad, twin.grad),
+        "gate": gap(layer.gate.wg.weight.grad, wg.grad),
+        "experts": experts,
+        "counts": layer.exp_counts.tolist(),
+        "peak": host.sluice.stats()[0]["peak_bytes"],
+    }
+    host.sluice.unswap()
+    return result
+
+
+def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str, Any]:
+    """transformers' Trainer over DeepSpeed, with values that it fills in itself ("auto")."""
+    from transformers import Trainer, TrainingArguments
+
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_optimization": {"stage": 1},
+        "steps_per_print": 10**9,
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
+    }
+    if sluice is not None:
+        config["sluice"] = sluice
+
+    class Named(models.Model):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {"loss": super().forward(x, labels)}
+
+    model = build([{"k": 2}, {"drop_tokens": False}])
+    model.__class__ = Named
+    torch.manual_seed(1)
+    data = [{"x": torch.randn(12, models.WIDTH), "labels": torch.randn(12, models.WIDTH)} for _ in range(64)]
+    arguments = TrainingArguments(
+        output_dir=folder,
+        max_steps=steps,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        seed=0,
+        deepspeed=config,
+        disable_tqdm=True,
+    )
+    run = Trainer(model=model, args=arguments, train_dataset=data)
+    run.train()
+    losses = [float(entry["loss"]) for entry in run.state.log_history if "loss" in entry]
+    return {"losses": losses, "kinds": [type(moe.deepspeed_moe).__name__ for moe in model.moes]}
+
+
+def one_rank_dies_in_training(where: str) -> dict[str, Any]:
+    """Rank 1 is killed in the middle of a step; what the loop of rank 0 sees, and how soon."""
+    host = engine(build([{"k": 2}, {"k": 2, "expert": "tuple"}]), ds_config(), {**SLUICE, "timeout": 20})
+    _steps(host, 0, 2)
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if dist.get_rank() == 1:
+        if where == "forward":
+            host.module.moes[1].register_forward_pre_hook(die)
+        else:  # in the first layer's backward: the second layer's is done
+            host.module.moes[0].deepspeed_moe.register_full_backward_pre_hook(die)
+    began = time.monotonic()
+    try:
+        _steps(host, 2, 1)
+        return {"error": "none"}
+    except Exception as error:
+        seconds = time.monotonic() - began
+        began = time.monotonic()
+        host.sluice.unswap()
+        return {
+            "error": f"{type(error).__name__}: {error}",
+            "peer": getattr(error, "peer", None),
+            "s": seconds,
+            "unswap_s": time.monotonic() - began,
+        }
+
+
+def interrupted_in_training() -> dict[str, Any]:
+    """Rank 0 waits for rank 1 in the middle of a step and gets Ctrl-C; how soon its loop sees it."""
+    host = engine(build([{"k": 2}]), ds_config(), {**SLUICE, "timeout": 60})
+    _steps(host, 0, 1)
+    if dist.get_rank() == 1:
+        time.sleep(4)
+        return {}
+    pressed: list[float] = []
+
+    def press() -> None:
+        time.sleep(1)
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=press)
+    thread.start()
+    seen = "nothing"
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            _steps(host, 1, 1)
+        except BaseException as error:
+            seen = type(error).__name__
+            raise
+    seconds = time.monotonic() - pressed[0]
+    thread.join()
+    began = time.monotonic()
+    host.sluice.unswap()
+    return {"seen": seen, "s": seconds, "unswap_s": time.monotonic() - began}
+
+
+class WithoutAux(models.Model):
+    """A user who leaves the gates' own loss out: only route weights carry a gradient to the gates."""
+
+    def _moe(self, moe: Any, x: torch.Tensor, used: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        out, aux = super()._moe(moe, x, used)
+        return out, aux.detach()
+
+
+def no_tokens_without_aux(lengths: list[int], config: dict[str, Any]) -> dict[str, Any]:
+    """Trains with ranks that have no tokens; which parameters of this rank had no gradient after a bare backward."""
+    model = build([{"k": 2}, {"ep_size": 1, "drop_tokens": False}])
+    model.__class__ = WithoutAux
+    host = engine(model, ds_config(**config), SLUICE)
+    x, target = models.batch(0, lengths[dist.get_rank()])
+    if not config:
+        host.module(x, target).backward()  # past the engine, whose reduction would fill in zeros itself
+    without = [name for name, parameter in host.module.named_parameters() if parameter.grad is None]
+    losses = _steps(host, 0, 3, lengths) if config else []
+    gates = [float(moe.deepspeed_moe.gate.wg.weight.detach().double().sum()) for moe in host.module.moes]
+    host.sluice.unswap()
+    return {"without": without, "losses": losses, "gates": gates}
+
+
+def refused_in_the_second_group() -> str:
+    """Two expert-parallel groups of two: global rank 3, second in its group, gives the wrong width."""
+    host = engine(build([{"ep_size": 2}]), ds_config(), SLUICE)
+    layer = host.module.moes[0].deepspeed_moe
+    text = ""
+    try:
+        layer(torch.randn(8, models.WIDTH + (4 if dist.get_rank() == 3 else 0)), None)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    host.sluice.unswap()
+    return text

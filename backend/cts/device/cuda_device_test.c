@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -448,6 +449,122 @@ static void PinnedPool_AtItsLimit_IsOverBudgetAndReusesIdleBlocks(void** state) 
   sluice_fake_cuda_close_stream(stream);
 }
 
+/* ---- NUMA ------------------------------------------------------------------------------------------------------ */
+
+/* A /sys of a host with these nodes, where device 0 (bus 1a) lies on `near`. */
+static void make_sysfs(const char* nodes, const char* near) {
+  static char root[64];
+  char command[1024];
+  snprintf(root, sizeof root, "/tmp/sluice_sysfs_%d", (int)getpid());
+  snprintf(command, sizeof command,
+           "rm -rf %s && mkdir -p %s/devices/system/node %s/bus/pci/devices/0000:1a:00.0 && "
+           "echo %s >%s/devices/system/node/has_memory && echo %s >%s/bus/pci/devices/0000:1a:00.0/numa_node",
+           root, root, root, nodes, root, near, root);
+  if (system(command) != 0) fail_msg("no %s", root); /* NOLINT(cert-env33-c): a fixed command */
+  sluice_cuda_numa_read_from(root);
+}
+static void drop_sysfs(void) {
+  char command[128];
+  sluice_cuda_numa_read_from(NULL);
+  snprintf(command, sizeof command, "rm -rf /tmp/sluice_sysfs_%d", (int)getpid());
+  (void)!system(command); /* NOLINT(cert-env33-c) */
+}
+
+static void Numa_NodeOfADevice_IsTheDriversElseTheBussElseNone(void** state) {
+  (void)state;
+  const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
+  make_sysfs("0-1", "1");
+  sluice_fake_cuda_set_numa_node(0);
+  assert_int_equal(sluice_cuda_numa_of(driver, 100).node, 0);
+  sluice_fake_cuda_set_numa_node(-1); /* a driver that does not know */
+  assert_int_equal(sluice_cuda_numa_of(driver, 100).node, 1);
+  assert_int_equal(sluice_cuda_numa_of(driver, 101).node, -1); /* not on this bus */
+  make_sysfs("0,2", "-1");
+  assert_int_equal(sluice_cuda_numa_of(driver, 100).node, -1);
+  make_sysfs("0", "0"); /* one node: nothing to choose */
+  sluice_fake_cuda_set_numa_node(0);
+  assert_int_equal(sluice_cuda_numa_of(driver, 100).node, -1);
+  sluice_cuda_numa_read_from("/nowhere");
+  assert_int_equal(sluice_cuda_numa_of(driver, 100).node, -1);
+  drop_sysfs();
+}
+
+/* Where the kernel says that the page of an address lies; < 0: it does not say. */
+static int node_of_page(void* data) {
+  int node = -1;
+  const unsigned long node_of_address = 3; /* MPOL_F_NODE | MPOL_F_ADDR */
+  return syscall(SYS_get_mempolicy, &node, NULL, 0ul, data, node_of_address) == 0 ? node : -1;
+}
+
+static _Atomic int numa_told;
+static void count_numa(void* user, int32_t level, const char* text) {
+  (void)user;
+  if (level == SLUICE_LOG_INFO && strstr(text, "pinned memory lies where the driver puts it") != NULL) ++numa_told;
+}
+
+/* Node 0 exists everywhere; the second call finds a node that no host has. */
+static void PinnedPool_OfANode_IsBoundAndRegisteredOrTheDrivers(void** state) {
+  (void)state;
+  for (int exists = 1; exists >= 0; --exists) {
+    sluice_device_t* device = NULL;
+    sluice_pinned_pool_t* pool = NULL;
+    sluice_pinned_block_t a, b;
+    make_sysfs("0-1", "0");
+    sluice_fake_cuda_set_numa_node(exists ? 0 : 1000);
+    numa_told = 0;
+    sluice_set_log(count_numa, NULL, SLUICE_LOG_INFO);
+    assert_int_equal(create(0, &device), SLUICE_OK);
+    assert_int_equal(sluice_pinned_pool_create(device, 1 << 20, &pool), SLUICE_OK);
+    assert_int_equal(sluice_pinned_pool_take(pool, 5000, NULL, &a), SLUICE_OK);
+    assert_int_equal(sluice_pinned_pool_take(pool, 300000, NULL, &b), SLUICE_OK);
+    memset(b.data, 1, 300000);
+    int node = node_of_page(b.data);
+    int bound = sluice_fake_cuda_registered_bytes() > 0;
+    if (exists && !bound && numa_told == 1) print_message("this system refuses mbind: the driver's memory it is\n");
+    assert_int_equal(sluice_fake_cuda_registered_bytes(), bound ? 8192 + 303104 : 0);
+    assert_int_equal(numa_told, !bound); /* once for both blocks */
+    if (!exists) assert_false(bound);
+    if (bound && node >= 0) assert_int_equal(node, 0);
+    assert_int_equal(sluice_pinned_pool_bytes(pool), 5056 + 300032);
+    assert_int_equal(sluice_pinned_pool_give(pool, &a, NULL), SLUICE_OK);
+    assert_int_equal(sluice_pinned_pool_give(pool, &b, NULL), SLUICE_OK);
+    sluice_pinned_pool_destroy(pool);
+    assert_int_equal(sluice_fake_cuda_registered_bytes(), 0);
+    device->vtable->destroy(device);
+    sluice_set_log(NULL, NULL, SLUICE_LOG_ERROR);
+  }
+  drop_sysfs();
+}
+
+/* Whatever the driver refuses: memory, or a status; nothing is left. A refused registration is no failure. */
+static void PinnedPool_OfANodeNthCallFails_LeaksNothing(void** state) {
+  (void)state;
+  sluice_device_t* device = NULL;
+  make_sysfs("0-1", "0");
+  sluice_fake_cuda_set_numa_node(0);
+  assert_int_equal(create(0, &device), SLUICE_OK);
+  char text[200];
+  int64_t before = sluice_fake_cuda_live(text, sizeof text);
+  int failures = 0, nth = 0;
+  for (int done = 0; !done; ++nth) {
+    sluice_pinned_pool_t* pool = NULL;
+    sluice_pinned_block_t block;
+    sluice_fake_cuda_fail_call(nth, 801);
+    sluice_status_t status = sluice_pinned_pool_create(device, 1 << 20, &pool);
+    if (status == SLUICE_OK) status = sluice_pinned_pool_take(pool, 5000, NULL, &block);
+    if (status == SLUICE_OK) status = sluice_pinned_pool_give(pool, &block, NULL);
+    sluice_pinned_pool_destroy(pool);
+    failures += status != SLUICE_OK;
+    done = !sluice_fake_cuda_failed();
+    sluice_fake_cuda_fail_call(-1, 0);
+    assert_int_equal(sluice_fake_cuda_live(text, sizeof text), before);
+    assert_int_equal(sluice_fake_cuda_registered_bytes(), 0);
+  }
+  assert_in_range(failures, 3, nth - 2);
+  device->vtable->destroy(device);
+  drop_sysfs();
+}
+
 static void Begin_StreamOfAnotherDevice_IsRefused(void** state) {
   (void)state;
   sluice_template_t* schedule = small_schedule();
@@ -529,6 +646,9 @@ int main(void) {
       CASE(Driver_NthCallFails_LeaksNothingAndSaysSo),
       CASE(Memory_Exhausted_SaysHowMuchAndRecovers),
       CASE(PinnedPool_AtItsLimit_IsOverBudgetAndReusesIdleBlocks),
+      CASE(Numa_NodeOfADevice_IsTheDriversElseTheBussElseNone),
+      CASE(PinnedPool_OfANode_IsBoundAndRegisteredOrTheDrivers),
+      CASE(PinnedPool_OfANodeNthCallFails_LeaksNothing),
       CASE(Begin_StreamOfAnotherDevice_IsRefused),
       CASE(CheckMemory_HostOtherDeviceMisaligned_IsRefusedByName),
       CASE(Fork_ChildDevice_IsInert),

@@ -395,6 +395,9 @@ const sluice_cuda_driver_t* sluice_cuda_device_driver(const sluice_device_t* dev
   return ((const cuda_device_t*)device)->driver;
 }
 int32_t sluice_cuda_device_ordinal(const sluice_device_t* device) { return ((const cuda_device_t*)device)->ordinal; }
+sluice_cuda_numa_t sluice_cuda_device_numa(const sluice_device_t* device) {
+  return sluice_cuda_numa_of(((const cuda_device_t*)device)->driver, ((const cuda_device_t*)device)->device);
+}
 sluice_cuda_stats_t sluice_cuda_device_stats(const sluice_device_t* device) {
   return ((const cuda_device_t*)device)->stats;
 }

@@ -15,6 +15,7 @@
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_
 
 #include "backend/device/cuda/cuda_driver.h"
+#include "backend/device/cuda/cuda_numa.h"
 #include "backend/device/device.h"
 
 /* Of the whole life of a device. */
@@ -42,6 +43,8 @@ sluice_status_t sluice_cuda_device_create_from(const sluice_cuda_driver_t* drive
 
 const sluice_cuda_driver_t* sluice_cuda_device_driver(const sluice_device_t* device);
 int32_t sluice_cuda_device_ordinal(const sluice_device_t* device);
+/* Where its host memory should lie; asks system and driver. */
+sluice_cuda_numa_t sluice_cuda_device_numa(const sluice_device_t* device);
 sluice_cuda_stats_t sluice_cuda_device_stats(const sluice_device_t* device);
 
 /* Whether this process is a fork of the one that made the device: then nothing of the driver may be touched. */

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "backend/device/cuda/cuda_numa.h"
+
 /* ---- device memory --------------------------------------------------------------------------------------------- */
 
 static void* allocate(void* user, uint64_t bytes) {
@@ -50,12 +52,14 @@ typedef struct pinned_s {
   uint64_t bytes;
   void* done; /* event: the last user is through */
   int32_t taken;
+  int32_t mapped; /* cuda_numa.h */
 } pinned_t;
 
 struct sluice_pinned_pool_s {
   sluice_device_t* device;
   const sluice_cuda_driver_t* driver;
   sluice_allocator_t* memory; /* NULL: page-locked memory of the host */
+  sluice_cuda_numa_t numa;
   uint64_t limit;
   uint64_t held;
   int32_t top; /* blocks beyond are empty */
@@ -69,6 +73,7 @@ sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limi
   if (pool == NULL) return SLUICE_E_NO_MEMORY;
   pool->device = device;
   pool->driver = sluice_cuda_device_driver(device);
+  pool->numa = sluice_cuda_device_numa(device);
   pool->limit = limit_bytes;
   *out_pool = pool;
   return SLUICE_OK;
@@ -88,7 +93,7 @@ static void free_block(sluice_pinned_pool_t* pool, pinned_t* block) {
   if (pool->memory != NULL) {
     sluice_free(pool->memory, block->data, block->bytes);
   } else {
-    (void)pool->driver->cuMemFreeHost(block->data);
+    sluice_cuda_numa_free(pool->driver, block->data, block->bytes, block->mapped);
   }
   pool->held -= block->bytes;
   *block = (pinned_t){.data = NULL};
@@ -140,7 +145,7 @@ static void make_room(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t limit
 }
 
 static sluice_status_t allocate_pinned(sluice_pinned_pool_t* pool, pinned_t* block) {
-  int code = pool->driver->cuMemHostAlloc(&block->data, block->bytes, SLUICE_CU_MEMHOSTALLOC_PORTABLE);
+  int code = sluice_cuda_numa_alloc(pool->driver, &pool->numa, block->bytes, &block->data, &block->mapped);
   if (code == 0) return SLUICE_OK;
   return sluice_cuda_fail(pool->driver, code, "%llu bytes of pinned host memory (the pool holds %llu)",
                           (unsigned long long)block->bytes, (unsigned long long)pool->held);

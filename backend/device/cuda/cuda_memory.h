@@ -18,8 +18,8 @@ typedef struct sluice_pinned_block_s {
   int32_t index;  /* the pool's own */
 } sluice_pinned_block_t;
 
-/* At most limit_bytes of page-locked memory at one time. out_pool: new, sluice_pinned_pool_destroy. device: borrowed
- * until then. Threads: context-exclusive. Errors: NO_MEMORY. */
+/* At most limit_bytes of page-locked memory at one time, on the NUMA node next to the device (cuda_numa.h). out_pool:
+ * new, sluice_pinned_pool_destroy. device: borrowed until then. Threads: context-exclusive. Errors: NO_MEMORY. */
 sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limit_bytes,
                                           sluice_pinned_pool_t** out_pool);
 /* The same over memory of the device, of `memory`, without a limit: cuMemFree waits for the device, so blocks of steps

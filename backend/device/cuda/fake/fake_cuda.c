@@ -82,6 +82,7 @@ typedef struct block_s {
   uint64_t bytes;
   int32_t ordinal; /* -1: pinned host memory */
   int32_t is_hosts;
+  int32_t is_registered; /* pinned, and the caller's own */
   int64_t number;
 } block_t;
 
@@ -102,6 +103,7 @@ static struct {
   int64_t waits_of[SLUICE_FAKE_CUDA_DEVICES];
   int32_t drop_rank; /* drop_at counts this rank's waits; -1: everybody's */
   int64_t num_events, num_libraries, num_contexts, host_waits, queries, launches;
+  int32_t numa_node;
   uint64_t memory, used[SLUICE_FAKE_CUDA_DEVICES];
   fake_stream_t streams[MAX_STREAMS]; /* [0, devices): the default ones */
   block_t blocks[MAX_BLOCKS];
@@ -332,9 +334,11 @@ static int fake_cuDeviceGet(int* out_device, int ordinal) {
   return simple();
 }
 static int fake_cuDeviceGetAttribute(int* out_value, int attribute, int device) {
-  (void)device;
   *out_value = attribute == SLUICE_CU_ATTRIBUTE_MAJOR ? 9 : 0;
-  return simple();
+  if (attribute == SLUICE_CU_ATTRIBUTE_PCI_BUS) *out_value = 0x1a + device - 100;
+  if (attribute != SLUICE_CU_ATTRIBUTE_HOST_NUMA_ID) return simple();
+  *out_value = world.numa_node;
+  return world.numa_node < 0 ? INVALID_VALUE : simple();
 }
 static int fake_cuDevicePrimaryCtxRetain(void** out_context, int device) {
   sluice_fake_cuda_lock();
@@ -619,7 +623,7 @@ static int take_block(uint64_t bytes, int32_t ordinal, void** out_data) {
     memset(block->data, 0xa5, bytes); /* what was there before */
     block->bytes = bytes;
     block->ordinal = ordinal;
-    block->is_hosts = 0;
+    block->is_hosts = block->is_registered = 0;
     block->number = ++world.num_blocks;
     if (ordinal >= 0) world.used[ordinal] += bytes;
     *out_data = block->data;
@@ -630,7 +634,7 @@ static int take_block(uint64_t bytes, int32_t ordinal, void** out_data) {
 static int give_block(void* data) {
   for (int i = 0; i < MAX_BLOCKS; ++i) {
     block_t* block = &world.blocks[i];
-    if (data == NULL || block->data != data) continue;
+    if (data == NULL || block->data != data || block->is_registered) continue;
     sluice_fake_cuda_pump();
     if (block->ordinal >= 0) world.used[block->ordinal] -= block->bytes;
     free(block->data);
@@ -719,6 +723,46 @@ static int fake_cuMemFreeHost(void* pointer) {
   if (spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   sluice_fake_cuda_unlock();
   return code != 0 ? code : freed;
+}
+static int fake_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int flags) {
+  (void)flags;
+  if (depth == 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = planned();
+  if (code == 0 && spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  block_t* block = NULL;
+  for (int i = 0; i < MAX_BLOCKS && code == 0 && block == NULL; ++i) {
+    if (world.blocks[i].data == NULL) block = &world.blocks[i];
+  }
+  if (code == 0 && block == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
+  if (code == 0) {
+    memset(pointer, 0xa5, bytes); /* touches it */
+    *block =
+        (block_t){.data = pointer, .bytes = bytes, .ordinal = -1, .is_registered = 1, .number = ++world.num_blocks};
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+static int fake_cuMemHostUnregister(void* pointer) {
+  sluice_fake_cuda_lock();
+  int code = planned(), found = INVALID_VALUE;
+  if (spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    if (world.blocks[i].data != pointer || !world.blocks[i].is_registered) continue;
+    world.blocks[i] = (block_t){.data = NULL};
+    found = 0;
+  }
+  sluice_fake_cuda_unlock();
+  return code != 0 ? code : found;
+}
+int64_t sluice_fake_cuda_registered_bytes(void) {
+  int64_t bytes = 0;
+  sluice_fake_cuda_lock();
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    if (world.blocks[i].data != NULL && world.blocks[i].is_registered) bytes += (int64_t)world.blocks[i].bytes;
+  }
+  sluice_fake_cuda_unlock();
+  return bytes;
 }
 static int fake_cuPointerGetAttribute(void* out_value, int attribute, unsigned long long pointer) {
   const char* at = (const char*)(uintptr_t)pointer;
@@ -912,10 +956,13 @@ sluice_cuda_image_t sluice_fake_cuda_image(void) {
 void sluice_fake_cuda_reset(void) {
   sluice_fake_cuda_lock();
   for (int i = 0; i < MAX_STREAMS; ++i) end_stream(&world.streams[i]);
-  for (int i = 0; i < MAX_BLOCKS; ++i) free(world.blocks[i].data);
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    if (!world.blocks[i].is_registered) free(world.blocks[i].data);
+  }
   free(world.accesses);
   memset(&world, 0, sizeof world);
   world.version = 13000;
+  world.numa_node = -1;
   world.fail_at = world.drop_at = world.drop_rank = -1;
   world.memory = (uint64_t)1 << 30;
   for (int32_t i = 0; i < SLUICE_FAKE_CUDA_DEVICES; ++i) {
@@ -947,6 +994,7 @@ int64_t sluice_fake_cuda_host_waits(void) { return locked_count(&world.host_wait
 int64_t sluice_fake_cuda_queries(void) { return locked_count(&world.queries); }
 int64_t sluice_fake_cuda_launches(void) { return locked_count(&world.launches); }
 void sluice_fake_cuda_set_version(int version) { world.version = version; }
+void sluice_fake_cuda_set_numa_node(int32_t node) { world.numa_node = node; }
 void sluice_fake_cuda_set_memory(uint64_t device_bytes) { world.memory = device_bytes; }
 
 int64_t sluice_fake_cuda_live(char* out, size_t out_bytes) {

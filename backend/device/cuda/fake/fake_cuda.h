@@ -37,6 +37,8 @@ int64_t sluice_fake_cuda_queries(void); /* cuEventQuery: how a header polls */
 int64_t sluice_fake_cuda_launches(void);
 
 void sluice_fake_cuda_set_version(int version);
+void sluice_fake_cuda_set_numa_node(int32_t node); /* of every device; < 0: this driver does not know that attribute */
+int64_t sluice_fake_cuda_registered_bytes(void);   /* page-locked in place by cuMemHostRegister */
 void sluice_fake_cuda_set_memory(uint64_t device_bytes); /* of each device, free and total */
 
 /* A stream of the host, as a framework's; released by close_stream. */

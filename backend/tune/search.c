@@ -12,12 +12,14 @@ enum { ENDS = 0, WALK, FIRST, SKETCHED, FEW, MORE, WGRAD, DUEL, QUESTION };
 
 #define REPEATS         3
 #define BUDGET_SHARE    0.004
-#define HOPELESS        1.5  /* a counted step this much slower than the best candidate's ends its race */
+#define HOPELESS        1.5  /* two counted steps this much slower than their neighbours end a candidate's race */
 #define CLOSE           1.05 /* candidates this close to the best meet it again in a duel */
 #define SKETCH_HOPELESS 1.15 /* as HOPELESS, where a sketch said where to look */
 #define SKETCH_WITHIN   1.10 /* of the best measured time: a sketch's prediction that is worth a race */
 #define SKETCH_BESIDE   1.3  /* of the first candidate's: its neighbour is tried although the sketch likes it less */
+#define SKETCH_TRUST    1.25 /* times: a first step that is so near to its sketch saw the same machine */
 #define SKETCH_OP_NS    5000.0
+#define DRIFT           1.2 /* times: an anchor that took so much more or less than before saw another machine */
 #define FEW_COUNT       3
 #define FEW_WITHIN      1.25 /* of the best prediction */
 #define FIRST_QUESTION  512  /* passes of one size before its answer is questioned; doubles while it stands */
@@ -60,10 +62,15 @@ void sluice_search_init(sluice_search_t* s, const sluice_search_config_t* config
 
 static int size_of(int32_t pick) { return pick % SLUICE_SEARCH_SIZES; }
 
-/* Shortest forward and backward, ns per row; infinite where one is missing. */
+/* What its race says, ns per row; infinite where it has not run to the end of one. */
 static double time_of(const sluice_spot_t* spot, int32_t pick) {
+  return spot->time[pick] > 0 ? (double)spot->time[pick] : INFINITY;
+}
+
+/* Shortest forward and backward of the present window, ns per row; 0 where one is missing. */
+static double shortest(const sluice_spot_t* spot, int32_t pick) {
   const sluice_sample_t *f = &spot->forward[size_of(pick)], *b = &spot->backward[pick];
-  if (f->count < 2 || b->count < 2) return INFINITY;
+  if (f->count < 2 || b->count < 2 || f->best_ns_per_row <= 0 || b->best_ns_per_row <= 0) return 0;
   return (double)f->best_ns_per_row + (double)b->best_ns_per_row;
 }
 
@@ -78,10 +85,10 @@ static int32_t points_of(const sluice_spot_t* spot, int32_t direction, int32_t m
     const sluice_sample_t* x =
         direction == SLUICE_FORWARD ? &spot->forward[size] : &spot->backward[size + SLUICE_SEARCH_SIZES * mode];
     if (x->count < 2 || x->compute <= 0) continue;
-    points[count++] =
-        (sluice_sketch_point_t){sluice_search_sizes[size],
-                                (double)x->best_ns_per_row,
-                                {(double)x->compute, (double)x->comm, (double)x->comm_cpu, (double)x->startup}};
+    points[count++] = (sluice_sketch_point_t){
+        sluice_search_sizes[size],
+        (double)x->best_ns_per_row,
+        {(double)x->compute, (double)x->comm, (double)x->comm_cpu, (double)spot->startup[direction]}};
   }
   return count;
 }
@@ -220,18 +227,58 @@ void sluice_search_answer(sluice_search_t* s, int64_t rows, int32_t pick) {
 
 /* ---- races ---- */
 
-/* Counted from anew: what a candidate took in an earlier race was under other conditions. */
-static void enter(sluice_spot_t* spot, uint32_t set, uint8_t stage) {
-  spot->state = SLUICE_SPOT_RACING;
-  spot->stage = stage;
-  spot->racing = (uint16_t)set;
-  spot->raced |= (uint16_t)set;
+/* The size's window; where all are taken, the one that was used longest ago makes room and forgets its steps. */
+static sluice_window_t* window_of(sluice_search_t* s, const sluice_spot_t* spot) {
+  int32_t bucket = (int32_t)(spot - s->spots);
+  sluice_window_t* oldest = &s->windows[0];
+  for (int32_t i = 0; i < SLUICE_SEARCH_WINDOWS; ++i) {
+    sluice_window_t* w = &s->windows[i];
+    if (w->used_at > 0 && w->bucket == bucket) return w;
+    if (w->used_at < oldest->used_at) oldest = w;
+  }
+  *oldest = (sluice_window_t){.bucket = bucket, .used_at = (uint32_t)s->stats.race_passes + 1};
+  return oldest;
 }
 
-static void clear_samples(sluice_spot_t* spot) {
+/* The anchor runs again beside newcomers: its samples are counted from anew. */
+static void lift_anchor(sluice_spot_t* spot, sluice_window_t* window) {
+  sluice_sample_t* samples[] = {&spot->forward[size_of(spot->anchor)], &spot->backward[spot->anchor]};
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    window->before[direction] = *samples[direction];
+    *samples[direction] = (sluice_sample_t){.count = 1};
+  }
+}
+
+/* A window: those of the set run in turns. Where somebody has a time already, the best of them is the anchor, and runs
+ * with them unless newcomers run alone. */
+static void enter(sluice_search_t* s, sluice_spot_t* spot, uint32_t set, uint8_t stage, int alone) {
+  int32_t best = best_of(spot, spot->raced);
+  sluice_window_t* window = window_of(s, spot);
+  memset(window->before, 0, sizeof window->before);
+  spot->state = SLUICE_SPOT_RACING;
+  spot->stage = stage;
+  spot->anchor = (int8_t)(best >= 0 ? best : set >> spot->pick & 1 ? spot->pick : __builtin_ctz(set));
+  spot->is_extended = 0;
+  sluice_race_log_restart(&window->log, spot->anchor);
+  if (best >= 0 && !alone) {
+    set |= 1u << best;
+    lift_anchor(spot, window);
+  }
+  spot->racing = (uint16_t)set;
+  spot->window = (uint16_t)(set | 1u << spot->anchor);
+  spot->raced |= spot->window;
+}
+
+static void clear_samples(sluice_search_t* s, sluice_spot_t* spot) {
+  sluice_window_t* window = window_of(s, spot);
   memset(spot->forward, 0, sizeof spot->forward);
   memset(spot->backward, 0, sizeof spot->backward);
+  memset(spot->time, 0, sizeof spot->time);
+  memset(spot->startup, 0, sizeof spot->startup);
+  window->log.count = 0;
+  window->step_ns_per_row = 0;
   spot->raced = 0;
+  spot->is_unsteady = 0;
   spot->race_passes = 0;
 }
 
@@ -250,12 +297,10 @@ static void duel_or_settle(sluice_search_t* s, int32_t bucket) {
     settle(s, bucket);
     return;
   }
-  const int32_t rivals[] = {best, second};
-  for (int i = 0; i < 2; ++i) { /* they keep their best times and run k more steps */
-    spot->forward[size_of(rivals[i])].count = 1;
-    spot->backward[rivals[i]].count = 1;
-  }
-  enter(spot, 1u << best | 1u << second, DUEL);
+  sluice_sample_t *f = &spot->forward[size_of(second)], *b = &spot->backward[second];
+  if (spot->is_unsteady) *f = *b = (sluice_sample_t){0};
+  f->count = b->count = 1; /* k more steps */
+  enter(s, spot, 1u << second, DUEL, 0);
 }
 
 static void try_wgrad(sluice_search_t* s, int32_t bucket) {
@@ -263,7 +308,7 @@ static void try_wgrad(sluice_search_t* s, int32_t bucket) {
   int32_t best = best_of(spot, spot->raced);
   int32_t other = (best + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
   if (s->config.open_wgrad && size_of(best) > 0 && !(spot->raced >> other & 1)) {
-    enter(spot, 1u << other, WGRAD);
+    enter(s, spot, 1u << other, WGRAD, 0);
     return;
   }
   duel_or_settle(s, bucket);
@@ -288,7 +333,7 @@ static void walk_on(sluice_search_t* s, int32_t bucket) {
   if (set == 0) {
     try_wgrad(s, bucket);
   } else {
-    enter(spot, set, WALK);
+    enter(s, spot, set, WALK, 0);
   }
 }
 
@@ -333,7 +378,7 @@ static void after_few(sluice_search_t* s, int32_t bucket) {
   int32_t next = best_predicted(s, spot, spot->raced, correction);
   if (next >= 0 && predicted(s, spot, next) * correction[size_of(next)] < best && spot->worse < FEW_COUNT) {
     ++spot->worse;
-    enter(spot, 1u << next, MORE);
+    enter(s, spot, 1u << next, MORE, 0);
     return;
   }
   duel_or_settle(s, bucket);
@@ -356,7 +401,7 @@ static void start_few(sluice_search_t* s, int32_t bucket) {
     }
   }
   spot->worse = 0;
-  enter(spot, set, FEW);
+  enter(s, spot, set, FEW, 0);
 }
 
 /* The fewest chunks have run: what the sketch likes best meets them; where it likes them, their neighbour does, unless
@@ -373,9 +418,9 @@ static void start_sketched(sluice_search_t* s, int32_t bucket) {
     return;
   }
   spot->worse = 0;
-  /* The first have run a counted step: where others should beat them by far, that will do. */
-  int is_far = SKETCH_HOPELESS * predicted(s, spot, best) < predicted(s, spot, first);
-  enter(spot, is_far ? 1u << best : 1u << first | 1u << best, SKETCHED);
+  /* The first have run a counted step: where others should beat them by far, and do, that will do. */
+  spot->expected = (float)(predicted(s, spot, best) / predicted(s, spot, first));
+  enter(s, spot, 1u << best, SKETCHED, SKETCH_HOPELESS * (double)spot->expected < 1);
 }
 
 /* The sketch knows more now: whatever it likes as well as the best that ran, races. */
@@ -394,14 +439,14 @@ static void after_sketched(sluice_search_t* s, int32_t bucket) {
     return;
   }
   ++spot->worse;
-  enter(spot, 1u << next, SKETCHED);
+  enter(s, spot, 1u << next, SKETCHED, 0);
 }
 
 /* Both ends and the middle: of two ends alone the lucky one would begin a walk that never sees the valley. */
 static void start_ends(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   int32_t middle = (spot->lo + spot->hi) / 2;
-  enter(spot, 1u << pick_of(s, spot->lo) | 1u << pick_of(s, middle) | 1u << pick_of(s, spot->hi), ENDS);
+  enter(s, spot, 1u << pick_of(s, spot->lo) | 1u << pick_of(s, middle) | 1u << pick_of(s, spot->hi), ENDS, 0);
 }
 
 static void start(sluice_search_t* s, int32_t bucket) {
@@ -423,7 +468,7 @@ static void start(sluice_search_t* s, int32_t bucket) {
     answer(s, bucket, best_predicted(s, spot, 0, NULL), SLUICE_WHY_PREDICTED);
     return;
   }
-  clear_samples(spot);
+  clear_samples(s, spot);
   if (s->config.predict != NULL && s->config.mode == SLUICE_TUNER_ADAPTIVE) {
     start_few(s, bucket);
     return;
@@ -433,11 +478,11 @@ static void start(sluice_search_t* s, int32_t bucket) {
   int near_below = answer_within(s, bucket, -1, NEAR) != NULL, near_above = answer_within(s, bucket, 1, NEAR) != NULL;
   if (spot->lo < spot->hi && near_below != near_above) { /* that end is the better one: no need to try the other */
     int32_t from = near_below ? lo : hi, beside = from == spot->lo ? from + 1 : from - 1;
-    enter(spot, 1u << pick_of(s, from) | 1u << pick_of(s, beside), WALK);
+    enter(s, spot, 1u << pick_of(s, from) | 1u << pick_of(s, beside), WALK, 0);
     return;
   }
   if (makes_sketches(s) && spot->lo < spot->hi) {
-    enter(spot, 1u << pick_of(s, spot->lo), FIRST);
+    enter(s, spot, 1u << pick_of(s, spot->lo), FIRST, 0);
     return;
   }
   start_ends(s, bucket);
@@ -469,35 +514,120 @@ static void question(sluice_search_t* s, int32_t bucket) {
   int32_t other = (spot->pick + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
   if (s->config.min_size == s->config.max_size && is_open(s, other))
     set |= 1u << other; /* n is fixed: the mode is left */
-  clear_samples(spot);
+  clear_samples(s, spot);
   spot->at = spot->rows;
-  enter(spot, set, QUESTION);
+  enter(s, spot, set, QUESTION, 0);
 }
 
 static int is_done(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
-  int32_t wanted = spot->stage == FIRST ? 2 : s->config.repeats + 1;
+  int32_t wanted = spot->stage == FIRST ? 2 : s->config.repeats * (1 + spot->is_extended) + 1;
   return spot->forward[size_of(pick)].count >= wanted && spot->backward[pick].count >= wanted;
 }
 
-/* One that lost already, or whose backward never comes, need not run its other steps. */
-static void drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot) {
-  int32_t best = best_of(spot, spot->raced);
+/* Those that lost already, in two steps beside another's unless no flip of the machine's speed explains one, or whose
+ * backward never comes, need not run their other steps. */
+static void drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, const sluice_window_t* window) {
   int is_early = spot->stage == SKETCHED || (spot->stage == WGRAD && makes_sketches(s));
   double hopeless = is_early ? SKETCH_HOPELESS : HOPELESS;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if (!(spot->racing >> p & 1)) continue;
-    double time = time_of(spot, p);
-    int lost = best >= 0 && time < INFINITY && time > hopeless * time_of(spot, best);
-    if (lost || spot->forward[size_of(p)].count > LONE_PASSES) spot->racing = (uint16_t)(spot->racing & ~(1u << p));
+    int lost = spot->forward[size_of(p)].count > LONE_PASSES;
+    for (int32_t other = 0; other < SLUICE_SEARCH_PICKS && !lost; ++other) {
+      if (other == p || !(spot->window >> other & 1)) continue;
+      lost = sluice_race_log_losses(&window->log, p, other, hopeless) >= 2;
+    }
+    if (lost) spot->racing = (uint16_t)(spot->racing & ~(1u << p));
   }
+}
+
+/* A newcomer that runs alone, since it should beat the anchor by far: where its first step says otherwise, perhaps the
+ * machine's speed flipped, and the anchor runs beside it. */
+static void recall_anchor(sluice_spot_t* spot, sluice_window_t* window) {
+  if (spot->stage != SKETCHED || (spot->racing >> spot->anchor & 1) || window->before[0].count > 0) return;
+  int32_t newcomer = __builtin_ctz(spot->window & ~(1u << spot->anchor));
+  if (spot->backward[newcomer].count != 2) return;
+  int is_clear = 0;
+  double ratio = sluice_race_log_ratio(&window->log, newcomer, spot->anchor, &is_clear) / (double)spot->expected;
+  if (ratio > 1 / SKETCH_TRUST && ratio < SKETCH_TRUST) return;
+  lift_anchor(spot, window);
+  spot->racing |= (uint16_t)(1u << spot->anchor);
+}
+
+static double scale_of(float before, float now) { return before > 0 && now > 0 ? (double)before / (double)now : 1; }
+
+/* As if it had run while the anchor ran before: the pass by `scale`, each lane by the anchor's. */
+static void rescale(sluice_sample_t* x, double scale, const sluice_sample_t* before, const sluice_sample_t* now) {
+  x->best_ns_per_row *= (float)scale;
+  x->compute *= (float)scale_of(before->compute, now->compute);
+  double comm = scale_of(before->comm, now->comm);
+  x->comm *= (float)comm, x->comm_cpu *= (float)comm;
+}
+
+/* What the window's candidates took. Where the machine stayed the same, all windows and this one: the shortest times.
+ * Else the anchor's time stands, and the others' follow from what they took beside it. */
+static void take_times(sluice_spot_t* spot, const sluice_window_t* window, const double* ratio) {
+  sluice_sample_t* samples[] = {&spot->forward[size_of(spot->anchor)], &spot->backward[spot->anchor]};
+  sluice_sample_t now[] = {*samples[0], *samples[1]};
+  int has_before = window->before[0].count > 0 && spot->time[spot->anchor] > 0,
+      has_now = shortest(spot, spot->anchor) > 0;
+  if (has_before && has_now) {
+    double drift = shortest(spot, spot->anchor) / (double)spot->time[spot->anchor];
+    if (drift > DRIFT || drift < 1 / DRIFT) spot->is_unsteady = 1;
+  }
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if ((spot->window >> p & 1) && sluice_race_log_spread(&window->log, p) > SLUICE_UNSTEADY) spot->is_unsteady = 1;
+  }
+  for (int32_t direction = 0; has_before && direction < 2; ++direction) {
+    const sluice_sample_t* before = &window->before[direction];
+    float best = samples[direction]->best_ns_per_row;
+    if (spot->is_unsteady || best <= 0 || best > before->best_ns_per_row) *samples[direction] = *before;
+    if (samples[direction]->count < 2) samples[direction]->count = 2;
+  }
+  if (!has_before || !spot->is_unsteady) spot->time[spot->anchor] = (float)shortest(spot, spot->anchor);
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    double raw = shortest(spot, p);
+    if (!(spot->window >> p & 1) || p == spot->anchor || raw <= 0) continue;
+    double time = spot->is_unsteady && ratio[p] > 0 ? ratio[p] * (double)spot->time[spot->anchor] : raw;
+    spot->time[p] = (float)time;
+    if (!has_before || !spot->is_unsteady || size_of(p) == size_of(spot->anchor)) continue;
+    rescale(&spot->forward[size_of(p)], time / raw, &window->before[0], &now[0]);
+    rescale(&spot->backward[p], time / raw, &window->before[1], &now[1]);
+  }
+}
+
+/* Nonzero: all is said. Zero: the machine flipped and steps contradict each other, so that the window runs on. */
+static int close_window(sluice_search_t* s, sluice_spot_t* spot, sluice_window_t* window) {
+  double ratio[SLUICE_SEARCH_PICKS] = {0};
+  int is_clear = 1;
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    int clear = 1;
+    if (!(spot->window >> p & 1) || p == spot->anchor) continue;
+    ratio[p] = sluice_race_log_ratio(&window->log, p, spot->anchor, &clear);
+    if (spot->racing >> p & 1) is_clear &= clear;
+  }
+  if (!is_clear && !spot->is_extended && spot->stage != FIRST) {
+    if (window->before[0].count == 0 && spot->time[spot->anchor] > 0) lift_anchor(spot, window);
+    spot->racing |= (uint16_t)(1u << spot->anchor);
+    spot->is_extended = 1;
+    return 0;
+  }
+  take_times(spot, window, ratio);
+  int32_t best = best_of(spot, spot->window);
+  if (best >= 0) {
+    s->stats.excess_seconds += sluice_race_log_excess(&window->log, best) * (double)spot->rows * 1e-9;
+  }
+  return 1;
 }
 
 static void advance(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  drop_hopeless(s, spot);
+  sluice_window_t* window = window_of(s, spot);
+  recall_anchor(spot, window);
+  drop_hopeless(s, spot, window);
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if ((spot->racing >> p & 1) && !is_done(s, spot, p)) return;
   }
+  if (!close_window(s, spot, window)) return;
   if (best_of(spot, spot->raced) < 0) { /* nobody finished a step */
     settle(s, bucket);
     return;
@@ -572,7 +702,7 @@ static void count_sample(sluice_search_t* s, sluice_sample_t* sample, double ns_
   sample->best_ns_per_row = (float)ns_per_row;
   if (lanes == NULL) return;
   sample->compute = (float)(lanes->compute / rows), sample->comm = (float)(lanes->comm / rows);
-  sample->comm_cpu = (float)(lanes->comm_cpu / rows), sample->startup = (float)(lanes->startup / rows);
+  sample->comm_cpu = (float)(lanes->comm_cpu / rows);
 }
 
 void sluice_search_count_switch(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, double seconds) {
@@ -580,6 +710,26 @@ void sluice_search_count_switch(sluice_search_t* s, int32_t direction, int32_t p
   const sluice_sample_t* x = direction == SLUICE_FORWARD ? &spot->forward[size_of(pick)] : &spot->backward[pick];
   double usual = x->count > 1 ? (double)x->best_ns_per_row * (double)rows * 1e-9 : 0;
   if (usual > 0 && seconds > usual) s->stats.switch_seconds += seconds - usual;
+}
+
+/* A step is a forward and the backward behind it. */
+static void log_step(sluice_window_t* window, int32_t direction, int32_t pick, double ns_per_row, int is_warm_up) {
+  if (direction == SLUICE_FORWARD) {
+    window->step_ns_per_row = (float)ns_per_row, window->step_pick = pick;
+    return;
+  }
+  if (window->step_ns_per_row > 0 && window->step_pick == pick) {
+    sluice_race_log_add(&window->log, pick, (double)window->step_ns_per_row + ns_per_row, is_warm_up);
+  }
+  window->step_ns_per_row = 0;
+}
+
+/* What an answer's passes usually take, in turns with nobody: what a switch costs is judged by it. */
+static void note_usual(sluice_spot_t* spot, int32_t direction, int32_t pick, double ns_per_row) {
+  sluice_sample_t* x = direction == SLUICE_FORWARD ? &spot->forward[size_of(pick)] : &spot->backward[pick];
+  if (pick == spot->pick && x->count > 1 && ns_per_row < (double)x->best_ns_per_row) {
+    x->best_ns_per_row = (float)ns_per_row;
+  }
 }
 
 void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
@@ -594,16 +744,18 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
   ++s->stats.timed_passes;
   s->stats.total_seconds += (double)ns * 1e-9;
   ++spot->passes_since;
+  if (spot->state == SLUICE_SPOT_ANSWERED) note_usual(spot, direction, pick, ns_per_row);
   if (spot->state != SLUICE_SPOT_RACING || !(spot->racing >> pick & 1)) return;
   ++s->stats.race_passes;
   ++spot->race_passes;
   sluice_sample_t* sample = direction == SLUICE_FORWARD ? &spot->forward[size_of(pick)] : &spot->backward[pick];
   count_sample(s, sample, ns_per_row, (double)rows, lanes);
-  int32_t best = best_of(spot, spot->raced);
-  if (best >= 0) {
-    double usual = direction == SLUICE_FORWARD ? (double)spot->forward[size_of(best)].best_ns_per_row
-                                               : (double)spot->backward[best].best_ns_per_row;
-    if (ns_per_row > usual) s->stats.excess_seconds += (ns_per_row - usual) * (double)rows * 1e-9;
+  float startup = lanes == NULL ? 0 : (float)(lanes->startup / (double)rows);
+  if (startup > 0 && (spot->startup[direction] <= 0 || startup < spot->startup[direction])) {
+    spot->startup[direction] = startup;
   }
+  sluice_window_t* window = window_of(s, spot);
+  window->used_at = (uint32_t)s->stats.race_passes;
+  log_step(window, direction, pick, ns_per_row, sample->count == 1);
   advance(s, sluice_search_bucket(rows));
 }

@@ -7,14 +7,15 @@
  * The table has one *spot* per size q of the batch, in steps of 2^(1/4). A spot without an answer
  *   - between two answers that agree takes theirs: q lies inside the range of that n;
  *   - else races candidates between the n of the nearest answer below and above (hypothesis: the best n grows with q).
- * A race gives each candidate a warm-up step and then k counted steps in turns, and takes the shortest time of each
- * direction, since noise only adds. With a model the race begins with the few best by prediction; what they took
- * corrects the model, and whatever the corrected model then likes better is raced too. Where no machine is known,
- * ADAPTIVE sketches the model from lane times of the first passes, which run the fewest chunks (sketch.h), and races
- * what that likes best against them; there a candidate is out after one counted step that is clearly slower.
- * PROFILE begins with both ends and the middle and walks from the best one to the bottom of its valley.
- * An answer is questioned again now and then by racing it against its neighbours, as long as all races together stay
- * under a share of the time.
+ * A race gives each candidate a warm-up step and then k counted steps in turns with the best so far, and takes the
+ * shortest time of each direction, since noise only adds; where the machine's speed flips meanwhile, what neighbouring
+ * steps say of each other (race_log.h). With a model the race begins with the
+ * few best by prediction; what they took corrects the model, and whatever the corrected model then likes better is
+ * raced too. Where no machine is known, ADAPTIVE sketches the model from lane times of the first passes, which run the
+ * fewest chunks (sketch.h), and races what that likes best against them; there a candidate is out after two counted
+ * steps that are clearly slower than those beside them. PROFILE begins with both ends and the middle and walks from the
+ * best one to the bottom of its valley. An answer is questioned again now and then by racing it against its neighbours,
+ * as long as all races together stay under a share of the time.
  *
  * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, as algorithms.md section 4 resolves them: ranges are the runs of evidence
  * with one n, so that they are disjoint, and new evidence inside another's range shrinks it, without bookkeeping.
@@ -23,6 +24,7 @@
 #define SLUICE_BACKEND_TUNE_SEARCH_H_
 
 #include "backend/base/status.h"
+#include "backend/tune/race_log.h"
 #include "backend/tune/sketch.h"
 #include "sluice/tuner.h"
 
@@ -30,6 +32,7 @@
 #define SLUICE_SEARCH_MODES   2 /* weight gradients deferred, per chunk */
 #define SLUICE_SEARCH_PICKS   (SLUICE_SEARCH_SIZES * SLUICE_SEARCH_MODES)
 #define SLUICE_SEARCH_BUCKETS 128 /* rows up to 2^32 */
+#define SLUICE_SEARCH_WINDOWS 8   /* sizes that race at a time without forgetting their steps */
 
 extern const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES];
 
@@ -64,19 +67,22 @@ typedef struct sluice_search_config_s {
 } sluice_search_config_t;
 
 typedef struct sluice_sample_s {
-  float best_ns_per_row;                  /* below 0: of the warm-up, until the next pass tells what that cost */
-  float compute, comm, comm_cpu, startup; /* sluice_lanes_t of that pass, ns per row; compute 0: not known */
-  int32_t count;                          /* timed passes, the first of which is the warm-up */
+  float best_ns_per_row;         /* below 0: of the warm-up, until the next pass tells what that cost */
+  float compute, comm, comm_cpu; /* sluice_lanes_t of that pass, ns per row; compute 0: not known */
+  int32_t count;                 /* timed passes, the first of which is the warm-up */
 } sluice_sample_t;
 
 enum { SLUICE_SPOT_NOTHING = 0, SLUICE_SPOT_RACING = 1, SLUICE_SPOT_ANSWERED = 2 };
 typedef struct sluice_spot_s {
-  uint8_t state;   /* 0: nothing; 1: racing; 2: answered */
-  uint8_t stage;   /* of the race */
-  uint8_t why;     /* of the answer */
-  uint8_t pick;    /* the answer; while a race questions it, the old one */
-  uint16_t racing; /* set of candidates */
-  uint16_t raced;  /* all that were, in this race */
+  uint8_t state;                    /* 0: nothing; 1: racing; 2: answered */
+  uint8_t stage;                    /* of the race */
+  uint8_t why;                      /* of the answer */
+  uint8_t pick;                     /* the answer; while a race questions it, the old one */
+  uint16_t racing;                  /* set of candidates */
+  uint16_t window;                  /* those that run in turns at present, also the ones that are out */
+  uint16_t raced;                   /* all that were, in this race */
+  int8_t anchor;                    /* the one of the window with whom the others are compared; -1: not chosen yet */
+  uint8_t is_extended, is_unsteady; /* the window runs twice as long; the machine's speed flipped during this race */
   int8_t worse;
   int16_t lo, hi;
   int32_t race_passes;
@@ -86,7 +92,20 @@ typedef struct sluice_spot_s {
   int64_t at;              /* rows for which predictions are made: those at its start */
   sluice_sample_t forward[SLUICE_SEARCH_SIZES];
   sluice_sample_t backward[SLUICE_SEARCH_PICKS];
+  float startup[2]; /* of an exchange of next to nothing, by direction, ns per row: the shortest seen; 0: not known */
+  float time[SLUICE_SEARCH_PICKS]; /* ns per row, as if all had run while the first of them did; 0: not known */
+  float expected;                  /* of a newcomer that runs alone: its time over the anchor's by the sketch */
 } sluice_spot_t;
+
+/* What a window needs while it runs; few sizes race at a time. */
+typedef struct sluice_window_s {
+  int32_t bucket;
+  uint32_t used_at;          /* race passes of the search; 0: free */
+  sluice_sample_t before[2]; /* of the anchor, by direction, before this window */
+  float step_ns_per_row;     /* the forward of the step whose backward is still to come; 0: none */
+  int32_t step_pick;
+  sluice_race_log_t log;
+} sluice_window_t;
 
 typedef struct sluice_search_stats_s {
   int64_t timed_passes;
@@ -107,6 +126,7 @@ typedef struct sluice_search_s {
   int64_t cached_at; /* rows that these predictions are for, forward and backward in seconds; 0: none */
   double cached[SLUICE_SEARCH_PICKS];
   sluice_spot_t spots[SLUICE_SEARCH_BUCKETS];
+  sluice_window_t windows[SLUICE_SEARCH_WINDOWS];
 } sluice_search_t;
 
 static inline int32_t sluice_pick_chunks(int32_t pick) { return sluice_search_sizes[pick % SLUICE_SEARCH_SIZES]; }

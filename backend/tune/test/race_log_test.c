@@ -1,0 +1,96 @@
+/* What steps in turns say of two candidates: steady, across a flip of the machine's speed, and where flips are many. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/race_log.h"
+
+enum { A = 0, B = 5 };
+
+/* "a" and "b" in fast phases, "A" and "B" in slow ones (1.7 times), "w" a warm-up of B; B takes `ratio` times A. */
+static sluice_race_log_t log_of(const char* steps, double ratio) {
+  sluice_race_log_t log = {0};
+  for (const char* at = steps; *at != 0; ++at) {
+    int is_b = *at == 'b' || *at == 'B' || *at == 'w', is_slow = *at == 'A' || *at == 'B';
+    sluice_race_log_add(&log, is_b ? B : A, 100 * (is_b ? ratio : 1) * (is_slow ? 1.7 : 1) * (*at == 'w' ? 3 : 1),
+                        *at == 'w');
+  }
+  return log;
+}
+
+static void expect_ratio(const char* steps, double ratio, int clear) {
+  sluice_race_log_t log = log_of(steps, ratio);
+  int is_clear = -1;
+  double found = sluice_race_log_ratio(&log, B, A, &is_clear);
+  assert_true(fabs(found / ratio - 1) < 0.001);
+  assert_int_equal(is_clear, clear);
+}
+
+static void Ratio_WhateverTheMachineDoes_IsThatOfNeighbours(void** state) {
+  (void)state;
+  expect_ratio("awababab", 0.87, 1);       /* steady */
+  expect_ratio("awabABAB", 0.87, 1);       /* the shortest times would say so, too */
+  expect_ratio("aawBABAB", 0.87, 1);       /* A alone was measured in the fast phase: 1.48 by the shortest times */
+  expect_ratio("AAwbabab", 0.87, 1);       /* and in the slow one: 0.51 */
+  expect_ratio("awabABaBAbabab", 0.87, 1); /* those between unlike neighbours say nothing */
+  expect_ratio("awaBabABab", 0.87, 0);     /* contradictory: the shortest, and more steps are wanted */
+}
+
+static void Ratio_MissingSteps_IsNone(void** state) {
+  (void)state;
+  int is_clear = -1;
+  sluice_race_log_t log = log_of("aaw", 1);
+  assert_true(sluice_race_log_ratio(&log, B, A, &is_clear) == 0);
+  memset(&log, 0, sizeof log);
+  assert_true(sluice_race_log_ratio(&log, B, A, &is_clear) == 0);
+}
+
+static int losses(const char* steps, double ratio) {
+  sluice_race_log_t log = log_of(steps, ratio);
+  return sluice_race_log_losses(&log, B, A, 1.15);
+}
+
+static void Losses_OneSlowPhase_AreNone(void** state) {
+  (void)state;
+  assert_int_equal(losses("awaBA", 0.87), 0); /* 1.48 of the step before it */
+  assert_int_equal(losses("awaBa", 0.87), 1); /* a phase of one step: once */
+  assert_int_equal(losses("awaba", 1.2), 1);
+  assert_int_equal(losses("awababa", 1.2), 2);
+  assert_int_equal(losses("awabab", 1.2), 1); /* the last has one neighbour yet */
+  assert_int_equal(losses("awab", 2.1), 2);   /* no flip explains it */
+  assert_int_equal(losses("awab", 1.9), 0);
+}
+
+static void Log_Full_ForgetsTheOldest(void** state) {
+  (void)state;
+  sluice_race_log_t log = {0};
+  for (int i = 0; i < 3 * SLUICE_RACE_LOG; ++i) sluice_race_log_add(&log, i % 2, 100 + i, 0);
+  assert_int_equal(log.count, SLUICE_RACE_LOG);
+  assert_true((double)log.steps[0].ns_per_row == 100 + 2 * SLUICE_RACE_LOG);
+  sluice_race_log_restart(&log, 1);
+  assert_int_equal(log.count, 1); /* the newest is 1's */
+  sluice_race_log_restart(&log, 0);
+  assert_int_equal(log.count, 0);
+}
+
+static void Excess_IsOverTheNearestStepOfTheBest(void** state) {
+  (void)state;
+  sluice_race_log_t log = log_of("awabAB", 1.2);
+  /* The warm-up 260 over a, 20 over a, 34 over A. */
+  assert_true(fabs(sluice_race_log_excess(&log, A) - 314) < 0.01);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ratio_WhateverTheMachineDoes_IsThatOfNeighbours),
+      cmocka_unit_test(Ratio_MissingSteps_IsNone),
+      cmocka_unit_test(Losses_OneSlowPhase_AreNone),
+      cmocka_unit_test(Log_Full_ForgetsTheOldest),
+      cmocka_unit_test(Excess_IsOverTheNearestStepOfTheBest),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -15,7 +15,7 @@ from sluice.adapters.transformers import gates
 from sluice.adapters.transformers.hook import NAME
 from sluice.errors import InvalidArgument, Unsupported
 
-_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
+_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OTHERWISE = 'or set experts_implementation="eager" for this model'
 
@@ -121,8 +121,13 @@ def read(module: Any, chosen: str | None = None) -> Contract:
     )
 
 
+def normalises(module: Any) -> bool:
+    """Whether each expert's output is normalised; before 5.23 (5.17 was tried) there is neither flag nor norm."""
+    return bool(getattr(module, "has_post_expert_norm", False))
+
+
 def _unit(module: Any) -> tuple[gates.Unit | None, str]:
-    if module.has_post_expert_norm:
+    if normalises(module):
         return None, "it normalises each expert's output"
     if signature(module)[1]:
         return None, "its act_fn has hooks"

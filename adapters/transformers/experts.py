@@ -165,7 +165,9 @@ class ExpertsState:
         if layer is None or not layer.context.alive:
             layer = self._layers[key] = self._make(module, hidden, ids, weights, tensors, dtype)
         # Under expert parallelism ids may be marks, which the quick way does not know.
-        quick = type(layer) is StackedLayer and self._group is None and not module._is_expert_parallel
+        quick = (
+            type(layer) is StackedLayer and self._group is None and not getattr(module, "_is_expert_parallel", False)
+        )
         self._latest, self._up_shape = (layer, tensors[0].shape) if quick else (None, None)
         return layer, tensors, dtype
 

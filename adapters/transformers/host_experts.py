@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from sluice.adapters.torch import CallbackExperts
-from sluice.adapters.transformers.contract import Contract
+from sluice.adapters.transformers.contract import Contract, normalises
 from torch.nn import functional as F
 
 
@@ -42,7 +42,7 @@ class HostExperts(CallbackExperts):
             middle = self._linear(rows.to(up.dtype), up, biases[0] if biases else None)
             middle = module._apply_gate(middle) if self._contract.gated else module.act_fn(middle)
             out = self._linear(middle, down, biases[1] if biases else None)
-            return module.post_expert_norm(out) if module.has_post_expert_norm else out
+            return module.post_expert_norm(out) if normalises(module) else out
 
         return call
 

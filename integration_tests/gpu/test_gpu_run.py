@@ -6,6 +6,8 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
+import zipfile
 
 import pytest
 
@@ -107,6 +109,72 @@ def test_Record_RepeatsOnlyWhatDidNotPass(harness, tmp_path, monkeypatch, capsys
     assert harness.main() == 0
     assert capsys.readouterr().out.endswith("9 passed, 0 failed\n")
     assert log.read_text().split() == [*harness.PARTS, *harness.LAYER_PARTS, "soak", "gemm"]
+
+
+def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(harness, tmp_path, monkeypatch, capsys):
+    """Stand-ins of 2 s each under a budget that holds one; the next call goes on, and results are copied each time."""
+    record, results = tmp_path / "record.json", tmp_path / "results"
+    for program in ("gpu_suite", "gpu_layer"):
+        (tmp_path / program).write_text('#!/bin/sh\nsleep 2\necho "1 passed, 0 failed"\n')
+        (tmp_path / program).chmod(0o755)
+    (tmp_path / "benchmark_x.json").write_text("{}")
+    for name, value in (("TOOLS", ()), ("SCRIPTS", {}), ("PARTS", ("kernels", "choice")), ("LAYER_PARTS", ())):
+        monkeypatch.setattr(harness, name, value)
+    monkeypatch.setattr(harness, "versions", dict)
+    monkeypatch.setattr(harness, "FEWEST_SECONDS", 1.5)
+    arguments = ["--record", str(record), "--programs", str(tmp_path), "--copy-to", str(results), "--seconds"]
+    monkeypatch.setattr(sys, "argv", ["run", *arguments, "3"])
+    assert harness.main() == 0
+    out = capsys.readouterr().out
+    assert out.endswith("gpu: 2 left for the next call: choice, soak\n1 passed, 0 failed\n"), out
+    assert sorted(path.name for path in results.iterdir()) == ["benchmark_x.json", "record.json"]
+    monkeypatch.setattr(sys, "argv", ["run", *arguments, "30"])
+    assert harness.main() == 0
+    assert capsys.readouterr().out.endswith("3 passed, 0 failed\n")
+
+
+def test_Item_ThatTakesTooLong_EndsWithWhatItStarted(harness, tmp_path):
+    script = tmp_path / "starter"
+    script.write_text("#!/bin/sh\necho begun\nsleep 30 &\nwait\n")
+    script.chmod(0o755)
+    began = time.monotonic()
+    code, text = harness.run_within([str(script)], None, 1)
+    assert (code, text) == (None, "begun\n")
+    assert time.monotonic() - began < 10
+
+
+def test_NvccFlags_OfAnOlderNvcc_LeaveOutWhatItDoesNotKnow(harness):
+    newest, older = harness.nvcc_flags((13, 0)), harness.nvcc_flags((12, 4))
+    assert [flag for flag in newest if flag not in older] == ["-gencode=arch=compute_100,code=sm_100"]
+    assert harness.nvcc_flags((12, 8)) == newest == harness.nvcc_flags(None)
+    assert any("code=compute_80" in flag for flag in older)  # PTX for what comes later
+
+
+def test_LibraryPath_HasNvidiasPackagesOfThisPython(harness, tmp_path, monkeypatch):
+    (tmp_path / "nvidia/cu13/lib").mkdir(parents=True)
+    (tmp_path / "nvidia/nccl/lib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
+    found = harness.library_path(None).split(":")
+    assert found[0] == "/somewhere"
+    assert {str(tmp_path / "nvidia/cu13/lib"), str(tmp_path / "nvidia/nccl/lib")} <= set(found)
+
+
+def test_Wheels_OfWhatThisPythonLacks_AreUnpackedOutOfTheNetwork(harness, tmp_path, monkeypatch):
+    wheel = tmp_path / "wheels" / "carriedbysluice-1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        info = "carriedbysluice-1.dist-info"
+        archive.writestr("carriedbysluice.py", "value = 7\n")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carriedbysluice\nVersion: 1\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    monkeypatch.setattr(harness, "CARRIED", ("carriedbysluice", "json"))
+    site = harness.unpack_wheels(wheel.parent, tmp_path)
+    assert (site / "carriedbysluice.py").exists()
+    assert harness.environment_of(True, tmp_path, site)["PYTHONPATH"].split(":")[0] == str(site)
+    assert harness.unpack_wheels(tmp_path / "none", tmp_path) is None
 
 
 @pytest.mark.full

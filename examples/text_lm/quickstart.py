@@ -111,6 +111,8 @@ def result_of(raw: dict, args: argparse.Namespace, link: str) -> dict:
         if raw["memory"] and "budget" in raw["memory"][0]:
             record["under_budget"] = {
                 "memory_budget": raw["memory"][0]["budget"]["budget"],
+                # What the budget bounds; the peak below is of everything that the layers allocate, gate and all.
+                "sluice_peak_bytes": max(rank["budget"]["own_peak_bytes"] for rank in raw["memory"]),
                 "moe_peak_bytes": max(rank["budget"]["peak_bytes"] for rank in raw["memory"]),
             }
     record["first_timed_step"] = first
@@ -146,8 +148,9 @@ def table(record: dict) -> list[str]:
     row("MoE activation memory", mib, f"{ratio('moe_peak_bytes')} less" if ratio("moe_peak_bytes") else "")
     if "under_budget" in record:
         under = record["under_budget"]
-        name = f"  with memory_budget {under['memory_budget'] / 2**20:.0f} MiB"
-        rows.append((name, "", mib(under), f"{stock['moe_peak_bytes'] / under['moe_peak_bytes']:.2f}x less"))
+        name = f"  with memory_budget {under['memory_budget'] / 2**20:.1f} MiB"
+        less = f"{stock['moe_peak_bytes'] / under['moe_peak_bytes']:.2f}x less"
+        rows.append((name, "", mib(under), f"{less}; under the budget {under['sluice_peak_bytes'] / 2**20:.1f} MiB"))
     widths = [max(len(r[c]) for r in rows) for c in range(4)]
     lines = ["  ".join(cell.ljust(widths[c]) for c, cell in enumerate(r)).rstrip() for r in rows]
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]

@@ -70,11 +70,12 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
             options["memory_budget"] = int(share * used.item())
             try:
                 measured["budget"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
+                own = max(sluice_side.stats(layer)["peak_bytes"] for layer in layers)
             except OverBudget:
                 continue
             finally:
                 handles.pop().unswap()
-            measured["budget"]["budget"] = options["memory_budget"]
+            measured["budget"].update(budget=options["memory_budget"], own_peak_bytes=own)
             break
     return measured
 

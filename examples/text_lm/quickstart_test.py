@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -72,6 +73,39 @@ def test_memory_watch_counts_a_tensor(tmp_path: Path) -> None:
     assert rest < 65536
 
 
+def test_quickstart_both_sides_writes_what_it_promises(tmp_path: Path) -> None:
+    """The main job, four steps over loopback: the record of both sides, one table, a picture and a trace."""
+    pytest.importorskip("sluice")
+    record_file = tmp_path / "record.json"
+    command = [sys.executable, str(HERE / "quickstart.py"), "--steps", "4", "--link", "none"]
+    command += ["--json", str(record_file), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(record_file.read_text())
+    for side in ("stock", "sluice"):
+        assert len(record[side]["loss"]) == 4
+        assert 3.0 < record[side]["loss"][0] < 6.0
+        assert record[side]["step_ms"] > 0
+    assert record["speedup"] == pytest.approx(record["stock"]["step_ms"] / record["sluice"]["step_ms"])
+    # Four steps from one initial state, in f32: the bound is 1e-5 of a loss near 5.
+    gaps = [abs(a - b) for a, b in zip(record["stock"]["loss"], record["sluice"]["loss"], strict=True)]
+    assert record["max_loss_difference"] == max(gaps) <= 5e-5
+    assert {"link", "ranks", "machine", "versions", "one_chunk"} <= set(record)
+    if record["stock"]["moe_peak_bytes"] is not None:  # no compiler, no count
+        assert 0 < record["sluice"]["moe_peak_bytes"] < record["stock"]["moe_peak_bytes"]
+        under = record["under_budget"]
+        assert 0 < under["sluice_peak_bytes"] <= under["memory_budget"] < record["sluice"]["moe_peak_bytes"]
+        assert under["moe_peak_bytes"] < record["sluice"]["moe_peak_bytes"]
+        assert "with memory_budget" in done.stdout
+    for line in ("loss, last step", "step time, median", "with one chunk", "MoE activation memory"):
+        assert done.stdout.count(line) == 1, line
+    assert re.search(r"train .*(stock|sluice) step +\d+  loss \d", done.stdout), "no live progress"
+    trace = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
+    assert {event.get("ph") for event in trace} >= {"X"}
+    ElementTree.parse(tmp_path / "out" / "timeline.svg")
+
+
+@pytest.mark.full
 def test_quickstart_stock_only_writes_its_record(tmp_path: Path) -> None:
     """Four steps over loopback: the record has what the brief promises, and the loss is that of an untrained model."""
     record_file = tmp_path / "record.json"

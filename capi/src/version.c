@@ -22,8 +22,8 @@ static void write_build_info(void) {
   snprintf(build_info, sizeof build_info,
            "sluice " TEXT(SLUICE_VERSION_MAJOR) "." TEXT(SLUICE_VERSION_MINOR) "." TEXT(
                SLUICE_VERSION_PATCH) ", compiler " __VERSION__
-                                     ", devices: cpu, comm: local host mpi(on demand), gemm: native ref onednn blas "
-                                     "host, cuda kernels: %llu bytes (not used by the engine yet)",
+                                     ", devices: cpu cuda, comm: local host mpi nccl, gemm: native ref onednn blas "
+                                     "host cublas (foreign libraries on demand), cuda kernels: %llu bytes",
            bytes);
 }
 

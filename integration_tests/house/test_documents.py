@@ -1,0 +1,89 @@
+"""What users read names everything that they can call, set and write, and its links lead somewhere."""
+
+import ast
+import os
+import re
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}" for name in sorted(os.listdir(os.path.join(ROOT, "docs"))))]
+# Read by the library or the package where users run them; tests, benchmarks and set-up have variables of their own.
+SHIPPED = ("adapters", "backend", "capi/src", "python_plugin/sluice")
+READS = re.compile(
+    r"""getenv\("(SLUICE\w*)"\)|environ(?:\.get\(|\[)\s*"(SLUICE\w*)"|^[A-Z]+ = "(SLUICE(?:_[A-Z_]+)?)"$""",
+    re.MULTILINE,
+)
+
+
+def text(*path):
+    with open(os.path.join(ROOT, *path)) as file:
+        return file.read()
+
+
+def shipped_files():
+    for top in SHIPPED:
+        for folder, folders, names in os.walk(os.path.join(ROOT, top)):
+            folders[:] = [name for name in folders if name not in ("test", "__pycache__")]
+            yield from (os.path.join(folder, name) for name in names if name.endswith((".c", ".h", ".cpp", ".py")))
+
+
+def variables_read():
+    found = set()
+    for path in shipped_files():
+        for groups in READS.findall(text(path)):
+            found |= {name for name in groups if name}
+    return found
+
+
+def literal(module, name):
+    """The value of a module-level constant, without importing it."""
+    for node in ast.parse(text("python_plugin", "sluice", module)).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return node.value
+    raise AssertionError(f"{module} has no {name}")
+
+
+def test_Manual_EveryExportedFunction_StandsInTheIndexOfItsHeader():
+    index = text("docs", "c-abi.md").split("## Every function", 1)[1]
+    since = {line.split()[1] for line in text("capi", "abi", "since.txt").splitlines() if line and line[0] != "#"}
+    rows = dict(re.findall(r"\| `(\w+\.h)` \| (.*) \|", index))
+    folder = os.path.join(ROOT, "capi", "include", "sluice")
+    for header in sorted(os.listdir(folder)):
+        declared = set(re.findall(r"\b(sluice_\w+)\(", text("capi", "include", "sluice", header))) & since
+        assert declared == set(re.findall(r"`(sluice_\w+)`", rows.get(header, ""))), header
+
+
+def test_Variables_EveryOneThatIsRead_IsDocumentedAndNoOther():
+    page = text("docs", "environment.md")
+    documented = set(re.findall(r"`(SLUICE\w*)`", page.split("Others that matter")[0]))
+    read = variables_read()
+    assert {"SLUICE", "SLUICE_OPTIONS", "SLUICE_GEMM"} <= read, "the search finds nothing any more"
+    assert documented == read
+
+
+def test_Keys_EveryOneOfTheSection_HasItsRow():
+    rows = set(re.findall(r"^\| `(\w+)` \|", text("docs", "deepspeed.md"), re.M))
+    keys = {element.elts[0].value if isinstance(element, ast.Tuple) else element.value for element in _check_keys()}
+    assert len(keys) >= 14 and rows == keys
+
+
+def _check_keys():
+    return literal("config.py", "_CHECKS").keys
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith(".md")])
+def test_Links_OfEveryPage_LeadSomewhere(page):
+    prose = re.sub(r"```.*?```", "", text(page), flags=re.S)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose):
+        if "://" not in target:
+            assert os.path.exists(os.path.join(ROOT, os.path.dirname(page), target)), target
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith(".md")])
+def test_Paths_InBackticks_Exist(page):
+    """Files of the tree that a page names: `capi/include/sluice/`, `third_party/lint/lint.sh`, ..."""
+    tops = "|".join(name for name in os.listdir(ROOT) if name[0] != "." and os.path.isdir(os.path.join(ROOT, name)))
+    for path in re.findall(rf"`(?:\./)?((?:{tops})/[\w./-]+)`", text(page)):
+        assert "yours" in path or os.path.exists(os.path.join(ROOT, path)), path

@@ -98,8 +98,8 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* binding);
 
 /* The saved form, from which a backward is bound without ids and without an exchange. */
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* binding);
-uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens,
-                                      int64_t num_sent);
+uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent,
+                                      int64_t num_rows);
 /* saved_bytes: [SLUICE_SAVED_COUNT], written down so that a restored step can be checked. */
 void sluice_binding_save(const sluice_binding_t* binding, const uint64_t* saved_bytes, void* meta);
 /* From now on the saved buffers behind `meta` may hold gradients: no other backward can start from them. */

@@ -57,12 +57,12 @@ static uint64_t slots_bytes(const sluice_moe_t* moe, int64_t num_rows) {
 }
 
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
-  return meta_bytes_of(b->moe, b->num_chunks, b->num_tokens, b->num_sent) + slots_bytes(b->moe, b->num_rows);
+  return sluice_binding_meta_bytes_of(b->moe, b->num_chunks, b->num_tokens, b->num_sent, b->num_rows);
 }
 
-uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens,
-                                      int64_t num_sent) {
-  return meta_bytes_of(moe, num_chunks, num_tokens, num_sent);
+uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent,
+                                      int64_t num_rows) {
+  return meta_bytes_of(moe, num_chunks, num_tokens, num_sent) + slots_bytes(moe, num_rows);
 }
 
 static char* put(char* at, const void* data, uint64_t bytes) {
@@ -113,8 +113,7 @@ int sluice_binding_is_used_up(const void* meta) {
 
 /* Of a header whose numbers are in range. */
 static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* header) {
-  return meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent) +
-         slots_bytes(moe, header->num_rows);
+  return sluice_binding_meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent, header->num_rows);
 }
 
 static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,

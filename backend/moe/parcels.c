@@ -1,9 +1,11 @@
 #include "backend/moe/parcels.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "backend/moe/binding.h"
+#include "backend/moe/plan.h"
 
 static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -19,18 +21,24 @@ typedef struct tables_s {
   uint64_t* recv_bytes;
 } tables_t;
 
-/* There are at most as many parcels as routes, on both sides. */
-static sluice_status_t take_tables(sluice_binding_t* b, int32_t* slots, tables_t* out) {
+uint64_t sluice_parcels_bytes(const sluice_moe_t* moe, const sluice_parcels_size_t* size, int is_restored) {
+  uint64_t n = (uint64_t)size->num_chunks, w = (uint64_t)moe->context->world_size, k = (uint64_t)moe->config.top_k;
+  uint64_t sent = (uint64_t)size->sent, rows = (uint64_t)size->rows;
+  uint64_t bytes = 2 * sluice_align_up(n * (w + 1) * 8) + 2 * sluice_align_up((n + 1) * 8) + sluice_align_up(sent * 4) +
+                   sluice_align_up((uint64_t)size->tokens * w * 4) + sluice_align_up((uint64_t)size->arriving * k * 4) +
+                   sluice_align_up(rows * 4) + sluice_align_up((uint64_t)moe->num_local * 8) + sluice_align_up(w * 8);
+  if (is_restored) return bytes;
+  return bytes + sluice_align_up(sent * 4) + sluice_align_up(rows * 4) + 4 * sluice_align_up(w * 8);
+}
+
+/* slots: of a restored binding, else NULL. */
+static sluice_status_t take_tables(sluice_binding_t* b, int32_t* slots, int64_t arriving, tables_t* out) {
   sluice_parcels_t* p = &b->parcels;
   sluice_arena_t* arena = &b->moe->context->parcels;
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, rows = (uint64_t)b->num_rows;
-  uint64_t sent = (uint64_t)b->num_sent, tokens = (uint64_t)b->num_tokens, k = (uint64_t)b->top_k;
-  uint64_t offsets = n * (w + 1) * 8, firsts = (n + 1) * 8;
-  uint64_t bytes = 2 * sluice_align_up(offsets) + 2 * sluice_align_up(firsts) + sluice_align_up(sent * 4) +
-                   sluice_align_up(tokens * w * 4) + sluice_align_up(rows * k * 4) + sluice_align_up(rows * 4) +
-                   sluice_align_up((uint64_t)b->num_local * 8) + sluice_align_up(w * 8);
-  if (slots == NULL) bytes += sluice_align_up(sent * 4) + sluice_align_up(rows * 4) + 4 * sluice_align_up(w * 8);
-  SLUICE_TRY(sluice_arena_reset(arena, bytes, "parcels of a pass"));
+  uint64_t sent = (uint64_t)b->num_sent, offsets = n * (w + 1) * 8, firsts = (n + 1) * 8;
+  const sluice_parcels_size_t size = {b->num_chunks, b->num_tokens, b->num_sent, b->num_rows, arriving};
+  SLUICE_TRY(sluice_arena_reset(arena, sluice_parcels_bytes(b->moe, &size, slots != NULL), "parcels of a pass"));
   memset(out, 0, sizeof *out);
   memset(p, 0, sizeof *p);
   p->sent_of_rank = sluice_arena_take(arena, offsets);
@@ -38,8 +46,9 @@ static sluice_status_t take_tables(sluice_binding_t* b, int32_t* slots, tables_t
   p->first_sent = sluice_arena_take(arena, firsts);
   p->first_arrived = sluice_arena_take(arena, firsts);
   p->token = sluice_arena_take(arena, sent * 4);
-  p->position_of_token = sluice_arena_take(arena, tokens * w * 4);
-  p->position = sluice_arena_take(arena, rows * k * 4);
+  p->position_of_token = sluice_arena_take(arena, (uint64_t)b->num_tokens * w * 4);
+  p->position = sluice_arena_take(arena, (uint64_t)arriving * (uint64_t)b->top_k * 4);
+  p->max_arriving = arriving;
   p->origin = sluice_arena_take(arena, rows * 4);
   out->next_row = sluice_arena_take(arena, (uint64_t)b->num_local * 8);
   out->from = sluice_arena_take(arena, w * 8);
@@ -188,7 +197,7 @@ static sluice_status_t receive_chunk(sluice_binding_t* b, int32_t chunk, const t
   memcpy(tables->next_row, b->first_in_chunk + (int64_t)chunk * b->num_local, (size_t)b->num_local * sizeof(int64_t));
   for (int32_t r = 0; r < b->world_size; ++r) {
     int64_t routes = routes_from(b, r, chunk), parcels = count_parcels(tables->from[r], routes, b->top_k);
-    if (parcels < 0) return refuse_slots(b, r);
+    if (parcels < 0 || arrived + parcels > p->max_arriving) return refuse_slots(b, r);
     of_rank[r] = row;
     int32_t* position = p->position + arrived * b->top_k;
     memset(position, 0xff, (size_t)parcels * (size_t)b->top_k * sizeof *position);
@@ -222,17 +231,40 @@ static sluice_status_t receive_all(sluice_binding_t* b, const tables_t* tables) 
   return SLUICE_OK;
 }
 
+/* One for each token of each rank, under a plan; there are at most as many as routes in any case. */
+static int64_t most_arriving(const sluice_binding_t* b) {
+  const sluice_plan_data_t* plan = b->moe->plan;
+  int64_t most = plan != NULL ? b->world_size * plan->inputs.max_tokens : b->num_rows;
+  return most < b->num_rows ? most : b->num_rows;
+}
+
 sluice_status_t sluice_parcels_exchange(sluice_binding_t* b) {
   tables_t tables;
-  SLUICE_TRY(take_tables(b, NULL, &tables));
+  SLUICE_TRY(take_tables(b, NULL, most_arriving(b), &tables));
   order_all(b);
   SLUICE_TRY(exchange_slots(b, &tables));
   return receive_all(b, &tables);
 }
 
 sluice_status_t sluice_parcels_restore(sluice_binding_t* b, int32_t* slots) {
+  const int32_t* at = slots;
+  int64_t arriving = 0;
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    for (int32_t i = 0; i < b->num_chunks; ++i) {
+      int64_t routes = routes_from(b, r, i), parcels = count_parcels(at, routes, b->top_k);
+      if (parcels < 0) return refuse_slots(b, r);
+      arriving += parcels;
+      at += routes;
+    }
+  }
   tables_t tables;
-  SLUICE_TRY(take_tables(b, slots, &tables));
+  SLUICE_TRY(take_tables(b, slots, arriving, &tables));
   order_all(b);
   return receive_all(b, &tables);
+}
+
+double sluice_parcels_share(int32_t num_experts, int32_t world_size, int32_t top_k) {
+  double none = 1, elsewhere = num_experts - ceil((double)num_experts / world_size);
+  for (int32_t k = 0; k < top_k; ++k) none *= fmax(0, elsewhere - k) / (double)(num_experts - k);
+  return world_size * (1 - none) / top_k;
 }

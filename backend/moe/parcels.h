@@ -31,6 +31,7 @@ typedef struct sluice_parcels_s {
   int64_t* recv_of_rank;  /* [n][W + 1] by source; own parcels take no place */
   int64_t* first_arrived; /* [n + 1] parcels of the chunks before, own ones among them */
   int32_t* position;      /* [parcels][K] row in the chunk's expert order; -1: no such route */
+  int64_t max_arriving;   /* parcels that position has room for */
   int32_t* origin;        /* [R] by (chunk, row in expert order): the arrived parcel; of own rows the token */
   int64_t max_chunk_remote, max_chunk_sent; /* as the binding has them of rows */
   uint64_t exchanged_bytes;                 /* of slots, to other ranks */
@@ -44,5 +45,21 @@ struct sluice_binding_s;
 sluice_status_t sluice_parcels_exchange(struct sluice_binding_s* binding);
 /* The same from the slots that a step kept. Borrows them. */
 sluice_status_t sluice_parcels_restore(struct sluice_binding_s* binding, int32_t* slots);
+
+/* What the arena has room for. */
+typedef struct sluice_parcels_size_s {
+  int32_t num_chunks;
+  int64_t tokens;   /* of this rank */
+  int64_t sent;     /* its kept routes */
+  int64_t rows;     /* received routes */
+  int64_t arriving; /* parcels, own ones among them */
+} sluice_parcels_size_t;
+
+struct sluice_moe_s;
+/* Bytes of the arena; a restored binding has no exchange. */
+uint64_t sluice_parcels_bytes(const struct sluice_moe_s* moe, const sluice_parcels_size_t* size, int is_restored);
+
+/* Parcels over routes when routing is uniform: W (1 - (E - E/W choose K) / (E choose K)) / K. */
+double sluice_parcels_share(int32_t num_experts, int32_t world_size, int32_t top_k);
 
 #endif /* SLUICE_BACKEND_MOE_PARCELS_H_ */

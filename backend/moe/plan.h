@@ -89,9 +89,9 @@ sluice_status_t sluice_plan_measure(sluice_moe_t* moe, sluice_plan_data_t* plan)
  * routing, schedules and products with others; *out_fits says whether it is in its budgets then. */
 sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_bytes_t* least, sluice_plan_data_t* plan,
                                         int32_t* out_fits);
-/* Bytes that one step takes when its chunks receive `chunk_rows` [n] rows of which `kept` [n] say what is kept. */
+/* Bytes that one step takes whose kept chunks have kept_chunk_rows [n] rows (-1: not kept) of num_rows received. */
 uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
-                                const int64_t* chunk_rows, int64_t num_tokens, int64_t num_sent);
+                                const int64_t* kept_chunk_rows, int64_t num_tokens, int64_t num_sent, int64_t num_rows);
 
 /* On a far device: the block of a saved buffer (SLUICE_SAVED_*) that steps of this plan take, the same for each; 0
  * where the policies store nothing there. */

@@ -57,10 +57,11 @@ static uint64_t far_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t
 }
 
 uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
-                                const int64_t* kept_chunk_rows, int64_t num_tokens, int64_t num_sent) {
+                                const int64_t* kept_chunk_rows, int64_t num_tokens, int64_t num_sent,
+                                int64_t num_rows) {
   if (sluice_is_far(moe)) return far_step_bytes(moe, plan); /* whatever the routing */
   uint64_t bytes = sluice_align_up(sizeof(sluice_step_t)) +
-                   sluice_align_up(sluice_binding_meta_bytes_of(moe, num_chunks, num_tokens, num_sent));
+                   sluice_align_up(sluice_binding_meta_bytes_of(moe, num_chunks, num_tokens, num_sent, num_rows));
   const int32_t policy[] = {plan->restore_di, plan->restore_m};
   const int32_t tensor[] = {SLUICE_T_KEPT_DI, SLUICE_T_KEPT_M};
   for (int which = 0; which < 2; ++which) {
@@ -107,6 +108,7 @@ static sluice_status_t build_small(const sluice_moe_t* moe, const sluice_plan_da
       .callback = moe->config.callback_experts,
       .gated = moe->config.gated != SLUICE_GATED_NO,
       .bounded = 1,
+      .dedup = sluice_layer_is_deduplicated(moe),
       .input_half = direction == SLUICE_BACKWARD,
       .weight_half = direction == SLUICE_BACKWARD ? weights : SLUICE_WEIGHTS_NONE,
       .wgrad_mode = plan->wgrad_mode,
@@ -123,9 +125,8 @@ static uint64_t tensor_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* 
   uint64_t row = sluice_pass_row_bytes(moe, t), ring = (uint64_t)schedule->ring[t];
   if (given || row == 0 || ring == 0) return 0;
   uint64_t rows = (uint64_t)plan->chunk_rows;
-  if (t == SLUICE_T_SEND || t == SLUICE_T_RECV) {
-    rows = (uint64_t)sluice_max_i64(plan->chunk_rows, sluice_plan_sent_rows(moe, plan));
-  }
+  if (t == SLUICE_T_SEND || t == SLUICE_T_RECV) rows = (uint64_t)sluice_plan_travelling_rows(moe, plan);
+  if (t == SLUICE_T_PARCELS) rows = (uint64_t)sluice_plan_arriving_parcels(moe, plan);
   int one_per_chunk = ring == (uint64_t)spec->num_chunks && spec->num_chunks > 2;
   if (spec->direction == SLUICE_BACKWARD &&
       (plan->wgrad_mode == SLUICE_WGRAD_DEFERRED || spec->weight_half == SLUICE_WEIGHTS_LATER)) {
@@ -189,8 +190,8 @@ static uint64_t far_base_bytes(const sluice_context_t* context) {
 
 uint64_t sluice_plan_base_bytes(const sluice_context_t* context) {
   if (context->device->far != NULL) return far_base_bytes(context);
-  const sluice_arena_t* arenas[] = {&context->slots, &context->binding, &context->layout, &context->cut,
-                                    &context->envelope};
+  const sluice_arena_t* arenas[] = {&context->slots,  &context->binding, &context->parcels,
+                                    &context->layout, &context->cut,     &context->envelope};
   uint64_t sized = 0;
   for (size_t i = 0; i < sizeof arenas / sizeof arenas[0]; ++i) sized += arenas[i]->capacity;
   const sluice_template_cache_t* cache = &context->templates;
@@ -224,16 +225,26 @@ uint64_t sluice_plan_routing_bytes(const sluice_moe_t* moe, const sluice_plan_da
   return sluice_align_up(sluice_binding_arena_bytes(moe, plan->max_chunks, plan->inputs.max_tokens));
 }
 
+uint64_t sluice_plan_parcels_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  if (!sluice_layer_is_deduplicated(moe)) return 0;
+  int64_t tokens = plan->inputs.max_tokens, rows = sluice_plan_any_rows(moe, plan);
+  const sluice_parcels_size_t size = {plan->max_chunks, tokens, tokens * moe->config.top_k, rows,
+                                      sluice_min_i64(rows, moe->context->world_size * tokens)};
+  return sluice_align_up(sluice_parcels_bytes(moe, &size, 0));
+}
+
 /* Of one outstanding forward, at most; under ceilings exactly, on the rank with most tokens and experts. */
 static uint64_t step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   int64_t tokens = plan->inputs.max_tokens, rows[SLUICE_MAX_CHUNKS] = {plan->kept_rows};
   if (sluice_layer_ceiling(moe) > 0) {
     for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
     return sluice_plan_step_bytes(moe, plan, plan->num_chunks, rows, tokens,
-                                  plan->num_chunks * sluice_plan_sent_rows(moe, plan));
+                                  plan->num_chunks * sluice_plan_sent_rows(moe, plan), plan->worst_rows);
   }
-  return sluice_plan_step_bytes(moe, plan, 1, rows, tokens, tokens * moe->config.top_k) +
-         (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT + sluice_binding_meta_bytes_of(moe, plan->max_chunks, 0, 0);
+  return sluice_plan_step_bytes(moe, plan, 1, rows, tokens, tokens * moe->config.top_k,
+                                sluice_plan_any_rows(moe, plan)) +
+         (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT +
+         sluice_binding_meta_bytes_of(moe, plan->max_chunks, 0, 0, 0);
 }
 
 sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* plan) {
@@ -256,7 +267,8 @@ sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* pla
     b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;
     return SLUICE_OK;
   }
-  b->routing = sluice_plan_routing_bytes(moe, plan) + sluice_plan_layout_bytes(plan) + sluice_plan_cut_bytes(moe, plan);
+  b->routing = sluice_plan_routing_bytes(moe, plan) + sluice_plan_layout_bytes(plan) +
+               sluice_plan_cut_bytes(moe, plan) + sluice_plan_parcels_bytes(moe, plan);
   b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(plan->max_chunks)) +
                  SLUICE_TEMPLATE_LIST_BYTES + events_bytes(moe, plan);
   b->headers = moe->context->envelope.capacity;

@@ -32,6 +32,9 @@ sluice_status_t sluice_plan_install(sluice_moe_t* layer, const sluice_plan_data_
   if (sluice_plan_cut_bytes(moe, plan) > 0) {
     SLUICE_TRY(sluice_arena_reserve(&context->cut, sluice_plan_cut_bytes(moe, plan), "rows by block of a plan"));
   }
+  if (sluice_plan_parcels_bytes(moe, plan) > 0) {
+    SLUICE_TRY(sluice_arena_reserve(&context->parcels, sluice_plan_parcels_bytes(moe, plan), "parcels of a plan"));
+  }
   const sluice_device_t* device = context->device;
   if (device->vtable->reserve != NULL) {
     SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks)));

@@ -54,9 +54,27 @@ void sluice_plan_set_ceilings(const sluice_moe_t* moe, int32_t n, sluice_plan_da
   plan->max_chunks = n == 1 && plan->chunk_rows == plan->worst_rows ? 1 : plan->num_blocks;
 }
 
+/* Tokens of one chunk on any rank. */
+static int64_t chunk_tokens(const sluice_plan_data_t* plan) {
+  int64_t tokens = plan->inputs.max_tokens;
+  return sluice_min_i64(tokens, plan->blocks_per_chunk * sluice_ceil_div(tokens, plan->num_blocks));
+}
+
 int64_t sluice_plan_sent_rows(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   if (sluice_layer_ceiling(moe) > 0) return sluice_layer_ceiling(moe) * moe->config.num_experts;
-  int64_t tokens = plan->inputs.max_tokens;
-  int64_t per_chunk = plan->blocks_per_chunk * sluice_ceil_div(tokens, plan->num_blocks);
-  return sluice_min_i64(tokens, per_chunk) * moe->config.top_k;
+  return chunk_tokens(plan) * moe->config.top_k;
+}
+
+int64_t sluice_plan_arriving_parcels(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return sluice_min_i64(plan->chunk_rows, moe->context->world_size * chunk_tokens(plan));
+}
+
+int64_t sluice_plan_travelling_rows(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  if (!sluice_layer_is_deduplicated(moe)) return sluice_max_i64(plan->chunk_rows, sluice_plan_sent_rows(moe, plan));
+  int64_t ranks = sluice_min_i64(moe->context->world_size, moe->config.top_k);
+  return sluice_max_i64(sluice_plan_arriving_parcels(moe, plan), ranks * chunk_tokens(plan));
+}
+
+int64_t sluice_plan_any_rows(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return moe->context->world_size * plan->inputs.max_tokens * moe->config.top_k;
 }

@@ -21,6 +21,12 @@ int64_t sluice_plan_with_slack(int64_t rows, int64_t parts);
 void sluice_plan_set_ceilings(const sluice_moe_t* moe, int32_t n, sluice_plan_data_t* plan);
 /* Rows that this rank may send in one chunk. */
 int64_t sluice_plan_sent_rows(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+/* Rows of one chunk that are on their way or have come back at once, and parcels that arrive in it, own ones among
+ * them: where the layer is deduplicated, of each token at most one for each rank. */
+int64_t sluice_plan_travelling_rows(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+int64_t sluice_plan_arriving_parcels(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+/* Rows of a pass whatever the ids, repeated ones too. */
+int64_t sluice_plan_any_rows(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 
 /* ---- bytes (plan_bytes.c) ---- */
 
@@ -29,10 +35,12 @@ uint64_t sluice_plan_stored_row_bytes(const sluice_moe_t* moe, const sluice_plan
 uint64_t sluice_plan_offloaded_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 /* Of the host pool, when `kept_rows` rows of each outstanding forward are offloaded. */
 uint64_t sluice_plan_host_pool_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t kept_rows);
-/* Of the arenas of routes and offsets, of places of slots, and of rows by block (0: nothing is cut). */
+/* Of the arenas of routes and offsets, of places of slots, of rows by block (0: nothing is cut), and of parcels (0:
+ * rows travel). */
 uint64_t sluice_plan_routing_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan);
 uint64_t sluice_plan_cut_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+uint64_t sluice_plan_parcels_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 
 /* ---- time (plan_time.c) ---- */
 

@@ -26,6 +26,9 @@ double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data
   double row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
   double product = rows * 2.0 * (double)c->model_width * (double)c->hidden_width / FLOPS;
   double exchange = rows * row_bytes * (w - 1) / w / LINK_BYTES;
+  if (sluice_layer_is_deduplicated(moe)) {
+    exchange *= sluice_parcels_share(c->num_experts, moe->context->world_size, c->top_k);
+  }
   double copy = rows * row_bytes / COPY_BYTES;
   double wide = (double)sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M) / row_bytes;
   double copies = (plan->restore_di == SLUICE_RESTORE_OFFLOAD ? copy : 0) +

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/moe/parcels.h"
 
 #define HEADER_BYTES 1024.0 /* of the envelope to each peer that opens a pass */
 #define SCALAR_BYTES 4.0    /* of a route's slot, and of its weight */
@@ -14,11 +15,8 @@ static double local_experts(const sluice_workload_t* w) {
   return ceil((double)w->num_experts / (double)(w->world_size > 0 ? w->world_size : 1));
 }
 
-/* W (1 - (E - E_local choose K) / (E choose K)) */
 double sluice_ranks_per_token(const sluice_workload_t* w) {
-  double none = 1, elsewhere = (double)w->num_experts - local_experts(w);
-  for (int32_t k = 0; k < w->top_k; ++k) none *= fmax(0, elsewhere - k) / (double)(w->num_experts - k);
-  return w->world_size * (1 - none);
+  return sluice_parcels_share(w->num_experts, w->world_size, w->top_k) * w->top_k;
 }
 
 int sluice_choice_cuts_rows(const sluice_workload_t* w, const sluice_choice_t* c) {

@@ -194,6 +194,9 @@ sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what)
 
 sluice_status_t sluice_check_sends_rows(const sluice_moe_t* moe, const char* what) {
   if (!moe->config.deduplicate) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: layer %d has deduplicate 1; not for such layers yet: set it to 0", what,
-                     moe->config.layer_id);
+  return SLUICE_FAIL(
+      SLUICE_E_UNSUPPORTED,
+      "%s: layer %d has deduplicate 1, and its parts exchange rows: set it to 0, or call the whole layer "
+      "(sluice_moe_forward)",
+      what, moe->config.layer_id);
 }

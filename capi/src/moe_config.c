@@ -146,12 +146,6 @@ static sluice_status_t check_deduplicate(const sluice_context_t* context, const 
                        "expert: set deduplicate to 0, or exchange_mode to exact",
                        id);
   }
-  if (context->memory_budget != 0 || context->host_memory_budget != 0) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: deduplicate is 1, which does not run under a memory_budget or host_memory_budget "
-                       "yet: set it to 0, or the budgets",
-                       id);
-  }
   return SLUICE_OK;
 }
 

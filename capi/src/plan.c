@@ -105,9 +105,8 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
   return SLUICE_OK;
 }
 
-/* Ceilings on a device of its own memory have no plans yet, and neither have parcels. */
+/* Ceilings on a device of its own memory have no plans yet. */
 static sluice_status_t check_mode(const sluice_moe_t* moe, const char* what) {
-  SLUICE_TRY(sluice_check_sends_rows(moe, what));
   return moe->context->device->far != NULL ? sluice_check_is_exact(moe, what) : SLUICE_OK;
 }
 
@@ -186,9 +185,12 @@ sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_
                                                 : "out_bytes");
   }
   CHECK(num_chunks >= 1 && num_chunks <= SLUICE_MAX_CHUNKS, "sluice_plan_predict_step: num_chunks is %d", num_chunks);
-  int64_t kept[SLUICE_MAX_CHUNKS];
-  for (int32_t i = 0; i < num_chunks; ++i) kept[i] = i < kept_chunks ? rows_per_chunk[i] : -1;
-  *out_bytes = sluice_plan_step_bytes(plan->moe, &plan->data, num_chunks, kept, num_tokens, num_sent);
+  int64_t kept[SLUICE_MAX_CHUNKS], num_rows = 0;
+  for (int32_t i = 0; i < num_chunks; ++i) {
+    kept[i] = i < kept_chunks ? rows_per_chunk[i] : -1;
+    num_rows += rows_per_chunk[i];
+  }
+  *out_bytes = sluice_plan_step_bytes(plan->moe, &plan->data, num_chunks, kept, num_tokens, num_sent, num_rows);
   return SLUICE_OK;
 }
 

@@ -149,9 +149,6 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
   CHECK(out->reserved == 0 && out->reserved_2 == 0, "workload: reserved is %d and reserved_2 %d; set them to 0",
         out->reserved, out->reserved_2);
   CHECK(out->deduplicate == 0 || out->deduplicate == 1, "workload: deduplicate is %d; it is 0 or 1", out->deduplicate);
-  CHECK(!out->deduplicate || (out->memory_budget == 0 && out->host_memory_budget == 0),
-        "workload: deduplicate is 1, which does not run under a memory_budget or host_memory_budget yet: set it to 0, "
-        "or the budgets");
   return SLUICE_OK;
 }
 
@@ -207,6 +204,7 @@ static sluice_status_t new_layer(const sluice_planner_workload_t* w, int32_t res
     config.model_width = w->model_width, config.hidden_width = w->callback_experts ? 0 : w->hidden_width;
     config.num_experts = w->num_experts, config.top_k = w->top_k;
     config.dtype = w->dtype, config.gated = w->gated, config.callback_experts = w->callback_experts;
+    config.deduplicate = w->deduplicate;
     if (w->callback_experts) config.restore_middle = restore_middle;
     status = sluice_layer_create(context, &config, out_moe);
   }

@@ -9,28 +9,13 @@
 
 #include <cmocka.h>
 
+#include "capi/test/checks.h"
 #include "capi/test/rig.h"
 
 static case_t base_case(void) {
-  return (case_t){.world_size = 1,
-                  .tokens = {13, 9, 17, 5},
-                  .model_width = 11,
-                  .hidden_width = 19,
-                  .num_experts = 12,
-                  .top_k = 2,
-                  .num_chunks = 1,
-                  .dtype = SLUICE_DTYPE_F32,
-                  .activation = SLUICE_ACTIVATION_GELU,
-                  .bias = 1,
-                  .restore_input = SLUICE_RESTORE_KEEP,
-                  .restore_middle = SLUICE_RESTORE_KEEP,
-                  .hot_expert = -1};
-}
-
-static void assert_fine(const case_t* c, const result_t* r) {
-  for (int32_t i = 0; i < c->world_size; ++i) {
-    if (r->status[i] != SLUICE_OK) fail_msg("rank %d: %d: %s", i, r->status[i], r->message[i]);
-  }
+  case_t c = world_small_case();
+  c.bias = 1;
+  return c;
 }
 
 /* Outputs and all gradients. The ceiling is what no chunk can pass. */
@@ -43,8 +28,8 @@ static void check(const case_t* c) {
   plain.chunk_cut = SLUICE_CHUNK_CUT_TOKENS; /* as under ceilings: the order of sums of weight gradients */
   world_run(&plain, &exact);
   world_run(&under, &ceiling);
-  assert_fine(c, &exact);
-  assert_fine(c, &ceiling);
+  must_work(c, &exact);
+  must_work(c, &ceiling);
   if (!world_identical(c, &exact, &ceiling, 1)) {
     fail_msg("W %d n %d K %d dtype %d gated %d restore %d %d: other bits, distance %g", c->world_size, c->num_chunks,
              c->top_k, c->dtype, c->gated, c->restore_input, c->restore_middle, world_distance(c, &exact, &ceiling));
@@ -120,7 +105,7 @@ static void Ceiling_BytesOnTheWire_AreThoseOfTheCeiling(void** state) {
   world_run(&c, &exact);
   c.ceiling = 6;
   world_run(&c, &under);
-  assert_fine(&c, &under);
+  must_work(&c, &under);
   /* Out and back, forward and backward: four times the rows, and scalars twice. */
   uint64_t rows = 2u * 9u * 6u; /* chunks, experts of other ranks, ceiling */
   for (int32_t r = 0; r < 4; ++r) {
@@ -314,7 +299,7 @@ static void Budget_UnderACeiling_PeakIsWhatWasPlannedToTheByte(void** state) {
       assert_int_equal(smallest_budget(&c), least);
       c.budget = least;
       world_run(&c, &under);
-      assert_fine(&c, &under);
+      must_work(&c, &under);
       for (int32_t r = 0; r < c.world_size; ++r) {
         if (!c.restore && under.peak_bytes[r] != least) {
           fail_msg("W %d bits %d rank %d: peak %llu, planned %llu", c.world_size, bits, r,
@@ -326,7 +311,7 @@ static void Budget_UnderACeiling_PeakIsWhatWasPlannedToTheByte(void** state) {
       /* The leanest plan computes chunk by chunk what was sent again: the outputs' bits do not depend on it. */
       c.budget = none;
       world_run(&c, &without);
-      assert_fine(&c, &without);
+      must_work(&c, &without);
       assert_true(world_identical(&c, &under, &without, 0));
       assert_true(world_distance(&c, &under, &without) <= (c.dtype == SLUICE_DTYPE_BF16 ? 1e-2 : 5e-6));
       for (int32_t r = 0; r < c.world_size; ++r) {
@@ -351,7 +336,7 @@ static void Budget_UnderACeiling_MoreRoomKeepsMore(void** state) {
     result_t got;
     c.budget = least + least * part / 4;
     world_run(&c, &got);
-    assert_fine(&c, &got);
+    must_work(&c, &got);
     assert_true(got.peak_bytes[0] <= c.budget);
     if (part == 0) last = got.bytes_sent[0];
     assert_true(got.bytes_sent[0] <= last); /* less is sent again */

@@ -12,23 +12,9 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "capi/test/checks.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
-
-static case_t base_case(void) {
-  return (case_t){.world_size = 1,
-                  .tokens = {13, 9, 17, 5},
-                  .model_width = 11,
-                  .hidden_width = 19,
-                  .num_experts = 12,
-                  .top_k = 2,
-                  .num_chunks = 1,
-                  .dtype = SLUICE_DTYPE_F32,
-                  .activation = SLUICE_ACTIVATION_GELU,
-                  .restore_input = SLUICE_RESTORE_KEEP,
-                  .restore_middle = SLUICE_RESTORE_KEEP,
-                  .hot_expert = -1};
-}
 
 static void run_on_fakes(const case_t* c, int with_groups, result_t* out) {
   char live[200], hazard[200];
@@ -38,9 +24,7 @@ static void run_on_fakes(const case_t* c, int with_groups, result_t* out) {
   world_run(&there, out);
   int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard);
   int64_t left = fakes_close(live, sizeof live);
-  for (int32_t r = 0; r < c->world_size; ++r) {
-    if (out->status[r] != SLUICE_OK) fail_msg("rank %d: %d: %s", r, out->status[r], out->message[r]);
-  }
+  must_work(c, out);
   if (hazards != 0) fail_msg("%lld hazards: %s", (long long)hazards, hazard);
   if (left != 0) fail_msg("left: %s", live);
 }
@@ -75,7 +59,7 @@ static void CudaCeiling_RanksAndChunks_HaveTheBitsOfExact(void** state) {
   (void)state;
   for (int w = 0; w < 3; ++w) {
     for (int n = 0; n < 3; ++n) {
-      case_t c = base_case();
+      case_t c = world_small_case();
       c.world_size = RANKS[w], c.num_chunks = CHUNKS[n];
       c.bias = (w + n) % 2 == 0, c.gated = n % 2;
       c.wgrad_mode = n == 1 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
@@ -92,7 +76,7 @@ static void CudaCeiling_EveryPolicy_HasTheBitsOfExact(void** state) {
   const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int w = 0; w < 2; ++w) {
     for (int p = 0; p < 9; ++p) {
-      case_t c = base_case();
+      case_t c = world_small_case();
       c.world_size = RANKS[w], c.num_chunks = CHUNKS[p % 3], c.bias = 1, c.gated = p % 2;
       c.restore_input = inputs[p / 3], c.restore_middle = middles[p % 3];
       c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.dtype = p % 2 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
@@ -104,7 +88,7 @@ static void CudaCeiling_EveryPolicy_HasTheBitsOfExact(void** state) {
 static void CudaCeiling_OddShapesSkewAndOwners_HaveTheBitsOfExact(void** state) {
   (void)state;
   for (int w = 0; w < 3; ++w) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = RANKS[w], c.num_chunks = 3, c.drop_every = 3;
     check(&c);
     c.drop_every = 1;
@@ -123,7 +107,7 @@ static void CudaCeiling_OddShapesSkewAndOwners_HaveTheBitsOfExact(void** state) 
 static void CudaCeiling_HalvesAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
   (void)state;
   for (int w = 0; w < 2; ++w) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = RANKS[w], c.num_chunks = 2, c.halves_apart = 1, c.gated = 1, c.bias = 1;
     check(&c);
     c.halves_apart = 0, c.outstanding = 3, c.accumulate = 1, c.dtype = SLUICE_DTYPE_BF16, c.grad_f32 = 1;
@@ -134,7 +118,7 @@ static void CudaCeiling_HalvesAndOutstandingSteps_HaveTheBitsOfExact(void** stat
 static void CudaCeiling_HostWaits_NoneInForwardAndBackward(void** state) {
   (void)state;
   for (int w = 0; w < 3; ++w) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     result_t out;
     char live[200];
     c.world_size = RANKS[w], c.num_chunks = 4, c.bias = 1, c.machine = fakes_machine(), c.ceiling = 18;
@@ -606,7 +590,7 @@ static void CudaCeiling_AnyWaitLeftOut_LeavesAHazard(void** state) {
   char text[200], live[200];
   int64_t found = 0, waits = 1;
   for (int64_t nth = -1; nth < waits; ++nth) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     result_t out;
     c.num_chunks = 3, c.bias = 1, c.ceiling = 18;
     c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;

@@ -5,35 +5,10 @@
 
 #include "backend/base/clock.h"
 
-case_t layer_base_case(void) {
-  return (case_t){.world_size = 1,
-                  .tokens = {13, 9, 17, 5},
-                  .model_width = 11,
-                  .hidden_width = 19,
-                  .num_experts = 12,
-                  .top_k = 2,
-                  .num_chunks = 1,
-                  .dtype = SLUICE_DTYPE_F32,
-                  .activation = SLUICE_ACTIVATION_GELU,
-                  .restore_input = SLUICE_RESTORE_KEEP,
-                  .restore_middle = SLUICE_RESTORE_KEEP,
-                  .hot_expert = -1};
-}
-
 static case_t case_of(int32_t world_size) {
-  case_t c = layer_base_case();
+  case_t c = world_small_case();
   c.world_size = world_size;
   return c;
-}
-
-/* Towards the reference as layer_test's: f32 sums of some 20 terms, 8 bits in bf16 and 11 in f16 between ops. */
-static double tolerance(const case_t* c) {
-  switch (c->dtype) {
-    case SLUICE_DTYPE_F64: return 3e-7;
-    case SLUICE_DTYPE_F32: return 5e-6;
-    case SLUICE_DTYPE_F16: return 1e-2;
-    default: return 6e-2;
-  }
 }
 
 /* Towards the CPU: products differ in the order of their sums, activations by their last bits, and a value that lies
@@ -79,7 +54,7 @@ static const char* check_with(const layer_machine_t* machine, const case_t* c, i
   world_free(&got);
   world_free(&want);
   world_free(&cpu);
-  if (d >= 0 && d <= room * tolerance(c) && e >= 0 && e <= room * ulps_of_cpu(c)) return NULL;
+  if (d >= 0 && d <= room * world_tolerance(c) && e >= 0 && e <= room * ulps_of_cpu(c)) return NULL;
   snprintf(problem, sizeof problem,
            "W %d n %d T %lld M %lld H %lld E %d K %d dtype %d act %d gated %d bias %d restore %d %d: distance %g, of "
            "the CPU %g",
@@ -293,7 +268,7 @@ static int32_t throw_dice(int32_t sides) {
 
 static case_t random_case(const layer_machine_t* machine, int32_t most_ranks) {
   static const int32_t types[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
-  case_t c = layer_base_case();
+  case_t c = world_small_case();
   c.world_size = 1 + throw_dice(most_ranks);
   for (int r = 0; r < c.world_size; ++r) c.tokens[r] = throw_dice(4) == 0 ? 0 : throw_dice(machine->is_slow ? 20 : 300);
   c.model_width = 1 + throw_dice(40), c.hidden_width = 1 + throw_dice(40);

@@ -31,7 +31,4 @@ extern const layer_case_t layer_cases[];
 const char* layer_soak(const layer_machine_t* machine, int32_t most_ranks, uint64_t seed, double seconds,
                        int64_t* out_cases);
 
-/* A case to begin with. */
-case_t layer_base_case(void);
-
 #endif /* SLUICE_CAPI_TEST_CUDA_LAYER_SUITE_H_ */

@@ -39,7 +39,7 @@ static void CudaLayer_SoakOfTwoSeconds_MatchesReferenceAndCpu(void** state) {
 /* Other waits of the driver are those of memory that is returned, and there is none in a pass. */
 static void CudaLayer_AllWaitsOfTheDriver_AreThoseReads(void** state) {
   (void)state;
-  case_t c = layer_base_case();
+  case_t c = world_small_case();
   result_t out;
   char live[200];
   c.num_chunks = 4, c.bias = 1, c.machine = fakes_machine();
@@ -56,7 +56,7 @@ static void CudaLayer_AllWaitsOfTheDriver_AreThoseReads(void** state) {
 static void CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits(void** state) {
   (void)state;
   static const char* const hows[] = {"grouped", "single", "lt"};
-  case_t c = layer_base_case();
+  case_t c = world_small_case();
   result_t want, got;
   char text[200], live[200];
   c.num_chunks = 3, c.bias = 1, c.gated = 1, c.restore_middle = SLUICE_RESTORE_RECOMPUTE, c.machine = fakes_machine();
@@ -104,7 +104,7 @@ static int64_t runs_with_hazards(const layer_machine_t* machine, const case_t* c
 static void CudaLayer_AnyWaitLeftOut_LeavesAHazard(void** state) {
   const layer_machine_t* machine = *state;
   for (int32_t w = 1; w <= 2; ++w) {
-    case_t c = layer_base_case();
+    case_t c = world_small_case();
     c.world_size = w, c.num_chunks = w == 1 ? 3 : 2, c.bias = 1;
     c.restore_input = w == 1 ? SLUICE_RESTORE_OFFLOAD : SLUICE_RESTORE_KEEP;
     c.restore_middle = w == 1 ? SLUICE_RESTORE_OFFLOAD : SLUICE_RESTORE_RECOMPUTE;

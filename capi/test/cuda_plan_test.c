@@ -9,27 +9,10 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "capi/test/budget_suite.h"
+#include "capi/test/checks.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
-
-static case_t base_case(void) {
-  return (case_t){.world_size = 2,
-                  .tokens = {96, 80, 96, 64},
-                  .model_width = 12,
-                  .hidden_width = 24,
-                  .num_experts = 12,
-                  .top_k = 2,
-                  .dtype = SLUICE_DTYPE_F32,
-                  .activation = SLUICE_ACTIVATION_GELU,
-                  .bias = 1,
-                  .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,
-                  .restore_input = SLUICE_RESTORE_ADAPTIVE,
-                  .restore_middle = SLUICE_RESTORE_ADAPTIVE,
-                  .reuse_saved = 1,
-                  .outstanding = 1,
-                  .hot_expert = -1,
-                  .machine = fakes_machine()};
-}
 
 /* No hazard between any two accesses, and nothing left. */
 static void run(const case_t* c, result_t* out) {
@@ -40,162 +23,53 @@ static void run(const case_t* c, result_t* out) {
   if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
 }
 
-static void must_work(const case_t* c, const result_t* got) {
-  for (int32_t r = 0; r < c->world_size; ++r) {
-    if (got->status[r] != SLUICE_OK) {
-      fail_msg("budget %llu, rank %d: %s", (unsigned long long)c->budget, r, got->message[r]);
-    }
-    if (c->budget > 0 && got->peak_bytes[r] > c->budget) {
-      fail_msg("rank %d took %llu of %llu bytes", r, (unsigned long long)got->peak_bytes[r],
-               (unsigned long long)c->budget);
-    }
-  }
-}
-
-/* The smallest budget that an error names; 0 when the case runs. */
-static uint64_t smallest_budget(case_t c) {
-  result_t got;
-  run(&c, &got);
-  unsigned long long least = 0;
-  for (int32_t r = 0; r < c.world_size; ++r) {
-    unsigned long long needs = 0;
-    if (got.status[r] == SLUICE_OK) continue;
-    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-    const char* text = strstr(got.message[r], ") needs ");
-    if (text == NULL || sscanf(text, ") needs %llu", &needs) != 1) fail_msg("no budget in: %s", got.message[r]);
-    if (needs > least) least = needs;
-  }
-  world_free(&got);
-  return least;
-}
-
-/* Within the budget, as the f64 reference, and with the bits that the same layer has without a budget. */
-static void check(case_t c) {
-  result_t got, want, plain;
-  case_t whole = c;
-  whole.budget = whole.host_budget = 0, whole.num_chunks = 1;
-  run(&c, &got);
-  must_work(&c, &got);
-  run(&whole, &plain);
-  must_work(&whole, &plain);
-  world_reference(&c, &want);
-  double d = world_distance(&c, &got, &want);
-  if (!(d >= 0 && d <= 5e-6)) fail_msg("budget %llu: distance %g", (unsigned long long)c.budget, d);
-  assert_true(world_identical(&c, &got, &plain, 0));
-  world_free(&got);
-  world_free(&want);
-  world_free(&plain);
+static budget_suite_t suite_of(void) {
+  budget_suite_t suite = {.base = budget_base_case(), .run = run, .least_ranks = 1, .is_slow = 1};
+  suite.base.model_width = 12, suite.base.hidden_width = 24;
+  suite.base.machine = fakes_machine();
+  return suite;
 }
 
 static void CudaBudget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
   (void)state;
-  for (int32_t w = 1; w <= 4; w += w) {
-    for (int bits = 0; bits < 4; ++bits) {
-      case_t c = base_case();
-      c.world_size = w, c.gated = bits & 1, c.outstanding = bits & 1 ? 3 : 1, c.restore = bits >> 1;
-      c.budget = 1;
-      uint64_t least = smallest_budget(c);
-      assert_true(least > 1);
-      for (int i = 0; i < 3; i += 2) {
-        c.budget = least + least * (uint64_t)i / 2;
-        check(c);
-      }
-      c.budget = least - 1;
-      assert_int_equal(smallest_budget(c), least);
-    }
-  }
+  const budget_suite_t suite = suite_of();
+  budget_from_the_smallest_up(&suite);
 }
 
-/* All tokens of all ranks to one expert: memory stays within the plan, chunks become more, nothing is dropped. */
 static void CudaBudget_OneHotExpert_StaysWithinThePlan(void** state) {
   (void)state;
-  for (int32_t w = 2; w <= 4; w += 2) {
-    case_t c = base_case();
-    c.world_size = w, c.top_k = 1, c.budget = 1;
-    uint64_t least = smallest_budget(c);
-    c.budget = least + least / 4;
-    result_t balanced, hot;
-    run(&c, &balanced);
-    must_work(&c, &balanced);
-    c.hot_expert = 1;
-    check(c);
-    run(&c, &hot);
-    must_work(&c, &hot);
-    assert_true(hot.num_chunks[0] > balanced.num_chunks[0]);
-    world_free(&balanced);
-    world_free(&hot);
-  }
+  const budget_suite_t suite = suite_of();
+  budget_one_hot_expert(&suite);
 }
 
-/* Few tokens, none on a rank, dropped routes, experts in another order, every policy. */
 static void CudaBudget_OddShapesAndPolicies_ResultsAreTheSame(void** state) {
   (void)state;
-  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-  for (int i = 0; i < 9; ++i) {
-    case_t c = base_case();
-    c.restore_input = i % 3, c.restore_middle = middle[i / 3];
-    c.uneven_owners = i % 2, c.drop_every = i % 4 == 1 ? 3 : 0;
-    if (i % 3 == 1) c.tokens[0] = 5, c.tokens[1] = 0;
-    c.hot_expert = i % 3 == 2 ? 2 : -1;
-    c.budget = 1;
-    c.budget = smallest_budget(c);
-    c.budget += c.budget / 8;
-    if (i % 2) c.host_budget = 1u << 20;
-    check(c);
-  }
+  const budget_suite_t suite = suite_of();
+  budget_odd_shapes_and_policies(&suite);
 }
 
-/* Refused on all ranks alike before anything is sent. */
 static void CudaBudget_MoreOutstandingThanSaid_RefusedByName(void** state) {
   (void)state;
-  case_t c = base_case();
-  c.top_k = 1, c.hot_expert = 1, c.outstanding = c.max_outstanding = 1;
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
-  c.budget = 1;
-  c.budget = smallest_budget(c);
-  check(c);
-  c.outstanding = 4;
-  result_t got;
-  run(&c, &got);
-  for (int32_t r = 0; r < c.world_size; ++r) {
-    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-    assert_non_null(strstr(got.message[r], "max_outstanding is 1"));
-  }
-  world_free(&got);
+  const budget_suite_t suite = suite_of();
+  budget_more_outstanding_than_said(&suite);
 }
 
-/* Offloaded rows of one hot expert: what the pinned pool has no room for is sent and computed again. */
 static void CudaHostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
   (void)state;
-  case_t c = base_case();
-  c.top_k = 1, c.hot_expert = 1, c.outstanding = 2;
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
-  c.host_budget = 1000;
-  result_t got;
-  run(&c, &got);
-  unsigned long long needs = 0;
-  for (int32_t r = 0; r < c.world_size; ++r) {
-    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-    const char* text = strstr(got.message[r], "takes ");
-    assert_non_null(strstr(got.message[r], "raise host_memory_budget to that"));
-    assert_int_equal(sscanf(text, "takes %llu", &needs), 1);
-  }
-  world_free(&got);
-  c.host_budget = needs;
-  check(c);
-  c.budget = 1u << 30; /* both at once */
-  check(c);
+  const budget_suite_t suite = suite_of();
+  host_budget_one_hot_expert(&suite);
 }
 
 /* One read in a forward, none in a backward: as without a plan. */
 static void CudaBudget_HostWaits_AreOneInForwardNoneInBackward(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 2; ++w) {
-    case_t c = base_case();
+    const budget_suite_t suite = suite_of();
+    case_t c = suite.base;
     char live[200];
     result_t got;
     c.world_size = w, c.budget = 1;
-    c.budget = 2 * smallest_budget(c);
+    c.budget = 2 * budget_smallest(&suite, c);
     fakes_open(w, 1);
     world_run(&c, &got);
     must_work(&c, &got);

@@ -10,37 +10,14 @@
 #include <cmocka.h>
 
 #include "backend/moe/binding.h"
+#include "capi/test/budget_suite.h"
+#include "capi/test/checks.h"
 #include "capi/test/rig.h"
 
 static case_t base_case(void) {
-  return (case_t){.world_size = 2,
-                  .tokens = {13, 9, 17, 5},
-                  .model_width = 11,
-                  .hidden_width = 19,
-                  .num_experts = 12,
-                  .top_k = 4,
-                  .num_chunks = 1,
-                  .dtype = SLUICE_DTYPE_F32,
-                  .activation = SLUICE_ACTIVATION_GELU,
-                  .bias = 1,
-                  .deduplicate = 1,
-                  .hot_expert = -1};
-}
-
-/* Those of layer_test.c: sums of W rounded sums stay within them. */
-static double tolerance(const case_t* c) {
-  switch (c->dtype) {
-    case SLUICE_DTYPE_F64: return 3e-7;
-    case SLUICE_DTYPE_F32: return 5e-6;
-    case SLUICE_DTYPE_F16: return 1e-2;
-    default: return 6e-2;
-  }
-}
-
-static void assert_fine(const case_t* c, const result_t* r) {
-  for (int32_t i = 0; i < c->world_size; ++i) {
-    if (r->status[i] != SLUICE_OK) fail_msg("rank %d: %d: %s", i, r->status[i], r->message[i]);
-  }
+  case_t c = world_small_case();
+  c.world_size = 2, c.top_k = 4, c.bias = 1, c.deduplicate = 1;
+  return c;
 }
 
 static int64_t matrix_elements(const case_t* c) { return c->num_experts * c->hidden_width * c->model_width; }
@@ -63,10 +40,10 @@ static void check(const case_t* c) {
   world_run(c, &got);
   world_run(&without, &plain);
   world_reference(c, &want);
-  assert_fine(c, &got);
-  assert_fine(c, &plain);
+  must_work(c, &got);
+  must_work(c, &plain);
   double d = world_distance(c, &got, &want);
-  if (!(d >= 0 && d <= tolerance(c))) {
+  if (!(d >= 0 && d <= world_tolerance(c))) {
     fail_msg("W %d n %d K %d E %d dtype %d gated %d restore %d %d: distance %g", c->world_size, c->num_chunks, c->top_k,
              c->num_experts, c->dtype, c->gated, c->restore_input, c->restore_middle, d);
   }
@@ -168,7 +145,7 @@ static void Deduplicate_ManyCycles_KeepNoMemory(void** state) {
   c.world_size = 3, c.num_chunks = 3, c.cycles = 3;
   result_t got;
   world_run(&c, &got);
-  assert_fine(&c, &got);
+  must_work(&c, &got);
   for (int32_t r = 0; r < 3; ++r) assert_int_equal(got.growth[r], 0);
   world_free(&got);
 }
@@ -250,7 +227,7 @@ static void Deduplicate_BytesSent_AreThoseOfParcels(void** state) {
       case_t without = c;
       without.deduplicate = 0;
       world_run(&without, &plain);
-      assert_fine(&c, &got);
+      must_work(&c, &got);
       for (int32_t r = 0; r < w; ++r) {
         traffic_t t = traffic_of(&c, r);
         assert_int_equal(got.bytes_sent[r], bytes_with(t, 256 * 4, redispatches));
@@ -263,6 +240,93 @@ static void Deduplicate_BytesSent_AreThoseOfParcels(void** state) {
       world_free(&plain);
     }
   }
+}
+
+/* ---- budgets and plans: as without, and beside it ---- */
+
+static budget_suite_t suite_of(void) {
+  budget_suite_t suite = {.base = budget_base_case(), .run = world_run, .least_ranks = 2};
+  suite.base.top_k = 4, suite.base.deduplicate = 1;
+  return suite;
+}
+
+static void DeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_from_the_smallest_up(&suite);
+}
+
+static void DeduplicateBudget_OneHotExpert_StaysWithinThePlan(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_one_hot_expert(&suite);
+}
+
+static void DeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_odd_shapes_and_policies(&suite);
+}
+
+static void DeduplicateBudget_MoreOutstandingThanSaid_RefusedByName(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_more_outstanding_than_said(&suite);
+}
+
+static void DeduplicateHostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  host_budget_one_hot_expert(&suite);
+}
+
+static void DeduplicatePrediction_SeveralRanks_EqualsTheAllocatorOfEach(void** state) {
+  (void)state;
+  budget_predictions(&(budget_suite_t){.base = base_case(), .run = world_run});
+}
+
+/* Repeated ids may bring a rank more routes than distinct ones could; their tables have room all the same. */
+static void DeduplicateBudget_RepeatedIds_StayWithinThePlan(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  for (int32_t w = 2; w <= 4; ++w) {
+    case_t c = suite.base;
+    c.world_size = w, c.repeat_every = 3, c.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+    c.budget = 1;
+    c.budget = 2 * budget_smallest(&suite, c);
+    budget_check(&suite, c);
+  }
+}
+
+/* The host's own experts, and halves apart, as the plans of rows have them. */
+static void DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  for (int32_t w = 2; w <= 3; ++w) {
+    case_t c = suite.base;
+    c.world_size = w, c.halves_apart = 1, c.reuse_saved = w % 2;
+    c.budget = 1;
+    c.budget = budget_smallest(&suite, c);
+    budget_check(&suite, c);
+    c.halves_apart = 0, c.callback_experts = 1, c.bias = 0;
+    c.restore_input = w == 2 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_REDISPATCH;
+    c.restore_middle = w == 2 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+    c.budget = 1;
+    c.budget = budget_smallest(&suite, c);
+    budget_check(&suite, c);
+  }
+}
+
+/* Parcels and sums on their way take no more slots than tokens, whatever number of routes they have. */
+static void DeduplicateBudget_ManyRoutesPerToken_NeedsLessThanRows(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  case_t c = suite.base, without;
+  c.top_k = 12, c.model_width = 96, c.budget = 1;
+  without = c, without.deduplicate = 0;
+  uint64_t least = budget_smallest(&suite, c), rows = budget_smallest(&suite, without);
+  printf("smallest budget, W 2 K 12: %llu bytes, %llu without\n", (unsigned long long)least, (unsigned long long)rows);
+  assert_true(least < rows);
 }
 
 /* ---- slots of a rank that does not keep to the rules ---- */
@@ -330,21 +394,9 @@ static void Deduplicate_ConfigsItDoesNotTake_AreRefusedByName(void** state) {
   c = good, c.exchange_mode = SLUICE_EXCHANGE_CEILING, c.ceiling_rows = 4;
   refused(&rig, &c, SLUICE_E_UNSUPPORTED, "set deduplicate to 0, or exchange_mode to exact");
   rig_close(&rig);
-  for (int32_t host = 0; host < 2; ++host) {
-    sluice_context_config_t config;
-    sluice_context_config_init(&config, sizeof config);
-    config.gemm = "ref";
-    *(host ? &config.host_memory_budget : &config.memory_budget) = 1 << 24;
-    sluice_context_t* context = NULL;
-    assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_OK);
-    sluice_moe_t* moe = NULL;
-    assert_int_equal(sluice_moe_create(context, &good, &moe), SLUICE_E_UNSUPPORTED);
-    assert_non_null(strstr(last_message(), "set it to 0, or the budgets"));
-    sluice_context_destroy(context);
-  }
 }
 
-static void Deduplicate_PartsAndPlans_AreRefusedByName(void** state) {
+static void Deduplicate_PartsAlone_AreRefusedByName(void** state) {
   (void)state;
   rig_t rig;
   sluice_moe_config_t config = rig_config();
@@ -355,14 +407,6 @@ static void Deduplicate_PartsAndPlans_AreRefusedByName(void** state) {
                    SLUICE_E_UNSUPPORTED);
   assert_null(dispatch);
   assert_non_null(strstr(last_message(), "sluice_dispatch_forward: layer 3 has deduplicate 1"));
-  sluice_plan_config_t plan_config;
-  sluice_plan_config_init(&plan_config, sizeof plan_config);
-  sluice_plan_t* plan = NULL;
-  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_UNSUPPORTED);
-  assert_non_null(strstr(last_message(), "set it to 0"));
-  assert_int_equal(sluice_moe_use_plan(rig.moe, NULL), SLUICE_E_UNSUPPORTED);
-  const char bytes[8] = {0};
-  assert_int_equal(sluice_plan_read(rig.moe, bytes, sizeof bytes, &plan), SLUICE_E_UNSUPPORTED);
   uint64_t digest = 0;
   assert_int_equal(rig_round(&rig, &digest), SLUICE_OK); /* one rank: as if it were not said */
   rig_close(&rig);
@@ -382,9 +426,18 @@ int main(void) {
       cmocka_unit_test(Deduplicate_OneRoutePerToken_HasTheBitsOfRows),
       cmocka_unit_test(Deduplicate_AnyNumberOfChunks_HasTheSameBits),
       cmocka_unit_test(Deduplicate_BytesSent_AreThoseOfParcels),
+      cmocka_unit_test(DeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame),
+      cmocka_unit_test(DeduplicateBudget_OneHotExpert_StaysWithinThePlan),
+      cmocka_unit_test(DeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame),
+      cmocka_unit_test(DeduplicateBudget_MoreOutstandingThanSaid_RefusedByName),
+      cmocka_unit_test(DeduplicateHostBudget_OneHotExpert_ResultsAreTheSame),
+      cmocka_unit_test(DeduplicatePrediction_SeveralRanks_EqualsTheAllocatorOfEach),
+      cmocka_unit_test(DeduplicateBudget_RepeatedIds_StayWithinThePlan),
+      cmocka_unit_test(DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame),
+      cmocka_unit_test(DeduplicateBudget_ManyRoutesPerToken_NeedsLessThanRows),
       cmocka_unit_test(Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank),
       cmocka_unit_test(Deduplicate_ConfigsItDoesNotTake_AreRefusedByName),
-      cmocka_unit_test(Deduplicate_PartsAndPlans_AreRefusedByName),
+      cmocka_unit_test(Deduplicate_PartsAlone_AreRefusedByName),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

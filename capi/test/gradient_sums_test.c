@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "backend/base/dtype.h"
-#include "capi/test/world.h"
+#include "capi/test/checks.h"
 
 enum { NUM_KINDS = 6 };
 
@@ -36,12 +36,6 @@ static double rounded(int32_t dtype, double x) {
 }
 
 static int64_t count_of(const case_t* c, int kind) { return world_count(c, 2 + kind); }
-
-static void must_work(const case_t* c, const result_t* got) {
-  for (int32_t r = 0; r < c->world_size; ++r) {
-    if (got->status[r] != SLUICE_OK) fail_msg("rank %d: %s", r, got->message[r]);
-  }
-}
 
 static void run_both(case_t c, result_t* narrow, result_t* wide) {
   world_run(&c, narrow);

@@ -10,40 +10,16 @@
 
 #include <cmocka.h>
 
+#include "capi/test/checks.h"
 #include "capi/test/rig.h"
-
-static case_t base_case(void) {
-  return (case_t){.world_size = 1,
-                  .tokens = {13, 9, 17, 5},
-                  .model_width = 11,
-                  .hidden_width = 19,
-                  .num_experts = 12,
-                  .top_k = 2,
-                  .num_chunks = 1,
-                  .dtype = SLUICE_DTYPE_F32,
-                  .activation = SLUICE_ACTIVATION_GELU,
-                  .hot_expert = -1};
-}
-
-/* f64 layers still carry f32 gate scalars; bf16 rounds every tensor between ops to 8 bits, f16 to 11. */
-static double tolerance(const case_t* c) {
-  switch (c->dtype) {
-    case SLUICE_DTYPE_F64: return 3e-7;
-    case SLUICE_DTYPE_F32: return 5e-6;
-    case SLUICE_DTYPE_F16: return 1e-2;
-    default: return 6e-2;
-  }
-}
 
 static void check(const case_t* c) {
   result_t got, want;
   world_run(c, &got);
   world_reference(c, &want);
-  for (int32_t r = 0; r < c->world_size; ++r) {
-    if (got.status[r] != SLUICE_OK) fail_msg("rank %d: %d: %s", r, got.status[r], got.message[r]);
-  }
+  must_work(c, &got);
   double d = world_distance(c, &got, &want);
-  if (!(d >= 0 && d <= tolerance(c))) {
+  if (!(d >= 0 && d <= world_tolerance(c))) {
     fail_msg("W %d n %d K %d E %d dtype %d act %d gated %d bias %d: distance %g", c->world_size, c->num_chunks,
              c->top_k, c->num_experts, c->dtype, c->activation, c->gated, c->bias, d);
   }
@@ -56,7 +32,7 @@ static void Layer_RanksAndChunks_MatchReference(void** state) {
   const int32_t ranks[] = {1, 2, 3, 4}, chunks[] = {1, 2, 3, 5, 16};
   for (size_t w = 0; w < 4; ++w) {
     for (size_t n = 0; n < 5; ++n) {
-      case_t c = base_case();
+      case_t c = world_small_case();
       c.world_size = ranks[w];
       c.num_chunks = chunks[n];
       c.bias = (w + n) % 2 == 0;
@@ -71,7 +47,7 @@ static void Layer_EveryActivationGatedAndBias_MatchesReference(void** state) {
   (void)state;
   for (int32_t a = SLUICE_ACTIVATION_IDENTITY; a <= SLUICE_ACTIVATION_SWIGLU; ++a) {
     for (int32_t bits = a == SLUICE_ACTIVATION_SWIGLU; bits < 4; bits += a == SLUICE_ACTIVATION_SWIGLU ? 2 : 1) {
-      case_t c = base_case();
+      case_t c = world_small_case();
       c.world_size = 2, c.num_chunks = 2, c.activation = a, c.gated = bits & 1, c.bias = bits >> 1;
       check(&c);
     }
@@ -83,7 +59,7 @@ static void Layer_EveryDtype_MatchesReference(void** state) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
   for (size_t i = 0; i < 4; ++i) {
     for (int32_t w = 1; w <= 2; ++w) {
-      case_t c = base_case();
+      case_t c = world_small_case();
       c.world_size = w, c.num_chunks = 3, c.dtype = dtypes[i], c.gated = w == 2, c.bias = 1;
       check(&c);
       c.grad_f32 = 1, c.accumulate = 1;
@@ -96,7 +72,7 @@ static void Layer_AnyTopK_MatchesReference(void** state) {
   (void)state;
   const int32_t top[] = {1, 2, 4, 12};
   for (size_t i = 0; i < 4; ++i) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = 3, c.num_chunks = 2, c.top_k = top[i];
     check(&c);
   }
@@ -104,7 +80,7 @@ static void Layer_AnyTopK_MatchesReference(void** state) {
 
 static void Layer_NoTokensOnSomeRanks_MatchesReference(void** state) {
   (void)state;
-  case_t c = base_case();
+  case_t c = world_small_case();
   c.world_size = 3, c.num_chunks = 4;
   c.tokens[1] = 0;
   check(&c);
@@ -119,7 +95,7 @@ static void Layer_DroppedRoutes_ContributeNothing(void** state) {
   const int32_t every[] = {1, 2, 3};
   for (size_t i = 0; i < 3; ++i) {
     for (int32_t w = 1; w <= 2; ++w) {
-      case_t c = base_case();
+      case_t c = world_small_case();
       c.world_size = w, c.num_chunks = 3, c.drop_every = every[i], c.bias = 1;
       check(&c);
     }
@@ -128,7 +104,7 @@ static void Layer_DroppedRoutes_ContributeNothing(void** state) {
 
 static void Layer_OneHotExpert_MatchesReference(void** state) {
   (void)state;
-  case_t c = base_case();
+  case_t c = world_small_case();
   c.world_size = 4, c.num_chunks = 3, c.hot_expert = 11;
   check(&c);
   c.top_k = 1;
@@ -137,7 +113,7 @@ static void Layer_OneHotExpert_MatchesReference(void** state) {
 
 static void Layer_TransposedParametersAndGradients_MatchReference(void** state) {
   (void)state;
-  case_t c = base_case();
+  case_t c = world_small_case();
   c.world_size = 2, c.transposed = 1, c.gated = 1;
   check(&c);
 }
@@ -145,7 +121,7 @@ static void Layer_TransposedParametersAndGradients_MatchReference(void** state) 
 static void Layer_Accumulate_AddsToWhatWasThere(void** state) {
   (void)state;
   for (int32_t mode = 0; mode < 2; ++mode) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = 2, c.num_chunks = 3, c.accumulate = 1, c.bias = 1, c.wgrad_mode = mode;
     check(&c);
   }
@@ -154,7 +130,7 @@ static void Layer_Accumulate_AddsToWhatWasThere(void** state) {
 static void Layer_HalvesApart_MatchReference(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 3; ++w) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = w, c.num_chunks = 3, c.halves_apart = 1, c.bias = 1, c.gated = 1;
     check(&c);
     c.restore = 1;
@@ -164,7 +140,7 @@ static void Layer_HalvesApart_MatchReference(void** state) {
 
 static void Layer_StepRestoredElsewhere_MatchesReference(void** state) {
   (void)state;
-  case_t c = base_case();
+  case_t c = world_small_case();
   c.world_size = 2, c.num_chunks = 3, c.restore = 1;
   check(&c);
 }
@@ -173,7 +149,7 @@ static void Layer_CallbackExperts_MatchReference(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 3; ++w) {
     for (int32_t n = 1; n <= 4; n += 3) {
-      case_t c = base_case();
+      case_t c = world_small_case();
       c.world_size = w, c.num_chunks = n, c.callback_experts = 1, c.restore = n > 1;
       check(&c);
     }
@@ -183,7 +159,7 @@ static void Layer_CallbackExperts_MatchReference(void** state) {
 static void Layer_FromItsParts_MatchesReference(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 3; ++w) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = w, c.parts = 1, c.bias = 1, c.gated = w > 1, c.drop_every = w == 2 ? 3 : 0;
     check(&c);
     c.dtype = SLUICE_DTYPE_BF16, c.accumulate = 1;
@@ -195,14 +171,14 @@ static void Layer_FromItsParts_MatchesReference(void** state) {
 
 static void Layer_UnevenExpertOwners_MatchReference(void** state) {
   (void)state;
-  case_t c = base_case();
+  case_t c = world_small_case();
   c.world_size = 3, c.num_experts = 7, c.uneven_owners = 1, c.num_chunks = 2;
   check(&c);
 }
 
 static void Layer_ManyExperts_CountsOverflowTheEnvelope(void** state) {
   (void)state;
-  case_t c = base_case();
+  case_t c = world_small_case();
   c.world_size = 2, c.num_experts = 300, c.num_chunks = 3, c.model_width = 3, c.hidden_width = 2;
   check(&c);
 }
@@ -210,7 +186,7 @@ static void Layer_ManyExperts_CountsOverflowTheEnvelope(void** state) {
 static void Layer_EveryExpertReady_IsSignalledOnce(void** state) {
   (void)state;
   for (int32_t mode = 0; mode < 2; ++mode) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = 3, c.num_chunks = 3, c.wgrad_mode = mode;
     result_t got;
     world_run(&c, &got);
@@ -223,7 +199,7 @@ static void check_any_chunks(const char* gemm) {
   const int32_t chunks[] = {2, 3, 7};
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16};
   for (size_t d = 0; d < 2; ++d) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = 3, c.dtype = dtypes[d], c.gated = 1, c.bias = 1, c.gemm = gemm;
     result_t one;
     world_run(&c, &one);
@@ -250,7 +226,7 @@ static void check_any_chunks(const char* gemm) {
 static void Layer_ChunksOfRowsOrTokens_HaveTheSameBits(void** state) {
   (void)state;
   for (int32_t x = 0; x < 2 * 3 * 4; ++x) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = 2 + x % 2, c.num_chunks = 2 + x / 2 % 3 * 3, c.top_k = 1 + x % 3;
     c.hot_expert = x / 6 == 1 ? 4 : -1, c.drop_every = x / 6 == 2 ? 3 : 0, c.halves_apart = x / 6 == 3;
     c.restore = x / 6 == 3, c.wgrad_mode = x % 2, c.bias = x % 2;
@@ -273,7 +249,7 @@ static void Layer_ChunksOfRows_AskForFewExperts(void** state) {
   (void)state;
   for (int32_t hot = -1; hot < 8; hot += 5) {
     for (int32_t n = 2; n <= 8; n *= 2) {
-      case_t c = base_case();
+      case_t c = world_small_case();
       c.world_size = 2, c.num_experts = 16, c.num_chunks = n, c.callback_experts = 1, c.hot_expert = hot;
       c.tokens[0] = c.tokens[1] = 512;
       result_t rows, tokens;
@@ -325,7 +301,7 @@ static void Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything(void** state)
   for (int32_t w = 1; w <= 3; w += 2) {
     for (int bits = 0; bits < 8; ++bits) {
       for (size_t i = 0; i < 3; ++i) {
-        case_t c = base_case();
+        case_t c = world_small_case();
         c.world_size = w, c.num_chunks = chunks[i], c.gated = bits & 1, c.bias = bits >> 1 & 1;
         c.wgrad_mode = bits >> 2 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
         check_policies(c);
@@ -337,7 +313,7 @@ static void Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything(void** state)
 static void Layer_RestorePolicies_WorkWithEverythingElse(void** state) {
   (void)state;
   for (int bits = 0; bits < 32; ++bits) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = 2, c.num_chunks = 3, c.bias = 1, c.gated = bits & 1;
     c.halves_apart = bits >> 1 & 1, c.restore = bits >> 2 & 1, c.accumulate = bits >> 3 & 1;
     if (bits >> 4) c.dtype = SLUICE_DTYPE_BF16, c.tokens[1] = 0, c.hot_expert = 1;
@@ -349,7 +325,7 @@ static void Layer_CallbackExpertsComputedAgain_MatchReference(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 3; w += 2) {
     for (int p = 0; p < 3; ++p) {
-      case_t c = base_case();
+      case_t c = world_small_case();
       c.world_size = w, c.num_chunks = 4, c.callback_experts = 1;
       c.restore_middle = SLUICE_RESTORE_RECOMPUTE, c.restore_input = policies_of_input[p];
       check(&c);
@@ -378,7 +354,7 @@ static void PublicCode_GateDetached_EveryRouteWeightHasItsGradient(void** state)
                                  {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE},
                                  {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
   for (size_t p = 0; p < sizeof policies / sizeof policies[0]; ++p) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     result_t got, want;
     c.world_size = 2, c.num_chunks = 3, c.top_k = 2;
     c.restore_input = policies[p][0], c.restore_middle = policies[p][1];
@@ -447,7 +423,7 @@ static void Guard6_NoLaneOutlivesItsCall(void** state) {
 static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
   (void)state;
   for (int32_t a = SLUICE_ACTIVATION_GELU; a <= SLUICE_ACTIVATION_SILU; ++a) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.dtype = SLUICE_DTYPE_F64, c.tokens[0] = 4, c.model_width = 3, c.hidden_width = 4, c.num_experts = 3,
     c.num_chunks = 2;
     c.activation = a, c.gated = a != SLUICE_ACTIVATION_GELU_TANH, c.bias = 1;
@@ -479,7 +455,7 @@ static void Layer_EveryGemm_MatchesReference(void** state) {
 #endif
   const char* const gemms[] = {"auto", "native", "blas", "onednn"};
   for (size_t i = 0; i < 4; ++i) {
-    case_t c = base_case();
+    case_t c = world_small_case();
     c.world_size = 2, c.num_chunks = 2, c.gemm = gemms[i], c.gated = 1, c.bias = 1;
     result_t probe;
     world_run(&c, &probe);

@@ -7,132 +7,40 @@
 
 #include <cmocka.h>
 
+#include "capi/test/budget_suite.h"
+#include "capi/test/checks.h"
 #include "capi/test/rig.h"
 
-static case_t base_case(void) {
-  return (case_t){.world_size = 2,
-                  .tokens = {96, 80, 96, 64},
-                  .model_width = 24,
-                  .hidden_width = 96,
-                  .num_experts = 12,
-                  .top_k = 2,
-                  .dtype = SLUICE_DTYPE_F32,
-                  .activation = SLUICE_ACTIVATION_GELU,
-                  .bias = 1,
-                  .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,
-                  .restore_input = SLUICE_RESTORE_ADAPTIVE,
-                  .restore_middle = SLUICE_RESTORE_ADAPTIVE,
-                  .reuse_saved = 1,
-                  .outstanding = 1,
-                  .hot_expert = -1};
+static budget_suite_t suite_of(void) {
+  return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};
 }
 
-static void must_work(const case_t* c, const result_t* got) {
-  for (int32_t r = 0; r < c->world_size; ++r) {
-    if (got->status[r] != SLUICE_OK)
-      fail_msg("budget %llu, rank %d: %s", (unsigned long long)c->budget, r, got->message[r]);
-  }
-}
-
-/* The smallest budget that an error names; 0 when the case runs. */
-static uint64_t smallest_budget(case_t c) {
-  result_t got;
-  world_run(&c, &got);
-  uint64_t least = 0;
-  for (int32_t r = 0; r < c.world_size; ++r) {
-    if (got.status[r] == SLUICE_OK) continue;
-    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-    const char* text = strstr(got.message[r], ") needs ");
-    if (text == NULL) fail_msg("no smallest budget in: %s", got.message[r]);
-    unsigned long long needs = 0;
-    assert_int_equal(sscanf(text, ") needs %llu", &needs), 1);
-    assert_non_null(strstr(got.message[r], "raise memory_budget to that, or "));
-    if (needs > least) least = needs;
-  }
-  world_free(&got);
-  return least;
-}
-
-static void check(case_t c) {
-  result_t got, want;
-  world_run(&c, &got);
-  must_work(&c, &got);
-  world_reference(&c, &want);
-  double d = world_distance(&c, &got, &want);
-  if (!(d >= 0 && d <= 5e-6)) fail_msg("budget %llu: distance %g", (unsigned long long)c.budget, d);
-  for (int32_t r = 0; r < c.world_size; ++r) {
-    if (c.budget > 0 && got.peak_bytes[r] > c.budget) {
-      fail_msg("rank %d took %llu of %llu bytes", r, (unsigned long long)got.peak_bytes[r],
-               (unsigned long long)c.budget);
-    }
-  }
-  world_free(&got);
-  world_free(&want);
-}
+static case_t base_case(void) { return budget_base_case(); }
+static uint64_t smallest_budget(case_t c) { return budget_smallest(&(budget_suite_t){.run = world_run}, c); }
+static void check(case_t c) { budget_check(&(budget_suite_t){.run = world_run}, c); }
 
 static void Budget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
   (void)state;
-  for (int32_t w = 1; w <= 4; ++w) {
-    for (int bits = 0; bits < 8; ++bits) {
-      case_t c = base_case();
-      c.world_size = w, c.gated = bits & 1, c.outstanding = bits >> 1 & 1 ? 3 : 1, c.restore = bits >> 2;
-      c.budget = 1;
-      uint64_t least = smallest_budget(c);
-      assert_true(least > 1);
-      for (int i = 0; i < 3; ++i) {
-        c.budget = least + least * (uint64_t)i / 2;
-        check(c);
-      }
-      c.budget = least - 1;
-      assert_int_equal(smallest_budget(c), least);
-    }
-  }
+  const budget_suite_t suite = suite_of();
+  budget_from_the_smallest_up(&suite);
 }
 
-/* All tokens of all ranks to one expert: memory stays within the plan, chunks become more, nothing is dropped. */
 static void Budget_OneHotExpert_StaysWithinThePlan(void** state) {
   (void)state;
-  for (int32_t w = 2; w <= 4; w += 2) {
-    case_t c = base_case();
-    c.world_size = w, c.top_k = 1, c.budget = 1;
-    uint64_t least = smallest_budget(c);
-    c.budget = least + least / 4;
-    result_t balanced, hot;
-    world_run(&c, &balanced);
-    must_work(&c, &balanced);
-    c.hot_expert = 1;
-    check(c);
-    world_run(&c, &hot);
-    must_work(&c, &hot);
-    assert_true(hot.num_chunks[0] > balanced.num_chunks[0]);
-    world_free(&balanced);
-    world_free(&hot);
-  }
+  const budget_suite_t suite = suite_of();
+  budget_one_hot_expert(&suite);
 }
 
-/* ---- more forwards outstanding than was said ---- */
+static void Budget_OddShapesAndPolicies_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_odd_shapes_and_policies(&suite);
+}
 
-/* Refused on all ranks alike before anything is sent, not by the allocator in the middle of a pass. */
 static void Budget_MoreOutstandingThanSaid_RefusedByName(void** state) {
   (void)state;
-  case_t c = base_case();
-  c.top_k = 1, c.hot_expert = 1, c.outstanding = c.max_outstanding = 1;
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
-  c.budget = 1000;
-  result_t got;
-  world_run(&c, &got);
-  unsigned long long needs = 0;
-  assert_int_equal(sscanf(strstr(got.message[0], "needs "), "needs %llu", &needs), 1);
-  world_free(&got);
-  c.budget = needs;
-  check(c);
-  c.outstanding = 4;
-  world_run(&c, &got);
-  for (int32_t r = 0; r < c.world_size; ++r) {
-    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-    assert_non_null(strstr(got.message[r], "max_outstanding is 1"));
-  }
-  world_free(&got);
+  const budget_suite_t suite = suite_of();
+  budget_more_outstanding_than_said(&suite);
 }
 
 /* ---- halves apart ---- */
@@ -248,27 +156,10 @@ static void Budget_MoreInputHalvesThanSaid_AreRefusedByName(void** state) {
 
 /* ---- the host pool ---- */
 
-/* Offloaded rows of one hot expert: what the pool has no room for is sent and computed again, with the same results. */
 static void HostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
   (void)state;
-  case_t c = base_case();
-  c.top_k = 1, c.hot_expert = 1, c.outstanding = 2;
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
-  c.host_budget = 1000;
-  result_t got;
-  world_run(&c, &got);
-  unsigned long long needs = 0;
-  for (int32_t r = 0; r < c.world_size; ++r) {
-    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-    const char* text = strstr(got.message[r], "takes ");
-    assert_non_null(strstr(got.message[r], "raise host_memory_budget to that"));
-    assert_int_equal(sscanf(text, "takes %llu", &needs), 1);
-  }
-  world_free(&got);
-  c.host_budget = needs;
-  check(c);
-  c.budget = 1u << 30; /* both at once */
-  check(c);
+  const budget_suite_t suite = suite_of();
+  host_budget_one_hot_expert(&suite);
 }
 
 /* More forwards outstanding than were said: the pool has no room, and all ranks say so before any row is sent. */
@@ -495,6 +386,12 @@ static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
   printf("predicted bytes equal the allocator's peak in %lld of %lld cases\n", (long long)checked, (long long)checked);
 }
 
+/* Several ranks, uneven batches and owners: on each the peak is what the plan and the counts say. */
+static void Prediction_SeveralRanks_EqualsTheAllocatorOfEach(void** state) {
+  (void)state;
+  budget_predictions(&(budget_suite_t){.base = world_small_case(), .run = world_run});
+}
+
 /* ---- the handle ---- */
 
 #define REFUSED(call, status, text)                                         \
@@ -694,6 +591,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Budget_FromTheSmallestUp_ResultsAreTheSame),
       cmocka_unit_test(Budget_OneHotExpert_StaysWithinThePlan),
+      cmocka_unit_test(Budget_OddShapesAndPolicies_ResultsAreTheSame),
       cmocka_unit_test(Budget_MoreOutstandingThanSaid_RefusedByName),
       cmocka_unit_test(Budget_HalvesApart_AreCountedInThePlan),
       cmocka_unit_test(Budget_HalvesApartUnsaid_AreRefusedByName),
@@ -703,6 +601,7 @@ int main(void) {
       cmocka_unit_test(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks),
       cmocka_unit_test(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt),
       cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
+      cmocka_unit_test(Prediction_SeveralRanks_EqualsTheAllocatorOfEach),
       cmocka_unit_test(Plan_BadInput_IsNamed),
       cmocka_unit_test(PaperFootprint_IsAsPrinted),
   };

@@ -183,6 +183,26 @@ static void Predict_Deduplicated_SendsARowForEachRankOfAToken(void** state) {
   sluice_planner_destroy(planner);
 }
 
+/* The bytes are those of the deduplicated layer: tables beside the routes, rows on their way by parcels. */
+static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  sluice_planner_workload_t w = new_workload();
+  const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE,
+                                          SLUICE_WGRAD_PER_CHUNK};
+  w.world_size = 2, w.top_k = 4, w.memory_budget = (uint64_t)1 << 40;
+  sluice_planner_prediction_t without = predict(planner, &w, choice);
+  w.deduplicate = 1;
+  sluice_planner_prediction_t with = predict(planner, &w, choice);
+  assert_true(with.fits && with.routing_bytes > without.routing_bytes && with.step_bytes > without.step_bytes);
+  assert_true(with.slot_bytes < without.slot_bytes && with.total_bytes < without.total_bytes);
+  assert_int_equal(with.total_bytes, with.base_bytes + with.slot_bytes + with.routing_bytes + with.schedule_bytes +
+                                         with.header_bytes + with.product_bytes + with.step_bytes);
+  w.memory_budget = with.total_bytes - 1;
+  assert_false(predict(planner, &w, choice).fits);
+  sluice_planner_destroy(planner);
+}
+
 /* What offloads more than the host pool has room for is refused for that; the others are as they were. */
 static void Choose_HostBudget_BoundsOffloadedRows(void** state) {
   (void)state;
@@ -323,8 +343,6 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   REFUSE(w.reserved = 1, "reserved is 1");
   REFUSE(w.reserved_2 = 1, "reserved_2 1");
   REFUSE(w.deduplicate = 2, "deduplicate is 2");
-  REFUSE((w.deduplicate = 1, w.memory_budget = 1 << 30), "set it to 0, or the budgets");
-  REFUSE((w.deduplicate = 1, w.host_memory_budget = 1 << 30), "set it to 0, or the budgets");
   w = new_workload();
   refuse(w, (sluice_planner_choice_t){0, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 0");
   refuse(w, (sluice_planner_choice_t){257, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 257");
@@ -349,6 +367,7 @@ int main(void) {
       cmocka_unit_test(Predict_Bytes_AreThoseOfARealPlan),
       cmocka_unit_test(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower),
       cmocka_unit_test(Predict_Deduplicated_SendsARowForEachRankOfAToken),
+      cmocka_unit_test(Predict_DeduplicatedUnderABudget_CountsItsTables),
       cmocka_unit_test(Choose_HostBudget_BoundsOffloadedRows),
       cmocka_unit_test(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany),
       cmocka_unit_test(Choose_FixedParts_LeavesTheRestOpen),

@@ -59,6 +59,7 @@ typedef struct case_s {
   int32_t captured;                      /* passes run once with other routes, are captured, and launched */
   int32_t parts;                         /* dispatch, experts, combine called one by one */
   int32_t cycles;                        /* of WORLD_CYCLE rounds with fewer and more tokens, before all of it */
+  const sluice_plan_config_t* plan;      /* the layer runs under a plan of its own; NULL: none */
   const char* gemm;                      /* NULL: "ref" */
   const world_machine_t* machine;        /* NULL: this CPU */
 } case_t;
@@ -73,6 +74,8 @@ typedef struct result_s {
   int32_t calls[WORLD_MAX_RANKS]; /* of callback experts in forward: one for each chunk in which an expert has rows */
   int64_t most_rows[WORLD_MAX_RANKS]; /* of one chunk, callback experts alone */
   uint64_t peak_bytes[WORLD_MAX_RANKS];
+  uint64_t predicted_bytes[WORLD_MAX_RANKS]; /* under a plan of its own: that peak, beforehand */
+  uint64_t planned_bytes[WORLD_MAX_RANKS];   /* and what the plan takes at most */
   uint64_t bytes_sent[WORLD_MAX_RANKS];
   sluice_ceiling_report_t report[WORLD_MAX_RANKS]; /* under a ceiling */
   sluice_status_t report_status[WORLD_MAX_RANKS];
@@ -81,6 +84,12 @@ typedef struct result_s {
   sluice_status_t status[WORLD_MAX_RANKS];
   char message[WORLD_MAX_RANKS][1024];
 } result_t;
+
+/* A small layer to begin with: one rank, one chunk, odd widths, everything kept. */
+case_t world_small_case(void);
+/* How far from the reference its dtype may take a case: f64 layers still carry f32 gate scalars; bf16 rounds every
+ * tensor between ops to 8 bits, f16 to 11. */
+double world_tolerance(const case_t* c);
 
 /* The k-th expert of a token, and the rank that owns an expert. Distinct within the token, but for repeat_every. */
 int64_t world_expert(const case_t* c, int32_t rank, int64_t t, int32_t k);

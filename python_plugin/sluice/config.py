@@ -125,12 +125,6 @@ def parse(section: Any) -> tuple[bool, Options]:
     enabled = bool(values.pop("enabled", False))
     if "gemm_library" in values and values.get("gemm") not in ("onednn", "blas"):
         raise ConfigError('"sluice": "gemm_library" needs "gemm": "onednn" or "blas" beside it')
-    budget = next((key for key in ("memory_budget", "host_memory_budget") if key in values), None)
-    if values.get("deduplicate") and budget:
-        raise ConfigError(
-            f'"sluice": "deduplicate" does not run under a "{budget}" yet: take one of the two out '
-            "(a smaller chunk count and a policy save memory too)"
-        )
     return enabled, Options(**values)
 
 

@@ -73,8 +73,7 @@ typedef struct sluice_planner_workload_s {
   int32_t max_outstanding;         /* >= 1: forwards without their backward, over all layers */
   int32_t reserved;                /* 0; end of the first layout */
   uint64_t host_memory_budget;     /* bytes of offloaded rows of max_outstanding forwards; 0: no limit of their own */
-  int32_t deduplicate;             /* 0 or 1, as sluice_moe_config_t has it; 1 without budgets only, and then bytes are
-                                      those of the same layer without it */
+  int32_t deduplicate;             /* 0 or 1, as sluice_moe_config_t has it */
   int32_t reserved_2;              /* 0 */
 } sluice_planner_workload_t;
 

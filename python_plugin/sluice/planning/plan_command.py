@@ -107,8 +107,9 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
 
 
 def _other_way(planner: Planner, work: Workload, wanted: Choice) -> tuple[Choice, Prediction] | None:
-    """The same with deduplication where it is off, and without where it is on; None where it changes nothing."""
-    if work.world_size == 1 or work.top_k == 1 or work.memory_budget or work.host_memory_budget:
+    """The same with deduplication where it is off, and without where it is on; None where it changes nothing or would
+    not fit."""
+    if work.world_size == 1 or work.top_k == 1:
         return None
     other = replace(work, deduplicate=not work.deduplicate)
     chosen = planner.choose(other, wanted).chosen

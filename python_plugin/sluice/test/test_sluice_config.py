@@ -27,8 +27,8 @@ def test_Deduplicate_IsReadAndOffByDefault() -> None:
     assert config.parse({"deduplicate": True})[1].deduplicate is True
     assert config.parse({"deduplicate": False, "memory_budget": "1GiB"})[1].deduplicate is False
     assert config.parse({})[1].deduplicate is False
-    with pytest.raises(config.ConfigError, match='does not run under a "memory_budget" yet: take one of the two out'):
-        config.parse({"deduplicate": True, "memory_budget": "1GiB"})
+    both = config.parse({"deduplicate": True, "memory_budget": "1GiB", "host_memory_budget": "1MiB"})[1]
+    assert both.deduplicate and both.memory_budget == 1 << 30 and both.host_memory_budget == 1 << 20
 
 
 @pytest.mark.parametrize("section", [{}, {key: None for key in config.KEYS}, {"chunks": "adaptive"}])
@@ -123,8 +123,6 @@ def test_Section_MisspeltKey_IsNamedWithTheNearest(wrong: str, right: str) -> No
         {"on_unsupported": "ignore"},
         {"enabled": 1},
         {"deduplicate": 1},
-        {"deduplicate": True, "memory_budget": "1GiB"},
-        {"deduplicate": True, "host_memory_budget": "1GiB"},
         [],
         "on",
     ],

@@ -178,10 +178,13 @@ def test_Plan_Deduplicate_IsPricedBothWays(tmp_path, capsys) -> None:
     assert layer["other_way"]["sent_rows"] == pytest.approx(8192 * 4 / 2)
     assert layer["prediction"]["sent_rows"] == pytest.approx(8192 * (1 - 1 / 70))
     assert layer["prediction"]["seconds"] < layer["other_way"]["seconds"]
-    for none in (["--ranks", "1"], ["--top-k", "1"], ["--budget", "20GiB"]):
+    for none in (["--ranks", "1"], ["--top-k", "1"]):
         assert "deduplicated" not in run(capsys, "--machine", "a100-8x8-200g", *flags, *none)[1]
-    status, _, error = run(capsys, "--machine", "h200-8x8", *flags, "--deduplicate", "--budget", "1GiB")
-    assert status == 2 and "set it to 0, or the budgets" in error
+    for on, other in (["--deduplicate"], "not deduplicated"), ([], "deduplicated"):
+        status, out, _ = run(capsys, "--machine", "a100-8x8-200g", *flags, *on, "--budget", "20GiB")
+        assert status == 0 and re.search(rf"  {other}: .* speed\); 49 % of the rows travel with it", out)
+    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", *flags, "--deduplicate", "--budget", "1MiB")
+    assert status == 1 and "raise memory_budget to that" in out
 
 
 def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:

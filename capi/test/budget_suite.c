@@ -1,0 +1,183 @@
+#include "capi/test/budget_suite.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "capi/test/checks.h"
+
+case_t budget_base_case(void) {
+  return (case_t){.world_size = 2,
+                  .tokens = {96, 80, 96, 64},
+                  .model_width = 24,
+                  .hidden_width = 96,
+                  .num_experts = 12,
+                  .top_k = 2,
+                  .dtype = SLUICE_DTYPE_F32,
+                  .activation = SLUICE_ACTIVATION_GELU,
+                  .bias = 1,
+                  .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,
+                  .restore_input = SLUICE_RESTORE_ADAPTIVE,
+                  .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+                  .reuse_saved = 1,
+                  .outstanding = 1,
+                  .hot_expert = -1};
+}
+
+uint64_t budget_smallest(const budget_suite_t* suite, case_t c) {
+  result_t got;
+  suite->run(&c, &got);
+  unsigned long long least = 0;
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    unsigned long long needs = 0;
+    if (got.status[r] == SLUICE_OK) continue;
+    if (got.status[r] != SLUICE_E_OVER_BUDGET) fail_msg("rank %d: %d: %s", r, got.status[r], got.message[r]);
+    const char* text = strstr(got.message[r], ") needs ");
+    if (text == NULL || sscanf(text, ") needs %llu", &needs) != 1) fail_msg("no budget in: %s", got.message[r]);
+    assert_non_null(strstr(got.message[r], "raise memory_budget to that, or "));
+    if (needs > least) least = needs;
+  }
+  world_free(&got);
+  return least;
+}
+
+void budget_check(const budget_suite_t* suite, case_t c) {
+  result_t got, want, plain;
+  case_t whole = c;
+  whole.budget = whole.host_budget = 0, whole.num_chunks = 1;
+  suite->run(&c, &got);
+  must_work(&c, &got);
+  suite->run(&whole, &plain);
+  must_work(&whole, &plain);
+  world_reference(&c, &want);
+  double d = world_distance(&c, &got, &want);
+  if (!(d >= 0 && d <= world_tolerance(&c))) fail_msg("budget %llu: distance %g", (unsigned long long)c.budget, d);
+  assert_true(world_identical(&c, &got, &plain, 0));
+  world_free(&got);
+  world_free(&want);
+  world_free(&plain);
+}
+
+void budget_from_the_smallest_up(const budget_suite_t* suite) {
+  for (int32_t w = suite->least_ranks; w <= 4; w += suite->is_slow ? w : 1) {
+    for (int bits = 0; bits < (suite->is_slow ? 4 : 8); ++bits) {
+      case_t c = suite->base;
+      c.world_size = w, c.gated = bits & 1, c.restore = bits >> 1 & 1;
+      c.outstanding = (suite->is_slow ? bits : bits >> 2) & 1 ? 3 : 1;
+      c.budget = 1;
+      uint64_t least = budget_smallest(suite, c);
+      assert_true(least > 1);
+      for (int i = 0; i < 3; i += suite->is_slow ? 2 : 1) {
+        c.budget = least + least * (uint64_t)i / 2;
+        budget_check(suite, c);
+      }
+      c.budget = least - 1;
+      assert_int_equal(budget_smallest(suite, c), least);
+    }
+  }
+}
+
+void budget_one_hot_expert(const budget_suite_t* suite) {
+  for (int32_t w = 2; w <= 4; w += 2) {
+    case_t c = suite->base;
+    c.world_size = w, c.top_k = 1, c.budget = 1;
+    uint64_t least = budget_smallest(suite, c);
+    c.budget = least + least / 4;
+    result_t balanced, hot;
+    suite->run(&c, &balanced);
+    must_work(&c, &balanced);
+    c.hot_expert = 1;
+    budget_check(suite, c);
+    suite->run(&c, &hot);
+    must_work(&c, &hot);
+    assert_true(hot.num_chunks[0] > balanced.num_chunks[0]);
+    world_free(&balanced);
+    world_free(&hot);
+  }
+}
+
+void budget_odd_shapes_and_policies(const budget_suite_t* suite) {
+  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (int i = 0; i < 9; ++i) {
+    case_t c = suite->base;
+    c.restore_input = i % 3, c.restore_middle = middle[i / 3];
+    c.uneven_owners = i % 2, c.drop_every = i % 4 == 1 ? 3 : 0;
+    if (i % 3 == 1) c.tokens[0] = 5, c.tokens[1] = 0;
+    c.hot_expert = i % 3 == 2 ? 2 : -1;
+    c.budget = 1;
+    c.budget = budget_smallest(suite, c);
+    c.budget += c.budget / 8;
+    if (i % 2) c.host_budget = 1u << 20;
+    budget_check(suite, c);
+  }
+}
+
+void budget_more_outstanding_than_said(const budget_suite_t* suite) {
+  case_t c = suite->base;
+  c.top_k = 1, c.hot_expert = 1, c.outstanding = c.max_outstanding = 1;
+  c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+  c.budget = 1;
+  c.budget = budget_smallest(suite, c);
+  budget_check(suite, c);
+  c.outstanding = 4;
+  result_t got;
+  suite->run(&c, &got);
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
+    assert_non_null(strstr(got.message[r], "max_outstanding is 1"));
+  }
+  world_free(&got);
+}
+
+void host_budget_one_hot_expert(const budget_suite_t* suite) {
+  case_t c = suite->base;
+  c.top_k = 1, c.hot_expert = 1, c.outstanding = 2;
+  c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  c.host_budget = 1000;
+  result_t got;
+  suite->run(&c, &got);
+  unsigned long long needs = 0;
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
+    const char* text = strstr(got.message[r], "takes ");
+    assert_non_null(strstr(got.message[r], "raise host_memory_budget to that"));
+    assert_int_equal(sscanf(text, "takes %llu", &needs), 1);
+  }
+  world_free(&got);
+  c.host_budget = needs;
+  budget_check(suite, c);
+  c.budget = 1u << 30; /* both at once */
+  budget_check(suite, c);
+}
+
+void budget_predictions(const budget_suite_t* suite) {
+  static const int32_t chunks[] = {1, 2, 3, 8};
+  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  int32_t checked = 0;
+  for (int32_t i = 0; i < 72; ++i) {
+    case_t c = suite->base;
+    c.world_size = 2 + i % 3, c.gated = i / 2 % 2, c.outstanding = 1 + i % 2;
+    c.uneven_owners = i % 5 == 4, c.drop_every = i % 4 == 3 ? 5 : 0, c.hot_expert = i % 7 == 6 ? 3 : -1;
+    c.dtype = i % 6 == 5 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
+    if (i % 8 == 7) c.tokens[1] = 0;
+    sluice_plan_config_t plan;
+    sluice_plan_config_init(&plan, sizeof plan);
+    for (int32_t r = 0; r < c.world_size; ++r) {
+      if (c.tokens[r] > plan.max_tokens) plan.max_tokens = c.tokens[r];
+    }
+    plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i / 3 % 4], plan.wgrad_mode = i % 2;
+    plan.restore_input = i / 9 % 3, plan.restore_middle = middle[i / 3 % 3];
+    c.plan = &plan;
+    result_t got;
+    suite->run(&c, &got);
+    must_work(&c, &got);
+    for (int32_t r = 0; r < c.world_size; ++r, ++checked) {
+      if (got.peak_bytes[r] == got.predicted_bytes[r] && got.peak_bytes[r] <= got.planned_bytes[r]) continue;
+      fail_msg("case %d, rank %d of %d: n %d restore %d %d wgrad %d: peak %llu, predicted %llu, planned %llu", i, r,
+               c.world_size, plan.num_chunks, plan.restore_input, plan.restore_middle, plan.wgrad_mode,
+               (unsigned long long)got.peak_bytes[r], (unsigned long long)got.predicted_bytes[r],
+               (unsigned long long)got.planned_bytes[r]);
+    }
+    world_free(&got);
+  }
+  printf("predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
+}

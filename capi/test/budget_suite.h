@@ -1,0 +1,38 @@
+/* What must hold of a layer under a budget wherever it runs: on this CPU, deduplicated, on a device of its own memory.
+ * Each test says how its ranks run and calls the cases; they fail through cmocka. */
+#ifndef SLUICE_CAPI_TEST_BUDGET_SUITE_H_
+#define SLUICE_CAPI_TEST_BUDGET_SUITE_H_
+
+#include "capi/test/world.h"
+
+typedef struct budget_suite_s {
+  case_t base;                                 /* budget_base_case, bent */
+  void (*run)(const case_t* c, result_t* out); /* world_run, or with something around it */
+  int32_t least_ranks;
+  int32_t is_slow; /* fakes: fewer cases */
+} budget_suite_t;
+
+/* Twelve experts in uneven batches, everything left open. */
+case_t budget_base_case(void);
+
+/* The smallest budget that the errors of a case name, all of the right form; 0: it runs. */
+uint64_t budget_smallest(const budget_suite_t* suite, case_t c);
+/* Within its budgets, as the f64 reference, and with the bits that the same layer has in one chunk without a budget. */
+void budget_check(const budget_suite_t* suite, case_t c);
+
+/* From the smallest budget up; one byte less is refused. */
+void budget_from_the_smallest_up(const budget_suite_t* suite);
+/* All tokens of all ranks to one expert: memory stays within the plan, chunks become more, nothing is dropped. */
+void budget_one_hot_expert(const budget_suite_t* suite);
+/* Few tokens, none on a rank, dropped routes, experts in another order, every policy. */
+void budget_odd_shapes_and_policies(const budget_suite_t* suite);
+/* Refused on all ranks alike before anything is sent, not by the allocator in the middle of a pass. */
+void budget_more_outstanding_than_said(const budget_suite_t* suite);
+/* Offloaded rows of one hot expert: what the pool has no room for is sent and computed again, with the same results. */
+void host_budget_one_hot_expert(const budget_suite_t* suite);
+
+/* Plans of several ranks and their counts, over n, policies, modes, uneven batches and owners, dropped routes: the
+ * allocator's peak on each rank is what they say, to the byte. Not on a device of its own memory. */
+void budget_predictions(const budget_suite_t* suite);
+
+#endif /* SLUICE_CAPI_TEST_BUDGET_SUITE_H_ */

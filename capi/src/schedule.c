@@ -39,7 +39,8 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
                {"input_half", c->input_half},
                {"may_reuse_saved", c->may_reuse_saved},
                {"under_plan", c->under_plan},
-               {"deduplicate", c->deduplicate}};
+               {"deduplicate", c->deduplicate},
+               {"cut_rows", c->cut_rows}};
   for (size_t i = 0; i < sizeof flags / sizeof flags[0]; ++i) {
     CHECK(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1", flags[i].name,
           flags[i].value);
@@ -57,8 +58,7 @@ static sluice_status_t check_config(const sluice_schedule_config_t* c) {
         "schedule: weight_half is %d; known are none (0), now (1) and later (2)", c->weight_half);
   CHECK(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
         "schedule: wgrad_mode is %d; a schedule is deferred (0) or per chunk (1)", c->wgrad_mode);
-  CHECK(c->reserved == 0 && c->reserved_2 == 0, "schedule: reserved is %d and reserved_2 %d; set them to 0",
-        c->reserved, c->reserved_2);
+  CHECK(c->reserved == 0, "schedule: reserved is %d; set it to 0", c->reserved);
   return check_flags(c);
 }
 
@@ -92,6 +92,7 @@ static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_templ
       .reuse_saved = backward ? c->may_reuse_saved : 0,
       .bounded = c->under_plan,
       .dedup = c->deduplicate,
+      .cut_rows = c->cut_rows,
   };
   return backward || c->needs_backward ? fill_policies(c, out_spec) : SLUICE_OK;
 }

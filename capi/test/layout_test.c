@@ -367,7 +367,7 @@
   MEMBER(sluice_schedule_config_t, restore_input_of, 72, 8) \
   MEMBER(sluice_schedule_config_t, restore_middle_of, 80, 8) \
   MEMBER(sluice_schedule_config_t, deduplicate, 88, 4) \
-  MEMBER(sluice_schedule_config_t, reserved_2, 92, 4) \
+  MEMBER(sluice_schedule_config_t, cut_rows, 92, 4) \
   STRUCT(sluice_schedule_prediction_t, 48) \
   MEMBER(sluice_schedule_prediction_t, struct_size, 0, 8) \
   MEMBER(sluice_schedule_prediction_t, seconds, 8, 8) \

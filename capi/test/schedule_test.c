@@ -189,7 +189,8 @@ static void Create_BadConfig_IsNamed(void** state) {
   bad = good, bad.restore_input = 3, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_input of chunk 0 is 3");
   bad = good, bad.restore_middle = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_middle of chunk 0 is 2");
   bad = good, bad.reserved = 1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "reserved is 1");
-  bad = good, bad.reserved_2 = 1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "reserved_2 1");
+  bad = good, bad.cut_rows = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "cut_rows is 2");
+  bad = good, bad.cut_rows = bad.under_plan = 1, expect(&bad, SLUICE_E_UNSUPPORTED, "cut_rows is for whole passes");
   bad = good, bad.deduplicate = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 2");
   bad = good, bad.deduplicate = bad.single_rank = 1, expect(&bad, SLUICE_E_UNSUPPORTED, "dedup is 1");
   bad = good, bad.struct_size = 8, expect(&bad, SLUICE_E_ABI, "sluice_schedule_config_t");

@@ -39,7 +39,8 @@ typedef struct sluice_schedule_config_s {
   const int32_t* restore_input_of;  /* [n] by chunk, in place of restore_input, or NULL; borrowed for the call */
   const int32_t* restore_middle_of; /* [n] likewise */
   int32_t deduplicate;              /* 1: as sluice_moe_config_t has it; not with single_rank */
-  int32_t reserved_2;               /* 0 */
+  int32_t cut_rows; /* 1: chunks out of rows (SLUICE_CHUNK_CUT_ADAPTIVE says where layers have them): one
+                       reduce sums all. For whole passes of several ranks that keep T_DI; default 0 */
 } sluice_schedule_config_t;
 
 SLUICE_EXPORT void sluice_schedule_config_init(sluice_schedule_config_t* out_config, size_t struct_size);

@@ -43,7 +43,8 @@ def _events(schedule: Schedule, at: float) -> list[dict]:
 
 
 def _pair(policy: str, chunks: int = 4, **options) -> list[Schedule]:
-    forward = Schedule.build("forward", chunks, *POLICIES[policy], under_plan=options.get("under_plan", False))
+    alike = {name: options[name] for name in ("under_plan", "cut_rows") if name in options}
+    forward = Schedule.build("forward", chunks, *POLICIES[policy], **alike)
     return [forward, Schedule.build("backward", chunks, *POLICIES[policy], may_reuse_saved=True, **options)]
 
 
@@ -69,6 +70,16 @@ def test_Identify_RecordedPair_FindsItsSchedules(policy: str, options: dict) -> 
         assert [op["waits_for"] for op in one.schedule.data["ops"]] == [op["waits_for"] for op in schedule.data["ops"]]
         assert one.schedule.data["restore_di"] == schedule.data["restore_di"]
         assert one.schedule.data["restore_m"] == schedule.data["restore_m"]
+
+
+@pytest.mark.parametrize("wgrad", ["deferred", "per_chunk"])
+def test_Identify_ChunksOutOfRows_FindsItsSchedules(wgrad: str) -> None:
+    """What layers of several ranks do by default."""
+    schedules = _pair("none", wgrad=wgrad, cut_rows=True)
+    for one, schedule in zip(_passes(schedules), schedules):
+        assert one.schedule is not None and one.schedule.data["cut_rows"] == 1
+        assert one.schedule.data["ops"] == schedule.data["ops"]
+    assert _passes(_pair("none", wgrad=wgrad))[0].schedule.data["cut_rows"] == 0
 
 
 def test_Identify_CutOffPass_HasNoSchedule() -> None:
@@ -189,13 +200,17 @@ def test_Report_TwoRanks_PredictsWhatWasRecorded(tmp_path) -> None:
     assert "2 ranks, the last 2 steps" in "\n".join(report_text.lines_of(made, found))
 
 
-def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "inputs", "middles"), [("S3", "offload", "recompute"), ("none", "keep", "keep")], ids=["S3", "default"]
+)
+def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, inputs: str, middles: str) -> None:
+    """`none` is what a layer does when nothing is said: its chunks come out of rows."""
     pytest.importorskip("torch")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = [sys.executable, "-m", "sluice", "trace", "--json", "--steps", "2", "--out", str(tmp_path)]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     done = subprocess.run(
-        [*arguments, "--", *launcher, str(HERE / "trace_rank.py"), "4", "3", "S3"],
+        [*arguments, "--", *launcher, str(HERE / "trace_rank.py"), "4", "3", policy],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -211,8 +226,8 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path) -> None:
     }
     for row in rows:
         assert row["num_chunks"] == 3 and row["passes"] == 2
-        assert set(row["policy"]["restore_input"]) == {"offload"}
-        assert row["policy"]["restore_middle"] == ["recompute"] * 3
+        assert set(row["policy"]["restore_input"]) == {inputs}
+        assert row["policy"]["restore_middle"] == [middles] * 3
         assert 0 < row["predicted_s"]
     assert any(row["lane"] == "compute" and row["waited_for"].startswith("dispatch") for row in made["idle"])
     assert (tmp_path / "trace.json").exists() and (tmp_path / "timeline.svg").exists()

@@ -89,13 +89,14 @@ class Schedule:
         may_reuse_saved: bool = False,
         under_plan: bool = False,
         deduplicate: bool = False,
+        cut_rows: bool = False,
     ) -> Schedule:
         """A restore policy is one name for all chunks, or a list by chunk. Raises what the library reports."""
         inputs = _by_chunk("restore_input", restore_input, RESTORE_INPUT, chunks)
         middles = _by_chunk("restore_middle", restore_middle, RESTORE_MIDDLE, chunks)
         number = _number("direction", direction, DIRECTIONS)
         flags = (single_rank, needs_backward, callback_experts, gated, input_half, may_reuse_saved, under_plan)
-        flags += (deduplicate,)
+        flags += (deduplicate, cut_rows)
         wgrad_number = _number("wgrad", wgrad, WGRAD)
         return _build(number, int(chunks), inputs, middles, wgrad_number, int(weight_half), tuple(map(int, flags)))
 
@@ -173,6 +174,7 @@ def _build(
         config.may_reuse_saved,
         config.under_plan,
         config.deduplicate,
+        config.cut_rows,
     ) = flags
     by_chunk = ffi.new("int32_t[]", inputs or (0,)), ffi.new("int32_t[]", middles or (0,))
     config.restore_input_of, config.restore_middle_of = by_chunk

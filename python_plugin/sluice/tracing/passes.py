@@ -135,6 +135,9 @@ def _find(one: Pass, hint: tuple[list[str], list[str]] | None) -> Schedule | Non
         flags["input_half"] = any(kind in ("gemm1_grad", "expert_grad", "combine_grad") for kind in kinds)
         per_chunk = any(event.op == "weight_grad" and event.chunk >= 0 for event in one.events)
         flags["wgrad"] = "per_chunk" if per_chunk else "deferred"
+    # Chunks out of rows have one reduce of all, out of tokens one each.
+    if any(event.op in ("reduce", "reduce_grad") and event.chunk < 0 for event in one.events):
+        flags["cut_rows"] = True
     refuted = None
     for policy in _policies(one, kinds, hint):
         for extra in _extras(one.direction, kinds):

@@ -44,9 +44,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunks", type=int, metavar="n", help="fixed; default: chosen")
     parser.add_argument("--policy", choices=tuple(config.RESTORE), help="fixed; default: chosen")
     parser.add_argument("--budget", metavar="BYTES", help='on each rank for all layers, such as "20GiB"')
-    parser.add_argument(
-        "--deduplicate", action="store_true", default=None, help="a token's row once to each rank"
-    )
+    parser.add_argument("--deduplicate", action="store_true", default=None, help="a token's row once to each rank")
     parser.add_argument("--host-budget", metavar="BYTES", help="of offloaded rows, all outstanding forwards together")
 
 

@@ -46,6 +46,12 @@ def test_Family_EachContract_AsEager(kind: str, dtype: torch.dtype) -> None:
     assert sluice.stats(module)["computed_by"] == EVERYDAY[kind]
 
 
+def test_Families_OfTheRegistry_AreAllFound() -> None:
+    """The next test takes what the installed transformers has: none found would be none tested."""
+    found = tf_families.classes()
+    assert (len({kind for kind, _ in found}), len(found)) == (64, 65), "another release: look at what is new in it"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), tf_families.classes())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

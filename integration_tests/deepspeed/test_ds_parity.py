@@ -167,10 +167,10 @@ def test_Policy_EachOne_AsStock(ranks2: Ranks, policy: Any) -> None:
     _compare(answers, F32)
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_Deduplicate_WithOwnAndCalledExperts_AsStock(ranks2: Ranks, chunks: int) -> None:
+@pytest.mark.parametrize("more", [{"chunks": 1}, {"chunks": 3}, {"memory_budget": 12 << 20}], ids=str)
+def test_Deduplicate_WithOwnAndCalledExperts_AsStock(ranks2: Ranks, more: dict[str, int]) -> None:
     layers = [{"k": 2, "expert": "gated"}, {"k": 2, "expert": "tuple"}]
-    sluice = {"chunks": chunks, "deduplicate": True}
+    sluice = {"deduplicate": True, **more}
     answers = ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice=sluice)
     _compare(answers, F32)
 

@@ -70,8 +70,12 @@ def test_TwoRanks_OtherModelsFused_AsUnsplit(ranks: Ranks, saved: Any, kind: str
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("experts", ["sluice", "grouped_mm"])
-def test_TwoRanks_Deduplicated_AsUnsplitWithFewerBytes(ranks: Ranks, saved: Any, experts: str, layout: str) -> None:
+@pytest.mark.parametrize(
+    "experts, options", [("sluice", {}), ("grouped_mm", {}), ("sluice", {"memory_budget": "1GiB"})]
+)
+def test_TwoRanks_Deduplicated_AsUnsplitWithFewerBytes(
+    ranks: Ranks, saved: Any, experts: str, options: dict[str, Any], layout: str
+) -> None:
     found = ranks.run(
         "tf_models:ep_deduplicated",
         deadline=200,
@@ -79,6 +83,7 @@ def test_TwoRanks_Deduplicated_AsUnsplitWithFewerBytes(ranks: Ranks, saved: Any,
         path=saved("deepseek_v3"),
         experts=experts,
         layout=LAYOUTS[layout],
+        options=options,
     )
     for rank, result in enumerate(found):
         for name, gap in result["worst"].items():

@@ -123,14 +123,16 @@ def ep_step(kind: str, path: str, experts: str, layout: dict[str, int], transpor
     return {name: worst[name]}
 
 
-def ep_deduplicated(kind: str, path: str, experts: str, layout: dict[str, int]) -> dict[str, Any]:
+def ep_deduplicated(
+    kind: str, path: str, experts: str, layout: dict[str, int], options: dict[str, Any]
+) -> dict[str, Any]:
     """The worst gaps with `deduplicate` on, and the bytes that the last experts sent without and with it."""
     import sluice
     from transformers.distributed import DistributedConfig
 
     world, sent = torch.distributed.get_world_size(), []
     for on in (False, True):
-        sluice.configure(deduplicate=on)
+        sluice.configure(deduplicate=on, **options)
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 path,

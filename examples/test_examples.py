@@ -108,15 +108,16 @@ def test_CMpi_TwoProcesses_LearnAsThreadsDo(c_programs, libraries):
     assert losses(text) == pytest.approx(threads, abs=3e-6)
 
 
-def test_ManualProgram_AsPrinted_Runs(libraries, tmp_path):
+def test_ManualProgram_AsPrinted_BuildsByThePrintedCommandAndRuns(libraries, tmp_path):
     need("gcc", "gcc")
     with open(os.path.join(ROOT, "docs", "c-abi.md")) as file:
-        program = re.search(r"```c\n(.*?)```", file.read(), re.DOTALL).group(1)
-    (tmp_path / "step.c").write_text(program)
-    library = os.path.join(libraries, "libsluice.so.0")
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-I", os.path.join(ROOT, "capi", "include")]
-    run(["gcc", *flags, str(tmp_path / "step.c"), library, "-o", str(tmp_path / "step")])
-    text = run([str(tmp_path / "step")], LD_LIBRARY_PATH=libraries)
+        manual = file.read()
+    (tmp_path / "step.c").write_text(re.search(r"```c\n(.*?)```", manual, re.DOTALL).group(1))
+    (tmp_path / "capi").symlink_to(os.path.join(ROOT, "capi"))
+    build, command = re.search(r"```sh\n(.*?)```", manual, re.DOTALL).group(1).splitlines()
+    assert build == "bazel build //capi:libsluice.so.0 && lib=$(bazel info bazel-bin)/capi"
+    command = command.replace("gcc ", "gcc -Wall -Wextra -Werror ")
+    text = run(["sh", "-ec", f"cd {tmp_path}; lib={libraries}; {command}"])
     wanted = ["y[0] = 1 0", "y[1] = 2 0", "y[2] = 0.5 0.5", "y[3] = 0 0"]
     wanted += [
         "dx[0] = 1 0, dweight 1",

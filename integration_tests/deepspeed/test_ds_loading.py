@@ -122,6 +122,19 @@ def test_Doctor_LoaderOff_IsNoted() -> None:
     assert report["switch"]["state"] == "note" and "SLUICE=0" in report["switch"]["detail"]
 
 
+def test_Doctor_WithoutTorch_SaysWhatToInstall() -> None:
+    code = """
+import json, sluice.doctor as d
+real = d._version
+d._version = lambda name: None if name == "torch" else real(name)
+found = [f for check in (d._torch, d._torch_adapter, d._loader) for f in check()]
+print(json.dumps([[f.check, f.state, f.detail, f.advice] for f in found]))
+"""
+    torch, loader = json.loads(python("-c", code).stdout.strip().splitlines()[-1])
+    assert torch[:2] == ["torch", "bad"] and "install torch" in torch[3]
+    assert loader[:2] == ["loader", "ok"] and "0.0" not in loader[2]
+
+
 def test_CommandLine_Unknown_SaysWhatThereIs() -> None:
     done = python("-m", "sluice", "docter")
     assert done.returncode == 2 and "doctor" in done.stderr

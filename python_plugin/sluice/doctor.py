@@ -222,6 +222,8 @@ def _loader() -> Iterator[Finding]:
         yield Finding(
             "loader", BAD, "the torch.backends entry point is not registered", f"reinstall the wheel, or {instead}"
         )
+    elif _version("torch") is None:
+        yield Finding("loader", OK, "entry point torch.backends: torch loads it once it is installed")
     elif old:
         yield Finding("loader", NOTE, f"torch {version} has no autoload (2.5 has)", instead)
     elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") in ("0", ""):

@@ -273,3 +273,24 @@ def refused_in_the_second_group() -> str:
         text = f"{type(error).__name__}: {error}"
     host.sluice.unswap()
     return text
+
+
+def several_outstanding(depth: int, sluice: dict[str, Any]) -> dict[str, Any]:
+    """As a pipeline schedule does: `depth` forwards, then their backwards in order; beside one by one."""
+    grads = []
+    peak = 0
+    for at_once in (1, depth):
+        host = engine(build([{"k": 2}, {"drop_tokens": False}]), ds_config(), {**SLUICE, "chunks": None, **sluice})
+        waiting = []
+        for step in range(depth):
+            torch.manual_seed(step)
+            waiting.append(host.module(*models.batch(step)))
+            if len(waiting) == at_once:
+                for loss in waiting:
+                    loss.backward()
+                waiting = []
+        grads.append({name: parameter.grad.clone() for name, parameter in host.module.named_parameters()})
+        peak = max(state["peak_bytes"] for state in host.sluice.stats())
+        host.sluice.unswap()
+    gap = max(float((grads[0][name] - grads[1][name]).abs().max()) for name in grads[0])
+    return {"gap": gap, "peak": peak}

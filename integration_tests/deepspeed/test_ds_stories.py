@@ -120,3 +120,21 @@ def test_RankOfAnotherGroupRefuses_MessageSaysWhichGlobalRanksAreMeant(ranks4: R
     assert told[2].startswith("PeerRefused") and "rank 1" in told[2]
     assert "the group of global ranks 2, 3" in told[2]
     assert told[3].startswith("ValueError") and "'moes.0.deepspeed_moe'" in told[3]
+
+
+@pytest.mark.parametrize("policy", [None, "S1", "S4"])
+def test_SeveralForwardsOutstanding_UnderABudgetThatCountsThem_SameGradients(ranks2: Ranks, policy: Any) -> None:
+    budget = 32 << 20
+    section = {"memory_budget": budget, "max_outstanding": 8, "policy": policy}
+    for answer in ranks2.run("cases_stories:several_outstanding", depth=4, sluice=section):
+        assert answer["gap"] <= 1e-5 and answer["peak"] <= budget
+
+
+def test_SeveralForwardsOutstanding_MoreThanTheBudgetCounts_ErrorSaysWhatToSet(ranks2: Ranks) -> None:
+    """Two layers, one forward each: what the plan of a tight budget counts when nothing is said."""
+    small = {"memory_budget": 32 << 10, "gemm": "ref"}
+    refused = ranks2.try_run("cases_stories:several_outstanding", depth=4, sluice=small)
+    needs = {int(re.search(r" needs (\d+), ", answer["error"]["message"])[1]) for answer in refused}
+    tight = {"memory_budget": needs.pop(), "gemm": "ref"}
+    for answer in ranks2.try_run("cases_stories:several_outstanding", depth=64, sluice=tight):
+        assert "OVER_BUDGET" in answer["error"]["message"] and "max_outstanding" in answer["error"]["message"], answer

@@ -83,6 +83,8 @@ typedef struct sluice_far_blocks_s {
   void* scratch;   /* device, route_scratch_bytes(0, E) */
 } sluice_far_blocks_t;
 
+enum { SLUICE_OP_TIMES_NONE = 0, SLUICE_OP_TIMES_TAKEN = 1, SLUICE_OP_TIMES_LATER = 2 };
+
 /* A device whose memory the host cannot touch. Work goes to `stream`, the host's or a lane's, and is stream-complete.
  * Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, FOREIGN. */
 typedef struct sluice_far_vtable_s {
@@ -118,6 +120,11 @@ typedef struct sluice_far_vtable_s {
   sluice_status_t (*timer_mark)(sluice_device_t* device, sluice_timer_t* timer, int32_t is_end, sluice_stream_t stream);
   sluice_status_t (*timer_ns)(sluice_device_t* device, const sluice_timer_t* timer, uint64_t* out_ns);
   void (*timer_destroy)(sluice_device_t* device, sluice_timer_t* timer);
+  /* Whether passes from now on note when each op ran on the device; not in a capture. op_times, after a join: when the
+   * ops of the last pass ran, in ns from its begin, once the pass has ended (TAKEN); nothing waits (LATER). NONE: this
+   * pass has no times, which is no failure. begin_ns, end_ns: [num_ops]. */
+  void (*time_ops)(sluice_device_t* device, int32_t wanted);
+  int32_t (*op_times)(sluice_device_t* device, int32_t num_ops, uint64_t* begin_ns, uint64_t* end_ns);
   /* Bytes of the device's memory in blocks that nobody has taken: they make room where memory is short. */
   uint64_t (*idle_bytes)(const sluice_device_t* device);
   /* Page-locked blocks are at most so many bytes from now on; 0: no limit. */

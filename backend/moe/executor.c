@@ -1,5 +1,6 @@
 /* Walks a template on a device. Nothing runs that is not an op of the schedule. */
 #include "backend/base/clock.h"
+#include "backend/moe/op_times.h"
 #include "backend/moe/pass.h"
 
 static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream) {
@@ -134,13 +135,16 @@ sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
   enqueued->pass_ns = 0;
   int is_marked = mark(pass, 0) == SLUICE_OK;
   pass->has_begun = 1;
+  uint64_t begin_ns = sluice_op_times_begin(pass);
   SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_op, pass, pass->stream));
   sluice_status_t submitted = submit_all(pass);
   pass->is_complete = submitted == SLUICE_OK;
   /* join even then: lanes may be running what was submitted. It reports the first failure. */
   sluice_status_t status = device->vtable->join(device);
   if (status == SLUICE_OK) status = submitted;
+  int has_end = is_marked && status == SLUICE_OK && mark(pass, 1) == SLUICE_OK;
+  if (status == SLUICE_OK) sluice_op_times_take(pass, begin_ns);
   if (status == SLUICE_OK) record(pass);
-  if (!is_marked || status != SLUICE_OK || mark(pass, 1) != SLUICE_OK) enqueued->pass_ns = 0;
+  if (!has_end) enqueued->pass_ns = 0;
   return status;
 }

@@ -30,6 +30,7 @@ SHAPES = {
 }
 FAKE = {"tokens": 64, "divide": 128, "experts": 8}
 ROUNDS, WARM_UP = 20, 5
+COMPUTE, COPIES = "compute", ("copy_out", "copy_in")  # lanes of the trace
 NOT_DRIVEN = ("sonicmoe", "megatron.core", "transformer_engine", "megablocks", "scattermoe")
 
 
@@ -65,7 +66,7 @@ class Inputs:
         return [self.tokens, self.weights, self.up, self.down]
 
 
-def sluice_layer(x, chunks=1, policy=("redispatch", "keep")):
+def sluice_layer(x, chunks=1, policy=("redispatch", "keep"), context=None):
     """Default policy as transformers' adapter alone: the rows are a copy of tokens, only pre-activations are kept."""
     from sluice.adapters.torch import Context, StackedLayer
 
@@ -76,7 +77,7 @@ def sluice_layer(x, chunks=1, policy=("redispatch", "keep")):
         return (*(up.chunk(2, 1) if s.gated else (up,)), down)
 
     layer = StackedLayer(
-        Context(device=x.device),
+        context or Context(device=x.device),
         views=views,
         model_width=s.M,
         hidden_width=s.H,
@@ -264,6 +265,34 @@ def offload_of(kept, gone, speeds):
     }
 
 
+def overlap_of(torch, x, chunks, policy):
+    """Times of ops in one step, by the device's own events: how much of the copies ran beside compute.
+
+    A traced pass waits for its end, so this step's time is none to compare."""
+    from sluice.adapters.torch import Context
+
+    context = Context(device=x.device)
+    run = sluice_layer(x, chunks, policy, context)
+    for _ in range(WARM_UP):
+        torch.autograd.grad(run(), x.leaves(), x.grad)
+    context.trace_start()
+    torch.autograd.grad(run(), x.leaves(), x.grad)
+    events = [event for event in context.trace_take() if event["chunk"] >= 0 or event["op"] != "pass"]
+    compute = sorted((e["begin_ns"], e["end_ns"]) for e in events if e["lane"] == COMPUTE)
+    copies = [(e["begin_ns"], e["end_ns"]) for e in events if e["lane"] in COPIES]
+    beside = sum(max(0, min(end, b) - max(begin, a)) for begin, end in copies for a, b in compute)
+    ops = {}
+    for event in events:
+        ops[event["op"]] = ops.get(event["op"], 0) + event["end_ns"] - event["begin_ns"]
+    copied = sum(end - begin for begin, end in copies)
+    return {
+        "ops_ms": {op: round(ns * 1e-6, 4) for op, ns in sorted(ops.items())},
+        "compute_ms": round(sum(b - a for a, b in compute) * 1e-6, 4),
+        "copies_ms": round(copied * 1e-6, 4),
+        "copies_beside_compute": round(beside / copied, 4) if copied else None,
+    }
+
+
 def versions(torch, device):
     import importlib.util
 
@@ -329,6 +358,7 @@ def main():
     record["offload"] = offload_of(
         record["ep_rank"]["sluice n=4 keep"], record["ep_rank"]["sluice n=4 offload"], speeds
     )
+    record["offload"]["by_ops"] = overlap_of(torch, share, 4, ("offload", "offload"))
     if not fake:
         record["verdicts"] = verdicts(record, sizes)
     target = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json"

@@ -180,6 +180,7 @@ static sluice_status_t cuda_begin(sluice_device_t* base, int32_t num_events, slu
     (void)sluice_cuda_leave(base); /* the first error is reported */
     return sluice_error_adopt(&why);
   }
+  sluice_cuda_times_begin(base, &device->far.times, device->far.captured ? 0 : num_events, stream);
   SLUICE_TRY(sluice_cuda_leave(base));
   memset(device->used, 0, sizeof device->used);
   device->lanes[SLUICE_LANE_COMPUTE] = stream;
@@ -226,7 +227,9 @@ static sluice_status_t submit_inside(cuda_device_t* device, const sluice_job_t* 
   SLUICE_TRY(use_lane(device, job->lane));
   SLUICE_TRY(wait_for_jobs(device, job));
   if (!device->dead && (!device->failed || job->run_on_failure)) {
+    sluice_cuda_times_mark(&device->base, &device->far.times, job->index, 0, device->lanes[job->lane]);
     sluice_status_t status = device->fn(device->user, job->index, device->lanes[job->lane]);
+    sluice_cuda_times_mark(&device->base, &device->far.times, job->index, 1, device->lanes[job->lane]);
     if (status == SLUICE_OK && device->launch_status != SLUICE_OK) {
       (void)sluice_error_adopt(&device->launch_error);
       status = device->launch_status;
@@ -418,6 +421,7 @@ static void release_driver_objects(cuda_device_t* device) {
   void* context = NULL;
   int is_current = device->driver->cuCtxPushCurrent_v2(device->context) == 0;
   sluice_cuda_far_release(&device->base);
+  sluice_cuda_times_release(&device->base, &device->far.times);
   destroy_event(device, device->far.end);
   destroy_event(device, device->entry);
   destroy_event(device, device->read_done);

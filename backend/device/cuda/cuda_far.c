@@ -270,6 +270,20 @@ static sluice_status_t far_timer_ns(sluice_device_t* device, const sluice_timer_
   return SLUICE_OK;
 }
 
+static void far_time_ops(sluice_device_t* device, int32_t wanted) {
+  sluice_cuda_far_state(device)->times.wanted = wanted;
+}
+
+static int32_t far_op_times(sluice_device_t* device, int32_t num_ops, uint64_t* begin_ns, uint64_t* end_ns) {
+  const sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  if (far->times.num_jobs != num_ops || sluice_cuda_enter(device) != SLUICE_OK) return SLUICE_OP_TIMES_NONE;
+  int code = sluice_cuda_device_driver(device)->cuEventQuery(far->end);
+  int found = code == 0 && sluice_cuda_times_read(device, &far->times, num_ops, begin_ns, end_ns);
+  if (sluice_cuda_leave(device) != SLUICE_OK) return SLUICE_OP_TIMES_NONE;
+  if (code == SLUICE_CU_NOT_READY) return SLUICE_OP_TIMES_LATER;
+  return found ? SLUICE_OP_TIMES_TAKEN : SLUICE_OP_TIMES_NONE;
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------------------------- */
 
 static sluice_status_t far_take(sluice_device_t* device, sluice_stream_t stream, sluice_allocator_t* memory,
@@ -348,6 +362,8 @@ const sluice_far_vtable_t sluice_cuda_far_vtable = {
     .timer_mark = far_timer_mark,
     .timer_ns = far_timer_ns,
     .timer_destroy = far_timer_destroy,
+    .time_ops = far_time_ops,
+    .op_times = far_op_times,
     .idle_bytes = far_idle_bytes,
     .limit_pinned = far_limit_pinned,
     .release = far_drop_pools,

@@ -3,6 +3,7 @@
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_
 
 #include "backend/device/cuda/cuda_memory.h"
+#include "backend/device/cuda/cuda_times.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
 enum {
@@ -32,6 +33,7 @@ typedef struct sluice_cuda_far_state_s {
   void* pinned;     /* where reads arrive */
   uint64_t pinned_bytes;
   uint64_t pinned_limit;          /* of the pool below; 0: none */
+  sluice_cuda_times_t times;      /* of the running pass's ops */
   sluice_pinned_pool_t* pools[2]; /* of saved rows: on the device, pinned; NULL before the first */
 } sluice_cuda_far_state_t;
 sluice_cuda_far_state_t* sluice_cuda_far_state(sluice_device_t* device);

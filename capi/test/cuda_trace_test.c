@@ -1,0 +1,140 @@
+/* The trace of a CUDA context, on fakes: ops by the device's own times, and the failures that leave a pass without. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/lanes.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "capi/test/fakes.h"
+#include "capi/test/rig.h"
+
+enum { MOST_EVENTS = 512, BLOCKED_MS = 60, UNKNOWN_ERROR = 999 };
+
+static void open_rig(rig_t* rig) {
+  sluice_moe_config_t config = rig_config();
+  config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+}
+
+static void close_rig(rig_t* rig) {
+  char live[200];
+  rig_close(rig);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  rig_use_machine(NULL, 0);
+}
+
+/* Work of the host's own, in its stream before the pass: it ends when a thread says so. */
+static _Atomic int is_over;
+static int blocker_is_ready(void* user) {
+  (void)user;
+  return is_over;
+}
+static void blocker_run(void* user) { (void)user; }
+static void* end_blocker(void* user) {
+  const struct timespec nap = {.tv_nsec = BLOCKED_MS * 1000000L};
+  (void)user;
+  nanosleep(&nap, NULL);
+  sluice_fake_cuda_lock();
+  is_over = 1;
+  sluice_fake_cuda_pump();
+  sluice_fake_cuda_unlock();
+  return NULL;
+}
+
+static void Trace_OfABlockedStream_HasTheDevicesTimes(void** state) {
+  (void)state;
+  static sluice_trace_event_t events[MOST_EVENTS];
+  rig_t rig;
+  sluice_step_t* step = NULL;
+  pthread_t thread;
+  int64_t count = 0;
+  open_rig(&rig);
+  assert_int_equal(sluice_context_trace(rig.context, MOST_EVENTS), SLUICE_OK);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  assert_int_equal(sluice_context_take_trace(rig.context, events, MOST_EVENTS, &count), SLUICE_OK);
+  is_over = 0;
+  const sluice_fake_op_t blocker = {.ready = blocker_is_ready, .run = blocker_run, .drop = blocker_run};
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_enqueue(fakes_stream(0), &blocker);
+  sluice_fake_cuda_unlock();
+  uint64_t begin_ns = sluice_now_ns();
+  pthread_create(&thread, NULL, end_blocker, NULL);
+  assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
+  pthread_join(thread, NULL);
+  sluice_step_drop(step);
+  assert_int_equal(sluice_context_take_trace(rig.context, events, MOST_EVENTS, &count), SLUICE_OK);
+  assert_in_range(count, 8, MOST_EVENTS);
+  uint64_t lane_end[SLUICE_NUM_LANES] = {0};
+  int num_lanes = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const sluice_trace_event_t* e = &events[i];
+    if (e->chunk < 0 && strcmp(e->op, "pass") == 0) continue;
+    assert_true(e->begin_ns <= e->end_ns);
+    /* Enqueued long before the stream was free; it ran after. */
+    if (e->begin_ns < begin_ns + (BLOCKED_MS - 5) * UINT64_C(1000000)) {
+      fail_msg("%s of chunk %d began %.3f ms after the call", e->op, e->chunk, (double)(e->begin_ns - begin_ns) / 1e6);
+    }
+    assert_true(e->end_ns <= sluice_now_ns());
+    assert_true(e->begin_ns + 1000 >= lane_end[e->lane]); /* a lane is one queue; events count in half microseconds */
+    num_lanes += lane_end[e->lane] == 0;
+    lane_end[e->lane] = e->end_ns;
+  }
+  assert_true(num_lanes >= 2); /* offloaded rows come in on their own */
+  close_rig(&rig);
+}
+
+/* Without a trace nothing is timed and nobody waits. */
+static void Trace_Off_AsksTheDeviceNothing(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_step_t* step = NULL;
+  open_rig(&rig);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  rig_reset(&rig);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  int64_t queries = sluice_fake_cuda_queries(), waits = sluice_fake_cuda_host_waits();
+  assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
+  assert_int_equal(sluice_fake_cuda_queries(), queries);
+  assert_int_equal(sluice_fake_cuda_host_waits(), waits);
+  sluice_step_drop(step);
+  close_rig(&rig);
+}
+
+/* An event that cannot be had costs the times, not the pass; whatever fails leaves nothing behind. */
+static void Trace_NthCallFails_LeaksNothing(void** state) {
+  (void)state;
+  int done = 0, kept = 0, nth = 0;
+  for (; !done; nth += 2) {
+    rig_t rig;
+    open_rig(&rig);
+    assert_int_equal(sluice_context_trace(rig.context, MOST_EVENTS), SLUICE_OK);
+    sluice_fake_cuda_fail_call(nth, UNKNOWN_ERROR);
+    sluice_status_t status = rig_round(&rig, NULL);
+    done = !sluice_fake_cuda_failed();
+    kept += status == SLUICE_OK && !done;
+    sluice_fake_cuda_fail_call(-1, 0);
+    rig_reset(&rig);
+    if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("after call %d: %s", nth, last_message());
+    close_rig(&rig);
+  }
+  assert_true(kept > 10); /* marks of ops among them */
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Trace_OfABlockedStream_HasTheDevicesTimes),
+      cmocka_unit_test(Trace_Off_AsksTheDeviceNothing),
+      cmocka_unit_test(Trace_NthCallFails_LeaksNothing),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -51,6 +51,13 @@ def arguments() -> argparse.Namespace:
             parse_rate(args.link)
         except ValueError as why:
             parser.error(str(why))
+    try:  # now rather than after five minutes
+        args.out.mkdir(parents=True, exist_ok=True)
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.open("a").close()
+    except OSError as why:
+        parser.error(f"the result cannot be written: {why}; name another place with --json or --out")
     return args
 
 
@@ -164,7 +171,6 @@ def main() -> int:
     if why:
         print(f"{why} ./quickstart installs it; `python -m sluice doctor` says more.", file=sys.stderr)
         return 3
-    args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         preload, note = memory.build_watch(work)

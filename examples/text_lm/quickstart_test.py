@@ -130,3 +130,17 @@ def test_quickstart_rate_misspelt_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "not understood" in done.stderr
+
+
+def test_quickstart_result_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    """A folder that is missing is made; what is none cannot be."""
+    (tmp_path / "file").write_text("")
+    for option in (["--json", str(tmp_path / "file" / "x.json")], ["--json", str(tmp_path)]):
+        done = subprocess.run(
+            [sys.executable, str(HERE / "quickstart.py"), "--out", str(tmp_path / "out"), *option],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 2
+        assert "cannot be written" in done.stderr and "--json" in done.stderr

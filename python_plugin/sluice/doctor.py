@@ -36,9 +36,22 @@ class Finding:
     advice: str = ""
 
 
+EXAMPLE = """examples:
+  sluice doctor
+  sluice doctor --json | jq '.findings[] | select(.state == "bad")'
+
+exit status: 0 ready; 1 something is wrong, see the lines marked `bad`; 2 wrong arguments
+"""
+
+
 def main(arguments: list[str]) -> int:
     """Prints the report; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m sluice doctor", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="sluice doctor",
+        description=__doc__.splitlines()[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(arguments)
     findings = examine()

@@ -6,13 +6,12 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from .. import timeline
 from ..errors import SluiceError
 from ..timeline.schedule import LANE_NAMES, Schedule
-from . import arguments, machines, routing
+from . import arguments, machines, routing, written
 from .errors import BadInput
 from .model import Model, complete
 from .planner import Candidate, Choice, Decision, Planner, Prediction, Workload, size
@@ -48,6 +47,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     options = parser.parse_args(words)
     try:
+        written.check("--picture", options.picture)
         planner = Planner(machines.load(options.machine))
         made = plan(planner, complete(arguments.model_of(options)), options)
     except SluiceError as error:
@@ -100,9 +100,8 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
             {"layers": layers, "workload": work, "decision": decision, "prediction": prediction, "other": other}
         )
     if options.picture and rows[0]["prediction"]:
-        Path(options.picture).write_text(
-            picture(rows[0]["workload"], rows[0]["decision"].chosen, rows[0]["prediction"])
-        )
+        drawn = picture(rows[0]["workload"], rows[0]["decision"].chosen, rows[0]["prediction"])
+        written.write("--picture", options.picture, drawn)
     return {"model": model, "layers": rows}
 
 

@@ -6,11 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import SluiceError
-from . import arguments, machines, routing, scaling_plot, simulate
+from . import arguments, machines, routing, scaling_plot, simulate, written
 from .errors import BadInput
 from .model import Model, complete
 from .plan_command import error_of, workload_of
@@ -49,22 +48,27 @@ def main(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
     try:
+        written.check("--picture", options.picture)
         planner = Planner(machines.load(options.machine))
         made = run(planner, options)
+        if options.picture:
+            written.write("--picture", options.picture, _picture(made, planner))
     except SluiceError as error:
         print(f"sluice simulate: {error}", file=sys.stderr)
         return 2
-    if options.picture:
-        curves = {
-            f"{name} scaling": [(p.ranks, e) for p, e in zip(points, simulate.efficiency(points))]
-            for name, points in made["scaling"].items()
-        }
-        Path(options.picture).write_text(scaling_plot.svg(curves, f"Efficiency on {planner.machine.name}"))
     if options.json:
         print(json.dumps(as_dict(made, planner), indent=1))
     else:
         print("\n".join(lines_of(made, planner)))
     return 0 if all(p.choice for points in made["scaling"].values() for p in points) else 1
+
+
+def _picture(made: dict[str, Any], planner: Planner) -> str:
+    curves = {
+        f"{name} scaling": [(p.ranks, e) for p, e in zip(points, simulate.efficiency(points))]
+        for name, points in made["scaling"].items()
+    }
+    return scaling_plot.svg(curves, f"Efficiency on {planner.machine.name}")
 
 
 def run(planner: Planner, options: Any) -> dict[str, Any]:

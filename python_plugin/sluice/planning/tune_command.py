@@ -8,12 +8,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from .._library import load
 from ..errors import SluiceError
-from . import arguments
+from . import arguments, written
 from .errors import BadInput
 from .machines import Machine
 from .model import complete
@@ -60,6 +59,8 @@ def main(words: list[str]) -> int:
                 raise BadInput(f"{name} is {value}; it must be above 0")
         if not 0.05 <= options.seconds <= 3600:
             raise BadInput(f"--seconds is {options.seconds:g}; it must be in [0.05, 3600]")
+        if first:
+            written.check("--out", options.out)
         wants_plan = model.num_experts is not None or model.tokens is not None
         if wants_plan:
             model = complete(model)
@@ -75,7 +76,11 @@ def main(words: list[str]) -> int:
         return 3
     if not first:
         return 0
-    Path(options.out).write_text(json.dumps(machine.data, indent=1) + "\n")
+    try:
+        written.write("--out", options.out, json.dumps(machine.data, indent=1) + "\n")
+    except BadInput as error:
+        print(f"sluice tune: {error}", file=sys.stderr)
+        return 2
     planner = Planner(machine)
     made = None
     if wants_plan:

@@ -203,6 +203,8 @@ def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
         (["--machine", "h200-8x8", *FLAGS, "--skew", "0.5"], "skew is 0.5"),
         (["--machine", "h200-8x8", *FLAGS, "--tokens", "0"], "--tokens is 0"),
         (["--machine", "h200-8x8", *FLAGS, "--config", "no.json"], "no.json: No such file"),
+        (["--machine", "h200-8x8", *FLAGS, "--picture", "no/such/x.svg"], "--picture .*: there is no folder no/such"),
+        (["--machine", "h200-8x8", *FLAGS, "--picture", "/"], "--picture /: it is a folder"),
     ],
 )
 def test_Plan_BadInput_IsNamed(words: list[str], text: str, capsys) -> None:
@@ -211,9 +213,9 @@ def test_Plan_BadInput_IsNamed(words: list[str], text: str, capsys) -> None:
 
 
 def test_Help_EveryCommand_HasAnExampleAndExitCodes(capsys) -> None:
-    for command in ("plan", "simulate", "trace", "tune"):
+    for command in ("doctor", "plan", "simulate", "trace", "tune"):
         with pytest.raises(SystemExit) as ended:
             entry.main([command, "--help"])
         text = capsys.readouterr().out
-        assert ended.value.code == 0 and f"  sluice {command} --" in text and "exit status: 0" in text
+        assert ended.value.code == 0 and f"\n  sluice {command}" in text and "exit status: 0" in text
         assert "--json" in text

@@ -151,6 +151,7 @@ def test_Simulate_Routing_IsUsed(tmp_path, capsys) -> None:
         (["--ranks", "8", "--other-ms", "-1"], "--other-ms is -1"),
         (["--ranks", "8", "--skew", "0.5"], "skew is 0.5"),
         (["--ranks", "8", "--routing", "no.jsonl"], "no.jsonl: No such file"),
+        (["--ranks", "8", "--picture", "no/such/x.svg"], "--picture .*: there is no folder no/such"),
         (["--ranks", "1", "--experts-per-rank", "1"], "fewer than --top-k 2"),
     ],
 )

@@ -172,7 +172,8 @@ def test_Command_NothingRecorded_SaysSo(tmp_path, capsys) -> None:
     (tmp_path / "rank0-1.json").write_text("{")
     assert command.main(["--out", str(tmp_path)]) == 1
     assert "rank0-1.json: not JSON" in capsys.readouterr().err
-    for bad in (["--steps", "0"], ["--events", "0"], ["--out", str(tmp_path / "none")]):
+    taken = ["--out", str(tmp_path / "rank0-1.json"), "--", "true"]  # a file
+    for bad in (["--steps", "0"], ["--events", "0"], ["--out", str(tmp_path / "none")], taken):
         with pytest.raises(SystemExit) as ended:
             command.main(bad)
         assert ended.value.code == 2

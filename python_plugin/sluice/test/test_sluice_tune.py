@@ -47,6 +47,7 @@ def test_Tune_BadInput_IsNamed(capsys) -> None:
         ([*SIZES, "--seconds", "0"], "--seconds is 0"),
         ([*SIZES, "--experts", "4"], "--top-k is missing"),
         ([*SIZES, "--model-width", "-4"], "--model-width is -4"),
+        ([*SIZES, "--out", "no/such/m.json"], "--out no/such/m.json: there is no folder no/such"),
     ):
         assert tune_command.main(words) == 2
         assert text in capsys.readouterr().err

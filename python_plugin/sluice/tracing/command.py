@@ -48,6 +48,10 @@ def main(arguments: list[str]) -> int:
     if options.events < 1:
         parser.error(f"--events is {options.events}; keep at least 1")
     if command:
+        try:
+            os.makedirs(options.out, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--out {options.out}: {error.strerror}; name a folder that can be made")
         status = _record(options, command)
         if status != 0:
             print(f"sluice trace: the command ended with status {status}", file=sys.stderr)
@@ -72,7 +76,6 @@ def main(arguments: list[str]) -> int:
 
 def _record(options: argparse.Namespace, command: list[str]) -> int:
     folder = Path(options.out).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("rank*.json"):
         old.unlink()
     environment = dict(os.environ, SLUICE_TRACE_DIR=str(folder), SLUICE_TRACE_EVENTS=str(options.events))

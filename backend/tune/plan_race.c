@@ -4,7 +4,8 @@
 #include <string.h>
 
 #define COUNTED     3    /* steps of each plan, behind its warm-up */
-#define HOPELESS    1.15 /* times the best in a counted step: out */
+#define HOPELESS    1.15 /* times the best in two counted steps: out */
+#define FAR         1.95 /* the same in one: more than a flip of the machine's speed (1.7) explains */
 #define ABOUT       1.19 /* of the first size, either way: 2^(1/4) */
 #define LONE_PASSES 24   /* forwards without a backward */
 #define ELSEWHERE   128  /* passes of other sizes after which the race ends as it stands */
@@ -56,7 +57,8 @@ static int judge(sluice_plan_race_t* r) {
   int32_t best = best_but(r, -1), open = 0;
   for (int32_t p = 0; p < r->count; ++p) {
     double time = time_of(r, p);
-    int lost = best >= 0 && time < INFINITY && time > HOPELESS * time_of(r, best);
+    double hopeless = ran(r, p) > 2 ? HOPELESS : FAR;
+    int lost = best >= 0 && time < INFINITY && time > hopeless * time_of(r, best);
     if (lost || r->counts[p][0] > LONE_PASSES) r->alive &= ~(1u << p);
     open += (r->alive >> p & 1) && ran(r, p) <= COUNTED;
   }

@@ -1,7 +1,8 @@
 /* The race of a few plans under a budget (n, restore policy, weight-gradient mode), as ordinary steps.
  *
  * The plans come in order of their predicted time. Each in turn runs a warm-up step and then up to k counted ones, and
- * its shortest times count; one that is clearly slower than the best in a counted step is out. The answer stands: plans
+ * its shortest times count; one that is clearly slower than the best in two of them is out, or in one where no flip of
+ * the machine's speed explains that. The answer stands: plans
  * fill their budget, and another set of them is another race.
  *
  * Only steps of about the size of the first count, so that changing batches do not decide it; where sizes never repeat,

@@ -78,6 +78,22 @@ static void Race_ClearlySlowerPlan_RunsOneCountedStep(void** state) {
   assert_int_equal(sluice_plan_race_second(&race), 1);
 }
 
+/* A neighbour took the core for one step: the plan stays, and wins. */
+static void Race_OneSlowStep_DropsNobody(void** state) {
+  (void)state;
+  sluice_plan_race_t race = begin(2);
+  int32_t seen[2] = {0};
+  while (!race.is_settled && seen[0] + seen[1] < 20) {
+    int32_t plan = sluice_plan_race_next(&race);
+    double slower = plan == 1 && seen[1] == 1 ? 1.7 : 1; /* its first counted step */
+    ++seen[plan];
+    for (int32_t d = 0; d < 2; ++d) {
+      sluice_plan_race_observe(&race, d, plan, 4096, (uint64_t)((plan == 0 ? 1e7 : 9e6) * slower));
+    }
+  }
+  assert_true(race.is_settled && race.pick == 1 && seen[1] >= 3);
+}
+
 static void Race_SinglePlan_HasWon(void** state) {
   (void)state;
   sluice_plan_race_t race = begin(1);
@@ -129,6 +145,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Race_Noisy_TakesOneNearTheBestInFewSteps),
       cmocka_unit_test(Race_ClearlySlowerPlan_RunsOneCountedStep),
+      cmocka_unit_test(Race_OneSlowStep_DropsNobody),
       cmocka_unit_test(Race_SinglePlan_HasWon),
       cmocka_unit_test(Race_OtherSizes_DoNotCount),
       cmocka_unit_test(Race_ForwardsWithoutBackward_End),

@@ -122,6 +122,14 @@ def test_Doctor_LoaderOff_IsNoted() -> None:
     assert report["switch"]["state"] == "note" and "SLUICE=0" in report["switch"]["detail"]
 
 
+def test_Doctor_OptionsInTheEnvironment_AreReadAndMistakesNamed() -> None:
+    code, report = _doctor(SLUICE_OPTIONS='{"chnks": 2}')
+    assert code == 1 and report["options"]["state"] == "bad"
+    assert "chnks" in report["options"]["detail"] and '"chunks"' in report["options"]["detail"]
+    code, report = _doctor(SLUICE_OPTIONS='{"chunks": 2, "memory_budget": "1GiB"}')
+    assert code == 0 and "chunks 2 | policy chosen to fit | memory_budget 1 GiB" in report["options"]["detail"]
+
+
 def test_Doctor_WithoutTorch_SaysWhatToInstall() -> None:
     code = """
 import json, sluice.doctor as d

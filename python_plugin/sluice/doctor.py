@@ -79,6 +79,7 @@ def examine() -> list[Finding]:
         ("torch adapter", _torch_adapter),
         ("loader", _loader),
         ("switch", _switch),
+        ("options", _options),
         ("deepspeed", _deepspeed),
         ("transformers", _transformers),
     )
@@ -259,6 +260,16 @@ def _switch() -> Iterator[Finding]:
         yield Finding("switch", OK, 'SLUICE is not set: "sluice": {"enabled": true} in ds_config switches on')
     else:
         yield Finding("switch", OK, f"SLUICE={word}: on whatever ds_config says")
+
+
+def _options() -> Iterator[Finding]:
+    """What the environment says to layers of transformers; a mistake there is an error in their first call."""
+    from sluice import settings
+
+    if os.environ.get(settings.ENVIRONMENT, "").strip():
+        options = settings.effective()
+        said = "off" if options is None else options.plan_words()
+        yield Finding("options", OK, f"{settings.ENVIRONMENT}, for transformers: {said}")
 
 
 def _deepspeed() -> Iterator[Finding]:

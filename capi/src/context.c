@@ -195,13 +195,14 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
   return SLUICE_OK;
 }
 
+/* Events are no part of what a budget bounds: a run is looked at as it is. */
 static sluice_status_t set_trace(sluice_context_t* context, int64_t capacity) {
   sluice_trace_event_t* events = NULL;
   if (capacity > 0) {
-    events = sluice_alloc(&context->allocator, (uint64_t)capacity * sizeof *events, "trace");
+    events = sluice_alloc(sluice_process_allocator(), (uint64_t)capacity * sizeof *events, "trace");
     if (events == NULL) return SLUICE_E_NO_MEMORY;
   }
-  sluice_free(&context->allocator, context->trace.events, (uint64_t)context->trace.capacity * sizeof *events);
+  sluice_free(sluice_process_allocator(), context->trace.events, (uint64_t)context->trace.capacity * sizeof *events);
   context->trace = (sluice_trace_t){.events = events, .capacity = capacity};
   return SLUICE_OK;
 }

@@ -113,6 +113,28 @@ static void halves(rig_t* rig, sluice_step_t* step, int32_t which, sluice_status
   if (rig_backward(rig, step) != wanted) fail_msg("half %d: %s", which, last_message());
 }
 
+/* What is looked at runs as it would: a trace far larger than the budget takes nothing of it. */
+static void Budget_Traced_RunsInTheSameBytes(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_step_t* step = NULL;
+  unsigned long long needs = 0;
+  open_lean(&rig, 1);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET);
+  assert_int_equal(sscanf(strstr(last_message(), ") needs "), ") needs %llu", &needs), 1);
+  rig_close(&rig);
+  open_lean(&rig, needs);
+  assert_int_equal(sluice_context_trace(rig.context, 1 << 16), SLUICE_OK);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  halves(&rig, step, SLUICE_HALF_BOTH, SLUICE_OK);
+  sluice_trace_event_t event;
+  int64_t count = 0;
+  assert_int_equal(sluice_context_take_trace(rig.context, &event, 1, &count), SLUICE_OK);
+  assert_int_equal(count, 1);
+  assert_true(stats_of(rig.context).peak_bytes <= needs);
+  rig_close(&rig);
+}
+
 /* More forwards than were said fit the budget, since little of them is kept. One of the input half's turns without a
  * weight half finds no room, is told so before any row is sent, and has it once another step is through. */
 static void Budget_MoreInputHalvesThanSaid_AreRefusedByName(void** state) {
@@ -596,6 +618,7 @@ int main(void) {
       cmocka_unit_test(Budget_HalvesApart_AreCountedInThePlan),
       cmocka_unit_test(Budget_HalvesApartUnsaid_AreRefusedByName),
       cmocka_unit_test(Budget_MoreInputHalvesThanSaid_AreRefusedByName),
+      cmocka_unit_test(Budget_Traced_RunsInTheSameBytes),
       cmocka_unit_test(HostBudget_OneHotExpert_ResultsAreTheSame),
       cmocka_unit_test(HostBudget_Plans_KeepWhatThePoolHolds),
       cmocka_unit_test(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks),

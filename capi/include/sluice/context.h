@@ -113,8 +113,9 @@ typedef struct sluice_trace_event_s {
   uint64_t bytes;    /* payload of communication ops, sent; of a whole pass: the tables of a deduplicated one */
 } sluice_trace_event_t;
 
-/* Keeps the newest `capacity` events from now on; 0 stops and forgets. On CUDA times are then the device's own, and
- * each pass waits for its end (not one that is captured: its events say when it was enqueued). Context-exclusive. */
+/* Keeps the newest `capacity` events from now on; 0 stops and forgets. They are no part of `memory_budget` and of the
+ * bytes in the stats. On CUDA times are then the device's own, and each pass waits for its end (not one that is
+ * captured: its events say when it was enqueued). Context-exclusive. */
 SLUICE_API sluice_status_t sluice_context_trace(sluice_context_t* context, int64_t capacity);
 /* Copies up to `capacity` events, oldest first, and forgets them; *out_count is how many. Context-exclusive. */
 SLUICE_API sluice_status_t sluice_context_take_trace(sluice_context_t* context, sluice_trace_event_t* out_events,

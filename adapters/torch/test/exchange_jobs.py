@@ -57,10 +57,16 @@ def pattern(sender, receiver, count, turn):
     return ((torch.arange(count) * 31 + sender * 7 + receiver * 13 + turn) % 251).to(torch.uint8)
 
 
-def post(comm, table, turn):
+def blocks(comm, table, turn):
+    """What this rank sends, and where it receives: table[from][to] bytes."""
     me = comm.rank
     send = [pattern(me, peer, table[me][peer], turn) for peer in range(comm.world)]
     recv = [torch.full((table[peer][me],), 255, dtype=torch.uint8) for peer in range(comm.world)]
+    return send, recv
+
+
+def post(comm, table, turn):
+    send, recv = blocks(comm, table, turn)
     status, request = comm.start(send, recv)
     assert status == OK, comm.why()
     return send, recv, request, turn
@@ -142,24 +148,38 @@ def late(seconds):
     return expiries
 
 
-def dead():
-    """The last rank is killed; the others learn it soon, by name, and cannot start anything more."""
+def dead(posted_first):
+    """The last rank is killed after the others posted, or before; they learn it soon, by name, and cannot start more.
+
+    A message posted after the death may be refused at once or fail in the wait: both are right.
+    """
     comm = Comm()
     last = comm.world - 1
     table = [[1 << 20] * comm.world for _ in range(comm.world)]
     check(comm, post(comm, table, 0))
+    store = dist.distributed_c10d._get_default_store()
     if comm.rank == last:
-        time.sleep(0.5)
+        store.wait([f"{'posted' if posted_first else 'ready'}{rank}" for rank in range(last)])
+        store.set("killed", "")
         os.kill(os.getpid(), signal.SIGKILL)
+    send, recv = blocks(comm, table, 1)
+    if not posted_first:
+        store.set(f"ready{comm.rank}", "")
+        store.wait(["killed"])
+        time.sleep(0.5)  # the news of its end is on its way
+    status, request = comm.start(send, recv)
+    assert status == OK or not posted_first, (status, comm.why())
+    store.set(f"posted{comm.rank}", "")
     began = time.monotonic()
-    # The first message waited for comes from a living rank that never sends it.
-    table[(comm.rank + 1) % comm.world][comm.rank] = 2 << 20
-    posted = post(comm, [[1 << 20] * comm.world for _ in range(comm.world)], 1)
-    status = comm.wait(posted[2], 30)
+    if status == OK:
+        status = comm.wait(request, 30)
     took = time.monotonic() - began
     why = comm.why()
-    again, _ = comm.start(posted[0], posted[1])
+    again, _ = comm.start(send, recv)
     comm.destroy()
+    store.set(f"done{comm.rank}", "")
+    if comm.rank == 0:  # holds the store
+        store.wait([f"done{rank}" for rank in range(last)])
     return status, took, why, again
 
 

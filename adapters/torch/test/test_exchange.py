@@ -24,9 +24,10 @@ def test_Wait_PeerIsLate_ExpiresNamingItThenSucceeds(world):
     assert results[-1] == []
 
 
+@pytest.mark.parametrize("posted_first", [True, False])
 @pytest.mark.parametrize("world", [2, 3])
-def test_Wait_PeerIsKilled_IsLostByNameSoon(world):
-    ended = ranks.finish(ranks.start(world, "exchange_jobs:dead"))
+def test_Wait_PeerIsKilled_IsLostByNameSoon(world, posted_first):
+    ended = ranks.finish(ranks.start(world, "exchange_jobs:dead", posted_first=posted_first))
     assert ended[-1].code == -9
     for end in ended[:-1]:
         assert end.error is None, end.error

@@ -1,0 +1,64 @@
+/* Accesses to memory, each with the clock of its place in its stream, and the pairs that nothing orders. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/device/cuda/fake/fake_world.h"
+
+void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write) {
+  if (bytes == 0 || data == NULL) return;
+  if (sluice_fake_world.num_accesses == sluice_fake_world.room_accesses) {
+    sluice_fake_world.room_accesses = sluice_fake_world.room_accesses == 0 ? 256 : 2 * sluice_fake_world.room_accesses;
+    sluice_fake_world.accesses = realloc(sluice_fake_world.accesses,
+                                         (size_t)sluice_fake_world.room_accesses * sizeof *sluice_fake_world.accesses);
+    assert(sluice_fake_world.accesses != NULL);
+  }
+  sluice_fake_world.accesses[sluice_fake_world.num_accesses++] = (access_t){.stream = moment->stream,
+                                                                            .is_write = is_write,
+                                                                            .count = moment->count,
+                                                                            .block = sluice_fake_block_number(data),
+                                                                            .data = data,
+                                                                            .bytes = bytes};
+  memcpy(sluice_fake_world.accesses[sluice_fake_world.num_accesses - 1].clock.at, moment->clock, sizeof moment->clock);
+}
+
+/* Whether one of the two is over before the other begins. */
+static int ordered(const access_t* a, const access_t* b) {
+  return b->clock.at[a->stream] >= a->count || a->clock.at[b->stream] >= b->count;
+}
+
+static int by_place(const void* x, const void* y) {
+  const access_t *a = x, *b = y;
+  if (a->block != b->block) return a->block < b->block ? -1 : 1;
+  if (a->data != b->data) return a->data < b->data ? -1 : 1;
+  return 0;
+}
+
+int64_t sluice_fake_cuda_hazards(char* out, size_t out_bytes) {
+  int64_t found = 0;
+  sluice_fake_cuda_lock();
+  if (out_bytes > 0) out[0] = '\0';
+  if (sluice_fake_world.num_accesses > 0)
+    qsort(sluice_fake_world.accesses, (size_t)sluice_fake_world.num_accesses, sizeof(access_t), by_place);
+  for (int64_t i = 0; i < sluice_fake_world.num_accesses; ++i) {
+    const access_t* a = &sluice_fake_world.accesses[i];
+    for (int64_t j = i + 1; j < sluice_fake_world.num_accesses; ++j) {
+      const access_t* b = &sluice_fake_world.accesses[j];
+      if (b->block != a->block || b->data >= a->data + a->bytes) break;
+      if (!(a->is_write || b->is_write) || ordered(a, b)) continue;
+      if (found++ > 0) continue;
+      snprintf(out, out_bytes, "%s %p by stream %d and %s %p by stream %d are not ordered",
+               a->is_write ? "write" : "read", (const void*)a->data, a->stream, b->is_write ? "write" : "read",
+               (const void*)b->data, b->stream);
+    }
+  }
+  sluice_fake_cuda_unlock();
+  return found;
+}
+
+void sluice_fake_cuda_forget_accesses(void) {
+  sluice_fake_cuda_lock();
+  sluice_fake_world.num_accesses = 0;
+  sluice_fake_cuda_unlock();
+}

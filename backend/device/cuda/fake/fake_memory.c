@@ -1,0 +1,218 @@
+/* Memory of devices, pinned memory, and memory of others that was registered. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/device/cuda/fake/fake_world.h"
+
+int64_t sluice_fake_block_number(const char* data) {
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    const char* begin = sluice_fake_world.blocks[i].data;
+    if (begin != NULL && data >= begin && data < begin + sluice_fake_world.blocks[i].bytes)
+      return sluice_fake_world.blocks[i].number;
+  }
+  return 0;
+}
+
+static int take_block(uint64_t bytes, int32_t ordinal, void** out_data) {
+  if (bytes == 0) return INVALID_VALUE;
+  if (ordinal >= 0 && sluice_fake_world.used[ordinal] + bytes > sluice_fake_world.memory)
+    return SLUICE_CU_OUT_OF_MEMORY;
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    block_t* block = &sluice_fake_world.blocks[i];
+    if (block->data != NULL) continue;
+    if (posix_memalign(&block->data, 256, bytes) != 0) return SLUICE_CU_OUT_OF_MEMORY;
+    memset(block->data, 0xa5, bytes); /* what was there before */
+    block->bytes = bytes;
+    block->ordinal = ordinal;
+    block->is_hosts = block->is_registered = 0;
+    block->number = ++sluice_fake_world.num_blocks;
+    if (ordinal >= 0) sluice_fake_world.used[ordinal] += bytes;
+    *out_data = block->data;
+    return 0;
+  }
+  return SLUICE_CU_OUT_OF_MEMORY;
+}
+
+static int give_block(void* data) {
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    block_t* block = &sluice_fake_world.blocks[i];
+    if (data == NULL || block->data != data || block->is_registered) continue;
+    sluice_fake_cuda_pump();
+    if (block->ordinal >= 0) sluice_fake_world.used[block->ordinal] -= block->bytes;
+    free(block->data);
+    block->data = NULL;
+    return 0;
+  }
+  return INVALID_VALUE;
+}
+
+int sluice_fake_cuMemAlloc_v2(unsigned long long* out_pointer, size_t bytes) {
+  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
+  void* data = NULL;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  if (code == 0) code = take_block(bytes, sluice_fake_current_device(), &data);
+  if (code == 0) *out_pointer = (unsigned long long)(uintptr_t)data;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+static int is_busy(int32_t ordinal) {
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    const fake_stream_t* stream = &sluice_fake_world.streams[i];
+    if (stream->live && stream->ordinal == ordinal && stream->head != NULL) return 1;
+  }
+  return 0;
+}
+
+static int32_t ordinal_of(const void* data) {
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    if (sluice_fake_world.blocks[i].data == data) return sluice_fake_world.blocks[i].ordinal;
+  }
+  return -1;
+}
+
+/* As the real one: waits for everything on the block's device. */
+int sluice_fake_cuMemFree_v2(unsigned long long pointer) {
+  void* data = (void*)(uintptr_t)pointer;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  for (sluice_fake_cuda_pump(); is_busy(ordinal_of(data)); sluice_fake_cuda_pump()) {
+    sluice_fake_sleep();
+  }
+  int freed = give_block(data);
+  sluice_fake_cuda_unlock();
+  return code != 0 ? code : freed;
+}
+
+/* Of the current device. What comes after is not ordered by it here: nobody may rely on a wait for everything. */
+int sluice_fake_cuCtxSynchronize(void) {
+  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  ++sluice_fake_world.host_waits;
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  int32_t ordinal = sluice_fake_current_device();
+  for (sluice_fake_cuda_pump(); code == 0 && is_busy(ordinal); sluice_fake_cuda_pump()) {
+    sluice_fake_sleep();
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuda_allocate(uint64_t bytes, void** out_data) {
+  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
+  if (sluice_fake_spoils(NULL)) return CAPTURE_UNSUPPORTED;
+  return take_block(bytes, sluice_fake_current_device(), out_data);
+}
+
+int sluice_fake_cuda_free(void* data) { return sluice_fake_spoils(NULL) ? CAPTURE_UNSUPPORTED : give_block(data); }
+
+int sluice_fake_cuMemGetInfo_v2(size_t* out_free, size_t* out_total) {
+  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
+  *out_free = sluice_fake_world.memory - sluice_fake_world.used[sluice_fake_current_device()];
+  *out_total = sluice_fake_world.memory;
+  return sluice_fake_simple();
+}
+
+int sluice_fake_cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned int flags) {
+  (void)flags;
+  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  if (code == 0) code = take_block(bytes, -1, out_pointer);
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuMemFreeHost(void* pointer) {
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned(), freed = give_block(pointer);
+  if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  sluice_fake_cuda_unlock();
+  return code != 0 ? code : freed;
+}
+
+int sluice_fake_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int flags) {
+  (void)flags;
+  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  block_t* block = NULL;
+  for (int i = 0; i < MAX_BLOCKS && code == 0 && block == NULL; ++i) {
+    if (sluice_fake_world.blocks[i].data == NULL) block = &sluice_fake_world.blocks[i];
+  }
+  if (code == 0 && block == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
+  if (code == 0) {
+    memset(pointer, 0xa5, bytes); /* touches it */
+    *block = (block_t){
+        .data = pointer, .bytes = bytes, .ordinal = -1, .is_registered = 1, .number = ++sluice_fake_world.num_blocks};
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuMemHostUnregister(void* pointer) {
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned(), found = INVALID_VALUE;
+  if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    if (sluice_fake_world.blocks[i].data != pointer || !sluice_fake_world.blocks[i].is_registered) continue;
+    sluice_fake_world.blocks[i] = (block_t){.data = NULL};
+    found = 0;
+  }
+  sluice_fake_cuda_unlock();
+  return code != 0 ? code : found;
+}
+
+int64_t sluice_fake_cuda_registered_bytes(void) {
+  int64_t bytes = 0;
+  sluice_fake_cuda_lock();
+  for (int i = 0; i < MAX_BLOCKS; ++i) {
+    if (sluice_fake_world.blocks[i].data != NULL && sluice_fake_world.blocks[i].is_registered)
+      bytes += (int64_t)sluice_fake_world.blocks[i].bytes;
+  }
+  sluice_fake_cuda_unlock();
+  return bytes;
+}
+
+int sluice_fake_cuPointerGetAttribute(void* out_value, int attribute, unsigned long long pointer) {
+  const char* at = (const char*)(uintptr_t)pointer;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  if (code == 0) {
+    code = INVALID_VALUE; /* as for pageable host memory */
+    for (int i = 0; i < MAX_BLOCKS; ++i) {
+      const block_t* block = &sluice_fake_world.blocks[i];
+      const char* data = block->data;
+      if (data == NULL || at < data || at >= data + block->bytes) continue;
+      int device = block->ordinal >= 0;
+      unsigned int type = device ? SLUICE_CU_MEMORY_DEVICE : SLUICE_CU_MEMORY_HOST;
+      if (attribute == SLUICE_CU_POINTER_MEMORY_TYPE) memcpy(out_value, &type, sizeof type);
+      if (attribute == SLUICE_CU_POINTER_DEVICE_ORDINAL) memcpy(out_value, &block->ordinal, sizeof block->ordinal);
+      code = 0;
+    }
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+void* sluice_fake_cuda_take(int32_t ordinal, uint64_t bytes) {
+  void* data = NULL;
+  sluice_fake_cuda_lock();
+  int code = take_block(bytes, ordinal, &data);
+  for (int i = 0; i < MAX_BLOCKS && code == 0; ++i)
+    sluice_fake_world.blocks[i].is_hosts |= sluice_fake_world.blocks[i].data == data;
+  sluice_fake_cuda_unlock();
+  return code == 0 ? data : NULL;
+}
+
+void sluice_fake_cuda_give(void* data) {
+  sluice_fake_cuda_lock();
+  (void)give_block(data);
+  sluice_fake_cuda_unlock();
+}

@@ -1,0 +1,237 @@
+/* The driver's streams and events, and the waits that a test leaves out. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/device/cuda/fake/fake_world.h"
+
+fake_stream_t* sluice_fake_new_stream(int32_t ordinal, int32_t is_hosts) {
+  for (int32_t i = SLUICE_FAKE_CUDA_DEVICES; i < MAX_STREAMS; ++i) {
+    fake_stream_t* stream = &sluice_fake_world.streams[i];
+    if (stream->live) continue;
+    int64_t count = stream->clock.at[i]; /* of its predecessor in this place */
+    *stream = (fake_stream_t){.live = 1, .index = i, .ordinal = ordinal, .is_hosts = is_hosts};
+    stream->clock.at[i] = count;
+    stream->tail = &stream->head;
+    return stream;
+  }
+  return NULL;
+}
+
+void sluice_fake_end_stream(fake_stream_t* stream) {
+  while (stream->head != NULL) {
+    queued_t* item = stream->head;
+    stream->head = item->next;
+    sluice_fake_drop_queued(item);
+  }
+  stream->tail = &stream->head;
+  stream->live = 0;
+}
+
+int sluice_fake_cuStreamCreateWithPriority(void** out_stream, unsigned int flags, int priority) {
+  if (flags != SLUICE_CU_STREAM_NON_BLOCKING || priority > 0 || priority < -5) return INVALID_VALUE;
+  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  if (code == 0) {
+    *out_stream = sluice_fake_new_stream(sluice_fake_current_device(), 0);
+    if (*out_stream == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuStreamDestroy_v2(void* stream) {
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  sluice_fake_cuda_pump();
+  sluice_fake_end_stream(stream);
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuStreamGetCtx(void* stream, void** out_context) {
+  *out_context = sluice_fake_context_of(sluice_fake_stream_of(stream)->ordinal);
+  return sluice_fake_simple();
+}
+
+int sluice_fake_cuStreamIsCapturing(void* handle, int* out_status) {
+  const fake_stream_t* stream = sluice_fake_stream_of(handle);
+  *out_status = stream->graph != NULL ? 1 + stream->graph->is_spoiled : stream->capturing;
+  return sluice_fake_simple();
+}
+
+int sluice_fake_cuEventCreate(void** out_event, unsigned int flags) {
+  if (flags != SLUICE_CU_EVENT_DISABLE_TIMING && flags != SLUICE_CU_EVENT_DEFAULT) return INVALID_VALUE;
+  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  if (code == 0) {
+    fake_event_t* event = calloc(1, sizeof *event);
+    event->is_timed = flags == SLUICE_CU_EVENT_DEFAULT;
+    *out_event = event;
+    ++sluice_fake_world.num_events;
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuEventDestroy_v2(void* handle) {
+  fake_event_t* event = handle;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  sluice_fake_drop_ticket(event->last);
+  free(event);
+  --sluice_fake_world.num_events;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuEventRecord(void* handle, void* stream_handle) {
+  fake_event_t* event = handle;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  fake_stream_t* stream = sluice_fake_stream_of(stream_handle);
+  if (code == 0 && stream->graph != NULL) {
+    sluice_fake_record_in_capture(stream, event);
+  } else if (code == 0) {
+    queued_t* item = sluice_fake_push(stream);
+    item->records = sluice_fake_new_ticket(stream);
+    sluice_fake_drop_ticket(event->last);
+    event->last = item->records;
+    event->graph_id = 0;
+    sluice_fake_cuda_pump();
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+static _Thread_local int32_t this_rank;
+
+/* Counts a wait; whether it is the one to be left out. */
+static int is_left_out(void) {
+  const int64_t of_all = sluice_fake_world.waits++, of_rank = sluice_fake_world.waits_of[this_rank]++;
+  if (sluice_fake_world.drop_rank < 0) return of_all == sluice_fake_world.drop_at;
+  return sluice_fake_world.drop_rank == this_rank && of_rank == sluice_fake_world.drop_at;
+}
+
+int sluice_fake_cuStreamWaitEvent(void* stream_handle, void* handle, unsigned int flags) {
+  const fake_event_t* event = handle;
+  (void)flags;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  fake_stream_t* stream = sluice_fake_stream_of(stream_handle);
+  int is_any = event->last != NULL || event->graph_id != 0;
+  if (code == 0 && is_any && !is_left_out()) {
+    if (stream->graph != NULL || event->graph_id != 0) {
+      code = sluice_fake_wait_in_capture(stream, event);
+    } else {
+      sluice_fake_wait_for_ticket(stream, event->last);
+    }
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuEventQuery(void* handle) {
+  const fake_event_t* event = handle;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  ++sluice_fake_world.queries;
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  sluice_fake_cuda_pump();
+  if (code == 0 && event->last != NULL) {
+    if (event->last->done) {
+      sluice_fake_merge(&sluice_fake_world.host, &event->last->clock);
+    } else {
+      code = SLUICE_CU_NOT_READY;
+    }
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuEventElapsedTime(float* out_milliseconds, void* start, void* end) {
+  const fake_event_t *from = start, *to = end;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  ++sluice_fake_world.queries;
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  sluice_fake_cuda_pump();
+  int is_recorded = from->last != NULL && to->last != NULL && from->is_timed && to->is_timed;
+  if (code == 0 && !is_recorded) code = INVALID_HANDLE;
+  if (code == 0 && (!from->last->done || !to->last->done)) code = SLUICE_CU_NOT_READY;
+  if (code == 0) *out_milliseconds = (float)(to->last->done_ns - from->last->done_ns) * 1e-6f;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuEventSynchronize(void* handle) {
+  const fake_event_t* event = handle;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  ++sluice_fake_world.host_waits;
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  if (code == 0 && event->last != NULL) {
+    for (sluice_fake_cuda_pump(); !event->last->done; sluice_fake_cuda_pump()) sluice_fake_sleep();
+    sluice_fake_merge(&sluice_fake_world.host, &event->last->clock);
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+int sluice_fake_cuStreamSynchronize(void* handle) {
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  ++sluice_fake_world.host_waits;
+  fake_stream_t* stream = sluice_fake_stream_of(handle);
+  if (code == 0 && sluice_fake_spoils(stream)) code = CAPTURE_UNSUPPORTED;
+  if (code == 0) {
+    for (sluice_fake_cuda_pump(); stream->head != NULL; sluice_fake_cuda_pump()) sluice_fake_sleep();
+    sluice_fake_merge(&sluice_fake_world.host, &stream->clock);
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+void* sluice_fake_cuda_open_stream(int32_t ordinal) {
+  sluice_fake_cuda_lock();
+  void* stream = sluice_fake_new_stream(ordinal, 1);
+  sluice_fake_cuda_unlock();
+  return stream;
+}
+
+void sluice_fake_cuda_close_stream(void* stream) {
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_pump();
+  sluice_fake_end_stream(stream);
+  sluice_fake_cuda_unlock();
+}
+
+void sluice_fake_cuda_set_capturing(void* stream, int capturing) { ((fake_stream_t*)stream)->capturing = capturing; }
+
+int sluice_fake_cuda_idle(void* handle) {
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_pump();
+  int idle = sluice_fake_stream_of(handle)->head == NULL;
+  sluice_fake_cuda_unlock();
+  return idle;
+}
+
+void sluice_fake_cuda_drop_wait(int64_t nth) { sluice_fake_cuda_drop_wait_of(-1, nth); }
+
+int64_t sluice_fake_cuda_waits(void) { return sluice_fake_locked_count(&sluice_fake_world.waits); }
+
+void sluice_fake_cuda_this_is(int32_t rank) { this_rank = rank; }
+
+void sluice_fake_cuda_drop_wait_of(int32_t rank, int64_t nth) {
+  sluice_fake_cuda_lock();
+  sluice_fake_world.waits = 0;
+  memset(sluice_fake_world.waits_of, 0, sizeof sluice_fake_world.waits_of);
+  sluice_fake_world.drop_rank = rank;
+  sluice_fake_world.drop_at = nth;
+  sluice_fake_cuda_unlock();
+}
+
+int64_t sluice_fake_cuda_waits_of(int32_t rank) { return sluice_fake_world.waits_of[rank]; }

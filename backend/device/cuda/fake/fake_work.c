@@ -1,0 +1,159 @@
+/* What runs on streams: copies, fills and kernels, which are linked in. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/device/cuda/fake/fake_world.h"
+
+static char library;
+
+typedef struct copy_s {
+  void* to;
+  const void* from; /* NULL: fill */
+  unsigned char value;
+  size_t bytes;
+} copy_t;
+
+static void run_copy(void* user) {
+  const copy_t* copy = user;
+  if (copy->from != NULL) {
+    memmove(copy->to, copy->from, copy->bytes);
+  } else {
+    memset(copy->to, copy->value, copy->bytes);
+  }
+}
+
+static void note_copy(void* user, const sluice_fake_moment_t* moment) {
+  const copy_t* copy = user;
+  sluice_fake_cuda_note_at(moment, copy->to, copy->bytes, 1);
+  if (copy->from != NULL) sluice_fake_cuda_note_at(moment, copy->from, copy->bytes, 0);
+}
+
+static void* copy_again(const void* user) {
+  copy_t* kept = malloc(sizeof *kept);
+  *kept = *(const copy_t*)user;
+  return kept;
+}
+
+static int enqueue_copy(const copy_t* copy, void* stream) {
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  int is_pageable =
+      sluice_fake_block_number(copy->to) == 0 || (copy->from != NULL && sluice_fake_block_number(copy->from) == 0);
+  if (code == 0 && is_pageable && sluice_fake_spoils(sluice_fake_stream_of(stream))) code = CAPTURE_UNSUPPORTED;
+  if (code == 0 && copy->bytes > 0) {
+    sluice_fake_cuda_enqueue(
+        stream, &(sluice_fake_op_t){
+                    .run = run_copy, .drop = free, .user = copy_again(copy), .note = note_copy, .again = copy_again});
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+int sluice_fake_cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, void* stream) {
+  const copy_t copy = {.to = (void*)(uintptr_t)to, .from = (const void*)(uintptr_t)from, .bytes = bytes};
+  return enqueue_copy(&copy, stream);
+}
+int sluice_fake_cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, void* stream) {
+  const copy_t copy = {.to = (void*)(uintptr_t)to, .value = value, .bytes = bytes};
+  return enqueue_copy(&copy, stream);
+}
+
+int sluice_fake_cuMemsetD2D8Async(unsigned long long to, size_t pitch, unsigned char value, size_t width, size_t height,
+                                  void* stream) {
+  int code = height == 0 || width == 0 ? sluice_fake_simple() : 0;
+  for (size_t row = 0; row < height && width > 0 && code == 0; ++row) {
+    const copy_t copy = {.to = (void*)(uintptr_t)(to + row * pitch), .value = value, .bytes = width};
+    code = enqueue_copy(&copy, stream);
+  }
+  return code;
+}
+
+int sluice_fake_cuLibraryLoadData(void** out_library, const void* image, int* jit_options, void** jit_values,
+                                  unsigned int num_jit, int* library_options, void** library_values,
+                                  unsigned int num_library) {
+  (void)image, (void)jit_options, (void)jit_values, (void)library_options, (void)library_values;
+  if (num_jit != 0 || num_library != 0) return INVALID_VALUE;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  if (code == 0) {
+    *out_library = &library;
+    ++sluice_fake_world.num_libraries;
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}
+int sluice_fake_cuLibraryUnload(void* handle) {
+  (void)handle;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  --sluice_fake_world.num_libraries;
+  sluice_fake_cuda_unlock();
+  return code;
+}
+int sluice_fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* name) {
+  fake_kernel_t kernel = {.fn = NULL};
+  snprintf(kernel.name, sizeof kernel.name, "%s", name);
+  kernel.fn = sluice_emulated_kernel(name, &kernel.args_bytes);
+  if (handle != &library || kernel.fn == NULL) return NOT_FOUND;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  int32_t i = 0;
+  while (i < sluice_fake_world.num_kernels && sluice_fake_world.kernels[i].fn != kernel.fn) ++i;
+  assert(i < MAX_KERNELS);
+  if (i == sluice_fake_world.num_kernels) sluice_fake_world.kernels[sluice_fake_world.num_kernels++] = kernel;
+  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  if (code == 0) *out_kernel = &sluice_fake_world.kernels[i];
+  sluice_fake_cuda_unlock();
+  return code;
+}
+
+typedef struct launch_s {
+  const fake_kernel_t* kernel;
+  sluice_fake_moment_t moment;
+  sluice_emulated_kernel_fn_t fn;
+  int64_t warps;
+  char args[4096]; /* what a kernel's parameters may take */
+} launch_t;
+
+static void run_launch(void* user) {
+  const launch_t* launch = user;
+  sluice_fake_note_kernel(launch->kernel->name, launch->args, &launch->moment); /* before it writes */
+  launch->fn(launch->warps, launch->args);
+}
+
+static void note_launch(void* user, const sluice_fake_moment_t* moment) { ((launch_t*)user)->moment = *moment; }
+
+static void* launch_again(const void* user) {
+  launch_t* launch = malloc(sizeof *launch);
+  memcpy(launch, user, sizeof *launch);
+  return launch;
+}
+
+int sluice_fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                               unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                               unsigned int shared_bytes, void* stream, void** parameters, void** extra) {
+  const fake_kernel_t* kernel = function;
+  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
+  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x % 32 != 0 || block_x > 1024 || block_y != 1 ||
+      block_z != 1 || shared_bytes != 0 || extra != NULL || kernel->args_bytes > 4096) {
+    return INVALID_VALUE;
+  }
+  if (sluice_fake_stream_of(stream)->ordinal != sluice_fake_current_device()) return INVALID_HANDLE;
+  sluice_fake_cuda_lock();
+  int code = sluice_fake_planned();
+  if (code == 0) {
+    launch_t* launch = calloc(1, sizeof *launch);
+    launch->fn = kernel->fn;
+    launch->warps = (int64_t)grid_x * block_x / 32;
+    memcpy(launch->args, parameters[0], kernel->args_bytes);
+    ++sluice_fake_world.launches;
+    launch->kernel = kernel;
+    sluice_fake_cuda_enqueue(
+        stream, &(sluice_fake_op_t){
+                    .run = run_launch, .drop = free, .user = launch, .note = note_launch, .again = launch_again});
+  }
+  sluice_fake_cuda_unlock();
+  return code;
+}

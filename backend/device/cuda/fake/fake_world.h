@@ -1,0 +1,164 @@
+/* What the files of the fake driver share: what exists, and the calls between them. All but the driver's own calls want
+ * the lock held.
+ *
+ * fake_cuda.c     the world, devices and contexts, what a test asks and plans
+ * fake_queues.c   queues of streams, and what runs when
+ * fake_streams.c  streams and events
+ * fake_graphs.c   capture
+ * fake_memory.c   memory of devices, pinned and registered memory
+ * fake_work.c     copies and launches
+ * fake_hazards.c  accesses, and which of them nothing orders (kernel_accesses.c: those of kernels) */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
+
+#include <pthread.h>
+
+#include "backend/device/cuda/fake/fake_cuda.h"
+
+enum { MAX_STREAMS = SLUICE_FAKE_CUDA_STREAMS, MAX_BLOCKS = 4096 };
+enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
+enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905 };
+enum { CAPTURED_EVENT = 907 };
+
+typedef struct fake_clock_s {
+  int64_t at[MAX_STREAMS];
+} fake_clock_t;
+
+/* One record of an event: shared by the event and by those who wait for it. */
+typedef struct ticket_s {
+  int references;
+  int done;
+  uint64_t done_ns;
+  fake_clock_t clock;
+} ticket_t;
+
+typedef struct queued_s {
+  struct queued_s* next;
+  sluice_fake_op_t op;
+  ticket_t* waits_for;
+  ticket_t* records;
+} queued_t;
+
+typedef struct fake_stream_s {
+  int32_t live, index, ordinal, is_hosts, capturing;
+  fake_clock_t clock;
+  queued_t* head;
+  queued_t** tail;
+  sluice_fake_graph_t* graph; /* that it is being captured into */
+} fake_stream_t;
+
+typedef struct fake_event_s {
+  ticket_t* last;   /* NULL: never recorded */
+  int64_t graph_id; /* not 0: recorded last in the capture of that graph ... */
+  int32_t mark;     /* ... as this mark */
+  int32_t is_timed;
+} fake_event_t;
+
+/* What a graph enqueues, in the order of the calls. */
+typedef struct node_s {
+  struct node_s* next;
+  int32_t stream;             /* in which it was captured */
+  int32_t records, waits_for; /* marks; -1: none */
+  sluice_fake_op_t op;
+} node_t;
+
+struct sluice_fake_graph_s {
+  int64_t id;
+  int32_t origin, is_spoiled, num_marks;
+  int32_t is_member[MAX_STREAMS];
+  fake_clock_t clocks[MAX_STREAMS];   /* in the capture */
+  fake_clock_t* marks;                /* [num_marks] */
+  fake_stream_t* places[MAX_STREAMS]; /* of its own: where the nodes of a stream run */
+  node_t* head;
+  node_t** tail;
+};
+
+typedef struct access_s {
+  int32_t stream, is_write;
+  int64_t count;
+  fake_clock_t clock;
+  int64_t block; /* number of the allocation: an address may come again */
+  const char* data;
+  uint64_t bytes;
+} access_t;
+
+typedef struct block_s {
+  void* data;
+  uint64_t bytes;
+  int32_t ordinal; /* -1: pinned host memory */
+  int32_t is_hosts;
+  int32_t is_registered; /* pinned, and the caller's own */
+  int64_t number;
+} block_t;
+
+typedef struct fake_kernel_s {
+  char name[64];
+  sluice_emulated_kernel_fn_t fn;
+  size_t args_bytes;
+} fake_kernel_t;
+enum { MAX_KERNELS = 128 };
+
+typedef struct sluice_fake_world_s {
+  int version;
+  int64_t calls, fail_at;
+  int fail_code, failed;
+  int64_t waits, drop_at;
+  int64_t waits_of[SLUICE_FAKE_CUDA_DEVICES];
+  int32_t drop_rank; /* drop_at counts this rank's waits; -1: everybody's */
+  int64_t num_events, num_libraries, num_contexts, host_waits, queries, launches;
+  int32_t numa_node;
+  uint64_t memory, used[SLUICE_FAKE_CUDA_DEVICES];
+  fake_stream_t streams[MAX_STREAMS]; /* [0, devices): the default ones */
+  block_t blocks[MAX_BLOCKS];
+  fake_clock_t host; /* what the host has waited for */
+  access_t* accesses;
+  int64_t num_accesses, room_accesses, num_blocks, num_graphs;
+  fake_kernel_t kernels[MAX_KERNELS];
+  int32_t num_kernels;
+} sluice_fake_world_t;
+extern sluice_fake_world_t sluice_fake_world;
+
+/* The driver's calls: sluice_fake_cuInit and so on. */
+#define SYMBOL(name, parameters) int sluice_fake_##name parameters;
+#include "backend/device/cuda/cuda_symbols.inc"
+#undef SYMBOL
+
+/* Counts a call. Not 0: the call shall fail with that. */
+int sluice_fake_planned(void);
+/* For calls with no effect of their own; takes the lock. */
+int sluice_fake_simple(void);
+/* Takes the lock: ranks are threads, one reads while another counts. */
+int64_t sluice_fake_locked_count(const int64_t* counter);
+/* Gives the lock up until something may have moved. */
+void sluice_fake_sleep(void);
+/* Of the calling thread's context; < 0: it has none. */
+int32_t sluice_fake_current_device(void);
+void* sluice_fake_context_of(int32_t ordinal);
+
+/* fake_queues.c */
+void sluice_fake_merge(fake_clock_t* into, const fake_clock_t* from);
+/* NULL: the default stream of the calling thread's device. */
+fake_stream_t* sluice_fake_stream_of(void* handle);
+queued_t* sluice_fake_push(fake_stream_t* stream);
+void sluice_fake_put(fake_stream_t* stream, const sluice_fake_op_t* op);
+ticket_t* sluice_fake_new_ticket(const fake_stream_t* stream); /* two references: the event's and the queue's */
+void sluice_fake_drop_ticket(ticket_t* ticket);
+void sluice_fake_wait_for_ticket(fake_stream_t* stream, ticket_t* ticket);
+void sluice_fake_drop_queued(queued_t* item);
+
+/* fake_streams.c; NULL: there are no more */
+fake_stream_t* sluice_fake_new_stream(int32_t ordinal, int32_t is_hosts);
+void sluice_fake_end_stream(fake_stream_t* stream);
+
+/* fake_graphs.c: a stream with a graph is being captured. */
+/* Whether a call of this thread, on that stream if it has one, is one that a capture does not allow; it spoils it. */
+int sluice_fake_spoils(const fake_stream_t* stream);
+void sluice_fake_capture_op(fake_stream_t* stream, const sluice_fake_op_t* op);
+void sluice_fake_record_in_capture(fake_stream_t* stream, fake_event_t* event);
+/* A stream that waits for a captured event is captured from there on. */
+int sluice_fake_wait_in_capture(fake_stream_t* stream, const fake_event_t* event);
+
+/* fake_memory.c */
+int64_t sluice_fake_block_number(const char* data); /* 0: no memory of the driver's */
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_ */

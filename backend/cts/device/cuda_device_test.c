@@ -451,23 +451,29 @@ static void PinnedPool_AtItsLimit_IsOverBudgetAndReusesIdleBlocks(void** state) 
 
 /* ---- NUMA ------------------------------------------------------------------------------------------------------ */
 
-/* A /sys of a host with these nodes, where device 0 (bus 1a) lies on `near`. */
-static void make_sysfs(const char* nodes, const char* near) {
-  static char root[64];
-  char command[1024];
-  snprintf(root, sizeof root, "/tmp/sluice_sysfs_%d", (int)getpid());
-  snprintf(command, sizeof command,
-           "rm -rf %s && mkdir -p %s/devices/system/node %s/bus/pci/devices/0000:1a:00.0 && "
-           "echo %s >%s/devices/system/node/has_memory && echo %s >%s/bus/pci/devices/0000:1a:00.0/numa_node",
-           root, root, root, nodes, root, near, root);
-  if (system(command) != 0) fail_msg("no %s", root); /* NOLINT(cert-env33-c): a fixed command */
-  sluice_cuda_numa_read_from(root);
-}
+static char sysfs[64]; /* "": there is none */
+
 static void drop_sysfs(void) {
   char command[128];
   sluice_cuda_numa_read_from(NULL);
-  snprintf(command, sizeof command, "rm -rf /tmp/sluice_sysfs_%d", (int)getpid());
+  if (sysfs[0] == '\0') return;
+  snprintf(command, sizeof command, "rm -rf %s", sysfs);
   (void)!system(command); /* NOLINT(cert-env33-c) */
+  sysfs[0] = '\0';
+}
+
+/* A /sys of a host with these nodes, where device 0 (bus 1a) lies on `near`; in place of the last one. */
+static void make_sysfs(const char* nodes, const char* near) {
+  char command[1024];
+  drop_sysfs();
+  snprintf(sysfs, sizeof sysfs, "/tmp/sluice-sysfs-XXXXXX");
+  if (mkdtemp(sysfs) == NULL) fail_msg("no folder like %s", sysfs);
+  snprintf(command, sizeof command,
+           "mkdir -p %s/devices/system/node %s/bus/pci/devices/0000:1a:00.0 && "
+           "echo %s >%s/devices/system/node/has_memory && echo %s >%s/bus/pci/devices/0000:1a:00.0/numa_node",
+           sysfs, sysfs, nodes, sysfs, near, sysfs);
+  if (system(command) != 0) fail_msg("no %s", sysfs); /* NOLINT(cert-env33-c): a fixed command */
+  sluice_cuda_numa_read_from(sysfs);
 }
 
 static void Numa_NodeOfADevice_IsTheDriversElseTheBussElseNone(void** state) {

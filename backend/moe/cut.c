@@ -73,7 +73,7 @@ sluice_status_t sluice_cut_by_rows(const sluice_moe_t* moe, const sluice_plan_da
       return SLUICE_FAIL(
           SLUICE_E_OVER_BUDGET,
           "layer %d: block %d of %d sends %lld rows to one rank, more than the %lld that a chunk may have "
-          "under this plan (do ids repeat within a token?); give a larger memory budget",
+          "under this plan (do ids repeat within a token?); ask for fewer chunks or give a larger memory budget",
           moe->config.layer_id, g, plan->num_blocks, (long long)alone, (long long)plan->chunk_rows);
     }
     int32_t first = cut->first_block[cut->num_chunks];

@@ -50,7 +50,7 @@ typedef struct sluice_plan_data_s {
   int32_t blocks_per_chunk; /* at most */
   int64_t chunk_rows;
   int64_t kept_rows;
-  int64_t worst_rows; /* that this rank can receive at all */
+  int64_t worst_rows; /* that a rank can receive at all: every route of every token, whatever the ids */
   int32_t restore_di, restore_m;
   int32_t wgrad_mode;
   sluice_plan_bytes_t bytes;

@@ -14,7 +14,7 @@ int32_t sluice_plan_most_local(const sluice_moe_t* moe) {
   return most;
 }
 
-/* Routes of one token that one rank can own. */
+/* Routes of one token that one rank can own while its ids differ. */
 static int64_t routes_per_rank(const sluice_moe_t* moe) {
   return sluice_min_i64(moe->config.top_k, sluice_plan_most_local(moe));
 }
@@ -47,7 +47,7 @@ void sluice_plan_set_ceilings(const sluice_moe_t* moe, int32_t n, sluice_plan_da
       sluice_is_far(moe) ? SLUICE_PLAN_BLOCKS : (int32_t)sluice_max_i64(1, sluice_min_i64(SLUICE_PLAN_BLOCKS, tokens));
   plan->num_chunks = n;
   plan->blocks_per_chunk = (int32_t)sluice_ceil_div(plan->num_blocks, n);
-  plan->worst_rows = w * tokens * routes;
+  plan->worst_rows = sluice_plan_any_rows(moe, plan);
   int64_t one_block = w * sluice_ceil_div(tokens, plan->num_blocks) * routes;
   int64_t wanted = sluice_plan_with_slack(balanced, n);
   plan->chunk_rows = sluice_min_i64(plan->worst_rows, sluice_max_i64(one_block, wanted));

@@ -414,6 +414,40 @@ static void Prediction_SeveralRanks_EqualsTheAllocatorOfEach(void** state) {
   budget_predictions(&(budget_suite_t){.base = world_small_case(), .run = world_run});
 }
 
+/* Hosts may give an expert twice within a token, and so one rank more rows than distinct ids could: more slots of
+ * weight gradients that wait, more rows of a pass, and still no byte that was not planned. */
+static void Prediction_RepeatedIds_EqualsTheAllocatorOfEach(void** state) {
+  (void)state;
+  for (int32_t every = 1; every <= 2; ++every) {
+    case_t c = world_small_case();
+    c.num_experts = 12, c.top_k = 7, c.repeat_every = every; /* more routes than a rank has experts */
+    for (int32_t r = 0; r < 4; ++r) c.tokens[r] = 30 - 5 * r;
+    budget_predictions(&(budget_suite_t){.base = c, .run = world_run});
+  }
+}
+
+/* From the smallest budget up, all rows of all ranks to one expert, K times each. */
+static void Budget_RepeatedIds_ResultsAreTheSame(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 4; ++w) {
+    for (int32_t i = 0; i < 6; ++i) {
+      case_t c = base_case();
+      c.world_size = w, c.num_experts = w, c.top_k = 2; /* more routes than a rank has experts */
+      c.repeat_every = 1 + i % 2, c.hot_expert = i % 4 < 2 ? 1 : -1;
+      c.tokens[0] = c.tokens[2] = 64;
+      c.wgrad_mode = i % 3 == 2 ? SLUICE_WGRAD_ADAPTIVE : i % 3;
+      c.restore_input = i % 4 == 3 || i == 5 ? SLUICE_RESTORE_ADAPTIVE : i % 4;
+      c.callback_experts = i == 5;
+      c.budget = 1;
+      const uint64_t least = smallest_budget(c);
+      for (uint64_t more = 0; more <= 2; more += 2) {
+        c.budget = least + more * least / 2;
+        check(c);
+      }
+    }
+  }
+}
+
 /* ---- the handle ---- */
 
 #define REFUSED(call, status, text)                                         \
@@ -625,6 +659,8 @@ int main(void) {
       cmocka_unit_test(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt),
       cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
       cmocka_unit_test(Prediction_SeveralRanks_EqualsTheAllocatorOfEach),
+      cmocka_unit_test(Prediction_RepeatedIds_EqualsTheAllocatorOfEach),
+      cmocka_unit_test(Budget_RepeatedIds_ResultsAreTheSame),
       cmocka_unit_test(Plan_BadInput_IsNamed),
       cmocka_unit_test(PaperFootprint_IsAsPrinted),
   };

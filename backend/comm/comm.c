@@ -59,7 +59,6 @@ void sluice_comm_init_base(sluice_comm_t* comm, const sluice_comm_vtable_t* vtab
   atomic_init(&comm->broken, SLUICE_OK);
   comm->call_number = 0;
   comm->num_started = 0;
-  comm->wants_memory = 0;
   comm->pid = getpid();
 }
 

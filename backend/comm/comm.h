@@ -48,9 +48,11 @@ typedef struct sluice_comm_vtable_s {
   /* What has become of enqueued exchanges, without waiting: after an error the communicator is aborted, and no stream
    * waits for a peer any more. NULL where exchange_enqueue is. */
   sluice_status_t (*poll)(sluice_comm_t* comm);
-  /* Device memory that the transport moves best, for what exchange_enqueue sends and receives; out_data: NULL where it
-   * has none to give, else released by release. Both or none; NULL: no such memory. Errors: NO_MEMORY; what fails later
-   * ends the communicator. */
+  /* Device memory that the transport moves best, for what exchange_enqueue sends and receives; *out_data is given back
+   * by release. All ranks of an exchange have their buffers there or none has: so the ranks agree before the first
+   * allocate (moe/wire_memory.h), none of them having a refusal: why there is no such memory here, borrowed until the
+   * communicator goes, or NULL. All three or none. Errors: NO_MEMORY; what fails later ends the communicator. */
+  const char* (*memory_refusal)(sluice_comm_t* comm);
   sluice_status_t (*allocate)(sluice_comm_t* comm, uint64_t bytes, void** out_data);
   void (*release)(sluice_comm_t* comm, void* data); /* waits until no exchange uses it */
   int32_t is_capturable; /* 1: exchange_enqueue works on a stream that is being captured into a graph */
@@ -68,7 +70,6 @@ struct sluice_comm_s {
   uint64_t call_number;   /* collective calls of the engine on this communicator, for headers and notes */
   uint64_t num_started;   /* exchanges started on this rank: how far it has come, for notes */
   pid_t pid;              /* of the process that made it */
-  int32_t wants_memory;   /* a context will take memory by vtable->allocate: set before the first exchange */
 };
 
 /* Copies and checks a caller's config. Errors: INVALID_ARGUMENT, ABI. */

@@ -6,6 +6,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/moe/plan.h"
+#include "backend/moe/wire_memory.h"
 
 #define HEADER_MAGIC   0x51ce4844u
 #define ENVELOPE_BYTES 1024u
@@ -39,7 +40,8 @@ typedef struct header_s {
   int32_t callback_experts;
   int32_t config_chunks; /* as configured: 0 where Sluice chooses */
   int32_t num_local;     /* experts that this rank believes it owns */
-  int16_t deduplicate, chunk_cut;
+  int16_t deduplicate;
+  uint8_t chunk_cut, wire_memory;
   int32_t local_status;
   uint64_t chooser; /* state of what decides */
   sluice_step_report_t report;
@@ -71,7 +73,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->max_outstanding = moe->context->max_outstanding;
   h->plan_hash = moe->plan_is_given ? sluice_plan_hash(moe->plan) : 0;
   h->ceiling_rows = (int32_t)sluice_layer_ceiling(moe);
-  h->chunk_cut = (int16_t)c->chunk_cut;
+  h->chunk_cut = (uint8_t)c->chunk_cut;
   h->model_width = c->model_width;
   h->hidden_width = c->hidden_width;
   h->num_experts = c->num_experts;
@@ -85,6 +87,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->config_chunks = c->num_chunks;
   h->num_local = moe->num_local;
   h->deduplicate = (int16_t)c->deduplicate;
+  h->wire_memory = (uint8_t)sluice_wire_memory_word(moe->context);
   h->local_status = proposal->local_status;
   h->report = moe->seat.own;
   h->chooser = moe->context->chooser != NULL ? moe->context->chooser->state : 0;
@@ -316,6 +319,13 @@ static void hear_reports(sluice_moe_t* moe, const agree_buffers_t* buffers) {
   memset(moe->seat.own.pass, 0, sizeof moe->seat.own.pass); /* reported: no pass counts twice */
 }
 
+/* The arrays are free until the next exchange. */
+static sluice_status_t agree_on_memory(const sluice_moe_t* moe, const agree_buffers_t* buffers) {
+  int32_t* words = (int32_t*)(void*)buffers->arrays.send_bytes;
+  for (int32_t r = 0; r < moe->context->world_size; ++r) words[r] = header_of(buffers->recv, r)->wire_memory;
+  return sluice_wire_memory_agree(moe->context, words, moe->config.layer_id);
+}
+
 sluice_agreement_t sluice_agreement_alone(const sluice_proposal_t* proposal) {
   return (sluice_agreement_t){
       .agreed_ns = sluice_now_ns(),
@@ -365,6 +375,7 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   out_agreement->header_ns = out_agreement->agreed_ns - begin_ns;
   sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);
   if (verdict != SLUICE_OK) return proposal->local_status != SLUICE_OK ? sluice_error_adopt(&refusal) : verdict;
+  SLUICE_TRY(agree_on_memory(moe, &buffers));
   learn(buffers.recv, context->world_size, context->rank, out_agreement);
   if (proposal->direction == SLUICE_FORWARD) hear_reports(moe, &buffers);
   if (binding == NULL) return SLUICE_OK;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "backend/moe/chooser.h"
+#include "backend/moe/wire_memory.h"
 #include "backend/schedule/check.h"
 
 sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
@@ -42,19 +43,6 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   return SLUICE_OK;
 }
 
-static sluice_status_t allocate_for_exchanges(void* comm, uint64_t bytes, void** out_data) {
-  return ((sluice_comm_t*)comm)->vtable->allocate(comm, bytes, out_data);
-}
-static void release_of_exchanges(void* comm, void* data) { ((sluice_comm_t*)comm)->vtable->release(comm, data); }
-
-/* What a budget counts to the byte, and what the host's callbacks give, is not the transport's to allocate. */
-static void use_memory_of_exchanges(sluice_context_t* context) {
-  sluice_comm_t* comm = context->comm;
-  if (comm == NULL || comm->vtable->allocate == NULL || context->memory_budget > 0) return;
-  context->slots.source = (sluice_arena_source_t){allocate_for_exchanges, release_of_exchanges, comm};
-  comm->wants_memory = 1;
-}
-
 void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
                            sluice_free_fn_t release, void* allocate_user) {
   sluice_allocator_deinit(&context->far_allocator);
@@ -63,7 +51,7 @@ void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, s
   context->memory = &context->far_allocator;
   sluice_arena_init(&context->slots, context->memory);
   sluice_arena_init(&context->routes, context->memory);
-  if (allocate == NULL) use_memory_of_exchanges(context);
+  sluice_wire_memory_open(context, allocate == NULL);
 }
 
 void sluice_engine_retain(sluice_context_t* context) { atomic_fetch_add(&context->references, 1); }

@@ -63,6 +63,8 @@ struct sluice_context_s {
   sluice_template_cache_t templates;
   sluice_trace_t trace;
   sluice_context_stats_t stats;
+  int32_t wire_memory;              /* SLUICE_WIRE_*: where slots that travel lie (wire_memory.h) */
+  const char* wire_refusal;         /* not the communicator's, for this reason; NULL: there is none */
   uint64_t memory_budget;           /* 0: none */
   uint64_t host_memory_budget;      /* of offloaded rows; 0: none */
   int32_t max_outstanding;          /* forwards without their backward; 0: one for each layer */

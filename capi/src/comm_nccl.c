@@ -73,7 +73,6 @@ sluice_status_t sluice_comm_create_nccl_from(const sluice_comm_config_t* config,
       .parent = g.parent,
       .color = g.color,
       .store = g.publish != NULL ? &store : NULL,
-      .may_register = 1,
       .released = sluice_own_device_release,
       .released_user = own,
   };

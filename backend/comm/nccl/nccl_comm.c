@@ -100,11 +100,11 @@ sluice_status_t sluice_nccl_settle(nccl_comm_t* comm, const char* what, uint64_t
   }
 }
 
-static sluice_status_t make_ready(nccl_comm_t* comm, uint64_t deadline_ns) {
+sluice_status_t sluice_nccl_make_ready(nccl_comm_t* comm, uint64_t deadline_ns) {
   if (comm->is_ready) return SLUICE_OK;
   SLUICE_TRY(sluice_nccl_settle(comm, "the start of the group", deadline_ns));
   comm->is_ready = 1;
-  return comm->registers == UNDECIDED ? sluice_nccl_tell_word(comm) : SLUICE_OK;
+  return SLUICE_OK;
 }
 
 uint64_t sluice_nccl_deadline_of(const nccl_comm_t* comm) {
@@ -144,7 +144,7 @@ static int post(nccl_comm_t* comm, const sluice_exchange_t* e, void* stream) {
 
 sluice_status_t sluice_nccl_run_group(nccl_comm_t* comm, const sluice_exchange_t* e, void* stream) {
   uint64_t deadline_ns = sluice_nccl_deadline_of(comm);
-  SLUICE_TRY(make_ready(comm, deadline_ns));
+  SLUICE_TRY(sluice_nccl_make_ready(comm, deadline_ns));
   int code = post(comm, e, stream);
   if (atomic_load(&comm->is_aborted)) return sluice_nccl_fail_aborted(comm);
   if (code != 0 && code != SLUICE_NCCL_IN_PROGRESS) return sluice_nccl_fail(comm, code, "an exchange");
@@ -224,7 +224,7 @@ static void nccl_destroy(sluice_comm_t* base) {
   int is_current = sluice_cuda_enter(comm->device) == SLUICE_OK;
   note_gone(comm, "left");
   end_nccl(comm);
-  for (int i = 0; i < NUM_REQUESTS; ++i) {
+  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
     sluice_comm_request_t* r = &comm->requests[i];
     if (r->done != NULL) (void)comm->driver->cuEventDestroy_v2(r->done);
     if (r->staging.pinned != NULL) (void)comm->driver->cuMemFreeHost(r->staging.pinned);
@@ -256,6 +256,7 @@ static const sluice_comm_vtable_t nccl_vtable = {
     .abandon = sluice_nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
     .poll = sluice_nccl_poll,
+    .memory_refusal = sluice_nccl_refusal_of_memory,
     .allocate = sluice_nccl_allocate,
     .release = sluice_nccl_release,
     .is_capturable = 1,
@@ -272,6 +273,7 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
     .abandon = sluice_nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
     .poll = sluice_nccl_poll,
+    .memory_refusal = sluice_nccl_refusal_of_memory,
     .allocate = sluice_nccl_allocate,
     .release = sluice_nccl_release,
     .is_capturable = 1,
@@ -279,16 +281,15 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
 
 static sluice_status_t allocate_arrays(nccl_comm_t* comm) {
   uint64_t world_size = (uint64_t)comm->base.world_size;
-  comm->arrays_bytes = world_size * (NUM_REQUESTS * (sizeof(void*) + 2 * sizeof(uint64_t)) + sizeof(int32_t));
+  comm->arrays_bytes = world_size * MAX_IN_FLIGHT * (sizeof(void*) + 2 * sizeof(uint64_t));
   char* at = sluice_alloc_zeroed(sluice_process_allocator(), comm->arrays_bytes, "nccl requests");
   if (at == NULL) return SLUICE_E_NO_MEMORY;
-  for (int i = 0; i < NUM_REQUESTS; ++i) {
+  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
     comm->requests[i].host_recv = (void**)(void*)at;
     comm->requests[i].recv_bytes = (uint64_t*)(void*)(at + world_size * sizeof(void*));
     comm->requests[i].recv_at = comm->requests[i].recv_bytes + world_size;
     at += world_size * (sizeof(void*) + 2 * sizeof(uint64_t));
   }
-  comm->words = (int32_t*)(void*)at;
   return SLUICE_OK;
 }
 
@@ -297,7 +298,7 @@ static sluice_status_t open_inside(nccl_comm_t* comm, const sluice_nccl_options_
   int code = comm->driver->cuCtxGetStreamPriorityRange(&least, &greatest);
   if (code == 0)
     code = comm->driver->cuStreamCreateWithPriority(&comm->stream, SLUICE_CU_STREAM_NON_BLOCKING, greatest);
-  for (int i = 0; i < NUM_REQUESTS && code == 0; ++i) {
+  for (int i = 0; i < MAX_IN_FLIGHT && code == 0; ++i) {
     code = comm->driver->cuEventCreate(&comm->requests[i].done, SLUICE_CU_EVENT_DISABLE_TIMING);
   }
   if (code != 0) return sluice_cuda_fail(comm->driver, code, "no stream or event for nccl");
@@ -341,7 +342,6 @@ sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, co
   comm->device = options->device;
   comm->driver = sluice_cuda_device_driver(options->device);
   comm->memory = options->memory;
-  comm->registers = options->may_register && c.world_size > 1 ? UNDECIDED : UNREGISTERED;
   pthread_mutex_init(&comm->mutex, NULL);
   status = allocate_arrays(comm);
   if (status != SLUICE_OK) goto err_destroy;

@@ -11,11 +11,9 @@
  * which rank is at fault: that comes from notes in the host's store, where there is one. Two ranks that disagree on
  * sizes hang until the deadline.
  *
- * Registered buffers: NCCL wants either all ranks' buffers of an exchange registered or none (mixing is undefined). So
- * with `may_register` the first exchange is preceded by one in which every rank says whether it will: its NCCL can
- * (2.23), the environment does not say SLUICE_NCCL_REGISTER=0, and a context that owns its slots has asked (comm.h,
- * wants_memory). From then on `allocate` gives memory of ncclMemAlloc that is registered, or, where one rank will not,
- * nothing, which the log says once (INFO). A registration that fails later ends the communicator. */
+ * Registered buffers: `allocate` gives memory of ncclMemAlloc that is registered, where NCCL can (2.23) and the
+ * environment does not say SLUICE_NCCL_REGISTER=0. NCCL wants either all ranks' buffers of an exchange registered or
+ * none (mixing is undefined): that is for the caller to agree on. A registration that fails ends the communicator. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_
 
@@ -73,7 +71,6 @@ typedef struct sluice_nccl_options_s {
   void* parent; /* ncclComm_t; ranks with equal `color` form a group, config's rank is their key */
   int32_t color;
   const sluice_nccl_store_t* store; /* or NULL: then no error names a rank; copied */
-  int32_t may_register;             /* the same on all ranks: 1 agrees on registered buffers at the first exchange */
   void (*released)(void* user);     /* last, when the communicator is gone (also where create fails); or NULL */
   void* released_user;
 } sluice_nccl_options_t;

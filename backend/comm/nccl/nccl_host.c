@@ -35,8 +35,10 @@ static int where(const nccl_comm_t* comm, const void* data) {
 
 static unsigned long long address(const void* data) { return (unsigned long long)(uintptr_t)data; }
 
-sluice_status_t sluice_nccl_run_staged(nccl_comm_t* comm, sluice_comm_request_t* r, const sluice_exchange_t* e,
-                                       const void** send, void** recv) {
+/* Replaces host buffers by places in the staging, brings the sends to the device, posts, and brings receives back to
+ * pinned memory. send and recv: [W], the caller's to fill. */
+static sluice_status_t run_staged(nccl_comm_t* comm, sluice_comm_request_t* r, const sluice_exchange_t* e,
+                                  const void** send, void** recv) {
   int32_t world_size = comm->base.world_size;
   uint64_t sent = 0, all = 0;
   for (int32_t p = 0; p < world_size; ++p) {
@@ -99,8 +101,7 @@ sluice_status_t sluice_nccl_exchange_start(sluice_comm_t* base, const sluice_exc
   if (send == NULL) return SLUICE_E_NO_MEMORY;
   sluice_status_t status = sluice_cuda_enter(comm->device);
   if (status == SLUICE_OK) {
-    status = sluice_nccl_leave_with(
-        comm, sluice_nccl_run_staged(comm, request, exchange, send, (void**)(send + base->world_size)));
+    status = sluice_nccl_leave_with(comm, run_staged(comm, request, exchange, send, (void**)(send + base->world_size)));
   }
   sluice_free(sluice_process_allocator(), send, places_bytes(comm));
   if (status != SLUICE_OK) return status;
@@ -116,7 +117,7 @@ static void take_received(const nccl_comm_t* comm, sluice_comm_request_t* reques
   }
 }
 
-sluice_status_t sluice_nccl_wait_staged(nccl_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns) {
+static sluice_status_t wait_staged(nccl_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns) {
   for (;;) {
     if (atomic_load(&comm->is_aborted)) return sluice_nccl_fail_aborted(comm);
     int code = comm->driver->cuEventQuery(request->done);
@@ -146,7 +147,7 @@ sluice_status_t sluice_nccl_exchange_wait(sluice_comm_t* base, sluice_comm_reque
   nccl_comm_t* comm = sluice_nccl_downcast(base);
   if (out_peer != NULL) *out_peer = -1;
   SLUICE_TRY(sluice_cuda_enter(comm->device));
-  sluice_status_t status = sluice_nccl_wait_staged(comm, request, deadline_ns);
+  sluice_status_t status = wait_staged(comm, request, deadline_ns);
   if (status == SLUICE_E_TIMED_OUT) {
     (void)sluice_cuda_leave(comm->device);
     return status;

@@ -2,7 +2,7 @@
  *
  * nccl_comm.c      making and ending it, errors, exchanges in the order of a stream
  * nccl_host.c      the host's way: exchanges of host memory through staging, with a wait
- * nccl_register.c  registered buffers: whether all ranks have them, and the blocks
+ * nccl_register.c  registered buffers: the blocks of a communicator
  * nccl_memory.c    one such block
  * nccl_library.c   the library and its version */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_PARTS_H_
@@ -15,10 +15,7 @@
 #include "backend/comm/nccl/nccl_memory.h"
 #include "backend/device/cuda/cuda_device.h"
 
-/* The request after those of the host is the agreement's. */
-enum { MAX_IN_FLIGHT = 2, AGREEMENT = MAX_IN_FLIGHT, NUM_REQUESTS = MAX_IN_FLIGHT + 1 };
-/* Whether buffers are registered: what all ranks have agreed. */
-enum { UNDECIDED = 0, UNREGISTERED = 1, REGISTERED = 2 };
+enum { MAX_IN_FLIGHT = 2 };
 
 /* Where a request's host buffers pass through: the same layout in pinned and in device memory. */
 typedef struct staging_s {
@@ -52,12 +49,9 @@ typedef struct sluice_nccl_comm_s {
   void (*released)(void* user);
   void* released_user;
   uint64_t arrays_bytes;
-  int32_t registers;   /* UNDECIDED, ... */
-  int32_t* words;      /* [W] what each rank said */
-  const char* refusal; /* why this rank said no */
   char refusal_text[160];
   sluice_nccl_block_t* blocks;
-  sluice_comm_request_t requests[NUM_REQUESTS];
+  sluice_comm_request_t requests[MAX_IN_FLIGHT];
 } nccl_comm_t;
 
 static inline nccl_comm_t* sluice_nccl_downcast(sluice_comm_t* comm) { return (nccl_comm_t*)comm; }
@@ -74,6 +68,8 @@ void sluice_nccl_nap(void);
 uint64_t sluice_nccl_deadline_of(const nccl_comm_t* comm);
 /* Until NCCL has done in the background what it was asked: start, connect, launch. */
 sluice_status_t sluice_nccl_settle(nccl_comm_t* comm, const char* what, uint64_t deadline_ns);
+/* Until the group has started. The device is entered. */
+sluice_status_t sluice_nccl_make_ready(nccl_comm_t* comm, uint64_t deadline_ns);
 /* One exchange of device memory on a stream. The device is entered. */
 sluice_status_t sluice_nccl_run_group(nccl_comm_t* comm, const sluice_exchange_t* e, void* stream);
 /* Leaves the device; the first error wins. */
@@ -86,16 +82,9 @@ sluice_status_t sluice_nccl_exchange_start(sluice_comm_t* base, const sluice_exc
 sluice_status_t sluice_nccl_exchange_wait(sluice_comm_t* base, sluice_comm_request_t* request, uint64_t deadline_ns,
                                           int32_t* out_peer);
 void sluice_nccl_abandon(sluice_comm_t* base, sluice_comm_request_t* request);
-/* Replaces host buffers by places in the staging, brings the sends to the device, posts, and brings receives back to
- * pinned memory. send and recv: [W], the caller's to fill. The device is entered. */
-sluice_status_t sluice_nccl_run_staged(nccl_comm_t* comm, sluice_comm_request_t* r, const sluice_exchange_t* e,
-                                       const void** send, void** recv);
-/* Until it is over and what was received lies in host memory; TIMED_OUT without a record. */
-sluice_status_t sluice_nccl_wait_staged(nccl_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns);
 
 /* nccl_register.c */
-/* Everybody's word to everybody, posted before the first exchange: nobody waits for it there. */
-sluice_status_t sluice_nccl_tell_word(nccl_comm_t* comm);
+const char* sluice_nccl_refusal_of_memory(sluice_comm_t* base);
 sluice_status_t sluice_nccl_allocate(sluice_comm_t* base, uint64_t bytes, void** out_data);
 void sluice_nccl_release(sluice_comm_t* base, void* data);
 

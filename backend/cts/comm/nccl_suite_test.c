@@ -79,8 +79,7 @@ static sluice_status_t create(void* opaque, const sluice_comm_config_t* config, 
                                          .symbols = &symbols,
                                          .device = shared->devices[config->rank],
                                          .memory = sluice_process_allocator(),
-                                         .id = &shared->id,
-                                         .may_register = 1};
+                                         .id = &shared->id};
   return sluice_nccl_comm_create(&options, config, out_comm);
 }
 

@@ -13,7 +13,8 @@
 #define LAUNCHES     64
 #define SHORT_SAMPLE 5e-4 /* seconds: shorter probes repeat within a sample */
 #define LONGEST_PART 60   /* a probe that takes more than this part of the calibration leaves larger ones out */
-#define SHARES_PART  0.2
+#define SHARES_PART  0.15
+#define LATE_PART    0.2
 #define LEAST_ROUNDS 3
 
 typedef struct calibration_s {
@@ -114,7 +115,7 @@ static sluice_status_t agree_on_times(calibration_t* c) {
 }
 
 static sluice_status_t run_rounds(calibration_t* c, double seconds) {
-  double rounds = (1 - SHARES_PART) * seconds / (round_seconds(c) + 1e-6);
+  double rounds = (1 - SHARES_PART - LATE_PART) * seconds / (round_seconds(c) + 1e-6);
   int32_t count = rounds < LEAST_ROUNDS          ? LEAST_ROUNDS
                   : rounds > SLUICE_PROBE_ROUNDS ? SLUICE_PROBE_ROUNDS
                                                  : (int32_t)rounds;
@@ -206,6 +207,8 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   fill_errors(c, m);
   sluice_log(SLUICE_LOG_INFO, "calibrating: lanes together");
   SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m->share));
+  sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products");
+  SLUICE_TRY(sluice_bench_late(&c->bench, LATE_PART * seconds, m));
   sluice_log(SLUICE_LOG_INFO, "calibrated: error on %d held-out sizes: median %.1f %%, 90th percentile %.1f %%",
              m->error_count, 100 * m->error_median, 100 * m->error_p90);
   return SLUICE_OK;

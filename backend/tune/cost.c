@@ -8,6 +8,8 @@
 
 #define HEADER_BYTES 1024.0 /* of the envelope to each peer that opens a pass */
 #define SCALAR_BYTES 4.0    /* of a route's slot, and of its weight */
+#define LEAST_SHARE  0.05   /* that computation keeps of its speed beside an exchange */
+#define BOTH         (1 << SLUICE_LANE_COMPUTE | 1 << SLUICE_LANE_COMM)
 
 /* ---- rows ---- */
 
@@ -60,15 +62,41 @@ static double gather(const op_scene_t* s, double rows) {
   return sluice_curve_at(&s->machine->rows, rows * s->row_bytes);
 }
 
-static double exchange_of(const op_scene_t* s, double scalars) {
-  double bytes = fmax(s->rows.out, s->rows.in) * s->row_bytes;
-  bytes += scalars * SCALAR_BYTES * fmax(s->rows.sent_remote, s->rows.received_remote);
-  return sluice_machine_exchange(s->machine, s->work->world_size, bytes);
+/* What an op sends: the rows of a chunk, and how many exchanges of a scalar for each route go along with them. */
+typedef struct traffic_s {
+  double packed; /* bytes gathered on the communication lane before they leave */
+  double bytes;
+  int32_t is_exchange, num_second;
+} traffic_t;
+
+static double scalar_bytes(const op_scene_t* s) {
+  return SCALAR_BYTES * fmax(s->rows.sent_remote, s->rows.received_remote);
 }
 
-static double exchange(const op_scene_t* s) { return exchange_of(s, 0); }
-/* Deduplicated, route weights go along with the rows. */
-static double dispatch_exchange(const op_scene_t* s) { return exchange_of(s, s->work->deduplicate); }
+/* Route weights go out beside the gradients, and beside the rows where the layer is deduplicated; the gate's scalars
+ * come back beside the gradients of inputs (architecture.md). */
+static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
+  traffic_t t = {.bytes = fmax(s->rows.out, s->rows.in) * s->row_bytes, .is_exchange = 1};
+  switch (kind) {
+    case SLUICE_OP_DISPATCH: t.num_second = s->work->deduplicate; break;
+    case SLUICE_OP_DISPATCH_GRAD:
+    case SLUICE_OP_COMBINE_GRAD: t.num_second = 1; break;
+    case SLUICE_OP_REDISPATCH:
+    case SLUICE_OP_COMBINE: break;
+    default: return (traffic_t){0};
+  }
+  if (kind == SLUICE_OP_DISPATCH && t.num_second)
+    t.bytes += scalar_bytes(s); /* beside gradients they count for little */
+  int is_back = kind == SLUICE_OP_COMBINE || kind == SLUICE_OP_COMBINE_GRAD;
+  t.packed = is_back ? s->rows.received_remote : s->rows.out;
+  return t;
+}
+
+static double exchange(const op_scene_t* s, int32_t kind) {
+  const traffic_t t = traffic_of(s, kind);
+  return sluice_machine_exchange(s->machine, s->work->world_size, t.bytes) +
+         t.num_second * s->machine->second_exchange_seconds;
+}
 
 /* `matrices` products of [rows, M] with [M, H], or their like, for each of so many experts. */
 static double products(const op_scene_t* s, int32_t form, double matrices, double experts, double rows_per_expert) {
@@ -124,13 +152,13 @@ static double own_seconds(const op_scene_t* s, const sluice_op_t* op, int32_t nu
   const sluice_chunk_rows_t* r = &s->rows;
   double g = s->work->gate_factor;
   switch (op->kind) {
-    case SLUICE_OP_DISPATCH: return gather(s, r->out) + dispatch_exchange(s);
+    case SLUICE_OP_DISPATCH:
     case SLUICE_OP_DISPATCH_GRAD:
-    case SLUICE_OP_REDISPATCH: return gather(s, r->out) + exchange(s);
+    case SLUICE_OP_REDISPATCH:
+    case SLUICE_OP_COMBINE:
+    case SLUICE_OP_COMBINE_GRAD: return gather(s, traffic_of(s, op->kind).packed) + exchange(s, op->kind);
     case SLUICE_OP_UNPACK:
     case SLUICE_OP_UNPACK_GRAD: return gather(s, r->received);
-    case SLUICE_OP_COMBINE:
-    case SLUICE_OP_COMBINE_GRAD: return gather(s, r->received_remote) + exchange(s);
     case SLUICE_OP_REDUCE:
     case SLUICE_OP_REDUCE_GRAD: return gather(s, r->returned * (op->chunk < 0 ? num_chunks : 1));
     case SLUICE_OP_GEMM1:
@@ -159,21 +187,50 @@ double sluice_op_seconds(const sluice_machine_t* m, const sluice_workload_t* w, 
   return own_seconds(&scene, op, c->num_chunks) + m->op_seconds;
 }
 
+/* While both run: packing and the op's bookkeeping go by the lanes' shares, the exchange by what was measured beside
+ * products at its size. */
+static sluice_beside_compute_t beside_of(const op_scene_t* s, const sluice_op_t* op, int32_t num_chunks) {
+  const sluice_machine_t* m = s->machine;
+  const traffic_t t = traffic_of(s, op->kind);
+  if (!t.is_exchange || m->exchange_late.count == 0 || s->work->world_size <= 1) return (sluice_beside_compute_t){0, 0};
+  double alone = own_seconds(s, op, num_chunks) + m->op_seconds, exchanges = exchange(s, op->kind);
+  double measured_at = m->world_size > 1 ? m->world_size : s->work->world_size;
+  double reference = sluice_machine_exchange(m, (int32_t)measured_at, t.bytes);
+  sluice_late_t late = sluice_machine_late(m, t.bytes, reference);
+  /* Of another number of ranks, in proportion: more messages wait as often each. */
+  double scale = reference > 0 ? sluice_machine_exchange(m, s->work->world_size, t.bytes) / reference : 1;
+  double later = scale * (late.seconds + t.num_second * m->second_exchange_late);
+  double taken = scale * (late.taken + t.num_second * m->second_exchange_taken);
+  double share[2] = {m->share[SLUICE_LANE_COMM][BOTH], m->share[SLUICE_LANE_COMPUTE][BOTH]};
+  double rest = (alone - exchanges) / (share[0] > 0 ? share[0] : 1), together = rest + exchanges + later;
+  if (together <= 0) return (sluice_beside_compute_t){0, 0};
+  taken += rest * (1 - (share[1] > 0 ? share[1] : 1));
+  return (sluice_beside_compute_t){fmin(1, alone / together), fmax(LEAST_SHARE, 1 - taken / together)};
+}
+
+sluice_beside_compute_t sluice_op_beside(const sluice_machine_t* m, const sluice_workload_t* w,
+                                         const sluice_choice_t* c, const sluice_op_t* op) {
+  const op_scene_t scene = scene_of(m, w, c);
+  return beside_of(&scene, op, c->num_chunks);
+}
+
 /* ---- the papers' forms ---- */
 
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                         int32_t direction) {
   const op_scene_t s = scene_of(m, w, c);
-  double inbound = gather(&s, s.rows.out) + exchange(&s) + gather(&s, s.rows.received);
+  int forward = direction == SLUICE_FORWARD;
+  double packed = gather(&s, s.rows.out), unpacked = gather(&s, s.rows.received);
   sluice_chunk_times_t t = {
-      .dispatch = inbound + (direction == SLUICE_FORWARD ? dispatch_exchange(&s) - exchange(&s) : 0),
+      .dispatch = packed + exchange(&s, forward ? SLUICE_OP_DISPATCH : SLUICE_OP_DISPATCH_GRAD) + unpacked,
       .compute = expert_forward(&s),
-      .combine = gather(&s, s.rows.received_remote) + exchange(&s) + gather(&s, s.rows.returned),
+      .combine = gather(&s, s.rows.received_remote) +
+                 exchange(&s, forward ? SLUICE_OP_COMBINE : SLUICE_OP_COMBINE_GRAD) + gather(&s, s.rows.returned),
       .copy = (c->restore_di == SLUICE_RESTORE_OFFLOAD ? copy(&s, 0) : 0) +
               (c->restore_m == SLUICE_RESTORE_OFFLOAD ? copy(&s, 1) : 0),
   };
-  if (direction == SLUICE_FORWARD) return t;
-  if (c->restore_di == SLUICE_RESTORE_REDISPATCH) t.dispatch += inbound;
+  if (forward) return t;
+  if (c->restore_di == SLUICE_RESTORE_REDISPATCH) t.dispatch += packed + exchange(&s, SLUICE_OP_REDISPATCH) + unpacked;
   t.compute = expert_backward(&s);
   if (c->restore_m == SLUICE_RESTORE_RECOMPUTE) {
     t.compute += w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor);
@@ -241,13 +298,18 @@ static double cost_of(void* user, const sluice_op_t* op) {
   return own_seconds(&s->ops, op, s->num_chunks) + s->ops.machine->op_seconds;
 }
 
+static sluice_beside_compute_t beside_compute(void* user, const sluice_op_t* op) {
+  const step_scene_t* s = user;
+  return beside_of(&s->ops, op, s->num_chunks);
+}
+
 static sluice_status_t predict_pass(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                     int32_t direction, sluice_prediction_t* out) {
   step_scene_t scene = {scene_of(m, w, c), c->num_chunks};
   sluice_template_t* schedule = NULL;
   SLUICE_TRY(sluice_choice_template(w, c, direction, &schedule));
-  sluice_status_t status =
-      sluice_predict(schedule, cost_of, &scene, m->share, sluice_process_allocator(), out, NULL, NULL);
+  const sluice_op_costs_t costs = {cost_of, beside_compute, &scene, m->share};
+  sluice_status_t status = sluice_predict(schedule, &costs, sluice_process_allocator(), out, NULL, NULL);
   sluice_template_destroy(schedule, sluice_process_allocator());
   out->total += sluice_pass_overhead(m, w, direction);
   return status;

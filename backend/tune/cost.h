@@ -50,6 +50,10 @@ double sluice_ranks_per_token(const sluice_workload_t* workload);
 /* Seconds of one op of such a pass by itself. */
 double sluice_op_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload,
                          const sluice_choice_t* choice, const sluice_op_t* op);
+/* What such an op of the communication lane and computation beside it keep of their speeds; 0 where the machine's
+ * `share` says it. */
+sluice_beside_compute_t sluice_op_beside(const sluice_machine_t* machine, const sluice_workload_t* workload,
+                                         const sluice_choice_t* choice, const sluice_op_t* op);
 /* The papers' S, C, R and copy of one chunk, from the same costs. */
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                         const sluice_choice_t* choice, int32_t direction);

@@ -70,6 +70,13 @@ double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_si
               link_seconds(&machine->node_exchange, in_node - 1, bytes * (in_node - 1) / peers));
 }
 
+sluice_late_t sluice_machine_late(const sluice_machine_t* m, double bytes, double seconds) {
+  bytes = fmax(bytes, 1);
+  sluice_late_t late = {sluice_curve_at(&m->exchange_late, bytes), sluice_curve_at(&m->exchange_taken, bytes)};
+  late.taken = fmin(late.taken, seconds + late.seconds);
+  return late;
+}
+
 /* ---- checking ---- */
 
 #define CHECK(condition, ...) \
@@ -130,6 +137,11 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
   SLUICE_TRY(check_seconds("activation_grad_seconds", m->activation_grad_seconds));
   SLUICE_TRY(check_link("exchange", &m->exchange));
   SLUICE_TRY(check_link("node_exchange", &m->node_exchange));
+  SLUICE_TRY(check_curve("exchange_late", &m->exchange_late));
+  SLUICE_TRY(check_curve("exchange_taken", &m->exchange_taken));
+  SLUICE_TRY(check_seconds("second_exchange_seconds", m->second_exchange_seconds));
+  SLUICE_TRY(check_seconds("second_exchange_late", m->second_exchange_late));
+  SLUICE_TRY(check_seconds("second_exchange_taken", m->second_exchange_taken));
   SLUICE_TRY(check_curve("host_copy", &m->host_copy));
   SLUICE_TRY(check_seconds("op_seconds", m->op_seconds));
   SLUICE_TRY(check_seconds("pass_seconds", m->pass_seconds));

@@ -49,9 +49,16 @@ typedef struct sluice_machine_s {
   double activation_grad_seconds; /* the same in backward */
   sluice_link_t exchange;         /* between ranks; between nodes where ranks_per_node says so */
   sluice_link_t node_exchange;    /* within a node */
-  sluice_curve_t host_copy;       /* seconds against bytes, device to host and back */
-  double op_seconds;              /* of each op, on top */
-  double pass_seconds;            /* of each pass: routing, header, bookkeeping */
+  /* What an exchange takes longer while products run, since the threads that serve it wait for a core, and what
+   * products lose to one: seconds against bytes, measured at world_size. late.count 0: not measured, `share` says it.
+   */
+  sluice_curve_t exchange_late, exchange_taken;
+  /* A second exchange of next to nothing that is under way with a first, as backward's scalars are: on top of that, the
+   * same three. */
+  double second_exchange_seconds, second_exchange_late, second_exchange_taken;
+  sluice_curve_t host_copy; /* seconds against bytes, device to host and back */
+  double op_seconds;        /* of each op, on top */
+  double pass_seconds;      /* of each pass: routing, header, bookkeeping */
   /* [lane][lanes that are busy, itself included]: the share of its speed that the lane keeps; 0 stands for 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
   double error_median, error_p90; /* |predicted / measured - 1| on sizes held out of the fit; 0: not measured */
@@ -65,6 +72,12 @@ double sluice_curve_at(const sluice_curve_t* curve, double x);
 double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows);
 /* Seconds of one all-to-all in which no rank sends or receives more than `bytes` to or from others, evenly spread. */
 double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
+/* Beyond that while products run, and what they lose meanwhile, of an exchange of so many bytes that takes `seconds`
+ * alone. */
+typedef struct sluice_late_s {
+  double seconds, taken;
+} sluice_late_t;
+sluice_late_t sluice_machine_late(const sluice_machine_t* machine, double bytes, double seconds);
 
 /* Errors: INVALID_ARGUMENT naming the field, what was found and the remedy. */
 sluice_status_t sluice_machine_check(const sluice_machine_t* machine);

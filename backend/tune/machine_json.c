@@ -274,6 +274,11 @@ static const field_t fields[] = {
     {"activation_grad_seconds", KIND_SECONDS, AT(activation_grad_seconds), NULL},
     {"exchange", KIND_PART, AT(exchange), read_link},
     {"node_exchange", KIND_PART, AT(node_exchange), read_link},
+    {"exchange_late", KIND_PART, AT(exchange_late), read_curve},
+    {"exchange_taken", KIND_PART, AT(exchange_taken), read_curve},
+    {"second_exchange_seconds", KIND_SECONDS, AT(second_exchange_seconds), NULL},
+    {"second_exchange_late", KIND_SECONDS, AT(second_exchange_late), NULL},
+    {"second_exchange_taken", KIND_SECONDS, AT(second_exchange_taken), NULL},
     {"host_copy", KIND_PART, AT(host_copy), read_curve},
     {"op_seconds", KIND_SECONDS, AT(op_seconds), NULL},
     {"pass_seconds", KIND_SECONDS, AT(pass_seconds), NULL},
@@ -410,6 +415,12 @@ uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t ro
                   m->activation_seconds, m->activation_grad_seconds);
   add_link(&text, "exchange", &m->exchange);
   add_link(&text, "node_exchange", &m->node_exchange);
+  add_curve(&text, "exchange_late", &m->exchange_late);
+  add_curve(&text, "exchange_taken", &m->exchange_taken);
+  sluice_text_add(&text,
+                  ",\n \"second_exchange_seconds\": %.10g,\n \"second_exchange_late\": %.10g,\n "
+                  "\"second_exchange_taken\": %.10g",
+                  m->second_exchange_seconds, m->second_exchange_late, m->second_exchange_taken);
   add_curve(&text, "host_copy", &m->host_copy);
   sluice_text_add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g", m->op_seconds, m->pass_seconds);
   add_shares(&text, m);

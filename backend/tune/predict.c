@@ -4,13 +4,17 @@
 
 typedef struct walk_s {
   const sluice_template_t* schedule;
-  sluice_op_cost_fn_t cost;
-  void* user;
+  const sluice_op_costs_t* costs;
 } walk_t;
 
 static double cost_of(void* user, int32_t index) {
   const walk_t* walk = user;
-  return walk->cost(walk->user, &walk->schedule->ops[index]);
+  return walk->costs->seconds(walk->costs->user, &walk->schedule->ops[index]);
+}
+
+static sluice_beside_compute_t beside_of(void* user, int32_t index) {
+  const walk_t* walk = user;
+  return walk->costs->beside(walk->costs->user, &walk->schedule->ops[index]);
 }
 
 static sluice_status_t run(sluice_device_t* device, const sluice_template_t* t) {
@@ -23,12 +27,12 @@ static sluice_status_t run(sluice_device_t* device, const sluice_template_t* t) 
   return device->vtable->join(device);
 }
 
-sluice_status_t sluice_predict(const sluice_template_t* schedule, sluice_op_cost_fn_t cost, void* user,
-                               const double (*share)[1 << SLUICE_NUM_LANES], sluice_allocator_t* allocator,
-                               sluice_prediction_t* out, double* out_begin, double* out_end) {
-  walk_t walk = {schedule, cost, user};
-  sluice_sim_model_t model = {.cost = cost_of, .user = &walk};
-  if (share != NULL) memcpy(model.share, share, sizeof model.share);
+sluice_status_t sluice_predict(const sluice_template_t* schedule, const sluice_op_costs_t* costs,
+                               sluice_allocator_t* allocator, sluice_prediction_t* out, double* out_begin,
+                               double* out_end) {
+  walk_t walk = {schedule, costs};
+  sluice_sim_model_t model = {.cost = cost_of, .user = &walk, .beside = costs->beside != NULL ? beside_of : NULL};
+  if (costs->share != NULL) memcpy(model.share, costs->share, sizeof model.share);
   sluice_device_t* device = NULL;
   SLUICE_TRY(sluice_sim_device_create(&model, allocator, &device));
   sluice_status_t status = run(device, schedule);

@@ -8,15 +8,26 @@
 /* Seconds of one op by itself. */
 typedef double (*sluice_op_cost_fn_t)(void* user, const sluice_op_t* op);
 
+/* What an op of the communication lane and computation beside it keep of their speeds. */
+typedef sluice_beside_compute_t (*sluice_op_beside_fn_t)(void* user, const sluice_op_t* op);
+
+/* The costs of a schedule's ops, alone and beside others. */
+typedef struct sluice_op_costs_s {
+  sluice_op_cost_fn_t seconds;
+  sluice_op_beside_fn_t beside;                 /* NULL: as `share` says */
+  void* user;                                   /* of both */
+  const double (*share)[1 << SLUICE_NUM_LANES]; /* as in sluice_sim_model_t, or NULL for no interference */
+} sluice_op_costs_t;
+
 typedef struct sluice_prediction_s {
   double total;
   double busy[SLUICE_NUM_LANES];
 } sluice_prediction_t;
 
-/* share: as in sluice_sim_model_t, or NULL for no interference. out_begin, out_end: [num_ops] seconds, or NULL.
- * Errors: NO_MEMORY, INVALID_ARGUMENT (a share), INTERNAL (a template that the checker would refuse). */
-sluice_status_t sluice_predict(const sluice_template_t* schedule, sluice_op_cost_fn_t cost, void* user,
-                               const double (*share)[1 << SLUICE_NUM_LANES], sluice_allocator_t* allocator,
-                               sluice_prediction_t* out_prediction, double* out_begin, double* out_end);
+/* out_begin, out_end: [num_ops] seconds, or NULL. Errors: NO_MEMORY, INVALID_ARGUMENT (a share), INTERNAL (a template
+ * that the checker would refuse). */
+sluice_status_t sluice_predict(const sluice_template_t* schedule, const sluice_op_costs_t* costs,
+                               sluice_allocator_t* allocator, sluice_prediction_t* out_prediction, double* out_begin,
+                               double* out_end);
 
 #endif /* SLUICE_BACKEND_TUNE_PREDICT_H_ */

@@ -257,6 +257,11 @@ static double op_cost(void* user, const sluice_op_t* op) {
   return sluice_op_seconds(s->machine, &s->work, &s->choice, op);
 }
 
+static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
+  const scene_t* s = user;
+  return sluice_op_beside(s->machine, &s->work, &s->choice, op);
+}
+
 /* Under a budget a rank that receives more than its share makes more chunks, for all ranks. */
 static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan) {
   int bounded = plan->inputs.budget != 0 || plan->inputs.host_budget != 0;
@@ -287,7 +292,8 @@ static sluice_status_t predict_direction(scene_t* s, int32_t direction, double* 
   if (begin != NULL) {
     double* end = begin + schedule->num_ops;
     sluice_prediction_t p;
-    status = sluice_predict(schedule, op_cost, s, s->machine->share, sluice_process_allocator(), &p, begin, end);
+    const sluice_op_costs_t costs = {op_cost, op_beside, s, s->machine->share};
+    status = sluice_predict(schedule, &costs, sluice_process_allocator(), &p, begin, end);
     if (status == SLUICE_OK) {
       *out_seconds = p.total + sluice_pass_overhead(s->machine, &s->work, direction);
       memcpy(out_busy, p.busy, sizeof p.busy);

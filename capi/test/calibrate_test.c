@@ -159,6 +159,8 @@ static void Calibrate_SeveralRanks_GetOneMachineThatPredicts(void** state) {
       assert_true(p.machine_error_median > 0 && p.machine_error_median < 5);
       assert_non_null(strstr(ranks[0].machine, "\"provenance\": \"calibrated\""));
       if (w > 1) assert_non_null(strstr(ranks[0].machine, "{\"lane\": \"comm\", \"beside\": [\"compute\"]"));
+      assert_true((strstr(ranks[0].machine, "\"exchange_late\": {\"points\": [[1024, ") != NULL) == (w > 1));
+      assert_true((strstr(ranks[0].machine, "\"exchange_taken\": {\"points\": [[1024, ") != NULL) == (w > 1));
       sluice_planner_destroy(planner);
     }
   }
@@ -198,7 +200,7 @@ static void Cache_BadFile_IsMeasuredAgainWithAWord(void** state) {
   size_t length = fread(text, 1, sizeof text - 1, file);
   fclose(file);
   text[length] = '\0';
-  for (int which = 0; which < 4; ++which) {
+  for (int which = 0; which < 5; ++which) {
     char* bad = strdup(text);
     size_t bytes = length;
     const char* says = "cannot be used (it is of another version";
@@ -206,6 +208,7 @@ static void Cache_BadFile_IsMeasuredAgainWithAWord(void** state) {
     if (which == 1) memcpy(bad, "sluice cache 9", 14);
     if (which == 2) *strstr(bad, "version 0") = 'V', says = "it is of another machine or library";
     if (which == 3) bytes = 0;
+    if (which == 4) memcpy(bad, "sluice cache 1", 14); /* before exchanges were measured beside products */
     put(path, bad, bytes);
     free(bad);
     run(2, 0, 0, SLUICE_DTYPE_F32);

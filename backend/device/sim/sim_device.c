@@ -20,6 +20,7 @@ typedef struct sim_device_s {
   char* block;
   uint64_t block_bytes;
   sim_lane_t lanes[SLUICE_NUM_LANES];
+  sluice_beside_compute_t beside; /* of the job that the communication lane runs */
   double busy[SLUICE_NUM_LANES];
   double now;
 } sim_device_t;
@@ -92,15 +93,32 @@ static unsigned start_jobs(sim_device_t* device) {
       lane->first = device->next_of[lane->first];
       lane->left = device->model.cost(device->model.user, lane->running);
       device->begin[lane->running] = device->now;
+      if (l == SLUICE_LANE_COMM && device->model.beside != NULL) {
+        device->beside = device->model.beside(device->model.user, lane->running);
+      }
     }
     if (lane->running >= 0) busy |= 1u << l;
   }
   return busy;
 }
 
-static double speed(const sim_device_t* device, unsigned lane, unsigned busy) {
+static double lane_share(const sim_device_t* device, unsigned lane, unsigned busy) {
   double share = device->model.share[lane][busy];
   return share > 0 ? share : 1;
+}
+
+/* Where the running exchange says what it and computation do to each other, the lanes' shares are of the others. */
+static double speed(const sim_device_t* device, unsigned lane, unsigned busy) {
+  const unsigned compute = 1u << SLUICE_LANE_COMPUTE, comm = 1u << SLUICE_LANE_COMM;
+  if ((busy & compute) != 0 && (busy & comm) != 0) {
+    if (lane == SLUICE_LANE_COMM && device->beside.own > 0) {
+      return lane_share(device, lane, busy & ~compute) * device->beside.own;
+    }
+    if (lane == SLUICE_LANE_COMPUTE && device->beside.compute > 0) {
+      return lane_share(device, lane, busy & ~comm) * device->beside.compute;
+    }
+  }
+  return lane_share(device, lane, busy);
 }
 
 /* Time passes until the first of the running jobs ends; all that end then, end. */

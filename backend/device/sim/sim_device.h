@@ -2,7 +2,8 @@
  * says. Runs nothing, knows no tuner; what it is told is all it knows.
  *
  * Interference: while other lanes are busy, a lane runs at share[lane][set of busy lanes] of its speed, and the rest of
- * its job is stretched accordingly, moment by moment [MPMoE's alpha(y, lanes active beside it)].
+ * its job is stretched accordingly, moment by moment [MPMoE's alpha(y, lanes active beside it)]. What an exchange and a
+ * product do to each other depends on the size of the exchange, so a job of the communication lane may say it itself.
  */
 #ifndef SLUICE_BACKEND_DEVICE_SIM_SIM_DEVICE_H_
 #define SLUICE_BACKEND_DEVICE_SIM_SIM_DEVICE_H_
@@ -13,11 +14,19 @@
 /* Seconds of job `index` when nothing runs beside it; not negative. */
 typedef double (*sluice_sim_cost_fn_t)(void* user, int32_t index);
 
+/* A job of the communication lane beside one of the compute lane: what each keeps of its speed, in (0, 1]; 0: as
+ * `share` says. */
+typedef struct sluice_beside_compute_s {
+  double own, compute;
+} sluice_beside_compute_t;
+typedef sluice_beside_compute_t (*sluice_sim_beside_fn_t)(void* user, int32_t index);
+
 typedef struct sluice_sim_model_s {
   sluice_sim_cost_fn_t cost;
   void* user;
   /* [lane][bit set of the lanes that are busy, this one included]: in (0, 1]; 0 stands for 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
+  sluice_sim_beside_fn_t beside; /* of jobs of the communication lane, in place of the lanes' shares; may be NULL */
 } sluice_sim_model_t;
 
 typedef struct sluice_sim_result_s {

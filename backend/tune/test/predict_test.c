@@ -35,8 +35,8 @@ static double simulate(sluice_template_spec_t spec, sluice_chunk_times_t times, 
   sluice_template_t* t = NULL;
   sluice_prediction_t prediction;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
-  assert_int_equal(sluice_predict(t, op_cost, &costs, NULL, sluice_process_allocator(), &prediction, NULL, NULL),
-                   SLUICE_OK);
+  const sluice_op_costs_t given = {op_cost, NULL, &costs, NULL};
+  assert_int_equal(sluice_predict(t, &given, sluice_process_allocator(), &prediction, NULL, NULL), SLUICE_OK);
   sluice_template_destroy(t, sluice_process_allocator());
   if (out != NULL) *out = prediction;
   return prediction.total;
@@ -150,14 +150,11 @@ static void Interference_StretchesWhatRunsTogether(void** state) {
   sluice_template_t* t = NULL;
   sluice_prediction_t p;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
-  assert_int_equal(sluice_predict(t, op_cost, &costs, (const double(*)[1 << SLUICE_NUM_LANES]) share,
-                                  sluice_process_allocator(), &p, NULL, NULL),
-                   SLUICE_OK);
+  const sluice_op_costs_t given = {op_cost, NULL, &costs, (const double(*)[1 << SLUICE_NUM_LANES]) share};
+  assert_int_equal(sluice_predict(t, &given, sluice_process_allocator(), &p, NULL, NULL), SLUICE_OK);
   assert_true(p.total == 4 + 8 + 6 + 10); /* S1; S2 beside the first part of C1; the rest of C1; C2 */
   share[SLUICE_LANE_COMM][both] = 1.5;
-  assert_int_equal(sluice_predict(t, op_cost, &costs, (const double(*)[1 << SLUICE_NUM_LANES]) share,
-                                  sluice_process_allocator(), &p, NULL, NULL),
-                   SLUICE_E_INVALID_ARGUMENT);
+  assert_int_equal(sluice_predict(t, &given, sluice_process_allocator(), &p, NULL, NULL), SLUICE_E_INVALID_ARGUMENT);
   sluice_template_destroy(t, sluice_process_allocator());
 }
 

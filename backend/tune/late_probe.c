@@ -1,0 +1,131 @@
+/* Samples of exchanges beside products, from the machine below a context: the communication lane exchanges, and the
+ * compute lane multiplies until it is done. */
+#include <stdatomic.h>
+
+#include "backend/base/clock.h"
+#include "backend/tune/late.h"
+#include "backend/tune/probe.h"
+
+#define TRIALS        3
+#define MOST          512
+#define LONGEST_PIECE 1e-3 /* seconds of one product: until it ends, nobody sees that exchanges are done */
+#define PIECES        8    /* products that say what one takes alone */
+#define KEPT          16
+
+typedef struct beside_s {
+  sluice_bench_t* bench;
+  sluice_probe_t exchange, product;
+  int32_t repeats; /* exchanges in a row, alike on all ranks */
+  _Atomic int32_t is_done;
+  int64_t num_products;
+  double exchanging, multiplying; /* seconds */
+  /* How many exchanges of a kind make a sample, found at its first. */
+  struct {
+    int64_t bytes;
+    int32_t num_second, repeats;
+  } known[KEPT];
+  int32_t num_known;
+} beside_t;
+
+enum { PRODUCTS = 0, EXCHANGES = 1 };
+
+static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream) {
+  (void)stream;
+  beside_t* s = user;
+  sluice_status_t status = SLUICE_OK;
+  uint64_t begin = sluice_now_ns();
+  if (index == EXCHANGES) {
+    status = sluice_bench_run(s->bench, &s->exchange, s->repeats);
+    s->exchanging = (double)(sluice_now_ns() - begin) * 1e-9;
+    atomic_store(&s->is_done, 1);
+    return status;
+  }
+  do {
+    status = sluice_bench_run(s->bench, &s->product, 1);
+    ++s->num_products;
+  } while (status == SLUICE_OK && !atomic_load(&s->is_done));
+  s->multiplying = (double)(sluice_now_ns() - begin) * 1e-9;
+  return status;
+}
+
+static sluice_status_t run_lanes(beside_t* s, int with_products) {
+  sluice_device_t* device = s->bench->context->device;
+  double barrier = 0;
+  SLUICE_TRY(sluice_bench_longest(s->bench, &barrier, 1));
+  atomic_store(&s->is_done, 0);
+  s->num_products = 0;
+  SLUICE_TRY(device->vtable->begin(device, 2, run_job, s, NULL));
+  const sluice_job_t exchanges = {EXCHANGES, SLUICE_LANE_COMM, NULL, 0, 1};
+  const sluice_job_t products = {PRODUCTS, SLUICE_LANE_COMPUTE, NULL, 0, 1};
+  sluice_status_t status = device->vtable->submit(device, &exchanges);
+  /* The calling thread's lane last: it may run now. */
+  if (status == SLUICE_OK && with_products) status = device->vtable->submit(device, &products);
+  sluice_status_t joined = device->vtable->join(device);
+  return status != SLUICE_OK ? status : joined;
+}
+
+static sluice_status_t sample_once(beside_t* s, sluice_late_sample_t* out) {
+  SLUICE_TRY(run_lanes(s, 0));
+  out->alone = s->exchanging / s->repeats;
+  uint64_t begin = sluice_now_ns();
+  SLUICE_TRY(sluice_bench_run(s->bench, &s->product, PIECES));
+  double product = (double)(sluice_now_ns() - begin) * 1e-9 / PIECES;
+  SLUICE_TRY(run_lanes(s, 1));
+  out->beside = s->exchanging / s->repeats;
+  out->taken = (s->multiplying - (double)s->num_products * product) / s->repeats;
+  return SLUICE_OK;
+}
+
+/* So many that alone and beside products they take `seconds`. */
+static sluice_status_t find_repeats(beside_t* s, int32_t num_second, double seconds) {
+  for (int32_t i = 0; i < s->num_known; ++i) {
+    if (s->known[i].bytes != s->exchange.size || s->known[i].num_second != num_second) continue;
+    s->repeats = s->known[i].repeats;
+    return SLUICE_OK;
+  }
+  sluice_late_sample_t trial;
+  s->repeats = TRIALS;
+  SLUICE_TRY(sample_once(s, &trial));
+  double each = trial.alone + trial.beside;
+  SLUICE_TRY(sluice_bench_longest(s->bench, &each, 1));
+  double repeats = seconds / (each > 1e-7 ? each : 1e-7);
+  s->repeats = repeats < 1 ? 1 : repeats > MOST ? MOST : (int32_t)repeats;
+  if (s->num_known < KEPT) {
+    s->known[s->num_known].bytes = s->exchange.size;
+    s->known[s->num_known].num_second = num_second;
+    s->known[s->num_known++].repeats = s->repeats;
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t sample(void* user, int64_t bytes, int32_t num_second, double seconds,
+                              sluice_late_sample_t* out) {
+  beside_t* s = user;
+  s->exchange =
+      (sluice_probe_t){.kind = num_second ? SLUICE_PROBE_TWO_EXCHANGES : SLUICE_PROBE_EXCHANGE, .size = bytes};
+  SLUICE_TRY(find_repeats(s, num_second, seconds));
+  return sample_once(s, out);
+}
+
+static sluice_status_t longest(void* user, double* seconds, int32_t count) {
+  const beside_t* s = user;
+  return sluice_bench_longest(s->bench, seconds, count);
+}
+
+/* Many rows, as a layer's products have, but no more than a piece of time holds. */
+static int64_t rows_of_a_piece(const sluice_bench_t* b, const sluice_machine_t* m) {
+  int64_t rows = 256;
+  double flops = 2.0 * (double)b->model_width * (double)b->hidden_width;
+  while (rows > 1 &&
+         sluice_machine_gemm(m, b->dtype, SLUICE_FORM_FORWARD, (double)rows) * flops * (double)rows > LONGEST_PIECE) {
+    rows /= 2;
+  }
+  return rows;
+}
+
+sluice_status_t sluice_bench_late(sluice_bench_t* b, double seconds, sluice_machine_t* machine) {
+  if (b->context->comm == NULL) return SLUICE_OK;
+  beside_t s = {.bench = b, .product = {.kind = SLUICE_PROBE_PRODUCT, .size = rows_of_a_piece(b, machine)}};
+  const sluice_late_source_t source = {sample, longest, &s};
+  return sluice_late_measure(&source, seconds, machine);
+}

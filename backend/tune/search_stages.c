@@ -1,0 +1,251 @@
+/* The course of a race: who meets whom next, until there is an answer. */
+#include "backend/tune/search_parts.h"
+
+#include <math.h>
+
+#define CLOSE         1.05 /* candidates this close to the best meet it again in a duel */
+#define SKETCH_WITHIN 1.10 /* of the best measured time: a sketch's prediction that is worth a race */
+#define SKETCH_BESIDE 1.3  /* of the first candidate's: its neighbour is tried although the sketch likes it less */
+#define FEW_COUNT     3
+#define FEW_WITHIN    1.25 /* of the best prediction */
+
+static void settle(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t best = sluice_spot_best(spot, spot->raced);
+  sluice_search_decide(s, bucket, best < 0 ? spot->pick : best, SLUICE_WHY_RACED);
+}
+
+/* Those near the best meet it again: in turns, so that drift hits both. */
+static void duel_or_settle(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t best = sluice_spot_best(spot, spot->raced), second = sluice_spot_best(spot, spot->raced & ~(1u << best));
+  if (spot->stage == DUEL || spot->stage == QUESTION || second < 0 ||
+      sluice_spot_time(spot, second) > CLOSE * sluice_spot_time(spot, best)) {
+    settle(s, bucket);
+    return;
+  }
+  sluice_sample_t *f = &spot->forward[sluice_pick_size(second)], *b = &spot->backward[second];
+  if (spot->is_unsteady) *f = *b = (sluice_sample_t){0};
+  f->count = b->count = 1; /* k more steps */
+  sluice_search_enter(s, spot, 1u << second, DUEL, 0);
+}
+
+static void try_wgrad(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t best = sluice_spot_best(spot, spot->raced);
+  int32_t other = (best + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
+  if (s->config.open_wgrad && sluice_pick_size(best) > 0 && !(spot->raced >> other & 1)) {
+    sluice_search_enter(s, spot, 1u << other, WGRAD, 0);
+    return;
+  }
+  duel_or_settle(s, bucket);
+}
+
+/* To the bottom of the valley: whoever stands beside the best and has not run races next; where a neighbour is close to
+ * the best, also the one behind it, so that one unlucky time does not end the way. */
+static void walk_on(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t best = sluice_spot_best(spot, spot->raced);
+  uint32_t set = 0;
+  for (int32_t step = -1; step <= 1; step += 2) {
+    for (int32_t size = sluice_pick_size(best) + step; size >= spot->lo && size <= spot->hi; size += step) {
+      int32_t pick = sluice_search_pick_of(s, size);
+      if (!(spot->raced >> pick & 1)) {
+        set |= 1u << pick;
+        break;
+      }
+      if (sluice_spot_time(spot, pick) > CLOSE * sluice_spot_time(spot, best)) break;
+    }
+  }
+  if (set == 0) {
+    try_wgrad(s, bucket);
+  } else {
+    sluice_search_enter(s, spot, set, WALK, 0);
+  }
+}
+
+static void after_few(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  double correction[SLUICE_SEARCH_SIZES];
+  sluice_search_corrections(s, spot, correction);
+  double best = sluice_spot_time(spot, sluice_spot_best(spot, spot->raced)) * 1e-9 * (double)spot->rows;
+  int32_t next = sluice_search_best_predicted(s, spot, spot->raced, correction);
+  if (next >= 0 && sluice_search_predicted(s, spot, next) * correction[sluice_pick_size(next)] < best &&
+      spot->worse < FEW_COUNT) {
+    ++spot->worse;
+    sluice_search_enter(s, spot, 1u << next, MORE, 0);
+    return;
+  }
+  duel_or_settle(s, bucket);
+}
+
+static void start_few(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  uint32_t set = 0;
+  int32_t first = sluice_search_best_predicted(s, spot, 0, NULL);
+  for (int32_t i = 0; i < FEW_COUNT; ++i) {
+    int32_t next = sluice_search_best_predicted(s, spot, set, NULL);
+    if (next < 0 || sluice_search_predicted(s, spot, next) > FEW_WITHIN * sluice_search_predicted(s, spot, first))
+      break;
+    set |= 1u << next;
+  }
+  /* A neighbour in any case: a single candidate would confirm nothing. */
+  if ((set & (set - 1)) == 0) {
+    for (int32_t step = -1; step <= 1; step += 2) {
+      int32_t size = sluice_pick_size(first) + step, p = first + step;
+      if (size >= s->config.min_size && size <= s->config.max_size && sluice_search_is_open(s, p)) set |= 1u << p;
+    }
+  }
+  spot->worse = 0;
+  sluice_search_enter(s, spot, set, FEW, 0);
+}
+
+/* The fewest chunks have run: what the sketch likes best meets them; where it likes them, their neighbour does, unless
+ * the sketch speaks clearly against it. */
+static void start_sketched(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t first = sluice_search_pick_of(s, spot->lo), best = first;
+  for (int32_t size = spot->lo; size <= spot->hi; ++size) {
+    if (sluice_search_predicted(s, spot, sluice_search_pick_of(s, size)) < sluice_search_predicted(s, spot, best))
+      best = sluice_search_pick_of(s, size);
+  }
+  if (best == first &&
+      sluice_search_predicted(s, spot, first + 1) <= SKETCH_BESIDE * sluice_search_predicted(s, spot, first))
+    best = first + 1;
+  if (best == first) {
+    sluice_search_decide(s, bucket, first, SLUICE_WHY_PREDICTED);
+    return;
+  }
+  spot->worse = 0;
+  /* The first have run a counted step: where others should beat them by far, and do, that will do. */
+  spot->expected = (float)(sluice_search_predicted(s, spot, best) / sluice_search_predicted(s, spot, first));
+  sluice_search_enter(s, spot, 1u << best, SKETCHED, SKETCH_HOPELESS * (double)spot->expected < 1);
+}
+
+/* The sketch knows more now: whatever it likes as well as the best that ran, races. */
+static void after_sketched(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  double correction[SLUICE_SEARCH_SIZES], least = INFINITY;
+  sluice_search_corrections(s, spot, correction);
+  double best = sluice_spot_time(spot, sluice_spot_best(spot, spot->raced)) * 1e-9 * (double)spot->rows;
+  int32_t next = -1;
+  for (int32_t size = spot->lo; size <= spot->hi; ++size) {
+    double time = sluice_search_predicted(s, spot, sluice_search_pick_of(s, size)) * correction[size];
+    if (!(spot->raced >> sluice_search_pick_of(s, size) & 1) && time < least)
+      least = time, next = sluice_search_pick_of(s, size);
+  }
+  if (next < 0 || least > SKETCH_WITHIN * best || spot->worse >= FEW_COUNT) {
+    try_wgrad(s, bucket);
+    return;
+  }
+  ++spot->worse;
+  sluice_search_enter(s, spot, 1u << next, SKETCHED, 0);
+}
+
+/* Both ends and the middle: of two ends alone the lucky one would begin a walk that never sees the valley. */
+static void start_ends(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  int32_t middle = (spot->lo + spot->hi) / 2;
+  sluice_search_enter(s, spot,
+                      1u << sluice_search_pick_of(s, spot->lo) | 1u << sluice_search_pick_of(s, middle) |
+                          1u << sluice_search_pick_of(s, spot->hi),
+                      ENDS, 0);
+}
+
+void sluice_search_start(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  const sluice_spot_t *below = sluice_search_answer_near(s, bucket, -1),
+                      *above = sluice_search_answer_near(s, bucket, 1);
+  int32_t lo = below == NULL ? s->config.min_size : sluice_pick_size(below->pick);
+  int32_t hi = above == NULL ? s->config.max_size : sluice_pick_size(above->pick);
+  spot->pick = (uint8_t)sluice_search_pick_of(s, s->config.min_size);
+  spot->at = spot->rows;
+  if (s->config.min_size == s->config.max_size && !s->config.open_wgrad) {
+    sluice_search_decide(s, bucket, sluice_search_pick_of(s, lo), SLUICE_WHY_ONE_LEFT);
+    return;
+  }
+  if (below != NULL && above != NULL && below->pick == above->pick) {
+    sluice_search_decide(s, bucket, below->pick, SLUICE_WHY_INSIDE_RANGE);
+    return;
+  }
+  if (s->config.predict != NULL && s->config.mode == SLUICE_TUNER_MODEL) {
+    sluice_search_decide(s, bucket, sluice_search_best_predicted(s, spot, 0, NULL), SLUICE_WHY_PREDICTED);
+    return;
+  }
+  sluice_search_clear(s, spot);
+  if (s->config.predict != NULL && s->config.mode == SLUICE_TUNER_ADAPTIVE) {
+    start_few(s, bucket);
+    return;
+  }
+  spot->lo = (int16_t)(lo < hi ? lo : hi);
+  spot->hi = (int16_t)(lo < hi ? hi : lo);
+  int near_below = sluice_search_answer_within(s, bucket, -1, NEAR) != NULL,
+      near_above = sluice_search_answer_within(s, bucket, 1, NEAR) != NULL;
+  if (spot->lo < spot->hi && near_below != near_above) { /* that end is the better one: no need to try the other */
+    int32_t from = near_below ? lo : hi, beside = from == spot->lo ? from + 1 : from - 1;
+    sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, from) | 1u << sluice_search_pick_of(s, beside), WALK,
+                        0);
+    return;
+  }
+  if (sluice_search_makes_sketches(s) && spot->lo < spot->hi) {
+    sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, spot->lo), FIRST, 0);
+    return;
+  }
+  start_ends(s, bucket);
+}
+
+static void after_first(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  if (sluice_search_sketched(s, spot, sluice_search_pick_of(s, spot->lo)) > 0) {
+    start_sketched(s, bucket);
+  } else {
+    start_ends(s, bucket); /* lanes were not timed */
+  }
+}
+
+/* Only as long as races have cost less than their share. */
+int sluice_search_may_question(const sluice_search_t* s, const sluice_spot_t* spot) {
+  return s->config.mode != SLUICE_TUNER_MODEL && spot->why != SLUICE_WHY_IMPORTED && spot->why != SLUICE_WHY_ONE_LEFT &&
+         spot->passes_since >= spot->question_after &&
+         s->stats.excess_seconds <= s->config.budget_share * s->stats.total_seconds;
+}
+
+void sluice_search_question(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  uint32_t set = 1u << spot->pick;
+  for (int32_t step = -1; step <= 1; step += 2) {
+    int32_t size = sluice_pick_size(spot->pick) + step, p = spot->pick + step;
+    if (size >= s->config.min_size && size <= s->config.max_size && sluice_search_is_open(s, p)) set |= 1u << p;
+  }
+  int32_t other = (spot->pick + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
+  if (s->config.min_size == s->config.max_size && sluice_search_is_open(s, other))
+    set |= 1u << other; /* n is fixed: the mode is left */
+  sluice_search_clear(s, spot);
+  spot->at = spot->rows;
+  sluice_search_enter(s, spot, set, QUESTION, 0);
+}
+
+void sluice_search_advance(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  sluice_window_t* window = sluice_search_window(s, spot);
+  sluice_search_recall_anchor(spot, window);
+  sluice_search_drop_hopeless(s, spot, window);
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if ((spot->racing >> p & 1) && !sluice_search_is_done(s, spot, p)) return;
+  }
+  if (!sluice_search_close_window(s, spot, window)) return;
+  if (sluice_spot_best(spot, spot->raced) < 0) { /* nobody finished a step */
+    settle(s, bucket);
+    return;
+  }
+  switch (spot->stage) {
+    case ENDS:
+    case WALK: walk_on(s, bucket); return;
+    case FIRST: after_first(s, bucket); return;
+    case SKETCHED: after_sketched(s, bucket); return;
+    case WGRAD: duel_or_settle(s, bucket); return;
+    case FEW:
+    case MORE: after_few(s, bucket); return;
+    default: settle(s, bucket); return;
+  }
+}

@@ -1,0 +1,164 @@
+/* A window of a race: candidates that run in turns, who is out early, and what their steps say in the end. */
+#include "backend/tune/search_parts.h"
+
+#include <string.h>
+
+#define HOPELESS     1.5  /* two counted steps this much slower than their neighbours end a candidate's race */
+#define SKETCH_TRUST 1.25 /* times: a first step that is so near to its sketch saw the same machine */
+#define DRIFT        1.2  /* times: an anchor that took so much more or less than before saw another machine */
+#define LONE_PASSES  24   /* forwards without a backward after which a candidate is taken out */
+
+/* The size's window; where all are taken, the one that was used longest ago makes room and forgets its steps. */
+sluice_window_t* sluice_search_window(sluice_search_t* s, const sluice_spot_t* spot) {
+  int32_t bucket = (int32_t)(spot - s->spots);
+  sluice_window_t* oldest = &s->windows[0];
+  for (int32_t i = 0; i < SLUICE_SEARCH_WINDOWS; ++i) {
+    sluice_window_t* w = &s->windows[i];
+    if (w->used_at > 0 && w->bucket == bucket) return w;
+    if (w->used_at < oldest->used_at) oldest = w;
+  }
+  *oldest = (sluice_window_t){.bucket = bucket, .used_at = (uint32_t)s->stats.race_passes + 1};
+  return oldest;
+}
+
+/* The anchor runs again beside newcomers: its samples are counted from anew. */
+static void lift_anchor(sluice_spot_t* spot, sluice_window_t* window) {
+  sluice_sample_t* samples[] = {&spot->forward[sluice_pick_size(spot->anchor)], &spot->backward[spot->anchor]};
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    window->before[direction] = *samples[direction];
+    *samples[direction] = (sluice_sample_t){.count = 1};
+  }
+}
+
+/* A window: those of the set run in turns. Where somebody has a time already, the best of them is the anchor, and runs
+ * with them unless newcomers run alone. */
+void sluice_search_enter(sluice_search_t* s, sluice_spot_t* spot, uint32_t set, uint8_t stage, int alone) {
+  int32_t best = sluice_spot_best(spot, spot->raced);
+  sluice_window_t* window = sluice_search_window(s, spot);
+  memset(window->before, 0, sizeof window->before);
+  spot->state = SLUICE_SPOT_RACING;
+  spot->stage = stage;
+  spot->anchor = (int8_t)(best >= 0 ? best : set >> spot->pick & 1 ? spot->pick : __builtin_ctz(set));
+  spot->is_extended = 0;
+  sluice_race_log_restart(&window->log, spot->anchor);
+  if (best >= 0 && !alone) {
+    set |= 1u << best;
+    lift_anchor(spot, window);
+  }
+  spot->racing = (uint16_t)set;
+  spot->window = (uint16_t)(set | 1u << spot->anchor);
+  spot->raced |= spot->window;
+}
+
+void sluice_search_clear(sluice_search_t* s, sluice_spot_t* spot) {
+  sluice_window_t* window = sluice_search_window(s, spot);
+  memset(spot->forward, 0, sizeof spot->forward);
+  memset(spot->backward, 0, sizeof spot->backward);
+  memset(spot->time, 0, sizeof spot->time);
+  memset(spot->startup, 0, sizeof spot->startup);
+  window->log.count = 0;
+  window->step_ns_per_row = 0;
+  spot->raced = 0;
+  spot->is_unsteady = 0;
+  spot->race_passes = 0;
+}
+
+int sluice_search_is_done(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
+  int32_t wanted = spot->stage == FIRST ? 2 : s->config.repeats * (1 + spot->is_extended) + 1;
+  return spot->forward[sluice_pick_size(pick)].count >= wanted && spot->backward[pick].count >= wanted;
+}
+
+/* Those that lost already, in two steps beside another's unless no flip of the machine's speed explains one, or whose
+ * backward never comes, need not run their other steps. */
+void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, const sluice_window_t* window) {
+  int is_early = spot->stage == SKETCHED || (spot->stage == WGRAD && sluice_search_makes_sketches(s));
+  double hopeless = is_early ? SKETCH_HOPELESS : HOPELESS;
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if (!(spot->racing >> p & 1)) continue;
+    int lost = spot->forward[sluice_pick_size(p)].count > LONE_PASSES;
+    for (int32_t other = 0; other < SLUICE_SEARCH_PICKS && !lost; ++other) {
+      if (other == p || !(spot->window >> other & 1)) continue;
+      lost = sluice_race_log_losses(&window->log, p, other, hopeless) >= 2;
+    }
+    if (lost) spot->racing = (uint16_t)(spot->racing & ~(1u << p));
+  }
+}
+
+/* A newcomer that runs alone, since it should beat the anchor by far: where its first step says otherwise, perhaps the
+ * machine's speed flipped, and the anchor runs beside it. */
+void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window) {
+  if (spot->stage != SKETCHED || (spot->racing >> spot->anchor & 1) || window->before[0].count > 0) return;
+  int32_t newcomer = __builtin_ctz(spot->window & ~(1u << spot->anchor));
+  if (spot->backward[newcomer].count != 2) return;
+  int is_clear = 0;
+  double ratio = sluice_race_log_ratio(&window->log, newcomer, spot->anchor, &is_clear) / (double)spot->expected;
+  if (ratio > 1 / SKETCH_TRUST && ratio < SKETCH_TRUST) return;
+  lift_anchor(spot, window);
+  spot->racing |= (uint16_t)(1u << spot->anchor);
+}
+
+static double scale_of(float before, float now) { return before > 0 && now > 0 ? (double)before / (double)now : 1; }
+
+/* As if it had run while the anchor ran before: the pass by `scale`, each lane by the anchor's. */
+static void rescale(sluice_sample_t* x, double scale, const sluice_sample_t* before, const sluice_sample_t* now) {
+  x->best_ns_per_row *= (float)scale;
+  x->compute *= (float)scale_of(before->compute, now->compute);
+  double comm = scale_of(before->comm, now->comm);
+  x->comm *= (float)comm, x->comm_cpu *= (float)comm;
+}
+
+/* What the window's candidates took. Where the machine stayed the same, all windows and this one: the shortest times.
+ * Else the anchor's time stands, and the others' follow from what they took beside it. */
+static void take_times(sluice_spot_t* spot, const sluice_window_t* window, const double* ratio) {
+  sluice_sample_t* samples[] = {&spot->forward[sluice_pick_size(spot->anchor)], &spot->backward[spot->anchor]};
+  sluice_sample_t now[] = {*samples[0], *samples[1]};
+  int has_before = window->before[0].count > 0 && spot->time[spot->anchor] > 0,
+      has_now = sluice_spot_shortest(spot, spot->anchor) > 0;
+  if (has_before && has_now) {
+    double drift = sluice_spot_shortest(spot, spot->anchor) / (double)spot->time[spot->anchor];
+    if (drift > DRIFT || drift < 1 / DRIFT) spot->is_unsteady = 1;
+  }
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if ((spot->window >> p & 1) && sluice_race_log_spread(&window->log, p) > SLUICE_UNSTEADY) spot->is_unsteady = 1;
+  }
+  for (int32_t direction = 0; has_before && direction < 2; ++direction) {
+    const sluice_sample_t* before = &window->before[direction];
+    float best = samples[direction]->best_ns_per_row;
+    if (spot->is_unsteady || best <= 0 || best > before->best_ns_per_row) *samples[direction] = *before;
+    if (samples[direction]->count < 2) samples[direction]->count = 2;
+  }
+  if (!has_before || !spot->is_unsteady) spot->time[spot->anchor] = (float)sluice_spot_shortest(spot, spot->anchor);
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    double raw = sluice_spot_shortest(spot, p);
+    if (!(spot->window >> p & 1) || p == spot->anchor || raw <= 0) continue;
+    double time = spot->is_unsteady && ratio[p] > 0 ? ratio[p] * (double)spot->time[spot->anchor] : raw;
+    spot->time[p] = (float)time;
+    if (!has_before || !spot->is_unsteady || sluice_pick_size(p) == sluice_pick_size(spot->anchor)) continue;
+    rescale(&spot->forward[sluice_pick_size(p)], time / raw, &window->before[0], &now[0]);
+    rescale(&spot->backward[p], time / raw, &window->before[1], &now[1]);
+  }
+}
+
+/* Nonzero: all is said. Zero: the machine flipped and steps contradict each other, so that the window runs on. */
+int sluice_search_close_window(sluice_search_t* s, sluice_spot_t* spot, sluice_window_t* window) {
+  double ratio[SLUICE_SEARCH_PICKS] = {0};
+  int is_clear = 1;
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    int clear = 1;
+    if (!(spot->window >> p & 1) || p == spot->anchor) continue;
+    ratio[p] = sluice_race_log_ratio(&window->log, p, spot->anchor, &clear);
+    if (spot->racing >> p & 1) is_clear &= clear;
+  }
+  if (!is_clear && !spot->is_extended && spot->stage != FIRST) {
+    if (window->before[0].count == 0 && spot->time[spot->anchor] > 0) lift_anchor(spot, window);
+    spot->racing |= (uint16_t)(1u << spot->anchor);
+    spot->is_extended = 1;
+    return 0;
+  }
+  take_times(spot, window, ratio);
+  int32_t best = sluice_spot_best(spot, spot->window);
+  if (best >= 0) {
+    s->stats.excess_seconds += sluice_race_log_excess(&window->log, best) * (double)spot->rows * 1e-9;
+  }
+  return 1;
+}

@@ -36,8 +36,9 @@ static void add_plan(sluice_text_t* text, uint64_t layer, int64_t rows, const sl
   *separator = ",";
 }
 
-static void add_answer(sluice_text_t* text, uint64_t layer, int64_t rows, int32_t pick, const char** separator) {
-  const sluice_racing_plan_t plan = {sluice_pick_chunks(pick), -1, -1, sluice_pick_wgrad(pick)};
+static void add_answer(sluice_text_t* text, uint64_t layer, int64_t rows, int32_t num_chunks, int32_t wgrad_mode,
+                       const char** separator) {
+  const sluice_racing_plan_t plan = {num_chunks, -1, -1, wgrad_mode};
   add_plan(text, layer, rows, &plan, separator);
 }
 
@@ -62,7 +63,9 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
   for (const sluice_tuner_table_t* t = tuner == NULL ? NULL : tuner->tables; t != NULL; t = t->next) {
     for (int32_t b = 0; b < SLUICE_SEARCH_BUCKETS; ++b) {
       const sluice_spot_t* spot = &t->search.spots[b];
-      if (spot->state == SLUICE_SPOT_ANSWERED) add_answer(&text, t->layer, spot->rows, spot->pick, &separator);
+      if (spot->state != SLUICE_SPOT_ANSWERED) continue;
+      add_answer(&text, t->layer, spot->rows, sluice_search_chunks(&t->search, spot->pick),
+                 sluice_pick_wgrad(spot->pick), &separator);
     }
     add_races(&text, t, &separator);
   }
@@ -72,7 +75,7 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
     if (import->plan.num_chunks > 0) {
       add_plan(&text, import->layer, import->rows, &import->plan, &separator);
     } else {
-      add_answer(&text, import->layer, import->rows, import->pick, &separator);
+      add_answer(&text, import->layer, import->rows, import->num_chunks, sluice_pick_wgrad(import->pick), &separator);
     }
   }
   sluice_text_add(&text, "]}\n");
@@ -126,23 +129,21 @@ static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sl
             rows->number == floor(rows->number),
         WHAT ": rows of answer %d must be a whole number in [1, 2^32]", number);
   out->rows = (int64_t)rows->number;
-  int32_t size = 0, per_chunk = mode != NULL && is_text(mode, mode_names[1]);
+  int32_t per_chunk = mode != NULL && is_text(mode, mode_names[1]);
   CHECK(chunks != NULL && chunks->kind == SLUICE_JSON_NUMBER, WHAT ": num_chunks of answer %d is missing", number);
   CHECK(mode == NULL || per_chunk || is_text(mode, mode_names[0]),
         WHAT ": wgrad_mode of answer %d must be \"deferred\" or \"per_chunk\"", number);
   SLUICE_TRY(read_policies(node, number, &out->plan));
+  CHECK(chunks->number >= 1 && chunks->number <= SLUICE_MAX_CHUNKS && chunks->number == floor(chunks->number),
+        WHAT ": num_chunks of answer %d is %g; it must be a whole number in [1, %d]", number, chunks->number,
+        SLUICE_MAX_CHUNKS);
   if (out->plan.restore_di >= 0) {
-    CHECK(chunks->number >= 1 && chunks->number <= SLUICE_MAX_CHUNKS && chunks->number == floor(chunks->number),
-          WHAT ": num_chunks of answer %d is %g; it must be a whole number in [1, %d]", number, chunks->number,
-          SLUICE_MAX_CHUNKS);
     out->plan.num_chunks = (int32_t)chunks->number, out->plan.wgrad_mode = per_chunk;
     return SLUICE_OK;
   }
   out->plan = (sluice_racing_plan_t){0, -1, -1, 0};
-  while (size < SLUICE_SEARCH_SIZES && sluice_search_sizes[size] != chunks->number) ++size;
-  CHECK(size < SLUICE_SEARCH_SIZES, WHAT ": num_chunks of answer %d is %g; known are 1, 2, 3, 4, 6, 8, 12 and 16",
-        number, chunks->number);
-  out->pick = size + (per_chunk ? SLUICE_SEARCH_SIZES : 0);
+  out->num_chunks = (int32_t)chunks->number;
+  out->pick = sluice_search_size_of(out->num_chunks) + (per_chunk ? SLUICE_SEARCH_SIZES : 0);
   return SLUICE_OK;
 }
 
@@ -162,6 +163,18 @@ static sluice_status_t find_answers(const sluice_json_t* root, const sluice_json
   CHECK(*out_answers != NULL && (*out_answers)->kind == SLUICE_JSON_ARRAY && root->count == 2,
         WHAT ": besides the form there is exactly \"answers\", an array");
   return SLUICE_OK;
+}
+
+void sluice_tuner_take_import(sluice_tuner_table_t* table, const sluice_import_t* import) {
+  if (import->plan.num_chunks > 0) return; /* of a plan: asked for when there is one */
+  const sluice_search_config_t* c = &table->search.config;
+  int32_t size = import->pick % SLUICE_SEARCH_SIZES;
+  if (size < c->min_size || size > c->max_size || sluice_search_chunks(&table->search, size) != import->num_chunks) {
+    sluice_log(SLUICE_LOG_WARN, WHAT ": layers %016llx do not run %d chunks: that answer is left out",
+               (unsigned long long)import->layer, import->num_chunks);
+    return;
+  }
+  sluice_search_answer(&table->search, import->rows, import->pick);
 }
 
 static sluice_status_t grow(sluice_tuner_t* tuner, int32_t more) {
@@ -189,7 +202,7 @@ static sluice_status_t take(sluice_tuner_t* tuner, const sluice_json_t* root) {
     const sluice_import_t* import = &tuner->imports[tuner->num_imports + i];
     sluice_tuner_table_t* table = tuner->tables;
     while (table != NULL && table->layer != import->layer) table = table->next;
-    if (table != NULL && import->plan.num_chunks == 0) sluice_search_answer(&table->search, import->rows, import->pick);
+    if (table != NULL) sluice_tuner_take_import(table, import);
   }
   tuner->num_imports += number;
   sluice_tuner_update_state(tuner);

@@ -54,7 +54,8 @@ typedef struct sluice_search_decision_s {
 typedef struct sluice_search_config_s {
   int32_t mode;               /* SLUICE_TUNER_* */
   int32_t min_size, max_size; /* indices into sluice_search_sizes; equal: n is fixed */
-  int32_t open_wgrad;         /* 0: the mode is `wgrad_mode` */
+  int32_t fixed_chunks; /* that n where it is none of the sizes, above 1: min_size and max_size stand for it; or 0 */
+  int32_t open_wgrad;   /* 0: the mode is `wgrad_mode` */
   int32_t wgrad_mode;
   int32_t repeats;     /* k; 0: the default */
   double budget_share; /* of all timed passes that races may cost beyond what the best would have taken; 0: default */
@@ -130,6 +131,10 @@ typedef struct sluice_search_s {
 } sluice_search_t;
 
 static inline int32_t sluice_pick_chunks(int32_t pick) { return sluice_search_sizes[pick % SLUICE_SEARCH_SIZES]; }
+/* n of a candidate of this search. */
+static inline int32_t sluice_search_chunks(const sluice_search_t* search, int32_t pick) {
+  return search->config.fixed_chunks > 0 ? search->config.fixed_chunks : sluice_pick_chunks(pick);
+}
 static inline int32_t sluice_pick_wgrad(int32_t pick) { return pick / SLUICE_SEARCH_SIZES; }
 /* The largest candidate with at most num_chunks. */
 int32_t sluice_search_size_of(int32_t num_chunks);

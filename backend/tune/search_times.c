@@ -23,14 +23,15 @@ int sluice_search_makes_sketches(const sluice_search_t* s) {
   return s->config.mode == SLUICE_TUNER_ADAPTIVE && s->config.predict == NULL;
 }
 
-static int32_t points_of(const sluice_spot_t* spot, int32_t direction, int32_t mode, sluice_sketch_point_t* points) {
+static int32_t points_of(const sluice_search_t* s, const sluice_spot_t* spot, int32_t direction, int32_t mode,
+                         sluice_sketch_point_t* points) {
   int32_t count = 0;
   for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
     const sluice_sample_t* x =
         direction == SLUICE_FORWARD ? &spot->forward[size] : &spot->backward[size + SLUICE_SEARCH_SIZES * mode];
     if (x->count < 2 || x->compute <= 0) continue;
     points[count++] = (sluice_sketch_point_t){
-        sluice_search_sizes[size],
+        sluice_search_chunks(s, size),
         (double)x->best_ns_per_row,
         {(double)x->compute, (double)x->comm, (double)x->comm_cpu, (double)spot->startup[direction]}};
   }
@@ -42,11 +43,11 @@ double sluice_search_sketched(const sluice_search_t* s, const sluice_spot_t* spo
   sluice_sketch_point_t points[SLUICE_SEARCH_SIZES];
   double ns_per_row = 0, rows = (double)spot->rows;
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
-    int32_t count = points_of(spot, direction, sluice_pick_wgrad(pick), points);
+    int32_t count = points_of(s, spot, direction, sluice_pick_wgrad(pick), points);
     if (count == 0) return 0;
     double per_expert = rows / (s->config.num_local > 0 ? s->config.num_local : 1);
     ns_per_row +=
-        sluice_sketch_pass(points, count, direction, per_expert, SKETCH_OP_NS / rows, sluice_pick_chunks(pick));
+        sluice_sketch_pass(points, count, direction, per_expert, SKETCH_OP_NS / rows, sluice_search_chunks(s, pick));
   }
   return ns_per_row > 0 ? ns_per_row * rows * 1e-9 : 0;
 }
@@ -62,7 +63,8 @@ double sluice_search_predicted(sluice_search_t* s, const sluice_spot_t* spot, in
   }
   if (s->cached[pick] == 0) {
     for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
-      s->cached[pick] += c->predict(c->user, spot->at, sluice_pick_chunks(pick), sluice_pick_wgrad(pick), direction);
+      s->cached[pick] +=
+          c->predict(c->user, spot->at, sluice_search_chunks(s, pick), sluice_pick_wgrad(pick), direction);
     }
   }
   return s->cached[pick] * (double)spot->rows / (double)spot->at;

@@ -92,9 +92,9 @@ static void record(sluice_tuner_t* tuner, const sluice_decision_t* decision) {
 }
 
 /* Without a plan; nothing for a pick that there is not. */
-static sluice_racing_plan_t plan_of_pick(int32_t pick) {
+static sluice_racing_plan_t plan_of_pick(const sluice_search_t* search, int32_t pick) {
   if (pick < 0) return (sluice_racing_plan_t){0, -1, -1, 0};
-  return (sluice_racing_plan_t){sluice_pick_chunks(pick), -1, -1, sluice_pick_wgrad(pick)};
+  return (sluice_racing_plan_t){sluice_search_chunks(search, pick), -1, -1, sluice_pick_wgrad(pick)};
 }
 
 static void decided(void* user, const sluice_search_decision_t* decision) {
@@ -103,8 +103,8 @@ static void decided(void* user, const sluice_search_decision_t* decision) {
                            .layer = table->layer,
                            .work = table->work,
                            .what = *decision,
-                           .chosen = plan_of_pick(decision->pick),
-                           .second = plan_of_pick(decision->runner_up),
+                           .chosen = plan_of_pick(&table->search, decision->pick),
+                           .second = plan_of_pick(&table->search, decision->runner_up),
                        });
 }
 
@@ -131,11 +131,8 @@ static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   return may_predict(tuner, moe) || (!moe->config.callback_experts && moe->config.dtype == SLUICE_DTYPE_F32);
 }
 
-/* Of a configured n among the sizes that a search knows, which then leaves the mode alone open; else -1. */
-static int32_t fixed_size(const sluice_moe_t* moe) {
-  int32_t n = moe->config.num_chunks, size = sluice_search_size_of(n);
-  return n > 0 && sluice_search_sizes[size] == n ? size : -1;
-}
+/* A configured n leaves the mode alone open, and with one chunk both modes are the same. */
+static int has_fixed_chunks(const sluice_moe_t* moe) { return moe->config.num_chunks > 1; }
 
 static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   return moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe);
@@ -147,11 +144,13 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   table->layer = moe->fingerprint;
   table->tuner = tuner;
   table->work = work_of(moe);
-  const int32_t fixed = fixed_size(moe);
+  const int fixed = has_fixed_chunks(moe);
+  const int32_t size = sluice_search_size_of(moe->config.num_chunks); /* that stands for any fixed n */
   const sluice_search_config_t config = {
       .mode = tuner->mode,
-      .min_size = fixed >= 0 ? fixed : 0,
-      .max_size = fixed >= 0 ? fixed : SLUICE_SEARCH_SIZES - 1,
+      .min_size = fixed ? size : 0,
+      .max_size = fixed ? size : SLUICE_SEARCH_SIZES - 1,
+      .fixed_chunks = fixed ? moe->config.num_chunks : 0,
       .open_wgrad = is_mode_open(tuner, moe),
       .wgrad_mode = moe->config.wgrad_mode,
       .num_local = experts_of_chunks(moe),
@@ -161,9 +160,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   };
   sluice_search_init(&table->search, &config);
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
-    const sluice_import_t* import = &tuner->imports[i];
-    if (import->layer == table->layer && import->plan.num_chunks == 0)
-      sluice_search_answer(&table->search, import->rows, import->pick);
+    if (tuner->imports[i].layer == table->layer) sluice_tuner_take_import(table, &tuner->imports[i]);
   }
   table->next = tuner->tables;
   tuner->tables = table;
@@ -185,18 +182,17 @@ static int is_first(sluice_seat_t* seat, int32_t direction) {
 
 static void take(sluice_tuner_table_t* table, sluice_seat_t* seat, int64_t rows) {
   int32_t why = 0, pick = sluice_search_next(&table->search, rows, &why);
-  if (seat->num_chunks != sluice_pick_chunks(pick) || seat->wgrad_mode != sluice_pick_wgrad(pick)) {
-    note_switch(table, seat);
-  }
-  seat->num_chunks = sluice_pick_chunks(pick);
+  int32_t num_chunks = sluice_search_chunks(&table->search, pick);
+  if (seat->num_chunks != num_chunks || seat->wgrad_mode != sluice_pick_wgrad(pick)) note_switch(table, seat);
+  seat->num_chunks = num_chunks;
   seat->wgrad_mode = sluice_pick_wgrad(pick);
   seat->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
-/* Under a budget there are plans; else n, or the mode at an n of the search. */
+/* Under a budget there are plans; else n, or the mode at a configured n. */
 static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   if (moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0 || moe->config.num_chunks == 0) return 1;
-  return fixed_size(moe) >= 0 && is_mode_open(tuner, moe);
+  return has_fixed_chunks(moe) && is_mode_open(tuner, moe);
 }
 
 static sluice_status_t attach(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat) {
@@ -386,7 +382,7 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
     uint64_t ns = slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
-    if (p->plan > 0 || ns == 0 || sluice_search_sizes[size] != p->num_chunks) continue;
+    if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->num_chunks) continue;
     /* A forward knows no mode: it counts for whatever its backward will be. */
     int32_t mode = direction == SLUICE_FORWARD ? seat->wgrad_mode : p->wgrad_mode;
     int32_t pick = size + SLUICE_SEARCH_SIZES * mode;

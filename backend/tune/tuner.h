@@ -47,7 +47,7 @@ typedef struct sluice_tuner_table_s {
 typedef struct sluice_import_s {
   uint64_t layer;
   int64_t rows;
-  int32_t pick;              /* without a plan */
+  int32_t pick, num_chunks;  /* without a plan */
   sluice_racing_plan_t plan; /* num_chunks 0: without one */
 } sluice_import_t;
 
@@ -77,6 +77,8 @@ sluice_status_t sluice_tuner_configure(sluice_tuner_t* tuner, int32_t mode, cons
 uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* text, uint64_t room);
 /* Takes them, all or none. Errors: INVALID_ARGUMENT naming line or field, NO_MEMORY. */
 sluice_status_t sluice_tuner_read(sluice_tuner_t* tuner, const char* text, uint64_t length);
+/* An answer for layers of the table's kind; one of an n that they cannot have is left out, with a word. */
+void sluice_tuner_take_import(sluice_tuner_table_t* table, const sluice_import_t* import);
 /* After imports, mode or machine changed: what headers compare. */
 void sluice_tuner_update_state(sluice_tuner_t* tuner);
 

@@ -262,12 +262,12 @@ static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
          1e3 * w->stats[0].switch_seconds, 1e3 * w->stats[0].total_seconds);
 }
 
-/* 5 is none of the sizes that a search tries: it leaves the mode deferred, as a configured mode leaves nothing. */
+/* One chunk has one mode, and a configured mode at a configured n leaves nothing. */
 static void FixedChunks_NothingOpen_NothingIsAsked(void** state) {
   (void)state;
   static const struct {
     int32_t num_chunks, wgrad_mode;
-  } cases[] = {{3, SLUICE_WGRAD_DEFERRED}, {3, SLUICE_WGRAD_PER_CHUNK}, {5, SLUICE_WGRAD_ADAPTIVE}};
+  } cases[] = {{3, SLUICE_WGRAD_DEFERRED}, {5, SLUICE_WGRAD_PER_CHUNK}, {1, SLUICE_WGRAD_ADAPTIVE}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     world_t* w = new_world(2, SLUICE_TUNER_ADAPTIVE, 1);
     w->num_chunks = cases[i].num_chunks, w->wgrad_mode = cases[i].wgrad_mode, w->steps = 10;
@@ -278,28 +278,57 @@ static void FixedChunks_NothingOpen_NothingIsAsked(void** state) {
   }
 }
 
-/* At a fixed n both modes of weight gradients run, and the faster one stays. */
+/* At a fixed n, whatever it is, both modes of weight gradients run, and the faster one stays. */
 static void FixedChunks_OpenMode_IsRacedAtThatN(void** state) {
   (void)state;
   static const struct {
     int32_t mode, machine;
   } cases[] = {
       {SLUICE_TUNER_PROFILE, 0}, {SLUICE_TUNER_ADAPTIVE, 0}, {SLUICE_TUNER_ADAPTIVE, 1}, {SLUICE_TUNER_MODEL, 1}};
-  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-    world_t* w = new_world(2, cases[i].mode, cases[i].machine);
-    w->num_chunks = 4, w->steps = 40;
+  static const int32_t chunks[] = {4, 2, 5, 20}; /* of the sizes that an open n is searched among, and of no such */
+  for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; ++i) {
+    const int32_t mode = cases[i % 4].mode, has_machine = cases[i % 4].machine, n = chunks[(i + i / 4) % 4];
+    world_t* w = new_world(2, mode, has_machine);
+    w->num_chunks = n, w->steps = 40;
     run(w);
     must_agree(w);
-    for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], 4);
+    for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], n);
     assert_true(w->settled[0] && w->num_decisions[0] >= 1);
     const sluice_tuner_decision_t* d = &w->decisions[0][0];
-    assert_int_equal(d->num_chunks, 4);
-    if (!cases[i].machine) assert_true(d->why == SLUICE_WHY_RACED && d->num_raced == 2);
-    if (cases[i].mode == SLUICE_TUNER_MODEL) assert_int_equal(d->why, SLUICE_WHY_PREDICTED);
-    printf("mode %d, machine %d: weight gradients %s at n = 4 (%s, %d raced)\n", cases[i].mode, cases[i].machine,
-           d->wgrad_mode == SLUICE_WGRAD_DEFERRED ? "deferred" : "per chunk", sluice_tuner_why_name(d->why),
+    assert_int_equal(d->num_chunks, n);
+    if (!has_machine) assert_true(d->why == SLUICE_WHY_RACED && d->num_raced == 2);
+    if (has_machine) assert_true(d->predicted_seconds > 0);
+    if (mode == SLUICE_TUNER_MODEL) assert_int_equal(d->why, SLUICE_WHY_PREDICTED);
+    printf("mode %d, machine %d: weight gradients %s at n = %d (%s, %d raced)\n", mode, has_machine,
+           d->wgrad_mode == SLUICE_WGRAD_DEFERRED ? "deferred" : "per chunk", n, sluice_tuner_why_name(d->why),
            d->num_raced);
   }
+}
+
+/* The mode of an n that no search tries comes back from a file, and to layers of another n it is nothing. */
+static void FixedChunks_DecisionOfAFile_StandsForThatN(void** state) {
+  (void)state;
+  world_t* w = new_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->num_chunks = 5, w->steps = 40;
+  run(w);
+  must_agree(w);
+  assert_non_null(strstr(w->written[0], "\"num_chunks\": 5"));
+  int32_t mode = w->decisions[0][w->num_decisions[0] - 1].wgrad_mode;
+  char* text = strdup(w->written[0]);
+  w = new_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->num_chunks = 5, w->steps = 10, w->import[0] = w->import[1] = text;
+  run(w);
+  must_agree(w);
+  assert_int_equal(w->stats[0].race_passes, 0);
+  assert_true(w->decisions[0][0].why == SLUICE_WHY_IMPORTED && w->decisions[0][0].num_chunks == 5);
+  assert_int_equal(w->decisions[0][0].wgrad_mode, mode);
+  memcpy(strstr(text, "\"num_chunks\": 5"), "\"num_chunks\": 7", 15);
+  w = new_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->num_chunks = 5, w->steps = 40, w->import[0] = w->import[1] = text;
+  run(w);
+  must_agree(w);
+  assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_RACED);
+  free(text);
 }
 
 static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
@@ -470,7 +499,7 @@ static void BadDecisions_AreRefusedByName(void** state) {
       {ANSWER("{\"layer\": \"12\", \"rows\": 1, \"num_chunks\": 1}"), "layer of answer 0"},
       {ANSWER("{\"layer\": \"zz23456789abcdef\", \"rows\": 1, \"num_chunks\": 1}"), "layer of answer 0"},
       {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 0, \"num_chunks\": 1}"), "rows of answer 0"},
-      {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 5}"), "num_chunks of answer 0 is 5"},
+      {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 2.5}"), "num_chunks of answer 0 is 2.5"},
       {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4, \"wgrad_mode\": 1}"), "wgrad_mode"},
 #define PLAN(rest) ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": " rest "}")
       {PLAN("4, \"restore_input\": \"keep\""), "restore_middle of answer 0"},
@@ -534,6 +563,7 @@ int main(void) {
       cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
       cmocka_unit_test(FixedChunks_NothingOpen_NothingIsAsked),
       cmocka_unit_test(FixedChunks_OpenMode_IsRacedAtThatN),
+      cmocka_unit_test(FixedChunks_DecisionOfAFile_StandsForThatN),
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),

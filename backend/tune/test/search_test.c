@@ -650,6 +650,41 @@ static void Sizes_FixedOrLimited_AreKept(void** state) {
   assert_int_equal(why, SLUICE_WHY_ONE_LEFT);
 }
 
+static double per_chunk_is_faster(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
+  (void)rows, (void)direction;
+  *(int32_t*)user = num_chunks;
+  return wgrad_mode == SLUICE_WGRAD_PER_CHUNK ? 1e-3 : 2e-3;
+}
+
+/* An n that is none of the sizes: candidates stand for it, and predictions and sketches are made for it. */
+static void Chunks_FixedBetweenSizes_RaceTheirModes(void** state) {
+  (void)state;
+  static sluice_search_t search;
+  int32_t asked = 0;
+  sluice_search_config_t config = config_of(SLUICE_TUNER_MODEL);
+  config.min_size = config.max_size = sluice_search_size_of(5), config.fixed_chunks = 5, config.open_wgrad = 1;
+  config.predict = per_chunk_is_faster, config.user = &asked;
+  sluice_search_init(&search, &config);
+  int32_t pick = sluice_search_next(&search, 4096, NULL);
+  assert_true(sluice_search_chunks(&search, pick) == 5 && sluice_pick_wgrad(pick) == SLUICE_WGRAD_PER_CHUNK);
+  assert_int_equal(asked, 5);
+  config.mode = SLUICE_TUNER_ADAPTIVE, config.predict = NULL;
+  for (int32_t faster = 0; faster < 2; ++faster) {
+    int32_t ran[2] = {0, 0};
+    sluice_search_init(&search, &config);
+    for (int step = 0; step < 40; ++step) {
+      pick = sluice_search_next(&search, 4096, NULL);
+      assert_int_equal(sluice_search_chunks(&search, pick), 5);
+      ++ran[sluice_pick_wgrad(pick)];
+      uint64_t ns = sluice_pick_wgrad(pick) == faster ? 1000000 : 1100000;
+      const sluice_lanes_t lanes = {5e5, 4e5, 1e5, 1e4};
+      for (int32_t d = 0; d < 2; ++d) sluice_search_observe(&search, d, pick, 4096, ns, &lanes);
+    }
+    assert_true(ran[0] >= 4 && ran[1] >= 4 && ran[faster] > 25);
+    assert_int_equal(sluice_pick_wgrad(sluice_search_next(&search, 4096, NULL)), faster);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Profile_NoNoise_FindsNearlyTheBest),
@@ -670,6 +705,7 @@ int main(void) {
       cmocka_unit_test(Forward_WithoutBackward_RacesEnd),
       cmocka_unit_test(Answers_Imported_AreTakenWithoutARace),
       cmocka_unit_test(Sizes_FixedOrLimited_AreKept),
+      cmocka_unit_test(Chunks_FixedBetweenSizes_RaceTheirModes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

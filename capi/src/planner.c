@@ -14,6 +14,7 @@
 #include "capi/src/check_layer.h"
 
 #define MAX_CANDIDATES 512
+#define MOST_COUNTED   1152921504606846976.0 /* 2^60: sums of such numbers fit 64 bits */
 
 struct sluice_planner_s {
   sluice_machine_t machine;
@@ -131,7 +132,31 @@ static sluice_status_t check_sizes(const sluice_planner_workload_t* w) {
   return SLUICE_OK;
 }
 
+/* Sizes that are each in their range and together past what 64 bits count. */
+static sluice_status_t check_counts(const sluice_planner_workload_t* w) {
+  double rows = (double)w->num_tokens * (double)w->world_size * (double)w->top_k;
+  double row_bytes = 4 * ((double)w->model_width + 2 * (double)w->hidden_width + 64);
+  double slots = rows * row_bytes * 16, steps = slots * (double)w->max_outstanding;
+  CHECK(slots <= MOST_COUNTED && rows * (double)w->num_experts <= MOST_COUNTED,
+        "workload: num_tokens %lld on each of world_size %d ranks, top_k %d, model_width %lld and hidden_width %lld "
+        "make %.3g bytes on a rank that receives all, more than plans count (%.3g); is one of them wrong?",
+        (long long)w->num_tokens, w->world_size, w->top_k, (long long)w->model_width, (long long)w->hidden_width,
+        rows * row_bytes, MOST_COUNTED);
+  CHECK(steps <= MOST_COUNTED,
+        "workload: max_outstanding is %d forwards of up to %.3g bytes each, more than plans count (%.3g)",
+        w->max_outstanding, rows * row_bytes, MOST_COUNTED);
+  const int32_t experts = w->num_experts / w->world_size;
+  double weights = (double)experts * (double)w->model_width * (double)w->hidden_width;
+  CHECK(weights * 64 <= MOST_COUNTED,
+        "workload: num_experts %d on world_size %d ranks with model_width %lld and hidden_width %lld have %.3g "
+        "parameters on a rank, more than plans count (%.3g)",
+        w->num_experts, w->world_size, (long long)w->model_width, (long long)w->hidden_width, weights,
+        MOST_COUNTED / 64);
+  return SLUICE_OK;
+}
+
 static sluice_status_t read_workload(const sluice_planner_workload_t* given, sluice_planner_workload_t* out) {
+  CHECK(given != NULL, "workload is NULL: fill in a sluice_planner_workload_t");
   sluice_planner_workload_init(out, sizeof *out);
   SLUICE_TRY(sluice_struct_copy(out, sizeof *out, given, offsetof(sluice_planner_workload_t, host_memory_budget),
                                 "sluice_planner_workload_t"));
@@ -146,6 +171,7 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
         out->callback_experts);
   CHECK(out->max_outstanding >= 1, "workload: max_outstanding is %d; at least one forward waits for its backward",
         out->max_outstanding);
+  SLUICE_TRY(check_counts(out));
   CHECK(out->reserved == 0 && out->reserved_2 == 0, "workload: reserved is %d and reserved_2 %d; set them to 0",
         out->reserved, out->reserved_2);
   CHECK(out->deduplicate == 0 || out->deduplicate == 1, "workload: deduplicate is %d; it is 0 or 1", out->deduplicate);

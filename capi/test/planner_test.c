@@ -361,6 +361,90 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   sluice_planner_destroy(NULL);
 }
 
+static void must_say(sluice_status_t got, sluice_status_t want, const char* says) {
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  if (got != want || strstr(why.message, says) == NULL)
+    fail_msg("%d \"%s\", wanted %d \"%s\"", got, why.message, want, says);
+}
+
+/* Every pointer and every room of every call. */
+static void BadCalls_EveryArgument_IsRefusedByName(void** state) {
+  (void)state;
+  sluice_planner_t *planner = new_planner(), *other = NULL;
+  const sluice_planner_workload_t w = new_workload();
+  const sluice_planner_choice_t c = {1, 0, 0, 0};
+  sluice_planner_prediction_t p = {.struct_size = sizeof p};
+  sluice_planner_entry_t entry;
+  int32_t count = 7, chosen = 7;
+  uint64_t bytes = 0;
+  char text[8];
+  const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
+  must_say(sluice_planner_create(machine, sizeof machine - 1, NULL), bad, "out_planner is NULL");
+  must_say(sluice_planner_create(machine, (1 << 24) + 1, &other), bad, "has 16777217 bytes; at most 16 MiB");
+  must_say(sluice_planner_create(machine, 0, &other), bad, "machine profile");
+  must_say(sluice_planner_create("{\"sluice_machine\": 2}", 21, &other), bad, "this version reads form 1");
+  must_say(sluice_planner_create(machine, sizeof machine - 9, &other), bad, "machine profile: line");
+  assert_null(other);
+  must_say(sluice_planner_write_machine(NULL, text, &bytes), bad, "planner is NULL");
+  must_say(sluice_planner_write_machine(planner, text, NULL), bad, "inout_bytes is NULL");
+  bytes = sizeof text;
+  must_say(sluice_planner_write_machine(planner, text, &bytes), bad, "room for 8 bytes, the machine has ");
+  must_say(sluice_planner_calibrate(NULL, NULL, &other), bad, "context is NULL");
+  must_say(sluice_planner_calibrate(NULL, NULL, NULL), bad, "out_planner is NULL");
+  must_say(sluice_planner_predict(NULL, &w, &c, &p, NULL, 0), bad, "planner is NULL");
+  must_say(sluice_planner_predict(planner, NULL, &c, &p, NULL, 0), bad, "workload is NULL");
+  must_say(sluice_planner_predict(planner, &w, NULL, &p, NULL, 0), bad, "choice is NULL");
+  must_say(sluice_planner_predict(planner, &w, &c, NULL, NULL, 0), bad, "out_prediction is NULL");
+  must_say(sluice_planner_predict(planner, &w, &c, &p, &entry, -1), bad, "capacity is -1");
+  must_say(sluice_planner_predict(planner, &w, &c, &p, NULL, 3), bad, "capacity is 3 and out_entries NULL");
+  p.struct_size = 0;
+  must_say(sluice_planner_predict(planner, &w, &c, &p, NULL, 0), SLUICE_E_ABI, "struct_size is 0");
+  must_say(sluice_planner_choose(NULL, &w, NULL, NULL, 0, &count, &chosen), bad, "planner is NULL");
+  must_say(sluice_planner_choose(planner, &w, NULL, NULL, 0, NULL, &chosen), bad, "out_count is NULL");
+  must_say(sluice_planner_choose(planner, &w, NULL, NULL, 2, &count, &chosen), bad, "capacity is 2 and out_candidates");
+  must_say(sluice_planner_choose(planner, NULL, NULL, NULL, 0, &count, &chosen), bad, "workload is NULL");
+  assert_true(count == 0 && chosen == -1);
+  must(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL)); /* how many there are */
+  assert_int_equal(count, 8 * 9 * 2);
+  const sluice_planner_choice_t open = {0, -2, -1, -1};
+  must_say(sluice_planner_choose(planner, &w, &open, NULL, 0, &count, NULL), bad, "restore_input is -2");
+  assert_string_equal(sluice_planner_verdict_name(-1), "unknown");
+  assert_string_equal(sluice_planner_verdict_name(99), "unknown");
+  sluice_planner_destroy(planner);
+}
+
+/* Largest worlds are planned; sizes that are possible each and absurd together are refused before they overflow. */
+static void Workload_AbsurdWorlds_ArePlannedOrRefusedByName(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  const sluice_planner_choice_t ok = {1, 0, 0, 0};
+  sluice_planner_workload_t w = new_workload();
+  w.world_size = w.num_experts = 1 << 20, w.num_tokens = 4096;
+  sluice_planner_prediction_t p = predict(planner, &w, ok);
+  assert_true(isfinite(p.forward_seconds) && p.forward_seconds > 0 && p.total_bytes > p.slot_bytes);
+  w = new_workload();
+  w.num_tokens = 1; /* fewer tokens than chunks */
+  p = predict(planner, &w, (sluice_planner_choice_t){256, 0, 0, 0});
+  assert_true(isfinite(p.forward_seconds) && p.forward_seconds > 0);
+  w = new_workload();
+  w.memory_budget = 1;
+  int32_t count = 0;
+  must_say(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL), SLUICE_E_OVER_BUDGET,
+           "no plan fits the memory budget of 1 bytes");
+  assert_int_equal(count, 8 * 9 * 2);
+  w.memory_budget = 0, w.num_tokens = INT32_MAX, w.world_size = w.num_experts = 1 << 20, w.top_k = 1 << 20;
+  refuse(w, ok, SLUICE_E_INVALID_ARGUMENT, "is one of them wrong?");
+  w = new_workload();
+  w.model_width = INT32_MAX, w.hidden_width = INT32_MAX / 2, w.num_tokens = 1;
+  refuse(w, ok, SLUICE_E_INVALID_ARGUMENT, "parameters on a rank, more than plans count");
+  w = new_workload();
+  w.num_tokens = 1 << 26, w.max_outstanding = INT32_MAX;
+  refuse(w, ok, SLUICE_E_INVALID_ARGUMENT, "max_outstanding is 2147483647 forwards");
+  sluice_planner_destroy(planner);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Predict_Timeline_EndsWhenThePassDoes),
@@ -374,6 +458,8 @@ int main(void) {
       cmocka_unit_test(Predict_SkewUnderABudget_RunsMoreChunks),
       cmocka_unit_test(Machine_WrittenAndReadAgain_PredictsTheSame),
       cmocka_unit_test(BadInput_EveryField_IsRefusedByName),
+      cmocka_unit_test(BadCalls_EveryArgument_IsRefusedByName),
+      cmocka_unit_test(Workload_AbsurdWorlds_ArePlannedOrRefusedByName),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

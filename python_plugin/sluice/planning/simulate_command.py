@@ -87,6 +87,8 @@ def run(planner: Planner, options: Any) -> dict[str, Any]:
         raise BadInput("--experts is missing: strong scaling keeps the number of experts")
     model = complete(model.over(Model(num_experts=per_rank * counts[0])))
     trace = routing.read(options.routing) if options.routing else None
+    if trace is not None:
+        _check_trace(trace, options, counts, per_rank, model.num_experts)
     source = simulate.skew_source(options.skew, options.zipf, trace, model.top_k, options.seed)
     wanted = arguments.wanted_of(model)
     simulator = simulate.Simulator(planner, model.layers, wanted, options.other_ms / 1e3)
@@ -104,6 +106,25 @@ def run(planner: Planner, options: Any) -> dict[str, Any]:
     progress("")
     prices = list(simulator._priced.values())
     return {"model": model, "scaling": scaling, "error": prices[0] if prices else None}
+
+
+def _check_trace(trace: routing.Routing, options: Any, counts: list[int], per_rank: int, experts: int | None) -> None:
+    """BadInput where the trace is of another number of experts than is asked about; it says which options fit."""
+    found = f"routing: recorded with {trace.experts} experts, asked about"
+    if options.scaling != "weak" and experts != trace.experts:
+        raise BadInput(f"{found} {experts} by strong scaling: give --experts {trace.experts}")
+    wrong = [ranks for ranks in counts if per_rank * ranks != trace.experts]
+    if options.scaling == "strong" or not wrong:
+        return
+    asked = f"{found} {per_rank * wrong[0]} at {wrong[0]} ranks by weak scaling"
+    fits = [ranks for ranks in counts if trace.experts % ranks == 0]
+    if len(counts) == 1 and fits:
+        raise BadInput(f"{asked}: give --experts-per-rank {trace.experts // fits[0]}")
+    strong = f"--scaling strong --experts {trace.experts}"
+    if fits:
+        one = f"one number of ranks, --ranks {fits[-1]} --experts-per-rank {trace.experts // fits[-1]}"
+        raise BadInput(f"{asked}, where experts grow with the ranks: give {one}, or {strong}")
+    raise BadInput(f"{asked}: choose --ranks that divide {trace.experts}, or give {strong} or --skew")
 
 
 def _counts(text: str) -> list[int]:

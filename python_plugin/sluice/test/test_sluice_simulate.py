@@ -142,6 +142,29 @@ def test_Simulate_Routing_IsUsed(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (["--ranks", "2"], r"asked about 2 at 2 ranks by weak scaling: give --experts-per-rank 2$"),
+        (["--ranks", "4", "--experts-per-rank", "3"], r"asked about 12 at 4 ranks.*: give --experts-per-rank 1$"),
+        (["--ranks", "2,4"], r"give one number of ranks, --ranks 4 --experts-per-rank 1, or --scaling strong --exp"),
+        (["--ranks", "3"], r"choose --ranks that divide 4, or give --scaling strong --experts 4 or --skew"),
+        (["--ranks", "2", "--scaling", "both", "--experts", "8"], r"asked about 8 by strong scaling: give --experts 4"),
+    ],
+)
+def test_Simulate_TraceOfOtherExperts_SaysWhichOptionsFit(words: list[str], text: str, tmp_path, capsys) -> None:
+    path = _trace(tmp_path, [[[1, 1, 1, 1]]])
+    status, _, err = run(capsys, "--machine", "h200-8x8", *FLAGS, "--top-k", "1", "--routing", path, *words)
+    assert status == 2 and "recorded with 4 experts" in err and re.search(text, err.strip()), err
+
+
+def test_Simulate_TraceWithTheHintTaken_Runs(tmp_path, capsys) -> None:
+    path = _trace(tmp_path, [[[3, 1, 1, 1]]])
+    words = ["--machine", "h200-8x8", *FLAGS, "--routing", path, "--ranks", "2", "--experts-per-rank", "2"]
+    status, out, _ = run(capsys, *words, "--json")
+    assert status == 0 and json.loads(out)["scaling"]["weak"][0]["skew_median"] == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
         (["--ranks", "8,x"], "'8,x' is not a list of whole numbers"),
         (["--ranks", "0"], r"--ranks: 0 is not in \[1, 16384\]"),
         (["--ranks", "16385"], r"--ranks: 16385 is not in \[1, 16384\]"),

@@ -45,6 +45,7 @@ typedef struct sluice_seat_s {
 } sluice_seat_t;
 
 struct sluice_plan_data_s; /* plan.h */
+struct sluice_plan_rates_s;
 typedef struct sluice_chooser_s sluice_chooser_t;
 typedef struct sluice_chooser_vtable_s {
   void (*destroy)(sluice_chooser_t* chooser);
@@ -52,6 +53,10 @@ typedef struct sluice_chooser_vtable_s {
   sluice_status_t (*attach)(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat);
   /* Seconds of forward and backward under a plan, on all ranks alike; negative where no machine is known. */
   double (*price)(sluice_chooser_t* chooser, const sluice_moe_t* moe, const struct sluice_plan_data_s* plan);
+  /* For plans of max_tokens, where no machine is known: what passes have shown so far, alike on all ranks after `agree`
+   * and for layers of one kind; 0: too little. */
+  int32_t (*rates)(sluice_chooser_t* chooser, const sluice_moe_t* moe, int64_t max_tokens,
+                   struct sluice_plan_rates_s* out_rates);
   /* After a forward's header: the reports of all ranks, in rank order. */
   void (*agree)(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
                 const sluice_step_report_t* const* reports, int32_t world_size);

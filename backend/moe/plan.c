@@ -14,6 +14,7 @@ typedef struct search_s {
   sluice_moe_t* moe;
   const sluice_plan_inputs_t* inputs;
   const sluice_plan_bytes_t* least; /* what is shared with other plans; NULL: nothing */
+  const sluice_plan_rates_t* rates; /* NULL: round figures */
   sluice_plan_visit_fn_t visit;
   void* user;
   sluice_plan_data_t best;
@@ -88,10 +89,11 @@ sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_byt
 }
 
 /* One or the other for all candidates of a layer: they are compared. */
-static double cost_of(sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+static double cost_of(const search_t* s, const sluice_plan_data_t* plan) {
+  sluice_moe_t* moe = s->moe;
   sluice_chooser_t* chooser = moe->context->chooser;
   double seconds = chooser != NULL ? chooser->vtable->price(chooser, moe, plan) : -1;
-  return seconds >= 0 ? seconds : sluice_plan_relative_time(moe, plan);
+  return seconds >= 0 ? seconds : sluice_plan_relative_time(moe, plan, s->rates);
 }
 
 static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di, int32_t restore_m,
@@ -102,7 +104,7 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   plan.restore_di = restore_di, plan.restore_m = restore_m, plan.wgrad_mode = wgrad_mode;
   sluice_plan_set_ceilings(s->moe, n, &plan);
   SLUICE_TRY(size_candidate(s, &plan));
-  plan.cost = cost_of(s->moe, &plan);
+  plan.cost = cost_of(s, &plan);
   int in_budget = fits(&plan);
   if (s->visit != NULL) s->visit(s->user, &plan, in_budget);
   if (s->num_seen++ == 0 || plan.bytes.total < s->leanest.bytes.total) s->leanest = plan;
@@ -169,9 +171,10 @@ static sluice_status_t fail_over_budget(const search_t* s) {
       sluice_restore_name(lean->restore_m), (unsigned long long)least, (unsigned long long)(least - budget), advice);
 }
 
-sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, sluice_plan_visit_fn_t visit,
-                                 void* user, sluice_plan_data_t* out_plan) {
-  search_t s = {.moe = moe, .inputs = inputs, .visit = visit, .user = user};
+sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+                                 const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
+                                 sluice_plan_data_t* out_plan) {
+  search_t s = {.moe = moe, .inputs = inputs, .rates = rates, .visit = visit, .user = user};
   if (sluice_layer_ceiling(moe) > 0) {
     SLUICE_TRY(try_policies(&s, moe->config.num_chunks)); /* ceiling_rows is of one of so many chunks */
   } else if (inputs->num_chunks > 0) {

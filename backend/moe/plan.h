@@ -78,10 +78,23 @@ static inline int sluice_is_planned(const sluice_moe_t* moe) {
   return moe->plan != NULL || context->memory_budget > 0 || context->host_memory_budget > 0;
 }
 
-/* The cheapest candidate that fits. visit (may be NULL) sees every candidate. Needs the context entered.
+/* What the relative time of a plan goes by where no machine is known. */
+typedef struct sluice_plan_rates_s {
+  double flops;           /* a second */
+  double link_bytes;      /* a second */
+  double startup_seconds; /* of each exchange and what goes with it */
+} sluice_plan_rates_t;
+
+/* Of forward and backward, to order candidates by; no promise about any machine. rates NULL: round figures. */
+double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+                                 const sluice_plan_rates_t* rates);
+
+/* The cheapest candidate that fits. visit (may be NULL) sees every candidate. Needs the context entered. rates: of
+ * candidates that the chooser does not price, alike on all ranks; may be NULL.
  * Errors: OVER_BUDGET naming the shortfall, the smallest budget that would do, and the cheapest change; NO_MEMORY. */
-sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, sluice_plan_visit_fn_t visit,
-                                 void* user, sluice_plan_data_t* out_plan);
+sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+                                 const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
+                                 sluice_plan_data_t* out_plan);
 
 /* Bytes at the plan's ceilings. */
 sluice_status_t sluice_plan_measure(sluice_moe_t* moe, sluice_plan_data_t* plan);

@@ -42,9 +42,4 @@ uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan);
 uint64_t sluice_plan_cut_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 uint64_t sluice_plan_parcels_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 
-/* ---- time (plan_time.c) ---- */
-
-/* Of forward and backward, to order candidates by; no promise about any machine. */
-double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
-
 #endif /* SLUICE_BACKEND_MOE_PLAN_SIZES_H_ */

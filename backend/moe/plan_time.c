@@ -1,4 +1,4 @@
-/* A relative time of a plan by the closed forms, for machines that nobody has measured. */
+/* A relative time of a plan by the closed forms, for machines that nobody has calibrated. */
 #include "backend/moe/plan_sizes.h"
 
 #include <math.h>
@@ -7,25 +7,25 @@
 #include "backend/moe/pass.h"
 
 /* Round figures of a core, a network and a memory; only the order of candidates comes from them. */
-#define FLOPS      1e11
-#define LINK_BYTES 5e8
+static const sluice_plan_rates_t round_figures = {.flops = 1e11, .link_bytes = 5e8, .startup_seconds = 2e-5};
 #define COPY_BYTES 5e9
-#define OP_SECONDS 2e-5
 
-static double pass_time(double comm, double compute, double copy, int32_t n) {
+static double pass_time(double comm, double compute, double copy, int32_t n, double startup) {
   double longest = fmax(comm, fmax(compute, copy));
-  return longest + (comm + compute + copy - longest) / n + OP_SECONDS * n;
+  return longest + (comm + compute + copy - longest) / n + startup * n;
 }
 
 /* MPipeMoE Table II's work per chunk, in seconds over all chunks; MPMoE's phases folded into "the longest lane, plus
  * what one chunk leaves uncovered". */
-double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+                                 const sluice_plan_rates_t* rates) {
+  if (rates == NULL) rates = &round_figures;
   const sluice_moe_config_t* c = &moe->config;
   double rows = (double)sluice_plan_balanced_rows(moe, plan->inputs.max_tokens), w = moe->context->world_size;
   if (sluice_layer_ceiling(moe) > 0) rows = (double)plan->worst_rows; /* padding travels and is computed as rows are */
   double row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
-  double product = rows * 2.0 * (double)c->model_width * (double)c->hidden_width / FLOPS;
-  double exchange = rows * row_bytes * (w - 1) / w / LINK_BYTES;
+  double product = rows * 2.0 * (double)c->model_width * (double)c->hidden_width / rates->flops;
+  double exchange = rows * row_bytes * (w - 1) / w / rates->link_bytes;
   if (sluice_layer_is_deduplicated(moe)) {
     exchange *= sluice_parcels_share(c->num_experts, moe->context->world_size, c->top_k);
   }
@@ -42,6 +42,6 @@ double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data
   double forward = (g + 1) * product;
   double backward = 2 * forward + weights + (plan->restore_m == SLUICE_RESTORE_RECOMPUTE ? g * product : 0);
   double backward_comm = (plan->restore_di == SLUICE_RESTORE_REDISPATCH ? 3 : 2) * exchange;
-  return pass_time(2 * exchange, forward, copies, plan->num_chunks) +
-         pass_time(backward_comm, backward, copies, plan->num_chunks);
+  return pass_time(2 * exchange, forward, copies, plan->num_chunks, rates->startup_seconds) +
+         pass_time(backward_comm, backward, copies, plan->num_chunks, rates->startup_seconds);
 }

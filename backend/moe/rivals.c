@@ -75,7 +75,10 @@ sluice_status_t sluice_rivals_make(sluice_moe_t* moe, const sluice_plan_inputs_t
   memset(out, 0, sizeof *out);
   list->moe = moe;
   sluice_plan_data_t best;
-  sluice_status_t status = sluice_plan_make(moe, inputs, keep_cheapest, list, &best);
+  sluice_chooser_t* chooser = moe->seat.table != NULL ? moe->context->chooser : NULL;
+  sluice_plan_rates_t rates;
+  int is_seen = chooser != NULL && chooser->vtable->rates(chooser, moe, inputs->max_tokens, &rates);
+  sluice_status_t status = sluice_plan_make(moe, inputs, is_seen ? &rates : NULL, keep_cheapest, list, &best);
   if (status == SLUICE_OK && list->is_pinned) {
     out->plans[0] = list->pinned, out->count = 1;
   } else if (status == SLUICE_OK) {

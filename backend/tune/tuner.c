@@ -4,9 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/dtype.h"
 #include "backend/base/log.h"
 #include "backend/moe/cut_rows.h"
 #include "backend/moe/layer.h"
+#include "backend/moe/parcels.h"
 #include "backend/moe/plan.h"
 
 static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
@@ -348,6 +350,24 @@ static int32_t choose_plan(sluice_chooser_t* chooser, const sluice_moe_t* moe, s
   return plan;
 }
 
+/* Two exchanges of rows a chunk: there and back. */
+static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t num_chunks, int64_t rows,
+                         const sluice_lanes_t* lanes) {
+  const sluice_moe_config_t* c = &moe->config;
+  if (c->callback_experts) return; /* their work is unknown */
+  double w = moe->context->world_size, row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
+  double share = sluice_layer_is_deduplicated(moe) ? sluice_parcels_share(c->num_experts, (int32_t)w, c->top_k) : 1;
+  const sluice_seen_pass_t pass = {
+      .flops = 2.0 * (double)rows * (double)c->model_width * (double)c->hidden_width * (moe->gate_factor + 1),
+      .compute_seconds = lanes->compute * 1e-9,
+      .bytes = 2 * (double)rows * row_bytes * share * (w - 1) / w,
+      .comm_seconds = lanes->comm * 1e-9,
+      .num_exchanges = 2 * num_chunks,
+      .startup_seconds = lanes->startup * 1e-9,
+  };
+  sluice_seen_add(&tuner->seen, c->dtype, &pass);
+}
+
 static void agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat, const sluice_step_report_t* const* reports,
                           int32_t world_size) {
   if (moe->plans == NULL || moe->plan_is_given) return;
@@ -366,7 +386,6 @@ static void agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat, const sl
 
 static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
                   const sluice_step_report_t* const* reports, int32_t world_size) {
-  (void)chooser, (void)moe;
   sluice_tuner_table_t* table = seat->table;
   int64_t rows = 0, tokens = 0;
   for (int32_t r = 0; r < world_size; ++r) {
@@ -381,6 +400,7 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
     sluice_lanes_t lanes;
     uint64_t ns = slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
+    if (ns > 0 && direction == SLUICE_FORWARD) note_forward(tuner_of(chooser), moe, p->num_chunks, pass_rows, &lanes);
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
     if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->num_chunks) continue;
     /* A forward knows no mode: it counts for whatever its backward will be. */
@@ -411,9 +431,22 @@ static double price(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sl
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
 }
 
+static int32_t rates(sluice_chooser_t* chooser, const sluice_moe_t* moe, int64_t max_tokens,
+                     sluice_plan_rates_t* out_rates) {
+  sluice_tuner_table_t* table = moe->seat.table;
+  if (moe->config.callback_experts) return 0;
+  if (table->rated_tokens != max_tokens) {
+    table->rated_tokens = max_tokens;
+    table->is_rated = sluice_seen_rates(&tuner_of(chooser)->seen, moe->config.dtype, &table->rates);
+  }
+  *out_rates = table->rates;
+  return table->is_rated;
+}
+
 static const sluice_chooser_vtable_t vtable = {.destroy = destroy,
                                                .attach = attach,
                                                .price = price,
+                                               .rates = rates,
                                                .agree = agree,
                                                .num_rivals = num_rivals,
                                                .is_pinned = is_pinned,

@@ -11,6 +11,7 @@
 #include "backend/tune/cost.h"
 #include "backend/tune/plan_race.h"
 #include "backend/tune/search.h"
+#include "backend/tune/seen.h"
 
 #define SLUICE_TUNER_DECISIONS 64 /* the newest that are kept */
 #define SLUICE_TUNER_RACES     4  /* sets of plans of one kind of layer that are remembered */
@@ -37,7 +38,10 @@ typedef struct sluice_tuner_table_s {
   sluice_workload_t work;
   int64_t num_switches; /* of n or the mode, from one pass to the next of a layer */
   int64_t num_plan_decisions;
-  int32_t next_race; /* the place that the next set takes */
+  int32_t next_race;    /* the place that the next set takes */
+  int64_t rated_tokens; /* for which layers of the kind last asked for rates, and what they were told: */
+  int32_t is_rated;     /* the same, so that their sets and races are the same; 0: too little was known */
+  sluice_plan_rates_t rates;
   sluice_tuner_race_t races[SLUICE_TUNER_RACES];
   sluice_search_t search;
   struct sluice_tuner_table_s* next;
@@ -59,6 +63,7 @@ typedef struct sluice_tuner_s {
   int32_t has_machine;
   int32_t is_loud; /* SLUICE_LOG=decision */
   sluice_machine_t machine;
+  sluice_seen_t seen;
   sluice_tuner_table_t* tables;
   sluice_import_t* imports;
   int32_t num_imports, max_imports;

@@ -96,7 +96,7 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
       .wgrad_mode = c->wgrad_mode,
       .halves_apart = c->halves_apart,
   };
-  sluice_status_t status = sluice_plan_make(moe, &inputs, add_line, plan, &plan->data);
+  sluice_status_t status = sluice_plan_make(moe, &inputs, NULL, add_line, plan, &plan->data);
   if (status != SLUICE_OK) {
     sluice_plan_destroy(plan);
     return status;

@@ -265,7 +265,7 @@ static sluice_status_t plan_bytes(const sluice_planner_workload_t* w, const slui
   SLUICE_TRY(new_layer(w, choice->restore_middle, &moe));
   const sluice_plan_inputs_t inputs = plan_inputs(moe, w, choice);
   sluice_plan_data_t best;
-  sluice_status_t status = sluice_plan_make(moe, &inputs, keep_candidate, out_plan, &best);
+  sluice_status_t status = sluice_plan_make(moe, &inputs, NULL, keep_candidate, out_plan, &best);
   sluice_layer_release(moe);
   return status == SLUICE_E_OVER_BUDGET ? SLUICE_OK : status;
 }
@@ -455,7 +455,7 @@ static sluice_status_t choose(candidates_t* all, const sluice_planner_workload_t
   SLUICE_TRY(new_layer(w, wanted->restore_middle, &moe));
   const sluice_plan_inputs_t inputs = plan_inputs(moe, w, wanted);
   sluice_plan_data_t ignored; /* the plan's own choice, by its rough figures */
-  sluice_status_t status = sluice_plan_make(moe, &inputs, add_candidate, all, &ignored);
+  sluice_status_t status = sluice_plan_make(moe, &inputs, NULL, add_candidate, all, &ignored);
   sluice_layer_release(moe);
   judge(all);
   return all->status != SLUICE_OK ? all->status : status;

@@ -26,6 +26,7 @@ static const char machine[] =
 typedef struct world_s {
   int32_t world_size, steps, layers;
   int32_t changes;         /* T changes from step to step */
+  int32_t grows;           /* T is larger in the second half */
   int32_t mode[MAX_RANKS]; /* of each rank's tuner */
   int32_t has_machine[MAX_RANKS];
   int32_t num_chunks, wgrad_mode;
@@ -134,7 +135,7 @@ static sluice_status_t run_steps(rank_t* r) {
   world_t* w = r->world;
   static const int64_t sizes[] = {256, 32, 128, 64};
   for (int32_t step = 0; step < w->steps; ++step) {
-    int64_t count = w->changes ? sizes[step / 3 % 4] : 128;
+    int64_t count = w->changes ? sizes[step / 3 % 4] : w->grows && step < w->steps / 2 ? 32 : 128;
     for (int64_t t = 0; t < count; ++t) {
       r->ids[t] = (t * 7 + step + r->rank) % (2 * w->world_size);
       r->weights[t] = 0.5f;
@@ -405,6 +406,26 @@ static void Budget_BestPlansRace_InsideTheBudget(void** state) {
   }
 }
 
+/* A larger batch has plans of its own. By then passes have shown what lanes take: all ranks and all layers of a kind
+ * begin with the same plans, so that they share a race. */
+static void Budget_BatchesGrow_PlansBeginWithWhatWasSeen(void** state) {
+  (void)state;
+  for (int32_t ranks = 2; ranks <= 3; ++ranks) {
+    world_t* w = new_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
+    w->grows = 1, w->budget = 1 << 20, w->steps = 60, w->layers = 3;
+    run(w);
+    must_agree(w);
+    int32_t decided = 0;
+    for (int32_t i = 0; i < w->num_decisions[0]; ++i) {
+      if (w->decisions[0][i].rows > 64) ++decided;
+      assert_true(w->policies[0][i].total_bytes <= w->budget);
+    }
+    printf("%d ranks: %d decisions of three layers, %d of the larger batch\n", ranks, w->num_decisions[0], decided);
+    assert_true(w->settled[0] && w->num_decisions[0] == 2 && decided == 1);
+    for (int32_t r = 0; r < ranks; ++r) assert_true(w->peak_bytes[r] <= w->budget);
+  }
+}
+
 /* A plan from a file stands; where it does not fit, another is chosen, with a word in the log. */
 static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
   (void)state;
@@ -568,6 +589,7 @@ int main(void) {
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),
       cmocka_unit_test(Budget_BestPlansRace_InsideTheBudget),
+      cmocka_unit_test(Budget_BatchesGrow_PlansBeginWithWhatWasSeen),
       cmocka_unit_test(Budget_PlanOfAFile_StandsWhereItFits),
       cmocka_unit_test(Plans_WithAMachine_CarryThePlannersSeconds),
       cmocka_unit_test(BadDecisions_AreRefusedByName),

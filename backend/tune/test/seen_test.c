@@ -1,0 +1,114 @@
+/* What passes have shown: medians of made-up machines, and the order of plans that follows from them. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/moe/layer.h"
+#include "backend/tune/seen.h"
+
+static double relative(double got, double want) { return fabs(got / want - 1); }
+
+/* A forward of n chunks on a machine of so many flops and bytes a second, in which an exchange begins after `startup`;
+ * `disturbed` takes ten times as long. */
+static sluice_seen_pass_t forward(double flops, double link, double startup, int32_t n, int disturbed) {
+  sluice_seen_pass_t p = {.flops = 1e8, .bytes = 1e6, .num_exchanges = 2 * n, .startup_seconds = startup};
+  p.compute_seconds = p.flops / flops, p.comm_seconds = p.bytes / link + 2 * n * startup;
+  if (disturbed) p.compute_seconds *= 10, p.comm_seconds *= 10;
+  return p;
+}
+
+static void Rates_FewPassesDisturbed_AreTheMachines(void** state) {
+  (void)state;
+  sluice_seen_t seen;
+  memset(&seen, 0, sizeof seen);
+  sluice_plan_rates_t r = {1, 2, 3};
+  for (int i = 0; i < 40; ++i) {
+    assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_F32, &r), i >= SLUICE_SEEN_LEAST);
+    if (i < SLUICE_SEEN_LEAST) assert_true(r.flops == 1 && r.link_bytes == 2 && r.startup_seconds == 3);
+    const sluice_seen_pass_t p = forward(3e10, 2e7, 1e-3, 1 + i % 4, i % 5 == 1);
+    sluice_seen_add(&seen, SLUICE_DTYPE_F32, &p);
+  }
+  assert_true(relative(r.flops, 3e10) < 1e-9 && relative(r.link_bytes, 2e7) < 1e-9);
+  assert_true(relative(r.startup_seconds, 1e-3) < 1e-9);
+  assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_BF16, &r), 0); /* another dtype has other rates */
+  /* The machine becomes another: the last passes say so. */
+  for (int i = 0; i < SLUICE_SEEN_PASSES; ++i) {
+    const sluice_seen_pass_t p = forward(1e10, 4e8, 1e-5, 2, 0);
+    sluice_seen_add(&seen, SLUICE_DTYPE_F32, &p);
+  }
+  assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_F32, &r), 1);
+  assert_true(relative(r.flops, 1e10) < 1e-9 && relative(r.link_bytes, 4e8) < 1e-9);
+}
+
+static void Rates_PassesThatSayNothing_AreLeftOut(void** state) {
+  (void)state;
+  sluice_seen_t seen;
+  memset(&seen, 0, sizeof seen);
+  sluice_plan_rates_t r;
+  sluice_seen_pass_t p[5];
+  for (int i = 0; i < 5; ++i) p[i] = forward(1e10, 1e8, 1e-4, 2, 0);
+  p[0].compute_seconds = 0, p[1].comm_seconds = 0, p[2].bytes = 0, p[3].flops = 0, p[4].flops = NAN;
+  for (int i = 0; i < 50; ++i) sluice_seen_add(&seen, SLUICE_DTYPE_F32, &p[i % 5]);
+  assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_F32, &r), 0);
+  const sluice_seen_pass_t good = forward(1e10, 1e8, 1e-4, 2, 0);
+  for (int i = 0; i < 9; ++i) sluice_seen_add(&seen, 77, &good); /* no dtype */
+  assert_int_equal(sluice_seen_rates(&seen, 77, &r), 0);
+  /* A start-up as long as the lane was busy leaves a tenth of it for rows. */
+  sluice_seen_pass_t odd = good;
+  odd.startup_seconds = 1;
+  for (int i = 0; i < 3; ++i) sluice_seen_add(&seen, SLUICE_DTYPE_F32, &odd);
+  assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_F32, &r), 1);
+  assert_true(relative(r.link_bytes, odd.bytes / (0.1 * odd.comm_seconds)) < 1e-9);
+}
+
+/* The first of all (n, policies) by relative time. */
+static sluice_plan_data_t best_of(sluice_moe_t* moe, const sluice_plan_rates_t* rates, int32_t least_restore) {
+  static const int32_t chunks[] = {1, 2, 4, 8, 16}, middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
+  sluice_plan_data_t best;
+  memset(&best, 0, sizeof best);
+  best.cost = INFINITY;
+  for (int i = 0; i < 5; ++i) {
+    for (int policy = least_restore; policy < 3; ++policy) { /* keep, send again, or compute again */
+      sluice_plan_data_t plan;
+      memset(&plan, 0, sizeof plan);
+      plan.inputs.max_tokens = 1024, plan.num_chunks = chunks[i];
+      plan.restore_di = policy == 1 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
+      plan.restore_m = middle[policy == 2];
+      plan.cost = sluice_plan_relative_time(moe, &plan, rates);
+      if (plan.cost < best.cost) best = plan;
+    }
+  }
+  return best;
+}
+
+/* Where both cannot be kept, a slow link speaks for computing again and slow products for sending again; long start-ups
+ * speak against chunks. Round figures know none of it. */
+static void Order_OfPlans_FollowsWhatWasSeen(void** state) {
+  (void)state;
+  static sluice_context_t context;
+  static sluice_moe_t moe;
+  int32_t first_place[] = {0, 4, 8};
+  context.world_size = 2;
+  moe.context = &context, moe.first_place = first_place, moe.num_local = 4, moe.gate_factor = 1;
+  moe.config.model_width = 256, moe.config.hidden_width = 512, moe.config.num_experts = 8, moe.config.top_k = 2;
+  moe.config.dtype = SLUICE_DTYPE_F32;
+  const sluice_plan_rates_t slow_link = {1e11, 2e7, 1e-5}, slow_products = {2e9, 5e9, 1e-5}, late = {1e11, 5e8, 2e-2};
+  assert_int_equal(best_of(&moe, &slow_link, 1).restore_m, SLUICE_RESTORE_RECOMPUTE);
+  assert_int_equal(best_of(&moe, &slow_products, 1).restore_di, SLUICE_RESTORE_REDISPATCH);
+  assert_int_equal(best_of(&moe, &late, 0).num_chunks, 1);
+  assert_true(best_of(&moe, NULL, 0).num_chunks > 1 && best_of(&moe, &slow_link, 0).num_chunks > 1);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Rates_FewPassesDisturbed_AreTheMachines),
+      cmocka_unit_test(Rates_PassesThatSayNothing_AreLeftOut),
+      cmocka_unit_test(Order_OfPlans_FollowsWhatWasSeen),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -178,6 +178,13 @@ def said(machine: Machine, path: str) -> list[str]:
         points = _points(data.get(name))
         if points and points[-1][1] > 0:
             lines.append(f"  {name}: {points[-1][0] / points[-1][1] / 1e9:.4g} GB/s at {points[-1][0]:.3g} bytes")
+    late, taken = _points(data.get("exchange_late")), _points(data.get("exchange_taken"))
+    if late and taken:
+        size, more = late[0]
+        lines.append(
+            f"  small exchanges ({size:g} bytes): {1e3 * data['exchange'].get('startup_seconds', 0):.3g} ms alone, "
+            f"{1e3 * more:.3g} ms more beside products, which lose {1e3 * taken[0][1]:.3g} ms"
+        )
     error = data.get("error", {})
     if error.get("count"):
         worst = f"90th percentile {100 * error['p90']:.1f} %"

@@ -37,8 +37,21 @@ def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
     assert made["machine"]["world_size"] == 2 and made["machine"]["exchange"]
+    assert made["machine"]["exchange_late"]["points"][0][0] == made["machine"]["exchange_taken"]["points"][0][0] == 1024
     assert made["plan"]["layers"][0]["fits"]
     assert json.loads(out.read_text()) == made["machine"]
+
+
+def test_Said_SmallExchanges_AloneAndBesideProducts() -> None:
+    data = {
+        "exchange": {"startup_seconds": 2e-4, "points": [[64, 0], [1e6, 1e-2]]},
+        "exchange_late": {"points": [[1024, 1.5e-3], [1e6, 5e-4]]},
+        "exchange_taken": {"points": [[1024, 2e-5], [1e6, 1e-3]]},
+    }
+    lines = "\n".join(tune_command.said(machines.Machine({"name": "made up", **data}, {}), "m.json"))
+    assert "(1024 bytes): 0.2 ms alone, 1.5 ms more beside products, which lose 0.02 ms" in lines
+    del data["exchange_late"]
+    assert "small exchanges" not in "\n".join(tune_command.said(machines.Machine({"name": "x", **data}, {}), "m.json"))
 
 
 def test_Tune_BadInput_IsNamed(capsys) -> None:

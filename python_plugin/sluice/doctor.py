@@ -133,13 +133,16 @@ def _self_check() -> Iterator[Finding]:
     )
 
 
+CACHE_FORM = "sluice cache 2"  # the first line of a calibration in the cache (backend/tune/cache.c)
+
+
 def _calibration() -> Iterator[Finding]:
     """The machines that calibrations left in the cache, as the C library places it."""
     from sluice import decision_log
 
     folder = decision_log.folder()
     names = sorted(glob.glob(os.path.join(glob.escape(folder), "machine-*.json")))
-    damaged = []
+    damaged, older = [], []
     for name in names:
         try:
             with open(name) as file:
@@ -147,10 +150,15 @@ def _calibration() -> Iterator[Finding]:
             json.loads(machine)
             if not head.startswith("sluice cache "):
                 raise ValueError(head)
+            if head != CACHE_FORM:
+                older.append(os.path.basename(name))
         except (OSError, ValueError):
             damaged.append(os.path.basename(name))
     if damaged:
         yield Finding("calibration", NOTE, f"{damaged[0]} in {folder} is damaged", "it is measured again when needed")
+    elif older:
+        those = f"{len(older)} of {len(names)} machines in {folder} are of another version's form ({older[0]})"
+        yield Finding("calibration", NOTE, those, "they are measured again when needed")
     elif names:
         yield Finding("calibration", OK, f"{len(names)} measured machines in {folder}")
     else:

@@ -73,6 +73,9 @@ def test_Doctor_SaysWhatTheCacheHolds(tmp_path, monkeypatch) -> None:
     assert tune_command.main([*SIZES[:-2], "--out", str(tmp_path / "out.json")]) == 0
     (finding,) = doctor._calibration()
     assert finding.state == doctor.OK and "1 measured machines" in finding.detail
+    (tmp_path / "machine-0.json").write_text("sluice cache 1\nkey\n{}\n")
+    (finding,) = doctor._calibration()
+    assert finding.state == doctor.NOTE and "1 of 2 machines" in finding.detail and "machine-0.json" in finding.detail
     (tmp_path / "machine-0.json").write_text("{")
     (finding,) = doctor._calibration()
     assert finding.state == doctor.NOTE and "machine-0.json" in finding.detail

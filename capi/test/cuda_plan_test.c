@@ -1,5 +1,6 @@
 /* Budgets and plans on a CUDA context, on fakes: results, the device's memory under any routing, predictions, the one
  * read of a forward. plan_test.c is the same on a CPU. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,33 +91,55 @@ static void CudaBudget_HostWaits_AreOneInForwardNoneInBackward(void** state) {
 
 enum { OUTSTANDING = 2, ROUNDS = 3 };
 
+/* A layer on the fakes, and a plan of case i of 27 in a budget of just its bytes. */
+static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t halves_apart, sluice_plan_info_t* out_info) {
+  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  const sluice_moe_config_t layer = rig_config();
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(rig, NULL, &layer) != SLUICE_OK) fail_msg("%s", last_message());
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = rig->tokens.tensor.shape[0], config.max_outstanding = OUTSTANDING;
+  config.num_chunks = i / 9 + 1, config.restore_input = i % 3, config.restore_middle = middle[i / 3 % 3];
+  config.halves_apart = halves_apart;
+  sluice_plan_t* plan = NULL;
+  out_info->struct_size = sizeof *out_info;
+  assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
+  assert_int_equal(sluice_plan_get_info(plan, out_info), SLUICE_OK);
+  sluice_plan_destroy(plan);
+  config.memory_budget = out_info->total_bytes;
+  assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
+  assert_int_equal(sluice_plan_get_info(plan, out_info), SLUICE_OK);
+  assert_int_equal(out_info->total_bytes, out_info->base_bytes + out_info->slot_bytes + out_info->routing_bytes +
+                                              OUTSTANDING * out_info->step_bytes);
+  assert_int_equal(sluice_moe_use_plan(rig->moe, plan), SLUICE_OK);
+  return plan;
+}
+
+static void close_planned(rig_t* rig, sluice_plan_t* plan, int i, const sluice_plan_info_t* info) {
+  char live[200], hazard[200];
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  assert_int_equal(sluice_context_get_stats(rig->context, 0, &stats), SLUICE_OK);
+  if (stats.peak_bytes != info->total_bytes) {
+    fail_msg("case %d: peak %llu, predicted %llu", i, (unsigned long long)stats.peak_bytes,
+             (unsigned long long)info->total_bytes);
+  }
+  sluice_plan_destroy(plan);
+  rig_close(rig);
+  if (sluice_fake_cuda_hazards(hazard, sizeof hazard) != 0) fail_msg("case %d: hazard: %s", i, hazard);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  rig_use_machine(NULL, 0);
+}
+
 /* The device's high-water mark is what the plan says, to the byte: steps of a budget have blocks of its ceilings. */
 static void CudaPlan_UnderABudget_PredictsThePeakToTheByte(void** state) {
   (void)state;
-  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   int checked = 0;
-  for (int i = 0; i < 27; ++i) {
+  for (int i = 0; i < 27; ++i, ++checked) {
     rig_t rig;
-    char live[200];
-    const sluice_moe_config_t layer = rig_config();
-    fakes_open(1, 1);
-    rig_use_machine(fakes_machine(), 0);
-    if (rig_open(&rig, NULL, &layer) != SLUICE_OK) fail_msg("%s", last_message());
-    sluice_plan_config_t config;
-    sluice_plan_config_init(&config, sizeof config);
-    config.max_tokens = rig.tokens.tensor.shape[0], config.max_outstanding = OUTSTANDING;
-    config.num_chunks = i / 9 + 1, config.restore_input = i % 3, config.restore_middle = middle[i / 3 % 3];
-    sluice_plan_t* plan = NULL;
-    sluice_plan_info_t info = {.struct_size = sizeof info};
-    assert_int_equal(sluice_plan_create(rig.moe, &config, &plan), SLUICE_OK);
-    assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
-    sluice_plan_destroy(plan);
-    config.memory_budget = info.total_bytes;
-    assert_int_equal(sluice_plan_create(rig.moe, &config, &plan), SLUICE_OK);
-    assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
-    assert_int_equal(info.total_bytes,
-                     info.base_bytes + info.slot_bytes + info.routing_bytes + OUTSTANDING * info.step_bytes);
-    assert_int_equal(sluice_moe_use_plan(rig.moe, plan), SLUICE_OK);
+    sluice_plan_info_t info;
+    sluice_plan_t* plan = open_planned(&rig, i, 0, &info);
     for (int round = 0; round < ROUNDS; ++round) {
       sluice_step_t* steps[OUTSTANDING] = {NULL};
       for (int s = 0; s < OUTSTANDING; ++s) {
@@ -125,19 +148,89 @@ static void CudaPlan_UnderABudget_PredictsThePeakToTheByte(void** state) {
       for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
       if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("%s", last_message());
     }
-    sluice_context_stats_t stats = {.struct_size = sizeof stats};
-    assert_int_equal(sluice_context_get_stats(rig.context, 0, &stats), SLUICE_OK);
-    if (stats.peak_bytes != info.total_bytes) {
-      fail_msg("case %d: peak %llu, predicted %llu", i, (unsigned long long)stats.peak_bytes,
-               (unsigned long long)info.total_bytes);
-    }
-    ++checked;
-    sluice_plan_destroy(plan);
-    rig_close(&rig);
-    if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
-    rig_use_machine(NULL, 0);
+    close_planned(&rig, plan, i, &info);
   }
   printf("predicted bytes equal the device allocator's peak in %d of %d cases\n", checked, checked);
+}
+
+/* ---- halves apart ---- */
+
+static void CudaBudget_HalvesApart_AreCountedInThePlan(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_halves_apart(&suite);
+}
+
+static void CudaBudget_HalvesApartUnsaid_AreRefusedByName(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_halves_unsaid(&suite);
+}
+
+static void half(rig_t* rig, sluice_step_t* step, int32_t which) {
+  rig->backward.halves = which;
+  if (rig_backward(rig, step) != SLUICE_OK) fail_msg("half %d: %s", which, last_message());
+}
+
+static void keep(const rig_tensor_t* t, float* into, int64_t* count) {
+  memcpy(into + *count, t->tensor.data, t->bytes);
+  *count += (int64_t)(t->bytes / sizeof(float));
+}
+
+/* All gradients of a step, once the stream has passed. */
+static int64_t gradients_of(const rig_t* rig, float* out) {
+  int64_t count = 0;
+  fakes_machine()->settle(0);
+  keep(&rig->grad_tokens, out, &count);
+  keep(&rig->grad_weights, out, &count);
+  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+    for (int32_t e = 0; e < rig->num_local; ++e) keep(&rig->grads[kind][e], out, &count);
+  }
+  return count;
+}
+
+/* All input halves, then all weight halves, as a pipeline with no bubbles has them: the peak is still the plan's, to
+ * the byte, and gradients are those of whole backwards. No wait in either half. */
+static void CudaPlan_HalvesApart_PredictsThePeakAndGivesTheSameGradients(void** state) {
+  (void)state;
+  enum { ROOM = 2048 };
+  static float whole[ROOM], apart[ROOM];
+  int checked = 0;
+  for (int i = 0; i < 27; ++i, ++checked) {
+    rig_t rig;
+    sluice_plan_info_t told, untold;
+    sluice_step_t* steps[OUTSTANDING] = {NULL};
+    sluice_plan_t* plan = open_planned(&rig, i, 0, &untold);
+    assert_int_equal(rig_forward(&rig, &steps[0]), SLUICE_OK);
+    assert_int_equal(rig_forward(&rig, &steps[1]), SLUICE_OK);
+    half(&rig, steps[0], SLUICE_HALF_BOTH);
+    int64_t count = gradients_of(&rig, whole);
+    assert_true(count > 500 && count <= ROOM);
+    for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
+    close_planned(&rig, plan, i, &untold);
+
+    plan = open_planned(&rig, i, 1, &told);
+    assert_true(told.step_bytes > untold.step_bytes);
+    for (int round = 0; round < ROUNDS; ++round) {
+      rig_reset(&rig);
+      for (int s = 0; s < OUTSTANDING; ++s) {
+        if (rig_forward(&rig, &steps[s]) != SLUICE_OK) fail_msg("%s", last_message());
+      }
+      int64_t waits = sluice_fake_cuda_host_waits();
+      for (int s = 0; s < OUTSTANDING; ++s) half(&rig, steps[s], SLUICE_HALF_INPUT);
+      for (int s = 0; s < OUTSTANDING; ++s) half(&rig, steps[s], SLUICE_HALF_WEIGHT);
+      assert_int_equal(sluice_fake_cuda_host_waits(), waits);
+      for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
+      assert_int_equal(gradients_of(&rig, apart), count);
+      for (int64_t k = 0; k < count; ++k) {
+        if (!(fabsf(apart[k] - whole[k]) <= 1e-5f * (1 + fabsf(whole[k])))) {
+          fail_msg("case %d: gradient %lld is %g, of a whole backward %g", i, (long long)k, apart[k], whole[k]);
+        }
+      }
+    }
+    close_planned(&rig, plan, i, &told);
+  }
+  printf("halves apart: predicted bytes equal the device allocator's peak in %d of %d cases\n", checked, checked);
 }
 
 int main(void) {
@@ -149,6 +242,9 @@ int main(void) {
       cmocka_unit_test(CudaHostBudget_OneHotExpert_ResultsAreTheSame),
       cmocka_unit_test(CudaBudget_HostWaits_AreOneInForwardNoneInBackward),
       cmocka_unit_test(CudaPlan_UnderABudget_PredictsThePeakToTheByte),
+      cmocka_unit_test(CudaBudget_HalvesApart_AreCountedInThePlan),
+      cmocka_unit_test(CudaBudget_HalvesApartUnsaid_AreRefusedByName),
+      cmocka_unit_test(CudaPlan_HalvesApart_PredictsThePeakAndGivesTheSameGradients),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

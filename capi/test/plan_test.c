@@ -45,46 +45,16 @@ static void Budget_MoreOutstandingThanSaid_RefusedByName(void** state) {
 
 /* ---- halves apart ---- */
 
-/* What the input half leaves for the weight half is part of the plan: from the smallest budget up it has room. */
 static void Budget_HalvesApart_AreCountedInThePlan(void** state) {
   (void)state;
-  for (int32_t w = 1; w <= 3; ++w) {
-    for (int bits = 0; bits < 8; ++bits) {
-      case_t c = base_case();
-      c.world_size = w, c.halves_apart = 1, c.gated = bits & 1, c.reuse_saved = bits >> 1 & 1;
-      c.outstanding = bits >> 2 ? 2 : 1, c.hot_expert = bits % 3 == 2 ? 3 : -1;
-      c.budget = 1;
-      case_t together = c;
-      together.halves_apart = 0;
-      uint64_t least = smallest_budget(c);
-      assert_true(least > smallest_budget(together));
-      for (int i = 0; i < 3; ++i) {
-        c.budget = least + least * (uint64_t)i / 2;
-        check(c);
-      }
-    }
-  }
+  const budget_suite_t suite = suite_of();
+  budget_halves_apart(&suite);
 }
 
-/* A plan that was not told of halves refuses the input half alone, on all ranks alike, and the step takes a whole
- * backward afterwards. */
 static void Budget_HalvesApartUnsaid_AreRefusedByName(void** state) {
   (void)state;
-  for (int32_t w = 1; w <= 3; ++w) {
-    case_t c = base_case();
-    c.world_size = w, c.halves_apart = c.halves_unsaid = 1, c.budget = 1u << 30;
-    result_t got;
-    world_run(&c, &got);
-    int named = 0;
-    for (int32_t r = 0; r < w; ++r) {
-      int own = got.status[r] == SLUICE_E_UNSUPPORTED;
-      if (!own) assert_int_equal(got.status[r], SLUICE_E_PEER_REFUSED);
-      named += own && strstr(got.message[r], "the input half alone keeps ") != NULL &&
-               strstr(got.message[r], "set halves_apart to 1 in the context's config") != NULL;
-    }
-    assert_int_equal(named, w);
-    world_free(&got);
-  }
+  const budget_suite_t suite = suite_of();
+  budget_halves_unsaid(&suite);
 }
 
 /* A layer of one rank that keeps next to nothing, told of one forward and of halves apart. */

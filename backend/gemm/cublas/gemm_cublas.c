@@ -8,7 +8,7 @@
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/gemm/gemm_form.h"
 
-enum { MAX_GROUPS = 512 };                                            /* products of one grouped call */
+enum { MAX_GROUPS = 512, GROUP_ALIGNMENT = 16 };                      /* products of one grouped call */
 #define TABLE_BYTES     ((uint64_t)3 * MAX_GROUPS * sizeof(uint64_t)) /* pointers to A, B and C, on the device */
 #define WORKSPACE_BYTES ((uint64_t)32 << 20)
 
@@ -159,6 +159,14 @@ static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_pro
   }
 }
 
+/* cuBLAS takes pointers of 16-bit and TF32 products to be aligned where it cannot see them, in a table on the device; a
+ * misaligned load there is the end of the CUDA context. Rows of odd widths, and tensors that begin anywhere, are not. A
+ * product of its own tells it the pointers. */
+static int may_join(const gemm_cublas_t* gemm, const sluice_gemm_form_t* f, int32_t dtype) {
+  if (dtype == SLUICE_DTYPE_F64 || (dtype == SLUICE_DTYPE_F32 && !gemm->tf32)) return 1;
+  return ((uintptr_t)f->a | (uintptr_t)f->b | (uintptr_t)f->c) % GROUP_ALIGNMENT == 0;
+}
+
 /* The table is rewritten in stream order, after the call before has read it. *out_declined: the library does not group
  * this type, and nothing was done. */
 static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_product_list_t* list, int* out_declined) {
@@ -184,6 +192,7 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t
                   list->dtype_c == list->dtype_ab && !(gemm->no_groups & (1u << list->dtype_ab));
   gemm->groups.count = 0;
   int64_t first = 0; /* of the products in the open group */
+  int64_t seen = 0;  /* of the products before, those that could not join the group have run */
   for (int64_t i = 0; i <= list->count; ++i) {
     if (may_group && gemm->groups.count > 0 && (i == list->count || gemm->groups.count == MAX_GROUPS)) {
       int declined;
@@ -191,6 +200,7 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t
       if (declined) {
         gemm->no_groups |= 1u << list->dtype_ab; /* for good: start again, one by one */
         may_group = 0;
+        seen = i;
         i = first;
       } else {
         first = i;
@@ -203,9 +213,10 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t
     if (!sluice_gemm_form(&list->products[i], &form)) continue; /* supports() has seen them all */
     SLUICE_TRY(settle_trivial(gemm, &form, list, &is_trivial));
     if (is_trivial) continue;
-    if (may_group) {
+    int joins = may_join(gemm, &form, list->dtype_ab);
+    if (may_group && joins) {
       add_group(&gemm->groups, &form, list);
-    } else {
+    } else if (may_group || joins || i >= seen) {
       SLUICE_TRY(how == SLUICE_CUBLAS_LT && gemm->lt != NULL ? run_lt(gemm, &form, list) : run_one(gemm, &form, list));
     }
   }

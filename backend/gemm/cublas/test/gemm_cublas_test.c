@@ -109,7 +109,7 @@ static void Groups_ManyProducts_AreFewCallsInStreamOrder(void** state) {
 
 static void Groups_DeclinedByTheLibrary_RunOneByOneForGood(void** state) {
   (void)state;
-  uint16_t a[3][1] = {{0x3f80}, {0x4000}, {0x4040}}, c[3][1]; /* 1, 2, 3 in bf16 */
+  _Alignas(16) uint16_t a[3][8] = {{0x3f80}, {0x4000}, {0x4040}}, c[3][8]; /* 1, 2, 3 in bf16 */
   sluice_product_t products[3];
   for (int i = 0; i < 3; ++i) products[i] = (sluice_product_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
   const sluice_product_list_t list = {products, 3, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
@@ -121,6 +121,45 @@ static void Groups_DeclinedByTheLibrary_RunOneByOneForGood(void** state) {
   assert_int_equal(sluice_fake_cublas_single_calls(), single + 6);
   assert_int_equal(c[2][0], 0x4110); /* 9 */
   sluice_gemm_destroy(gemm);
+}
+
+/* Of bf16 and TF32 cuBLAS wants aligned pointers in a group, where it cannot look at them: others run by themselves.
+ * Sums into C are added once, also where the library then declines the group. */
+static void Groups_PointersThatAreNotAligned_RunByThemselves(void** state) {
+  (void)state;
+  enum { PRODUCTS = 5, ODD = 2 };
+  static const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32};
+  for (int variant = 0; variant < 4; ++variant) {
+    int tf32 = variant == 1, declines = variant == 3;
+    int32_t dtype = dtypes[variant % 3];
+    _Alignas(16) float a[PRODUCTS][8], c[PRODUCTS][8];
+    sluice_product_t products[PRODUCTS];
+    for (int i = 0; i < PRODUCTS; ++i) {
+      int at = i == ODD ? 1 : 0; /* elements from an aligned address: 2 or 4 bytes */
+      char *pa = (char*)a[i] + at * (dtype == SLUICE_DTYPE_BF16 ? 2 : 4), *pc = (char*)c[i];
+      const float two = 2, one = 1;
+      const uint16_t two16 = 0x4000, one16 = 0x3f80;
+      memcpy(pa, dtype == SLUICE_DTYPE_BF16 ? (const void*)&two16 : &two, dtype == SLUICE_DTYPE_BF16 ? 2 : 4);
+      memcpy(pc, dtype == SLUICE_DTYPE_BF16 ? (const void*)&one16 : &one, dtype == SLUICE_DTYPE_BF16 ? 2 : 4);
+      products[i] = (sluice_product_t){1, 1, 1, {pa, 1, 1}, {pa, 1, 1}, {pc, 1, 1}};
+    }
+    const sluice_product_list_t list = {products, PRODUCTS, dtype, dtype, 1, NULL};
+    sluice_gemm_t* gemm = NULL;
+    assert_int_equal(create(declines ? 2 : 1, tf32, &gemm), SLUICE_OK);
+    int64_t grouped = sluice_fake_cublas_grouped_calls(), single = sluice_fake_cublas_single_calls();
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    int apart = variant != 2; /* plain f32 has no such rule */
+    assert_int_equal(sluice_fake_cublas_grouped_calls() - grouped, !declines);
+    assert_int_equal(sluice_fake_cublas_single_calls() - single, declines ? PRODUCTS : apart);
+    for (int i = 0; i < PRODUCTS; ++i) {
+      float got;
+      uint16_t half;
+      memcpy(&half, c[i], sizeof half);
+      memcpy(&got, c[i], sizeof got);
+      if (dtype == SLUICE_DTYPE_BF16 ? half != 0x40a0 : got != 5) fail_msg("variant %d: product %d", variant, i);
+    }
+    sluice_gemm_destroy(gemm);
+  }
 }
 
 /* One algorithm is asked for per shape and alignment, and used again. */
@@ -313,6 +352,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       CASE(Groups_ManyProducts_AreFewCallsInStreamOrder),
       CASE(Groups_DeclinedByTheLibrary_RunOneByOneForGood),
+      CASE(Groups_PointersThatAreNotAligned_RunByThemselves),
       CASE(Lt_WhereChosen_MultipliesWithOneSearchPerShape),
       CASE(Lt_TypesAndForms_EqualCublas),
       CASE(Lt_MissingOldOrDeclining_LeavesItToCublas),

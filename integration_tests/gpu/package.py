@@ -1,5 +1,5 @@
-"""The `sluice` package for the scripts here: staged around the library that `run` has built, or on a CPU the installed
-one. Says aloud what is missing, with exit status 77."""
+"""The `sluice` package for the scripts here: staged around the library that `run` has built; on a CPU, where it has
+built none, the installed one. Says aloud what is missing, with exit status 77."""
 
 import contextlib
 import io
@@ -22,7 +22,10 @@ def ready(fake):
         import torch
     except ImportError:
         skip("PyTorch is not installed")
+    build = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", "."))
     if fake:
+        if (build / "libsluice.so.0").exists():
+            _stage(build)
         try:
             import sluice.adapters.torch  # noqa: F401
         except ImportError as error:
@@ -30,7 +33,7 @@ def ready(fake):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         skip(f"torch {torch.__version__} sees no CUDA device")
-    _stage(pathlib.Path(os.environ["SLUICE_GPU_BUILD"]))
+    _stage(build)
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -4,6 +4,7 @@ import importlib.machinery
 import importlib.util
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -78,6 +79,52 @@ def test_Dry_CompilesEverySourceAndLinksEachProgram(harness, options):
     assert sum("sluice_kernels.cu" in line for line in lines) == (0 if options else 1)
     for letter in letters:
         assert sum(line.endswith("/" + harness.PROGRAMS[letter][0]) for line in lines) == 1
+    assert sum(line.endswith("/libsluice.so.0") for line in lines) == 1
+
+
+def test_NoGpu_IsSaidInPlainWordsBeforeAnythingIsBuilt(harness, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(harness, "why_no_gpu", lambda: "no NVIDIA driver (not here)")
+    monkeypatch.setattr(harness, "build", lambda *_: pytest.fail("it builds"))
+    monkeypatch.setattr(sys, "argv", ["run", "--record", str(tmp_path / "record.json")])
+    assert harness.main() == NO_GPU
+    first, last = capsys.readouterr().out.strip().split("\n")
+    assert first.startswith("gpu: no GPU here, nothing was run: this machine has no NVIDIA driver (not here).")
+    assert last == "0 passed, 0 failed"
+    assert not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("init", "count", "why"),
+    [
+        (100, 0, "an NVIDIA driver that sees no GPU"),
+        (0, 0, "an NVIDIA driver that sees no GPU"),
+        (803, 0, "an NVIDIA driver that does not start (CUresult 803)"),
+        (0, 1, None),
+    ],
+)
+def test_Driver_IsAskedWhetherThereIsAGpu(harness, tmp_path, monkeypatch, init, count, why):
+    source = tmp_path / "driver.c"
+    source.write_text(
+        f"int cuInit(unsigned f) {{ return {init}; }}\nint cuDeviceGetCount(int* n) {{ *n = {count}; return 0; }}\n"
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert harness.why_no_gpu() == why
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_Build_ThatFails_SaysWhyFirstAndEndsAsEver(harness, tmp_path, monkeypatch, capsys, edited):
+    hashes = iter(["before", "after" if edited else "before"])
+    monkeypatch.setattr(harness, "source_hash", lambda fake: next(hashes))
+    monkeypatch.setattr(harness, "OUT", tmp_path)
+    step = (tmp_path / "thing.o", ["sh", "-c", "echo no such header >&2; exit 1"])
+    monkeypatch.setattr(harness, "commands", lambda *_: [[step]])
+    monkeypatch.setattr(sys, "argv", ["run", "--fake"])
+    assert harness.main() == 1
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert lines[:2] == ["gpu: thing.o does not build:", "no such header"]
+    assert ("gpu: sources were edited while they were built: run again" in lines) == edited
+    assert lines[-1] == "0 passed, 1 failed"
 
 
 def test_Programs_HaveThePartsThatTheHarnessRuns(harness, root):
@@ -178,18 +225,22 @@ def test_Wheels_OfWhatThisPythonLacks_AreUnpackedOutOfTheNetwork(harness, tmp_pa
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2000)
 def test_Fake_BuildsAndRunsEveryItemOnThisCpu(harness, tmp_path):
     """The harness whole, without a GPU: the same programs, lists, record and end."""
     record = tmp_path / "record.json"
-    done = run("--fake", "--fresh", "--record", str(record), timeout=850)
+    done = run("--fake", "--fresh", "--record", str(record), timeout=1500)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.fullmatch(r"\d+ passed, 0 failed", done.stdout.strip().split("\n")[-1])
     outcomes = {name: item["outcome"] for name, item in json.loads(record.read_text())["items"].items()}
     assert sorted(outcomes) == sorted(item.name for item in harness.items(True))
     skipped = {name for name, outcome in outcomes.items() if outcome == "skipped"}
     assert skipped <= {item.name for item in harness.items(True) if item.tool is not None or item.program[-3:] == ".py"}
+    if all(importlib.util.find_spec(name) for name in ("torch", "cffi")):  # the package is the one that was built here
+        assert "gradients against PyTorch" not in skipped
+        assert not [name for name in skipped if name.startswith("benchmark")]
     assert "failed" not in outcomes.values()
-    again = run("--fake", "--record", str(record), timeout=850)
+    again = run("--fake", "--record", str(record), timeout=450)
     assert again.stdout.count("passed before") == len(outcomes) - len(skipped)
 
 

@@ -1,0 +1,269 @@
+/* Refused values and handles of calls, steps in the wrong order or place, and damaged saved buffers. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/refusals.h"
+
+static void Ids_OutOfRange_NameTheEntry(void** state) {
+  (void)state;
+  const int64_t wrong[] = {4, -2, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, (int64_t)1 << 32};
+  fixture_t f;
+  open_default(&f);
+  for (int i = 0; i < COUNT(wrong); ++i) {
+    char text[96];
+    snprintf(text, sizeof text, "layer 3: expert_ids[4, 1] is %lld", (long long)wrong[i]);
+    rig_reset(&f.rig);
+    int64_t wide[12];
+    for (int at = 0; at < 12; ++at) wide[at] = ((int32_t*)f.rig.ids.tensor.data)[at];
+    wide[9] = wrong[i];
+    void* narrow = f.rig.ids.tensor.data;
+    if (wrong[i] == (int32_t)wrong[i]) {
+      ((int32_t*)narrow)[9] = (int32_t)wrong[i];
+      FORWARD_REFUSED(&f, BAD, text);
+      rig_reset(&f.rig);
+    }
+    f.rig.ids.tensor.data = wide, f.rig.ids.tensor.type_bits = 64;
+    sluice_step_t* step = NULL;
+    REFUSED(rig_forward(&f.rig, &step), BAD, text);
+    f.rig.ids.tensor.data = narrow;
+    check_nothing_lost(&f);
+  }
+  close_fixture(&f);
+}
+
+static void RouteWeights_NaNAndInfinity_PassThrough(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  rig_reset(&f.rig);
+  ((float*)f.rig.weights.tensor.data)[2 * 2] = NAN;      /* token 2 */
+  ((float*)f.rig.weights.tensor.data)[4 * 2] = INFINITY; /* token 4 */
+  sluice_step_t* step = NULL;
+  WORKS(rig_forward(&f.rig, &step));
+  const float* out = f.rig.out.tensor.data;
+  for (int64_t t = 0; t < 6; ++t) {
+    for (int64_t m = 0; m < 5; ++m) {
+      if (t == 2) assert_true(isnan(out[t * 5 + m]));
+      if (t == 4) assert_false(isfinite(out[t * 5 + m]));
+      if (t != 2 && t != 4) assert_true(isfinite(out[t * 5 + m]));
+    }
+  }
+  WORKS(rig_backward(&f.rig, step));
+  for (int64_t m = 0; m < 5; ++m) assert_true(isfinite(((float*)f.rig.grad_tokens.tensor.data)[m]));
+  sluice_step_drop(step);
+  check_nothing_lost(&f);
+  close_fixture(&f);
+}
+
+static void Calls_StreamHandlesFlags_AreChecked(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  rig_reset(&f.rig);
+  sluice_step_t* step = NULL;
+  int dummy;
+  REFUSED(sluice_moe_forward(NULL, &f.rig.forward, NULL, &step), BAD, "moe is NULL");
+  REFUSED(sluice_moe_forward(f.rig.moe, &f.rig.forward, &dummy, &step), BAD, "stream must be NULL");
+  REFUSED(sluice_moe_forward(f.rig.moe, &f.rig.forward, NULL, NULL), BAD, "out_step is NULL");
+  f.rig.forward.local_status = SLUICE_E_OVER_BUDGET;
+  f.rig.forward.local_message = "the host's own reason";
+  FORWARD_REFUSED(&f, SLUICE_E_OVER_BUDGET, "the host's own reason");
+  rig_reset(&f.rig);
+  f.rig.forward.local_status = 5; /* no status of ours */
+  FORWARD_REFUSED(&f, SLUICE_E_FOREIGN, "no reason given");
+
+  rig_reset(&f.rig);
+  f.rig.forward.needs_backward = 0;
+  WORKS(sluice_moe_forward(f.rig.moe, &f.rig.forward, NULL, NULL));
+  step = (sluice_step_t*)(uintptr_t)1;
+  WORKS(rig_forward(&f.rig, &step));
+  assert_null(step);
+  check_nothing_lost(&f);
+
+  REFUSED(sluice_moe_backward(NULL, step, &f.rig.backward, NULL), BAD, "moe is NULL");
+  REFUSED(rig_backward(&f.rig, NULL), BAD, "step is NULL");
+  step = fresh_step(&f);
+  REFUSED(sluice_moe_backward(f.rig.moe, step, &f.rig.backward, &dummy), BAD, "stream must be NULL");
+  f.rig.backward.local_status = BAD, f.rig.backward.local_message = "changed in place";
+  BACKWARD_REFUSED(&f, step, BAD, "changed in place");
+  const int32_t halves[] = {0, 4, -1};
+  for (int i = 0; i < COUNT(halves); ++i) {
+    step = fresh_step(&f);
+    f.rig.backward.halves = halves[i];
+    BACKWARD_REFUSED(&f, step, BAD, "halves is");
+  }
+  step = fresh_step(&f);
+  f.rig.backward.grad_mode = 2;
+  BACKWARD_REFUSED(&f, step, BAD, "grad_mode is 2");
+  step = fresh_step(&f);
+  f.rig.backward.halves = SLUICE_HALF_WEIGHT, f.rig.backward.grad_params = NULL;
+  BACKWARD_REFUSED(&f, step, BAD, "the weight half needs grad_params");
+  close_fixture(&f);
+}
+
+/* ---- steps ---- */
+
+static void Backward_InTheWrongOrder_IsStateError(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  sluice_step_t* step = fresh_step(&f);
+  WORKS(rig_backward(&f.rig, step));
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "layer 3: this step has had its backward already");
+  f.rig.backward.halves = SLUICE_HALF_WEIGHT;
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "has had its backward already");
+  sluice_step_drop(step);
+  check_nothing_lost(&f);
+
+  step = fresh_step(&f);
+  f.rig.backward.halves = SLUICE_HALF_WEIGHT;
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "has not had its input half yet");
+  f.rig.backward.halves = SLUICE_HALF_INPUT;
+  WORKS(rig_backward(&f.rig, step));
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only the weight half is open");
+  f.rig.backward.halves = SLUICE_HALF_BOTH;
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only the weight half is open");
+  /* The weight half reads none of the row tensors, garbage included. */
+  sluice_tensor_t garbage;
+  memset(&garbage, 0xee, sizeof garbage);
+  garbage.shape = NULL;
+  f.rig.backward.grad_out = f.rig.backward.tokens = &garbage;
+  f.rig.backward.halves = SLUICE_HALF_WEIGHT;
+  WORKS(rig_backward(&f.rig, step));
+  sluice_step_drop(step);
+  check_nothing_lost(&f);
+
+  /* Dropped between the halves: the gradient rows that were kept go too. */
+  step = fresh_step(&f);
+  f.rig.backward.halves = SLUICE_HALF_INPUT;
+  WORKS(rig_backward(&f.rig, step));
+  sluice_step_drop(step);
+  sluice_step_drop(NULL);
+  check_nothing_lost(&f);
+  close_fixture(&f);
+}
+
+static void Backward_StepOfAnotherLayer_NamesBoth(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  sluice_moe_config_t config = rig_config();
+  config.layer_id = 9;
+  sluice_moe_t* other = NULL;
+  WORKS(sluice_moe_create(f.rig.context, &config, &other));
+  sluice_step_t* step = fresh_step(&f);
+  REFUSED(sluice_moe_backward(other, step, &f.rig.backward, NULL), BAD, "layer 9: this step is of layer 3");
+  WORKS(rig_backward(&f.rig, step));
+  /* The step keeps its layer alive. */
+  sluice_moe_destroy(other);
+  sluice_step_drop(step);
+  check_nothing_lost(&f);
+  close_fixture(&f);
+}
+
+static void Restore_DamagedOrForeignBuffers_AreRefused(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  saved_t saved = {.refuse = -1};
+  rig_reset(&f.rig);
+  f.rig.forward.save = save, f.rig.forward.save_user = &saved;
+  sluice_step_t* step = NULL;
+  WORKS(rig_forward(&f.rig, &step));
+  sluice_step_drop(step);
+  sluice_moe_t* moe = f.rig.moe;
+  REFUSED(sluice_step_restore(moe, saved.data, saved.bytes, NULL), BAD, "out_step is NULL");
+  step = (sluice_step_t*)(uintptr_t)1;
+  REFUSED(sluice_step_restore(NULL, saved.data, saved.bytes, &step), BAD, "moe is NULL");
+  assert_null(step);
+  REFUSED(sluice_step_restore(moe, NULL, saved.bytes, &step), BAD, "saved is NULL");
+  REFUSED(sluice_step_restore(moe, saved.data, NULL, &step), BAD, "saved_bytes is NULL");
+
+  unsigned char* meta = saved.data[SLUICE_SAVED_META];
+  for (uint64_t at = 0; at < saved.bytes[SLUICE_SAVED_META]; ++at) {
+    for (int bit = 0; bit < 8; bit += 7) {
+      meta[at] ^= (unsigned char)(1 << bit);
+      REFUSED(sluice_step_restore(moe, saved.data, saved.bytes, &step), BAD, "layer 3: the saved buffer META");
+      meta[at] ^= (unsigned char)(1 << bit);
+    }
+  }
+  for (int i = 0; i < SLUICE_SAVED_HOST_INPUT; ++i) { /* nothing is offloaded */
+    saved_t bent = saved;
+    bent.bytes[i] -= 1;
+    REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
+            i == 0   ? "META"
+            : i == 1 ? "buffer INPUT"
+                     : "buffer MIDDLE");
+    bent = saved, bent.data[i] = NULL;
+    REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
+            i == 0   ? "META"
+            : i == 1 ? "buffer INPUT"
+                     : "buffer MIDDLE");
+    bent = saved, bent.bytes[i] = 0;
+    REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
+            i == 0   ? "META"
+            : i == 1 ? "buffer INPUT"
+                     : "buffer MIDDLE");
+  }
+  sluice_moe_config_t config = rig_config();
+  config.hidden_width = 8, config.layer_id = 9;
+  sluice_moe_t* other = NULL;
+  WORKS(sluice_moe_create(f.rig.context, &config, &other));
+  REFUSED(sluice_step_restore(other, saved.data, saved.bytes, &step), BAD, "layer 9");
+  sluice_moe_destroy(other);
+
+  /* Damaged between restore and backward: found again, and mended it works. */
+  WORKS(sluice_step_restore(moe, saved.data, saved.bytes, &step));
+  meta[saved.bytes[SLUICE_SAVED_META] - 1] ^= 0x40;
+  REFUSED(rig_backward(&f.rig, step), BAD, "META is damaged");
+  REFUSED(sluice_step_info(step, NULL, NULL), BAD, "META is damaged");
+  meta[saved.bytes[SLUICE_SAVED_META] - 1] ^= 0x40;
+  int32_t chunks = 0;
+  int64_t rows[4] = {-1, -1, -1, -1};
+  WORKS(sluice_step_info(step, &chunks, rows));
+  assert_int_equal(chunks, 2);
+  assert_int_equal(rows[0] + rows[1] + rows[2] + rows[3], 12);
+  REFUSED(sluice_step_info(NULL, &chunks, rows), BAD, "step is NULL");
+  WORKS(rig_backward(&f.rig, step));
+  sluice_step_drop(step);
+  check_nothing_lost(&f);
+  free_saved(&saved);
+  close_fixture(&f);
+}
+
+static void Forward_HostRefusesASavedBuffer_IsNoMemory(void** state) {
+  (void)state;
+  static const char* const names[] = {"META", "INPUT", "MIDDLE"};
+  fixture_t f;
+  open_default(&f);
+  for (int32_t which = 0; which < SLUICE_SAVED_HOST_INPUT; ++which) { /* nothing is offloaded */
+    saved_t saved = {.refuse = which};
+    rig_reset(&f.rig);
+    f.rig.forward.save = save, f.rig.forward.save_user = &saved;
+    FORWARD_REFUSED(&f, SLUICE_E_NO_MEMORY, names[which]);
+    free_saved(&saved);
+  }
+  close_fixture(&f);
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ids_OutOfRange_NameTheEntry),
+      cmocka_unit_test(RouteWeights_NaNAndInfinity_PassThrough),
+      cmocka_unit_test(Calls_StreamHandlesFlags_AreChecked),
+      cmocka_unit_test(Backward_InTheWrongOrder_IsStateError),
+      cmocka_unit_test(Backward_StepOfAnotherLayer_NamesBoth),
+      cmocka_unit_test(Restore_DamagedOrForeignBuffers_AreRefused),
+      cmocka_unit_test(Forward_HostRefusesASavedBuffer_IsNoMemory),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,270 @@
+/* Refused configurations of contexts, layers and communicators, and what an error says once it is copied out. */
+#include <dlfcn.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/refusals.h"
+
+static void ContextCreate_BadConfig_IsRefused(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  sluice_context_config_t good, c;
+  sluice_context_config_init(&good, sizeof good);
+  good.gemm = "ref";
+  good.allocate = heap_allocate, good.release = heap_release, good.allocate_user = &f.rig.heap;
+  REFUSED(sluice_context_create(&good, NULL, NULL), BAD, "out_context is NULL");
+  c = good, c.device_type = 3;
+  REFUSED(make_context(&f, &c), SLUICE_E_UNSUPPORTED, "device_type is 3");
+  c.device_type = SLUICE_DEVICE_CUDA;
+  REFUSED(make_context(&f, &c), SLUICE_E_UNSUPPORTED, "gemm is \"ref\"");
+  c.gemm = NULL, c.device_id = -1;
+  REFUSED(make_context(&f, &c), BAD, "device_id is -1");
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == NULL) { /* where there is one, cuda_device_test's fakes say the same */
+    c.device_id = 0;
+    REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "no NVIDIA driver: libcuda.so.1");
+  } else {
+    dlclose(driver);
+  }
+  c = good, c.device_id = 1;
+  REFUSED(make_context(&f, &c), BAD, "device_id is 1");
+  c = good, c.release = NULL;
+  REFUSED(make_context(&f, &c), BAD, "allocate and release");
+  c = good, c.allocate = NULL;
+  REFUSED(make_context(&f, &c), BAD, "allocate and release");
+  c = good, c.gemm = "cleverness";
+  REFUSED(make_context(&f, &c), BAD, "cleverness");
+  c = good, c.gemm = "host";
+  REFUSED(make_context(&f, &c), BAD, "host");
+  c = good, c.gemm = "blas", c.gemm_library = "/nowhere/libblas.so";
+  REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "/nowhere/libblas.so");
+  c = good, c.gemm = "onednn", c.gemm_library = "/nowhere/libdnnl.so";
+  REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "/nowhere/libdnnl.so");
+  WORKS(make_context(&f, &good));
+  check_nothing_lost(&f);
+  close_fixture(&f);
+  sluice_context_destroy(NULL);
+}
+
+static void Trace_BadArguments_AreRefused(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  sluice_trace_event_t events[4];
+  int64_t count = -1;
+  REFUSED(sluice_context_trace(NULL, 4), BAD, "context is NULL");
+  REFUSED(sluice_context_trace(f.rig.context, -1), BAD, "capacity is -1");
+  REFUSED(sluice_context_trace(f.rig.context, INT64_MAX), BAD, "capacity is 9223372036854775807");
+  REFUSED(sluice_context_take_trace(NULL, events, 4, &count), BAD, "context");
+  REFUSED(sluice_context_take_trace(f.rig.context, NULL, 4, &count), BAD, "out_events");
+  REFUSED(sluice_context_take_trace(f.rig.context, events, 4, NULL), BAD, "out_count");
+  REFUSED(sluice_context_take_trace(f.rig.context, events, -4, &count), BAD, "negative");
+  WORKS(sluice_context_take_trace(f.rig.context, NULL, 0, &count));
+  assert_int_equal(count, 0);
+  WORKS(sluice_context_trace(f.rig.context, 3)); /* a ring smaller than a pass keeps the newest */
+  WORKS(rig_round(&f.rig, NULL));
+  WORKS(sluice_context_take_trace(f.rig.context, events, 4, &count));
+  assert_int_equal(count, 3);
+  assert_string_equal(events[2].op, "pass");
+  WORKS(sluice_context_trace(f.rig.context, 0));
+  check_nothing_lost(&f);
+  close_fixture(&f);
+}
+
+/* ---- layer ---- */
+
+static void MoeCreate_BadConfig_IsRefused(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  sluice_moe_t* moe = (sluice_moe_t*)(uintptr_t)1;
+  sluice_moe_config_t good = rig_config(), c;
+  REFUSED(sluice_moe_create(NULL, &good, &moe), BAD, "context is NULL");
+  assert_null(moe);
+  REFUSED(sluice_moe_create(f.rig.context, &good, NULL), BAD, "out_moe is NULL");
+#define FIELD(member, value, text) \
+  c = good, c.member = (value);    \
+  REFUSED(make_layer(&f, &c), BAD, text)
+  FIELD(model_width, 0, "model_width is 0");
+  FIELD(model_width, -5, "model_width is -5");
+  FIELD(model_width, (int64_t)1 << 40, "model_width is 1099511627776");
+  FIELD(hidden_width, 0, "hidden_width is 0");
+  FIELD(hidden_width, (int64_t)1 << 40, "hidden_width is 1099511627776");
+  FIELD(num_experts, 0, "num_experts is 0");
+  FIELD(num_experts, -1, "num_experts is -1");
+  FIELD(num_experts, INT32_MAX, "num_experts is 2147483647");
+  FIELD(top_k, 0, "top_k is 0");
+  FIELD(top_k, 5, "top_k is 5; it must be in [1, num_experts = 4]");
+  FIELD(dtype, 0, "dtype is 0");
+  FIELD(dtype, SLUICE_DTYPE_I32, "dtype is 5");
+  FIELD(activation, 9, "activation is 9");
+  FIELD(activation, -1, "activation is -1");
+  FIELD(num_chunks, -1, "num_chunks is -1");
+  FIELD(num_chunks, 257, "num_chunks is 257");
+  FIELD(wgrad_mode, 2, "wgrad_mode is 2");
+  FIELD(gated, 3, "gated is 3; known are no (0), halves (1) and interleaved (2)");
+  FIELD(bias, -1, "bias and callback_experts are 0 or 1, found -1");
+  FIELD(callback_experts, 3, "found 1, 3");
+  FIELD(swiglu_alpha, 0.0f, "swiglu_alpha is 0");
+  FIELD(swiglu_limit, -1.0f, "swiglu_limit -1");
+  FIELD(swiglu_offset, (float)NAN, "swiglu_offset nan");
+  c = good, c.gated = 0, c.activation = SLUICE_ACTIVATION_SWIGLU;
+  REFUSED(make_layer(&f, &c), BAD, "swiglu needs a gate");
+  const int32_t beyond[] = {0, 0, 1, 0}, negative[] = {0, -1, 0, 0};
+  FIELD(expert_rank, beyond, "expert_rank[2] is 1; the group has 1 ranks");
+  FIELD(expert_rank, negative, "expert_rank[1] is -1");
+  c = good, c.layer_id = 77, c.top_k = 0;
+  REFUSED(make_layer(&f, &c), BAD, "layer 77");
+#undef FIELD
+  c = good, c.callback_experts = 1, c.hidden_width = 0;
+  WORKS(make_layer(&f, &c));
+  c = good, c.num_experts = 1 << 20; /* the largest is made at once */
+  WORKS(make_layer(&f, &c));
+  assert_int_equal(sluice_moe_num_local_experts(NULL), 0);
+  sluice_moe_destroy(NULL);
+  check_nothing_lost(&f);
+  close_fixture(&f);
+}
+
+static void MoeCreate_ExpertsNotDivisibleByRanks_NeedsATable(void** state) {
+  (void)state;
+  sluice_local_group_t* group = NULL;
+  WORKS(sluice_local_group_create(3, &group));
+  sluice_comm_config_t comm_config;
+  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  comm_config.rank = 1, comm_config.world_size = 3;
+  sluice_comm_t* comm = NULL;
+  WORKS(sluice_comm_create_local(group, &comm_config, &comm));
+  rig_t rig;
+  WORKS(rig_open_context(&rig, comm));
+  sluice_moe_config_t c = rig_config();
+  sluice_moe_t* moe = NULL;
+  REFUSED(sluice_moe_create(rig.context, &c, &moe), BAD, "4 experts do not divide over 3 ranks");
+  const int32_t owners[] = {2, 1, 1, 0};
+  c.expert_rank = owners;
+  WORKS(sluice_moe_create(rig.context, &c, &moe));
+  assert_int_equal(sluice_moe_num_local_experts(moe), 2);
+  sluice_moe_destroy(moe);
+  rig_close(&rig);
+  assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
+  sluice_comm_destroy(comm);
+  sluice_local_group_destroy(group);
+}
+
+static sluice_status_t no_start(void* user, const sluice_exchange_t* exchange, void** out_request,
+                                sluice_host_failure_t* out_failure) {
+  (void)user, (void)exchange, (void)out_request, (void)out_failure;
+  return SLUICE_E_FOREIGN;
+}
+static sluice_status_t no_wait(void* user, void* request, uint64_t timeout_ns, sluice_host_failure_t* out_failure) {
+  (void)user, (void)request, (void)timeout_ns, (void)out_failure;
+  return SLUICE_E_FOREIGN;
+}
+static void count_destroy(void* user) { ++*(int*)user; }
+
+static void CommCreate_BadArguments_AreRefused(void** state) {
+  (void)state;
+  sluice_local_group_t* group = (sluice_local_group_t*)(uintptr_t)1;
+  REFUSED(sluice_local_group_create(2, NULL), BAD, "out_group is NULL");
+  REFUSED(sluice_local_group_create(0, &group), BAD, "world_size is 0");
+  assert_null(group);
+  REFUSED(sluice_local_group_create(-3, &group), BAD, "world_size is -3");
+  WORKS(sluice_local_group_create(2, &group));
+  sluice_comm_config_t good, c;
+  sluice_comm_config_init(&good, sizeof good);
+  assert_int_equal(good.world_size, 1);
+  good.world_size = 2;
+  sluice_comm_t *comm = NULL, *second = NULL;
+  REFUSED(sluice_comm_create_local(NULL, &good, &comm), BAD, "group");
+  REFUSED(sluice_comm_create_local(group, &good, NULL), BAD, "out_comm");
+  REFUSED(sluice_comm_create_local(group, NULL, &comm), BAD, "sluice_comm_config_t");
+  c = good, c.rank = 2;
+  REFUSED(sluice_comm_create_local(group, &c, &comm), BAD, "rank 2 of world_size 2");
+  c = good, c.rank = -1;
+  REFUSED(sluice_comm_create_local(group, &c, &comm), BAD, "rank -1");
+  c = good, c.world_size = 0;
+  REFUSED(sluice_comm_create_local(group, &c, &comm), BAD, "world_size 0");
+  c = good, c.world_size = 3;
+  REFUSED(sluice_comm_create_local(group, &c, &comm), BAD, "world_size is 3 in the config, 2 in the group");
+  WORKS(sluice_comm_create_local(group, &good, &comm));
+  REFUSED(sluice_comm_create_local(group, &good, &second), BAD, "rank 0 of this local group is taken");
+  assert_null(second);
+  assert_int_equal(sluice_comm_rank(comm), 0);
+  assert_int_equal(sluice_comm_world_size(comm), 2);
+  assert_string_equal(sluice_comm_name(comm), "local");
+  sluice_comm_destroy(comm);
+  REFUSED(sluice_comm_create_local(group, &good, &comm), BAD, "was destroyed");
+  sluice_local_group_destroy(group);
+
+  int destroyed = 0;
+  sluice_host_comm_vtable_t vtable, v;
+  memset(&vtable, 0, sizeof vtable);
+  vtable.struct_size = sizeof vtable;
+  vtable.exchange_start = no_start, vtable.exchange_wait = no_wait, vtable.destroy = count_destroy;
+  REFUSED(sluice_comm_create_host(&good, &vtable, &destroyed, NULL), BAD, "out_comm is NULL");
+  REFUSED(sluice_comm_create_host(NULL, &vtable, &destroyed, &comm), BAD, "sluice_comm_config_t");
+  REFUSED(sluice_comm_create_host(&good, NULL, &destroyed, &comm), BAD, "sluice_host_comm_vtable_t");
+  v = vtable, v.struct_size = 8;
+  REFUSED(sluice_comm_create_host(&good, &v, &destroyed, &comm), SLUICE_E_ABI, "sluice_host_comm_vtable_t");
+  v = vtable, v.exchange_start = NULL;
+  REFUSED(sluice_comm_create_host(&good, &v, &destroyed, &comm), BAD, "exchange_start");
+  v = vtable, v.exchange_wait = NULL;
+  REFUSED(sluice_comm_create_host(&good, &v, &destroyed, &comm), BAD, "exchange_wait");
+  assert_int_equal(destroyed, 0); /* refused: `user` stays the caller's */
+  WORKS(sluice_comm_create_host(&good, &vtable, &destroyed, &comm));
+  assert_string_equal(sluice_comm_name(comm), "host");
+  sluice_comm_destroy(comm);
+  assert_int_equal(destroyed, 1);
+
+  REFUSED(sluice_comm_create_mpi(&good, -1, NULL, NULL), BAD, "out_comm is NULL");
+  REFUSED(sluice_comm_create_mpi(&good, -1, "/nowhere/libsluice_mpi.so", &comm), SLUICE_E_NOT_FOUND,
+          "/nowhere/libsluice_mpi.so");
+  assert_int_equal(sluice_comm_rank(NULL), -1);
+  assert_int_equal(sluice_comm_world_size(NULL), 0);
+  assert_string_equal(sluice_comm_name(NULL), "");
+  sluice_comm_abort(NULL);
+  sluice_comm_destroy(NULL);
+  sluice_local_group_destroy(NULL);
+}
+
+static void Errors_CopiedOut_AreBoundedAndNamed(void** state) {
+  (void)state;
+  assert_string_equal(sluice_status_name(SLUICE_OK), "OK");
+  assert_string_equal(sluice_status_name(SLUICE_E_INTERNAL), "INTERNAL");
+  assert_string_equal(sluice_status_name(1), "UNKNOWN");
+  assert_string_equal(sluice_status_name(SLUICE_E_CAPACITY), "CAPACITY");
+  assert_string_equal(sluice_status_name(-17), "UNKNOWN");
+  assert_string_equal(sluice_status_name(INT32_MIN), "UNKNOWN");
+  REFUSED(sluice_local_group_create(0, NULL), BAD, "out_group");
+  sluice_error_last(NULL);
+  struct {
+    size_t size;
+    unsigned char rest[64];
+  } small = {.size = 32};
+  memset(small.rest, 0xee, sizeof small.rest);
+  sluice_error_last((sluice_error_info_t*)(void*)&small);
+  assert_int_equal(small.size, 32);
+  assert_int_equal(small.rest[32 - 8 - 1], 0); /* the text is terminated within what the caller has */
+  assert_int_equal(small.rest[32 - 8], 0xee);
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(ContextCreate_BadConfig_IsRefused),
+      cmocka_unit_test(Trace_BadArguments_AreRefused),
+      cmocka_unit_test(MoeCreate_BadConfig_IsRefused),
+      cmocka_unit_test(MoeCreate_ExpertsNotDivisibleByRanks_NeedsATable),
+      cmocka_unit_test(CommCreate_BadArguments_AreRefused),
+      cmocka_unit_test(Errors_CopiedOut_AreBoundedAndNamed),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

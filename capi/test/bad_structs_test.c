@@ -1,0 +1,225 @@
+/* Structs of the wrong size, with bytes that nobody knows or unknown extensions: ABI errors that name the struct. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/refusals.h"
+
+typedef union wide_s {
+  unsigned char bytes[1024];
+  size_t struct_size;
+  sluice_context_config_t context;
+  sluice_moe_config_t moe;
+  sluice_comm_config_t comm;
+  sluice_moe_forward_args_t forward;
+  sluice_moe_backward_args_t backward;
+  sluice_expert_tensors_t experts;
+  sluice_expert_callbacks_t callbacks;
+  sluice_context_stats_t stats;
+} wide_t;
+
+typedef sluice_status_t (*wide_call_t)(fixture_t* f, const void* argument);
+
+static sluice_status_t run_with_params(fixture_t* f, const void* params);
+
+/* Too small, far too large, dirty beyond what is known: ABI naming the struct. A zero tail is accepted, and so is the
+ * oldest layout, with the defaults for what it lacks. */
+static void check_struct(fixture_t* f, const void* good, size_t size, size_t oldest, const char* name,
+                         wide_call_t call) {
+  wide_t w;
+  memset(&w, 0, sizeof w);
+  memcpy(&w, good, size);
+  const size_t wrong[] = {0, 7, sizeof(size_t), oldest - 1, 65537, (size_t)-1};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; ++i) {
+    w.struct_size = wrong[i];
+    REFUSED(call(f, &w), SLUICE_E_ABI, name);
+  }
+  w.struct_size = oldest;
+  memset(w.bytes + oldest, 0xee, size - oldest);
+  WORKS(call(f, &w));
+  memcpy(&w, good, size);
+  w.struct_size = size + 16;
+  WORKS(call(f, &w));
+  w.bytes[size + 9] = 1;
+  REFUSED(call(f, &w), SLUICE_E_ABI, name);
+  w.bytes[size + 9] = 0;
+  WORKS(call(f, &w));
+  if (call != run_with_params) REFUSED(call(f, NULL), BAD, name);
+}
+
+static const sluice_ext_header_t stranger = {.type = 4711};
+
+static sluice_status_t make_comm(fixture_t* f, const void* config) {
+  (void)f;
+  sluice_local_group_t* group = NULL;
+  sluice_comm_t* comm = NULL;
+  sluice_status_t status = sluice_local_group_create(1, &group);
+  if (status == SLUICE_OK) status = sluice_comm_create_local(group, config, &comm);
+  sluice_comm_destroy(comm);
+  sluice_local_group_destroy(group);
+  return status;
+}
+static sluice_status_t run_forward(fixture_t* f, const void* args) {
+  sluice_step_t* step = NULL;
+  sluice_status_t status = sluice_moe_forward(f->rig.moe, args, NULL, &step);
+  sluice_step_drop(step);
+  return status;
+}
+static sluice_status_t run_backward(fixture_t* f, const void* args) {
+  sluice_step_t* step = fresh_step(f);
+  sluice_status_t status = sluice_moe_backward(f->rig.moe, step, args, NULL);
+  sluice_step_drop(step);
+  return status;
+}
+static sluice_status_t run_with_params(fixture_t* f, const void* params) {
+  sluice_moe_forward_args_t args = f->rig.forward;
+  args.params = params;
+  return run_forward(f, &args);
+}
+static sluice_status_t run_with_grads(fixture_t* f, const void* grads) {
+  sluice_moe_backward_args_t args = f->rig.backward;
+  args.grad_params = grads;
+  return run_backward(f, &args);
+}
+static sluice_status_t run_with_callbacks(fixture_t* f, const void* callbacks) {
+  sluice_moe_forward_args_t args = f->rig.forward;
+  args.callbacks = callbacks;
+  return run_forward(f, &args);
+}
+
+static void Structs_WrongSizeOrDirtyTail_IsAbiError(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  sluice_context_config_t context;
+  sluice_context_config_init(&context, sizeof context);
+  context.gemm = "ref";
+  check_struct(&f, &context, sizeof context, offsetof(sluice_context_config_t, memory_budget),
+               "sluice_context_config_t", make_context);
+  check_struct(&f, &f.rig.config, sizeof f.rig.config, offsetof(sluice_moe_config_t, restore_input),
+               "sluice_moe_config_t", make_layer);
+  sluice_comm_config_t comm;
+  sluice_comm_config_init(&comm, sizeof comm);
+  check_struct(&f, &comm, sizeof comm, offsetof(sluice_comm_config_t, timeout_ns), "sluice_comm_config_t", make_comm);
+  rig_reset(&f.rig);
+  check_struct(&f, &f.rig.forward, sizeof f.rig.forward, offsetof(sluice_moe_forward_args_t, save_is_counted),
+               "sluice_moe_forward_args_t", run_forward);
+  check_struct(&f, &f.rig.backward, sizeof f.rig.backward, sizeof f.rig.backward, "sluice_moe_backward_args_t",
+               run_backward);
+  check_struct(&f, &f.rig.param_table, sizeof f.rig.param_table, sizeof f.rig.param_table, "sluice_expert_tensors_t",
+               run_with_params);
+  check_nothing_lost(&f);
+  close_fixture(&f);
+}
+
+static void ExpertStructs_WrongSizeOrDirtyTail_IsAbiError(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  rig_reset(&f.rig);
+  wide_t w;
+  memset(&w, 0, sizeof w);
+  w.experts = f.rig.grad_table;
+  w.struct_size = sizeof w.experts - 1;
+  REFUSED(run_with_grads(&f, &w), SLUICE_E_ABI, "sluice_expert_tensors_t");
+  w.struct_size = sizeof w.experts + 8;
+  WORKS(run_with_grads(&f, &w));
+  w.bytes[sizeof w.experts] = 1;
+  REFUSED(run_with_grads(&f, &w), SLUICE_E_ABI, "sluice_expert_tensors_t");
+  check_nothing_lost(&f);
+  close_fixture(&f);
+
+  sluice_moe_config_t config = rig_config();
+  config.callback_experts = 1;
+  open_with(&f, &config);
+  rig_reset(&f.rig);
+  check_struct(&f, &f.rig.callbacks, sizeof f.rig.callbacks, sizeof f.rig.callbacks, "sluice_expert_callbacks_t",
+               run_with_callbacks);
+  check_nothing_lost(&f);
+  close_fixture(&f);
+}
+
+static void Structs_UnknownExtension_IsNamed(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  sluice_context_config_t context;
+  sluice_context_config_init(&context, sizeof context);
+  context.next = &stranger;
+  REFUSED(make_context(&f, &context), SLUICE_E_ABI, "4711");
+  sluice_moe_config_t config = rig_config();
+  config.next = &stranger;
+  REFUSED(make_layer(&f, &config), SLUICE_E_ABI, "4711");
+  sluice_comm_config_t comm;
+  sluice_comm_config_init(&comm, sizeof comm);
+  comm.next = &stranger;
+  REFUSED(make_comm(&f, &comm), BAD, "4711");
+  f.rig.forward.next = &stranger;
+  FORWARD_REFUSED(&f, SLUICE_E_ABI, "4711");
+  sluice_step_t* step = fresh_step(&f);
+  f.rig.backward.next = &stranger;
+  BACKWARD_REFUSED(&f, step, SLUICE_E_ABI, "4711");
+  close_fixture(&f);
+}
+
+/* Shorter structs are for later versions; init itself must never write beyond what it is told. */
+static void Init_ShortOrNull_WritesOnlyThatMuch(void** state) {
+  (void)state;
+  unsigned char block[64];
+  void (*const inits[])(void*, size_t) = {(void (*)(void*, size_t))(void (*)(void))sluice_context_config_init,
+                                          (void (*)(void*, size_t))(void (*)(void))sluice_moe_config_init,
+                                          (void (*)(void*, size_t))(void (*)(void))sluice_comm_config_init,
+                                          (void (*)(void*, size_t))(void (*)(void))sluice_moe_forward_args_init,
+                                          (void (*)(void*, size_t))(void (*)(void))sluice_moe_backward_args_init,
+                                          (void (*)(void*, size_t))(void (*)(void))sluice_error_info_init};
+  for (size_t i = 0; i < sizeof inits / sizeof inits[0]; ++i) {
+    for (size_t size = 0; size <= 40; ++size) {
+      memset(block, 0xee, sizeof block);
+      inits[i](block, size);
+      for (size_t at = size < sizeof(size_t) ? 0 : size; at < sizeof block; ++at) assert_int_equal(block[at], 0xee);
+    }
+    inits[i](NULL, 100);
+  }
+}
+
+static void Stats_WrongSize_IsAbiErrorAndShortIsFilled(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  wide_t w;
+  memset(&w, 0, sizeof w);
+  REFUSED(sluice_context_get_stats(f.rig.context, 0, &w.stats), SLUICE_E_ABI, "sluice_context_stats_t");
+  w.struct_size = (size_t)0xeeeeeeeeeeeeu;
+  REFUSED(sluice_context_get_stats(f.rig.context, 0, &w.stats), SLUICE_E_ABI, "sluice_context_stats_t");
+  memset(&w, 0xee, sizeof w);
+  w.struct_size = 24; /* up to peak_bytes */
+  WORKS(sluice_context_get_stats(f.rig.context, 0, &w.stats));
+  assert_int_equal(w.struct_size, 24);
+  assert_true(w.stats.peak_bytes >= w.stats.current_bytes && w.stats.current_bytes > 0);
+  for (size_t i = 24; i < sizeof w; ++i) assert_int_equal(w.bytes[i], 0xee);
+  memset(&w, 0xee, sizeof w);
+  w.struct_size = sizeof w; /* a newer header's */
+  WORKS(sluice_context_get_stats(f.rig.context, 0, &w.stats));
+  assert_string_equal(w.stats.gemm, "ref");
+  for (size_t i = sizeof w.stats; i < sizeof w; ++i) assert_int_equal(w.bytes[i], 0);
+  REFUSED(sluice_context_get_stats(NULL, 0, &w.stats), BAD, "context is NULL");
+  REFUSED(sluice_context_get_stats(f.rig.context, 0, NULL), BAD, "out_stats is NULL");
+  check_nothing_lost(&f);
+  close_fixture(&f);
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Structs_WrongSizeOrDirtyTail_IsAbiError),
+      cmocka_unit_test(ExpertStructs_WrongSizeOrDirtyTail_IsAbiError),
+      cmocka_unit_test(Structs_UnknownExtension_IsNamed),
+      cmocka_unit_test(Init_ShortOrNull_WritesOnlyThatMuch),
+      cmocka_unit_test(Stats_WrongSize_IsAbiErrorAndShortIsFilled),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

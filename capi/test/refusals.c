@@ -1,0 +1,93 @@
+#include "capi/test/refusals.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void check_refusal(sluice_status_t got, sluice_status_t want, const char* text, const char* call, const char* file,
+                   int line) {
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  if (got != want || (want != SLUICE_OK && (why.status != want || strstr(why.message, text) == NULL))) {
+    fail_msg("%s:%d: %s\n gave %s (record: %s: \"%s\")\n want %s, naming \"%s\"", file, line, call,
+             sluice_status_name(got), sluice_status_name(why.status), why.message, sluice_status_name(want), text);
+  }
+}
+
+static sluice_status_t warm_backward(fixture_t* f, int32_t halves, int wanted) {
+  sluice_step_t* step = NULL;
+  rig_reset(&f->rig);
+  sluice_status_t status = rig_forward(&f->rig, &step);
+  f->rig.backward.halves = halves == SLUICE_HALF_BOTH ? halves : SLUICE_HALF_INPUT;
+  if (!wanted) f->rig.backward.grad_params = NULL;
+  if (status == SLUICE_OK) status = rig_backward(&f->rig, step);
+  f->rig.backward.halves = SLUICE_HALF_WEIGHT;
+  if (status == SLUICE_OK && halves == SLUICE_HALF_WEIGHT) status = rig_backward(&f->rig, step);
+  sluice_step_drop(step);
+  return status;
+}
+
+void open_with(fixture_t* f, const sluice_moe_config_t* config) {
+  WORKS(rig_open(&f->rig, NULL, config));
+  f->rig.forward.needs_backward = 0;
+  WORKS(sluice_moe_forward(f->rig.moe, &f->rig.forward, NULL, NULL));
+  if (!config->callback_experts) {
+    WORKS(warm_backward(f, SLUICE_HALF_WEIGHT, 1));
+    WORKS(warm_backward(f, SLUICE_HALF_BOTH, 0));
+  }
+  WORKS(rig_round(&f->rig, &f->digest));
+  f->live_bytes = atomic_load(&f->rig.heap.live_bytes);
+}
+
+void open_default(fixture_t* f) {
+  sluice_moe_config_t config = rig_config();
+  open_with(f, &config);
+}
+
+void check_nothing_lost(fixture_t* f) {
+  uint64_t digest = 0;
+  assert_int_equal(atomic_load(&f->rig.heap.live_bytes), f->live_bytes);
+  WORKS(rig_round(&f->rig, &digest));
+  assert_true(digest == f->digest);
+  assert_int_equal(atomic_load(&f->rig.heap.live_bytes), f->live_bytes);
+}
+
+void close_fixture(fixture_t* f) {
+  rig_close(&f->rig);
+  assert_int_equal(atomic_load(&f->rig.heap.live_bytes), 0);
+  assert_int_equal(atomic_load(&f->rig.heap.live_blocks), 0);
+}
+
+sluice_step_t* fresh_step(fixture_t* f) {
+  sluice_step_t* step = NULL;
+  rig_reset(&f->rig);
+  WORKS(rig_forward(&f->rig, &step));
+  return step;
+}
+
+sluice_status_t make_context(fixture_t* f, const void* config) {
+  (void)f;
+  sluice_context_t* context = NULL;
+  sluice_status_t status = sluice_context_create(config, NULL, &context);
+  sluice_context_destroy(context);
+  return status;
+}
+sluice_status_t make_layer(fixture_t* f, const void* config) {
+  sluice_moe_t* moe = NULL;
+  sluice_status_t status = sluice_moe_create(f->rig.context, config, &moe);
+  sluice_moe_destroy(moe);
+  return status;
+}
+
+void* save(void* user, int32_t which, uint64_t bytes) {
+  saved_t* saved = user;
+  if (saved->refuse == which) return NULL;
+  saved->bytes[which] = bytes;
+  free(saved->data[which]);
+  saved->data[which] = aligned_alloc(64, (bytes + 127) / 64 * 64);
+  return saved->data[which];
+}
+
+void free_saved(saved_t* saved) {
+  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) free(saved->data[i]);
+}

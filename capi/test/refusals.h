@@ -1,0 +1,70 @@
+/* What the bad_*_test.c share: a layer that is given something wrong, must refuse it by name, and have lost nothing by
+ * it: the next correct call gives the same bits as before, and no byte stays behind. */
+#ifndef SLUICE_CAPI_TEST_REFUSALS_H_
+#define SLUICE_CAPI_TEST_REFUSALS_H_
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "capi/test/rig.h"
+
+/* Fails the test unless the call gave `want` and, for a refusal, the record's text names `text`. */
+void check_refusal(sluice_status_t got, sluice_status_t want, const char* text, const char* call, const char* file,
+                   int line);
+
+#define REFUSED(call, status, text) check_refusal((call), (status), (text), #call, __FILE__, __LINE__)
+#define WORKS(call)                 check_refusal((call), SLUICE_OK, "", #call, __FILE__, __LINE__)
+#define BAD                         SLUICE_E_INVALID_ARGUMENT
+#define COUNT(array)                ((int)(sizeof(array) / sizeof((array)[0])))
+
+typedef struct fixture_s {
+  rig_t rig;
+  uint64_t digest; /* of a good round */
+  int64_t live_bytes;
+} fixture_t;
+
+/* Every kind of pass once: what the context keeps of them (schedules, slots) is no leak. */
+void open_with(fixture_t* f, const sluice_moe_config_t* config);
+void open_default(fixture_t* f);
+/* After a refusal: nothing kept, and the same bits as ever. */
+void check_nothing_lost(fixture_t* f);
+void close_fixture(fixture_t* f);
+/* A forward whose backward is still to come. */
+sluice_step_t* fresh_step(fixture_t* f);
+
+#define FORWARD_REFUSED(f, status, text)                   \
+  do {                                                     \
+    sluice_step_t* step_ = (sluice_step_t*)(uintptr_t)1;   \
+    REFUSED(rig_forward(&(f)->rig, &step_), status, text); \
+    assert_null(step_);                                    \
+    check_nothing_lost(f);                                 \
+  } while (0)
+
+/* On a fresh step, which a right backward must still accept afterwards. */
+#define BACKWARD_REFUSED(f, step, status, text)           \
+  do {                                                    \
+    REFUSED(rig_backward(&(f)->rig, step), status, text); \
+    rig_reset(&(f)->rig);                                 \
+    WORKS(rig_backward(&(f)->rig, step));                 \
+    sluice_step_drop(step);                               \
+    check_nothing_lost(f);                                \
+  } while (0)
+
+/* Made from this config and destroyed again. */
+sluice_status_t make_context(fixture_t* f, const void* config);
+sluice_status_t make_layer(fixture_t* f, const void* config);
+
+/* The host's saved buffers, as its callback `save` hands them out. */
+typedef struct saved_s {
+  void* data[SLUICE_SAVED_COUNT];
+  uint64_t bytes[SLUICE_SAVED_COUNT];
+  int32_t refuse; /* this buffer */
+} saved_t;
+void* save(void* user, int32_t which, uint64_t bytes);
+void free_saved(saved_t* saved);
+
+#endif /* SLUICE_CAPI_TEST_REFUSALS_H_ */

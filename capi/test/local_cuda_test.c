@@ -249,7 +249,7 @@ static void rank_one_is_silent(rank_t* me) {
 
 static void LocalCuda_SilentRank_TimesOutNamingIt(void** state) {
   (void)state;
-  world_t world = {.world_size = 3, .devices = 1, .run = rank_one_is_silent, .timeout_ns = 300 * MS};
+  world_t world = {.world_size = 3, .devices = 1, .run = rank_one_is_silent, .timeout_ns = 1000 * MS};
   sluice_fake_cuda_reset();
   assert_int_equal(run_world(&world), 0);
   int timed_out = 0;

@@ -113,6 +113,7 @@ typedef struct script_s {
   int is_store_gone;
   char published_key[32];
   char published_value[160];
+  uint64_t wait_deadline_ns; /* of the last wait */
   int num_waits, num_published, num_aborted, num_abandoned, num_destroyed;
 } script_t;
 
@@ -129,6 +130,7 @@ static sluice_status_t script_wait(sluice_comm_t* comm, sluice_comm_request_t* r
   script_t* s = (script_t*)comm;
   (void)request;
   ++s->num_waits;
+  s->wait_deadline_ns = deadline_ns;
   while (!s->returns_early && sluice_now_ns() < deadline_ns) {
     struct timespec nap = {0, 1000000};
     nanosleep(&nap, NULL);
@@ -265,7 +267,7 @@ static void wait_early_return(void** state) {
   script_init(&s);
   s.returns_early = 1;
   time_out(&s, &why);
-  assert_in_range(s.num_waits, 2, 70); /* at most one per millisecond */
+  assert_in_range(s.num_waits, 1, 70); /* at most one per millisecond; how few is a matter of the machine's load */
 }
 
 static void wait_broken(void** state) {
@@ -281,9 +283,10 @@ static void wait_broken(void** state) {
   int64_t x = 1;
   assert_int_equal(sluice_comm_all_reduce_i64(&s.base, &x, 1, SLUICE_REDUCE_SUM, NULL), SLUICE_E_TIMED_OUT);
   /* The second of two requests in flight is put away at once. */
-  uint64_t begin_ns = sluice_now_ns();
+  const int num_waits = s.num_waits;
   assert_int_equal(sluice_comm_exchange_wait(&s.base, request, NULL), SLUICE_E_TIMED_OUT);
-  assert_true(sluice_now_ns() - begin_ns < 50 * MS);
+  assert_int_equal(s.num_waits, num_waits + 1);
+  assert_true(s.wait_deadline_ns == 0);
   assert_int_equal(s.num_abandoned, 2);
   sluice_comm_abort(&s.base); /* the first failure stays the one that is told */
   assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_TIMED_OUT);

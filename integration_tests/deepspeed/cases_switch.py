@@ -100,7 +100,7 @@ def refused(what: str, policy: str) -> Any:
     elif what == "float64":
         layer.experts.double()
     try:
-        handle = swap(model, Options(on_unsupported=policy, timeout=20))
+        handle = swap(model, Options(on_unsupported=policy, timeout=60))
     except Exception as error:
         assert not any(isinstance(moe.deepspeed_moe, SluiceMOELayer) for moe in model.moes), "something stayed swapped"
         return [type(error).__name__, str(error)]
@@ -168,7 +168,7 @@ def auto_ep_beside_native(policy: str) -> Any:
     model.other = AutoEPMoELayer.__new__(AutoEPMoELayer)  # of a Hugging Face model in real life
     nn.Module.__init__(model.other)
     try:
-        with swap(model, Options(on_unsupported=policy, timeout=20)) as handle:
+        with swap(model, Options(on_unsupported=policy, timeout=60)) as handle:
             return [len(handle.layers), handle.refused]
     except Exception as error:
         return [type(error).__name__, str(error)]

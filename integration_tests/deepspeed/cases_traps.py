@@ -252,7 +252,7 @@ def alone_never_communicates() -> int:
 
 def one_rank_skips(drop: bool, how: str) -> None:
     """Trap 11: rank 1 leaves the layer out (or calls another one); rank 0 raises."""
-    host = _swapped([{"drop_tokens": drop}, {"drop_tokens": drop}], {"timeout": 3})
+    host = _swapped([{"drop_tokens": drop}, {"drop_tokens": drop}], {"timeout": 10})  # swapping has to fit in as well
     x = torch.randn(12, models.WIDTH)
     with torch.no_grad():
         _layer(host)(x, None)

@@ -138,7 +138,7 @@ def ds_config(**changes: Any) -> dict[str, Any]:
     }
 
 
-SLUICE = {"enabled": True, "chunks": 2, "timeout": 20}
+SLUICE = {"enabled": True, "chunks": 2, "timeout": 60}
 
 
 def engine(model: nn.Module, config: dict[str, Any], sluice: dict[str, Any] | None = None) -> Any:

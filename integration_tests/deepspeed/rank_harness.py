@@ -21,6 +21,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 START_DEADLINE_S = 200.0
+DEADLINE_S = 150.0  # against hangs: on a busy machine a case of a second takes many
 
 
 class RankFailure(AssertionError):
@@ -42,7 +43,7 @@ class Ranks:
 
     # ---- what tests use ----
 
-    def run(self, target: str, deadline: float = 60.0, **arguments: Any) -> list[Any]:
+    def run(self, target: str, deadline: float = DEADLINE_S, **arguments: Any) -> list[Any]:
         """Runs `module:function(**arguments)` on all ranks; each one's result, by rank."""
         answers = self.try_run(target, deadline, **arguments)
         bad = {rank: answer["error"] for rank, answer in enumerate(answers) if "error" in answer}
@@ -52,7 +53,7 @@ class Ranks:
         return [answer["result"] for answer in answers]
 
     def try_run(
-        self, target: str, deadline: float = 60.0, dying: tuple[int, ...] = (), **arguments: Any
+        self, target: str, deadline: float = DEADLINE_S, dying: tuple[int, ...] = (), **arguments: Any
     ) -> list[dict[str, Any]]:
         """As `run`, but a rank's exception is an answer: {"error": {"type", "message", "traceback"}}.
 
@@ -93,9 +94,7 @@ class Ranks:
     # ---- inside ----
 
     def _start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        door = socket.create_server(("127.0.0.1", 0), backlog=128)  # rank 0's from here on: nobody else gets the port
         self._logs = [Path(self._folder.name) / f"rank{rank}-{time.monotonic_ns()}.log" for rank in range(self.world)]
         for rank in range(self.world):
             read_end, write_end = os.pipe()
@@ -106,7 +105,7 @@ class Ranks:
                 "WORLD_SIZE": str(self.world),
                 "LOCAL_SIZE": str(self.world),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                "MASTER_PORT": str(door.getsockname()[1]),
                 "OMP_NUM_THREADS": "1",
                 "DS_ACCELERATOR": "cpu",
                 "TORCHDYNAMO_DISABLE": "1",
@@ -116,17 +115,18 @@ class Ranks:
             environment = {key: value for key, value in environment.items() if value != ""}
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(self.worker), str(write_end)],
+                    [sys.executable, str(self.worker), str(write_end), str(door.fileno())],
                     stdin=subprocess.PIPE,
                     stdout=self._logs[rank].open("wb"),
                     stderr=subprocess.STDOUT,
-                    pass_fds=(write_end,),
+                    pass_fds=(write_end, door.fileno()) if rank == 0 else (write_end,),
                     env=environment,
                     cwd=self._folder.name,
                 )
             )
             os.close(write_end)
             self._replies.append(os.fdopen(read_end, "rb", buffering=0))
+        door.close()
         for answer in self._collect("start", START_DEADLINE_S):
             if "error" in answer:
                 self.stop()

@@ -31,13 +31,15 @@ def main() -> None:
     try:
         sys.path.insert(0, str(Path(__file__).resolve().parent))
         import deepspeed
+        import rank_group
         import torch
 
         # Its shared-memory op serves small all-reduces of inference only. Compiling it takes a minute where it is not
         # cached, and a build that is killed leaves a lock on which every later run waits for ever.
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
         torch.set_num_threads(1)
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        rank_group.join(int(sys.argv[2]))
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)  # takes the group that is there
         reply({"result": None})
     except BaseException as error:
         reply(_error(error))

@@ -94,7 +94,7 @@ def test_EpSizes_OneAndTwoInOneModel_AsStock(ranks2: Ranks) -> None:
 @pytest.mark.parametrize("sizes", [[4], [2, 4], [2, 1]])
 def test_EpSizes_OnFourRanks_AsStock(ranks4: Ranks, sizes: list[int]) -> None:
     layers = [{"ep_size": size, "k": k} for k, size in enumerate(sizes, 1)]
-    _compare(ranks4.run("cases_parity:parity", deadline=120, layers=layers, steps=6), F32)
+    _compare(ranks4.run("cases_parity:parity", layers=layers, steps=6), F32)
 
 
 @pytest.mark.parametrize("stage", [1, 2])

@@ -8,7 +8,7 @@ import pytest
 from rank_harness import Ranks
 
 STOCK, SWAPPED = ["MOELayer"], ["SluiceMOELayer"]
-ON = {"enabled": True, "timeout": 20}
+ON = {"enabled": True, "timeout": 60}
 # A rank that fails in initialize leaves the host's groups as they are, so one set of ranks serves all tests here.
 START = "cases_switch:start"
 

@@ -15,6 +15,7 @@ import argparse
 import collections
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -61,6 +62,14 @@ class Outcome:
     tails: dict[int, list[str]] = field(default_factory=dict)
 
 
+def _free_port() -> int:
+    """A port of loopback below those that the kernel gives out, which could be anybody's before rank 0 is so far."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(20000, 32000)))
+            return int(probe.getsockname()[1])
+
+
 @dataclass
 class Link:
     """A network for `world_size` ranks; a context manager. After entry, `description` says what was made."""
@@ -87,9 +96,7 @@ class Link:
                 self.fallback = f"No shaped link, the ranks talk over plain loopback: {why}."
         if self._namespaces is None:
             self.description = "loopback"
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self._port = probe.getsockname()[1]
+            self._port = _free_port()
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -43,9 +43,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_TwoRanks_EachLayoutAndExperts_AsUnsplit(
     ranks: Ranks, saved: Any, kind: str, experts: str, layout: str
 ) -> None:
-    found = ranks.run(
-        "tf_models:ep_step", deadline=120, kind=kind, path=saved(kind), experts=experts, layout=LAYOUTS[layout]
-    )
+    found = ranks.run("tf_models:ep_step", kind=kind, path=saved(kind), experts=experts, layout=LAYOUTS[layout])
     for rank, worst in enumerate(found):
         for name, gap in worst.items():
             assert gap < 2e-5, (rank, name, gap)
@@ -53,17 +51,16 @@ def test_TwoRanks_EachLayoutAndExperts_AsUnsplit(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_TwoRanks_SaveAfterLoad_SameBits(ranks: Ranks, saved: Any, layout: str) -> None:
-    assert ranks.run(
-        "tf_models:ep_save", deadline=120, kind="qwen3_moe", path=saved("qwen3_moe"), layout=LAYOUTS[layout]
-    ) == [True, True]
+    assert ranks.run("tf_models:ep_save", kind="qwen3_moe", path=saved("qwen3_moe"), layout=LAYOUTS[layout]) == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_TwoRanks_OtherModelsFused_AsUnsplit(ranks: Ranks, saved: Any, kind: str, layout: str) -> None:
-    found = ranks.run(
-        "tf_models:ep_step", deadline=120, kind=kind, path=saved(kind), experts="sluice", layout=LAYOUTS[layout]
-    )
+    found = ranks.run("tf_models:ep_step", kind=kind, path=saved(kind), experts="sluice", layout=LAYOUTS[layout])
     for rank, worst in enumerate(found):
         for name, gap in worst.items():
             assert gap < 2e-5, (rank, name, gap)
@@ -110,7 +107,7 @@ def test_FourRanks_MixedTpAndFsdp_AsUnsplit(saved: Any, kind: str, experts: str)
 
 
 def test_TwoRanks_FirstCallRefusedOnOne_BothAreToldAndGoOn(ranks: Ranks, saved: Any) -> None:
-    found = ranks.run("tf_models:ep_refused", deadline=60, kind="qwen3_moe", path=saved("qwen3_moe"))
+    found = ranks.run("tf_models:ep_refused", kind="qwen3_moe", path=saved("qwen3_moe"))
     assert found[1]["told"].startswith("Unsupported") and "float64" in found[1]["told"]
     assert found[0]["told"].startswith("PeerRefused") and "rank 1" in found[0]["told"]
     assert all(said["shape"] == "[3, 32]" for said in found)

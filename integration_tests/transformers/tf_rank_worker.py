@@ -30,11 +30,13 @@ def main() -> None:
         replies.flush()
 
     def start() -> None:
-        sys.path.insert(0, str(Path(__file__).resolve().parent))
+        here = Path(__file__).resolve().parent
+        sys.path[:0] = [str(here), str(here.parent / "deepspeed")]  # the latter for its harness of ranks
+        import rank_group
         import torch
 
         torch.set_num_threads(1)
-        torch.distributed.init_process_group("gloo")
+        rank_group.join(int(sys.argv[2]))
 
     answer(start)
     for line in sys.stdin:

@@ -86,15 +86,16 @@ def layer_matches_autograd():
         print(policy, "matches", [which for which in sizes if sizes[which] > 0])
 
 
-def deepspeed_matches_stock(port):
+def deepspeed_matches_stock():
     """A DeepSpeed layer whose experts are "on CUDA": the same loss and gradients as stock, through a CUDA context."""
     import os
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     import deepspeed
 
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # compiles for a minute, for inference alone
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)  # takes the group that is there
     import sluice.adapters.deepspeed.probe as probe
     from deepspeed.moe.layer import MoE
     from sluice.adapters.deepspeed import swap
@@ -158,12 +159,12 @@ def refusals():
     layer(rows, ids, weights, params)  # and it works on
 
 
-def group(rank, port):
+def group(rank, store):
     """The id of one rank reaches the other, and both make their communicator from it."""
     import datetime
 
     torch.distributed.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", datetime.timedelta(seconds=60), rank=rank, world_size=2
+        "gloo", f"file://{store}", datetime.timedelta(seconds=150), rank=rank, world_size=2
     )
     ep = EpGroup.for_ranks([0, 1])
     where = Pretended("cuda")
@@ -184,8 +185,6 @@ def group(rank, port):
 if __name__ == "__main__":
     pretend()
     if sys.argv[1] == "group":
-        group(int(sys.argv[2]), int(sys.argv[3]))
-    elif sys.argv[1] == "deepspeed":
-        deepspeed_matches_stock(sys.argv[2])
+        group(int(sys.argv[2]), sys.argv[3])
     else:
-        {"layer": layer_matches_autograd, "refusals": refusals}[sys.argv[1]]()
+        {"layer": layer_matches_autograd, "refusals": refusals, "deepspeed": deepspeed_matches_stock}[sys.argv[1]]()

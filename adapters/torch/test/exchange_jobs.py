@@ -6,12 +6,14 @@ import threading
 import time
 from types import SimpleNamespace
 
+import meeting
 import torch
 import torch.distributed as dist
 from sluice._sluice_abi import ffi
 from sluice.adapters.torch._native import interruptible, native
 
 OK, PEER_LOST, TIMED_OUT, ABORTED = 0, -10, -11, -12
+NEVER = 100  # seconds: the deadline of waits that something else must end
 
 
 class Comm:
@@ -74,7 +76,7 @@ def post(comm, table, turn):
 
 def check(comm, posted):
     _, recv, request, turn = posted
-    assert comm.wait(request, 30) == OK, comm.why()
+    assert comm.wait(request, NEVER) == OK, comm.why()
     for peer in range(comm.world):
         if peer == comm.rank:
             assert bool((recv[peer] == 255).all())
@@ -122,24 +124,29 @@ def uneven():
     return took
 
 
-def late(seconds):
-    """The last rank comes late: waits expire, name it, live on, and succeed."""
+def late(times):
+    """The last rank comes late: waits expire, name it, live on, and succeed.
+
+    It comes when every other rank has seen it named `times` times, once of them at the time said; until the messages of
+    the others are all there a wait may name one of them. Returns what each expiry took and said.
+    """
     comm = Comm()
     last = comm.world - 1
+    others = range(last)
     table = [[64] * comm.world for _ in range(comm.world)]
     expiries = []
     if comm.rank == last:
-        time.sleep(seconds)
+        meeting.hear("expired", others)
         check(comm, post(comm, table, 0))
     else:
         posted = post(comm, table, 0)
-        while True:
+        while sum(peer == last for _, peer, _ in expiries) < times or min(took for took, _, _ in expiries) > 1.0:
             began = time.monotonic()
             status = comm.wait(posted[2], 0.3)
-            if status == OK:
-                break
             assert status == TIMED_OUT, (status, comm.why())
             expiries.append((time.monotonic() - began, *comm.why()))
+        meeting.say("expired")
+        assert comm.wait(posted[2], NEVER) == OK, comm.why()
         assert torch.equal(posted[1][last], pattern(last, comm.rank, 64, 0))
     for turn in range(3):  # the group is as good as new
         check(comm, post(comm, table, turn))
@@ -157,114 +164,142 @@ def dead(posted_first):
     last = comm.world - 1
     table = [[1 << 20] * comm.world for _ in range(comm.world)]
     check(comm, post(comm, table, 0))
-    store = dist.distributed_c10d._get_default_store()
     if comm.rank == last:
-        store.wait([f"{'posted' if posted_first else 'ready'}{rank}" for rank in range(last)])
-        store.set("killed", "")
+        meeting.hear("posted" if posted_first else "ready", range(last))
+        meeting.say("dying")
         os.kill(os.getpid(), signal.SIGKILL)
     send, recv = blocks(comm, table, 1)
     if not posted_first:
-        store.set(f"ready{comm.rank}", "")
-        store.wait(["killed"])
-        time.sleep(0.5)  # the news of its end is on its way
+        meeting.say("ready")
+        meeting.hear("dying", [last])
+        time.sleep(0.5)  # the news of its end is on its way; either order is right
     status, request = comm.start(send, recv)
     assert status == OK or not posted_first, (status, comm.why())
-    store.set(f"posted{comm.rank}", "")
+    meeting.say("posted")
     began = time.monotonic()
     if status == OK:
-        status = comm.wait(request, 30)
+        status = comm.wait(request, NEVER)
     took = time.monotonic() - began
     why = comm.why()
     again, _ = comm.start(send, recv)
     comm.destroy()
-    store.set(f"done{comm.rank}", "")
-    if comm.rank == 0:  # holds the store
-        store.wait([f"done{rank}" for rank in range(last)])
+    meeting.part(range(last))
     return status, took, why, again
 
 
 def silent():
-    """Rank 0 gives up on a silent peer: after its abort every rank learns of it at once."""
+    """Rank 0 gives up on a silent peer and aborts: who comes then is told at once, as are those it keeps waiting."""
     comm = Comm()
     table = [[128] * comm.world for _ in range(comm.world)]
-    if comm.rank == comm.world - 1:
-        time.sleep(2.5)  # silent, but alive
-        status, request = comm.start(
-            [torch.zeros(128, dtype=torch.uint8)] * comm.world, [torch.zeros(128, dtype=torch.uint8)] * comm.world
-        )
+    last = comm.world - 1
+    if comm.rank == last:
+        meeting.hear("learnt", [0])  # silent, but alive
+        send, recv = blocks(comm, table, 0)
+        status, request = comm.start(send, recv)
         if status == OK:
-            status = comm.wait(request, 10)
-        why = comm.why()
-        comm.destroy()
-        return status, 0.0, why
-    posted = post(comm, table, 0)
-    if comm.rank == 0:
-        status = comm.wait(posted[2], 0.7)
-        assert status == TIMED_OUT, (status, comm.why())
-        why = comm.why()
-        began = time.monotonic()
-        comm.vtable.abort(comm.user)
-        comm.vtable.abort(comm.user)
-        assert comm.wait(posted[2], 5) == ABORTED, comm.why()
-        assert comm.start(posted[0], posted[1])[0] == ABORTED
+            status = comm.wait(request, NEVER)
+        result = status, 0.0, comm.why()
     else:
-        began = time.monotonic()
-        status = comm.wait(posted[2], 20)
-        why = comm.why()
-    took = time.monotonic() - began
-    comm.destroy()
-    time.sleep(2.5)
-    return status, took, why
-
-
-def aborted_elsewhere():
-    """Another thread aborts while this one waits."""
-    comm = Comm()
-    table = [[1] * comm.world for _ in range(comm.world)]
-    result = (None, 0.0)
-    if comm.rank == 0:
         posted = post(comm, table, 0)
-        timer = threading.Timer(0.5, lambda: comm.vtable.abort(comm.user))
-        timer.start()
-        began = time.monotonic()
-        status = comm.wait(posted[2], 30)
-        result = (status, time.monotonic() - began)
-        timer.join()
-    else:
-        time.sleep(2)
+        meeting.say("posted")
+        meeting.hear("posted", range(last))
+        if comm.rank == 0:
+            status = comm.wait(posted[2], 0.7)
+            assert status == TIMED_OUT, (status, comm.why())
+            why = comm.why()
+            began = time.monotonic()
+            comm.vtable.abort(comm.user)
+            comm.vtable.abort(comm.user)
+            assert comm.wait(posted[2], NEVER) == ABORTED, comm.why()
+            assert comm.start(posted[0], posted[1])[0] == ABORTED
+        else:
+            began = time.monotonic()
+            status = comm.wait(posted[2], NEVER)
+            why = comm.why()
+        result = status, time.monotonic() - began, why
+        meeting.say("learnt")
+        meeting.hear("learnt", range(last))  # what closes at an orderly end must not be what the other one notices
     comm.destroy()
+    meeting.part(range(comm.world))
     return result
 
 
-def interrupted():
-    """Ctrl-C while the main thread is inside a call that waits, and once more with a handler of the host's own."""
-    comm = Comm()
-    table = [[1] * comm.world for _ in range(comm.world)]
-    if comm.rank != 0:
-        time.sleep(4)
-        comm.destroy()
-        return None
-    posted = post(comm, table, 0)
-    seen = []
-    own = signal.signal(signal.SIGINT, lambda *_: seen.append(time.monotonic()))
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with interruptible():
-        status = comm.wait(posted[2], 1.0)
-    assert status == TIMED_OUT and len(seen) == 1, (status, seen)
-    signal.signal(signal.SIGINT, own)
+def aborted_elsewhere(times):
+    """Another thread aborts while this one waits; each time on a communicator of its own."""
+    results = []
+    for turn in range(times):
+        comm = Comm()
+        if comm.rank == 0:
+            posted = post(comm, [[1] * comm.world for _ in range(comm.world)], 0)
+            begun = threading.Event()
+            called = []
 
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    began = time.monotonic()
-    raised = False
+            def abort(comm=comm, begun=begun, called=called):
+                begun.wait()
+                time.sleep(0.3)  # so that the other is inside by then, mostly
+                called.append(time.monotonic())
+                comm.vtable.abort(comm.user)
+
+            thread = threading.Thread(target=abort)
+            thread.start()
+            begun.set()
+            status = comm.wait(posted[2], NEVER)
+            ended = time.monotonic()
+            thread.join()
+            results.append((status, ended - called[0]))
+            meeting.say(f"aborted {turn}")
+        meeting.hear(f"aborted {turn}", [0])  # a peer that ends would end the wait too
+        comm.destroy()
+    meeting.part(range(dist.get_world_size()))
+    return results
+
+
+def interrupted(times):
+    """Ctrl-C while the main thread is inside a call that waits, and first with a handler of the host's own."""
+    results = []
+    for turn in range(times):
+        comm = Comm()
+        if comm.rank == 0:
+            posted = post(comm, [[1] * comm.world for _ in range(comm.world)], 0)
+            if turn == 0:
+                assert _others_handler(comm, posted[2]) == (TIMED_OUT, 1)
+            results.append(_press(comm, posted[2]))
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            meeting.say(f"interrupted {turn}")
+        meeting.hear(f"interrupted {turn}", [0])  # a peer that ends would end the wait too
+        comm.destroy()
+    meeting.part(range(dist.get_world_size()))
+    return results
+
+
+def _others_handler(comm, request):
+    """Status of the wait, and how often the host's handler ran."""
+    seen = []
+    own = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with interruptible():
+        status = comm.wait(request, 1.0)
+    timer.join()
+    signal.signal(signal.SIGINT, own)
+    return status, len(seen)
+
+
+def _press(comm, request):
+    """Seconds from Ctrl-C to KeyboardInterrupt; None if there was none."""
+    pressed = []
+
+    def press():
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Timer(0.3, press).start()
     try:
         with interruptible():
-            status = comm.wait(posted[2], 30)
+            comm.wait(request, NEVER)
     except KeyboardInterrupt:
-        raised = True
-    took = time.monotonic() - began
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    comm.destroy()
-    return raised, took
+        return time.monotonic() - pressed[0]
+    return None
 
 
 def close_unfinished():
@@ -275,7 +310,9 @@ def close_unfinished():
     if comm.rank == 0:
         post(comm, table, 0)
         comm.destroy()
-    else:
-        time.sleep(1)
+        meeting.say("closed")
+    meeting.hear("closed", [0])
+    if comm.rank != 0:
         comm.destroy()
+    meeting.part(range(comm.world))
     return True

@@ -36,16 +36,12 @@ class Ended:
                 self.error = value
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def start(world, job, deadline=120, threads=1, group_timeout=60, extra_environment=None, **arguments):
+def start(world, job, deadline=200, threads=1, group_timeout=60, extra_environment=None, **arguments):
     """Starts the ranks and returns what `finish` takes."""
     folder = tempfile.mkdtemp(prefix="sluice_ranks_")
-    environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(world))
+    door = socket.create_server(("127.0.0.1", 0), backlog=128)  # rank 0's from here on: nobody else gets the port
+    environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(door.getsockname()[1]))
+    environment["WORLD_SIZE"] = str(world)
     environment.update(OMP_NUM_THREADS=str(threads), TORCHDYNAMO_DISABLE="1", GLOO_SOCKET_IFNAME="lo")
     environment.update(extra_environment or {})
     with open(os.path.join(folder, "job"), "wb") as file:
@@ -53,10 +49,11 @@ def start(world, job, deadline=120, threads=1, group_timeout=60, extra_environme
     processes = []
     for rank in range(world):
         with open(os.path.join(folder, f"log{rank}"), "wb") as log:
-            command = [sys.executable, os.path.abspath(__file__), folder]
-            processes.append(
-                subprocess.Popen(command, env=dict(environment, RANK=str(rank)), stdout=log, stderr=log, cwd=HERE)
-            )
+            command = [sys.executable, os.path.abspath(__file__), folder, str(door.fileno())]
+            own = dict(environment, RANK=str(rank))
+            keep = (door.fileno(),) if rank == 0 else ()
+            processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log, cwd=HERE, pass_fds=keep))
+    door.close()
     return folder, processes, time.monotonic() + deadline
 
 
@@ -99,15 +96,20 @@ def _main():
     import faulthandler
 
     faulthandler.enable()
-    folder = sys.argv[1]
-    rank = int(os.environ["RANK"])
+    folder, door = sys.argv[1], int(sys.argv[2])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with open(os.path.join(folder, "job"), "rb") as file:
         job, group_timeout, arguments = pickle.load(file)
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=group_timeout))
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world
+    listening = {"is_master": True, "master_listen_fd": door} if rank == 0 else {}
+    # Starting takes as long as it takes; what is done afterwards has the deadline of the test.
+    store = dist.TCPStore(*place, timeout=timedelta(seconds=180), wait_for_workers=False, **listening)
+    store.set_timeout(timedelta(seconds=180))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=group_timeout))
     module, function = job.split(":")
     try:
         value = (True, getattr(importlib.import_module(module), function)(**arguments))

@@ -6,7 +6,6 @@ the same against PyTorch.
 
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -63,22 +62,20 @@ def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(fakes):
 
 def test_DeepSpeed_ExpertsOnAPretendedDevice_MatchStock(fakes):
     pytest.importorskip("deepspeed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    text = run(fakes, "deepspeed", port)
+    text = run(fakes, "deepspeed")
     assert text.count("matches stock") == 2
     assert "would be called as modules" in text
 
 
-def test_Group_OnCuda_TakesOneIdThroughTheStore(fakes):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+def test_Group_OnCuda_TakesOneIdThroughTheStore(fakes, tmp_path):
     command = [sys.executable, str(JOBS), "group"]
     ranks = [
         subprocess.Popen(
-            [*command, str(r), port], env=fakes, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, str(r), str(tmp_path / "store")],
+            env=fakes,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for r in range(2)
     ]

@@ -1,0 +1,45 @@
+"""The order of events between the ranks of a test, by notes in the group's store: nothing here depends on time.
+
+Rank 0's process holds the store: it ends last (`part`), or on purpose first (`until_gone`).
+"""
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+PATIENCE = timedelta(seconds=100)  # below the deadline of a set of ranks: what is missing is named by its key
+
+
+def _key(what, rank):
+    return f"test/{what}/{rank}"
+
+
+def _store():
+    return dist.distributed_c10d._get_default_store()
+
+
+def say(what):
+    """Something is so on this rank, from now on."""
+    _store().set(_key(what, dist.get_rank()), "")
+
+
+def hear(what, ranks):
+    """Waits until all these ranks have said so."""
+    _store().wait([_key(what, rank) for rank in ranks], PATIENCE)
+
+
+def part(ranks):
+    """Called at the end by these ranks, 0 among them: the store stays until all are through with it."""
+    say("through")
+    if dist.get_rank() == 0:
+        hear("through", ranks)
+
+
+def until_gone():
+    """Waits until rank 0's process has ended."""
+    try:
+        _store().wait([_key("never said", 0)], PATIENCE)
+    except dist.DistStoreError as error:
+        raise AssertionError("rank 0 has not ended") from error
+    except dist.DistNetworkError:
+        pass

@@ -8,10 +8,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import cases_parity  # noqa: F401  (chooses the backend)
 import ds_models as models
+import rank_group
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -30,6 +32,24 @@ def _steps(host: Any, first: int, count: int, lengths: list[int] | None = None) 
         host.step()
         losses.append(float(loss.detach()))
     return losses
+
+
+@contextlib.contextmanager
+def _unswapped_in_the_end(host: Any) -> Iterator[Any]:
+    """Whatever happens. An engine lies in cycles, and autograd holds its model by hooks until the engine is destroyed:
+    without this the context goes when the collector has come by twice, on each rank at another time.
+    """
+    try:
+        yield host
+    finally:
+        host.sluice.unswap()
+
+
+def contexts_alive() -> list[int]:
+    """Which of the adapter's contexts there are now, by what tells them apart."""
+    from sluice.adapters.torch import context
+
+    return [id(each) for each in context._alive if each.alive]
 
 
 def train_save_leave(
@@ -70,7 +90,11 @@ def uneven_against_plain(lengths: list[int], hot: bool, sluice: dict[str, Any], 
     """
     layers = [{"ep_size": 4, "num_experts": 8, "k": 2, "drop_tokens": False, "top2_2nd_expert_sampling": False}]
     layers[0]["expert"] = expert
-    host = engine(build(layers), ds_config(), {**SLUICE, "chunks": None, **sluice})
+    with _unswapped_in_the_end(engine(build(layers), ds_config(), {**SLUICE, "chunks": None, **sluice})) as host:
+        return _beside_a_plain_loop(host, lengths, hot)
+
+
+def _beside_a_plain_loop(host: Any, lengths: list[int], hot: bool) -> dict[str, Any]:
     layer = host.module.moes[0].deepspeed_moe
     rank, local = dist.get_rank(), layer.experts.deepspeed_experts
     if hot:  # expert 5, which rank 2 owns, is in every token's choice
@@ -124,7 +148,7 @@ def uneven_against_plain(lengths: list[int], hot: bool, sluice: dict[str, Any], 
             dist.all_reduce(wanted)
             if owner == rank:
                 experts = max(experts, gap(mine.grad, wanted))
-    result = {
+    return {
         "output": gap(out.detach(), plain.detach()),
         "tokens": gap(x.grad, twin.grad),
         "gate": gap(layer.gate.wg.weight.grad, wg.grad),
@@ -132,8 +156,6 @@ def uneven_against_plain(lengths: list[int], hot: bool, sluice: dict[str, Any], 
         "counts": layer.exp_counts.tolist(),
         "peak": host.sluice.stats()[0]["peak_bytes"],
     }
-    host.sluice.unswap()
-    return result
 
 
 def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str, Any]:
@@ -176,12 +198,15 @@ def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str,
     run = Trainer(model=model, args=arguments, train_dataset=data)
     run.train()
     losses = [float(entry["loss"]) for entry in run.state.log_history if "loss" in entry]
-    return {"losses": losses, "kinds": [type(moe.deepspeed_moe).__name__ for moe in model.moes]}
+    kinds = [type(moe.deepspeed_moe).__name__ for moe in model.moes]
+    if sluice is not None:
+        run.deepspeed.sluice.unswap()
+    return {"losses": losses, "kinds": kinds}
 
 
 def one_rank_dies_in_training(where: str) -> dict[str, Any]:
     """Rank 1 is killed in the middle of a step; what the loop of rank 0 sees, and how soon."""
-    host = engine(build([{"k": 2}, {"k": 2, "expert": "tuple"}]), ds_config(), {**SLUICE, "timeout": 20})
+    host = engine(build([{"k": 2}, {"k": 2, "expert": "tuple"}]), ds_config(), {**SLUICE, "timeout": 120})
     _steps(host, 0, 2)
 
     def die(*_: Any) -> None:
@@ -210,15 +235,15 @@ def one_rank_dies_in_training(where: str) -> dict[str, Any]:
 
 def interrupted_in_training() -> dict[str, Any]:
     """Rank 0 waits for rank 1 in the middle of a step and gets Ctrl-C; how soon its loop sees it."""
-    host = engine(build([{"k": 2}]), ds_config(), {**SLUICE, "timeout": 60})
+    host = engine(build([{"k": 2}]), ds_config(), {**SLUICE, "timeout": 120})
     _steps(host, 0, 1)
     if dist.get_rank() == 1:
-        time.sleep(4)
+        rank_group.hear("interrupted", [0])
         return {}
     pressed: list[float] = []
 
     def press() -> None:
-        time.sleep(1)
+        time.sleep(1)  # so that the loop waits by then, mostly
         pressed.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -233,6 +258,7 @@ def interrupted_in_training() -> dict[str, Any]:
             seen = type(error).__name__
             raise
     seconds = time.monotonic() - pressed[0]
+    rank_group.say("interrupted")
     thread.join()
     began = time.monotonic()
     host.sluice.unswap()
@@ -280,17 +306,17 @@ def several_outstanding(depth: int, sluice: dict[str, Any]) -> dict[str, Any]:
     grads = []
     peak = 0
     for at_once in (1, depth):
-        host = engine(build([{"k": 2}, {"drop_tokens": False}]), ds_config(), {**SLUICE, "chunks": None, **sluice})
-        waiting = []
-        for step in range(depth):
-            torch.manual_seed(step)
-            waiting.append(host.module(*models.batch(step)))
-            if len(waiting) == at_once:
-                for loss in waiting:
-                    loss.backward()
-                waiting = []
-        grads.append({name: parameter.grad.clone() for name, parameter in host.module.named_parameters()})
-        peak = max(state["peak_bytes"] for state in host.sluice.stats())
-        host.sluice.unswap()
+        section = {**SLUICE, "chunks": None, **sluice}
+        with _unswapped_in_the_end(engine(build([{"k": 2}, {"drop_tokens": False}]), ds_config(), section)) as host:
+            waiting = []
+            for step in range(depth):
+                torch.manual_seed(step)
+                waiting.append(host.module(*models.batch(step)))
+                if len(waiting) == at_once:
+                    for loss in waiting:
+                        loss.backward()
+                    waiting = []
+            grads.append({name: parameter.grad.clone() for name, parameter in host.module.named_parameters()})
+            peak = max(state["peak_bytes"] for state in host.sluice.stats())
     gap = max(float((grads[0][name] - grads[1][name]).abs().max()) for name in grads[0])
     return {"gap": gap, "peak": peak}

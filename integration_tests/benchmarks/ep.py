@@ -9,16 +9,13 @@ and its experts take by themselves in the same run: the gain can be largest wher
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from integration_tests.benchmarks import launch  # noqa: E402
-from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
 from integration_tests.benchmarks.stats import pair_ratios, quartiles  # noqa: E402
 
 # M, H, E, K, T of the cells; widths scaled so that a cell takes seconds.
@@ -54,24 +51,16 @@ def show(line: dict) -> str:
 
 def run_link(options: argparse.Namespace, link: str, progress: launch.Progress) -> list[dict]:
     """All cells over one link, in one process group."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "lines.json"
-        plan = {"cells": cells(options), "pairs": options.pairs, "warm_up": options.warm_up, "out": str(out)}
-        (Path(folder) / "plan.json").write_text(json.dumps(plan))
-        outcome = launch.run(
-            [sys.executable, str(HERE / "ep_rank.py"), str(Path(folder) / "plan.json")],
-            world_size=options.ranks,
-            rate=link,
-            deadline_s=1800,
-            on_progress=lambda event: progress.show(
-                f"{link} {launch.bar(event['done'] / event['of'])} {event['done']}/{event['of']} {event['name']}"
-            ),
-            progress=progress,
-            env={**launch.environment(), "PYTHONPATH": str(HERE.parents[1])},
-        )
-        if outcome.status != 0:
-            raise SystemExit(outcome.status)
-        lines = json.loads(out.read_text())
+    plan = {"cells": cells(options), "pairs": options.pairs, "warm_up": options.warm_up}
+    lines, _ = launch.ask(
+        HERE / "ep_rank.py",
+        plan,
+        world_size=options.ranks,
+        rate=link,
+        deadline_s=1800,
+        progress=progress,
+        title=link,
+    )
     for line in lines:
         line["link"] = link
         line["speedup"] = pair_ratios(line["seconds"]["stock"], line["seconds"]["sluice"])
@@ -98,9 +87,8 @@ def main() -> int:
         lines += run_link(options, link, progress)
         if not options.records:
             continue
-        options.records.mkdir(parents=True, exist_ok=True)  # after each link: what is done is kept
-        record = {"ranks": options.ranks, "machine": machine(), "versions": versions(), "lines": lines}
-        (options.records / "ep.json").write_text(json.dumps(record, indent=1) + "\n")
+        fields = {"ranks": options.ranks, "lines": lines}  # after each link: what is done is kept
+        launch.write_record(options.records / "ep.json", fields)
     return 0
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from integration_tests.benchmarks.machine import machine, versions
 from integration_tests.net.link import Outcome, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,3 +109,50 @@ def run(
                 if not text.startswith(MARK):
                     progress.line(f"  [{rank}] {text}")
     return outcome
+
+
+def ask(
+    program: Path,
+    plan: Mapping[str, Any],
+    *,
+    world_size: int,
+    rate: str,
+    deadline_s: float,
+    progress: Progress,
+    title: str = "",
+    unit: str = "",
+    preload: Path | None = None,
+) -> tuple[Any, str]:
+    """What `program` measured on ranks of its own, and over which link. A rank that fails ends this process as well.
+
+    program   gets the name of a JSON file: the plan, and as "out" the file in which rank 0 leaves the answer as JSON;
+              reports {"done", "of"} with a "name" of what is at work, or none: then `unit` stands behind the numbers
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        (Path(folder) / "plan.json").write_text(json.dumps({**plan, "out": str(out)}))
+
+        def on_progress(event: dict[str, Any]) -> None:
+            numbers = f"{event['done']}/{event['of']}"
+            progress.show(
+                " ".join(filter(None, (title, bar(event["done"] / event["of"]), numbers, event.get("name", unit))))
+            )
+
+        outcome = run(
+            [sys.executable, str(program), str(Path(folder) / "plan.json")],
+            world_size=world_size,
+            rate=rate,
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+            progress=progress,
+            env={**environment(preload), "PYTHONPATH": str(ROOT)},
+        )
+        if outcome.status != 0:
+            raise SystemExit(outcome.status)
+        return json.loads(out.read_text()), outcome.link
+
+
+def write_record(path: Path, fields: Mapping[str, Any]) -> None:
+    """A record of the benchmarks: what was measured, on which machine, by which versions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine(), "versions": versions(), **fields}, indent=1) + "\n")

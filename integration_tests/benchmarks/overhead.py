@@ -13,10 +13,8 @@ only the account and the pairs repeat themselves. Nothing is calibrated: that is
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from integration_tests.benchmarks import launch  # noqa: E402
-from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
 
 # T of each step; drawn anew for every step where there are several.
 WORKLOADS = {"constant": (64,), "changing": (48, 64, 96, 128)}
@@ -60,33 +57,21 @@ def show(name: str, found: dict[str, Any]) -> str:
 
 def run_workload(name: str, options: argparse.Namespace, progress: launch.Progress) -> dict[str, Any]:
     """One workload, in a process group of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        plan = {
-            "sizes": WORKLOADS[name],
-            "shape": {"M": options.M, "H": options.H, "E": options.E, "K": options.K},
-            "steps": options.steps,
-            "block": options.block,
-            "scout": options.scout,
-            "seed": options.seed,
-            "gemm": options.gemm,
-            "out": str(out),
-        }
-        (Path(folder) / "plan.json").write_text(json.dumps(plan))
-        outcome = launch.run(
-            [sys.executable, str(HERE / "overhead_rank.py"), str(Path(folder) / "plan.json")],
-            world_size=options.ranks,
-            rate=options.link,
-            deadline_s=1800,
-            on_progress=lambda event: progress.show(
-                f"{name} {launch.bar(event['done'] / event['of'])} {event['done']}/{event['of']} steps"
-            ),
-            progress=progress,
-            env={**launch.environment(), "PYTHONPATH": str(HERE.parents[1])},
-        )
-        if outcome.status != 0:
-            raise SystemExit(outcome.status)
-        found = json.loads(out.read_text())
+    plan = {
+        "sizes": WORKLOADS[name],
+        "shape": {"M": options.M, "H": options.H, "E": options.E, "K": options.K},
+        **{key: getattr(options, key) for key in ("steps", "block", "scout", "seed", "gemm")},
+    }
+    found, _ = launch.ask(
+        HERE / "overhead_rank.py",
+        plan,
+        world_size=options.ranks,
+        rate=options.link,
+        deadline_s=1800,
+        progress=progress,
+        title=name,
+        unit="steps",
+    )
     return found | {"steps": options.steps, "judged": judge(found)}
 
 
@@ -114,9 +99,7 @@ def main() -> int:
         found[name] = run_workload(name, options, progress)
         progress.line(show(name, found[name]))
     if options.records:
-        options.records.mkdir(parents=True, exist_ok=True)
-        record = {"machine": machine(), "versions": versions(), "link": options.link, "workloads": found}
-        (options.records / "overhead.json").write_text(json.dumps(record, indent=1) + "\n")
+        launch.write_record(options.records / "overhead.json", {"link": options.link, "workloads": found})
     above = [name for name, each in found.items() if each["judged"]["account"] > PROMISED]
     if above and options.check:
         print(f"Above {100 * PROMISED:g} %: {', '.join(above)}", file=sys.stderr)

@@ -15,9 +15,7 @@ chunk. Computation is that of the slowest rank. `reached` is the ideal over what
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from integration_tests.benchmarks import launch  # noqa: E402
-from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
 from integration_tests.benchmarks.stats import quartiles  # noqa: E402
 
 # T, M, H, E, K, link, share of the ideal that must be reached. At these links both lanes take about as long on one
@@ -68,26 +65,11 @@ def run_case(name: str, options: argparse.Namespace, progress: launch.Progress) 
     """One case over its link."""
     T, M, H, E, K, link, must = (SMOKE if options.smoke else CASES)[name]
     link = options.link or link
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        case = {"T": T, "M": M, "H": H, "E": E, "K": K, "skew": 1.0}
-        plan = {"case": case, "rounds": options.rounds, "settle": options.settle, "seed": options.seed}
-        plan |= {"gemm": options.gemm, "out": str(out)}
-        (Path(folder) / "plan.json").write_text(json.dumps(plan))
-        outcome = launch.run(
-            [sys.executable, str(HERE / "overlap_rank.py"), str(Path(folder) / "plan.json")],
-            world_size=2,
-            rate=link,
-            deadline_s=1800,
-            on_progress=lambda event: progress.show(
-                f"{name} {launch.bar(event['done'] / event['of'])} {event['done']}/{event['of']}"
-            ),
-            progress=progress,
-            env={**launch.environment(), "PYTHONPATH": str(HERE.parents[1])},
-        )
-        if outcome.status != 0:
-            raise SystemExit(outcome.status)
-        found = json.loads(out.read_text())
+    case = {"T": T, "M": M, "H": H, "E": E, "K": K, "skew": 1.0}
+    plan = {"case": case, **{key: getattr(options, key) for key in ("rounds", "settle", "seed", "gemm")}}
+    found, _ = launch.ask(
+        HERE / "overlap_rank.py", plan, world_size=2, rate=link, deadline_s=1800, progress=progress, title=name
+    )
     found |= {"case": case, "link": link, "must_reach": must}
     return judge(found)
 
@@ -112,9 +94,7 @@ def main() -> int:
         cases[name] = run_case(name, options, progress)
         progress.line(show(name, cases[name]))
     if options.records:
-        options.records.mkdir(parents=True, exist_ok=True)
-        record = {"machine": machine(), "versions": versions(), "cases": cases}
-        (options.records / "overlap.json").write_text(json.dumps(record, indent=1) + "\n")
+        launch.write_record(options.records / "overlap.json", {"cases": cases})
     short = [name for name, found in cases.items() if found["reached"]["median"] < found["must_reach"]]
     if short and options.check:
         print(f"Below what is promised: {', '.join(short)}", file=sys.stderr)

@@ -24,7 +24,6 @@ Sending T_DI again is half a backward's exchanges more and hides only where comp
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -34,7 +33,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from integration_tests.benchmarks import launch, memory  # noqa: E402
-from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
 
 F32 = 4
 PUBLISHED = {2: 23, 4: 34, 8: 38}  # per cent less than without reuse, MPMoE Fig. 11, parameters and gradients included
@@ -166,30 +164,22 @@ def main() -> int:
     if (options.T * options.K) % (options.E * max(options.chunks)) != 0:
         parser.error("T * K must be a multiple of E times the largest n: routing is balanced to the row")
     progress = launch.Progress()
+    plan = {
+        name: getattr(options, name) for name in ("T", "M", "H", "E", "K", "chunks", "rounds", "pairs", "gemm", "seed")
+    }
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "lines.json"
-        plan = {
-            name: getattr(options, name)
-            for name in ("T", "M", "H", "E", "K", "chunks", "rounds", "pairs", "gemm", "seed")
-        }
         preload, note = memory.build_watch(Path(folder))
         if note:
             progress.line(note)
-        (Path(folder) / "plan.json").write_text(json.dumps({**plan, "out": str(out)}))
-        outcome = launch.run(
-            [sys.executable, str(HERE / "restore_rank.py"), str(Path(folder) / "plan.json")],
+        lines, link = launch.ask(
+            HERE / "restore_rank.py",
+            plan,
             world_size=options.ranks,
             rate=options.link,
             deadline_s=1800,
-            on_progress=lambda event: progress.show(
-                f"{launch.bar(event['done'] / event['of'])} {event['done']}/{event['of']}"
-            ),
             progress=progress,
-            env={**launch.environment(preload), "PYTHONPATH": str(HERE.parents[1])},
+            preload=preload,
         )
-        if outcome.status != 0:
-            return outcome.status
-        lines = json.loads(out.read_text())
     rows = options.T * options.K
     sizes = footprint(rows, options.M, options.H)
     mib = 1 << 20
@@ -210,15 +200,8 @@ def main() -> int:
     text, good = verdicts(lines)
     print("\n".join(["", *text]))
     if options.records:
-        options.records.mkdir(parents=True, exist_ok=True)
-        record = {
-            "plan": plan,
-            "link": outcome.link,
-            "machine": machine(),
-            "versions": versions(),
-            "lines": [*lines, *stock],
-        }
-        (options.records / "restore.json").write_text(json.dumps(record, indent=1) + "\n")
+        fields = {"plan": plan, "link": link, "lines": [*lines, *stock]}
+        launch.write_record(options.records / "restore.json", fields)
     return 1 if options.check and not good else 0
 
 

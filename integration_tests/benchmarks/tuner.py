@@ -14,10 +14,8 @@ calibration stand beside.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from integration_tests.benchmarks import error_plot, launch  # noqa: E402
-from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
 
 # T, M, H, E, K; steps stay near or below 100 ms on one core.
 SHAPES = {
@@ -144,33 +141,21 @@ def show(line: dict[str, Any]) -> str:
 
 def run_link(options: argparse.Namespace, link: str, progress: launch.Progress) -> list[dict[str, Any]]:
     """All scenarios over one link, in one process group."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "lines.json"
-        plan = {
-            "cases": cases(options),
-            "gemm": options.gemm,
-            "seed": options.seed,
-            "steps": options.steps,
-            "screen": options.screen,
-            "pairs": options.pairs,
-            "calibrate_s": options.calibrate,
-            "out": str(out),
-        }
-        (Path(folder) / "plan.json").write_text(json.dumps(plan))
-        outcome = launch.run(
-            [sys.executable, str(HERE / "tuner_rank.py"), str(Path(folder) / "plan.json")],
-            world_size=options.ranks,
-            rate=link,
-            deadline_s=3600,
-            on_progress=lambda event: progress.show(
-                f"{link} {launch.bar(event['done'] / event['of'])} {event['done']}/{event['of']} {event['name']}"
-            ),
-            progress=progress,
-            env={**launch.environment(), "PYTHONPATH": str(HERE.parents[1])},
-        )
-        if outcome.status != 0:
-            raise SystemExit(outcome.status)
-        lines = [judge({**line, "link": link}) for line in json.loads(out.read_text())]
+    plan = {
+        "cases": cases(options),
+        "calibrate_s": options.calibrate,
+        **{key: getattr(options, key) for key in ("gemm", "seed", "steps", "screen", "pairs")},
+    }
+    found, _ = launch.ask(
+        HERE / "tuner_rank.py",
+        plan,
+        world_size=options.ranks,
+        rate=link,
+        deadline_s=3600,
+        progress=progress,
+        title=link,
+    )
+    lines = [judge({**line, "link": link}) for line in found]
     for line in lines:
         progress.line(show(line))
     return lines
@@ -180,15 +165,8 @@ def write_record(options: argparse.Namespace, lines: list[dict[str, Any]]) -> No
     """What has been measured so far, and a picture of the predictions' errors."""
     if not options.records:
         return
-    options.records.mkdir(parents=True, exist_ok=True)
-    record = {
-        "ranks": options.ranks,
-        "machine": machine(),
-        "versions": versions(),
-        "summary": summary(lines),
-        "lines": lines,
-    }
-    (options.records / "tuner.json").write_text(json.dumps(record, indent=1) + "\n")
+    fields = {"ranks": options.ranks, "summary": summary(lines), "lines": lines}
+    launch.write_record(options.records / "tuner.json", fields)
     points: dict[str, list[tuple[float, float, str]]] = {}
     for line in lines:
         for n in line["error"]:

@@ -15,7 +15,7 @@ STANDARD = {"dlfcn.h", "math.h", "pthread.h", "stdio.h", "stdlib.h", "string.h",
 
 def run(command, expect=0, **environment):
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        command, capture_output=True, text=True, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
     )
     assert done.returncode == expect, f"{command} gave {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout if expect == 0 else done.stdout + done.stderr
@@ -186,6 +186,7 @@ def test_Bindings_AreShort(path):
     assert max(map(len, lines)) <= 150, "short by lines, not by long ones"
 
 
+@pytest.mark.timeout(600)
 def test_TransformersTrainer_OneConfigValue_LearnsAsStockDoes():
     """Every loss of a short training: rounding has no time to grow."""
     pytest.importorskip("transformers", reason="./test installs it")

@@ -16,7 +16,7 @@ SCRIPT = os.path.join(ROOT, "integration_tests", "benchmarks", "papers.py")
 
 @pytest.fixture(scope="module")
 def rows():
-    done = subprocess.run([sys.executable, SCRIPT, "--json"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, SCRIPT, "--json"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

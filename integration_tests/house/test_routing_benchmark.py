@@ -71,12 +71,12 @@ def test_Cost_DirectAndPairs_BothCount(inside: float, excess: float, holds: bool
     assert f"direct {100 * inside / sum(_rank(0, excess)['cpu']['with']):.4f} %" in text[1]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_Cost_TwoRealRanks_RecordsHalfOfTheSteps(tmp_path: Path) -> None:
     pytest.importorskip("sluice")
     command = [sys.executable, str(ROOT / "integration_tests" / "benchmarks" / "routing_cost.py")]
     shape = ["--T", "64", "--M", "16", "--H", "32", "--E", "4", "--pairs", "6", "--records", str(tmp_path)]
-    done = subprocess.run([*command, *shape], capture_output=True, text=True, timeout=200, cwd=ROOT)
+    done = subprocess.run([*command, *shape], capture_output=True, text=True, timeout=850, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "recorded 6 backwards of 12" in done.stdout
     record = json.loads((tmp_path / "routing-cost.json").read_text())

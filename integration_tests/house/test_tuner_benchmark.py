@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_TunerBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
     command = [sys.executable, "-m", "integration_tests.benchmarks.tuner", "--smoke", "--records", str(tmp_path)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
@@ -27,7 +27,7 @@ def test_TunerBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
     assert record["summary"]["scenarios"] == 2 and record["summary"]["under_budget"]["scenarios"] == 1
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_OverlapBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
     command = [sys.executable, "-m", "integration_tests.benchmarks.overlap", "--smoke", "--rounds", "3"]
     done = subprocess.run([*command, "--records", str(tmp_path)], cwd=root, capture_output=True, text=True)

@@ -18,7 +18,7 @@ def _connect(rank: int, address: str, port: int) -> socket.socket:
     if rank == 0:
         with socket.create_server((address, port)) as server:
             return server.accept()[0]
-    for _ in range(200):
+    for _ in range(2000):
         try:
             return socket.create_connection((address, port))
         except OSError:

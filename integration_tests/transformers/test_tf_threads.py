@@ -44,7 +44,7 @@ def _run(path: Path, threads: int, dtype: str, gemm: str) -> dict[str, torch.Ten
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout[-3000:]
     return torch.load(path)

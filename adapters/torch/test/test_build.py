@@ -37,7 +37,7 @@ def start(*arguments, **environment):
 
 
 def finish(process):
-    text = process.communicate(timeout=120)[0]
+    text = process.communicate(timeout=280)[0]
     return process.returncode, text
 
 

@@ -12,7 +12,7 @@ from sluice._library import load
 
 def python(code, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", code], env=dict(os.environ, **environment), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=dict(os.environ, **environment), capture_output=True, text=True, timeout=250
     )
     return done.stdout + done.stderr
 

@@ -31,7 +31,7 @@ def test_Record_TwoRealRanks_CountEveryRouteOnce(tmp_path, capsys) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     out = tmp_path / "routing.jsonl"

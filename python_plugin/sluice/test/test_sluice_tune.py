@@ -33,7 +33,7 @@ def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
     model = ["--experts", "4", "--top-k", "2", "--tokens", "256", "--json"]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     command = [*launcher, "tune", *SIZES, "--out", str(out), *model]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, cwd=tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
     assert made["machine"]["world_size"] == 2 and made["machine"]["exchange"]

@@ -1,0 +1,100 @@
+/* Every value is a function of what it is and where it stands, rounded to the layer's dtype. */
+#include "capi/test/world_parts.h"
+
+#include <math.h>
+#include "backend/base/dtype.h"
+
+enum { TOKENS = NUM_PARAMS, WEIGHTS, GRAD_OUT };
+
+static double noise(uint64_t kind, uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t x = kind * 0x9e3779b97f4a7c15u ^ (a + 1) * 0xbf58476d1ce4e5b9u ^ (b + 1) * 0x94d049bb133111ebu ^
+               (c + 1) * 0xd6e8feb86659fd93u;
+  x ^= x >> 31, x *= 0x7fb5d329728ea185u, x ^= x >> 27, x *= 0x81dadef4bc2dd44du, x ^= x >> 33;
+  return (double)(x >> 11) / 9007199254740992.0 * 2 - 1;
+}
+
+static double rounded(int32_t dtype, double x) {
+  switch (dtype) {
+    case SLUICE_DTYPE_F32: return (float)x;
+    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(sluice_f32_to_bf16((float)x));
+    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(sluice_f32_to_f16((float)x));
+    default: return x;
+  }
+}
+
+/* One input moved, for finite differences. */
+static _Thread_local struct {
+  int which;
+  int64_t index;
+  double delta;
+} moved = {-1, 0, 0};
+
+void world_move(int which, int64_t index, double delta) {
+  moved.which = which, moved.index = index, moved.delta = delta;
+}
+
+static double shifted(int which, int64_t index, double x) {
+  return moved.which == which && moved.index == index ? x + moved.delta : x;
+}
+
+int64_t world_tokens_before(const case_t* c, int32_t rank) {
+  int64_t total = 0;
+  for (int32_t r = 0; r < rank; ++r) total += c->tokens[r];
+  return total;
+}
+
+double world_token_value(const case_t* c, int32_t rank, int64_t t, int64_t m) {
+  double x = rounded(c->dtype, noise(TOKENS, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
+  return shifted(0, (world_tokens_before(c, rank) + t) * c->model_width + m, x);
+}
+
+float world_weight_value(const case_t* c, int32_t rank, int64_t t, int32_t k) {
+  double x = 0.5 + 0.5 * noise(WEIGHTS, (uint64_t)rank, (uint64_t)t, (uint64_t)k);
+  return (float)shifted(1, (world_tokens_before(c, rank) + t) * c->top_k + k, (float)x);
+}
+
+double world_grad_value(const case_t* c, int32_t rank, int64_t t, int64_t m) {
+  return rounded(c->dtype, noise(GRAD_OUT, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
+}
+
+int64_t world_param_rows(const case_t* c, int kind) {
+  return kind == W2 || kind == B2 ? c->model_width : c->hidden_width;
+}
+int64_t world_param_cols(const case_t* c, int kind) {
+  return kind == B1 || kind == B2 || kind == B3 ? 1 : kind == W2 ? c->hidden_width : c->model_width;
+}
+int64_t world_param_size(const case_t* c, int kind) { return world_param_rows(c, kind) * world_param_cols(c, kind); }
+
+int world_param_used(const case_t* c, int kind) {
+  if (kind == W3) return c->gated;
+  if (kind == B3) return c->gated && c->bias;
+  return kind == B1 || kind == B2 ? c->bias : 1;
+}
+
+double world_param_value(const case_t* c, int kind, int32_t e, int64_t i) {
+  double scale = kind >= B1 ? 0.3 : 1.0 / sqrt((double)world_param_cols(c, kind));
+  return shifted(2 + kind, (int64_t)e * world_param_size(c, kind) + i,
+                 rounded(c->dtype, scale * noise((uint64_t)kind, (uint64_t)e, (uint64_t)i, 0)));
+}
+
+int64_t world_expert(const case_t* c, int32_t rank, int64_t t, int32_t k) {
+  int64_t flat = t * c->top_k + k;
+  if (c->drop_every > 0 && flat % c->drop_every == c->drop_every - 1) return -1;
+  if (c->repeat_every > 0 && k > 0 && t % c->repeat_every == 0) k = 0;
+  if (c->hot_expert >= 0 && k == 0) return c->hot_expert;
+  int64_t first = (int64_t)((noise(99, (uint64_t)rank, (uint64_t)t, 0) + 1) / 2 * c->num_experts) % c->num_experts;
+  int64_t id = (first + k) % c->num_experts;
+  if (c->hot_expert >= 0 && k > 0 && id == c->hot_expert) id = (first + c->top_k) % c->num_experts;
+  return id;
+}
+
+int32_t world_owner(const case_t* c, int32_t e) {
+  if (!c->uneven_owners) return e / (c->num_experts / c->world_size);
+  return e < c->world_size ? e : c->world_size - 1;
+}
+
+int64_t world_count(const case_t* c, int which) {
+  if (which == 0) return world_tokens_before(c, c->world_size) * c->model_width;
+  if (which == 1) return world_tokens_before(c, c->world_size) * c->top_k;
+  return world_param_used(c, which - 2) ? c->num_experts * world_param_size(c, which - 2) : 0;
+}

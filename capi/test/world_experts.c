@@ -1,0 +1,71 @@
+/* The experts of a rank: parameters, gradients, and callback experts that scale rows. */
+#include "capi/test/world_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
+  int32_t count = 0;
+  for (int32_t e = 0; e < c->num_experts; ++e) {
+    if (world_owner(c, e) == rank) out_ids[count++] = e;
+  }
+  return count;
+}
+
+void world_make_experts(experts_t* x, const case_t* c, int32_t dtype, const int32_t* ids, int32_t count,
+                        int gradients) {
+  memset(x, 0, sizeof *x);
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    if (!world_param_used(c, kind) || count == 0) continue;
+    x->arrays[kind] = calloc((size_t)count, sizeof(array_t));
+    x->tensors[kind] = calloc((size_t)count, sizeof(sluice_tensor_t));
+    for (int32_t l = 0; l < count; ++l) {
+      array_t* a = &x->arrays[kind][l];
+      int64_t rows = world_param_rows(c, kind), cols = world_param_cols(c, kind);
+      int matrix = kind <= W2;
+      world_make_array(a, dtype, matrix ? 2 : 1, rows, cols, matrix && c->transposed ? 1 : cols,
+                       matrix && c->transposed ? rows : 1);
+      for (int64_t i = 0; i < rows * cols; ++i) {
+        int64_t at = (i / cols) * a->strides[0] + (i % cols) * a->strides[1];
+        if (gradients) {
+          if (c->accumulate) world_store(dtype, a->host, at, 1);
+        } else {
+          world_store(dtype, a->host, at, world_param_value(c, kind, ids[l], i));
+        }
+      }
+      world_push(a);
+      x->tensors[kind][l] = *world_tensor_of(a);
+    }
+  }
+  x->table = (sluice_expert_tensors_t){sizeof x->table, x->tensors[W1], x->tensors[W3], x->tensors[W2],
+                                       x->tensors[B1],  x->tensors[B3], x->tensors[B2]};
+}
+
+void world_free_experts(experts_t* x, int32_t count) {
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    for (int32_t l = 0; x->arrays[kind] != NULL && l < count; ++l) world_drop_array(&x->arrays[kind][l]);
+    free(x->arrays[kind]);
+    free(x->tensors[kind]);
+  }
+}
+
+static void toy_scale(const toy_t* toy, int32_t local, int64_t rows, const void* in, void* out) {
+  for (int64_t i = 0; i < rows * toy->c->model_width; ++i) {
+    world_store(toy->c->dtype, out, i, world_load(toy->c->dtype, in, i) * (toy->ids[local] + 2));
+  }
+}
+int32_t world_toy_forward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, void* y) {
+  toy_t* toy = user;
+  toy->rows_of_chunk = (chunk == toy->chunk ? toy->rows_of_chunk : 0) + rows;
+  toy->chunk = chunk;
+  if (toy->rows_of_chunk > *toy->most_rows) *toy->most_rows = toy->rows_of_chunk;
+  ++*toy->calls;
+  toy_scale(toy, local, rows, x, y);
+  return 0;
+}
+int32_t world_toy_backward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, const void* dy,
+                           void* dx) {
+  (void)chunk, (void)x;
+  toy_scale(user, local, rows, dy, dx);
+  return 0;
+}

@@ -1,0 +1,138 @@
+/* The reference: y[t] = sum over k of w * expert(x), and its gradients by hand, all in f64. */
+#include "capi/test/world_parts.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static double act(int32_t kind, double x) {
+  switch (kind) {
+    case SLUICE_ACTIVATION_RELU: return x > 0 ? x : 0;
+    case SLUICE_ACTIVATION_GELU: return 0.5 * x * (1 + erf(x / sqrt(2)));
+    case SLUICE_ACTIVATION_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case SLUICE_ACTIVATION_SILU: return x / (1 + exp(-x));
+    case SLUICE_ACTIVATION_RELU2: return x > 0 ? x * x : 0;
+    case SLUICE_ACTIVATION_SWIGLU: x = fmin(x, (double)WORLD_LIMIT); return x / (1 + exp(-(double)WORLD_ALPHA * x));
+    default: return x;
+  }
+}
+
+static double act_slope(int32_t kind, double x) {
+  double u, s;
+  switch (kind) {
+    case SLUICE_ACTIVATION_RELU: return x > 0;
+    case SLUICE_ACTIVATION_GELU: return 0.5 * (1 + erf(x / sqrt(2))) + x * exp(-x * x / 2) / sqrt(2 * M_PI);
+    case SLUICE_ACTIVATION_GELU_TANH:
+      u = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+      return 0.5 * (1 + u) + 0.5 * x * (1 - u * u) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+    case SLUICE_ACTIVATION_SILU: s = 1 / (1 + exp(-x)); return s * (1 + x * (1 - s));
+    case SLUICE_ACTIVATION_RELU2: return x > 0 ? 2 * x : 0;
+    case SLUICE_ACTIVATION_SWIGLU:
+      s = 1 / (1 + exp(-(double)WORLD_ALPHA * x));
+      return x > (double)WORLD_LIMIT ? 0 : s * (1 + (double)WORLD_ALPHA * x * (1 - s));
+    default: return 1;
+  }
+}
+
+/* What stands in place of W3 x + b3, and its slope. */
+static double up_value(int32_t kind, double u) {
+  if (kind != SLUICE_ACTIVATION_SWIGLU) return u;
+  return fmax(-(double)WORLD_LIMIT, fmin(u, (double)WORLD_LIMIT)) + (double)WORLD_OFFSET;
+}
+static double up_slope(int32_t kind, double u) {
+  return kind == SLUICE_ACTIVATION_SWIGLU && fabs(u) > (double)WORLD_LIMIT ? 0 : 1;
+}
+
+typedef struct scratch_s {
+  double *x, *pre, *gate, *a, *y, *dy, *da;
+} scratch_t;
+
+/* One row through one expert; backward adds to dx and the parameter gradients and returns dy . y. */
+static double reference_row(const case_t* c, const scratch_t* s, int32_t e, double weight, double* dx, result_t* out) {
+  int64_t M = c->model_width, H = c->hidden_width;
+  for (int64_t h = 0; h < H; ++h) {
+    double pre = c->bias ? world_param_value(c, B1, e, h) : 0,
+           gate = c->gated && c->bias ? world_param_value(c, B3, e, h) : 0;
+    for (int64_t m = 0; m < M; ++m) {
+      pre += world_param_value(c, W1, e, h * M + m) * s->x[m];
+      if (c->gated) gate += world_param_value(c, W3, e, h * M + m) * s->x[m];
+    }
+    s->pre[h] = pre, s->gate[h] = gate,
+    s->a[h] = act(c->activation, pre) * (c->gated ? up_value(c->activation, gate) : 1), s->da[h] = 0;
+  }
+  double dot = 0;
+  for (int64_t m = 0; m < M; ++m) {
+    double y = c->bias ? world_param_value(c, B2, e, m) : 0;
+    for (int64_t h = 0; h < H; ++h) {
+      double w2 = world_param_value(c, W2, e, m * H + h);
+      y += w2 * s->a[h];
+      s->da[h] += s->dy[m] * w2;
+      out->grad_params[W2][(int64_t)e * M * H + m * H + h] += weight * s->dy[m] * s->a[h];
+    }
+    s->y[m] = y;
+    dot += s->dy[m] * y;
+    if (c->bias) out->grad_params[B2][(int64_t)e * M + m] += weight * s->dy[m];
+  }
+  for (int64_t h = 0; h < H; ++h) {
+    double dpre =
+        weight * s->da[h] * act_slope(c->activation, s->pre[h]) * (c->gated ? up_value(c->activation, s->gate[h]) : 1);
+    double dgate =
+        c->gated ? weight * s->da[h] * act(c->activation, s->pre[h]) * up_slope(c->activation, s->gate[h]) : 0;
+    for (int64_t m = 0; m < M; ++m) {
+      dx[m] += dpre * world_param_value(c, W1, e, h * M + m);
+      out->grad_params[W1][((int64_t)e * H + h) * M + m] += dpre * s->x[m];
+      if (!c->gated) continue;
+      dx[m] += dgate * world_param_value(c, W3, e, h * M + m);
+      out->grad_params[W3][((int64_t)e * H + h) * M + m] += dgate * s->x[m];
+    }
+    if (c->bias) out->grad_params[B1][(int64_t)e * H + h] += dpre;
+    if (c->bias && c->gated) out->grad_params[B3][(int64_t)e * H + h] += dgate;
+  }
+  return dot;
+}
+
+static double toy_row(const case_t* c, const scratch_t* s, int32_t e, double weight, double* dx) {
+  double dot = 0;
+  for (int64_t m = 0; m < c->model_width; ++m) {
+    s->y[m] = s->x[m] * (e + 2);
+    dot += s->dy[m] * s->y[m];
+    dx[m] += weight * s->dy[m] * (e + 2);
+  }
+  return dot;
+}
+
+void world_reference(const case_t* c, result_t* out) {
+  world_make_result(c, out);
+  int64_t M = c->model_width, H = c->hidden_width > 0 ? c->hidden_width : 1;
+  double* memory = calloc((size_t)(3 * M + 4 * H), sizeof(double));
+  scratch_t s = {memory,
+                 memory + M,
+                 memory + M + H,
+                 memory + M + 2 * H,
+                 memory + M + 3 * H,
+                 memory + 2 * M + 3 * H,
+                 memory + 3 * M + 3 * H};
+  for (int kind = 0; kind < NUM_PARAMS && c->accumulate; ++kind) {
+    for (int64_t i = 0; i < c->num_experts * world_param_size(c, kind); ++i)
+      out->grad_params[kind][i] = world_param_used(c, kind) ? 1 : 0;
+  }
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    int64_t T = c->tokens[r];
+    out->out[r] = calloc((size_t)(T * M) + 1, sizeof(double));
+    out->grad_tokens[r] = calloc((size_t)(T * M) + 1, sizeof(double));
+    out->grad_weights[r] = calloc((size_t)(T * c->top_k) + 1, sizeof(double));
+    for (int64_t t = 0; t < T; ++t) {
+      for (int64_t m = 0; m < M; ++m) s.x[m] = world_token_value(c, r, t, m), s.dy[m] = world_grad_value(c, r, t, m);
+      for (int32_t k = 0; k < c->top_k; ++k) {
+        int64_t e = world_expert(c, r, t, k);
+        if (e < 0) continue;
+        double weight = world_weight_value(c, r, t, k);
+        double* dx = out->grad_tokens[r] + t * M;
+        double dot = c->callback_experts ? toy_row(c, &s, (int32_t)e, weight, dx)
+                                         : reference_row(c, &s, (int32_t)e, weight, dx, out);
+        for (int64_t m = 0; m < M; ++m) out->out[r][t * M + m] += weight * s.y[m];
+        out->grad_weights[r][t * c->top_k + k] = dot;
+      }
+    }
+  }
+  free(memory);
+}

@@ -88,7 +88,7 @@ static void Context_SecondThreadInside_IsBusy(void** state) {
 
 static void child_main(fixture_t* f, sluice_step_t* step, sluice_local_group_t* group, sluice_comm_t* comm,
                        saved_t* saved) {
-  alarm(20); /* a hang ends as a signal */
+  alarm(200); /* a hang ends as a signal */
   rig_t* rig = &f->rig;
   sluice_step_t* other = NULL;
   sluice_moe_t* moe = NULL;

@@ -898,7 +898,7 @@ static void Trace_BytesOfAStep_AreThoseOnTheWire(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  alarm(280);
+  alarm(880);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ranks_OneRefuses_OthersNameItAndGoOn),
       cmocka_unit_test(Ranks_SeveralRefuse_EachKeepsItsOwnReason),

@@ -53,6 +53,10 @@ def _copts(srcs):
     return SLUICE_C_COPTS
 
 
+# A hang ends here; what a test takes alone is its size's (60 s, 300 s), a machine with others on it needs some times it.
+_TIMEOUTS = {"small": "moderate", "medium": "long", "large": "eternal"}
+
+
 def sluice_cc_library(name, srcs = [], hdrs = [], deps = [], copts = [], linkopts = [], visibility = None, **kwargs):
     """A static C library with the house flags; headers without sources are fine."""
     native.cc_library(
@@ -69,7 +73,7 @@ def sluice_cc_library(name, srcs = [], hdrs = [], deps = [], copts = [], linkopt
 
 
 def sluice_cc_test(name, srcs, deps = [], copts = [], linkopts = [], size = "small", timeout = None, cmocka = True, **kwargs):
-    """A cmocka test with a deadline: small 60 s, medium 300 s. `cmocka = False` is for plain programs.
+    """A cmocka test with a deadline: small 300 s, medium 900 s, large an hour. `cmocka = False` is for plain programs.
 
     Results stay text in the test's log: with cmocka's XML a failure, or the case that hung, would not show there.
     """
@@ -81,7 +85,7 @@ def sluice_cc_test(name, srcs, deps = [], copts = [], linkopts = [], size = "sma
         linkopts = SLUICE_LINKOPTS + linkopts + (["-lcmocka"] if cmocka else []) + ["-lm"],
         linkstatic = 1,
         size = size,
-        timeout = timeout,
+        timeout = timeout or _TIMEOUTS[size],
         deps = deps,
         **kwargs,
     )

@@ -18,7 +18,7 @@
 #define PATIENT_NS          (20000 * MS) /* deadline where nothing should time out */
 #define SHORT_NS            (1000 * MS)  /* deadline of waits that are to see it pass */
 #define BOUNDED_NS          (15000 * MS) /* "in bounded time", on a busy machine, and not at PATIENT_NS */
-#define SUITE_SECONDS       280
+#define SUITE_SECONDS       880
 #define NUM_GUARD_BYTES     16
 #define MAX_WORLD_SIZE      8
 #define LARGE_BLOCK_BYTES   (UINT64_C(2) << 20)

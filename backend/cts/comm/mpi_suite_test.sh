@@ -23,7 +23,7 @@ export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_M
 
 # A rank that fails leaves the others to their own deadlines; mpirun ends them with it.
 status=0
-timeout 280 mpirun -np "$world_size" --oversubscribe --allow-run-as-root --bind-to none --tag-output \
+timeout 880 mpirun -np "$world_size" --oversubscribe --allow-run-as-root --bind-to none --tag-output \
   "$binary" "$plugin" "$split" || status=$?
 if [[ $status == 77 ]]; then
   echo "SKIPPED: libsluice_mpi.so was built without Open MPI"

@@ -281,40 +281,32 @@ static void Gemm_Measures_OnAllOfTheWeights(void** state) {
   (void)state;
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, noting_host, &gemm), SLUICE_OK);
-  enum { N = 256, K = 512, EXPERTS = 5 }; /* 5: coprime to any number of candidates */
+  enum { M = 64, N = 256, K = 512, EXPERTS = 5 }; /* 5: coprime to any number of candidates */
   const size_t bytes = (size_t)EXPERTS * N * K * sizeof(float);
   char* zeros = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   assert_true((void*)zeros != MAP_FAILED);
   sluice_product_t products[EXPERTS + 1];
+  for (int e = 0; e < EXPERTS; ++e) {
+    products[e] = (sluice_product_t){M, N, K, {zeros, K, 1}, {zeros + bytes / EXPERTS * e, 1, K}, {c, N, 1}};
+  }
+  products[EXPERTS] = products[0]; /* an expert with few rows is measured as little as it computes: not at all */
+  products[EXPERTS].m = 1;
+  products[EXPERTS].b.data = b;
   own_c = c;
   sluice_product_list_t list = {products, EXPERTS + 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
-  /* All nine rounds: a process that was kept from running had no time for them. It measures again, a class that it does
-   * not know yet, with fewer rows: the last takes a sixteenth of the time. */
-  static const int64_t rows[] = {64, 40, 20, 10, 4};
-  num_noted = 0;
-  for (size_t attempt = 0; attempt < sizeof rows / sizeof rows[0] && num_noted < 9; ++attempt) {
-    sluice_gemm_destroy(gemm);
-    num_places = num_noted = 0;
-    for (int e = 0; e < EXPERTS; ++e) {
-      char* weights = zeros + bytes / EXPERTS * e;
-      products[e] = (sluice_product_t){rows[attempt], N, K, {zeros, K, 1}, {weights, 1, K}, {c, N, 1}};
-    }
-    products[EXPERTS] = products[0]; /* an expert with few rows is measured as little as it computes: not at all */
-    products[EXPERTS].m = 1;
-    products[EXPERTS].b.data = b;
-    assert_int_equal(create(NULL, noting_host, &gemm), SLUICE_OK);
-    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-  }
+  num_places = num_noted = 0;
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   assert_string_equal(gemm->name, "host");
-  int of_expert[EXPERTS] = {0};
+  /* Four rounds at least, nine where the machine leaves time for them: whatever their number, no weight comes again
+   * before all have been met. */
+  int of_expert[EXPERTS] = {0}, met = 0;
   for (int i = 0; i < num_places; ++i) {
     assert_true(places[i] >= zeros && places[i] < zeros + bytes);
     assert_int_equal((places[i] - zeros) % (K * (int64_t)sizeof(float)), 0);
-    ++of_expert[(size_t)(places[i] - zeros) / (bytes / EXPERTS)];
+    met += of_expert[(size_t)(places[i] - zeros) / (bytes / EXPERTS)]++ == 0;
   }
-  for (int e = 0; e < EXPERTS; ++e) {
-    if (of_expert[e] == 0) fail_msg("expert %d was not measured on in %d runs", e, num_noted);
-  }
+  assert_true(num_noted >= 4);
+  if (met < (num_noted < EXPERTS ? num_noted : EXPERTS)) fail_msg("%d experts met in %d runs", met, num_noted);
   sluice_gemm_destroy(gemm);
   munmap(zeros, bytes);
 }

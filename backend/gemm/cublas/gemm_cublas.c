@@ -8,8 +8,8 @@
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/gemm/gemm_form.h"
 
-enum { MAX_GROUPS = 512, GROUP_ALIGNMENT = 16 };                      /* products of one grouped call */
-#define TABLE_BYTES     ((uint64_t)3 * MAX_GROUPS * sizeof(uint64_t)) /* pointers to A, B and C, on the device */
+enum { MAX_GROUPS = 512, GROUP_ALIGNMENT = 16, SCRATCH_ALIGNMENT = 256 }; /* products of one grouped call */
+#define TABLE_BYTES     ((uint64_t)3 * MAX_GROUPS * sizeof(uint64_t))     /* pointers to A, B and C, on the device */
 #define WORKSPACE_BYTES ((uint64_t)32 << 20)
 
 /* One grouped call's arguments on the host. */
@@ -105,11 +105,23 @@ static sluice_status_t run_one(gemm_cublas_t* gemm, const sluice_gemm_form_t* f,
   return fail(code, what);
 }
 
+/* cuBLAS's own part of the workspace, which it wants aligned; memory of a host's callbacks is so to 64 bytes alone. */
+static char* scratch_of(const gemm_cublas_t* gemm, uint64_t* out_bytes) {
+  char* begin = (char*)gemm->workspace + TABLE_BYTES;
+  uint64_t skipped = (SCRATCH_ALIGNMENT - (uintptr_t)begin % SCRATCH_ALIGNMENT) % SCRATCH_ALIGNMENT;
+  uint64_t room = gemm->workspace_bytes - TABLE_BYTES;
+  if (skipped > room) skipped = room;
+  *out_bytes = room - skipped;
+  return begin + skipped;
+}
+
 /* The same through cuBLASLt, or as above where that declines. */
 static sluice_status_t run_lt(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, const sluice_product_list_t* list) {
   const float one = 1.0f, beta = list->beta;
   const double one64 = 1.0, beta64 = (double)list->beta;
   int is_64 = list->dtype_ab == SLUICE_DTYPE_F64, declined = 0;
+  uint64_t scratch_bytes;
+  char* scratch = scratch_of(gemm, &scratch_bytes);
   const sluice_cublaslt_call_t call = {
       .trans_a = f->trans_b ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N,
       .trans_b = f->trans_a ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N,
@@ -128,8 +140,8 @@ static sluice_status_t run_lt(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, 
       .c = f->c,
       .alpha = is_64 ? (const void*)&one64 : &one,
       .beta = is_64 ? (const void*)&beta64 : &beta,
-      .workspace = (char*)gemm->workspace + TABLE_BYTES,
-      .workspace_bytes = gemm->workspace_bytes - TABLE_BYTES,
+      .workspace = scratch,
+      .workspace_bytes = scratch_bytes,
       .stream = list->stream,
   };
   SLUICE_TRY(sluice_cublaslt_run(gemm->lt, &call, &declined));
@@ -237,8 +249,9 @@ static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_product_list
   int code = gemm->symbols.cublasSetStream_v2(gemm->handle, list->stream);
   /* A new stream brings back cuBLAS's own workspace. */
   if (code == 0) {
-    code = gemm->symbols.cublasSetWorkspace_v2(gemm->handle, (char*)gemm->workspace + TABLE_BYTES,
-                                               gemm->workspace_bytes - TABLE_BYTES);
+    uint64_t bytes;
+    char* scratch = scratch_of(gemm, &bytes);
+    code = gemm->symbols.cublasSetWorkspace_v2(gemm->handle, scratch, bytes);
   }
   sluice_status_t status = code == 0 ? run_list(gemm, list) : fail(code, "its stream and workspace cannot be set");
   return leave_with(gemm->device, status);

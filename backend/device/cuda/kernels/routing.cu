@@ -223,7 +223,7 @@ SLUICE_FN void route_arrivals(const sluice_arrival_args_t& a, int64_t pair) {
   const int32_t first_received = warp_fold(received), first_ordered = warp_fold(ordered);
   const int32_t rows = a.counts[pair];
   SLUICE_LANES(lane) {
-    for (int32_t i = lane; i < rows; i += 32) a.index[first_ordered + i] = first_received + i;
+    for (int64_t i = lane; i < rows; i += 32) a.index[first_ordered + i] = (int32_t)(first_received + i);
     if (lane == 0 && w == 0) a.expert_offset[e] = first_ordered;
     if (lane == 0 && pair == a.units - 1) a.expert_offset[a.num_local] = first_ordered + rows;
   }

@@ -67,7 +67,7 @@ static int fake_set_stream(void* handle, void* stream) {
   return sluice_fake_cublas_planned();
 }
 static int fake_set_workspace(void* handle, void* workspace, size_t bytes) {
-  if ((uintptr_t)workspace % 256 != 0 && (uintptr_t)workspace % 64 != 0) return INVALID_VALUE;
+  if ((uintptr_t)workspace % 256 != 0) return INVALID_VALUE;
   ((handle_t*)handle)->has_workspace = bytes > 0;
   return sluice_fake_cublas_planned();
 }

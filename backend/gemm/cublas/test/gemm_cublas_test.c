@@ -123,6 +123,36 @@ static void Groups_DeclinedByTheLibrary_RunOneByOneForGood(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
+static void* allocate_apart(void* user, uint64_t bytes) {
+  (void)user;
+  char* block = aligned_alloc(256, (bytes + 2 * 256 - 1) / 256 * 256);
+  return block + 64;
+}
+static void release_apart(void* user, void* data, uint64_t bytes) {
+  (void)user, (void)bytes;
+  free((char*)data - 64);
+}
+
+/* cuBLAS wants its workspace at a multiple of 256; the host's callbacks owe multiples of 64. */
+static void Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256(void** state) {
+  (void)state;
+  sluice_allocator_t apart;
+  sluice_allocator_init(&apart, allocate_apart, release_apart, NULL);
+  sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
+  const sluice_gemm_cublas_options_t options = {
+      .device = device, .memory = &apart, .symbols = &symbols, .workspace_bytes = 4096};
+  sluice_gemm_t* gemm = NULL;
+  float a = 3, c = 0;
+  const sluice_product_t product = {1, 1, 1, {&a, 1, 1}, {&a, 1, 1}, {&c, 1, 1}};
+  const sluice_product_list_t list = {&product, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  assert_int_equal(sluice_gemm_cublas_create(&options, &allocator, &gemm), SLUICE_OK);
+  if (sluice_gemm_run(gemm, &list) != SLUICE_OK) fail_msg("%s", message());
+  assert_true(c == 9);
+  sluice_gemm_destroy(gemm);
+  assert_int_equal(apart.num_live, 0);
+  sluice_allocator_deinit(&apart);
+}
+
 /* Of bf16 and TF32 cuBLAS wants aligned pointers in a group, where it cannot look at them: others run by themselves.
  * Sums into C are added once, also where the library then declines the group. */
 static void Groups_PointersThatAreNotAligned_RunByThemselves(void** state) {
@@ -353,6 +383,7 @@ int main(void) {
       CASE(Groups_ManyProducts_AreFewCallsInStreamOrder),
       CASE(Groups_DeclinedByTheLibrary_RunOneByOneForGood),
       CASE(Groups_PointersThatAreNotAligned_RunByThemselves),
+      CASE(Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256),
       CASE(Lt_WhereChosen_MultipliesWithOneSearchPerShape),
       CASE(Lt_TypesAndForms_EqualCublas),
       CASE(Lt_MissingOldOrDeclining_LeavesItToCublas),

@@ -146,7 +146,8 @@ def test_Record_RepeatsOnlyWhatDidNotPass(harness, tmp_path, monkeypatch, capsys
             'echo "3 passed, 0 failed"\n'
         )
         script.chmod(0o755)
-    monkeypatch.setattr(harness, "versions", dict)
+    asked = []
+    monkeypatch.setattr(harness, "versions", lambda: asked.append(1) or {})
     monkeypatch.setattr(harness, "TOOLS", ())
     monkeypatch.setattr(harness, "SCRIPTS", {})
     monkeypatch.setattr(sys, "argv", ["run", "--record", str(record), "--programs", str(tmp_path)])
@@ -156,6 +157,7 @@ def test_Record_RepeatsOnlyWhatDidNotPass(harness, tmp_path, monkeypatch, capsys
     (tmp_path / "again").touch()
     assert harness.main() == 0
     assert capsys.readouterr().out.endswith("9 passed, 0 failed\n")
+    assert len(asked) == 1
     assert log.read_text().split() == [*harness.PARTS, *harness.LAYER_PARTS, "soak", "gemm"]
 
 

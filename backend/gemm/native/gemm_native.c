@@ -7,7 +7,8 @@
  *
  * A stock library packs for thousands of rows. Here an expert has dozens, so a weight is used few times once it has
  * come from memory: it is packed one cache-sized block at a time, and its successor travels while the block is
- * multiplied.
+ * multiplied. Where B lies row by row in f32 (input gradients) the first tile over a panel reads it in place and leaves
+ * it packed for the others: no pass of its own. The last block of a product asks for the first of the next one.
  *
  * Numbers: an element of C is one chain of fused multiply-adds over k, ascending, that starts from zero (beta 0) or
  * from C (beta 1), in f32, and is rounded once to C's dtype. No block size, no number of rows, no position and no
@@ -39,6 +40,8 @@ static const recipe_t across_few = {128, 512 << 10, 128 << 10, 1};
 static const recipe_t across_many = {256, 768 << 10, 256 << 10, 1};
 static const recipe_t gradient = {512, 512 << 10, 128 << 10, 1};
 enum { MANY_ROWS = 128 };
+/* Where there are more tiles over a panel, those that read B in place leave asking for the next block to the others. */
+enum { FEW_TILES = 3 };
 /* Of the sums that wait; those of one block of C always fit. */
 #define S_BYTES ((int64_t)512 << 10)
 /* A thread is not started for less: multiply-adds, which take it about 5 microseconds. */
@@ -65,6 +68,7 @@ typedef struct blocks_s {
   int64_t stripe;            /* columns that are finished over the whole of k before the next ones are begun */
   int by_rows;
   int sums; /* 1: sums of several blocks of depth wait in f32 beside C */
+  int raw;  /* 1: the first tiles of a block read B where it lies and pack it */
 } blocks_t;
 
 typedef struct work_s {
@@ -83,7 +87,8 @@ static int64_t tile_rows(const sluice_native_kernels_t* kernels, int64_t rows, i
   return rows / count + (tile < rows % count);
 }
 
-static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_form_t* f, int32_t dtype_c) {
+static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_form_t* f, int32_t dtype_ab,
+                    int32_t dtype_c) {
   blocks_t b;
   const recipe_t* recipe = f->m > MANY_ROWS ? &across_many : &across_few;
   if (f->trans_a) recipe = &gradient;
@@ -94,6 +99,7 @@ static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_fo
   b.cols = larger(recipe->b_bytes / each / b.depth / kernels->width, 1) * kernels->width;
   b.cols = smaller(b.cols, round_up(f->n, kernels->width));
   b.by_rows = recipe->by_rows;
+  b.raw = !f->trans_a && !f->trans_b && dtype_ab == SLUICE_DTYPE_F32;
   b.sums = dtype_c != SLUICE_DTYPE_F32 && b.depth < f->k;
   b.stripe = f->n;
   if (b.sums) b.stripe = larger(S_BYTES / (int64_t)sizeof(float) / b.rows / b.cols, 1) * b.cols;
@@ -169,7 +175,7 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   const int64_t bytes_c = (int64_t)sluice_dtype_bytes(w->dtype_c);
   char* c = (char*)f->c + (p->i0 * f->ldc + p->j0) * bytes_c;
   float* sums = w->sums + (p->j0 - p->stripe0);
-  sluice_native_tile_t t = {.depth = p->depth};
+  sluice_native_tile_t t = {.depth = p->depth, .raw_ld = f->ldb};
   const int by_rows = blocks->by_rows;
   int64_t i = 0;
   int64_t a_at = 0;
@@ -182,6 +188,8 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
       t.cols = (int32_t)smaller(p->cols - panel * width, width);
       t.a = w->a + a_at;
       t.b = w->b + panel * width * p->depth;
+      t.raw = NULL;
+      if (blocks->raw && tile == 0) t.raw = (const float*)f->b + p->k0 * f->ldb + p->j0 + panel * width;
       char* own = c + (i * f->ldc + panel * width) * bytes_c;
       float* waiting = sums + i * p->stripe + panel * width;
       t.start = own;
@@ -208,7 +216,8 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
         t.next_out =
             (char*)t.out + (by_rows ? width * (int64_t)sluice_dtype_bytes(t.out_dtype) : t.rows * t.next_out_bytes);
       }
-      kernels->tile(&t, prefetch);
+      sluice_native_prefetch_t nothing = {0};
+      kernels->tile(&t, t.raw != NULL && num_tiles > FEW_TILES ? &nothing : prefetch);
       if (!by_rows) {
         i += t.rows;
         a_at += t.rows * p->depth;
@@ -221,9 +230,11 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   }
 }
 
-/* Columns [from, to) of a product. */
-static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, int64_t to) {
-  const blocks_t blocks = cut(w->kernels, f, w->dtype_c);
+/* Columns [from, to) of a product. next: the one that this thread begins after it, or NULL; its first block of B
+ * travels during the last one here. */
+static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, int64_t to,
+                    const sluice_gemm_form_t* next) {
+  const blocks_t blocks = cut(w->kernels, f, w->dtype_ab, w->dtype_c);
   place_t p;
   for (p.i0 = 0; p.i0 < f->m; p.i0 += blocks.rows) {
     p.rows = smaller(f->m - p.i0, blocks.rows);
@@ -235,7 +246,7 @@ static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, 
         pack_a(w, f, p.i0, p.rows, p.k0, p.depth);
         for (p.j0 = p.stripe0; p.j0 < end; p.j0 += blocks.cols) {
           p.cols = smaller(end - p.j0, blocks.cols);
-          pack_b(w, f, p.k0, p.depth, p.j0, p.cols);
+          if (!blocks.raw) pack_b(w, f, p.k0, p.depth, p.j0, p.cols);
           /* The block after this one. */
           int64_t k0 = p.k0;
           int64_t j0 = p.j0 + blocks.cols;
@@ -248,11 +259,17 @@ static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, 
             j0 = end < to ? end : from;
           }
           const int over = p.k0 + p.depth == f->k && p.j0 + p.cols == to && p.i0 + p.rows == f->m;
-          const int64_t steps =
-              pieces(p.rows, w->kernels->max_rows) * pieces(p.cols, w->kernels->width) * (p.depth / SLUICE_NATIVE_STEP);
+          int64_t tiles = pieces(p.rows, w->kernels->max_rows);
+          if (blocks.raw && tiles > FEW_TILES) --tiles;
+          const int64_t steps = tiles * pieces(p.cols, w->kernels->width) * (p.depth / SLUICE_NATIVE_STEP);
           sluice_native_prefetch_t prefetch =
               aim(w, f, k0, smaller(f->k - k0, blocks.depth), j0, smaller(to - j0, blocks.cols), steps);
-          if (over) prefetch.left = 0;
+          if (over && next != NULL) {
+            const blocks_t first = cut(w->kernels, next, w->dtype_ab, w->dtype_c);
+            prefetch = aim(w, next, 0, smaller(next->k, first.depth), 0, smaller(next->n, first.cols), steps);
+          } else if (over) {
+            prefetch.left = 0;
+          }
           multiply(w, f, &blocks, &p, &prefetch);
         }
       }
@@ -290,7 +307,7 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_prod
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->products[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
-    blocks_t b = cut(kernels, &form, list->dtype_c);
+    blocks_t b = cut(kernels, &form, list->dtype_ab, list->dtype_c);
     room.a = larger(room.a, round_up(b.rows * b.depth + GROUP, GROUP)); /* packing writes whole registers */
     room.b = larger(room.b, b.cols * b.depth);
     if (b.sums) room.sums = larger(room.sums, round_up(b.rows * smaller(b.stripe, form.n), GROUP));
@@ -346,7 +363,11 @@ static void share(void* data, int index, int count) {
     const int64_t first = panel_at(begin, before, each, panels);
     const int64_t last = index + 1 == count ? panels : panel_at(end, before, each, panels);
     before += each * (double)panels;
-    if (first < last) product(&work, &form, first * kernels->width, smaller(last * kernels->width, form.n));
+    if (first == last) continue;
+    sluice_gemm_form_t next;
+    const int goes_on = last == panels && i + 1 < list->count && sluice_gemm_form(&list->products[i + 1], &next) &&
+                        next.m > 0 && next.n > 0 && next.k > 0;
+    product(&work, &form, first * kernels->width, smaller(last * kernels->width, form.n), goes_on ? &next : NULL);
   }
 }
 

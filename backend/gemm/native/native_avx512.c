@@ -19,7 +19,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 16, WIDTH = 2 * LANES, MAX_ROWS = 14, LINE = 64 };
+enum { LANES = 16, WIDTH = 2 * LANES, MAX_ROWS = 14, LINE = 64, AHEAD = 8 };
 
 /* ---- elements of any dtype as f32 ------------------------------------------------------------------------------ */
 
@@ -86,16 +86,30 @@ INLINE __mmask16 first_lanes(int64_t count) {
     left##i = _mm512_fmadd_ps(x, b0, left##i);   \
     right##i = _mm512_fmadd_ps(x, b1, right##i); \
   }
-#define STEP                                  \
-  {                                           \
-    const __m512 b0 = _mm512_load_ps(b);      \
-    const __m512 b1 = _mm512_load_ps(b + 16); \
-    EACH_ROW(MULTIPLY)                        \
-    a += rows;                                \
-    b += WIDTH;                               \
+/* One step of k. With raw, packing costs no pass of its own: its loads and stores go beside the multiply-adds. Rows of
+ * B lie a page apart: each is asked for AHEAD steps before, from where the driver's prefetch has brought it. */
+#define STEP                                               \
+  {                                                        \
+    __m512 b0, b1;                                         \
+    if (packs) {                                           \
+      b0 = _mm512_maskz_loadu_ps(left_mask, raw);          \
+      b1 = _mm512_maskz_loadu_ps(right_mask, raw + LANES); \
+      _mm512_store_ps(b, b0);                              \
+      _mm512_store_ps(b + LANES, b1);                      \
+      __builtin_prefetch(raw + ahead, 0, 3);               \
+      __builtin_prefetch(raw + ahead + LANES, 0, 3);       \
+      raw += raw_ld;                                       \
+    } else {                                               \
+      b0 = _mm512_load_ps(b);                              \
+      b1 = _mm512_load_ps(b + LANES);                      \
+    }                                                      \
+    EACH_ROW(MULTIPLY)                                     \
+    a += rows;                                             \
+    b += WIDTH;                                            \
   }
 
-INLINE void tile_of(const int rows, const sluice_native_tile_t* t, sluice_native_prefetch_t* prefetch) {
+INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t* t,
+                    sluice_native_prefetch_t* prefetch) {
   const __mmask16 left_mask = first_lanes(t->cols);
   const __mmask16 right_mask = first_lanes(t->cols - LANES);
   EACH_ROW(ZERO)
@@ -113,7 +127,10 @@ INLINE void tile_of(const int rows, const sluice_native_tile_t* t, sluice_native
     }
   }
   const float* a = t->a;
-  const float* b = t->b;
+  float* b = t->b;
+  const float* raw = t->raw;
+  const int64_t raw_ld = t->raw_ld;
+  const int64_t ahead = AHEAD * raw_ld;
   const char* next = t->next_out;
   int64_t next_rows = next == NULL ? 0 : rows;
   int64_t k = t->depth;
@@ -163,18 +180,23 @@ INLINE void tile_of(const int rows, const sluice_native_tile_t* t, sluice_native
 
 #define TILE(rows)                                                                                \
   static void tile_##rows(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
-    tile_of(rows, tile, prefetch);                                                                \
+    tile_of(rows, 0, tile, prefetch);                                                             \
+  }                                                                                               \
+  static void pack_##rows(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
+    tile_of(rows, 1, tile, prefetch);                                                             \
   }
 /* clang-format off */
 TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
     /* clang-format on */
 
     static void run_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) {
-  static void (*const tiles[MAX_ROWS])(const sluice_native_tile_t*, sluice_native_prefetch_t*) = {
-      tile_1, tile_2, tile_3,  tile_4,  tile_5,  tile_6,  tile_7,
-      tile_8, tile_9, tile_10, tile_11, tile_12, tile_13, tile_14,
+  static void (*const tiles[2][MAX_ROWS])(const sluice_native_tile_t*, sluice_native_prefetch_t*) = {
+      {tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12, tile_13,
+       tile_14},
+      {pack_1, pack_2, pack_3, pack_4, pack_5, pack_6, pack_7, pack_8, pack_9, pack_10, pack_11, pack_12, pack_13,
+       pack_14},
   };
-  tiles[tile->rows - 1](tile, prefetch);
+  tiles[tile->raw != NULL][tile->rows - 1](tile, prefetch);
 }
 
 /* ---- packing --------------------------------------------------------------------------------------------------- */

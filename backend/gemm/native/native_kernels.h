@@ -23,7 +23,9 @@ enum { SLUICE_NATIVE_STEP = 8 };
 typedef struct sluice_native_tile_s {
   int64_t depth;
   const float* a;    /* [depth][rows] */
-  const float* b;    /* [depth][width] */
+  float* b;          /* [depth][width] */
+  const float* raw;  /* NULL, or B itself, [depth][cols]: the tile reads it and leaves it packed in b */
+  int64_t raw_ld;    /* elements */
   const void* start; /* NULL: zeros */
   void* out;
   int64_t start_ld, out_ld; /* elements */
@@ -37,7 +39,8 @@ typedef struct sluice_native_kernels_s {
   const char* name;
   int32_t max_rows; /* of a tile */
   int32_t width;    /* of a tile */
-  /* Reads `width` (a: `rows`) floats per step of k, whatever `cols` is; writes only what is in the tile. */
+  /* Reads `width` (a: `rows`) floats per step of k, whatever `cols` is (raw: `cols`); writes only what is in the tile,
+   * and b where there is raw. */
   void (*tile)(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch);
   /* out[k][i] = in[i][k], f32, for i < count <= 16 and k < depth; row k of out begins at k * out_ld and up to lane 15
    * is written, with zeros past `count`; in ascending k, so rows may overlap. */

@@ -147,6 +147,16 @@ static void Native_EveryTileHeight_IsTheChainOfFusedAdds(void** state) {
   }
 }
 
+/* B row by row in f32 is packed by the first tile over each of its panels: of every height, alone and before others. */
+static void Native_TilesThatPack_AreTheChainOfFusedAdds(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  for (int64_t m = 1; m <= 60; m += m == 14 ? 29 : 1) {
+    shape_t s = {m, 1 + m * 7 % 75, 1 + m * 13 % 150, 0, 0, (float)(m & 1)};
+    check_bits(&s, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32);
+  }
+}
+
 /* Sizes at which each kind of block is cut, and one element beside them. */
 static void Native_EveryCut_IsTheChainOfFusedAdds(void** state) {
   (void)state;
@@ -335,6 +345,7 @@ static void Native_LargeProducts_WorkspaceIsBounded(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test_setup_teardown(Native_EveryTileHeight_IsTheChainOfFusedAdds, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_TilesThatPack_AreTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_EveryCut_IsTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_RowsInAnyCompany_SameBits, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_NanAndInfinity_TravelAsInArithmetic, set_up, tear_down),

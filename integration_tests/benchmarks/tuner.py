@@ -191,7 +191,7 @@ def main() -> int:
     parser.add_argument("--records", type=Path, help="folder for tuner.json and tuner.svg (predicted beside measured)")
     options = parser.parse_args()
     if options.smoke:
-        options.links, options.steps, options.pairs, options.calibrate = ["none"], 40, 4, 0.3
+        options.links, options.steps, options.pairs, options.calibrate = ["none"], 80, 4, 0.3
     progress = launch.Progress()
     lines: list[dict[str, Any]] = []
     for link in options.links:

@@ -1,6 +1,7 @@
 """Settings of every Python test: the environment that the checkout's .venv needs, and the two markers."""
 
 import os
+import signal
 
 import pytest
 
@@ -10,6 +11,9 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(ROOT, ".venv", "torch_extensions"))
 os.environ.setdefault("SLUICE_CACHE_DIR", os.path.join(ROOT, ".test", "cache"))  # what runs decide is not the user's
+# What a shell starts in the background inherits an ignored Ctrl-C, and hands it on to the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):

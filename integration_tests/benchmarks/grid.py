@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import quiet, sluice_side
+from integration_tests.benchmarks import quiet, sluice_side, stolen
 from integration_tests.benchmarks.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.grid_cells import CELLS
 
@@ -61,6 +61,7 @@ def main() -> int:
     parser.add_argument("--stock-only", action="store_true")
     parser.add_argument("--record", type=Path, default=Path(__file__).resolve().parent / "records" / "grid.json")
     quiet.arguments(parser)
+    stolen.arguments(parser)
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     assert len(CELLS) <= MOST_CELLS
@@ -99,6 +100,7 @@ def main() -> int:
         verbose=args.verbose,
         quiet_gflops=args.quiet,
         patience_s=args.patience,
+        most_stolen=args.stolen,
     )
     status = run_cells(cells, settings, on_record)
     slower = write(args.record, records)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import quiet, sluice_side
+from integration_tests.benchmarks import quiet, sluice_side, stolen
 from integration_tests.benchmarks.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.cells import NAMED, Cell
 
@@ -57,6 +57,7 @@ def summary(record: dict) -> list[str]:
     """Say in a few lines what a record holds."""
     cell, sides, found = record["cell"], record["sides"], record["parts"]
     stock, rates = sides["stock"], record["quiet"]["gflops_before_rounds"]
+    lost = record["stolen"]
     comm = max(p["forward_comm"] + p["backward_comm"] for p in record["stock_parts"])
     compute = max(p["forward_compute"] + p["backward_compute"] for p in record["stock_parts"])
     known = f", table {cell['table_stock_s']} s" if cell["table_stock_s"] else ""
@@ -66,7 +67,8 @@ def summary(record: dict) -> list[str]:
         f"E {cell['E']}, K {cell['K']}, skew {cell['skew']:g}, {drop}, {cell['dtype']})",
         f"  stock    {stock['wall']['median']:.3f} s  (comm {comm:.2f} + compute {compute:.2f}{known})  "
         f"cpu {stock['cpu']['median']:.2f} s, {len(stock['wall_s'])} pairs; "
-        f"machine before them {min(rates):.0f} to {max(rates):.0f} GFLOP/s",
+        f"machine before them {min(rates):.0f} to {max(rates):.0f} GFLOP/s, "
+        f"up to {100 * max(lost['share_of_rounds']):.0f} % of a round stolen, {lost['rounds_repeated']} run again",
         f"  parts    comm {found['comm_per_pass_s']:.3f} s per pass, compute {found['forward_compute_s']:.3f} + "
         f"{found['backward_compute_s']:.3f} s; possible {found['possible_s']:.3f} s = {record['possible']:.2f}x",
     ]
@@ -113,6 +115,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if a named case falls short")
     parser.add_argument("--records", type=Path, default=RECORDS)
     quiet.arguments(parser)
+    stolen.arguments(parser)
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     if args.all or args.case:
@@ -139,6 +142,7 @@ def main() -> int:
         verbose=args.verbose,
         quiet_gflops=args.quiet,
         patience_s=args.patience,
+        most_stolen=args.stolen,
         options={key: json.loads(value) for key, _, value in (o.partition("=") for o in args.option)},
     )
     short: list[str] = []

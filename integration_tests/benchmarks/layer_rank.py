@@ -32,6 +32,7 @@ from integration_tests.benchmarks.machine import machine, versions
 from integration_tests.benchmarks.quiet import Quiet
 from integration_tests.benchmarks.stats import pair_ratios, quartiles
 from integration_tests.benchmarks.stock_parts import StockParts
+from integration_tests.benchmarks.stolen import Stolen
 
 PART_ROUNDS = 5  # the parts are measured between the rounds of the sides, so that drift meets both
 
@@ -200,32 +201,38 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
     before: dict[str, dict] = {}
     found_parts: list[dict[str, Any]] = []
     quiet = Quiet(plan["quiet_gflops"], plan["patience_s"])
-    spent = 0.0
-    for count in range(plan["warm_up"] + plan["pairs"]):
-        if count == plan["warm_up"]:
+    stolen = Stolen(plan["most_stolen"], plan["patience_s"])
+    spent, count = 0.0, 0
+    while count < plan["warm_up"] + plan["pairs"]:
+        if count == plan["warm_up"] and stolen.rounds == 0:
             record["settling_steps"] = {s: settle(bench, m) for s, m in modules.items() if s != "stock"}
             before = counters()
         if count >= plan["warm_up"]:
             quiet.wait()
+        stolen.begin()
+        timed: dict[str, list[float]] = {}
         for side in orders[count % len(orders)]:
             bench.once(modules[side])
-            seconds, cpu_seconds, outputs[side] = bench.once(modules[side])
-            if count >= plan["warm_up"]:
+            *timed[side], outputs[side] = bench.once(modules[side])
+        if count >= plan["warm_up"]:
+            if stolen.spoiled():
+                continue
+            for side, (seconds, cpu_seconds) in timed.items():
                 wall[side].append(seconds)
                 cpu[side].append(cpu_seconds)
         if count >= plan["warm_up"] and len(found_parts) < PART_ROUNDS:
             found_parts.append(bench.parts())
+        count += 1
         tell(
             cell=cell.name,
             number=number,
-            done=count + 1,
+            done=count,
             of=plan["warm_up"] + plan["pairs"],
             walls={s: w[-3:] for s, w in wall.items()},
         )
         spent = parts.slowest([spent + sum(w[-1] for w in wall.values() if w)])[0]
-        if spent > plan["max_seconds"] and count >= plan["warm_up"] + plan["least_pairs"] - 1:
+        if spent > plan["max_seconds"] and count >= plan["warm_up"] + plan["least_pairs"]:
             break
-    rounds = len(wall["stock"])
     record["sides"] = {}
     for side in modules:
         slow = parts.slowest(wall[side])
@@ -239,6 +246,7 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
         }
     record["parts"] = typical(found_parts)
     record["quiet"] = quiet.found()
+    record["stolen"] = stolen.found()
     record["stock_parts"] = gather(bench.stock_parts())
     possible_s = record["parts"]["possible_s"]
     record["possible"] = record["sides"]["stock"]["wall"]["median"] / possible_s
@@ -251,7 +259,7 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
             sluice_over_stock=pair_ratios(wall["sluice"], wall["stock"]),
             reached_over_possible=speedup["median"] / record["possible"],
             max_output_difference=max(gather(difference / max(scale, 1e-30))),
-            sluice_stats=gather(sluice_side.per_step(before["sluice"], counters()["sluice"], 2 * rounds)),
+            sluice_stats=gather(sluice_side.per_step(before["sluice"], counters()["sluice"], 2 * stolen.rounds)),
         )
         if plan["one_chunk"]:
             record["one_chunk_over_chosen"] = pair_ratios(wall["one_chunk"], wall["sluice"])

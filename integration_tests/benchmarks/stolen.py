@@ -1,0 +1,80 @@
+"""Rounds that the machine's host took processor time from: on rented machines a core can lose half of a step, unseen.
+
+Linux counts the time in which a virtual core was ready and did not run ("steal" of /proc/stat, in ticks of 10 ms). A
+round of steps of all sides in which any rank lost more than the given share is run again, all sides of it, as long as
+the patience of the run lasts. What decides is the lost time alone, never what a step took; the record has the shares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from integration_tests.benchmarks.parts import slowest
+
+STEAL = 8  # word of a core's line
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of a run that repeats rounds."""
+    parser.add_argument(
+        "--stolen",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="a round of which a rank's cores lost more to others on their host is run again",
+    )
+
+
+def stolen_s(text: str, cores: set[int]) -> float:
+    """Seconds since the machine started that these cores lost, the most of any; `text` is that of /proc/stat."""
+    lines = (line.split() for line in text.splitlines())
+    names = {f"cpu{core}" for core in cores}
+    return max(
+        (int(line[STEAL]) / TICKS_PER_S for line in lines if line[0] in names and len(line) > STEAL), default=0.0
+    )
+
+
+class Stolen:
+    """Looks at rounds; a `most` of 1 only measures."""
+
+    def __init__(self, most: float, patience_s: float) -> None:
+        self.most, self.patience_s = most, patience_s
+        self.shares: list[float] = []  # of the rounds that count
+        self.repeated = 0
+        self._lost = self._begin = 0.0
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._lost, self._begin = self._now(), time.perf_counter()
+
+    def spoiled(self) -> bool:
+        """Whether the round that ends here must be run again. Collective."""
+        took = time.perf_counter() - self._begin
+        took, share = slowest([took, (self._now() - self._lost) / took])
+        if share > self.most and self.patience_s > 0:
+            self.patience_s -= took
+            self.repeated += 1
+            return True
+        self.shares.append(share)
+        return False
+
+    @property
+    def rounds(self) -> int:
+        """All of them, those that were repeated as well."""
+        return len(self.shares) + self.repeated
+
+    def found(self) -> dict[str, object]:
+        """What goes into a record."""
+        return {
+            "share_of_rounds": [round(share, 3) for share in self.shares],
+            "most": self.most,
+            "rounds_repeated": self.repeated,
+        }
+
+    @staticmethod
+    def _now() -> float:
+        with open("/proc/stat") as file:
+            return stolen_s(file.read(), os.sched_getaffinity(0))

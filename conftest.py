@@ -11,7 +11,7 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(ROOT, ".venv", "torch_extensions"))
 os.environ.setdefault("SLUICE_CACHE_DIR", os.path.join(ROOT, ".test", "cache"))  # what runs decide is not the user's
-# What a shell starts in the background inherits an ignored Ctrl-C, and hands it on to the programs that tests interrupt.
+# What a shell starts in the background inherits an ignored Ctrl-C, and hands it on to programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -140,20 +140,22 @@ static void Late_OtherRanksSlower_TheirTimesCount(void** state) {
   assert_true(relative(b.exchange_late.y[0], 1.5 * a.exchange_late.y[0]) < 1e-9);
 }
 
+static const sluice_workload_t small_work = {.model_width = 64,
+                                             .hidden_width = 64,
+                                             .num_experts = 2,
+                                             .top_k = 1,
+                                             .gate_factor = 1,
+                                             .dtype = SLUICE_DTYPE_F32,
+                                             .world_size = 2,
+                                             .num_tokens = 64,
+                                             .skew = 1};
+
 static void Late_NoEffect_IsNothing(void** state) {
   (void)state;
   sluice_machine_t m = machine();
   m.exchange_late = (sluice_curve_t){2, {1e3, 1e6}, {0, 0}};
   m.exchange_taken = m.exchange_late;
-  const sluice_workload_t w = {.model_width = 64,
-                               .hidden_width = 64,
-                               .num_experts = 2,
-                               .top_k = 1,
-                               .gate_factor = 1,
-                               .dtype = SLUICE_DTYPE_F32,
-                               .world_size = 2,
-                               .num_tokens = 64,
-                               .skew = 1};
+  const sluice_workload_t w = small_work;
   sluice_machine_t plain = machine();
   for (int32_t n = 1; n <= 16; n *= 2) {
     const sluice_choice_t c = {.num_chunks = n};
@@ -175,16 +177,8 @@ static void Forward_SmallExchangesBesideProducts_IsTheSumByHand(void** state) {
   m.exchange_taken = (sluice_curve_t){2, {1e3, 1e6}, {1e-4, 1e-4}};
   const double a = true_alone(32 * 64 * 4 / 2.0), b = a + 2e-3, t = 1e-4;
   for (int64_t hidden = 64; hidden <= 1 << 20; hidden *= 2) {
-    const sluice_workload_t w = {.model_width = 64,
-                                 .hidden_width = hidden,
-                                 .num_experts = 2,
-                                 .top_k = 1,
-                                 .gate_factor = 1,
-                                 .dtype = SLUICE_DTYPE_F32,
-                                 .world_size = 2,
-                                 .num_tokens = 64,
-                                 .skew = 1,
-                                 .chunk_cut = SLUICE_CHUNK_CUT_TOKENS};
+    sluice_workload_t w = small_work;
+    w.hidden_width = hidden, w.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
     const sluice_choice_t two = {.num_chunks = 2};
     double got = 0, c = 2 * 2.0 * 32 * 64 * (double)hidden * 1e-11;
     assert_int_equal(sluice_predict_pass(&m, &w, &two, SLUICE_FORWARD, &got), SLUICE_OK);
@@ -207,15 +201,8 @@ static void Choice_SmallLayer_IsNotCutWhereExchangesAreLate(void** state) {
   sluice_machine_t m = machine(), blind = machine();
   m.exchange_late = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 5e-4}};
   m.exchange_taken = (sluice_curve_t){2, {1e3, 1e6}, {5e-5, 1e-3}};
-  sluice_workload_t w = {.model_width = 256,
-                         .hidden_width = 512,
-                         .num_experts = 4,
-                         .top_k = 2,
-                         .gate_factor = 1,
-                         .dtype = SLUICE_DTYPE_F32,
-                         .world_size = 2,
-                         .num_tokens = 96,
-                         .skew = 1};
+  sluice_workload_t w = small_work;
+  w.model_width = 256, w.hidden_width = 512, w.num_experts = 4, w.top_k = 2, w.num_tokens = 96;
   for (int large = 0; large < 2; ++large) {
     int32_t best[2] = {1, 1};
     for (int which = 0; which < 2; ++which) {

@@ -1,0 +1,187 @@
+/* Ranks that differ in a config, in what they want, or in the order of their calls are told so, with the values. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/play.h"
+
+typedef struct differ_scene_s {
+  const char* name; /* of the field, as the message spells it */
+  size_t offset;    /* in the config */
+  int32_t is_wide;
+  int64_t common, other; /* 'other' on rank 1 */
+  int32_t says_values;
+} differ_scene_t;
+
+static void set_field(sluice_moe_config_t* config, const differ_scene_t* scene, int64_t x) {
+  int32_t narrow = (int32_t)x;
+  if (scene->is_wide) {
+    memcpy((char*)config + scene->offset, &x, sizeof x);
+  } else {
+    memcpy((char*)config + scene->offset, &narrow, sizeof narrow);
+  }
+}
+
+static void differ_run(part_t* me) {
+  const differ_scene_t* scene = me->play->scene;
+  sluice_moe_config_t common = config_for(me->world_size);
+  set_field(&common, scene, scene->common);
+  sluice_moe_config_t mine = common;
+  if (me->rank == 1) set_field(&mine, scene, scene->other);
+  WORKS(rig_open(&me->rig, me->comm, &mine));
+  for (int repeat = 0; repeat < 2; ++repeat) { /* and it stays so: the communicator is usable */
+    sluice_step_t* step = NULL;
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, scene->name);
+    EXPECT(step == NULL);
+    char ranks[2][16], values[2][32];
+    snprintf(ranks[0], sizeof ranks[0], "rank %d", me->rank);
+    snprintf(ranks[1], sizeof ranks[1], "rank %d", me->rank == 1 ? 0 : 1);
+    EXPECT(strstr(last_message(), ranks[0]) != NULL && strstr(last_message(), ranks[1]) != NULL);
+    EXPECT(last_peer() == (me->rank == 1 ? 0 : 1));
+    snprintf(values[0], sizeof values[0], "%lld", (long long)scene->common);
+    snprintf(values[1], sizeof values[1], "%lld", (long long)scene->other);
+    if (scene->says_values)
+      EXPECT(strstr(last_message(), values[0]) != NULL && strstr(last_message(), values[1]) != NULL);
+  }
+  WORKS(rig_swap_layer(&me->rig, &common));
+  (void)good_round(me, __LINE__);
+}
+
+#define FIELD(member, label, common, other) \
+  { label, offsetof(sluice_moe_config_t, member), sizeof(((sluice_moe_config_t*)0)->member) == 8, common, other, 1 }
+
+static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
+  (void)state;
+  static const differ_scene_t scenes[] = {
+      FIELD(model_width, "model_width", 5, 6),
+      FIELD(hidden_width, "hidden_width", 7, 8),
+      FIELD(num_experts, "num_experts", 6, 3),
+      FIELD(top_k, "top_k", 2, 1),
+      FIELD(dtype, "dtype", SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16),
+      FIELD(activation, "activation", SLUICE_ACTIVATION_GELU, SLUICE_ACTIVATION_SILU),
+      FIELD(gated, "gated", 1, 0),
+      FIELD(bias, "bias", 1, 0),
+      FIELD(num_chunks, "num_chunks", 2, 3),
+      FIELD(num_chunks, "num_chunks", 1, 0), /* chosen here, given there */
+      FIELD(wgrad_mode, "wgrad_mode", SLUICE_WGRAD_DEFERRED, SLUICE_WGRAD_PER_CHUNK),
+      FIELD(callback_experts, "hidden_width", 0, 1), /* callbacks have no hidden width: that shows first */
+      FIELD(deduplicate, "deduplicate", 0, 1),
+      FIELD(layer_id, "layer", 3, 17),
+  };
+  for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
+    play_t play = {.run = differ_run, .scene = &scenes[i], .world_size = 3};
+    perform(&play);
+  }
+}
+
+static void table_run(part_t* me) {
+  static const int32_t one[] = {0, 0, 0, 1}, two[] = {0, 1, 1, 1};
+  sluice_moe_config_t config = config_for(2);
+  config.expert_rank = me->rank == 0 ? one : two;
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  sluice_step_t* step = NULL;
+  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "expert_rank");
+  config.expert_rank = one;
+  WORKS(rig_swap_layer(&me->rig, &config));
+  (void)good_round(me, __LINE__);
+}
+
+static void Ranks_DifferentOwnerTables_AreNamed(void** state) {
+  (void)state;
+  play_t play = {.run = table_run, .world_size = 2};
+  perform(&play);
+}
+
+/* Rank 0 keeps something for a backward, rank 1 does not; then one wants parameter gradients, the other does not. */
+static void wishes_run(part_t* me) {
+  sluice_moe_config_t config = config_for(2);
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  sluice_step_t* step = NULL;
+  me->rig.forward.needs_backward = me->rank == 0;
+  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "needs_backward");
+  me->rig.forward.needs_backward = 1;
+  WORKS(rig_forward(&me->rig, &step));
+  if (me->rank == 0) me->rig.backward.grad_params = NULL;
+  STATUS(rig_backward(&me->rig, step), SLUICE_E_MISMATCH, "wanted gradients");
+  me->rig.backward.grad_params = &me->rig.grad_table;
+  me->rig.backward.halves = me->rank == 0 ? SLUICE_HALF_INPUT : SLUICE_HALF_BOTH;
+  STATUS(rig_backward(&me->rig, step), SLUICE_E_MISMATCH, "halves");
+  me->rig.backward.halves = SLUICE_HALF_BOTH;
+  WORKS(rig_backward(&me->rig, step));
+  sluice_step_drop(step);
+}
+
+static void Ranks_DifferentWishes_AreNamed(void** state) {
+  (void)state;
+  play_t play = {.run = wishes_run, .world_size = 2};
+  perform(&play);
+}
+
+static void order_run(part_t* me) {
+  sluice_moe_config_t config = config_for(me->world_size);
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  uint64_t digest = good_round(me, __LINE__);
+  sluice_moe_t *first = me->rig.moe, *second = NULL;
+  config.layer_id = 4;
+  WORKS(sluice_moe_create(me->rig.context, &config, &second));
+  for (int call = 0; call < 2; ++call) {
+    sluice_step_t* step = NULL;
+    me->rig.moe = (call == 0) == (me->rank == 0) ? first : second;
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "layer 3, forward");
+    EXPECT(strstr(last_message(), "layer 4, forward") != NULL && strstr(last_message(), "same order") != NULL);
+  }
+  me->rig.moe = first;
+  EXPECT(good_round(me, __LINE__) == digest);
+  me->rig.moe = second;
+  EXPECT(good_round(me, __LINE__) == digest);
+  me->rig.moe = first;
+  sluice_moe_destroy(second);
+}
+
+static void Ranks_LayersInDifferentOrder_AreNamed(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 3; ++w) {
+    play_t play = {.run = order_run, .world_size = w};
+    perform(&play);
+  }
+}
+
+static void crossed_run(part_t* me) {
+  sluice_moe_config_t config = config_for(me->world_size);
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  uint64_t digest = good_round(me, __LINE__);
+  sluice_step_t *step = NULL, *extra = NULL;
+  rig_reset(&me->rig);
+  WORKS(rig_forward(&me->rig, &step));
+  sluice_status_t status = me->rank == 0 ? rig_forward(&me->rig, &extra) : rig_backward(&me->rig, step);
+  STATUS(status, SLUICE_E_MISMATCH, "layer 3, forward");
+  EXPECT(strstr(last_message(), "layer 3, backward") != NULL && extra == NULL);
+  WORKS(rig_backward(&me->rig, step));
+  sluice_step_drop(step);
+  EXPECT(good_round(me, __LINE__) == digest);
+}
+
+static void Ranks_ForwardAgainstBackward_AreNamed(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 3; ++w) {
+    play_t play = {.run = crossed_run, .world_size = w};
+    perform(&play);
+  }
+}
+
+int main(void) {
+  begin_plays();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ranks_DifferentConfigs_AreNamedWithValues),
+      cmocka_unit_test(Ranks_DifferentOwnerTables_AreNamed),
+      cmocka_unit_test(Ranks_DifferentWishes_AreNamed),
+      cmocka_unit_test(Ranks_LayersInDifferentOrder_AreNamed),
+      cmocka_unit_test(Ranks_ForwardAgainstBackward_AreNamed),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,176 @@
+/* A rank stays away, leaves, is called off or dies in any phase: the others name it, nobody hangs, a new communicator
+ * works. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+#include "capi/test/play.h"
+
+/* ---- a rank stays away, leaves, or is called off ---- */
+
+static void absent_run(part_t* me) {
+  sluice_moe_config_t config = config_for(me->world_size);
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  (void)good_round(me, __LINE__);
+  me->comm->timeout_ns = SHORT_NS; /* from here on: what comes before takes as long as it takes */
+  meet(me);
+  if (me->rank != 1) {
+    sluice_step_t* step = NULL;
+    uint64_t begin = sluice_now_ns();
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_TIMED_OUT, "rank 1");
+    uint64_t waited = sluice_now_ns() - begin;
+    EXPECT(last_peer() == 1);
+    EXPECT(waited >= SHORT_NS * 9 / 10 && waited < BOUNDED_NS);
+    EXPECT(strstr(last_message(), "header of layer 3, forward") != NULL);
+    begin = sluice_now_ns();
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_TIMED_OUT, "no longer usable");
+    EXPECT(sluice_now_ns() - begin < SHORT_NS);
+  }
+  meet(me);
+  check_new_comm(me, __LINE__);
+}
+
+static void Ranks_OneStaysAway_IsNamedAtTheDeadline(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 4; ++w) {
+    play_t play = {.run = absent_run, .world_size = w};
+    perform(&play);
+  }
+}
+
+/* Rank 1 calls the layer once less than the others and leaves. */
+static void leaver_run(part_t* me) {
+  sluice_moe_config_t config = config_for(me->world_size);
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  (void)good_round(me, __LINE__);
+  if (me->rank == 1) {
+    rig_close(&me->rig);
+    sluice_comm_destroy(me->comm);
+    me->comm = NULL;
+    meet(me);
+  } else {
+    sluice_step_t* step = NULL;
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "rank 1");
+    EXPECT(last_peer() == 1);
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "no longer usable");
+    meet(me);
+  }
+  check_new_comm(me, __LINE__);
+}
+
+static void Ranks_OneLeaves_OthersAreToldAtOnce(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 3; ++w) {
+    play_t play = {.run = leaver_run, .world_size = w};
+    perform(&play);
+  }
+}
+
+static void* abort_soon(void* argument) {
+  usleep(100000);
+  sluice_comm_abort(argument);
+  return NULL;
+}
+
+static void called_off_run(part_t* me) {
+  sluice_moe_config_t config = config_for(me->world_size);
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  (void)good_round(me, __LINE__);
+  meet(me);
+  if (me->rank == 0) {
+    pthread_t thread;
+    sluice_step_t* step = NULL;
+    uint64_t begin = sluice_now_ns();
+    EXPECT(pthread_create(&thread, NULL, abort_soon, me->comm) == 0);
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_ABORTED, "");
+    EXPECT(sluice_now_ns() - begin < BOUNDED_NS);
+    pthread_join(thread, NULL);
+  }
+  meet(me);
+  check_new_comm(me, __LINE__);
+}
+
+static void Ranks_AbortFromAnotherThread_EndsTheWait(void** state) {
+  (void)state;
+  play_t play = {.run = called_off_run, .world_size = 2};
+  perform(&play);
+}
+
+/* ---- a rank dies in each phase ---- */
+
+typedef struct death_scene_s {
+  sluice_fake_fault_t fault;
+  int32_t deduplicate;
+  int32_t struck; /* out */
+} death_scene_t;
+
+/* A start that fails is told to all at once. A rank that fails in a wait whose messages have all passed just stays
+ * away: that shows at the deadline; where messages are missing, it gives up as one that waited in vain for them. */
+static int is_loss(sluice_status_t status, int in_wait) {
+  return status == SLUICE_E_PEER_LOST || (in_wait && status == SLUICE_E_TIMED_OUT);
+}
+
+static void death_run(part_t* me) {
+  death_scene_t* scene = (death_scene_t*)(uintptr_t)me->play->scene;
+  sluice_moe_config_t config = config_for(me->world_size);
+  config.deduplicate = scene->deduplicate;
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  if (me->rank == 1) sluice_fake_comm_inject(me->fake, &scene->fault);
+  uint64_t begin = sluice_now_ns();
+  sluice_status_t status = whole_step(me);
+  int in_wait = scene->fault.on == SLUICE_FAKE_WAIT;
+  if (me->rank == 1 && status != SLUICE_OK) {
+    EXPECT(is_loss(status, in_wait));
+    scene->struck = 1;
+  }
+  /* The last exchange of a step may be complete elsewhere when it fails here: then the next header tells. */
+  if (status == SLUICE_OK) status = whole_step(me);
+  meet(me);
+  if (scene->struck) {
+    if (me->rank != 1) {
+      EXPECT(is_loss(status, in_wait));
+      EXPECT(last_peer() == 1 || in_wait);
+    }
+    EXPECT(sluice_now_ns() - begin < BOUNDED_NS);
+    check_new_comm(me, __LINE__);
+  } /* else the fault lay beyond the first step: the test is over */
+}
+
+static void Ranks_OneDiesInEachPhase_OthersNameIt(void** state) {
+  (void)state;
+  for (int32_t form = 0; form < 3; ++form) { /* two ranks, three, and two that deduplicate */
+    int32_t w = form == 1 ? 3 : 2;
+    for (int32_t on = SLUICE_FAKE_START; on <= SLUICE_FAKE_WAIT; ++on) {
+      uint64_t nth = 0;
+      for (int struck = 1; struck; ++nth) {
+        death_scene_t scene = {
+            .fault = {.on = on, .action = SLUICE_FAKE_FAIL, .nth = nth, .status = SLUICE_E_PEER_LOST, .peer = 1},
+            .deduplicate = form == 2};
+        play_t play = {.run = death_run, .scene = &scene, .world_size = w, .with_fakes = 1};
+        if (on == SLUICE_FAKE_WAIT) play.timeout_ns = BRIEF_NS;
+        perform(&play);
+        struck = scene.struck && nth < 40;
+      }
+      /* n = 2: header, 2 dispatches, 2 combines; header, twice rows and scalars each way. Deduplicated, slots after the
+       * header and scalars with each dispatch as well. */
+      assert_in_range(nth, form == 2 ? 13 : 10, 30);
+    }
+  }
+}
+
+int main(void) {
+  begin_plays();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ranks_OneStaysAway_IsNamedAtTheDeadline),
+      cmocka_unit_test(Ranks_OneLeaves_OthersAreToldAtOnce),
+      cmocka_unit_test(Ranks_AbortFromAnotherThread_EndsTheWait),
+      cmocka_unit_test(Ranks_OneDiesInEachPhase_OthersNameIt),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

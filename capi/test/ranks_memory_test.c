@@ -1,0 +1,239 @@
+/* Steps outstanding, each allocation failing in turn, and the bytes of a step: nothing leaks and nobody hangs. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+#include "capi/test/play.h"
+
+/* ---- steps ---- */
+
+enum { NUM_STEPS = 4 };
+
+static uint64_t hash_outputs(const part_t* me) {
+  const rig_tensor_t* all[] = {&me->rig.grad_tokens, &me->rig.grad_weights, &me->rig.grads[0][0], &me->rig.grads[2][1]};
+  uint64_t h = 1;
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+    const unsigned char* p = all[i]->tensor.data;
+    for (uint64_t b = 0; b < all[i]->bytes; ++b) h = (h ^ p[b]) * 0x100000001b3u;
+  }
+  return h;
+}
+
+/* Inputs of step s: the routes move on by s. */
+static void set_inputs(part_t* me, int32_t s) {
+  rig_reset(&me->rig);
+  for (int64_t i = 0; i < me->rig.num_tokens * me->rig.config.top_k; ++i) {
+    int32_t* id = (int32_t*)me->rig.ids.tensor.data + i;
+    *id = (*id + s) % me->rig.config.num_experts;
+  }
+  for (int64_t i = 0; i < me->rig.num_tokens * me->rig.config.model_width; ++i) {
+    ((float*)me->rig.tokens.tensor.data)[i] += (float)s;
+  }
+}
+
+static void outstanding_run(part_t* me) {
+  sluice_moe_config_t config = config_for(me->world_size);
+  config.wgrad_mode = SLUICE_WGRAD_DEFERRED; /* left open, steps may take turns between two orders of sums */
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  uint64_t one_by_one[NUM_STEPS];
+  for (int32_t s = 0; s < NUM_STEPS; ++s) {
+    set_inputs(me, s);
+    WORKS(whole_step(me));
+    one_by_one[s] = hash_outputs(me);
+  }
+  int64_t live = atomic_load(&me->rig.heap.live_bytes);
+  sluice_step_t* steps[NUM_STEPS] = {NULL};
+  for (int32_t s = 0; s < NUM_STEPS; ++s) {
+    set_inputs(me, s);
+    WORKS(rig_forward(&me->rig, &steps[s]));
+  }
+  for (int32_t s = NUM_STEPS - 1; s >= 0; --s) {
+    set_inputs(me, s);
+    if (s != 1) { /* this one is dropped without a backward */
+      WORKS(rig_backward(&me->rig, steps[s]));
+      EXPECT(hash_outputs(me) == one_by_one[s]);
+    }
+    sluice_step_drop(steps[s]);
+  }
+  EXPECT(atomic_load(&me->rig.heap.live_bytes) == live);
+  /* Steps that outlive their layer and context. */
+  set_inputs(me, 0);
+  sluice_step_t* last = NULL;
+  WORKS(rig_forward(&me->rig, &last));
+  sluice_moe_destroy(me->rig.moe);
+  sluice_context_destroy(me->rig.context);
+  me->rig.moe = NULL, me->rig.context = NULL;
+  sluice_step_drop(last);
+  rig_close(&me->rig);
+}
+
+static void Steps_SeveralOutstanding_AnyOrderOfBackward(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    play_t play = {.run = outstanding_run, .world_size = w};
+    perform(&play);
+  }
+}
+
+/* ---- memory ---- */
+
+typedef struct starve_scene_s {
+  int64_t nth;
+  int32_t halves_apart;
+  int32_t deduplicate;
+  int32_t struck; /* out */
+} starve_scene_t;
+
+#define STARVED(status) ((status) == SLUICE_E_NO_MEMORY && strstr(last_message(), "refused") != NULL)
+
+/* One rank alone: the nth allocation fails wherever it is; the same call then works. */
+static void starve_alone_run(part_t* me) {
+  starve_scene_t* scene = (starve_scene_t*)(uintptr_t)me->play->scene;
+  sluice_moe_config_t config = config_for(1);
+  rig_t* rig = &me->rig;
+  memset(rig, 0, sizeof *rig);
+  heap_init(&rig->heap);
+  atomic_store(&rig->heap.fail_at, scene->nth);
+  rig->world_size = 1;
+  sluice_context_config_t context_config;
+  sluice_context_config_init(&context_config, sizeof context_config);
+  context_config.gemm = "ref";
+  context_config.allocate = heap_allocate, context_config.release = heap_release,
+  context_config.allocate_user = &rig->heap;
+  int failures = 0;
+#define TRY(call)                     \
+  do {                                \
+    sluice_status_t status_ = (call); \
+    if (status_ != SLUICE_OK) {       \
+      EXPECT(STARVED(status_));       \
+      ++failures;                     \
+      WORKS(call);                    \
+    }                                 \
+  } while (0)
+  TRY(sluice_context_create(&context_config, NULL, &rig->context));
+  TRY(sluice_context_trace(rig->context, 16));
+  TRY(rig_open_layer(rig, &config));
+  sluice_step_t* step = NULL;
+  TRY(rig_forward(rig, &step));
+  if (scene->halves_apart) {
+    rig->backward.halves = SLUICE_HALF_INPUT;
+    TRY(rig_backward(rig, step));
+    rig->backward.halves = SLUICE_HALF_WEIGHT;
+  }
+  TRY(rig_backward(rig, step));
+#undef TRY
+  sluice_step_drop(step);
+  EXPECT(failures <= 1);
+  scene->struck = failures;
+  atomic_store(&rig->heap.fail_at, -1);
+  uint64_t digest = good_round(me, __LINE__);
+  EXPECT(good_round(me, __LINE__) == digest);
+}
+
+static void OneRank_NthAllocationFails_LeaksNothingAndRetries(void** state) {
+  (void)state;
+  for (int32_t apart = 0; apart < 2; ++apart) {
+    starve_scene_t scene = {.halves_apart = apart, .struck = 1};
+    for (; scene.struck && scene.nth < 200; ++scene.nth) {
+      scene.struck = 0;
+      play_t play = {.run = starve_alone_run, .scene = &scene, .world_size = 1};
+      perform(&play);
+    }
+    assert_in_range(scene.nth, 10, 199);
+  }
+}
+
+/* Of two, rank 0 starves in the nth allocation of its passes. */
+static void starve_pair_run(part_t* me) {
+  starve_scene_t* scene = (starve_scene_t*)(uintptr_t)me->play->scene;
+  sluice_moe_config_t config = config_for(2);
+  config.deduplicate = scene->deduplicate;
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  if (me->rank == 0) atomic_store(&me->rig.heap.fail_at, atomic_load(&me->rig.heap.calls) + scene->nth);
+  uint64_t begin = sluice_now_ns();
+  sluice_step_t* step = NULL;
+  sluice_status_t status = rig_forward(&me->rig, &step);
+  if (status == SLUICE_OK) status = rig_backward(&me->rig, step);
+  sluice_step_drop(step);
+  if (me->rank == 0) {
+    if (status != SLUICE_OK) EXPECT(STARVED(status));
+    scene->struck = status != SLUICE_OK;
+  }
+  atomic_store(&me->rig.heap.fail_at, -1);
+  int lost = status == SLUICE_E_PEER_LOST;
+  if (me->rank == 1 && status != SLUICE_OK && !lost) STATUS(status, SLUICE_E_PEER_REFUSED, "rank 0 refused");
+  EXPECT(sluice_now_ns() - begin < BOUNDED_NS);
+  meet(me);
+  if (me->rank == 1) scene->struck |= lost ? 2 : 0;
+  meet(me);
+  if (scene->struck & 2) { /* it had agreed to send rows and could not: the group was given up */
+    check_new_comm(me, __LINE__);
+  } else {
+    (void)good_round(me, __LINE__);
+  }
+}
+
+static void TwoRanks_NthAllocationFails_NobodyHangs(void** state) {
+  (void)state;
+  for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
+    starve_scene_t scene = {.deduplicate = deduplicate, .struck = 1};
+    for (; scene.struck && scene.nth < 200; ++scene.nth) {
+      scene.struck = 0;
+      play_t play = {.run = starve_pair_run, .scene = &scene, .world_size = 2};
+      perform(&play);
+    }
+    assert_in_range(scene.nth, 8 + deduplicate, 199);
+  }
+}
+
+/* ---- bytes ---- */
+
+/* What the trace and the counters say against what the communicator was given, headers left out. */
+static void traffic_run(part_t* me) {
+  const int32_t* deduplicate = me->play->scene;
+  sluice_moe_config_t config = config_for(me->world_size);
+  config.deduplicate = *deduplicate;
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  WORKS(sluice_context_trace(me->rig.context, 64));
+  WORKS(whole_step(me));
+  const sluice_fake_call_t* calls = NULL;
+  uint64_t num_calls = sluice_fake_comm_calls(me->fake, &calls), on_wire = 0;
+  for (uint64_t i = 0; i < num_calls; ++i) on_wire += calls[i].op == SLUICE_FAKE_START ? calls[i].send_bytes : 0;
+  on_wire -= UINT64_C(2) * 1024 * ((uint64_t)me->world_size - 1);
+  sluice_trace_event_t events[64];
+  int64_t count = 0;
+  WORKS(sluice_context_take_trace(me->rig.context, events, 64, &count));
+  uint64_t traced = 0, tables = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    traced += events[i].bytes;
+    if (strcmp(events[i].op, "pass") == 0) tables += events[i].bytes;
+  }
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  WORKS(sluice_context_get_stats(me->rig.context, 0, &stats));
+  EXPECT(on_wire > 0 && traced == on_wire && stats.bytes_sent == on_wire);
+  EXPECT((tables > 0) == *deduplicate);
+}
+
+static void Trace_BytesOfAStep_AreThoseOnTheWire(void** state) {
+  (void)state;
+  for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
+    play_t play = {.run = traffic_run, .scene = &deduplicate, .world_size = 3, .with_fakes = 1};
+    perform(&play);
+  }
+}
+
+int main(void) {
+  begin_plays();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Steps_SeveralOutstanding_AnyOrderOfBackward),
+      cmocka_unit_test(OneRank_NthAllocationFails_LeaksNothingAndRetries),
+      cmocka_unit_test(TwoRanks_NthAllocationFails_NobodyHangs),
+      cmocka_unit_test(Trace_BytesOfAStep_AreThoseOnTheWire),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,185 @@
+/* Layers under a budget: results are the same from the smallest up, whatever the routing, and its bytes suffice. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/budget_suite.h"
+#include "capi/test/checks.h"
+#include "capi/test/rig.h"
+
+static budget_suite_t suite_of(void) {
+  return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};
+}
+
+static case_t base_case(void) { return budget_base_case(); }
+static uint64_t smallest_budget(case_t c) { return budget_smallest(&(budget_suite_t){.run = world_run}, c); }
+static void check(case_t c) { budget_check(&(budget_suite_t){.run = world_run}, c); }
+
+static void Budget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_from_the_smallest_up(&suite);
+}
+
+static void Budget_OneHotExpert_StaysWithinThePlan(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_one_hot_expert(&suite);
+}
+
+static void Budget_OddShapesAndPolicies_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_odd_shapes_and_policies(&suite);
+}
+
+static void Budget_MoreOutstandingThanSaid_RefusedByName(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_more_outstanding_than_said(&suite);
+}
+
+/* From the smallest budget up, all rows of all ranks to one expert, K times each. */
+static void Budget_RepeatedIds_ResultsAreTheSame(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 4; ++w) {
+    for (int32_t i = 0; i < 6; ++i) {
+      case_t c = base_case();
+      c.world_size = w, c.num_experts = w, c.top_k = 2; /* more routes than a rank has experts */
+      c.repeat_every = 1 + i % 2, c.hot_expert = i % 4 < 2 ? 1 : -1;
+      c.tokens[0] = c.tokens[2] = 64;
+      c.wgrad_mode = i % 3 == 2 ? SLUICE_WGRAD_ADAPTIVE : i % 3;
+      c.restore_input = i % 4 == 3 || i == 5 ? SLUICE_RESTORE_ADAPTIVE : i % 4;
+      c.callback_experts = i == 5;
+      c.budget = 1;
+      const uint64_t least = smallest_budget(c);
+      for (uint64_t more = 0; more <= 2; more += 2) {
+        c.budget = least + more * least / 2;
+        check(c);
+      }
+    }
+  }
+}
+
+/* ---- halves apart ---- */
+
+static void Budget_HalvesApart_AreCountedInThePlan(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_halves_apart(&suite);
+}
+
+static void Budget_HalvesApartUnsaid_AreRefusedByName(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_halves_unsaid(&suite);
+}
+
+/* A layer of one rank that keeps next to nothing, told of one forward and of halves apart. */
+static void open_lean(rig_t* rig, uint64_t budget) {
+  sluice_context_config_t context;
+  sluice_context_config_init(&context, sizeof context);
+  context.gemm = "ref", context.max_outstanding = 1, context.halves_apart = 1, context.memory_budget = budget;
+  sluice_moe_config_t config = rig_config();
+  config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+  memset(rig, 0, sizeof *rig);
+  rig->world_size = 1;
+  heap_init(&rig->heap);
+  assert_int_equal(sluice_context_create(&context, NULL, &rig->context), SLUICE_OK);
+  assert_int_equal(rig_open_layer(rig, &config), SLUICE_OK);
+}
+
+static sluice_context_stats_t stats_of(sluice_context_t* context) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  assert_int_equal(sluice_context_get_stats(context, 0, &stats), SLUICE_OK);
+  return stats;
+}
+
+static void halves(rig_t* rig, sluice_step_t* step, int32_t which, sluice_status_t wanted) {
+  rig->backward.halves = which;
+  if (rig_backward(rig, step) != wanted) fail_msg("half %d: %s", which, last_message());
+}
+
+/* What is looked at runs as it would: a trace far larger than the budget takes nothing of it. */
+static void Budget_Traced_RunsInTheSameBytes(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_step_t* step = NULL;
+  unsigned long long needs = 0;
+  open_lean(&rig, 1);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET);
+  assert_int_equal(sscanf(strstr(last_message(), ") needs "), ") needs %llu", &needs), 1);
+  rig_close(&rig);
+  open_lean(&rig, needs);
+  assert_int_equal(sluice_context_trace(rig.context, 1 << 16), SLUICE_OK);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  halves(&rig, step, SLUICE_HALF_BOTH, SLUICE_OK);
+  sluice_trace_event_t event;
+  int64_t count = 0;
+  assert_int_equal(sluice_context_take_trace(rig.context, &event, 1, &count), SLUICE_OK);
+  assert_int_equal(count, 1);
+  assert_true(stats_of(rig.context).peak_bytes <= needs);
+  rig_close(&rig);
+}
+
+/* More forwards than were said fit the budget, since little of them is kept. One of the input half's turns without a
+ * weight half finds no room, is told so before any row is sent, and has it once another step is through. */
+static void Budget_MoreInputHalvesThanSaid_AreRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  enum { STEPS = 4 };
+  sluice_step_t* steps[STEPS] = {NULL};
+  unsigned long long needs = 0;
+  open_lean(&rig, 1);
+  assert_int_equal(rig_forward(&rig, &steps[0]), SLUICE_E_OVER_BUDGET);
+  assert_int_equal(sscanf(strstr(last_message(), ") needs "), ") needs %llu", &needs), 1);
+  rig_close(&rig);
+  open_lean(&rig, 1u << 30);
+  uint64_t bytes[2];
+  for (int i = 0; i < 2; ++i) {
+    assert_int_equal(rig_forward(&rig, &steps[i]), SLUICE_OK);
+    bytes[i] = stats_of(rig.context).current_bytes;
+  }
+  for (int i = 0; i < 2; ++i) sluice_step_drop(steps[i]);
+  rig_close(&rig);
+
+  const uint64_t budget = needs + (STEPS - 1) * (bytes[1] - bytes[0]); /* the plan, and three forwards */
+  open_lean(&rig, budget);
+  for (int i = 0; i < STEPS; ++i) {
+    if (rig_forward(&rig, &steps[i]) != SLUICE_OK) fail_msg("%s", last_message());
+  }
+  rig.backward.halves = SLUICE_HALF_INPUT;
+  int done = 0;
+  sluice_status_t status = SLUICE_OK;
+  while (done < STEPS && (status = rig_backward(&rig, steps[done])) == SLUICE_OK) ++done;
+  assert_true(done > 0 && status == SLUICE_E_OVER_BUDGET);
+  assert_non_null(strstr(last_message(), "the input half alone would keep "));
+  assert_non_null(strstr(last_message(), "(max_outstanding is 1): run weight halves or whole backwards first"));
+  halves(&rig, steps[0], SLUICE_HALF_WEIGHT, SLUICE_OK);
+  halves(&rig, steps[done], SLUICE_HALF_INPUT, SLUICE_OK);
+  for (int i = 1; i <= done; ++i) halves(&rig, steps[i], SLUICE_HALF_WEIGHT, SLUICE_OK);
+  for (int i = 0; i < STEPS; ++i) sluice_step_drop(steps[i]);
+  assert_true(stats_of(rig.context).peak_bytes <= budget);
+  rig_close(&rig);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Budget_FromTheSmallestUp_ResultsAreTheSame),
+      cmocka_unit_test(Budget_OneHotExpert_StaysWithinThePlan),
+      cmocka_unit_test(Budget_OddShapesAndPolicies_ResultsAreTheSame),
+      cmocka_unit_test(Budget_MoreOutstandingThanSaid_RefusedByName),
+      cmocka_unit_test(Budget_RepeatedIds_ResultsAreTheSame),
+      cmocka_unit_test(Budget_HalvesApart_AreCountedInThePlan),
+      cmocka_unit_test(Budget_HalvesApartUnsaid_AreRefusedByName),
+      cmocka_unit_test(Budget_Traced_RunsInTheSameBytes),
+      cmocka_unit_test(Budget_MoreInputHalvesThanSaid_AreRefusedByName),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,152 @@
+/* The tuner under a memory budget: plans race inside it, come back from a file, and carry the planner's seconds. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/tuner_world.h"
+
+/* Under a budget the best few plans by price run as ordinary steps, on all ranks alike, and inside the budget. */
+static void Budget_BestPlansRace_InsideTheBudget(void** state) {
+  (void)state;
+  static const uint64_t budgets[][2] = {{64 << 20, 64 << 20}, {1 << 20, 1 << 20}, {215000, 620000}}; /* by ranks */
+  for (int32_t i = 0; i < 6; ++i) {
+    int32_t ranks = 1 + i % 2, has_machine = (i + i / 2) % 2;
+    tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, has_machine);
+    w->budget = budgets[i / 2][ranks - 1], w->changes = i == 1, w->steps = w->changes ? 60 : 24;
+    tuner_run(w);
+    must_agree(w);
+    assert_memory_equal(w->policies[0], w->policies[ranks - 1], sizeof w->policies[0]);
+    assert_true(w->num_decisions[0] >= 1 && w->settled[0]);
+    const sluice_tuner_decision_t* d = &w->decisions[0][w->num_decisions[0] - 1];
+    const sluice_tuner_policy_t* p = &w->policies[0][w->num_decisions[0] - 1];
+    assert_true(p->restore_input >= 0 && p->restore_middle >= 0 && p->memory_budget == w->budget);
+    assert_true(p->total_bytes > 0 && p->total_bytes <= w->budget);
+    for (int32_t r = 0; r < ranks; ++r) assert_true(w->peak_bytes[r] <= p->total_bytes);
+    assert_true((d->why == SLUICE_WHY_RACED) == (d->num_raced >= 2) && (d->why != SLUICE_WHY_RACED || d->seconds > 0));
+    assert_true(d->why == SLUICE_WHY_RACED || i >= 4);
+    assert_true((d->predicted_seconds > 0) == has_machine);
+    if (d->why == SLUICE_WHY_RACED) assert_true(w->stats[0].race_passes > 0);
+    assert_true(w->stats[0].timed_passes > w->stats[0].race_passes);
+    printf("budget %8llu, %d ranks: n %d, T_DI %d, T_M %d, mode %d (%s of %d in %lld passes), %llu bytes, peak %llu\n",
+           (unsigned long long)w->budget, ranks, d->num_chunks, p->restore_input, p->restore_middle, d->wgrad_mode,
+           sluice_tuner_why_name(d->why), d->num_raced, (long long)d->race_passes, (unsigned long long)p->total_bytes,
+           (unsigned long long)w->peak_bytes[0]);
+  }
+}
+
+/* A larger batch has plans of its own. By then passes have shown what lanes take: all ranks and all layers of a kind
+ * begin with the same plans, so that they share a race. */
+static void Budget_BatchesGrow_PlansBeginWithWhatWasSeen(void** state) {
+  (void)state;
+  for (int32_t ranks = 2; ranks <= 3; ++ranks) {
+    tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
+    w->grows = 1, w->budget = 1 << 20, w->steps = 60, w->layers = 3;
+    tuner_run(w);
+    must_agree(w);
+    int32_t decided = 0;
+    for (int32_t i = 0; i < w->num_decisions[0]; ++i) {
+      if (w->decisions[0][i].rows > 64) ++decided;
+      assert_true(w->policies[0][i].total_bytes <= w->budget);
+    }
+    printf("%d ranks: %d decisions of three layers, %d of the larger batch\n", ranks, w->num_decisions[0], decided);
+    assert_true(w->settled[0] && w->num_decisions[0] == 2 && decided == 1);
+    for (int32_t r = 0; r < ranks; ++r) assert_true(w->peak_bytes[r] <= w->budget);
+  }
+}
+
+/* A plan from a file stands; where it does not fit, another is chosen, with a word in the log. */
+static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
+  (void)state;
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
+  w->budget = 1 << 20, w->steps = 24;
+  tuner_run(w);
+  must_agree(w);
+  char* text = strdup(w->written[0]);
+  sluice_tuner_decision_t found = w->decisions[0][w->num_decisions[0] - 1];
+  sluice_tuner_policy_t policy = w->policies[0][w->num_decisions[0] - 1];
+  assert_non_null(strstr(text, "{\"sluice_decisions\": 2"));
+  assert_non_null(strstr(text, "\"restore_input\": \""));
+  w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
+  w->budget = 1 << 20, w->steps = 10, w->import[0] = w->import[1] = text;
+  tuner_run(w);
+  must_agree(w);
+  assert_int_equal(w->stats[0].race_passes, 0);
+  assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_IMPORTED);
+  assert_true(w->decisions[0][0].num_chunks == found.num_chunks && w->decisions[0][0].wgrad_mode == found.wgrad_mode);
+  assert_true(w->policies[0][0].restore_input == policy.restore_input &&
+              w->policies[0][0].restore_middle == policy.restore_middle);
+  free(text);
+  /* of a layer that exists, but far too large for the budget: n = 256 of anything has more schedules than it allows */
+  char other[512];
+  snprintf(other, sizeof other,
+           "{\"sluice_decisions\": 2, \"answers\": [{\"layer\": \"%.16s\", \"rows\": 1, \"num_chunks\": 256, "
+           "\"wgrad_mode\": \"deferred\", \"restore_input\": \"keep\", \"restore_middle\": \"keep\"}]}",
+           strstr(w->written[0], "\"layer\": \"") + strlen("\"layer\": \""));
+  w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
+  w->budget = 1 << 20, w->steps = 24, w->import[0] = w->import[1] = other;
+  tuner_run(w);
+  must_agree(w);
+  assert_int_equal(w->decisions[0][w->num_decisions[0] - 1].why, SLUICE_WHY_RACED);
+}
+
+/* Plans of a context whose tuner has a machine carry the planner's seconds, and the fastest that fits is taken. */
+static void Plans_WithAMachine_CarryThePlannersSeconds(void** state) {
+  (void)state;
+  sluice_context_config_t context_config;
+  sluice_context_config_init(&context_config, sizeof context_config);
+  context_config.gemm = "ref";
+  sluice_context_t* context = NULL;
+  assert_int_equal(sluice_context_create(&context_config, NULL, &context), SLUICE_OK);
+  sluice_planner_t* planner = NULL;
+  assert_int_equal(sluice_planner_create(tuner_machine, strlen(tuner_machine), &planner), SLUICE_OK);
+  sluice_tuner_config_t tuner;
+  sluice_tuner_config_init(&tuner, sizeof tuner);
+  tuner.machine = planner;
+  assert_int_equal(sluice_context_tune(context, &tuner), SLUICE_OK);
+  sluice_moe_config_t layer;
+  sluice_moe_config_init(&layer, sizeof layer);
+  layer.model_width = M, layer.hidden_width = H, layer.num_experts = 4;
+  sluice_moe_t* moe = NULL;
+  assert_int_equal(sluice_moe_create(context, &layer, &moe), SLUICE_OK);
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = 512, config.memory_budget = (uint64_t)1 << 30;
+  sluice_plan_t* plan = NULL;
+  assert_int_equal(sluice_plan_create(moe, &config, &plan), SLUICE_OK);
+  static sluice_plan_candidate_t lines[512];
+  static sluice_planner_candidate_t priced[512];
+  int32_t num_lines = 0, num_priced = 0;
+  assert_int_equal(sluice_plan_candidates(plan, lines, 512, &num_lines), SLUICE_OK);
+  sluice_planner_workload_t work;
+  sluice_planner_workload_init(&work, sizeof work);
+  work.model_width = M, work.hidden_width = H, work.num_experts = 4, work.num_tokens = 512;
+  work.memory_budget = config.memory_budget;
+  assert_int_equal(sluice_planner_choose(planner, &work, NULL, priced, 512, &num_priced, NULL), SLUICE_OK);
+  assert_int_equal(num_lines, num_priced);
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
+  for (int32_t i = 0; i < num_lines; ++i) {
+    assert_true(lines[i].relative_time == priced[i].forward_seconds + priced[i].backward_seconds);
+    assert_true(info.relative_time <= lines[i].relative_time);
+  }
+  sluice_plan_destroy(plan);
+  sluice_moe_destroy(moe);
+  sluice_planner_destroy(planner);
+  sluice_context_destroy(context);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Budget_BestPlansRace_InsideTheBudget),
+      cmocka_unit_test(Budget_BatchesGrow_PlansBeginWithWhatWasSeen),
+      cmocka_unit_test(Budget_PlanOfAFile_StandsWhereItFits),
+      cmocka_unit_test(Plans_WithAMachine_CarryThePlannersSeconds),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,89 @@
+/* What the tuner is given wrong is refused by name, and nothing of it is taken. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "sluice/sluice.h"
+
+static void BadDecisions_AreRefusedByName(void** state) {
+  (void)state;
+  static const char* const cases[][2] = {
+      {"[]", "the outermost value must be an object"},
+      {"{\"answers\": []}", "begin with \"sluice_decisions\": 2"},
+      {"{\"sluice_decisions\": 3, \"answers\": []}", "form 3; this version reads forms 1 and 2"},
+      {"{\"sluice_decisions\": 1}", "exactly \"answers\""},
+#define ANSWER(text) "{\"sluice_decisions\": 1, \"answers\": [" text "]}"
+      {ANSWER("3"), "answer 0 must be an object"},
+      {ANSWER("{\"n\": 3}"), "unknown field \"n\" in answer 0"},
+      {ANSWER("{\"layer\": \"12\", \"rows\": 1, \"num_chunks\": 1}"), "layer of answer 0"},
+      {ANSWER("{\"layer\": \"zz23456789abcdef\", \"rows\": 1, \"num_chunks\": 1}"), "layer of answer 0"},
+      {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 0, \"num_chunks\": 1}"), "rows of answer 0"},
+      {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 2.5}"), "num_chunks of answer 0 is 2.5"},
+      {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4, \"wgrad_mode\": 1}"), "wgrad_mode"},
+#define PLAN(rest) ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": " rest "}")
+      {PLAN("4, \"restore_input\": \"keep\""), "restore_middle of answer 0"},
+      {PLAN("4, \"restore_input\": \"recompute\", \"restore_middle\": \"keep\""), "restore_input of answer 0"},
+      {PLAN("4, \"restore_input\": \"keep\", \"restore_middle\": 3"), "restore_middle of answer 0"},
+      {PLAN("300, \"restore_input\": \"keep\", \"restore_middle\": \"keep\""), "num_chunks of answer 0 is 300"},
+  };
+  sluice_context_config_t config;
+  sluice_context_config_init(&config, sizeof config);
+  config.gemm = "ref";
+  sluice_context_t* context = NULL;
+  assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_OK);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    sluice_error_info_t why;
+    sluice_error_info_init(&why, sizeof why);
+    assert_int_equal(sluice_context_read_decisions(context, cases[i][0], strlen(cases[i][0])),
+                     SLUICE_E_INVALID_ARGUMENT);
+    sluice_error_last(&why);
+    if (strstr(why.message, cases[i][1]) == NULL) fail_msg("%s: says %s", cases[i][0], why.message);
+  }
+  char text[256];
+  uint64_t bytes = sizeof text;
+  assert_int_equal(sluice_context_write_decisions(context, text, &bytes), SLUICE_OK);
+  assert_string_equal(text, "{\"sluice_decisions\": 2, \"answers\": []}\n"); /* nothing of them was taken */
+  sluice_context_destroy(context);
+}
+
+static void BadConfig_IsRefusedByName(void** state) {
+  (void)state;
+  sluice_context_config_t context_config;
+  sluice_context_config_init(&context_config, sizeof context_config);
+  sluice_context_t* context = NULL;
+  assert_int_equal(sluice_context_create(&context_config, NULL, &context), SLUICE_OK);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_tuner_config_t c;
+  sluice_tuner_config_init(&c, sizeof c);
+  assert_int_equal(sluice_context_tune(context, &c), SLUICE_OK);
+  c.mode = 3;
+  assert_int_equal(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "mode is 3"));
+  c.mode = SLUICE_TUNER_MODEL;
+  assert_int_equal(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "needs a machine"));
+  c.mode = 0, c.reserved = 1;
+  assert_int_equal(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT);
+  int32_t count = -1;
+  assert_int_equal(sluice_context_decisions(context, NULL, 1, &count), SLUICE_E_INVALID_ARGUMENT);
+  assert_int_equal(sluice_context_decisions(context, NULL, 0, &count), SLUICE_OK);
+  assert_int_equal(count, 0);
+  sluice_tuner_stats_t stats = {.struct_size = 0};
+  assert_int_equal(sluice_context_tuner_stats(context, &stats), SLUICE_E_ABI);
+  sluice_context_destroy(context);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(BadDecisions_AreRefusedByName),
+      cmocka_unit_test(BadConfig_IsRefusedByName),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,185 @@
+#include "capi/test/tuner_world.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MAX_T 256
+
+const char* const tuner_machine =
+    "{\"sluice_machine\": 1, \"name\": \"test\", "
+    "\"gemm\": {\"f32\": {\"flops_per_second\": 1e10, \"half_rows\": 8}}, "
+    "\"rows\": {\"bytes_per_second\": 5e9}, \"activation_seconds\": 1e-10, \"activation_grad_seconds\": 2e-10, "
+    "\"exchange\": {\"bytes_per_second\": 1e9, \"startup_seconds\": 2e-5, \"per_peer_seconds\": 2e-6}, "
+    "\"host_copy\": {\"bytes_per_second\": 4e9}, \"op_seconds\": 2e-6, \"pass_seconds\": 1e-5}";
+
+typedef struct rank_s {
+  tuner_world_t* world;
+  int32_t rank;
+  sluice_context_t* context;
+  sluice_moe_t* layers[4];
+  float *tokens, *out, *grad, *weights;
+  int64_t* ids;
+  float params[2 * 8 * M * H];
+  float grads[2 * 8 * M * H];
+} rank_t;
+
+#define TRY(expression)                       \
+  do {                                        \
+    sluice_status_t status_ = (expression);   \
+    if (status_ != SLUICE_OK) return status_; \
+  } while (0)
+
+static sluice_tensor_t matrix(void* data, int64_t* shape, int32_t ndim, uint8_t code, uint8_t bits) {
+  return (sluice_tensor_t){data, SLUICE_DEVICE_CPU, 0, ndim, code, bits, 1, shape, NULL, 0};
+}
+
+static sluice_status_t run_pass(rank_t* r, sluice_moe_t* moe, int64_t count) {
+  int64_t rows[] = {count, M}, routes[] = {count, 1}, w1[] = {H, M}, w2[] = {M, H};
+  int32_t local = sluice_moe_num_local_experts(moe);
+  sluice_tensor_t tokens = matrix(r->tokens, rows, 2, SLUICE_TYPE_FLOAT, 32), out = tokens, grad = tokens;
+  sluice_tensor_t ids = matrix(r->ids, routes, 2, SLUICE_TYPE_INT, 64),
+                  weights = matrix(r->weights, routes, 2, SLUICE_TYPE_FLOAT, 32);
+  out.data = r->out, grad.data = r->grad;
+  sluice_tensor_t p1[8], p2[8], g1[8], g2[8];
+  for (int32_t e = 0; e < local; ++e) {
+    p1[e] = matrix(r->params + 2 * e * M * H, w1, 2, SLUICE_TYPE_FLOAT, 32);
+    p2[e] = matrix(r->params + (2 * e + 1) * M * H, w2, 2, SLUICE_TYPE_FLOAT, 32);
+    g1[e] = p1[e], g2[e] = p2[e];
+    g1[e].data = r->grads + 2 * e * M * H, g2[e].data = r->grads + (2 * e + 1) * M * H;
+  }
+  sluice_expert_tensors_t params = {.struct_size = sizeof params, .w1 = p1, .w2 = p2}, grads = params;
+  grads.w1 = g1, grads.w2 = g2;
+  sluice_moe_forward_args_t f;
+  sluice_moe_forward_args_init(&f, sizeof f);
+  f.tokens = &tokens, f.expert_ids = &ids, f.route_weights = &weights, f.params = &params, f.out_tokens = &out;
+  f.needs_backward = 1;
+  sluice_step_t* step = NULL;
+  TRY(sluice_moe_forward(moe, &f, NULL, &step));
+  sluice_moe_backward_args_t b;
+  sluice_moe_backward_args_init(&b, sizeof b);
+  b.tokens = &tokens, b.route_weights = &weights, b.params = &params, b.grad_out = &grad, b.grad_tokens = &out;
+  b.grad_params = &grads, b.halves = SLUICE_HALF_BOTH;
+  sluice_status_t status = sluice_moe_backward(moe, step, &b, NULL);
+  sluice_step_drop(step);
+  return status;
+}
+
+static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
+  tuner_world_t* w = r->world;
+  sluice_comm_config_t comm_config;
+  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  comm_config.rank = r->rank, comm_config.world_size = w->world_size, comm_config.timeout_ns = 20000000000u;
+  TRY(sluice_comm_create_local(w->group, &comm_config, out_comm));
+  sluice_context_config_t context_config;
+  sluice_context_config_init(&context_config, sizeof context_config);
+  context_config.gemm = "ref";
+  context_config.memory_budget = w->budget;
+  TRY(sluice_context_create(&context_config, *out_comm, &r->context));
+  sluice_planner_t* planner = NULL;
+  TRY(sluice_planner_create(tuner_machine, strlen(tuner_machine), &planner));
+  sluice_tuner_config_t tuner;
+  sluice_tuner_config_init(&tuner, sizeof tuner);
+  tuner.mode = w->mode[r->rank];
+  tuner.machine = w->has_machine[r->rank] ? planner : NULL;
+  sluice_status_t status = sluice_context_tune(r->context, &tuner);
+  sluice_planner_destroy(planner);
+  TRY(status);
+  const char* import = w->import[r->rank];
+  if (import != NULL) TRY(sluice_context_read_decisions(r->context, import, strlen(import)));
+  for (int32_t i = 0; i < w->layers; ++i) {
+    sluice_moe_config_t c;
+    sluice_moe_config_init(&c, sizeof c);
+    c.model_width = M, c.hidden_width = H, c.num_experts = 2 * w->world_size, c.layer_id = i;
+    c.num_chunks = w->num_chunks, c.wgrad_mode = w->wgrad_mode;
+    TRY(sluice_moe_create(r->context, &c, &r->layers[i]));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t run_steps(rank_t* r) {
+  tuner_world_t* w = r->world;
+  static const int64_t sizes[] = {256, 32, 128, 64};
+  for (int32_t step = 0; step < w->steps; ++step) {
+    int64_t count = w->changes ? sizes[step / 3 % 4] : w->grows && step < w->steps / 2 ? 32 : 128;
+    for (int64_t t = 0; t < count; ++t) {
+      r->ids[t] = (t * 7 + step + r->rank) % (2 * w->world_size);
+      r->weights[t] = 0.5f;
+    }
+    for (int32_t i = 0; i < w->layers; ++i) {
+      TRY(run_pass(r, r->layers[i], count));
+      sluice_context_stats_t stats = {.struct_size = sizeof stats};
+      TRY(sluice_context_get_stats(r->context, 0, &stats));
+      if (w->num_picks[r->rank] < 4096) w->picks[r->rank][w->num_picks[r->rank]++] = stats.last_num_chunks;
+      w->settled[r->rank] = stats.last_is_settled;
+      w->peak_bytes[r->rank] = stats.peak_bytes;
+    }
+  }
+  TRY(sluice_context_decisions(r->context, w->decisions[r->rank], 64, &w->num_decisions[r->rank]));
+  int32_t num_policies = 0;
+  TRY(sluice_context_decided_policies(r->context, w->policies[r->rank], 64, &num_policies));
+  if (num_policies != w->num_decisions[r->rank]) return SLUICE_E_INTERNAL;
+  uint64_t bytes = sizeof w->written[0];
+  TRY(sluice_context_write_decisions(r->context, w->written[r->rank], &bytes));
+  w->stats[r->rank].struct_size = sizeof(sluice_tuner_stats_t);
+  return sluice_context_tuner_stats(r->context, &w->stats[r->rank]);
+}
+
+static void* run_rank(void* argument) {
+  rank_t* r = argument;
+  tuner_world_t* w = r->world;
+  sluice_comm_t* comm = NULL;
+  r->tokens = calloc(MAX_T * M, sizeof(float)), r->out = calloc(MAX_T * M, sizeof(float));
+  r->grad = calloc(MAX_T * M, sizeof(float)), r->weights = calloc(MAX_T, sizeof(float));
+  r->ids = calloc(MAX_T, sizeof(int64_t));
+  sluice_status_t status = set_up(r, &comm);
+  if (status == SLUICE_OK) status = run_steps(r);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  if (status != SLUICE_OK) sluice_error_last(&why);
+  w->status[r->rank] = status;
+  memcpy(w->message[r->rank], why.message, sizeof why.message);
+  for (int32_t i = 0; i < w->layers; ++i) sluice_moe_destroy(r->layers[i]);
+  sluice_context_destroy(r->context);
+  sluice_comm_destroy(comm);
+  free(r->tokens), free(r->out), free(r->grad), free(r->weights), free(r->ids);
+  return NULL;
+}
+
+void tuner_run(tuner_world_t* w) {
+  pthread_t threads[MAX_RANKS];
+  rank_t* ranks = calloc(MAX_RANKS, sizeof *ranks);
+  assert_int_equal(sluice_local_group_create(w->world_size, &w->group), SLUICE_OK);
+  for (int32_t r = 0; r < w->world_size; ++r) {
+    ranks[r].world = w, ranks[r].rank = r;
+    assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+  }
+  for (int32_t r = 0; r < w->world_size; ++r) pthread_join(threads[r], NULL);
+  sluice_local_group_destroy(w->group);
+  free(ranks);
+}
+
+tuner_world_t* tuner_world(int32_t world_size, int32_t mode, int32_t has_machine) {
+  static tuner_world_t w;
+  memset(&w, 0, sizeof w);
+  w.world_size = world_size, w.steps = 120, w.layers = 2, w.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+  for (int32_t r = 0; r < MAX_RANKS; ++r) w.mode[r] = mode, w.has_machine[r] = has_machine;
+  return &w;
+}
+
+void must_agree(const tuner_world_t* w) {
+  for (int32_t r = 0; r < w->world_size; ++r) {
+    if (w->status[r] != SLUICE_OK) fail_msg("rank %d: %s", r, w->message[r]);
+    assert_int_equal(w->num_picks[r], w->steps * w->layers);
+    assert_memory_equal(w->picks[r], w->picks[0], (size_t)w->num_picks[0] * sizeof(int32_t));
+    assert_int_equal(w->num_decisions[r], w->num_decisions[0]);
+    assert_memory_equal(w->decisions[r], w->decisions[0],
+                        (size_t)w->num_decisions[0] * sizeof(sluice_tuner_decision_t));
+  }
+}

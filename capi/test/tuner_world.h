@@ -1,0 +1,44 @@
+/* Ranks as threads that train small layers with a tuner, and what they found. */
+#ifndef SLUICE_CAPI_TEST_TUNER_WORLD_H_
+#define SLUICE_CAPI_TEST_TUNER_WORLD_H_
+
+#include "sluice/sluice.h"
+
+#define MAX_RANKS 4
+#define M         16
+#define H         32
+
+/* The costs of a made-up machine. */
+extern const char* const tuner_machine;
+
+typedef struct tuner_world_s {
+  int32_t world_size, steps, layers;
+  int32_t changes;         /* T changes from step to step */
+  int32_t grows;           /* T is larger in the second half */
+  int32_t mode[MAX_RANKS]; /* of each rank's tuner */
+  int32_t has_machine[MAX_RANKS];
+  int32_t num_chunks, wgrad_mode;
+  const char* import[MAX_RANKS]; /* decisions to begin with */
+  uint64_t budget;
+  sluice_local_group_t* group;
+  /* found */
+  sluice_status_t status[MAX_RANKS];
+  char message[MAX_RANKS][1024];
+  int32_t picks[MAX_RANKS][4096];
+  int32_t num_picks[MAX_RANKS];
+  int32_t settled[MAX_RANKS];
+  sluice_tuner_decision_t decisions[MAX_RANKS][64];
+  sluice_tuner_policy_t policies[MAX_RANKS][64];
+  uint64_t peak_bytes[MAX_RANKS];
+  int32_t num_decisions[MAX_RANKS];
+  sluice_tuner_stats_t stats[MAX_RANKS];
+  char written[MAX_RANKS][65536];
+} tuner_world_t;
+
+/* 120 steps of two layers, weight gradients left open. One at a time: the next call begins the same memory anew. */
+tuner_world_t* tuner_world(int32_t world_size, int32_t mode, int32_t has_machine);
+void tuner_run(tuner_world_t* w);
+/* All ranks ran, with the same n in every step and the same decisions. */
+void must_agree(const tuner_world_t* w);
+
+#endif /* SLUICE_CAPI_TEST_TUNER_WORLD_H_ */

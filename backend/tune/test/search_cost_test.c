@@ -1,0 +1,159 @@
+/* What the search itself costs: the first steps, ten thousand steps of changing batches, a machine that changes for
+ * good. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/test/surface.h"
+
+/* 10,000 steps with one of several batch sizes each, and a hot rank that comes and goes. */
+static double overhead_of(int32_t mode, int32_t has_machine, double jitter, sluice_search_stats_t* out_stats) {
+  static sluice_search_t search;
+  static const int64_t sizes[] = {700, 1500, 2048, 4096, 5000, 16384};
+  uint32_t seed = 11;
+  double worst = 0;
+  for (int i = 0; i < 12; ++i) {
+    surface_t surface = random_surface(&seed);
+    model_t model = wrong_model(&surface, &seed, 0.3);
+    sluice_search_config_t config = config_of(mode);
+    if (has_machine) config.predict = predict, config.user = &model;
+    sluice_search_init(&search, &config);
+    double spent = 0, best = 0, early = 0, early_best = 0;
+    for (int step = 0; step < 10000; ++step) {
+      double skew = 1 + jitter * uniform(&seed, 0, 1) + (step / 2000 % 2 ? jitter * 3 : 0);
+      int64_t rows = (int64_t)((double)sizes[next_random(&seed) % 6] * skew);
+      int32_t pick = sluice_search_next(&search, rows, NULL);
+      double now = whole(&surface, rows, pick), least = exhaustive(&surface, rows, SLUICE_SEARCH_SIZES);
+      spent += now, best += least;
+      if (step < 2000) early += now, early_best += least;
+      for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+        double seconds = truth(&surface, rows, sluice_pick_chunks(pick), 0, d);
+        uint64_t ns = noisy_ns(seconds, &seed, 0.03);
+        sluice_lanes_t lanes = lanes_of(&surface, rows, sluice_pick_chunks(pick), d);
+        lanes.compute *= (double)ns * 1e-9 / seconds, lanes.comm *= (double)ns * 1e-9 / seconds;
+        sluice_search_observe(&search, d, pick, rows, ns, &lanes);
+      }
+    }
+    double over = spent / best - 1;
+    if (over > worst) worst = over;
+    assert_true(early / early_best < 1.10);
+  }
+  *out_stats = search.stats;
+  printf(
+      "mode %d%s, skew up to %.1f: time over that of an oracle in 10,000 steps, worst of 12: %.2f %%; of the last: "
+      "%lld "
+      "decisions, %lld race passes, questioned %lld, changed %lld, excess %.2f %%; best n grows with q in %lld of "
+      "%lld; one valley in %lld of %lld\n",
+      mode, has_machine ? " with a machine" : "", 1 + 4 * jitter, 100 * worst, (long long)out_stats->num_decisions,
+      (long long)out_stats->race_passes, (long long)out_stats->num_questioned, (long long)out_stats->num_changed,
+      100 * out_stats->excess_seconds / out_stats->total_seconds, (long long)out_stats->monotonic,
+      (long long)(out_stats->monotonic + out_stats->not_monotonic), (long long)out_stats->one_valley,
+      (long long)(out_stats->one_valley + out_stats->not_one_valley));
+  return worst;
+}
+
+static void ChangingBatches_TenThousandSteps_CostLittle(void** state) {
+  (void)state;
+  sluice_search_stats_t stats;
+  assert_true(overhead_of(SLUICE_TUNER_PROFILE, 0, 0, &stats) <= 0.02);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 0, 0, &stats) <= 0.02);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 1, 0, &stats) <= 0.02);
+  assert_true(overhead_of(SLUICE_TUNER_PROFILE, 0, 0.5, &stats) <= 0.03);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 0, 0.5, &stats) <= 0.03);
+  assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 1, 0.5, &stats) <= 0.03);
+  assert_true(stats.timed_passes == 20000);
+}
+
+enum { EARLY = 20, SETTLING = 60 };
+typedef struct start_s {
+  double early, settling; /* mean time over that of an oracle in the first steps, minus 1 */
+  double worst_early, regret, worst_regret;
+  int32_t count, settled; /* layers; those with an answer after SETTLING steps */
+} start_t;
+
+/* Layers for which `best` chunks are fastest. */
+static start_t first_steps(int32_t mode, int32_t best, int32_t no_overlap, int32_t wanted) {
+  static sluice_search_t search;
+  start_t r = {0};
+  uint32_t seed = 23;
+  while (r.count < wanted) {
+    surface_t surface = random_surface(&seed);
+    surface.no_overlap = no_overlap;
+    int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
+    int32_t fastest = 0;
+    for (int32_t p = 1; p < SLUICE_SEARCH_SIZES; ++p) {
+      if (whole(&surface, rows, p) < whole(&surface, rows, fastest)) fastest = p;
+    }
+    if (sluice_search_sizes[fastest] != best) continue;
+    const sluice_search_config_t config = config_of(mode);
+    sluice_search_init(&search, &config);
+    late_t late = {.pick = -1};
+    double spent = 0, least = whole(&surface, rows, fastest), early = 0;
+    for (int step = 1; step <= SETTLING; ++step) {
+      spent += run_late_step(&search, &surface, rows, &seed, 0.05, &late);
+      if (step == EARLY) early = spent / (EARLY * least) - 1;
+    }
+    int32_t why, pick = sluice_search_next(&search, rows, &why);
+    double regret = whole(&surface, rows, pick) / least - 1;
+    r.early += early / wanted, r.settling += (spent / (SETTLING * least) - 1) / wanted;
+    r.regret += regret / wanted;
+    r.worst_early = fmax(r.worst_early, early), r.worst_regret = fmax(r.worst_regret, regret);
+    r.settled += why != SLUICE_WHY_ON_TRIAL;
+    ++r.count;
+  }
+  printf(
+      "mode %d%s, n = %2d best in %d layers: time over an oracle's in %d steps %.1f %% (worst %.1f %%), in %d steps "
+      "%.1f "
+      "%%; then regret %.2f %% (worst %.2f %%), %d settled\n",
+      mode, no_overlap ? ", overlap gains nothing" : "", best, r.count, EARLY, 100 * r.early, 100 * r.worst_early,
+      SETTLING, 100 * r.settling, 100 * r.regret, 100 * r.worst_regret, r.settled);
+  return r;
+}
+
+static void FirstSteps_NoMachine_CostLittle(void** state) {
+  (void)state;
+  /* Most of what is left of the first 20 steps where many chunks are best: three steps of one chunk each, the first of
+   * which is the warm-up, while the second runs before its report is read. */
+  static const struct {
+    int32_t best, no_overlap;
+    double early, settling;
+  } cases[] = {{1, 0, 0.03, 0.01}, {4, 0, 0.06, 0.025}, {16, 0, 0.08, 0.035}, {1, 1, 0.06, 0.02}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    start_t blind = first_steps(SLUICE_TUNER_PROFILE, cases[i].best, cases[i].no_overlap, 60);
+    start_t start = first_steps(SLUICE_TUNER_ADAPTIVE, cases[i].best, cases[i].no_overlap, 60);
+    assert_true(start.early <= cases[i].early && start.settling <= cases[i].settling);
+    assert_true(start.early < blind.early && start.settling < blind.settling);
+    assert_true(start.regret <= 0.01 && start.worst_regret <= 0.05 && start.settled == start.count);
+  }
+}
+
+static void Machine_Changes_AnswerIsQuestionedAndFollows(void** state) {
+  (void)state;
+  static sluice_search_t search;
+  uint32_t seed = 3;
+  surface_t fast_link = {2e-3, 1e-8, 1e-6, 1e-6, 1, 0, 0}, slow_link = {1e-6, 4e-7, 1e-6, 1e-6, 1, 0, 0};
+  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  sluice_search_init(&search, &config);
+  for (int step = 0; step < 200; ++step) run_step(&search, &fast_link, 4096, &seed, 0.01);
+  assert_true(sluice_pick_chunks(sluice_search_next(&search, 4096, NULL)) <= 2);
+  for (int step = 0; step < 40000; ++step) run_step(&search, &slow_link, 4096, &seed, 0.01);
+  double regret =
+      whole(&slow_link, 4096, sluice_search_next(&search, 4096, NULL)) / exhaustive(&slow_link, 4096, 8) - 1;
+  printf("after the link changed: regret %.2f %%, questioned %lld, changed %lld\n", 100 * regret,
+         (long long)search.stats.num_questioned, (long long)search.stats.num_changed);
+  assert_true(regret < 0.05 && search.stats.num_changed >= 1);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(ChangingBatches_TenThousandSteps_CostLittle),
+      cmocka_unit_test(FirstSteps_NoMachine_CostLittle),
+      cmocka_unit_test(Machine_Changes_AnswerIsQuestionedAndFollows),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,84 @@
+/* Cases of ranks that leave or call it off: the others are told by name, in bounded time. */
+#include "backend/cts/comm/comm_suite_parts.h"
+
+#include "backend/base/clock.h"
+
+static void abort_peer(cts_rank_t* me) {
+  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
+  if (cts_is_culprit(me)) {
+    cts_sleep_ns(100 * MS);
+    sluice_comm_abort(me->comm);
+    CHECK(me, cts_run_exchange(me, me->comm, 1, cts_small_size) == SLUICE_E_ABORTED);
+    CHECK(me, cts_meet(me));
+    cts_check_broken_and_destroy(me, SLUICE_E_ABORTED);
+  } else {
+    uint64_t begin_ns = sluice_now_ns();
+    CHECK(me, cts_run_exchange(me, me->comm, 1, cts_medium_size) == SLUICE_E_PEER_LOST);
+    CHECK(me, cts_last_peer() == me->world->world_size - 1);
+    CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+    CHECK(me, cts_meet(me));
+    cts_check_broken_and_destroy(me, SLUICE_E_PEER_LOST);
+  }
+  if (me->failure[0] == '\0') cts_renew(me);
+}
+
+static void* abort_soon(void* comm) {
+  cts_sleep_ns(100 * MS);
+  sluice_comm_abort(comm);
+  return NULL;
+}
+
+static void abort_other_thread(cts_rank_t* me) {
+  if (me->rank == 0) {
+    pthread_t thread;
+    CHECK(me, pthread_create(&thread, NULL, abort_soon, me->comm) == 0);
+    uint64_t begin_ns = sluice_now_ns();
+    sluice_status_t status = cts_run_exchange(me, me->comm, 0, cts_small_size);
+    uint64_t took_ns = sluice_now_ns() - begin_ns;
+    pthread_join(thread, NULL);
+    CHECK(me, status == SLUICE_E_ABORTED);
+    CHECK(me, took_ns < BOUNDED_NS);
+  }
+  CHECK(me, cts_meet(me));
+  cts_renew(me);
+}
+
+static void destroy_while_peers_wait(cts_rank_t* me) {
+  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
+  int is_noticed = cts_exception_of(me->world->transport, me->world->c) == NULL;
+  CHECK(me, cts_hurry(me, is_noticed ? PATIENT_NS : SHORT_NS)); /* where nobody is told, the deadline tells */
+  if (cts_is_culprit(me)) {
+    sluice_comm_destroy(me->comm);
+    me->comm = NULL;
+    CHECK(me, cts_meet(me));
+  } else {
+    sluice_status_t status = cts_run_exchange(me, me->comm, 1, cts_small_size);
+    int32_t peer = cts_last_peer();
+    CHECK(me, cts_meet(me));
+    CHECK(me, status == SLUICE_E_PEER_LOST);
+    CHECK(me, peer == me->world->world_size - 1);
+  }
+}
+
+static void destroy_early(cts_rank_t* me) {
+  /* All has arrived at rank 0: its leaving must not hurt the others, and must not wait for them. */
+  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
+  if (me->rank == 0) {
+    uint64_t begin_ns = sluice_now_ns();
+    sluice_comm_destroy(me->comm);
+    me->comm = NULL;
+    CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+    CHECK(me, cts_meet(me));
+    return;
+  }
+  CHECK(me, cts_meet(me));
+  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_zero_size) == SLUICE_OK);
+}
+
+const cts_case_t cts_losses_cases[] = {
+    {"Abort_WhilePeersWait_IsPeerLostNamingIt", abort_peer, 2, 0, 0},
+    {"Abort_FromAnotherThread_EndsTheWait", abort_other_thread, 2, 0, 0},
+    {"Destroy_WhilePeersWait_IsPeerLostNamingIt", destroy_while_peers_wait, 2, 0, 0},
+    {"Destroy_NothingOutstanding_LeavesOthersAlone", destroy_early, 2, 0, 0},
+    {NULL, NULL, 0, 0, 0},
+};

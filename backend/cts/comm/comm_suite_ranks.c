@@ -1,0 +1,102 @@
+/* The ranks of a case: how they come to be, meet, hurry, and begin anew after a failure. */
+#include "backend/cts/comm/comm_suite_parts.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "backend/base/clock.h"
+
+void cts_fail_check(cts_rank_t* me, const char* file, int line, const char* text) {
+  if (me->failure[0] != '\0') return;
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  snprintf(me->failure, sizeof me->failure, "rank %d, %s:%d: %s; last error: %s, peer %d, \"%.300s\"", me->rank, file,
+           line, text, sluice_status_name(why.status), why.peer, why.message);
+}
+
+int32_t cts_last_peer(void) {
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  return why.peer;
+}
+
+void cts_sleep_ns(uint64_t ns) {
+  struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+  nanosleep(&t, NULL);
+}
+
+int cts_meet(cts_rank_t* me) {
+  cts_world_t* world = me->world;
+  if (world->transport->meeting != NULL) {
+    int64_t one = 1;
+    return sluice_comm_all_reduce_i64(world->transport->meeting, &one, 1, SLUICE_REDUCE_SUM, "the suite's meeting") ==
+           SLUICE_OK;
+  }
+  uint64_t deadline_ns = sluice_now_ns() + 2 * PATIENT_NS;
+  int came = 1;
+  pthread_mutex_lock(&world->mutex);
+  uint64_t round = world->round;
+  if (++world->num_waiting == world->world_size) {
+    world->num_waiting = 0;
+    ++world->round;
+    pthread_cond_broadcast(&world->met);
+  }
+  while (world->round == round && came) came = sluice_cond_wait_until(&world->met, &world->mutex, deadline_ns) == 0;
+  pthread_mutex_unlock(&world->mutex);
+  return came;
+}
+
+sluice_status_t cts_create_end(cts_world_t* world, void* shared, int32_t rank, int32_t world_size, uint64_t timeout_ns,
+                               sluice_comm_t** out_comm) {
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = rank;
+  config.world_size = world_size;
+  config.timeout_ns = timeout_ns != 0 ? timeout_ns : PATIENT_NS;
+  config.warn_ns = world->c->warn_ns;
+  return world->transport->create(shared, &config, out_comm);
+}
+
+int cts_is_culprit(const cts_rank_t* me) { return me->rank == me->world->world_size - 1; }
+
+const cts_exception_t* cts_exception_of(const cts_transport_t* transport, const cts_case_t* c) {
+  const cts_exception_t* e = transport->cannot;
+  while (e != NULL && e->case_name != NULL && strcmp(e->case_name, c->name) != 0) ++e;
+  return e != NULL && e->case_name != NULL ? e : NULL;
+}
+
+int cts_hurry(cts_rank_t* me, uint64_t timeout_ns) {
+  me->comm->timeout_ns = timeout_ns;
+  return cts_meet(me);
+}
+
+void cts_check_broken_and_destroy(cts_rank_t* me, sluice_status_t status) {
+  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == status);
+  int64_t x = 0;
+  CHECK(me, sluice_comm_all_reduce_i64(me->comm, &x, 1, SLUICE_REDUCE_SUM, NULL) == status);
+  uint64_t begin_ns = sluice_now_ns();
+  sluice_comm_abort(me->comm);
+  sluice_comm_abort(me->comm);
+  sluice_comm_destroy(me->comm);
+  me->comm = NULL;
+  CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+}
+
+void cts_renew(cts_rank_t* me) {
+  cts_world_t* world = me->world;
+  sluice_comm_destroy(me->comm);
+  me->comm = NULL;
+  CHECK(me, cts_meet(me));
+  if (world->num_here == 1 || me->rank == 0) {
+    world->transport->close(world->shared);
+    world->shared = world->transport->open(world->world_size);
+  }
+  CHECK(me, cts_meet(me));
+  CHECK(me, world->shared != NULL);
+  CHECK(me, cts_create_end(world, world->shared, me->rank, world->world_size, PATIENT_NS, &me->comm) == SLUICE_OK);
+  CHECK(me, cts_run_exchange(me, me->comm, 1, cts_uneven_size) == SLUICE_OK);
+  CHECK(me, cts_run_exchange(me, me->comm, 2, cts_small_size) == SLUICE_OK);
+}

@@ -90,19 +90,19 @@ def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_Autograd_UsersExpectations_Hold(world):
-    ranks.run(world, "layer_jobs:autograd_manners")
+    ranks.run(world, "autograd_jobs:autograd_manners")
 
 
 @pytest.mark.parametrize("callback", [False, True])
 @pytest.mark.parametrize("world", [1, 2])
 def test_Checkpointing_BothKindsAndHooks_SameGradients(world, callback):
-    ranks.run(world, "layer_jobs:hooks_and_checkpoints", callback=callback)
+    ranks.run(world, "autograd_jobs:hooks_and_checkpoints", callback=callback)
 
 
 @pytest.mark.parametrize("callback", [False, True])
 def test_Checkpointing_WithoutReentry_FreesWhatForwardSaved(callback):
     malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    job = "layer_jobs:checkpoint_memory"
+    job = "autograd_jobs:checkpoint_memory"
     plain, saved, inputs = ranks.run(1, job, callback=callback, extra_environment=malloc)[0]
     print(f"held after forward: {plain / 1e6:.1f} MB plain, {saved / 1e6:.1f} MB checkpointed")
     # What a checkpoint keeps is each layer's input; what a layer saves is several times that.
@@ -111,7 +111,7 @@ def test_Checkpointing_WithoutReentry_FreesWhatForwardSaved(callback):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_CallbackExperts_ModulesOfTheHost_AgreeAndReport(world):
-    ranks.run(world, "layer_jobs:callback_experts")
+    ranks.run(world, "callback_jobs:callback_experts")
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -121,42 +121,42 @@ def test_Refusal_WrongInputOnOneRank_IsAnErrorOnAll(world):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_Lifetimes_CloseAndCollect_SayWhatHappened(world):
-    ranks.run(world, "layer_jobs:lifetimes")
+    ranks.run(world, "lifetime_jobs:lifetimes")
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_Fork_DataLoaderWorkers_RunAndExit(world):
-    assert ranks.run(world, "layer_jobs:forked_workers") == [4] * world
+    assert ranks.run(world, "lifetime_jobs:forked_workers") == [4] * world
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_Exit_StepsOutstanding_NeitherHangsNorCrashes(world):
-    assert ranks.run(world, "layer_jobs:outstanding_at_exit") == [True] * world
+    assert ranks.run(world, "lifetime_jobs:outstanding_at_exit") == [True] * world
 
 
 def test_Exit_AThreadStillWaiting_NeitherHangsNorCrashes():
     # Nothing but the exit ends that wait within the deadline of the ranks.
-    assert ranks.run(2, "layer_jobs:exit_during_pass", deadline=150, group_timeout=600) == [True, True]
+    assert ranks.run(2, "lifetime_jobs:exit_during_pass", deadline=150, group_timeout=600) == [True, True]
 
 
 def test_Host_DestroysItsGroups_SluiceIsMadeAnew():
-    assert ranks.run(2, "layer_jobs:torn_down") == [True, True]
+    assert ranks.run(2, "lifetime_jobs:torn_down") == [True, True]
 
 
 def test_Groups_RanksInUnequalNumbersOfOthers_Join():
-    assert ranks.run(3, "layer_jobs:unequal_groups") == [True] * 3
+    assert ranks.run(3, "group_jobs:unequal_groups") == [True] * 3
 
 
 def test_Join_OneRankCannotOrDoesNotCome_IsNamed():
-    assert ranks.run(3, "layer_jobs:join_fails") == [True] * 3
+    assert ranks.run(3, "group_jobs:join_fails") == [True] * 3
 
 
 def test_Groups_OfSeveralSizes_WorkSideBySide():
-    assert ranks.run(4, "layer_jobs:several_groups") == [True] * 4
+    assert ranks.run(4, "group_jobs:several_groups") == [True] * 4
 
 
 def test_SilentPeer_Forward_IsNamedAtTheDeadline():
-    results = ranks.run(3, "layer_jobs:silent_peer")
+    results = ranks.run(3, "peer_jobs:silent_peer")
     for name, _, took, text in results[:-1]:
         # The first to reach the deadline ends the connections, and may be what the other notices.
         assert name in ("TimedOut", "PeerLost") and took < SOON, text
@@ -165,7 +165,7 @@ def test_SilentPeer_Forward_IsNamedAtTheDeadline():
 
 @pytest.mark.parametrize("posted_first", [True, False])
 def test_KilledPeer_Backward_IsLostByName(posted_first):
-    ended = ranks.finish(ranks.start(3, "layer_jobs:killed_peer", posted_first=posted_first))
+    ended = ranks.finish(ranks.start(3, "peer_jobs:killed_peer", posted_first=posted_first))
     assert ended[-1].code == -9
     found = [end.result for end in ended[:-1]]
     assert all(result and result[0] == "PeerLost" and result[2] < SOON for result in found), found
@@ -175,7 +175,7 @@ def test_KilledPeer_Backward_IsLostByName(posted_first):
 def test_CtrlC_DuringForward_RaisesWithinASecond():
     best = None  # of three: the machine may be busy
     for _ in range(3):
-        took = ranks.run(2, "layer_jobs:interrupted")[0]
+        took = ranks.run(2, "peer_jobs:interrupted")[0]
         assert took is not None and took < SOON
         best = took if best is None else min(best, took)
         if best < 1:

@@ -1,0 +1,145 @@
+"""The host's own modules as experts."""
+
+import torch
+from layer_cases import ACTIVATIONS, Case, close, compare, group, world
+from sluice.adapters.torch import CallbackExperts, Context
+from sluice.errors import Foreign, PeerRefused
+
+
+class TwoLinears(torch.nn.Module):
+    def __init__(self, params, activation):
+        super().__init__()
+        H, M = params["w1"].shape
+        self.fc1 = torch.nn.Linear(M, H)
+        self.fc2 = torch.nn.Linear(H, M)
+        self.unused = torch.nn.Parameter(torch.ones(3))
+        self.activation = ACTIVATIONS[activation]
+        self.shapes = []
+        with torch.no_grad():
+            for target, name in ((self.fc1, "1"), (self.fc2, "2")):
+                target.weight.copy_(params["w" + name])
+                target.bias.copy_(params["b" + name])
+
+    def forward(self, x):
+        self.shapes.append(tuple(x.shape))
+        return self.fc2(self.activation(self.fc1(x)))
+
+
+def runner_of(case, context, rank, callback):
+    """(function of leaves, maker of leaves): tokens, weights and all parameters, fused or by modules."""
+    if callback:
+        mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
+        modules = [TwoLinears(p, case.activation) for p in mine]
+        experts = CallbackExperts(modules, view=lambda rows: rows.view(1, 1, *rows.shape))
+        layer = case.layer(context, experts=experts)
+
+        def leaves_of():
+            tokens, _, weights, _ = case.inputs(rank)
+            for module in modules:
+                module.zero_grad(set_to_none=True)
+            return [tokens, weights, *[p for module in modules for p in module.parameters()]]
+
+        return lambda tokens, weights, *_: layer(tokens, case.ids[rank], weights), leaves_of
+    layer = case.layer(context)
+    names = list(case.params[0])
+
+    def run(tokens, weights, *flat):
+        items = iter(flat)
+        params = [{name: next(items) for name in names} for _ in range(case.per_rank)]
+        return layer(tokens, case.ids[rank], weights, params)
+
+    def leaves_of():
+        tokens, _, weights, params = case.inputs(rank)
+        return [tokens, weights, *[p[name] for p in params for name in names]]
+
+    return run, leaves_of
+
+
+def callback_experts():
+    """The host's own modules as experts."""
+    W, rank = world()
+    context = Context(group())
+    out = {}
+    for n in (1, 2):
+        case = Case(W, tokens=(30, 11), bias=True, n=n, idle=(1,), K=1, seed=60 + n)
+        mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
+        modules = [TwoLinears(p, case.activation) for p in mine]
+        experts = CallbackExperts(modules, view=lambda rows: rows.view(1, 1, *rows.shape))
+        layer = case.layer(context, experts=experts)
+        tokens, ids, weights, _ = case.inputs(rank)
+        seen = []
+        modules[0].fc1.weight.register_hook(lambda grad, seen=seen: seen.append(grad.shape) or 2 * grad)
+        modules[0].fc1.bias.requires_grad_(False)
+        y = layer(tokens, ids, weights)
+        y.backward(case.cotangents[rank], retain_graph=True)
+        want_out, want_tokens, want_weights, want = case.expected(rank)
+        close("output", y.detach(), want_out, 2e-5)
+        close("tokens.grad", tokens.grad, want_tokens, 2e-5)
+        close("weights.grad", weights.grad, want_weights, 1e-4)
+        for index, module in enumerate(modules):
+            factor = 2 if index == 0 else 1
+            close("fc1", module.fc1.weight.grad, factor * want[index]["w1"], 1e-4)
+            close("fc2", module.fc2.weight.grad, want[index]["w2"], 1e-4)
+            close("fc2.bias", module.fc2.bias.grad, want[index]["b2"], 1e-4)
+            assert torch.equal(module.unused.grad, torch.zeros(3))
+        assert modules[0].fc1.bias.grad is None
+        assert len(seen) == 1, f"the tensor hook ran {len(seen)} times"
+        assert all(len(shape) == 4 and shape[:2] == (1, 1) for module in modules for shape in module.shapes)
+        y.backward(case.cotangents[rank])  # again through the retained graphs
+        close("fc2 twice", modules[0].fc2.weight.grad, 2 * want[0]["w2"], 1e-4)
+        with torch.no_grad():
+            assert torch.equal(layer(tokens, ids, weights), y)
+        out[n] = len(modules[0].shapes)
+
+    # An exception in a module arrives as what it is, behind FOREIGN. The other ranks learn of it in the next call,
+    # which fails on all of them; the one after that is free again.
+    def broken(rows):
+        raise KeyError("no such thing")
+
+    for where in ("forward", "backward"):
+        case = Case(W, tokens=(12,), bias=True, seed=63)
+        mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
+        modules = [TwoLinears(p, case.activation) for p in mine]
+        calls = [broken if where == "forward" else _BreaksBackward(module) for module in modules]
+        if rank != 0:
+            calls = modules
+        experts = CallbackExperts(calls, lambda modules=modules: [list(m.parameters()) for m in modules])
+        layer = case.layer(context, experts=experts)
+        tokens, ids, weights, _ = case.inputs(rank)
+        broke = None
+        try:
+            y = layer(tokens, ids, weights)
+            if where == "backward":
+                y.backward(case.cotangents[rank])
+        except Foreign as error:
+            broke = error
+        assert (broke is not None) == (rank == 0), repr(broke)
+        assert broke is None or isinstance(broke.__cause__, KeyError), repr(broke.__cause__)
+        if W > 1:
+            try:
+                case.layer(context)(*case.inputs(rank))
+                raise AssertionError("the other ranks were not told")
+            except (PeerRefused, Foreign) as error:
+                assert isinstance(error, Foreign) == (rank == 0), repr(error)
+    # The group is still usable.
+    case = Case(W, tokens=(12,), bias=True, seed=64)
+    layer = case.layer(context)
+    tokens, ids, weights, params = case.inputs(rank)
+    y = layer(tokens, ids, weights, params)
+    y.backward(case.cotangents[rank])
+    compare(case, rank, y, tokens, weights, params)
+    return out
+
+
+class _BreaksBackward:
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, rows):
+        out = self.module(rows)
+        out.register_hook(self.hook)
+        return out
+
+    @staticmethod
+    def hook(grad):
+        raise KeyError("no such thing")

@@ -194,7 +194,9 @@ static int32_t fake_lookup(sluice_comm_t* base, const char* key, char* out, int3
 static void fake_destroy(sluice_comm_t* base) {
   fake_comm_t* comm = downcast(base);
   for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
-    if (comm->requests[i].is_used) put_away(comm, &comm->requests[i]);
+    if (!comm->requests[i].is_used) continue;
+    if (comm->inner->vtable->abort != NULL) comm->inner->vtable->abort(comm->inner); /* as a host does */
+    put_away(comm, &comm->requests[i]);
   }
   sluice_comm_release(comm->inner);
   sluice_free(sluice_process_allocator(), comm, sizeof *comm);

@@ -53,6 +53,7 @@ typedef struct local_note_s {
 typedef struct local_end_s { /* the group's view of one rank */
   int32_t state;
   int32_t lost_to;    /* END_LOST: the rank at fault, itself or the one it waited for in vain */
+  int32_t is_failed;  /* END_LOST by a failure: whoever waits, for any rank, need not wait on */
   local_comm_t* comm; /* while it has not been destroyed */
   local_note_t note;
 } local_end_t;
@@ -174,12 +175,14 @@ sluice_status_t sluice_comm_create_local(sluice_local_group_t* group, const slui
 }
 
 /* Says once that this rank takes no further part, and whose fault that is: a rank that gives up because of another
- * passes the blame on. */
-static void leave(local_comm_t* comm, int32_t culprit) {
+ * passes the blame on. A rank that leaves when it is through is no failure, and one whose deadline has passed is none
+ * yet: the others reach theirs, and name the laggard themselves. */
+static void leave(local_comm_t* comm, int32_t culprit, int32_t is_failed) {
   local_end_t* ends = comm->group->ends;
   if (ends[comm->base.rank].state == END_LOST) return;
   ends[comm->base.rank].lost_to = ends[culprit].state == END_LOST ? ends[culprit].lost_to : culprit;
   ends[comm->base.rank].state = END_LOST;
+  ends[comm->base.rank].is_failed = is_failed;
   pthread_cond_broadcast(&comm->group->changed);
 }
 
@@ -203,10 +206,11 @@ static sluice_status_t order(local_comm_t* comm, sluice_comm_request_t* request)
 }
 
 /* Takes a request back: once nobody copies out of it, its buffers are the caller's again. */
-static void withdraw(local_comm_t* comm, sluice_comm_request_t* request, int32_t culprit) {
+static void withdraw(local_comm_t* comm, sluice_comm_request_t* request, int32_t culprit, int32_t is_failed) {
   while (request->readers > 0) pthread_cond_wait(&comm->group->changed, &comm->group->mutex);
   (void)order(comm, request);
-  if (request->pending > 0) leave(comm, culprit); /* peers that still need something of it will never get it */
+  /* Peers that still need something of it will never get it. */
+  if (request->pending > 0) leave(comm, culprit, is_failed);
   request->is_used = 0;
 }
 
@@ -232,9 +236,9 @@ static void local_destroy(sluice_comm_t* base) {
   sluice_local_group_t* group = comm->group;
   pthread_mutex_lock(&group->mutex);
   for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
-    if (comm->requests[i].is_used) withdraw(comm, &comm->requests[i], base->rank);
+    if (comm->requests[i].is_used) withdraw(comm, &comm->requests[i], base->rank, 1);
   }
-  leave(comm, base->rank);
+  leave(comm, base->rank, 0);
   while (comm->unordered > 0) pthread_cond_wait(&group->changed, &group->mutex); /* senders are in the exchange */
   group->ends[base->rank].comm = NULL;
   pthread_mutex_unlock(&group->mutex);
@@ -372,11 +376,26 @@ static sluice_status_t fetch_all(local_comm_t* comm) {
   return SLUICE_OK;
 }
 
-/* Why the request can never complete, and which rank is at fault; or OK. */
-static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_request_t* request, int32_t* out_culprit) {
+/* Rank p takes no further part, and so the group is lost. */
+static sluice_status_t fail_lost(const local_comm_t* comm, int32_t p, int32_t* out_culprit, int32_t* out_is_failed) {
+  const local_end_t* end = &comm->group->ends[p];
+  int32_t rank = comm->base.rank;
+  int32_t culprit = end->lost_to;
+  *out_culprit = culprit;
+  *out_is_failed = end->is_failed || culprit == p;
+  return SLUICE_FAIL_PEER(SLUICE_E_PEER_LOST, rank, culprit,
+                          "rank %d: rank %d left in the middle of an exchange: it destroyed its communicator or "
+                          "gave up waiting; see its log for the reason",
+                          rank, culprit);
+}
+
+/* Why the request can never complete, or need not, and which rank is at fault; or OK. */
+static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_request_t* request, int32_t* out_culprit,
+                                    int32_t* out_is_failed) {
   const sluice_local_group_t* group = comm->group;
   int32_t rank = comm->base.rank;
   *out_culprit = rank;
+  *out_is_failed = 1;
   if (comm->is_aborted) {
     return SLUICE_FAIL_PEER(SLUICE_E_ABORTED, rank, -1, "rank %d: this communicator was aborted", rank);
   }
@@ -402,13 +421,12 @@ static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_reques
   }
   for (int32_t p = 0; p < comm->base.world_size; ++p) {
     int is_needed = !request->peers[p].is_sent || !request->peers[p].is_received;
-    if (is_needed && group->ends[p].state == END_LOST) {
-      p = group->ends[p].lost_to;
-      *out_culprit = p;
-      return SLUICE_FAIL_PEER(SLUICE_E_PEER_LOST, rank, p,
-                              "rank %d: rank %d left in the middle of an exchange: it destroyed its communicator or "
-                              "gave up waiting; see its log for the reason",
-                              rank, p);
+    if (is_needed && group->ends[p].state == END_LOST) return fail_lost(comm, p, out_culprit, out_is_failed);
+  }
+  /* A rank that failed ends the wait for any other: that one may be silent for good. */
+  for (int32_t p = 0; p < comm->base.world_size; ++p) {
+    if (p != rank && group->ends[p].state == END_LOST && group->ends[p].is_failed) {
+      return fail_lost(comm, p, out_culprit, out_is_failed);
     }
   }
   return SLUICE_OK;
@@ -428,13 +446,14 @@ static sluice_status_t local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
   local_comm_t* comm = downcast(base);
   sluice_status_t status = SLUICE_OK;
   int32_t culprit = base->rank;
+  int32_t is_failed = 1;
   pthread_mutex_lock(&comm->group->mutex);
   for (;;) {
     status = fetch_all(comm);
     if (status == SLUICE_OK) status = order(comm, request);
     if (status != SLUICE_OK) break; /* of the device */
     if (request->pending == 0) break;
-    status = find_failure(comm, request, &culprit);
+    status = find_failure(comm, request, &culprit, &is_failed);
     if (status != SLUICE_OK) break;
     if (sluice_cond_wait_until(&comm->group->changed, &comm->group->mutex, deadline_ns) == ETIMEDOUT) {
       if (out_peer != NULL) *out_peer = find_missing(comm, request);
@@ -444,7 +463,7 @@ static sluice_status_t local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
   }
   sluice_error_info_t why; /* kept from what withdraw may record */
   if (status != SLUICE_OK && status != SLUICE_E_TIMED_OUT) sluice_error_capture(&why);
-  if (status != SLUICE_E_TIMED_OUT) withdraw(comm, request, culprit);
+  if (status != SLUICE_E_TIMED_OUT) withdraw(comm, request, culprit, is_failed);
   pthread_mutex_unlock(&comm->group->mutex);
   return status == SLUICE_OK || status == SLUICE_E_TIMED_OUT ? status : sluice_error_adopt(&why);
 }
@@ -453,7 +472,7 @@ static void local_abandon(sluice_comm_t* base, sluice_comm_request_t* request) {
   local_comm_t* comm = downcast(base);
   pthread_mutex_lock(&comm->group->mutex);
   int32_t missing = find_missing(comm, request);
-  withdraw(comm, request, missing >= 0 ? missing : base->rank);
+  withdraw(comm, request, missing >= 0 ? missing : base->rank, 0);
   pthread_mutex_unlock(&comm->group->mutex);
 }
 

@@ -60,6 +60,38 @@ static void destroy_while_peers_wait(cts_rank_t* me) {
   }
 }
 
+/* The last rank is silent, and all that the others wait for is its message; the one before it gives up. */
+static void third_gives_up(cts_rank_t* me, void (*give_up)(sluice_comm_t* comm)) {
+  const int32_t silent = me->world->world_size - 1, quitter = silent - 1;
+  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
+  CHECK(me, cts_meet(me));
+  if (me->rank == quitter) {
+    cts_exchange_t e;
+    CHECK(me, cts_start(me, me->comm, silent, cts_one_sided_size, &e) == SLUICE_OK);
+    cts_sleep_ns(100 * MS); /* so that the others wait by then, mostly: what they are told is the same */
+    give_up(me->comm);
+    if (give_up == sluice_comm_destroy) me->comm = NULL;
+    CHECK(me, cts_meet(me));
+    sluice_comm_destroy(me->comm); /* before the buffers */
+    me->comm = NULL;
+    cts_release(&e);
+  } else if (me->rank != silent) {
+    uint64_t begin_ns = sluice_now_ns();
+    sluice_status_t status = cts_run_exchange(me, me->comm, silent, cts_one_sided_size);
+    int32_t peer = cts_last_peer();
+    uint64_t took_ns = sluice_now_ns() - begin_ns;
+    CHECK(me, cts_meet(me));
+    CHECK(me, status == SLUICE_E_PEER_LOST);
+    CHECK(me, peer == quitter);
+    CHECK(me, took_ns < BOUNDED_NS);
+  } else {
+    CHECK(me, cts_meet(me));
+  }
+}
+
+static void third_aborts(cts_rank_t* me) { third_gives_up(me, sluice_comm_abort); }
+static void third_destroys(cts_rank_t* me) { third_gives_up(me, sluice_comm_destroy); }
+
 static void destroy_early(cts_rank_t* me) {
   /* All has arrived at rank 0: its leaving must not hurt the others, and must not wait for them. */
   CHECK(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
@@ -79,6 +111,8 @@ const cts_case_t cts_losses_cases[] = {
     {"Abort_WhilePeersWait_IsPeerLostNamingIt", abort_peer, 2, 0, 0},
     {"Abort_FromAnotherThread_EndsTheWait", abort_other_thread, 2, 0, 0},
     {"Destroy_WhilePeersWait_IsPeerLostNamingIt", destroy_while_peers_wait, 2, 0, 0},
+    {"Abort_ByOneOfThoseWaiting_EndsTheOthersWait", third_aborts, 3, 0, 0},
+    {"Destroy_ByOneOfThoseWaiting_EndsTheOthersWait", third_destroys, 3, 0, 0},
     {"Destroy_NothingOutstanding_LeavesOthersAlone", destroy_early, 2, 0, 0},
     {NULL, NULL, 0, 0, 0},
 };

@@ -89,6 +89,10 @@ int main(void) {
       {"Wait_LateRank_WarnsAndSucceeds", "NCCL does not say whose message is missing; notes are read at the deadline"},
       {"Exchange_MoreSentThanExpected_IsInternalNamingIt", "NCCL matches messages by order, not by size"},
       {"Exchange_LessSentThanExpected_IsInternalNamingIt", "NCCL matches messages by order, not by size"},
+      {"Abort_ByOneOfThoseWaiting_EndsTheOthersWait",
+       "NCCL shows a lost rank in exchanges with it; notes are not polled"},
+      {"Destroy_ByOneOfThoseWaiting_EndsTheOthersWait",
+       "NCCL shows a lost rank in exchanges with it; notes are not polled"},
       {NULL, NULL},
   };
   static const cts_transport_t transport = {

@@ -95,8 +95,6 @@ def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
     device = device_of_experts(sample)
     if device.type not in ("cpu", "cuda"):
         raise refuse(f"its experts are on {device}; Sluice computes on the CPU and on CUDA devices")
-    if device.type == "cuda" and form is None:
-        raise refuse(f"its experts are on {device} and would be called as modules ({why}), which is for the CPU")
     return Finding(
         layer_id=layer_id,
         name=name,

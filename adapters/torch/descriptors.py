@@ -9,22 +9,13 @@ import torch
 
 from ..._library import load
 from ...errors import InvalidArgument
+from .dlpack import FORMS
 from .placement import Placement, placement_of
-
-# DLPack's type code and width of each dtype that the library knows, and its number in configs.
-_FORMS = {
-    torch.float32: (2, 32, 1),
-    torch.bfloat16: (4, 16, 2),
-    torch.float16: (2, 16, 3),
-    torch.float64: (2, 64, 4),
-    torch.int32: (0, 32, 5),
-    torch.int64: (0, 64, 6),
-}
 
 
 def config_dtype(dtype: torch.dtype) -> int:
     """SLUICE_DTYPE_* of a dtype."""
-    form = _FORMS.get(dtype)
+    form = FORMS.get(dtype)
     if form is None:
         raise InvalidArgument(f"{dtype} is not a dtype that Sluice computes with: use float32, bfloat16 or float16")
     return form[2]
@@ -109,12 +100,12 @@ class Descriptors:
             )
         if tensor.layout is not torch.strided:
             raise InvalidArgument(f"{name} is a {tensor.layout} tensor: Sluice reads strided ones")
-        if tensor.dtype not in _FORMS:
+        if tensor.dtype not in FORMS:
             raise InvalidArgument(f"{name} is {tensor.dtype}, which Sluice does not read")
         if tensor.dim() > 2:
             raise InvalidArgument(f"{name} has shape {list(tensor.shape)}: at most two dimensions are described")
         item = self._items[index]
-        item.type_code, item.type_bits = _FORMS[tensor.dtype][:2]
+        item.type_code, item.type_bits = FORMS[tensor.dtype][:2]
         item.ndim = tensor.dim()
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
             self._extents[4 * index + axis] = size

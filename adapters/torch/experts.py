@@ -9,7 +9,6 @@ saved tensors (activation checkpointing, offloading) reaches them, at one place 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from ..._library import load
+from .placement import Placement
 
 
 class CallbackExperts:
@@ -75,13 +75,6 @@ def _hooks_silenced(tensors: list[torch.Tensor]) -> Iterator[None]:
             hooks.update(items)
 
 
-def _borrow(address: Any, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """The library's rows as a tensor; it is valid during the callback only."""
-    count = rows * width
-    raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(int(load().ffi.cast("uintptr_t", address)))
-    return torch.frombuffer(raw, dtype=dtype, count=count).view(rows, width)
-
-
 def _wide(grad: torch.Tensor) -> torch.Tensor:
     """16-bit gradients of several chunks are summed in f32, as the library sums its own, and rounded at the end."""
     return grad.float() if grad.dtype in (torch.bfloat16, torch.float16) else grad
@@ -95,9 +88,15 @@ class ExpertRun:
     """
 
     def __init__(
-        self, experts: CallbackExperts, dtype: torch.dtype, width: int, parameters: list[list[torch.Tensor]]
+        self,
+        experts: CallbackExperts,
+        placement: Placement,
+        dtype: torch.dtype,
+        width: int,
+        parameters: list[list[torch.Tensor]],
     ) -> None:
         self.experts = experts
+        self.placement = placement
         self.dtype = dtype
         self.width = width
         self.record = len(parameters) > 0
@@ -108,6 +107,9 @@ class ExpertRun:
         self._parameters: list[list[torch.Tensor]] = []
         self._grads: list[list[torch.Tensor | None]] = []
 
+    def _borrow(self, address: Any, rows: int) -> torch.Tensor:
+        return self.placement.borrow(address, rows, self.width, self.dtype)
+
     def _pack(self, tensor: torch.Tensor) -> int:
         self.saved.append(tensor)
         return len(self.saved) - 1
@@ -116,8 +118,8 @@ class ExpertRun:
         return self.saved[index]
 
     def forward(self, chunk: int, expert: int, rows: int, x: Any, y: Any) -> None:
-        data = _borrow(x, rows, self.width, self.dtype)
-        target = _borrow(y, rows, self.width, self.dtype)
+        data = self._borrow(x, rows)
+        target = self._borrow(y, rows)
         if not self.record:
             with torch.no_grad():
                 target.copy_(self.experts(expert, data))
@@ -138,7 +140,7 @@ class ExpertRun:
         self._grads = [[None] * len(mine) for mine in self._parameters]
 
     def backward(self, chunk: int, expert: int, rows: int, x: Any, dy: Any, dx: Any) -> None:
-        target = _borrow(dx, rows, self.width, self.dtype)
+        target = self._borrow(dx, rows)
         graph = self._graphs[chunk, expert]
         if graph is None:
             target.zero_()
@@ -146,7 +148,7 @@ class ExpertRun:
         end, start = graph
         parameters = self._parameters[expert]
         # A copy, because a gradient may be a view of it and outlive this callback.
-        grad_out = _borrow(dy, rows, self.width, self.dtype).clone()
+        grad_out = self._borrow(dy, rows).clone()
         with _hooks_silenced(parameters):
             grads = torch.autograd.grad(
                 [end], [start, *parameters], grad_outputs=[grad_out], retain_graph=True, allow_unused=True
@@ -185,7 +187,8 @@ def callbacks() -> Any:
     def guarded(user: Any, action: Callable[[ExpertRun], None]) -> int:
         run = ffi.from_handle(user)
         try:
-            action(run)
+            with run.placement.guard():
+                action(run)
             return 0
         except BaseException as error:  # KeyboardInterrupt too: it must not pass through C
             run.error = error

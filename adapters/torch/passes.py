@@ -28,7 +28,7 @@ class Pass:
         self.experts: ExpertRun | None = None
         if layer.experts is not None:
             parameters = self.by_expert(flat) if record else []
-            self.experts = ExpertRun(layer.experts, layer.dtype, layer.model_width, parameters)
+            self.experts = ExpertRun(layer.experts, layer.context.placement, layer.dtype, layer.model_width, parameters)
 
     def by_expert(self, flat: Sequence[Any]) -> list[list[Any]]:
         """Cuts a flat list where the experts' parameters end."""

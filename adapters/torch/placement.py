@@ -8,6 +8,8 @@ until the stream has passed.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 
 from ..._library import load
 from ...errors import InvalidArgument, Unsupported
+from . import dlpack
 
 _ROWS = (1, 2)  # SLUICE_SAVED_INPUT, _MIDDLE: device memory
 _OFFLOADED = (3, 4)  # SLUICE_SAVED_HOST_INPUT, _HOST_MIDDLE: pinned where the device has it
@@ -25,7 +28,7 @@ class Placement:
     """The CPU: host memory, no stream."""
 
     is_cuda = False
-    code = 1  # kDLCPU
+    code = dlpack.CPU
     index = 0
     device = torch.device("cpu")
 
@@ -49,12 +52,22 @@ class Placement:
     def keep(self, buffers: Sequence[torch.Tensor]) -> None:
         """Keeps host memory until what was enqueued on the stream has run."""
 
+    def borrow(self, address: Any, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """The library's rows as a tensor; it is valid during the callback only."""
+        count = rows * width
+        raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(int(load().ffi.cast("uintptr_t", address)))
+        return torch.frombuffer(raw, dtype=dtype, count=count).view(rows, width)
+
+    def guard(self) -> contextlib.AbstractContextManager[Any]:
+        """Around the host's own code in a callback: what it makes anew lies on this device."""
+        return contextlib.nullcontext()
+
 
 class CudaPlacement(Placement):
     """One CUDA device; calls go to torch's current stream of it."""
 
     is_cuda = True
-    code = 2  # kDLCUDA
+    code = dlpack.CUDA
 
     def __init__(self, device: torch.device) -> None:
         self.index = torch.cuda.current_device() if device.index is None else device.index
@@ -92,6 +105,15 @@ class CudaPlacement(Placement):
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         self._kept.append((event, offloaded))
+
+    def borrow(self, address: Any, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        place = int(load().ffi.cast("uintptr_t", address))
+        return dlpack.borrow(place, rows, width, dtype, self.code, self.index)
+
+    def guard(self) -> contextlib.AbstractContextManager[Any]:
+        """The stream needs none: a callback runs on the thread that made the call, whose current stream is the one
+        that the call was given, and what it enqueues there is in the library's order."""
+        return torch.cuda.device(self.device)
 
 
 _CPU = Placement()

@@ -70,7 +70,7 @@ class StockExperts(HostExperts):
             module._parameters.update(zip(names, (tensor.unsqueeze(0) for tensor in self._own[index])))
             module.num_experts = 1
             try:
-                ids = torch.zeros(rows.shape[0], 1, dtype=torch.int64)
+                ids = torch.zeros(rows.shape[0], 1, dtype=torch.int64, device=rows.device)
                 return self._forward(rows, ids, rows.new_ones(rows.shape[0], 1))
             finally:
                 module._parameters.update(parameters)

@@ -83,16 +83,6 @@ static sluice_status_t check_policies(const sluice_moe_config_t* c) {
                      c->layer_id, c->restore_input, c->restore_middle);
 }
 
-/* What the engine does not do on a device of its own memory yet. */
-static sluice_status_t check_far(const sluice_context_t* context, const sluice_moe_config_t* c) {
-  if (context->device->far == NULL) return SLUICE_OK;
-  if (c->callback_experts) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: callback experts do not run on device %s yet: use parameters",
-                       c->layer_id, context->device->name);
-  }
-  return SLUICE_OK;
-}
-
 /* What is open where every exchange has a fixed size. */
 static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
@@ -186,7 +176,6 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
                        checked.layer_id, context->device->name, checked.activation, checked.gated);
   }
   SLUICE_TRY(check_policies(&checked));
-  SLUICE_TRY(check_far(context, &checked));
   SLUICE_TRY(check_ceiling(context, &checked));
   SLUICE_TRY(check_deduplicate(context, &checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));

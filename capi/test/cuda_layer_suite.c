@@ -152,6 +152,25 @@ static const char* halves_and_steps(const layer_machine_t* machine, int32_t worl
   return NULL;
 }
 
+/* The host's own experts on its own stream: kept and computed again, experts and ranks without rows, one hot expert, a
+ * host that waits for its stream in every call; steps that wait for their backwards and are rebuilt elsewhere. */
+static const char* callbacks(const layer_machine_t* machine, int32_t world_size) {
+  for (int32_t p = 0; p < 4; ++p) {
+    case_t c = case_of(world_size);
+    c.callback_experts = 1, c.num_chunks = CHUNKS[p % 3], c.drop_every = p == 2 ? 3 : 0, c.restore = p % 2;
+    c.restore_middle = p == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+    c.restore_input =
+        (int32_t[]){SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH}[p];
+    CHECK(machine, &c);
+    c.hot_expert = 11, c.top_k = 1, c.tokens[0] = p == 1 ? 0 : c.tokens[0], c.callback_waits = 1;
+    CHECK(machine, &c);
+    c.dtype = SLUICE_DTYPE_BF16, c.uneven_owners = 1, c.hot_expert = -1, c.top_k = 3, c.callback_waits = 0;
+    c.restore = 0, c.outstanding = 2;
+    CHECK(machine, &c);
+  }
+  return NULL;
+}
+
 /* More than one block of every kernel and tile of the routing; longer sums, so a little more room. */
 static const char* larger(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
@@ -164,10 +183,10 @@ static const char* larger(const layer_machine_t* machine, int32_t world_size) {
 }
 
 /* Exact mode: the counts of a forward are read once; a backward reads nothing. */
-static const char* host_waits(const layer_machine_t* machine, int32_t world_size) {
+static const char* waits_of(const layer_machine_t* machine, int32_t world_size, int32_t callback_experts) {
   case_t c = case_of(world_size);
   result_t out;
-  c.num_chunks = 4, c.bias = 1;
+  c.num_chunks = 4, c.bias = 1, c.callback_experts = callback_experts;
   machine->open(world_size, 1);
   c.machine = machine->world();
   world_run(&c, &out);
@@ -183,6 +202,11 @@ static const char* host_waits(const layer_machine_t* machine, int32_t world_size
   const char* left = machine->close();
   world_free(&out);
   return why != NULL ? why : left;
+}
+
+static const char* host_waits(const layer_machine_t* machine, int32_t world_size) {
+  const char* why = waits_of(machine, world_size, 0);
+  return why != NULL ? why : waits_of(machine, world_size, 1);
 }
 
 /* Graph mode's exchanges: every expert gets as many rows as fit all routes, so nothing is dropped. */
@@ -250,6 +274,7 @@ const layer_case_t layer_cases[] = {
     {"OtherDtypesAndGradientsInF32_MatchReferenceAndCpu", dtypes, 0},
     {"OddShapesAndOwners_MatchReferenceAndCpu", odd_shapes, 0},
     {"HalvesApartAndOutstandingSteps_MatchReferenceAndCpu", halves_and_steps, 0},
+    {"CallbackExperts_MatchReferenceAndCpu", callbacks, 1},
     {"LargerShapes_MatchReferenceAndCpu", larger, 0},
     {"HostWaits_OneInForwardNoneInBackward", host_waits, 0},
     {"UnderACeiling_MatchesReferenceAndCpu", ceiling, 0},

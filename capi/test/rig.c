@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/moe/engine.h"
+
 void heap_init(heap_t* heap) {
   atomic_init(&heap->live_bytes, 0);
   atomic_init(&heap->live_blocks, 0);
@@ -140,10 +142,15 @@ static void describe_params(rig_t* rig) {
   rig->grad_table = (sluice_expert_tensors_t){sizeof rig->grad_table, g[0], g[1], g[2], g[3], g[4], g[5]};
 }
 
-/* y = 2 x, dx = 2 dy. */
+/* y = 2 x, dx = 2 dy; on another machine by a kernel on the host's stream. */
 static int32_t twice(void* user, int32_t chunk, int32_t expert, int64_t rows, const void* x, void* y) {
   const rig_t* rig = user;
   (void)chunk, (void)expert;
+  if (here.machine != NULL) {
+    rig->context->device->kernels->scale_rows(stream_here(), rig->config.dtype, rows, rig->config.model_width, x,
+                                              rig->twos.tensor.data, y);
+    return rig->callback_failure;
+  }
   for (int64_t i = 0; i < rows * rig->config.model_width; ++i) ((float*)y)[i] = 2 * ((const float*)x)[i];
   return rig->callback_failure;
 }
@@ -172,6 +179,8 @@ void rig_reset(rig_t* rig) {
     ((int32_t*)rig->ids.tensor.data)[i] = (int32_t)((i + i / K + rig->rank) % c->num_experts);
   }
   describe_params(rig);
+  describe(&rig->twos, SLUICE_DTYPE_F32, 1, rig->world_size * T * K, 1);
+  for (int64_t i = 0; i < rig->world_size * T * K; ++i) ((float*)rig->twos.tensor.data)[i] = 2;
   rig->callback_failure = 0;
   rig->callbacks = (sluice_expert_callbacks_t){sizeof rig->callbacks, rig, twice, twice_backward};
   int host = c->callback_experts;
@@ -273,8 +282,8 @@ void rig_close(rig_t* rig) {
   sluice_moe_destroy(rig->moe);
   sluice_context_destroy(rig->context);
   rig->moe = NULL, rig->context = NULL;
-  rig_tensor_t* all[] = {&rig->tokens,   &rig->ids,         &rig->weights,     &rig->out,
-                         &rig->grad_out, &rig->grad_tokens, &rig->grad_weights};
+  rig_tensor_t* all[] = {&rig->tokens,   &rig->ids,         &rig->weights,      &rig->out,
+                         &rig->grad_out, &rig->grad_tokens, &rig->grad_weights, &rig->twos};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) release(all[i]);
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
     for (int32_t e = 0; e < RIG_MAX_EXPERTS; ++e) {

@@ -42,6 +42,7 @@ typedef struct rig_s {
   int32_t num_local;
   /* Arguments, valid after rig_open and rig_reset. */
   rig_tensor_t tokens, ids, weights, out, grad_out, grad_tokens, grad_weights;
+  rig_tensor_t twos; /* what callback experts of another machine multiply by */
   rig_tensor_t params[RIG_NUM_PARAMS][RIG_MAX_EXPERTS], grads[RIG_NUM_PARAMS][RIG_MAX_EXPERTS];
   sluice_tensor_t param_list[RIG_NUM_PARAMS][RIG_MAX_EXPERTS], grad_list[RIG_NUM_PARAMS][RIG_MAX_EXPERTS];
   sluice_expert_tensors_t param_table, grad_table;

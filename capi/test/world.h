@@ -37,6 +37,7 @@ typedef struct case_s {
   int64_t tokens[WORLD_MAX_RANKS]; /* T of each rank */
   int64_t model_width, hidden_width;
   int32_t num_experts, top_k, num_chunks, dtype, activation, gated, bias, wgrad_mode, callback_experts;
+  int32_t callback_waits;                /* callback experts wait for their stream; other machines alone */
   int32_t drop_every;                    /* every how many routes one is dropped; 0 none; 1 all */
   int32_t hot_expert;                    /* all first routes go to it; -1 none */
   int32_t transposed;                    /* parameters are stored [in, out] */

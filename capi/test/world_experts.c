@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/moe/engine.h"
+
 int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
   int32_t count = 0;
   for (int32_t e = 0; e < c->num_experts; ++e) {
@@ -50,6 +52,12 @@ void world_free_experts(experts_t* x, int32_t count) {
 }
 
 static void toy_scale(const toy_t* toy, int32_t local, int64_t rows, const void* in, void* out) {
+  if (world_here.machine != NULL) {
+    toy->context->device->kernels->scale_rows(world_stream_here(), toy->c->dtype, rows, toy->c->model_width, in,
+                                              toy->factors + local * toy->most_factors, out);
+    if (toy->c->callback_waits) world_settle();
+    return;
+  }
   for (int64_t i = 0; i < rows * toy->c->model_width; ++i) {
     world_store(toy->c->dtype, out, i, world_load(toy->c->dtype, in, i) * (toy->ids[local] + 2));
   }

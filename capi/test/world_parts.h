@@ -48,6 +48,9 @@ typedef struct toy_s {
   int64_t* most_rows;
   int64_t rows_of_chunk;
   int32_t chunk;
+  sluice_context_t* context; /* of another machine: its kernel on the host's stream is the expert */
+  const float* factors;      /* there, [local experts, most_factors]: e + 2 for each row */
+  int64_t most_factors;
 } toy_t;
 
 typedef struct saved_s {

@@ -101,7 +101,19 @@ void world_run_rank(rank_t* r) {
   experts_t params, grads;
   world_make_experts(&params, c, c->dtype, ids, count, 0);
   world_make_experts(&grads, c, grad_dtype, ids, count, 1);
-  toy_t toy = {c, ids, &r->out->calls[r->rank], &r->out->most_rows[r->rank], 0, -1};
+  array_t factors;
+  int64_t most = c->callback_experts ? world_tokens_before(c, c->world_size) * c->top_k : 0;
+  world_make_array(&factors, SLUICE_DTYPE_F32, 2, count, most, most, 1);
+  for (int64_t i = 0; i < count * most; ++i) ((float*)factors.host)[i] = (float)(ids[i / most] + 2);
+  world_push(&factors);
+  toy_t toy = {.c = c,
+               .ids = ids,
+               .calls = &r->out->calls[r->rank],
+               .most_rows = &r->out->most_rows[r->rank],
+               .chunk = -1,
+               .context = context,
+               .factors = world_tensor_of(&factors)->data,
+               .most_factors = most};
   sluice_expert_callbacks_t callbacks = {sizeof callbacks, &toy, world_toy_forward, world_toy_backward};
   saved_t saved = {{NULL}, {0}};
 
@@ -197,6 +209,7 @@ void world_run_rank(rank_t* r) {
   sluice_comm_destroy(comm);
   world_free_experts(&params, count);
   world_free_experts(&grads, count);
+  world_drop_array(&factors);
   for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) world_drop_array(all[i]);
   free(ids);
   free(owners);

@@ -4,10 +4,11 @@ torch has no CUDA here, so what the adapter asks torch for (a stream, memory of 
 that it tells the library is that of a CUDA device.
 """
 
+import contextlib
 import sys
 
 import torch
-from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeLayer, placement
+from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeLayer, dlpack, placement
 from sluice.errors import SluiceError
 
 
@@ -15,6 +16,7 @@ class Pretended(placement.CudaPlacement):
     def __init__(self, device):
         self.index, self.device = 0, torch.device("cpu")
         self.handed_out, self.kept, self.calls = [], [], 0
+        self.borrowed, self.guarded = 0, 0
 
     def holds(self, tensor):
         return tensor.is_cpu
@@ -29,6 +31,15 @@ class Pretended(placement.CudaPlacement):
 
     def keep(self, buffers):
         self.kept.append([which for which in (3, 4) if which < len(buffers) and buffers[which].numel() > 0])
+
+    def borrow(self, address, rows, width, dtype):
+        self.borrowed += 1
+        place = int(placement.load().ffi.cast("uintptr_t", address))
+        return dlpack.borrow(place, rows, width, dtype, dlpack.CPU, 0)
+
+    def guard(self):
+        self.guarded += 1
+        return contextlib.nullcontext()
 
 
 def pretend():
@@ -86,6 +97,112 @@ def layer_matches_autograd():
         print(policy, "matches", [which for which in sizes if sizes[which] > 0])
 
 
+class Odd(torch.nn.Module):
+    """What Sluice cannot compute by itself: a residual, a norm, and a parameter that no row reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+        self.unused = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return x + torch.tanh(self.norm(self.up(x)))
+
+
+def modules_match_autograd():
+    """Experts that are the host's modules: values, gradients, idle experts, n, no_grad, dtypes, what raises."""
+    for n, dtype, tolerance in ((1, torch.float32, 1e-5), (3, torch.float32, 1e-5), (2, torch.bfloat16, 3e-2)):
+        torch.manual_seed(3)
+        context = Context(device="cuda:0")
+        experts = [Odd().to(dtype) for _ in range(4)]
+        layer = MoeLayer(
+            context,
+            model_width=16,
+            num_experts=4,
+            top_k=2,
+            dtype=dtype,
+            num_chunks=n,
+            experts=CallbackExperts(experts, view=lambda rows: rows.view(1, *rows.shape)),
+        )
+        tokens = torch.randn(12, 16).to(dtype).requires_grad_()
+        ids = torch.stack([torch.randperm(3)[:2] for _ in range(12)])  # the last expert has no rows
+        ids[:9, 0], ids[:9, 1] = 1, 0  # and two have most
+        weights = torch.rand(12, 2, requires_grad=True)
+        flat = [tokens, weights, *(p for expert in experts for p in expert.parameters())]
+        grad = torch.randn(12, 16).to(dtype)
+
+        def by_autograd(tokens=tokens, ids=ids, weights=weights, experts=experts):
+            out = torch.zeros(tokens.shape)
+            for e, expert in enumerate(experts):
+                for k in range(2):
+                    rows = (ids[:, k] == e).nonzero()[:, 0]
+                    out = out.index_add(0, rows, weights[rows, k : k + 1] * expert(tokens[rows]).float())
+            return out.to(tokens.dtype)
+
+        want_out = by_autograd()
+        want = torch.autograd.grad(want_out, flat, grad, allow_unused=True)
+        out = layer(tokens, ids, weights)
+        got = torch.autograd.grad(out, flat, grad, retain_graph=True)
+        again = torch.autograd.grad(out, flat, grad)  # through the retained graphs
+        for a, b, c in zip((out, *got), (want_out, *want), (out, *again)):
+            torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, rtol=tolerance, atol=tolerance)
+            assert torch.equal(a, c)
+        assert all(not p.any() for p in got[-5:]), "the idle expert's gradients are zeros"
+        with torch.no_grad():
+            assert torch.equal(layer(tokens, ids, weights), out)
+        where = context.placement
+        assert where.borrowed > 0 and where.guarded >= 3 * n and where.calls == 4, vars(where)
+
+        for in_backward in (False, True):
+            raising = experts[0].register_forward_hook(_raise_later if in_backward else _raise)
+            reached = False
+            try:
+                out = layer(tokens, ids, weights)
+                reached = True
+                out.sum().backward()
+            except SluiceError as error:
+                assert isinstance(error.__cause__, KeyError) and reached == in_backward, error.__cause__
+            else:
+                raise AssertionError("was not raised")
+            raising.remove()
+            out = layer(tokens, ids, weights)
+            for a, b in zip(torch.autograd.grad(out, flat, grad), got):
+                assert torch.equal(a, b)  # as if nothing had been
+        print(n, dtype, "matches")
+
+
+class _Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows):
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise KeyError("no such thing")
+
+
+def _raise_later(module, args, out):
+    return _Raises.apply(out)
+
+
+def _raise(module, args, out):
+    raise KeyError("no such thing")
+
+
+def borrowed_memory():
+    """A borrowed tensor is the memory itself, in every dtype; it may outlive what described it."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        own = torch.arange(6).to(dtype)
+        rows = dlpack.borrow(own.data_ptr(), 2, 3, dtype, dlpack.CPU, 0)
+        assert rows.data_ptr() == own.data_ptr() and rows.dtype is dtype and rows.shape == (2, 3)
+        rows[1, 2] = 40
+        assert own[5] == 40 and torch.equal(rows.reshape(-1), own)
+        kept = rows[1]
+        del rows
+        assert kept[0] == 3 and kept.is_contiguous()
+    print("borrowed")
+
+
 def deepspeed_matches_stock():
     """A DeepSpeed layer whose experts are "on CUDA": the same loss and gradients as stock, through a CUDA context."""
     import os
@@ -99,14 +216,14 @@ def deepspeed_matches_stock():
     import sluice.adapters.deepspeed.probe as probe
     from deepspeed.moe.layer import MoE
     from sluice.adapters.deepspeed import swap
-    from sluice.adapters.deepspeed.unsupported import UnsupportedError
 
     probe.device_of_experts = lambda tensor: torch.device("cuda", 0)
-    for k, drop in ((1, True), (2, False)):
+    for k, drop, odd in ((1, True, False), (2, False, False), (1, True, True), (2, False, True)):
         models = []
         for _ in range(2):
             torch.manual_seed(1)
-            expert = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.ReLU(), torch.nn.Linear(24, 16))
+            fused = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.ReLU(), torch.nn.Linear(24, 16))
+            expert = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()) if odd else fused
             models.append(MoE(16, expert, num_experts=4, ep_size=1, k=k, drop_tokens=drop, use_rts=False))
             models[-1].set_deepspeed_parallelism()
         stock, ours = models
@@ -124,17 +241,43 @@ def deepspeed_matches_stock():
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
         gemms = {backend.stats()["gemm"] for backend in handle._backends.values()}
         assert all(gemm.startswith("cublas") for gemm in gemms) and len(gemms) == 1, gemms
+        computed = [found["computed_by"] for found in handle.stats()]
         handle.unswap()
-        print(f"k {k} matches stock")
-    odd = MoE(16, torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()), num_experts=2, ep_size=1)
-    odd.set_deepspeed_parallelism()
-    try:
-        swap(odd)
-    except UnsupportedError as error:
-        print(f"refused: {error}")
-    else:
-        raise AssertionError("modules on CUDA were not refused")
+        print(f"k {k} matches stock, computed by {', '.join(computed)}")
     torch.distributed.destroy_process_group()
+
+
+def transformers_matches_stock():
+    """A tiny Mixtral whose experts are "on CUDA", fused and with an activation that only its module knows."""
+    import sluice.adapters.transformers.experts as module
+    from transformers import AutoModelForCausalLM
+    from transformers.models.mixtral import MixtralConfig
+
+    original = module.context_of
+    module.context_of = lambda options, group, layers, device: original(options, group, layers, torch.device("cuda", 0))
+    config = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    ids = torch.randint(3, 50, (2, 9), generator=torch.Generator().manual_seed(0))
+    for odd in (False, True):
+        results = []
+        for implementation in ("eager", "sluice"):
+            torch.manual_seed(3)
+            model = AutoModelForCausalLM.from_config(
+                MixtralConfig(**config), experts_implementation=implementation, attn_implementation="eager"
+            )
+            experts = [m for m in model.modules() if type(m).__name__ == "MixtralExperts"]
+            assert len(experts) == 2
+            for one in experts:
+                one.act_fn = torch.nn.Softplus() if odd else one.act_fn
+            out = model(input_ids=ids, labels=ids)
+            out.loss.backward()
+            results.append([out.loss.detach(), out.logits.detach(), *(p.grad for p in model.parameters())])
+        for a, b in zip(*results):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        found = module.stats(experts[0])
+        assert found["computed_by"] == ("the module's own functions" if odd else "sluice"), found
+        assert found["gemm"].startswith("cublas"), found["gemm"]
+        print("matches stock, computed by", found["computed_by"])
 
 
 def refusals():
@@ -146,7 +289,6 @@ def refusals():
     cases = [
         lambda: layer(rows.to("meta"), ids, weights, params),
         lambda: layer(rows, ids, weights, [{"w1": torch.zeros(4, 4, device="meta"), "w2": params[0]["w2"]}]),
-        lambda: MoeLayer(context, experts=CallbackExperts([torch.nn.Linear(4, 4)]), **options),
         lambda: Context(options=ContextOptions(gemm="native"), device="cuda:0"),
     ]
     for case in cases:
@@ -187,4 +329,11 @@ if __name__ == "__main__":
     if sys.argv[1] == "group":
         group(int(sys.argv[2]), sys.argv[3])
     else:
-        {"layer": layer_matches_autograd, "refusals": refusals, "deepspeed": deepspeed_matches_stock}[sys.argv[1]]()
+        {
+            "layer": layer_matches_autograd,
+            "modules": modules_match_autograd,
+            "borrowed": borrowed_memory,
+            "refusals": refusals,
+            "deepspeed": deepspeed_matches_stock,
+            "transformers": transformers_matches_stock,
+        }[sys.argv[1]]()

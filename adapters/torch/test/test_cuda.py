@@ -47,12 +47,19 @@ def test_Layer_OnAPretendedDevice_MatchesAutogradUnderEveryPolicy(fakes):
     assert run(fakes, "layer").count("matches") == 3
 
 
+def test_Layer_ExpertsOfTheHostOnAPretendedDevice_MatchAutogradAndFailCleanly(fakes):
+    assert run(fakes, "modules").count("matches") == 3
+
+
+def test_Dlpack_MemoryOfSomebodyElse_IsATensorOfEveryDtype(fakes):
+    assert "borrowed" in run(fakes, "borrowed")
+
+
 def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(fakes):
     refused = [line for line in run(fakes, "refusals").split("\n") if line.startswith("refused: ")]
     words = [
         ("tokens is on meta", ".to("),
         ("w1 of local expert 0 is on meta", ".to("),
-        ("callback experts",),
         ('"native"', "cublas"),
     ]
     assert len(refused) == len(words)
@@ -63,8 +70,15 @@ def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(fakes):
 def test_DeepSpeed_ExpertsOnAPretendedDevice_MatchStock(fakes):
     pytest.importorskip("deepspeed")
     text = run(fakes, "deepspeed")
-    assert text.count("matches stock") == 2
-    assert "would be called as modules" in text
+    assert text.count("matches stock, computed by sluice") == 2
+    assert text.count("matches stock, computed by host modules") == 2
+
+
+def test_Transformers_ExpertsOnAPretendedDevice_MatchStock(fakes):
+    pytest.importorskip("transformers")
+    text = run(fakes, "transformers")
+    assert text.count("matches stock, computed by sluice") == 1
+    assert text.count("matches stock, computed by the module's own functions") == 1
 
 
 def test_Group_OnCuda_TakesOneIdThroughTheStore(fakes, tmp_path):

@@ -135,7 +135,11 @@ typedef struct sluice_expert_tensors_s {
 /* The host's own experts, called on the calling thread once per chunk and local expert that has rows, in order.
  * Rows are row-major [rows, M] in the layer's dtype, borrowed for the call.
  * forward writes y. backward gets the rows x again, dy already multiplied by the route weights, and writes dx; it keeps
- * parameter gradients itself. A non-zero return stops the pass on all ranks with FOREIGN. */
+ * parameter gradients itself. A non-zero return stops the pass on all ranks with FOREIGN.
+ * On CUDA x, y, dy, dx are device memory, the device's primary context is current, and a callback enqueues its work on
+ * the stream that the forward or backward was called with (`user` can carry it), or joins what it enqueued elsewhere to
+ * that stream before it returns: rows are there, and may be overwritten, in that stream's order. `rows` are real rows,
+ * counted on the host. It need not wait for its work; it may. */
 typedef struct sluice_expert_callbacks_s {
   size_t struct_size; /* sizeof, set by the caller */
   void* user;

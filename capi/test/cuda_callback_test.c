@@ -1,0 +1,338 @@
+/* Callback experts on CUDA contexts, on fakes: whose stream their work goes to and that the check would see another,
+ * what a failing one leaves, budgets. That results are right, with one read and no hazard: cuda_layer_test. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/moe/engine.h"
+#include "capi/test/fakes.h"
+#include "capi/test/rig.h"
+
+static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_middle) {
+  sluice_moe_config_t config = rig_config();
+  config.callback_experts = 1;
+  config.restore_input = restore_input, config.restore_middle = restore_middle;
+  return config;
+}
+
+static void open_all(rig_t* rig, const sluice_moe_config_t* config) {
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(rig, NULL, config) != SLUICE_OK) fail_msg("%s", last_message());
+}
+
+static int64_t close_all(rig_t* rig) {
+  char hazard[200], live[200];
+  int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard);
+  rig_close(rig);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  rig_use_machine(NULL, 0);
+  return hazards;
+}
+
+/* ---- streams ---------------------------------------------------------------------------------------------------- */
+
+/* A host that computes on a stream of its own, joined to the layer's by events before and behind, or not. */
+typedef struct elsewhere_s {
+  rig_t* rig;
+  void* stream;
+  void* events[2];
+  int32_t is_joined[2];
+  int32_t calls;
+} elsewhere_t;
+
+static void follow(const elsewhere_t* e, int which, void* later, void* earlier) {
+  const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
+  if (!e->is_joined[which]) return;
+  assert_int_equal(driver->cuEventRecord(e->events[which], earlier), 0);
+  assert_int_equal(driver->cuStreamWaitEvent(later, e->events[which], 0), 0);
+}
+
+static int32_t forward_elsewhere(void* user, int32_t chunk, int32_t expert, int64_t rows, const void* x, void* y) {
+  elsewhere_t* e = user;
+  (void)chunk, (void)expert;
+  follow(e, 0, e->stream, fakes_stream(0));
+  e->rig->context->device->kernels->scale_rows(e->stream, e->rig->config.dtype, rows, e->rig->config.model_width, x,
+                                               e->rig->twos.tensor.data, y);
+  follow(e, 1, fakes_stream(0), e->stream);
+  ++e->calls;
+  return 0;
+}
+static int32_t backward_elsewhere(void* user, int32_t chunk, int32_t expert, int64_t rows, const void* x,
+                                  const void* dy, void* dx) {
+  (void)x;
+  return forward_elsewhere(user, chunk, expert, rows, dy, dx);
+}
+
+static int64_t hazards_of(const sluice_moe_config_t* config, int32_t joined_before, int32_t joined_behind) {
+  const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
+  rig_t rig;
+  open_all(&rig, config);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK); /* nothing is made for the first time below */
+  elsewhere_t e = {.rig = &rig, .is_joined = {joined_before, joined_behind}};
+  assert_int_equal(sluice_cuda_enter(rig.context->device), SLUICE_OK);
+  e.stream = sluice_fake_cuda_open_stream(0);
+  for (int i = 0; i < 2; ++i) assert_int_equal(driver->cuEventCreate(&e.events[i], SLUICE_CU_EVENT_DISABLE_TIMING), 0);
+  assert_int_equal(sluice_cuda_leave(rig.context->device), SLUICE_OK);
+  rig.callbacks = (sluice_expert_callbacks_t){sizeof rig.callbacks, &e, forward_elsewhere, backward_elsewhere};
+  sluice_step_t* step = NULL;
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
+  sluice_step_drop(step);
+  assert_true(e.calls >= 8); /* 4 experts, forward and backward */
+  fakes_machine()->settle(0);
+  while (!sluice_fake_cuda_idle(e.stream)) continue;
+  for (int i = 0; i < 2; ++i) assert_int_equal(driver->cuEventDestroy_v2(e.events[i]), 0);
+  sluice_fake_cuda_close_stream(e.stream);
+  return close_all(&rig);
+}
+
+static void CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined(void** state) {
+  (void)state;
+  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
+  for (int m = 0; m < 2; ++m) {
+    const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, middles[m]);
+    assert_int_equal(hazards_of(&config, 1, 1), 0);
+    assert_true(hazards_of(&config, 0, 1) > 0);
+    assert_true(hazards_of(&config, 1, 0) > 0);
+    assert_true(hazards_of(&config, 0, 0) > 0);
+  }
+}
+
+/* The waits that the library adds around callbacks: with one of them left out a hazard is found. Of 2 ranks, since one
+ * has no communication. As in cuda_layer_test, at most these may be missing unseen: those of lanes for what the test
+ * writes and reads itself, which is not noted, and of passes on one stream for each other. */
+static void CudaCallback_AnyWaitLeftOut_LeavesAHazard(void** state) {
+  (void)state;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    int64_t found = 0, waits = 1;
+    for (int64_t nth = -1; nth < waits; ++nth) {
+      char text[200], live[200];
+      case_t c = world_small_case();
+      result_t out;
+      c.world_size = 2, c.num_chunks = 2, c.callback_experts = 1, c.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+      fakes_open(2, 1);
+      sluice_fake_cuda_drop_wait_of(rank, nth);
+      c.machine = fakes_machine();
+      world_run(&c, &out);
+      if (nth < 0) waits = sluice_fake_cuda_waits_of(rank);
+      int64_t hazards = sluice_fake_cuda_hazards(text, sizeof text);
+      if (nth < 0 && hazards != 0) fail_msg("%s", text);
+      if (nth < 0) assert_int_equal(out.status[0], SLUICE_OK);
+      found += hazards > 0;
+      if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+      world_free(&out);
+    }
+    printf("rank %d: %lld of %lld waits are needed\n", rank, (long long)found, (long long)waits);
+    assert_true(waits >= 8 && 2 * found > waits);
+  }
+}
+
+/* ---- failures --------------------------------------------------------------------------------------------------- */
+
+static const char* const words_of[] = {"failed in forward of chunk 0 (it returned 42)",
+                                       "failed in backward of chunk 0 (it returned 42)"};
+
+/* A failing callback is told with its number; nothing is left, and the layer works on with the bits of before. */
+static void CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn(void** state) {
+  (void)state;
+  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
+  for (int m = 0; m < 2; ++m) {
+    const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, middles[m]);
+    rig_t rig;
+    uint64_t want = 0, got = 0;
+    open_all(&rig, &config);
+    assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+    for (int in_backward = 0; in_backward < 2; ++in_backward) {
+      sluice_step_t* step = NULL;
+      rig_reset(&rig);
+      if (in_backward) assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+      rig.callback_failure = 42;
+      sluice_status_t status = in_backward ? rig_backward(&rig, step) : rig_forward(&rig, &step);
+      assert_int_equal(status, SLUICE_E_FOREIGN);
+      /* Computed again, it is the forward that fails in backward. */
+      const char* words = words_of[in_backward && m == 0];
+      if (strstr(last_message(), words) == NULL) fail_msg("%s", last_message());
+      if (!in_backward) assert_null(step);
+      sluice_step_drop(step);
+      assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
+      assert_true(got == want);
+    }
+    assert_int_equal(close_all(&rig), 0);
+  }
+}
+
+typedef struct part_s {
+  int32_t rank;
+  sluice_status_t failed[2], next[2]; /* of the pass in which rank 1's callback fails, and of the call after it */
+  char why[2][256];
+  int32_t works_on; /* with the bits of before */
+} part_t;
+
+static void* part_main(void* user) {
+  part_t* me = user;
+  const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
+  sluice_comm_config_t comm_config;
+  sluice_comm_t* comm = NULL;
+  uint64_t want = 0, got = 1;
+  rig_t rig;
+  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  comm_config.rank = me->rank, comm_config.world_size = 2, comm_config.timeout_ns = 60000000000u;
+  rig_use_machine(fakes_machine(), me->rank);
+  if (fakes_machine()->make_comm(me->rank, &comm_config, &comm) != SLUICE_OK) abort();
+  if (rig_open(&rig, comm, &config) != SLUICE_OK || rig_round(&rig, &want) != SLUICE_OK) abort();
+  me->works_on = 1;
+  for (int in_backward = 0; in_backward < 2; ++in_backward) {
+    sluice_step_t *step = NULL, *other = NULL;
+    rig_reset(&rig);
+    if (in_backward && rig_forward(&rig, &step) != SLUICE_OK) abort();
+    rig.callback_failure = me->rank == 1 ? 42 : 0;
+    me->failed[in_backward] = in_backward ? rig_backward(&rig, step) : rig_forward(&rig, &step);
+    rig.callback_failure = 0;
+    me->next[in_backward] = in_backward || me->rank == 1 ? rig_forward(&rig, &other) : rig_backward(&rig, step);
+    snprintf(me->why[in_backward], sizeof me->why[in_backward], "%s", last_message());
+    sluice_step_drop(step);
+    sluice_step_drop(other);
+    me->works_on &= rig_round(&rig, &got) == SLUICE_OK && got == want;
+  }
+  rig_close(&rig);
+  sluice_comm_destroy(comm);
+  return NULL;
+}
+
+/* The others learn of it in the next header, and the group works on: with NCCL and on one device. */
+static void CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader(void** state) {
+  (void)state;
+  for (int is_local = 0; is_local < 2; ++is_local) {
+    pthread_t threads[2];
+    part_t parts[2] = {{.rank = 0}, {.rank = 1}};
+    char text[200];
+    (is_local ? fakes_open_local : fakes_open)(2, 1);
+    for (int r = 0; r < 2; ++r) pthread_create(&threads[r], NULL, part_main, &parts[r]);
+    for (int r = 0; r < 2; ++r) pthread_join(threads[r], NULL);
+    if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("%s", text);
+    if (fakes_close(text, sizeof text) != 0) fail_msg("left: %s", text);
+    for (int pass = 0; pass < 2; ++pass) {
+      assert_int_equal(parts[0].failed[pass], SLUICE_OK);
+      assert_int_equal(parts[1].failed[pass], SLUICE_E_FOREIGN);
+      assert_int_equal(parts[0].next[pass], SLUICE_E_PEER_REFUSED);
+      assert_int_equal(parts[1].next[pass], SLUICE_E_FOREIGN);
+      if (strstr(parts[0].why[pass], "it returned 42") == NULL) fail_msg("%s", parts[0].why[pass]);
+      if (strstr(parts[1].why[pass], "an earlier pass failed") == NULL) fail_msg("%s", parts[1].why[pass]);
+    }
+    assert_true(parts[0].works_on && parts[1].works_on);
+  }
+}
+
+/* Each call of the driver fails in turn, the host's own launches among them. */
+static void CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
+  (void)state;
+  const sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
+  uint64_t want = 0, got = 0;
+  int64_t told = 0, nth = 0;
+  int failed = 1;
+  rig_t rig;
+  open_all(&rig, &config);
+  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+  assert_int_equal(close_all(&rig), 0);
+  for (; failed; ++nth) {
+    open_all(&rig, &config);
+    sluice_fake_cuda_fail_call(nth, 999);
+    sluice_status_t status = rig_round(&rig, &got);
+    failed = sluice_fake_cuda_failed();
+    sluice_fake_cuda_fail_call(-1, 0);
+    if (status != SLUICE_OK && strlen(last_message()) <= 10) fail_msg("call %lld: %d", (long long)nth, status);
+    if (status == SLUICE_OK && got != want) fail_msg("call %lld failed and nobody said so", (long long)nth);
+    told += status != SLUICE_OK;
+    assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
+    if (got != want) fail_msg("after failed call %lld other bits", (long long)nth);
+    (void)close_all(&rig);
+  }
+  printf("%lld of %lld failures told, the others while giving back\n", (long long)told, (long long)nth - 1);
+  assert_true(told > 100);
+}
+
+/* ---- budgets ---------------------------------------------------------------------------------------------------- */
+
+/* In a budget of just a plan's bytes: the peak of the device is the plan's total, to the byte. */
+static void CudaCallback_UnderABudget_PredictsThePeakToTheByte(void** state) {
+  (void)state;
+  enum { OUTSTANDING = 2 };
+  for (int32_t p = 0; p < 8; ++p) {
+    const int32_t middle = p / 2 == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+    const int32_t input = p / 2 == 0 ? SLUICE_RESTORE_KEEP : p / 2 - 1;
+    const sluice_moe_config_t layer = config_of(input, middle);
+    rig_t rig;
+    open_all(&rig, &layer);
+    sluice_plan_config_t config;
+    sluice_plan_t* plan = NULL;
+    sluice_plan_info_t info = {.struct_size = sizeof info};
+    sluice_plan_config_init(&config, sizeof config);
+    config.max_tokens = rig.num_tokens, config.max_outstanding = OUTSTANDING, config.num_chunks = 1 + 2 * (p % 2);
+    config.restore_input = input, config.restore_middle = middle;
+    for (int i = 0; i < 2; ++i) {
+      if (sluice_plan_create(rig.moe, &config, &plan) != SLUICE_OK) fail_msg("%s", last_message());
+      assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
+      config.memory_budget = info.total_bytes;
+      if (i == 1) assert_int_equal(sluice_moe_use_plan(rig.moe, plan), SLUICE_OK);
+      sluice_plan_destroy(plan);
+    }
+    for (int round = 0; round < 3; ++round) {
+      sluice_step_t* steps[OUTSTANDING] = {NULL};
+      for (int s = 0; s < OUTSTANDING; ++s) {
+        if (rig_forward(&rig, &steps[s]) != SLUICE_OK) fail_msg("%s", last_message());
+      }
+      for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
+      if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("%s", last_message());
+    }
+    sluice_context_stats_t stats = {.struct_size = sizeof stats};
+    assert_int_equal(sluice_context_get_stats(rig.context, 0, &stats), SLUICE_OK);
+    if (stats.peak_bytes != info.total_bytes) {
+      fail_msg("case %d: peak %llu, predicted %llu", p, (unsigned long long)stats.peak_bytes,
+               (unsigned long long)info.total_bytes);
+    }
+    assert_int_equal(close_all(&rig), 0);
+  }
+}
+
+/* ---- what stays closed ------------------------------------------------------------------------------------------ */
+
+static void CudaCallback_UnderACeilingOrWithOtherPolicies_IsRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t good = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP), bad = good;
+  sluice_moe_t* moe = NULL;
+  open_all(&rig, &good);
+  bad.exchange_mode = SLUICE_EXCHANGE_CEILING, bad.ceiling_rows = 6;
+  assert_int_equal(sluice_moe_create(rig.context, &bad, &moe), SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(last_message(), "exchange_mode ceiling does not take callback experts"));
+  bad = good, bad.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  assert_int_equal(sluice_moe_create(rig.context, &bad, &moe), SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(last_message(), "callback experts take restore_middle keep"));
+  sluice_fake_cuda_set_capturing(fakes_stream(0), 1);
+  sluice_step_t* step = NULL;
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_STATE);
+  sluice_fake_cuda_set_capturing(fakes_stream(0), 0);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  assert_int_equal(close_all(&rig), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined),
+      cmocka_unit_test(CudaCallback_AnyWaitLeftOut_LeavesAHazard),
+      cmocka_unit_test(CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn),
+      cmocka_unit_test(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader),
+      cmocka_unit_test(CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn),
+      cmocka_unit_test(CudaCallback_UnderABudget_PredictsThePeakToTheByte),
+      cmocka_unit_test(CudaCallback_UnderACeilingOrWithOtherPolicies_IsRefusedByName),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

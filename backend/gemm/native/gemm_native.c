@@ -17,7 +17,6 @@
 #include "backend/gemm/native/gemm_native.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm_form.h"
@@ -170,53 +169,47 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   const int64_t width = kernels->width;
   const int64_t num_tiles = pieces(p->rows, kernels->max_rows);
   const int64_t num_panels = pieces(p->cols, width);
+  const int64_t height = p->rows / num_tiles; /* as tile_rows, without a division for each tile */
+  const int64_t num_higher = p->rows % num_tiles;
   const int first = p->k0 == 0;
   const int last = p->k0 + p->depth == f->k;
   const int64_t bytes_c = (int64_t)sluice_dtype_bytes(w->dtype_c);
   char* c = (char*)f->c + (p->i0 * f->ldc + p->j0) * bytes_c;
   float* sums = w->sums + (p->j0 - p->stripe0);
+  sluice_native_prefetch_t nothing = {0};
+  /* What all tiles have in common. */
   sluice_native_tile_t t = {.depth = p->depth, .raw_ld = f->ldb};
+  const int out_waits = !last && blocks->sums;
+  t.out_ld = out_waits ? p->stripe : f->ldc;
+  t.out_dtype = out_waits ? SLUICE_DTYPE_F32 : w->dtype_c;
+  const int start_waits = !first && blocks->sums;
+  const int starts = !first || w->beta != 0.0f;
+  t.start_ld = start_waits ? p->stripe : f->ldc;
+  t.start_dtype = start_waits ? SLUICE_DTYPE_F32 : w->dtype_c;
+  const int64_t out_bytes = out_waits ? (int64_t)sizeof(float) : bytes_c;
+  t.next_out_bytes = t.out_ld * out_bytes;
   const int by_rows = blocks->by_rows;
+  const int64_t num_inner = by_rows ? num_panels : num_tiles;
+  const float* raw = blocks->raw ? (const float*)f->b + p->k0 * f->ldb + p->j0 : NULL;
   int64_t i = 0;
   int64_t a_at = 0;
   for (int64_t outer = 0; outer < (by_rows ? num_tiles : num_panels); ++outer) {
     if (!by_rows) i = a_at = 0;
-    for (int64_t inner = 0; inner < (by_rows ? num_panels : num_tiles); ++inner) {
+    for (int64_t inner = 0; inner < num_inner; ++inner) {
       const int64_t tile = by_rows ? outer : inner;
       const int64_t panel = by_rows ? inner : outer;
-      t.rows = (int32_t)tile_rows(kernels, p->rows, tile);
+      t.rows = (int32_t)(height + (tile < num_higher));
       t.cols = (int32_t)smaller(p->cols - panel * width, width);
       t.a = w->a + a_at;
       t.b = w->b + panel * width * p->depth;
-      t.raw = NULL;
-      if (blocks->raw && tile == 0) t.raw = (const float*)f->b + p->k0 * f->ldb + p->j0 + panel * width;
+      t.raw = raw != NULL && tile == 0 ? raw + panel * width : NULL;
       char* own = c + (i * f->ldc + panel * width) * bytes_c;
       float* waiting = sums + i * p->stripe + panel * width;
-      t.start = own;
-      t.start_ld = f->ldc;
-      t.start_dtype = w->dtype_c;
-      if (first && w->beta == 0.0f) {
-        t.start = NULL;
-      } else if (!first && blocks->sums) {
-        t.start = waiting;
-        t.start_ld = p->stripe;
-        t.start_dtype = SLUICE_DTYPE_F32;
-      }
-      t.out = own;
-      t.out_ld = f->ldc;
-      t.out_dtype = w->dtype_c;
-      if (!last && blocks->sums) {
-        t.out = waiting;
-        t.out_ld = p->stripe;
-        t.out_dtype = SLUICE_DTYPE_F32;
-      }
+      t.start = NULL;
+      if (starts) t.start = start_waits ? (void*)waiting : own;
+      t.out = out_waits ? (void*)waiting : own;
       t.next_out = NULL;
-      if (inner + 1 < (by_rows ? num_panels : num_tiles)) {
-        t.next_out_bytes = t.out_ld * (int64_t)sluice_dtype_bytes(t.out_dtype);
-        t.next_out =
-            (char*)t.out + (by_rows ? width * (int64_t)sluice_dtype_bytes(t.out_dtype) : t.rows * t.next_out_bytes);
-      }
-      sluice_native_prefetch_t nothing = {0};
+      if (inner + 1 < num_inner) t.next_out = (char*)t.out + (by_rows ? width * out_bytes : t.rows * t.next_out_bytes);
       kernels->tile(&t, t.raw != NULL && num_tiles > FEW_TILES ? &nothing : prefetch);
       if (!by_rows) {
         i += t.rows;

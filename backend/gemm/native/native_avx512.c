@@ -19,7 +19,11 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 16, WIDTH = 2 * LANES, MAX_ROWS = 14, LINE = 64, AHEAD = 8 };
+enum { LANES = 16, MAX_ROWS = 14 };
+#define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
+
+typedef __m512 vf;
+typedef __mmask16 lanes_t;
 
 /* ---- elements of any dtype as f32 ------------------------------------------------------------------------------ */
 
@@ -35,7 +39,7 @@ INLINE __m256i to_bf16(__m512 x) {
 }
 
 /* Lanes outside the mask are neither read nor written; they read as 0. */
-INLINE __m512 load(int32_t dtype, const void* at, __mmask16 mask) {
+INLINE vf load(int32_t dtype, const void* at, lanes_t mask) {
   switch (dtype) {
     case SLUICE_DTYPE_BF16: return from_bf16(_mm256_maskz_loadu_epi16(mask, at));
     case SLUICE_DTYPE_F16: return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at));
@@ -43,7 +47,7 @@ INLINE __m512 load(int32_t dtype, const void* at, __mmask16 mask) {
   }
 }
 
-INLINE void store(int32_t dtype, void* at, __mmask16 mask, __m512 x) {
+INLINE void store(int32_t dtype, void* at, lanes_t mask, vf x) {
   switch (dtype) {
     case SLUICE_DTYPE_BF16: _mm256_mask_storeu_epi16(at, mask, to_bf16(x)); break;
     case SLUICE_DTYPE_F16:
@@ -53,151 +57,17 @@ INLINE void store(int32_t dtype, void* at, __mmask16 mask, __m512 x) {
   }
 }
 
-INLINE __mmask16 first_lanes(int64_t count) {
-  return count >= LANES ? (__mmask16)0xffff : count <= 0 ? (__mmask16)0 : (__mmask16)((1u << count) - 1u);
+INLINE lanes_t first_lanes(int64_t count) {
+  return count >= LANES ? (lanes_t)0xffff : count <= 0 ? (lanes_t)0 : (lanes_t)((1u << count) - 1u);
 }
 
-/* ---- tiles ----------------------------------------------------------------------------------------------------- */
+INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
+INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
+INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vf vf_load(const float* at) { return _mm512_load_ps(at); }
+INLINE void vf_store(float* at, vf x) { _mm512_store_ps(at, x); }
 
-#define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
-
-#define ZERO(i)                         \
-  __m512 left##i = _mm512_setzero_ps(); \
-  __m512 right##i = _mm512_setzero_ps();
-#define LOAD_AS(dtype, i)                                                  \
-  if (rows > (i)) {                                                        \
-    left##i = load(dtype, start + (i)*start_bytes, left_mask);             \
-    right##i = load(dtype, start + (i)*start_bytes + half_in, right_mask); \
-  }
-#define LOAD_F32(i)  LOAD_AS(SLUICE_DTYPE_F32, i)
-#define LOAD_BF16(i) LOAD_AS(SLUICE_DTYPE_BF16, i)
-#define LOAD_F16(i)  LOAD_AS(SLUICE_DTYPE_F16, i)
-#define STORE_AS(dtype, i)                                              \
-  if (rows > (i)) {                                                     \
-    store(dtype, out + (i)*out_bytes, left_mask, left##i);              \
-    store(dtype, out + (i)*out_bytes + half_out, right_mask, right##i); \
-  }
-#define STORE_F32(i)  STORE_AS(SLUICE_DTYPE_F32, i)
-#define STORE_BF16(i) STORE_AS(SLUICE_DTYPE_BF16, i)
-#define STORE_F16(i)  STORE_AS(SLUICE_DTYPE_F16, i)
-#define MULTIPLY(i)                              \
-  if (rows > (i)) {                              \
-    const __m512 x = _mm512_set1_ps(a[i]);       \
-    left##i = _mm512_fmadd_ps(x, b0, left##i);   \
-    right##i = _mm512_fmadd_ps(x, b1, right##i); \
-  }
-/* One step of k. With raw, packing costs no pass of its own: its loads and stores go beside the multiply-adds. Rows of
- * B lie a page apart: each is asked for AHEAD steps before, from where the driver's prefetch has brought it. */
-#define STEP                                               \
-  {                                                        \
-    __m512 b0, b1;                                         \
-    if (packs) {                                           \
-      b0 = _mm512_maskz_loadu_ps(left_mask, raw);          \
-      b1 = _mm512_maskz_loadu_ps(right_mask, raw + LANES); \
-      _mm512_store_ps(b, b0);                              \
-      _mm512_store_ps(b + LANES, b1);                      \
-      __builtin_prefetch(raw + ahead, 0, 3);               \
-      __builtin_prefetch(raw + ahead + LANES, 0, 3);       \
-      raw += raw_ld;                                       \
-    } else {                                               \
-      b0 = _mm512_load_ps(b);                              \
-      b1 = _mm512_load_ps(b + LANES);                      \
-    }                                                      \
-    EACH_ROW(MULTIPLY)                                     \
-    a += rows;                                             \
-    b += WIDTH;                                            \
-  }
-
-INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t* t,
-                    sluice_native_prefetch_t* prefetch) {
-  const __mmask16 left_mask = first_lanes(t->cols);
-  const __mmask16 right_mask = first_lanes(t->cols - LANES);
-  EACH_ROW(ZERO)
-  if (t->start != NULL) {
-    const char* start = t->start;
-    const int64_t bytes = t->start_dtype == SLUICE_DTYPE_F32 ? 4 : 2;
-    const int64_t start_bytes = t->start_ld * bytes;
-    const int64_t half_in = LANES * bytes;
-    if (t->start_dtype == SLUICE_DTYPE_F32) {
-      EACH_ROW(LOAD_F32)
-    } else if (t->start_dtype == SLUICE_DTYPE_BF16) {
-      EACH_ROW(LOAD_BF16)
-    } else {
-      EACH_ROW(LOAD_F16)
-    }
-  }
-  const float* a = t->a;
-  float* b = t->b;
-  const float* raw = t->raw;
-  const int64_t raw_ld = t->raw_ld;
-  const int64_t ahead = AHEAD * raw_ld;
-  const char* next = t->next_out;
-  int64_t next_rows = next == NULL ? 0 : rows;
-  int64_t k = t->depth;
-  /* Copies: the compiler would keep them in memory, which costs a tenth at 128 rows. */
-  const char* at = prefetch->at;
-  int64_t line = prefetch->line;
-  int64_t left = prefetch->left;
-  const int64_t per_step = prefetch->per_step;
-  for (; k >= SLUICE_NATIVE_STEP; k -= SLUICE_NATIVE_STEP) {
-    STEP STEP STEP STEP STEP STEP STEP STEP if (next_rows > 0) {
-      __builtin_prefetch(next, 1, 3);
-      __builtin_prefetch(next + LINE, 1, 3);
-      next += t->next_out_bytes;
-      --next_rows;
-    }
-    if (left > 0) {
-      left -= per_step;
-      int64_t count = per_step;
-      do {
-        __builtin_prefetch(at, 0, 2);
-        at += LINE;
-        if (--line == 0) {
-          line = prefetch->lines;
-          at += prefetch->skip;
-        }
-      } while (--count > 0);
-    }
-  }
-  prefetch->at = at;
-  prefetch->line = line;
-  prefetch->left = left;
-  for (; k > 0; --k)
-    STEP
-
-        char* out = t->out;
-  const int64_t bytes = t->out_dtype == SLUICE_DTYPE_F32 ? 4 : 2;
-  const int64_t out_bytes = t->out_ld * bytes;
-  const int64_t half_out = LANES * bytes;
-  if (t->out_dtype == SLUICE_DTYPE_F32) {
-    EACH_ROW(STORE_F32)
-  } else if (t->out_dtype == SLUICE_DTYPE_BF16) {
-    EACH_ROW(STORE_BF16)
-  } else {
-    EACH_ROW(STORE_F16)
-  }
-}
-
-#define TILE(rows)                                                                                \
-  static void tile_##rows(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
-    tile_of(rows, 0, tile, prefetch);                                                             \
-  }                                                                                               \
-  static void pack_##rows(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
-    tile_of(rows, 1, tile, prefetch);                                                             \
-  }
-/* clang-format off */
-TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
-    /* clang-format on */
-
-    static void run_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) {
-  static void (*const tiles[2][MAX_ROWS])(const sluice_native_tile_t*, sluice_native_prefetch_t*) = {
-      {tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12, tile_13,
-       tile_14},
-      {pack_1, pack_2, pack_3, pack_4, pack_5, pack_6, pack_7, pack_8, pack_9, pack_10, pack_11, pack_12, pack_13,
-       pack_14},
-  };
-  tiles[tile->raw != NULL][tile->rows - 1](tile, prefetch);
-}
+#include "backend/gemm/native/native_tile.inc.h"
 
 /* ---- packing --------------------------------------------------------------------------------------------------- */
 

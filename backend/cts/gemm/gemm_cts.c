@@ -213,6 +213,20 @@ static sluice_status_t create_named_host(sluice_allocator_t* allocator, sluice_g
   return create_named("host", allocator, out_gemm);
 }
 
+static sluice_status_t create_native(const char* set, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  setenv("SLUICE_NATIVE", set, 1);
+  sluice_status_t status = sluice_gemm_native_create(allocator, out_gemm);
+  return status == SLUICE_E_UNSUPPORTED ? SLUICE_E_NOT_FOUND : status; /* the processor has not got it */
+}
+
+static sluice_status_t create_native_avx512(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  return create_native("avx512", allocator, out_gemm);
+}
+
+static sluice_status_t create_native_avx2(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  return create_native("avx2", allocator, out_gemm);
+}
+
 static const char* implementation_name = "";
 
 static const cts_exception_t none[] = {{0}};
@@ -277,6 +291,8 @@ static const cts_exception_t cublas_exceptions[] = {
 static const cts_implementation_t implementations[] = {
     {"ref", sluice_gemm_ref_create, 0, "ref", none},
     {"native", sluice_gemm_native_create, 0, "native (", native_exceptions},
+    {"native_avx512", create_native_avx512, 0, "native (avx512)", native_exceptions},
+    {"native_avx2", create_native_avx2, 0, "native (avx2)", native_exceptions},
     {"onednn", create_onednn, 1, "onednn (", onednn_exceptions},
     {"blas_openblas", create_blas, 1, "blas (libopenblas)", openblas_exceptions},
     {"blas_torch", create_blas_torch, 1, "blas (libtorch_cpu)", torch_exceptions},

@@ -380,7 +380,7 @@ static sluice_status_t open_kinds(sluice_gemm_auto_t* chooser, const char* name,
   char why_blas[512] = "";
   char why_onednn[512] = "";
   sluice_status_t status = sluice_gemm_native_open(allocator, &chooser->kinds[NATIVE], why_native, sizeof why_native);
-  if (status == SLUICE_E_NO_MEMORY) return status;
+  if (status != SLUICE_OK && status != SLUICE_E_NOT_FOUND) return status;
   status = sluice_gemm_blas_open(library, allocator, &chooser->kinds[BLAS], why_blas, sizeof why_blas);
   if (status == SLUICE_E_NO_MEMORY) return status;
   status = sluice_gemm_onednn_open(library, allocator, &chooser->kinds[ONEDNN], why_onednn, sizeof why_onednn);

@@ -17,6 +17,7 @@
 #include "backend/gemm/native/gemm_native.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm_form.h"
@@ -394,11 +395,11 @@ static const sluice_gemm_vtable_t native_vtable = {
 sluice_status_t sluice_gemm_native_create_with(const sluice_native_pool_t* pool, sluice_allocator_t* allocator,
                                                sluice_gemm_t** out_gemm, char* why, size_t why_bytes) {
   *out_gemm = NULL;
-  const sluice_native_kernels_t* kernels = sluice_native_avx512();
-  if (kernels == NULL) {
-    snprintf(why, why_bytes, "this processor has no AVX-512 (F, BW, DQ, VL), which it is written for");
-    return SLUICE_E_NOT_FOUND;
-  }
+  sluice_native_set_t sets[SLUICE_NATIVE_SETS];
+  const int count = sluice_native_sets(sets);
+  const sluice_native_kernels_t* kernels = NULL;
+  sluice_status_t status = sluice_native_choose(sets, count, getenv("SLUICE_NATIVE"), &kernels, why, why_bytes);
+  if (status != SLUICE_OK) return status;
   sluice_gemm_native_t* native = sluice_alloc_zeroed(allocator, sizeof *native, "gemm native");
   if (native == NULL) return SLUICE_E_NO_MEMORY;
   native->base.vtable = &native_vtable;

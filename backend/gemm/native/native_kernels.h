@@ -1,9 +1,12 @@
 /* What the driver of "native" needs of an instruction set: one table of kernels, compiled for it and chosen at run
- * time. Internal to backend/gemm/native. */
+ * time. All of them give the same bits. Internal to backend/gemm/native. */
 #ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
 #define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
 
+#include <stddef.h>
 #include <stdint.h>
+
+#include "sluice/base.h"
 
 /* Lines of memory that a tile asks for while it computes: the operand that is packed next. Asking
  * beyond the last is harmless. */
@@ -42,8 +45,9 @@ typedef struct sluice_native_kernels_s {
   /* Reads `width` (a: `rows`) floats per step of k, whatever `cols` is (raw: `cols`); writes only what is in the tile,
    * and b where there is raw. */
   void (*tile)(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch);
-  /* out[k][i] = in[i][k], f32, for i < count <= 16 and k < depth; row k of out begins at k * out_ld and up to lane 15
-   * is written, with zeros past `count`; in ascending k, so rows may overlap. */
+  /* out[k][i] = in[i][k], f32, for i < count <= 16 and k < depth; row k of out begins at k * out_ld. Where out_ld is at
+   * least 16, the lanes past `count` become zeros; else out_ld is count, at most max_rows, and up to lane 15 may be
+   * written past the last row. */
   void (*pack_rows)(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
                     int64_t out_ld);
   /* out[k][i] = in[k][i], f32; otherwise as pack_rows. */
@@ -53,5 +57,24 @@ typedef struct sluice_native_kernels_s {
 
 /* NULL where this processor lacks AVX-512 (F, BW, DQ, VL). */
 const sluice_native_kernels_t* sluice_native_avx512(void);
+/* NULL where it lacks AVX2, FMA or F16C. */
+const sluice_native_kernels_t* sluice_native_avx2(void);
+
+typedef struct sluice_native_set_s {
+  const char* name;                       /* as SLUICE_NATIVE says it */
+  const char* needs;                      /* as a message says it */
+  const sluice_native_kernels_t* kernels; /* NULL: not on this processor */
+} sluice_native_set_t;
+
+enum { SLUICE_NATIVE_SETS = 2 };
+
+/* All sets, the widest first; returns how many. */
+int sluice_native_sets(sluice_native_set_t out_sets[SLUICE_NATIVE_SETS]);
+
+/* The first set that is there, or the one that `wanted` (NULL or empty: none) names.
+ * Errors: NOT_FOUND where no set is there, not recorded: the text goes to `why`. INVALID_ARGUMENT: `wanted` is no name.
+ * UNSUPPORTED: its set is not there. */
+sluice_status_t sluice_native_choose(const sluice_native_set_t* sets, int count, const char* wanted,
+                                     const sluice_native_kernels_t** out_kernels, char* why, size_t why_bytes);
 
 #endif /* SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_ */

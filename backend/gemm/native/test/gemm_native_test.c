@@ -1,12 +1,13 @@
 /* What "native" promises beyond the conformance suite: an element is one chain of fused multiply-adds over k, whatever
  * the sizes, so its bits are known exactly; nothing outside the operands is read or written; the workspace is bounded.
- */
+ * All of it for each set of kernels that this processor has. */
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,16 +18,20 @@
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/native/gemm_native.h"
+#include "backend/gemm/native/native_kernels.h"
 
 static sluice_allocator_t allocator;
-static sluice_gemm_t* gemm; /* NULL: this processor has no AVX-512 */
+static const char* set_name; /* of the kernels under test */
+static sluice_gemm_t* gemm;  /* NULL: this processor has not got them */
 
 static int set_up(void** state) {
   (void)state;
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  setenv("SLUICE_NATIVE", set_name, 1);
   sluice_status_t status = sluice_gemm_native_create(&allocator, &gemm);
-  if (status == SLUICE_E_NOT_FOUND) print_message("SKIPPED: no AVX-512 here\n");
-  return status != SLUICE_OK && status != SLUICE_E_NOT_FOUND;
+  if (status == SLUICE_E_UNSUPPORTED) print_message("SKIPPED: no %s here\n", set_name);
+  if (status == SLUICE_OK && strstr(gemm->name, set_name) == NULL) return 1;
+  return status != SLUICE_OK && status != SLUICE_E_UNSUPPORTED;
 }
 
 static int tear_down(void** state) {
@@ -219,6 +224,67 @@ static void Native_NanAndInfinity_TravelAsInArithmetic(void** state) {
   }
 }
 
+/* ---- the choice of kernels -------------------------------------------------------------------------------------- */
+
+static sluice_status_t choose(const sluice_native_kernels_t* wide, const sluice_native_kernels_t* narrow,
+                              const char* wanted, const char** out_name, char why[256]) {
+  const sluice_native_set_t sets[] = {{"avx512", "AVX-512", wide}, {"avx2", "AVX2", narrow}};
+  const sluice_native_kernels_t* kernels = NULL;
+  why[0] = '\0';
+  sluice_status_t status = sluice_native_choose(sets, 2, wanted, &kernels, why, 256);
+  *out_name = kernels != NULL ? kernels->name : NULL;
+  if (status != SLUICE_OK && status != SLUICE_E_NOT_FOUND) {
+    sluice_error_info_t info;
+    sluice_error_info_init(&info, sizeof info);
+    sluice_error_last(&info);
+    snprintf(why, 256, "%.255s", info.message);
+  }
+  return status;
+}
+
+static void NativeChoice_ByProcessorAndName_WidestNamedOrRefused(void** state) {
+  (void)state;
+  static const sluice_native_kernels_t wide = {.name = "wide"}, narrow = {.name = "narrow"};
+  const char* name = NULL;
+  char why[256];
+  assert_int_equal(choose(&wide, &narrow, NULL, &name, why), SLUICE_OK);
+  assert_string_equal(name, "wide");
+  assert_int_equal(choose(&wide, &narrow, "", &name, why), SLUICE_OK);
+  assert_string_equal(name, "wide");
+  assert_int_equal(choose(NULL, &narrow, NULL, &name, why), SLUICE_OK);
+  assert_string_equal(name, "narrow");
+  assert_int_equal(choose(&wide, &narrow, "avx2", &name, why), SLUICE_OK);
+  assert_string_equal(name, "narrow");
+  assert_int_equal(choose(&wide, &narrow, "avx512", &name, why), SLUICE_OK);
+  assert_string_equal(name, "wide");
+  assert_int_equal(choose(NULL, NULL, NULL, &name, why), SLUICE_E_NOT_FOUND);
+  assert_non_null(strstr(why, "neither AVX-512 nor AVX2"));
+  assert_int_equal(choose(NULL, &narrow, "avx512", &name, why), SLUICE_E_UNSUPPORTED);
+  assert_null(name);
+  assert_non_null(strstr(why, "this processor has no AVX-512; it has AVX2"));
+  assert_int_equal(choose(NULL, NULL, "avx2", &name, why), SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(why, "this processor has no AVX2"));
+  assert_int_equal(choose(&wide, &narrow, "sse2", &name, why), SLUICE_E_INVALID_ARGUMENT);
+  assert_non_null(strstr(why, "SLUICE_NATIVE is \"sse2\": it takes avx512 or avx2"));
+}
+
+/* Neither "native" nor "auto" goes on without the kernels that were asked for. */
+static void NativeChoice_UnknownWordInTheEnvironment_CreateFails(void** state) {
+  (void)state;
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  setenv("SLUICE_NATIVE", "sse2", 1);
+  unsetenv("SLUICE_GEMM");
+  sluice_gemm_t* none = NULL;
+  assert_int_equal(sluice_gemm_native_create(&allocator, &none), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(none);
+  const sluice_gemm_options_t options = {.name = "auto"};
+  assert_int_equal(sluice_gemm_create(&options, &allocator, &none), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(none);
+  unsetenv("SLUICE_NATIVE");
+  assert_int_equal(allocator.num_live, 0);
+  sluice_allocator_deinit(&allocator);
+}
+
 /* ---- threads ---------------------------------------------------------------------------------------------------- */
 
 /* A pool that runs its threads one after the other, as many as asked for or fewer. */
@@ -355,5 +421,16 @@ int main(void) {
 #endif
     cmocka_unit_test_setup_teardown(Native_LargeProducts_WorkspaceIsBounded, set_up, tear_down),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  const struct CMUnitTest choices[] = {
+      cmocka_unit_test(NativeChoice_ByProcessorAndName_WidestNamedOrRefused),
+      cmocka_unit_test(NativeChoice_UnknownWordInTheEnvironment_CreateFails),
+  };
+  sluice_native_set_t sets[SLUICE_NATIVE_SETS];
+  const int count = sluice_native_sets(sets);
+  int failed = cmocka_run_group_tests(choices, NULL, NULL);
+  for (int i = 0; i < count; ++i) {
+    set_name = sets[i].name;
+    failed += cmocka_run_group_tests_name(set_name, tests, NULL, NULL);
+  }
+  return failed;
 }

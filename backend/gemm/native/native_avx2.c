@@ -1,0 +1,310 @@
+/* Kernels of "native" for AVX2 with FMA and F16C: tiles of up to 6 rows and 16 columns, 12 of the 16 registers holding
+ * sums. Masks are dear here, so tiles are whole: one at the right edge of C is computed in a buffer. */
+#include "backend/gemm/native/native_kernels.h"
+
+#include <stddef.h>
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+#include <immintrin.h>
+#include <string.h>
+
+#include "backend/base/dtype.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,prfchw"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,prfchw")
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { LANES = 8, MAX_ROWS = 6 };
+#define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5)
+
+typedef __m256 vf;
+typedef int lanes_t; /* always all of them */
+
+/* ---- elements of any dtype as f32 ------------------------------------------------------------------------------ */
+
+INLINE vf from_bf16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+
+INLINE __m128i to_bf16(vf x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i even = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const vf nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+  const vf picked = _mm256_blendv_ps(_mm256_castsi256_ps(even), _mm256_castsi256_ps(quiet), nan);
+  const __m256i wide = _mm256_srli_epi32(_mm256_castps_si256(picked), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+}
+
+INLINE lanes_t first_lanes(int64_t count) {
+  (void)count;
+  return 1;
+}
+
+INLINE vf load(int32_t dtype, const void* at, lanes_t all) {
+  (void)all;
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: return from_bf16(_mm_loadu_si128(at));
+    case SLUICE_DTYPE_F16: return _mm256_cvtph_ps(_mm_loadu_si128(at));
+    default: return _mm256_loadu_ps(at);
+  }
+}
+
+INLINE void store(int32_t dtype, void* at, lanes_t all, vf x) {
+  (void)all;
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: _mm_storeu_si128(at, to_bf16(x)); break;
+    case SLUICE_DTYPE_F16:
+      _mm_storeu_si128(at, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+      break;
+    default: _mm256_storeu_ps(at, x); break;
+  }
+}
+
+INLINE vf vf_zero(void) { return _mm256_setzero_ps(); }
+INLINE vf vf_set1(float x) { return _mm256_set1_ps(x); }
+INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vf vf_load(const float* at) { return _mm256_load_ps(at); }
+INLINE void vf_store(float* at, vf x) { _mm256_store_ps(at, x); }
+
+/* Up to three halves, the rest zeros; no byte beyond them is read. */
+INLINE uint64_t few_halves(const char* at, int64_t count) {
+  uint16_t last = 0;
+  uint32_t pair = 0;
+  if (count & 1) memcpy(&last, at + (count - 1) * 2, sizeof last);
+  if (!(count & 2)) return last;
+  memcpy(&pair, at, sizeof pair);
+  return pair | (uint64_t)last << 32;
+}
+
+/* The first `count` elements, zeros behind them; nothing beyond is read. */
+INLINE vf load_first(int32_t dtype, const char* at, int64_t count) {
+  if (count >= LANES) return load(dtype, at, 1);
+  if (count <= 0) return vf_zero();
+  if (dtype == SLUICE_DTYPE_F32) {
+    const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_maskload_ps((const float*)at, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), place));
+  }
+  uint64_t low = 0;
+  uint64_t high = 0;
+  if (count >= 4) {
+    memcpy(&low, at, sizeof low);
+    high = few_halves(at + sizeof low, count - 4);
+  } else {
+    low = few_halves(at, count);
+  }
+  const __m128i h = _mm_set_epi64x((long long)high, (long long)low);
+  return dtype == SLUICE_DTYPE_BF16 ? from_bf16(h) : _mm256_cvtph_ps(h);
+}
+
+#include "backend/gemm/native/native_tile.inc.h"
+
+/* ---- packing --------------------------------------------------------------------------------------------------- */
+
+/* Two rows of four dwords: here of a block whose rows i and i + 4 lie side by side in register i. Transposes it:
+ * r[k] becomes dword k of rows 0 .. 7. One shuffle serves two results, since only one port of many processors shuffles.
+ */
+INLINE void transpose_4(__m256 r[4]) {
+  const __m256 t0 = _mm256_unpacklo_ps(r[0], r[1]), t1 = _mm256_unpackhi_ps(r[0], r[1]);
+  const __m256 t2 = _mm256_unpacklo_ps(r[2], r[3]), t3 = _mm256_unpackhi_ps(r[2], r[3]);
+  const __m256 x = _mm256_shuffle_ps(t0, t2, 0x4e), y = _mm256_shuffle_ps(t1, t3, 0x4e);
+  r[0] = _mm256_blend_ps(t0, x, 0xcc);
+  r[1] = _mm256_blend_ps(t2, x, 0x33);
+  r[2] = _mm256_blend_ps(t1, y, 0xcc);
+  r[3] = _mm256_blend_ps(t3, y, 0x33);
+}
+
+INLINE vf beside(__m128 low, __m128 high) { return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1); }
+
+/* r[k][i] = in[i][k] for 8 rows and 8 k. */
+INLINE void transposed_8(int32_t dtype, const char* at, int64_t row_bytes, vf r[LANES]) {
+  if (dtype == SLUICE_DTYPE_BF16) { /* pairs of k travel as dwords */
+    vf pairs[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = beside(_mm_loadu_ps((const float*)(at + i * row_bytes)),
+                        _mm_loadu_ps((const float*)(at + (i + 4) * row_bytes)));
+    }
+    transpose_4(pairs);
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+      r[2 * k] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs[k]), 16));
+      r[2 * k + 1] = _mm256_and_ps(pairs[k], _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000)));
+    }
+    return;
+  }
+  if (dtype == SLUICE_DTYPE_F32) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const float* low = (const float*)(at + i * row_bytes);
+      const float* high = (const float*)(at + (i + 4) * row_bytes);
+      r[i] = beside(_mm_loadu_ps(low), _mm_loadu_ps(high));
+      r[i + 4] = beside(_mm_loadu_ps(low + 4), _mm_loadu_ps(high + 4));
+    }
+  } else {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const vf low = load(dtype, at + i * row_bytes, 1), high = load(dtype, at + (i + 4) * row_bytes, 1);
+      r[i] = _mm256_permute2f128_ps(low, high, 0x20);
+      r[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
+    }
+  }
+  transpose_4(r);
+  transpose_4(r + 4);
+}
+
+/* As transposed_8 where there are fewer rows or fewer k: the others are zeros and are not read. */
+INLINE void transposed_part(int32_t dtype, const char* at, int64_t row_bytes, int64_t count, int64_t depth,
+                            vf r[LANES]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const vf low = i < count ? load_first(dtype, at + i * row_bytes, depth) : vf_zero();
+    const vf high = i + 4 < count ? load_first(dtype, at + (i + 4) * row_bytes, depth) : vf_zero();
+    r[i] = _mm256_permute2f128_ps(low, high, 0x20);
+    r[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
+  }
+  transpose_4(r);
+  transpose_4(r + 4);
+}
+
+/* Eight lanes of out, from as many rows. */
+INLINE void pack_rows_8(int32_t dtype, const char* at, int64_t row_bytes, int64_t count, int64_t depth, float* out,
+                        int64_t out_ld) {
+  for (; depth > 0; depth -= LANES) {
+    vf r[LANES];
+    if (count >= LANES && depth >= LANES) {
+      transposed_8(dtype, at, row_bytes, r);
+    } else {
+      transposed_part(dtype, at, row_bytes, count, depth, r);
+    }
+    if (depth >= LANES) {
+#pragma GCC unroll 8
+      for (int i = 0; i < LANES; ++i) _mm256_storeu_ps(out + i * out_ld, r[i]);
+    } else {
+#pragma GCC unroll 8
+      for (int i = 0; i < LANES; ++i) {
+        if (i < depth) _mm256_storeu_ps(out + i * out_ld, r[i]);
+      }
+    }
+    at += LANES * (dtype == SLUICE_DTYPE_F32 ? 4 : 2);
+    out += LANES * out_ld;
+  }
+}
+
+/* Whether lanes 8 .. 15 of a row of out are its own: not where the next row begins before them. */
+INLINE int has_second_half(int64_t count, int64_t out_ld) { return count > LANES || out_ld >= WIDTH; }
+
+INLINE void pack_rows_of(int32_t dtype, const void* in, int64_t in_ld, int64_t count, int64_t depth, float* out,
+                         int64_t out_ld) {
+  const int64_t row_bytes = in_ld * (dtype == SLUICE_DTYPE_F32 ? 4 : 2);
+  pack_rows_8(dtype, in, row_bytes, count, depth, out, out_ld);
+  if (!has_second_half(count, out_ld)) return;
+  pack_rows_8(dtype, (const char*)in + LANES * row_bytes, row_bytes, count - LANES, depth, out + LANES, out_ld);
+}
+
+static void pack_rows(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
+                      int64_t out_ld) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: pack_rows_of(SLUICE_DTYPE_BF16, in, in_ld, count, depth, out, out_ld); break;
+    case SLUICE_DTYPE_F16: pack_rows_of(SLUICE_DTYPE_F16, in, in_ld, count, depth, out, out_ld); break;
+    default: pack_rows_of(SLUICE_DTYPE_F32, in, in_ld, count, depth, out, out_ld); break;
+  }
+}
+
+INLINE void pack_columns_of(int32_t dtype, const void* in, int64_t in_ld, int64_t count, int64_t depth, float* out,
+                            int64_t out_ld) {
+  const int64_t bytes = dtype == SLUICE_DTYPE_F32 ? 4 : 2;
+  const int second = has_second_half(count, out_ld);
+  const char* at = in;
+  for (int64_t k = 0; k < depth; ++k) {
+    _mm256_storeu_ps(out, load_first(dtype, at, count));
+    if (second) _mm256_storeu_ps(out + LANES, load_first(dtype, at + LANES * bytes, count - LANES));
+    at += in_ld * bytes;
+    out += out_ld;
+  }
+}
+
+static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
+                         int64_t out_ld) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: pack_columns_of(SLUICE_DTYPE_BF16, in, in_ld, count, depth, out, out_ld); break;
+    case SLUICE_DTYPE_F16: pack_columns_of(SLUICE_DTYPE_F16, in, in_ld, count, depth, out, out_ld); break;
+    default: pack_columns_of(SLUICE_DTYPE_F32, in, in_ld, count, depth, out, out_ld); break;
+  }
+}
+
+/* ---- tiles at the right edge ------------------------------------------------------------------------------------ */
+
+/* Fewer than WIDTH columns: the whole tile is computed from a copy of C's part of it into another. */
+static void edge_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) {
+  char start[MAX_ROWS * WIDTH_BYTES];
+  char out[MAX_ROWS * WIDTH_BYTES];
+  sluice_native_tile_t whole = *tile;
+  if (tile->raw != NULL) {
+    pack_columns(tile->raw, tile->raw_ld, SLUICE_DTYPE_F32, tile->cols, tile->depth, tile->b, WIDTH);
+    whole.raw = NULL;
+  }
+  if (tile->start != NULL) {
+    const uint64_t bytes = sluice_dtype_bytes(tile->start_dtype);
+    memset(start, 0, sizeof start);
+    for (int32_t i = 0; i < tile->rows; ++i) {
+      const char* row = (const char*)tile->start + (uint64_t)(i * tile->start_ld) * bytes;
+      memcpy(start + (uint64_t)(i * WIDTH) * bytes, row, (uint64_t)tile->cols * bytes);
+    }
+    whole.start = start;
+    whole.start_ld = WIDTH;
+  }
+  whole.out = out;
+  whole.out_ld = WIDTH;
+  whole.cols = WIDTH;
+  run_tile(&whole, prefetch);
+  const uint64_t bytes = sluice_dtype_bytes(tile->out_dtype);
+  for (int32_t i = 0; i < tile->rows; ++i) {
+    char* row = (char*)tile->out + (uint64_t)(i * tile->out_ld) * bytes;
+    memcpy(row, out + (uint64_t)(i * WIDTH) * bytes, (uint64_t)tile->cols * bytes);
+  }
+}
+
+static void any_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) {
+  if (tile->cols == WIDTH) {
+    run_tile(tile, prefetch);
+  } else {
+    edge_tile(tile, prefetch);
+  }
+}
+
+static const sluice_native_kernels_t kernels = {
+    .name = "avx2",
+    .max_rows = MAX_ROWS,
+    .width = WIDTH,
+    .tile = any_tile,
+    .pack_rows = pack_rows,
+    .pack_columns = pack_columns,
+};
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+const sluice_native_kernels_t* sluice_native_avx2(void) {
+  /* F16C is bit 29 of ecx; clang has no name for it here. */
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  int f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1u);
+  __builtin_cpu_init();
+  int available = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return available ? &kernels : NULL;
+}
+
+#else
+
+const sluice_native_kernels_t* sluice_native_avx2(void) { return NULL; }
+
+#endif

@@ -83,6 +83,45 @@ typedef struct sluice_far_blocks_s {
   void* scratch;   /* device, route_scratch_bytes(0, E) */
 } sluice_far_blocks_t;
 
+/* The parcels of a forward (moe/parcels.h), of routes that were ordered before. Those of chunk i start at
+ * first_token[i] * most in token; rows of its routes at first_token[i] * K in slots. */
+typedef struct sluice_far_parcels_s {
+  const void* ids; /* as sluice_far_routes_t */
+  int64_t ids_t, ids_k;
+  int32_t ids_64;
+  int32_t num_chunks;
+  const int64_t* first_token;    /* host [n + 1] */
+  const int32_t* rank_of_expert; /* host [E] */
+  int32_t top_k, num_experts, num_ranks;
+  int32_t most;               /* parcels of a token: min(K, W) */
+  const int32_t* position;    /* device [T * K] of the routes */
+  int32_t* counts;            /* device, out [n][W + 1] parcels by rank, and a word without meaning */
+  int32_t* token;             /* device, out: of each parcel, by (rank, token) in each chunk */
+  int32_t* position_of_token; /* device, out [T][W] its row in that order, -1: none */
+  int32_t* slots;             /* device, out: of each route, in sent order */
+  void* scratch;              /* device, parcel_scratch_bytes() */
+} sluice_far_parcels_t;
+
+/* Received routes of one source and one expert in a chunk, in the sender's order: where their slots lie, the parcels of
+ * the source in this chunk and the first of them among all, the routes' first row in expert order and in origin.
+ * from: the source's first parcel among those that travelled, weight: the routes' place among weights that arrive; of
+ * own routes the first parcel in token, and -1. */
+typedef struct sluice_far_parcel_run_s {
+  int32_t rows, slot, parcels, parcel, row, origin, from, weight;
+} sluice_far_parcel_run_t;
+
+typedef struct sluice_far_arrivals_s {
+  const sluice_far_parcel_run_t* runs; /* host */
+  int64_t num_runs;
+  int32_t top_k;
+  int64_t parcels;      /* that arrive */
+  const int32_t* slots; /* device, and the rest */
+  const int32_t* token;
+  int32_t* position; /* out [parcels][K] row in expert order, -1: no such route */
+  int32_t* weight;   /* out [parcels][K] index of the route weight as it arrives, own ones t * K + k; -1 alike */
+  int32_t* origin;   /* out by row: the parcel that travelled, own ones the token; -1: the slot was none */
+} sluice_far_arrivals_t;
+
 enum { SLUICE_OP_TIMES_NONE = 0, SLUICE_OP_TIMES_TAKEN = 1, SLUICE_OP_TIMES_LATER = 2 };
 
 /* A device whose memory the host cannot touch. Work goes to `stream`, the host's or a lane's, and is stream-complete.
@@ -106,6 +145,14 @@ typedef struct sluice_far_vtable_s {
   uint64_t (*route_scratch_bytes)(int64_t num_routes, int32_t num_experts);
   sluice_status_t (*route)(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* routes);
   sluice_status_t (*count_blocks)(sluice_device_t* device, sluice_stream_t stream, const sluice_far_blocks_t* blocks);
+  /* Numbers the parcels of a forward; words move by runs; received slots become tables. */
+  uint64_t (*parcel_scratch_bytes)(int64_t num_routes, int32_t num_experts, int32_t num_ranks);
+  sluice_status_t (*number_parcels)(sluice_device_t* device, sluice_stream_t stream,
+                                    const sluice_far_parcels_t* parcels);
+  sluice_status_t (*move_words)(sluice_device_t* device, sluice_stream_t stream, const sluice_row_run_t* runs,
+                                int64_t num_runs, const int32_t* src, int32_t* dst);
+  sluice_status_t (*place_parcels)(sluice_device_t* device, sluice_stream_t stream,
+                                   const sluice_far_arrivals_t* arrivals);
   /* Blocks from pools, to be used from `stream` and from lanes of passes on it: page-locked host memory, or the
    * device's (memory: from init_memory; the same one always). most_bytes: no larger block (0: any that is not
    * wasteful), so that what steps of a plan hold is bounded, and where it is `bytes` known to the byte. In a capture

@@ -202,13 +202,40 @@ static sluice_status_t run_exchange(sluice_comm_t* comm, const exchange_arrays_t
   return sluice_comm_exchange_wait(comm, request, phase);
 }
 
+/* Words for rank r of counts_out, and words for this rank of counts_in, by source: with parcels of a far device their
+ * numbers come first, one for each chunk. */
+static int64_t words_of(const sluice_binding_t* b, int32_t r) {
+  return (int64_t)b->num_chunks * (sluice_layer_experts_of(b->moe, r) + sluice_has_far_parcels(b->moe));
+}
+static int32_t* words_for(const sluice_binding_t* b, int32_t r) {
+  return b->counts_out + (int64_t)b->num_chunks * (b->moe->first_place[r] + r * sluice_has_far_parcels(b->moe));
+}
+static int32_t* words_from(const sluice_binding_t* b, int32_t r) {
+  return b->counts_in + words_of(b, b->moe->context->rank) * r;
+}
+
 /* Counts towards rank r start where its places start; chunks are rows of [n, E]. */
-static void pack_counts(const sluice_binding_t* b, int32_t r, int32_t* out) {
+static void pack_counts(const sluice_binding_t* b, int32_t r) {
   const sluice_moe_t* moe = b->moe;
   int32_t experts = sluice_layer_experts_of(moe, r);
+  int32_t* out = words_for(b, r);
+  for (int32_t i = 0; i < b->num_chunks && sluice_has_far_parcels(moe); ++i) {
+    *out++ = b->parcels.send_counts[(int64_t)i * b->world_size + r];
+  }
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     memcpy(out + (int64_t)i * experts, b->send_counts + (int64_t)i * moe->config.num_experts + moe->first_place[r],
            (size_t)experts * sizeof(int32_t));
+  }
+}
+
+/* Own counts are there, numbers of own parcels are not. Elsewhere counts_in is recv_counts. */
+static void unpack_counts(sluice_binding_t* b) {
+  int32_t n = b->num_chunks, self = b->moe->context->rank;
+  if (!sluice_has_far_parcels(b->moe)) return;
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    const int32_t* words = r == self ? words_for(b, r) : words_from(b, r);
+    memcpy(b->parcels.recv_counts + (int64_t)r * n, words, (size_t)n * sizeof *words);
+    memcpy(b->recv_counts + (int64_t)r * n * b->num_local, words + n, (size_t)n * (size_t)b->num_local * sizeof *words);
   }
 }
 
@@ -246,18 +273,15 @@ static sluice_status_t take_buffers(sluice_context_t* context, agree_buffers_t* 
 /* Counts behind the first `before` towards each rank; nothing at all in most layers. */
 static sluice_status_t exchange_rest(const sluice_binding_t* b, const agree_buffers_t* buffers, int64_t before,
                                      const char* phase) {
-  const sluice_moe_t* moe = b->moe;
-  sluice_context_t* context = moe->context;
+  sluice_context_t* context = b->moe->context;
   const exchange_arrays_t* a = &buffers->arrays;
-  int64_t mine = (int64_t)b->num_chunks * b->num_local;
+  int64_t mine = words_of(b, context->rank);
   int any = 0;
   for (int32_t r = 0; r < context->world_size; ++r) {
-    int64_t theirs = (int64_t)b->num_chunks * sluice_layer_experts_of(moe, r);
-    const int32_t* counts = b->counts_out + (int64_t)b->num_chunks * moe->first_place[r];
-    int64_t sent = min_i64(theirs, before), received = min_i64(mine, before);
-    a->send[r] = counts + sent;
+    int64_t theirs = words_of(b, r), sent = min_i64(theirs, before), received = min_i64(mine, before);
+    a->send[r] = words_for(b, r) + sent;
     a->send_bytes[r] = (uint64_t)(theirs - sent) * sizeof(int32_t);
-    a->recv[r] = b->recv_counts + (int64_t)r * mine + received;
+    a->recv[r] = words_from(b, r) + received;
     a->recv_bytes[r] = (uint64_t)(mine - received) * sizeof(int32_t);
     /* Decided from what every rank knows: some rank has more counts than have been sent. */
     any |= theirs > before;
@@ -284,12 +308,11 @@ sluice_status_t sluice_exchange_counts(sluice_binding_t* b) {
   if (context->world_size == 1) return SLUICE_OK;
   agree_buffers_t buffers;
   SLUICE_TRY(take_buffers(context, &buffers));
-  for (int32_t r = 0; r < context->world_size; ++r) {
-    pack_counts(b, r, b->counts_out + (int64_t)b->num_chunks * moe->first_place[r]);
-  }
+  for (int32_t r = 0; r < context->world_size; ++r) pack_counts(b, r);
   char phase[96];
   snprintf(phase, sizeof phase, "counts of layer %d", moe->config.layer_id);
   SLUICE_TRY(exchange_rest(b, &buffers, 0, phase));
+  unpack_counts(b);
   return check_counts(b);
 }
 
@@ -351,16 +374,14 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   ++context->comm->call_number;
   header_t own;
   fill_header(&own, moe, proposal);
-  int64_t mine = binding == NULL ? 0 : (int64_t)binding->num_chunks * binding->num_local;
   for (int32_t r = 0; r < context->world_size; ++r) {
     char* envelope = buffers.send + (size_t)r * ENVELOPE_BYTES;
     memset(envelope, 0, ENVELOPE_BYTES);
     memcpy(envelope, &own, sizeof own);
     if (binding != NULL && proposal->local_status == SLUICE_OK) {
-      int32_t* counts = binding->counts_out + (int64_t)binding->num_chunks * moe->first_place[r];
-      int64_t theirs = (int64_t)binding->num_chunks * sluice_layer_experts_of(moe, r);
-      pack_counts(binding, r, counts);
-      memcpy(envelope + sizeof own, counts, (size_t)min_i64(theirs, COUNTS_IN_ENVELOPE) * sizeof(int32_t));
+      pack_counts(binding, r);
+      memcpy(envelope + sizeof own, words_for(binding, r),
+             (size_t)min_i64(words_of(binding, r), COUNTS_IN_ENVELOPE) * sizeof(int32_t));
     }
     buffers.arrays.send[r] = envelope;
     buffers.arrays.recv[r] = buffers.recv + (size_t)r * ENVELOPE_BYTES;
@@ -381,9 +402,10 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   if (binding == NULL) return SLUICE_OK;
   for (int32_t r = 0; r < context->world_size; ++r) {
     if (r == context->rank) continue;
-    memcpy(binding->recv_counts + (int64_t)r * mine, buffers.recv + (size_t)r * ENVELOPE_BYTES + sizeof(header_t),
-           (size_t)min_i64(mine, COUNTS_IN_ENVELOPE) * sizeof(int32_t));
+    memcpy(words_from(binding, r), buffers.recv + (size_t)r * ENVELOPE_BYTES + sizeof(header_t),
+           (size_t)min_i64(words_of(binding, context->rank), COUNTS_IN_ENVELOPE) * sizeof(int32_t));
   }
   SLUICE_TRY(exchange_rest(binding, &buffers, COUNTS_IN_ENVELOPE, phase));
+  unpack_counts(binding);
   return check_counts(binding);
 }

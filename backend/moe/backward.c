@@ -98,7 +98,7 @@ static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
 
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   void* given[SLUICE_T_COUNT] = {NULL};
-  sluice_step_give_saved(step, pass->binding.num_tokens, given);
+  sluice_step_give_saved(step, &pass->binding, given);
   pass->grad_params = args->grad_params;
   SLUICE_TRY(sluice_pass_measure(pass));
   if (pass->schedule->spec.weight_half == SLUICE_WEIGHTS_LATER) SLUICE_TRY(allocate_deferred(pass, step));

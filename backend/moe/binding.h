@@ -33,7 +33,9 @@ typedef struct sluice_binding_s {
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */
-  int32_t* counts_out;  /* [W][n][E_local(r)] send_counts by destination, for the header; not in a restored binding */
+  int32_t* counts_out;  /* [W][n][E_local(r)] send_counts by destination, for the header, with far parcels behind their
+                         * numbers [n]; not in a restored binding, and neither is */
+  int32_t* counts_in;   /* what comes back: recv_counts, with far parcels [W][n + n E_local] */
   /* For kernels: in the memory of the device. */
   int32_t* order;       /* flat routes t*K+k in sent order, chunk i from first_order[i] */
   int32_t* order_token; /* their tokens */
@@ -84,9 +86,13 @@ sluice_status_t sluice_binding_route_under_ceiling(sluice_moe_t* moe, const slui
 sluice_status_t sluice_binding_route_far_under_ceiling(sluice_moe_t* moe, sluice_stream_t stream,
                                                        const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                                        int64_t* tally, sluice_binding_t* out_binding);
-/* On a far device a step keeps orders and positions in front of its rows: the bytes of that block, and the block of a
- * binding just routed. 0 on a CPU, where they are in META. */
+/* On a far device a step keeps orders and positions in front of its rows, and of the parcels that it sends who they are
+ * of and where: the bytes of that block, and the block of a binding just routed. 0 on a CPU, where they are in META. */
 uint64_t sluice_binding_routes_bytes(const sluice_moe_t* moe, int64_t num_tokens);
+/* The same with what it keeps of parcels that arrived, which is known with the counts. */
+static inline uint64_t sluice_binding_kept_bytes(const sluice_binding_t* b) {
+  return sluice_binding_routes_bytes(b->moe, b->num_tokens) + sluice_parcels_kept_bytes(b);
+}
 static inline void* sluice_binding_routes(const sluice_binding_t* b) { return b->order; }
 /* What that takes from the arena. */
 uint64_t sluice_binding_arena_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens);
@@ -114,6 +120,10 @@ sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, u
                                     int32_t* out_num_chunks, uint64_t* out_saved_bytes, int64_t* out_rows_per_expert);
 
 static inline int sluice_is_far(const sluice_moe_t* moe) { return moe->context->device->far != NULL; }
+/* Parcels whose tables lie on the device. */
+static inline int sluice_has_far_parcels(const sluice_moe_t* moe) {
+  return sluice_is_far(moe) && sluice_layer_is_deduplicated(moe);
+}
 /* The tokens that an op of `chunk` sums, and the chunk where their rows begin. chunk -1: all tokens. */
 typedef struct sluice_token_span_s {
   int64_t first, count;

@@ -14,8 +14,11 @@ uint64_t sluice_binding_bytes_of(const sluice_binding_t* b, int64_t num_sent, in
   }
   bytes += sluice_align_up((uint64_t)num_sent * 4); /* order_token */
   if (with_orders) {
-    bytes += 2 * sluice_align_up(n * experts * 4) + sluice_align_up(w * n * l * 4) +
-             sluice_align_up((uint64_t)num_sent * 4) + sluice_align_up((uint64_t)num_routes * 4);
+    uint64_t parcels = sluice_has_far_parcels(b->moe) ? w : 0; /* numbers of them for a chunk */
+    if (parcels > 0) bytes += 2 * sluice_align_up(n * w * 4) + sluice_align_up(w * n * (l + 1) * 4);
+    bytes += sluice_align_up(n * experts * 4) + sluice_align_up(n * (experts + parcels) * 4) +
+             sluice_align_up(w * n * l * 4) + sluice_align_up((uint64_t)num_sent * 4) +
+             sluice_align_up((uint64_t)num_routes * 4);
   }
   return bytes;
 }
@@ -88,7 +91,14 @@ sluice_status_t sluice_binding_take_arrays(sluice_moe_t* moe, int64_t num_tokens
   b->send_counts = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
   b->recv_counts =
       sluice_arena_take(arena, (uint64_t)b->world_size * (uint64_t)num_chunks * (uint64_t)b->num_local * 4);
-  b->counts_out = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
+  uint64_t parcels = sluice_has_far_parcels(moe) ? (uint64_t)b->world_size : 0;
+  b->counts_out = sluice_arena_take(arena, (uint64_t)num_chunks * (num_experts + parcels) * 4);
+  b->counts_in = b->recv_counts;
+  if (parcels > 0) {
+    b->parcels.send_counts = sluice_arena_take(arena, (uint64_t)num_chunks * parcels * 4);
+    b->parcels.recv_counts = sluice_arena_take(arena, (uint64_t)num_chunks * parcels * 4);
+    b->counts_in = sluice_arena_take(arena, (uint64_t)num_chunks * parcels * ((uint64_t)b->num_local + 1) * 4);
+  }
   if (!sluice_is_far(moe)) {
     b->order = sluice_arena_take(arena, (uint64_t)room * 4);
     b->position = sluice_arena_take(arena, (uint64_t)num_routes * 4);

@@ -12,9 +12,24 @@ static uint64_t order_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
   return sluice_align_up((uint64_t)sluice_binding_room(moe, moe->config.num_chunks, num_tokens) * sizeof(int32_t));
 }
 
+/* Of the tokens of all parcels, and of where they are; 0 where rows travel. */
+static int64_t most_parcels(const sluice_moe_t* moe) {
+  return moe->config.top_k < moe->context->world_size ? moe->config.top_k : moe->context->world_size;
+}
+static uint64_t parcel_tokens_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
+  if (!sluice_has_far_parcels(moe)) return 0;
+  return sluice_align_up((uint64_t)(num_tokens * most_parcels(moe)) * sizeof(int32_t));
+}
+static uint64_t parcel_table_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
+  if (!sluice_has_far_parcels(moe)) return 0;
+  return sluice_align_up((uint64_t)(num_tokens * moe->context->world_size) * sizeof(int32_t));
+}
+
 uint64_t sluice_binding_routes_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
   uint64_t position = sluice_align_up((uint64_t)(num_tokens * moe->config.top_k) * sizeof(int32_t));
-  return sluice_is_far(moe) ? 2 * order_bytes(moe, num_tokens) + position : 0;
+  if (!sluice_is_far(moe)) return 0;
+  return 2 * order_bytes(moe, num_tokens) + position + parcel_tokens_bytes(moe, num_tokens) +
+         parcel_table_bytes(moe, num_tokens);
 }
 
 void sluice_binding_place_routes(sluice_binding_t* b, void* routes) {
@@ -22,6 +37,11 @@ void sluice_binding_place_routes(sluice_binding_t* b, void* routes) {
   b->order = routes;
   b->order_token = (int32_t*)(void*)((char*)routes + bytes);
   b->position = (int32_t*)(void*)((char*)routes + 2 * bytes);
+  if (sluice_has_far_parcels(b->moe)) {
+    char* at = (char*)b->position + sluice_align_up((uint64_t)(b->num_tokens * b->top_k) * sizeof(int32_t));
+    b->parcels.token = (int32_t*)(void*)at;
+    b->parcels.position_of_token = (int32_t*)(void*)(at + parcel_tokens_bytes(b->moe, b->num_tokens));
+  }
   int64_t of_chunk = sluice_layer_ceiling(b->moe) * b->moe->config.num_experts;
   for (int32_t i = 0; i <= b->num_chunks; ++i) {
     b->first_order[i] = of_chunk > 0 ? i * of_chunk : b->first_token[i] * b->top_k;
@@ -57,24 +77,77 @@ static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
     memcpy(b->send_counts + (int64_t)i * num_experts, of_chunk, (size_t)num_experts * sizeof *of_chunk);
   }
   sum_sent(b);
+  if (!sluice_has_far_parcels(b->moe)) return SLUICE_OK;
+  const int32_t* parcels = counts + (int64_t)b->num_chunks * (num_experts + 1);
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    memcpy(b->parcels.send_counts + (int64_t)i * b->world_size, parcels + (int64_t)i * (b->world_size + 1),
+           (size_t)b->world_size * sizeof *parcels);
+  }
   return SLUICE_OK;
 }
 
-/* Bytes of the counts behind the routes. */
+/* Bytes of the counts behind the routes: [n][E + 1] of these, [n][W + 1] of parcels. */
 static uint64_t far_counts_bytes(const sluice_moe_t* moe, int32_t num_chunks) {
-  return (uint64_t)num_chunks * ((uint64_t)moe->config.num_experts + 1) * sizeof(int32_t);
+  uint64_t words = (uint64_t)moe->config.num_experts + 1;
+  if (sluice_has_far_parcels(moe)) words += (uint64_t)moe->context->world_size + 1;
+  return (uint64_t)num_chunks * words * sizeof(int32_t);
 }
 
-/* Orders the routes on the device. out_counts: there, [n][E + 1]. */
+/* What numbering parcels takes behind that: slots in sent order, and scratch. */
+static uint64_t far_slots_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
+  if (!sluice_has_far_parcels(moe)) return 0;
+  return sluice_align_up((uint64_t)(num_tokens * moe->config.top_k) * sizeof(int32_t));
+}
+static uint64_t far_parcel_scratch_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
+  if (!sluice_has_far_parcels(moe)) return 0;
+  return moe->context->device->far->parcel_scratch_bytes(num_tokens * moe->config.top_k, moe->config.num_experts,
+                                                         moe->context->world_size);
+}
+
+/* Numbers the parcels of routes that `routes` has ordered. ranks: host [E], for this call. */
+static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_far_routes_t* routes,
+                                    int32_t* ranks, sluice_binding_t* b) {
+  sluice_context_t* context = moe->context;
+  for (int32_t e = 0; e < b->moe->config.num_experts; ++e) {
+    ranks[e] = 0;
+    while (moe->place_of_expert[e] >= moe->first_place[ranks[e] + 1]) ++ranks[e];
+  }
+  b->parcels.sent_slots = sluice_arena_take(&context->routes, far_slots_bytes(moe, b->num_tokens));
+  const sluice_far_parcels_t parcels = {
+      .ids = routes->ids,
+      .ids_t = routes->ids_t,
+      .ids_k = routes->ids_k,
+      .ids_64 = routes->ids_64,
+      .num_chunks = b->num_chunks,
+      .first_token = b->first_token,
+      .rank_of_expert = ranks,
+      .top_k = b->top_k,
+      .num_experts = moe->config.num_experts,
+      .num_ranks = b->world_size,
+      .most = (int32_t)most_parcels(moe),
+      .position = b->position,
+      .counts = routes->counts + (int64_t)b->num_chunks * (moe->config.num_experts + 1),
+      .token = b->parcels.token,
+      .position_of_token = b->parcels.position_of_token,
+      .slots = b->parcels.sent_slots,
+      .scratch = sluice_arena_take(&context->routes, far_parcel_scratch_bytes(moe, b->num_tokens)),
+  };
+  return context->device->far->number_parcels(context->device, stream, &parcels);
+}
+
+/* Orders the routes on the device, and their parcels. ranks: host [E] for those, else NULL. out_counts: there,
+ * far_counts_bytes(). */
 static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                   int64_t* tally, sluice_binding_t* b, int32_t** out_counts) {
+                                   int64_t* tally, int32_t* ranks, sluice_binding_t* b, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_far_vtable_t* far = context->device->far;
   int32_t num_experts = moe->config.num_experts;
   uint64_t counts_bytes = far_counts_bytes(moe, b->num_chunks);
   uint64_t scratch_bytes = far->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
   uint64_t routes_bytes = sluice_binding_routes_bytes(moe, b->num_tokens);
-  SLUICE_TRY(sluice_arena_reset(&context->routes, routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes,
+  uint64_t parcels_bytes = far_slots_bytes(moe, b->num_tokens) + far_parcel_scratch_bytes(moe, b->num_tokens);
+  SLUICE_TRY(sluice_arena_reset(&context->routes,
+                                routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes + parcels_bytes,
                                 "routes on the device"));
   sluice_binding_place_routes(b, sluice_arena_take(&context->routes, routes_bytes));
   sluice_far_routes_t routes = {
@@ -96,7 +169,8 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
   };
   routes.scratch = sluice_arena_take(&context->routes, scratch_bytes);
   *out_counts = routes.counts;
-  return far->route(context->device, stream, &routes);
+  SLUICE_TRY(far->route(context->device, stream, &routes));
+  return sluice_has_far_parcels(moe) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
 }
 
 sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
@@ -106,9 +180,11 @@ sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stre
   int32_t* there = NULL;
   uint64_t bytes = far_counts_bytes(moe, num_chunks);
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
-  SLUICE_TRY(sluice_arena_reset(&context->scratch, bytes, "counts of a pass"));
-  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, b, &there));
+  uint64_t ranks_bytes = sluice_has_far_parcels(moe) ? (uint64_t)moe->config.num_experts * sizeof(int32_t) : 0;
+  SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes, "counts of a pass"));
   int32_t* counts = sluice_arena_take(&context->scratch, bytes);
+  int32_t* ranks = sluice_arena_take(&context->scratch, ranks_bytes);
+  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks, b, &there));
   SLUICE_TRY(context->device->far->read(context->device, stream, there, counts, bytes));
   SLUICE_TRY(take_counts(b, counts));
   sluice_binding_receive_own(b);
@@ -173,7 +249,7 @@ sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream
   int32_t* there = NULL;
   int32_t num_experts = moe->config.num_experts;
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, first_token, b, &cursor));
-  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, b, &there));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, NULL, b, &there));
   memset(b->send_counts, 0, (size_t)num_chunks * (size_t)num_experts * sizeof *b->send_counts);
   for (int32_t i = 0; i < num_chunks; ++i) {
     int32_t* of_chunk = b->send_counts + (int64_t)i * num_experts;
@@ -192,7 +268,7 @@ sluice_status_t sluice_binding_route_far_under_ceiling(sluice_moe_t* moe, sluice
   int64_t* cursor = NULL;
   int32_t* there = NULL;
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
-  SLUICE_TRY(route_there(moe, stream, expert_ids, tally, b, &there));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, tally, NULL, b, &there));
   sluice_binding_fill_counts(b);
   return SLUICE_OK;
 }

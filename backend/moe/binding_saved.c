@@ -1,5 +1,6 @@
 /* The saved form of a binding: header, send_counts, recv_counts, order, position, slots of parcels, first token and
- * policies of chunks; without order and position on a far device, slots only where the layer is deduplicated. */
+ * policies of chunks; without order and position on a far device, slots only where the layer is deduplicated: there
+ * the numbers of parcels in their place. */
 #include "backend/moe/binding_arrays.h"
 
 #include <limits.h>
@@ -52,8 +53,11 @@ static uint64_t meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64
   return sizeof(meta_header_t) + 4 * (counts_in_meta(moe, num_chunks) + orders + 2 * (uint64_t)num_chunks);
 }
 
-static uint64_t slots_bytes(const sluice_moe_t* moe, int64_t num_rows) {
-  return sluice_layer_is_deduplicated(moe) ? (uint64_t)num_rows * sizeof(int32_t) : 0;
+/* What is there of parcels: slots, on a far device their numbers, sent and received. */
+static uint64_t parcels_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_rows) {
+  if (!sluice_layer_is_deduplicated(moe)) return 0;
+  if (!sluice_is_far(moe)) return (uint64_t)num_rows * sizeof(int32_t);
+  return 2 * (uint64_t)num_chunks * (uint64_t)moe->context->world_size * sizeof(int32_t);
 }
 
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
@@ -62,7 +66,7 @@ uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
 
 uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent,
                                       int64_t num_rows) {
-  return meta_bytes_of(moe, num_chunks, num_tokens, num_sent) + slots_bytes(moe, num_rows);
+  return meta_bytes_of(moe, num_chunks, num_tokens, num_sent) + parcels_bytes(moe, num_chunks, num_rows);
 }
 
 static char* put(char* at, const void* data, uint64_t bytes) {
@@ -90,7 +94,12 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
     at = put(at, b->order, (uint64_t)b->num_sent * 4);
     at = put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
   }
-  at = put(at, b->parcels.slots, slots_bytes(b->moe, b->num_rows));
+  if (sluice_has_far_parcels(b->moe)) {
+    at = put(at, b->parcels.send_counts, n * (uint64_t)b->world_size * 4);
+    at = put(at, b->parcels.recv_counts, n * (uint64_t)b->world_size * 4);
+  } else {
+    at = put(at, b->parcels.slots, parcels_bytes(b->moe, b->num_chunks, b->num_rows));
+  }
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t chunk[] = {(int32_t)b->first_token[i],
                              b->restore_di[i] | b->restore_m[i] << 8 | b->wgrad_mode << 16 | b->plan << 24};
@@ -180,8 +189,8 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
     b->position = b->order + b->num_sent;
     chunks = b->position + b->num_tokens * b->top_k;
   }
-  int32_t* slots = (int32_t*)chunks;
-  chunks += slots_bytes(moe, header.num_rows) / sizeof *chunks;
+  int32_t* parcels = (int32_t*)chunks;
+  chunks += parcels_bytes(moe, header.num_chunks, header.num_rows) / sizeof *chunks;
   SLUICE_TRY(read_chunks(b, chunks));
   if (sluice_is_far(moe)) sluice_binding_place_routes(b, routes);
   int64_t first = 0;
@@ -195,7 +204,11 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: the saved buffer META is damaged: its counts do not add up", moe->config.layer_id);
   }
-  return sluice_layer_is_deduplicated(moe) ? sluice_parcels_restore(b, slots) : SLUICE_OK;
+  if (!sluice_layer_is_deduplicated(moe)) return SLUICE_OK;
+  if (!sluice_is_far(moe)) return sluice_parcels_restore(b, parcels);
+  b->parcels.send_counts = parcels;
+  b->parcels.recv_counts = parcels + (int64_t)b->num_chunks * b->world_size;
+  return sluice_parcels_restore_far(b, (char*)routes + sluice_binding_routes_bytes(moe, b->num_tokens));
 }
 
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,

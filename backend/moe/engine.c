@@ -36,6 +36,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   sluice_arena_init(&context->routes, &context->allocator);
   sluice_arena_init(&context->binding, &context->allocator);
   sluice_arena_init(&context->parcels, &context->allocator);
+  sluice_arena_init(&context->far_parcels, &context->allocator);
   sluice_arena_init(&context->layout, &context->allocator);
   sluice_arena_init(&context->cut, &context->allocator);
   sluice_arena_init(&context->envelope, &context->allocator);
@@ -51,6 +52,7 @@ void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, s
   context->memory = &context->far_allocator;
   sluice_arena_init(&context->slots, context->memory);
   sluice_arena_init(&context->routes, context->memory);
+  sluice_arena_init(&context->far_parcels, context->memory);
   sluice_wire_memory_open(context, allocate == NULL);
 }
 
@@ -85,6 +87,7 @@ static void destroy(sluice_context_t* context) {
   sluice_arena_deinit(&context->routes);
   sluice_arena_deinit(&context->binding);
   sluice_arena_deinit(&context->parcels);
+  sluice_arena_deinit(&context->far_parcels);
   sluice_arena_deinit(&context->layout);
   sluice_arena_deinit(&context->cut);
   sluice_arena_deinit(&context->envelope);

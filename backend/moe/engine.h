@@ -52,14 +52,15 @@ struct sluice_context_s {
   int32_t num_captured; /* passes that graphs replay: slots and routes stay where they are */
   int32_t told_failure; /* a pass failed here after its header: the next header tells the others */
   char failure_text[256];
-  sluice_arena_t slots;    /* temporaries of the running pass */
-  sluice_arena_t scratch;  /* on a far device: what the host keeps of the running pass */
-  sluice_arena_t routes;   /* on a far device: routes of the running forward, in its memory */
-  sluice_arena_t binding;  /* offsets and boundaries of the running pass */
-  sluice_arena_t parcels;  /* of the running pass, where the layer is deduplicated */
-  sluice_arena_t layout;   /* where its slots begin */
-  sluice_arena_t cut;      /* under a plan: rows by block of tokens and rank */
-  sluice_arena_t envelope; /* headers to and from the other ranks */
+  sluice_arena_t slots;       /* temporaries of the running pass */
+  sluice_arena_t scratch;     /* on a far device: what the host keeps of the running pass */
+  sluice_arena_t routes;      /* on a far device: routes of the running forward, in its memory */
+  sluice_arena_t binding;     /* offsets and boundaries of the running pass */
+  sluice_arena_t parcels;     /* of the running pass, where the layer is deduplicated */
+  sluice_arena_t far_parcels; /* of its forward, in the memory of a far device */
+  sluice_arena_t layout;      /* where its slots begin */
+  sluice_arena_t cut;         /* under a plan: rows by block of tokens and rank */
+  sluice_arena_t envelope;    /* headers to and from the other ranks */
   sluice_template_cache_t templates;
   sluice_trace_t trace;
   sluice_context_stats_t stats;

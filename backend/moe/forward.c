@@ -121,13 +121,16 @@ static sluice_status_t bind_planned(forward_t* f, sluice_moe_t* moe) {
   return take_template(f, moe);
 }
 
-/* On a far device: orders and positions, in front of the rows. */
+/* On a far device: orders and positions, and the tables of parcels that arrive, in front of the rows. */
 static sluice_status_t keep_routes(const forward_t* f, const sluice_moe_t* moe) {
   if (!sluice_is_far(moe)) return SLUICE_OK;
   sluice_device_t* device = moe->context->device;
-  return device->far->copy(device, f->pass.stream, f->step->saved[SLUICE_SAVED_INPUT],
-                           sluice_binding_routes(&f->pass.binding),
-                           sluice_binding_routes_bytes(moe, f->pass.binding.num_tokens));
+  const sluice_binding_t* b = &f->pass.binding;
+  char* kept = f->step->saved[SLUICE_SAVED_INPUT];
+  uint64_t bytes = sluice_binding_routes_bytes(moe, b->num_tokens), parcels = sluice_parcels_kept_bytes(b);
+  SLUICE_TRY(device->far->copy(device, f->pass.stream, kept, sluice_binding_routes(b), bytes));
+  if (parcels == 0) return SLUICE_OK;
+  return device->far->copy(device, f->pass.stream, kept + bytes, b->parcels.position, parcels);
 }
 
 /* Where kept tensors go, once counts are known and before any payload. */
@@ -138,14 +141,14 @@ static sluice_status_t allocate_saved(forward_t* f, sluice_moe_t* moe, void** gi
   for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) {
     bytes[i] = f->pass.slots[sluice_saved_tensors[i]].bytes;
   }
-  bytes[SLUICE_SAVED_INPUT] += sluice_binding_routes_bytes(moe, f->pass.binding.num_tokens);
+  bytes[SLUICE_SAVED_INPUT] += sluice_binding_kept_bytes(&f->pass.binding);
   SLUICE_TRY(sluice_step_new(moe, &f->step));
   f->step->is_captured = f->pass.captured;
   SLUICE_TRY(sluice_step_allocate(f->step, bytes, f->pass.stream, f->args->save, f->args->save_user,
                                   f->args->save_is_counted));
   sluice_binding_save(&f->pass.binding, bytes, f->step->saved[SLUICE_SAVED_META]);
   SLUICE_TRY(keep_routes(f, moe));
-  sluice_step_give_saved(f->step, f->pass.binding.num_tokens, given);
+  sluice_step_give_saved(f->step, &f->pass.binding, given);
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) total += bytes[i];
   moe->context->stats.saved_bytes = total;
   return SLUICE_OK;
@@ -185,7 +188,10 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
   f->pass.header_ns = agreement->header_ns;
   if (sluice_is_planned(moe)) SLUICE_TRY(bind_planned(f, moe));
   SLUICE_TRY(sluice_binding_finish(&f->pass.binding));
-  if (sluice_layer_is_deduplicated(moe)) SLUICE_TRY(sluice_parcels_exchange(&f->pass.binding));
+  if (sluice_layer_is_deduplicated(moe)) {
+    SLUICE_TRY(sluice_is_far(moe) ? sluice_parcels_exchange_far(&f->pass.binding, f->pass.stream)
+                                  : sluice_parcels_exchange(&f->pass.binding));
+  }
   return execute(f, moe);
 }
 

@@ -2,6 +2,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
+#include "backend/moe/parcels_common.h"
 
 static int32_t self_of(const sluice_pass_t* pass) { return pass->context->rank; }
 
@@ -19,6 +20,7 @@ sluice_status_t sluice_send_parcels_start(sluice_pass_t* pass, const sluice_op_t
                                           sluice_transfer_t* out_transfer) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_moe_config_t* c = &pass->moe->config;
   const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
   const int32_t* token = b->parcels.token + b->parcels.first_sent[op->chunk];
@@ -27,7 +29,7 @@ sluice_status_t sluice_send_parcels_start(sluice_pass_t* pass, const sluice_op_t
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk);
   for (int32_t r = 0; r < b->world_size; ++r) {
     int64_t parcels = r == self_of(pass) ? 0 : sent[r + 1] - sent[r];
-    kernels->gather_rows(NULL, c->dtype, parcels, c->model_width, sluice_tensor_data(tokens),
+    kernels->gather_rows(stream, c->dtype, parcels, c->model_width, sluice_tensor_data(tokens),
                          sluice_tensor_stride(tokens, 0), token + sent[r], out);
     pass->send[r] = out;
     pass->send_bytes[r] = (uint64_t)parcels * row_bytes;
@@ -42,6 +44,7 @@ sluice_status_t sluice_send_parcels_start(sluice_pass_t* pass, const sluice_op_t
 void sluice_unpack_parcels(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   int64_t width = pass->moe->config.model_width;
   int32_t chunk = op->chunk, dtype = pass->moe->config.dtype;
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
@@ -52,10 +55,10 @@ void sluice_unpack_parcels(sluice_pass_t* pass, const sluice_op_t* op, const slu
     for (int32_t r = 0; r < self_of(pass); ++r) own_row += sluice_recv_count(b, r, chunk, e);
     int64_t own_end = own_row + sluice_recv_count(b, self_of(pass), chunk, e);
     char* out = sluice_pass_rows(pass, tensor, chunk, e);
-    kernels->gather_rows(NULL, dtype, own_row, width, in, width, origin, out);
-    kernels->gather_rows(NULL, dtype, own_end - own_row, width, sluice_tensor_data(tokens),
+    kernels->gather_rows(stream, dtype, own_row, width, in, width, origin, out);
+    kernels->gather_rows(stream, dtype, own_end - own_row, width, sluice_tensor_data(tokens),
                          sluice_tensor_stride(tokens, 0), origin + own_row, out + (uint64_t)own_row * row_bytes);
-    kernels->gather_rows(NULL, dtype, rows - own_end, width, in, width, origin + own_end,
+    kernels->gather_rows(stream, dtype, rows - own_end, width, in, width, origin + own_end,
                          out + (uint64_t)own_end * row_bytes);
     origin += rows;
   }
@@ -72,22 +75,37 @@ static float* spread_weights(const sluice_binding_t* b, const int32_t* slots, in
   return out + parcels * b->top_k;
 }
 
-static int64_t routes_from(const sluice_binding_t* b, int32_t source, int32_t chunk) {
-  int64_t count = 0;
-  for (int32_t e = 0; e < b->num_local; ++e) count += sluice_recv_count(b, source, chunk, e);
-  return count;
+/* There every entry of T_PARCELS gathers its weight: parcels lie by source, own ones between the others. */
+static void gather_weights(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  const sluice_tensor_t* w = pass->route_weights;
+  const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
+  int64_t k = b->top_k, before = received[self_of(pass)] * k, behind = received[b->world_size] * k - before;
+  int64_t own = (sent[self_of(pass) + 1] - sent[self_of(pass)]) * k;
+  const int32_t* index = b->parcels.weight + b->parcels.first_arrived[op->chunk] * k;
+  float* out = sluice_pass_chunk(pass, SLUICE_T_PARCELS, op->chunk);
+  kernels->gather_scalars(stream, before, 1, pass->scalar_recv, 1, 0, index, out);
+  kernels->gather_scalars(stream, own, k, sluice_tensor_data(w), sluice_tensor_stride(w, 0), sluice_tensor_stride(w, 1),
+                          index + before, out + before);
+  kernels->gather_scalars(stream, behind, 1, pass->scalar_recv, 1, 0, index + before + own, out + before + own);
 }
 
 /* Slots of (source, chunk) lie by source, then chunk. */
 void sluice_unpack_parcel_weights(sluice_pass_t* pass, const sluice_op_t* op) {
+  if (sluice_is_far(pass->moe)) {
+    gather_weights(pass, op);
+    return;
+  }
   const sluice_binding_t* b = &pass->binding;
   const sluice_tensor_t* w = pass->route_weights;
   const int32_t* slots = b->parcels.slots;
   const float* arrived = pass->scalar_recv;
   float* out = sluice_pass_chunk(pass, SLUICE_T_PARCELS, op->chunk);
   for (int32_t r = 0; r < b->world_size; ++r) {
-    for (int32_t i = 0; i < op->chunk; ++i) slots += routes_from(b, r, i);
-    int64_t routes = routes_from(b, r, op->chunk);
+    for (int32_t i = 0; i < op->chunk; ++i) slots += sluice_routes_from(b, r, i);
+    int64_t routes = sluice_routes_from(b, r, op->chunk);
     if (r == self_of(pass)) {
       const int32_t* route =
           b->order + b->first_order[op->chunk] + b->sent_of_rank[(int64_t)op->chunk * (b->world_size + 1) + r];
@@ -99,7 +117,7 @@ void sluice_unpack_parcel_weights(sluice_pass_t* pass, const sluice_op_t* op) {
       out = spread_weights(b, slots, routes, arrived, out);
       arrived += routes;
     }
-    for (int32_t i = op->chunk; i < b->num_chunks; ++i) slots += routes_from(b, r, i);
+    for (int32_t i = op->chunk; i < b->num_chunks; ++i) slots += sluice_routes_from(b, r, i);
   }
 }
 
@@ -109,6 +127,7 @@ sluice_status_t sluice_return_parcels_start(sluice_pass_t* pass, const sluice_op
                                             sluice_transfer_t* out_transfer) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_moe_config_t* c = &pass->moe->config;
   int32_t self = self_of(pass);
   const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
@@ -120,8 +139,8 @@ sluice_status_t sluice_return_parcels_start(sluice_pass_t* pass, const sluice_op
   const int32_t* position = b->parcels.position + b->parcels.first_arrived[op->chunk] * b->top_k;
   const float* weight = NULL;
   if (pass->schedule->spec.direction == SLUICE_FORWARD) weight = sluice_pass_chunk(pass, SLUICE_T_PARCELS, op->chunk);
-#define SUM(first, count, to)                                                                               \
-  kernels->combine_rows(NULL, c->dtype, count, b->top_k, c->model_width, rows, position + (first)*b->top_k, \
+#define SUM(first, count, to)                                                                                 \
+  kernels->combine_rows(stream, c->dtype, count, b->top_k, c->model_width, rows, position + (first)*b->top_k, \
                         weight == NULL ? NULL : weight + (first)*b->top_k, b->top_k, 1, to, c->model_width)
   SUM(0, before, out);
   SUM(before + own, behind, out + (uint64_t)before * row_bytes);
@@ -142,8 +161,8 @@ void sluice_reduce_parcels(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->config;
   int64_t t = b->first_token[op->chunk], stride = sluice_tensor_stride(pass->out_rows, 0);
   char* out = sluice_tensor_data(pass->out_rows);
-  pass->context->device->kernels->combine_rows(NULL, c->dtype, sluice_tokens_of(b, op->chunk).count, b->world_size,
-                                               c->model_width, sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk),
-                                               b->parcels.position_of_token + t * b->world_size, NULL, 0, 0,
-                                               out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
+  pass->context->device->kernels->combine_rows(
+      sluice_pass_stream(pass, op), c->dtype, sluice_tokens_of(b, op->chunk).count, b->world_size, c->model_width,
+      sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk), b->parcels.position_of_token + t * b->world_size, NULL, 0, 0,
+      out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
 }

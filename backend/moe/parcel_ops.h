@@ -1,5 +1,4 @@
-/* The exchange ops of a deduplicated pass: what exchange_ops.h does by rows, by parcels (parcels.h). On a CPU only.
- * Private to moe. */
+/* The exchange ops of a deduplicated pass: what exchange_ops.h does by rows, by parcels (parcels.h). Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_PARCEL_OPS_H_
 #define SLUICE_BACKEND_MOE_PARCEL_OPS_H_
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/moe/binding.h"
+#include "backend/moe/parcels_common.h"
 #include "backend/moe/plan.h"
 
 static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -118,19 +118,13 @@ static int64_t write_slots(const sluice_binding_t* b, int32_t r, int32_t* out) {
 
 /* ---- slots ---- */
 
-static int64_t routes_from(const sluice_binding_t* b, int32_t source, int32_t chunk) {
-  int64_t count = 0;
-  for (int32_t e = 0; e < b->num_local; ++e) count += sluice_recv_count(b, source, chunk, e);
-  return count;
-}
-
 static sluice_status_t exchange_slots(sluice_binding_t* b, const tables_t* tables) {
   sluice_context_t* context = b->moe->context;
   sluice_parcels_t* p = &b->parcels;
   int32_t *out = tables->slots_out, *in = p->slots;
   for (int32_t r = 0; r < b->world_size; ++r) {
     int64_t sent = write_slots(b, r, out), received = 0;
-    for (int32_t i = 0; i < b->num_chunks; ++i) received += routes_from(b, r, i);
+    for (int32_t i = 0; i < b->num_chunks; ++i) received += sluice_routes_from(b, r, i);
     int own = r == context->rank;
     if (own && received > 0) memcpy(in, out, (size_t)received * sizeof *in);
     tables->send[r] = out;
@@ -152,7 +146,7 @@ static sluice_status_t exchange_slots(sluice_binding_t* b, const tables_t* table
 /* ---- parcels that arrive ---- */
 
 /* Slots become addresses: none may lie outside, or twice. */
-static sluice_status_t refuse_slots(const sluice_binding_t* b, int32_t source) {
+sluice_status_t sluice_parcels_refuse(const sluice_binding_t* b, int32_t source) {
   return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, b->moe->context->rank, source,
                           "layer %d: the parcels that rank %d announced do not fit its rows", b->moe->config.layer_id,
                           source);
@@ -196,12 +190,13 @@ static sluice_status_t receive_chunk(sluice_binding_t* b, int32_t chunk, const t
   int64_t row = 0, arrived = p->first_arrived[chunk];
   memcpy(tables->next_row, b->first_in_chunk + (int64_t)chunk * b->num_local, (size_t)b->num_local * sizeof(int64_t));
   for (int32_t r = 0; r < b->world_size; ++r) {
-    int64_t routes = routes_from(b, r, chunk), parcels = count_parcels(tables->from[r], routes, b->top_k);
-    if (parcels < 0 || arrived + parcels > p->max_arriving) return refuse_slots(b, r);
+    int64_t routes = sluice_routes_from(b, r, chunk), parcels = count_parcels(tables->from[r], routes, b->top_k);
+    if (parcels < 0 || arrived + parcels > p->max_arriving) return sluice_parcels_refuse(b, r);
     of_rank[r] = row;
     int32_t* position = p->position + arrived * b->top_k;
     memset(position, 0xff, (size_t)parcels * (size_t)b->top_k * sizeof *position);
-    if (!place_parcels(b, chunk, r, tables->from[r], row, position, tables->next_row)) return refuse_slots(b, r);
+    if (!place_parcels(b, chunk, r, tables->from[r], row, position, tables->next_row))
+      return sluice_parcels_refuse(b, r);
     if (r != self) row += parcels;
     arrived += parcels;
     tables->from[r] += routes;
@@ -217,7 +212,7 @@ static sluice_status_t receive_all(sluice_binding_t* b, const tables_t* tables) 
   const int32_t* at = p->slots;
   for (int32_t r = 0; r < w; ++r) {
     tables->from[r] = at;
-    for (int32_t i = 0; i < b->num_chunks; ++i) at += routes_from(b, r, i);
+    for (int32_t i = 0; i < b->num_chunks; ++i) at += sluice_routes_from(b, r, i);
   }
   p->first_arrived[0] = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
@@ -251,8 +246,8 @@ sluice_status_t sluice_parcels_restore(sluice_binding_t* b, int32_t* slots) {
   int64_t arriving = 0;
   for (int32_t r = 0; r < b->world_size; ++r) {
     for (int32_t i = 0; i < b->num_chunks; ++i) {
-      int64_t routes = routes_from(b, r, i), parcels = count_parcels(at, routes, b->top_k);
-      if (parcels < 0) return refuse_slots(b, r);
+      int64_t routes = sluice_routes_from(b, r, i), parcels = count_parcels(at, routes, b->top_k);
+      if (parcels < 0) return sluice_parcels_refuse(b, r);
       arriving += parcels;
       at += routes;
     }

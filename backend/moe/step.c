@@ -146,10 +146,10 @@ sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes,
   return SLUICE_OK;
 }
 
-void sluice_step_give_saved(const sluice_step_t* step, int64_t num_tokens, void** given) {
+void sluice_step_give_saved(const sluice_step_t* step, const sluice_binding_t* binding, void** given) {
   for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) given[sluice_saved_tensors[i]] = step->saved[i];
   char* input = step->saved[SLUICE_SAVED_INPUT];
-  if (input != NULL) given[SLUICE_T_KEPT_DI] = input + sluice_binding_routes_bytes(step->moe, num_tokens);
+  if (input != NULL) given[SLUICE_T_KEPT_DI] = input + sluice_binding_kept_bytes(binding);
 }
 
 sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,

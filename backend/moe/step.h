@@ -2,7 +2,7 @@
 #ifndef SLUICE_BACKEND_MOE_STEP_H_
 #define SLUICE_BACKEND_MOE_STEP_H_
 
-#include "backend/moe/layer.h"
+#include "backend/moe/binding.h"
 
 typedef enum sluice_step_state_e {
   SLUICE_STEP_FRESH = 0,  /* forward done */
@@ -45,6 +45,6 @@ sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tenso
                                               sluice_stream_t stream);
 void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor);
 /* given [SLUICE_T_COUNT]: where the kept tensors of this step lie. */
-void sluice_step_give_saved(const sluice_step_t* step, int64_t num_tokens, void** given);
+void sluice_step_give_saved(const sluice_step_t* step, const sluice_binding_t* binding, void** given);
 
 #endif /* SLUICE_BACKEND_MOE_STEP_H_ */

@@ -125,10 +125,13 @@ static sluice_status_t check_deduplicate(const sluice_context_t* context, const 
   CHECK(is_flag(c->deduplicate), "layer %d: deduplicate is %d; it must be 0 or 1", id, c->deduplicate);
   CHECK(c->reserved_3 == 0, "layer %d: reserved_3 is %d; set it to 0", id, c->reserved_3);
   if (!c->deduplicate) return SLUICE_OK;
-  if (context->device->far != NULL) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: deduplicate is 1, which does not run on device %s yet: set it to 0, or use a CPU", id,
-                       context->device->name);
+  if (context->device->far != NULL && context->world_size > 1 &&
+      (context->memory_budget != 0 || context->host_memory_budget != 0)) {
+    return SLUICE_FAIL(
+        SLUICE_E_UNSUPPORTED,
+        "layer %d: deduplicate is 1, which does not run under a budget on device %s yet: set deduplicate "
+        "to 0, or memory_budget and host_memory_budget",
+        id, context->device->name);
   }
   if (c->exchange_mode == SLUICE_EXCHANGE_CEILING) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,

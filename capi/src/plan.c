@@ -105,9 +105,14 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
   return SLUICE_OK;
 }
 
-/* Ceilings on a device of its own memory have no plans yet. */
+/* Ceilings and parcels on a device of its own memory have no plans yet. */
 static sluice_status_t check_mode(const sluice_moe_t* moe, const char* what) {
-  return moe->context->device->far != NULL ? sluice_check_is_exact(moe, what) : SLUICE_OK;
+  if (moe->context->device->far == NULL) return SLUICE_OK;
+  SLUICE_TRY(sluice_check_is_exact(moe, what));
+  if (!sluice_layer_is_deduplicated(moe)) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                     "%s: layer %d has deduplicate 1, which has no plans on device %s yet: set it to 0", what,
+                     moe->config.layer_id, moe->context->device->name);
 }
 
 sluice_status_t sluice_plan_create(sluice_moe_t* moe, const sluice_plan_config_t* config, sluice_plan_t** out_plan) {

@@ -109,12 +109,8 @@ static void CudaLayer_StreamOfAnotherDeviceOrCapturing_IsRefused(void** state) {
 static void CudaLayer_WhatIsNotThereYet_IsRefusedByName(void** state) {
   (void)state;
   rig_t rig;
-  sluice_moe_config_t config = rig_config();
+  const sluice_moe_config_t config = rig_config();
   open_all(&rig, &config);
-  sluice_moe_t* moe = NULL;
-  config.deduplicate = 1;
-  assert_int_equal(sluice_moe_create(rig.context, &config, &moe), SLUICE_E_UNSUPPORTED);
-  assert_non_null(strstr(last_message(), "deduplicate is 1, which does not run on device"));
   sluice_dispatch_t* dispatch = NULL;
   assert_int_equal(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
                    SLUICE_E_UNSUPPORTED);
@@ -450,6 +446,14 @@ static void CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs(void** state) {
   nth_call_of_two_ranks(&NCCL, 3, &ceiling); /* groups are as in exact mode */
 }
 
+static void CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs(void** state) {
+  (void)state;
+  sluice_moe_config_t config = rig_config();
+  config.deduplicate = 1;
+  nth_call_of_two_ranks(&NCCL, 2, &config);
+  nth_call_of_two_ranks(&DRIVER, 61, &config);
+}
+
 /* Ranks share the numbers of calls, so that a sample of them is as good as all. */
 static void CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs(void** state) {
   (void)state;
@@ -474,6 +478,7 @@ int main(void) {
       cmocka_unit_test(CudaContext_NthCallOfCreationFails_LeaksNothing),
       cmocka_unit_test(CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs),
       cmocka_unit_test(CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs),
+      cmocka_unit_test(CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs),
   };
   if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -183,10 +183,11 @@ static const char* larger(const layer_machine_t* machine, int32_t world_size) {
 }
 
 /* Exact mode: the counts of a forward are read once; a backward reads nothing. */
-static const char* waits_of(const layer_machine_t* machine, int32_t world_size, int32_t callback_experts) {
+static const char* waits_of(const layer_machine_t* machine, int32_t world_size, int32_t callback_experts,
+                            int32_t deduplicate) {
   case_t c = case_of(world_size);
   result_t out;
-  c.num_chunks = 4, c.bias = 1, c.callback_experts = callback_experts;
+  c.num_chunks = 4, c.bias = 1, c.callback_experts = callback_experts, c.deduplicate = deduplicate;
   machine->open(world_size, 1);
   c.machine = machine->world();
   world_run(&c, &out);
@@ -205,8 +206,11 @@ static const char* waits_of(const layer_machine_t* machine, int32_t world_size, 
 }
 
 static const char* host_waits(const layer_machine_t* machine, int32_t world_size) {
-  const char* why = waits_of(machine, world_size, 0);
-  return why != NULL ? why : waits_of(machine, world_size, 1);
+  for (int i = 0; i < 3; ++i) {
+    const char* why = waits_of(machine, world_size, i % 2, i / 2);
+    if (why != NULL) return why;
+  }
+  return NULL;
 }
 
 /* Graph mode's exchanges: every expert gets as many rows as fit all routes, so nothing is dropped. */
@@ -256,6 +260,38 @@ static const char* captured(const layer_machine_t* machine, int32_t world_size) 
   return NULL;
 }
 
+/* A token's row once to each rank: routes that share one, drop out or repeat, ranks without tokens. */
+static const char* deduplicated(const layer_machine_t* machine, int32_t world_size) {
+  for (int n = 0; n < 3; ++n) {
+    case_t c = case_of(world_size);
+    c.deduplicate = 1, c.top_k = 4, c.num_chunks = CHUNKS[n], c.bias = 1, c.gated = n % 2;
+    c.wgrad_mode = n == 1 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
+    CHECK(machine, &c);
+    c.dtype = SLUICE_DTYPE_BF16, c.drop_every = 3, c.repeat_every = 2;
+    c.restore_input = n == 2 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
+    CHECK(machine, &c);
+    c.drop_every = c.repeat_every = 0, c.hot_expert = 11, c.uneven_owners = 1, c.tokens[n % world_size] = 0;
+    c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+    CHECK(machine, &c);
+  }
+  return NULL;
+}
+
+static const char* deduplicated_policies(const layer_machine_t* machine, int32_t world_size) {
+  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
+  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  const int32_t types[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
+  for (int p = 0; p < 9; ++p) {
+    case_t c = case_of(world_size);
+    c.deduplicate = 1, c.top_k = 1 + p, c.num_chunks = CHUNKS[p % 3], c.gated = p % 2, c.dtype = types[p / 3];
+    c.restore_input = inputs[p / 3], c.restore_middle = middles[p % 3];
+    c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.halves_apart = p % 3 == 1, c.outstanding = p % 4 == 2 ? 3 : 1;
+    c.num_experts = 12;
+    CHECK(machine, &c);
+  }
+  return NULL;
+}
+
 /* What a training does: the same layer again and again, with fewer and more tokens; bytes stay as they are. */
 static const char* many_rounds(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
@@ -263,6 +299,8 @@ static const char* many_rounds(const layer_machine_t* machine, int32_t world_siz
   c.model_width = 4, c.hidden_width = 5, c.num_experts = 4, c.num_chunks = 2, c.gated = 1, c.cycles = 3;
   CHECK(machine, &c);
   c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  CHECK(machine, &c);
+  c.deduplicate = 1;
   CHECK(machine, &c);
   return NULL;
 }
@@ -277,6 +315,8 @@ const layer_case_t layer_cases[] = {
     {"CallbackExperts_MatchReferenceAndCpu", callbacks, 1},
     {"LargerShapes_MatchReferenceAndCpu", larger, 0},
     {"HostWaits_OneInForwardNoneInBackward", host_waits, 0},
+    {"Deduplicated_MatchesReferenceAndCpu", deduplicated, 1},
+    {"DeduplicatedEveryPolicy_MatchesReferenceAndCpu", deduplicated_policies, 0},
     {"UnderACeiling_MatchesReferenceAndCpu", ceiling, 0},
     {"CapturedIntoAGraph_MatchesCpu", captured, 0},
     {"ManyRounds_KeepTheirBytes", many_rounds, 0},
@@ -305,6 +345,7 @@ static case_t random_case(const layer_machine_t* machine, int32_t most_ranks) {
   c.hot_expert = throw_dice(4) == 0 && c.top_k < c.num_experts ? throw_dice(c.num_experts) : -1;
   c.transposed = throw_dice(2), c.uneven_owners = throw_dice(3) == 0, c.reuse_saved = throw_dice(2);
   c.restore_input = throw_dice(3), c.restore_middle = (int32_t[]){0, 1, 3}[throw_dice(3)];
+  c.deduplicate = throw_dice(3) == 0;
   c.cycles = throw_dice(8) == 0 && !machine->is_slow ? 4 : 0;
   return c;
 }

@@ -285,7 +285,60 @@ static const char* blocks(int64_t tokens, int64_t top_k, int64_t experts) {
   return problem;
 }
 
+/* Where a token's routes to one rank share a row; expert e belongs to rank e % W. */
+static const char* parcels(int64_t tokens, int64_t top_k, int64_t experts, int64_t ranks) {
+  int64_t routes = tokens * top_k, most = top_k < ranks ? top_k : ranks, row = 0;
+  const int64_t first_token[] = {0, tokens};
+  const char* problem = NULL;
+  array_t ids = array(routes * 4), position = array(routes * 4), counts = array((ranks + 1) * 4),
+          token = array(tokens * most * 4), table = array(tokens * ranks * 4), slots = array(routes * 4),
+          owner = array(experts * 4);
+  array_t scratch = array((int64_t)device->far->parcel_scratch_bytes(routes, (int32_t)experts, (int32_t)ranks));
+  int32_t *id = ids.host, *at = position.host, *rank = owner.host;
+  for (int64_t e = 0; e < experts; ++e) rank[e] = (int32_t)(e % ranks);
+  for (int64_t r = 0; r < routes; ++r) id[r] = (int32_t)(random_bits() % (uint32_t)(experts + 1)) - 1;
+  for (int64_t r = 0; r < routes; ++r) at[r] = id[r] < 0 ? -1 : (int32_t)r; /* any places that differ will do */
+  send(&ids), send(&position);
+  const sluice_far_parcels_t args = {.ids = ids.there,
+                                     .ids_t = top_k,
+                                     .ids_k = 1,
+                                     .num_chunks = 1,
+                                     .first_token = first_token,
+                                     .rank_of_expert = rank,
+                                     .top_k = (int32_t)top_k,
+                                     .num_experts = (int32_t)experts,
+                                     .num_ranks = (int32_t)ranks,
+                                     .most = (int32_t)most,
+                                     .position = position.there,
+                                     .counts = counts.there,
+                                     .token = token.there,
+                                     .position_of_token = table.there,
+                                     .slots = slots.there,
+                                     .scratch = scratch.there};
+  if (device->far->number_parcels(device, NULL, &args) != SLUICE_OK) problem = last_error();
+  fetch(&counts), fetch(&token), fetch(&table), fetch(&slots);
+  for (int64_t w = 0; w < ranks; ++w) {
+    int64_t first = row;
+    for (int64_t t = 0; t < tokens; ++t) {
+      int any = 0;
+      for (int64_t r = t * top_k; r < (t + 1) * top_k; ++r) {
+        if (id[r] < 0 || rank[id[r]] != w) continue;
+        any = 1;
+        if (((int32_t*)slots.back)[r] != (row - first) * top_k + r % top_k) problem = "a slot";
+      }
+      if (((int32_t*)table.back)[t * ranks + w] != (any ? row : -1)) problem = "a place";
+      if (any && ((int32_t*)token.back)[row++] != t) problem = "a token";
+    }
+    if (((int32_t*)counts.back)[w] != row - first) problem = "a count";
+  }
+  drop(&ids), drop(&position), drop(&counts), drop(&token), drop(&table), drop(&slots), drop(&owner), drop(&scratch);
+  return problem;
+}
+
 static void part_routing(void) {
+  report("parcels T=1 K=1 E=1 W=1", parcels(1, 1, 1, 1));
+  report("parcels T=1000 K=2 E=8 W=4", parcels(1000, 2, 8, 4));
+  report("parcels T=5000 K=8 E=256 W=8", parcels(5000, 8, 256, 8));
   report("blocks T=1 K=1 E=1", blocks(1, 1, 1));
   report("blocks T=5000 K=8 E=256", blocks(5000, 8, 256));
   report("route T=1 K=1 E=1", route(1, 1, 1));

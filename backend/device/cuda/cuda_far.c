@@ -2,10 +2,10 @@
 #include <string.h>
 
 #include "backend/device/cuda/cuda_launch.h"
+#include "backend/device/cuda/cuda_parcels.h"
 #include "backend/device/cuda/cuda_routing.h"
 
-/* Leaves the context; the first error counts. */
-static sluice_status_t leave_with(sluice_device_t* device, sluice_status_t status) {
+sluice_status_t sluice_cuda_leave_with(sluice_device_t* device, sluice_status_t status) {
   sluice_error_info_t why;
   if (status != SLUICE_OK) sluice_error_capture(&why);
   sluice_status_t left = sluice_cuda_leave(device);
@@ -39,7 +39,7 @@ static sluice_status_t open_inside(sluice_device_t* device, sluice_stream_t stre
 static sluice_status_t far_open(sluice_device_t* device, sluice_stream_t stream, int32_t* out_captured) {
   *out_captured = 0;
   SLUICE_TRY(sluice_cuda_enter(device));
-  SLUICE_TRY(leave_with(device, open_inside(device, stream)));
+  SLUICE_TRY(sluice_cuda_leave_with(device, open_inside(device, stream)));
   *out_captured = sluice_cuda_far_state(device)->captured;
   return SLUICE_OK;
 }
@@ -59,7 +59,7 @@ static sluice_status_t far_fill(sluice_device_t* device, sluice_stream_t stream,
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
   SLUICE_TRY(sluice_cuda_enter(device));
   int code = driver->cuMemsetD8Async((unsigned long long)(uintptr_t)to, (unsigned char)value, bytes, stream);
-  return leave_with(
+  return sluice_cuda_leave_with(
       device,
       code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "%llu bytes cannot be filled", (unsigned long long)bytes));
 }
@@ -88,7 +88,7 @@ static sluice_status_t far_read(sluice_device_t* device, sluice_stream_t stream,
                                 uint64_t bytes) {
   if (bytes == 0) return SLUICE_OK;
   SLUICE_TRY(sluice_cuda_enter(device));
-  SLUICE_TRY(leave_with(device, reserve_pinned(device, bytes)));
+  SLUICE_TRY(sluice_cuda_leave_with(device, reserve_pinned(device, bytes)));
   void* pinned = sluice_cuda_far_state(device)->pinned;
   SLUICE_TRY(sluice_cuda_read(device, stream, data, pinned, bytes));
   memcpy(out, pinned, bytes);
@@ -98,13 +98,15 @@ static sluice_status_t far_read(sluice_device_t* device, sluice_stream_t stream,
 /* ---- routing --------------------------------------------------------------------------------------------------- */
 
 /* The scratch: the table of places, padded to whole words; the offsets of one chunk; its tiles. */
-static uint64_t table_bytes(int32_t num_experts) { return sluice_align_up((uint64_t)num_experts * sizeof(int32_t)); }
+uint64_t sluice_cuda_table_bytes(int32_t num_experts) {
+  return sluice_align_up((uint64_t)num_experts * sizeof(int32_t));
+}
 static uint64_t offsets_bytes(int32_t num_experts) {
   return sluice_align_up(((uint64_t)num_experts + 1) * sizeof(int32_t));
 }
 
 static uint64_t far_route_scratch_bytes(int64_t num_routes, int32_t num_experts) {
-  return table_bytes(num_experts) + offsets_bytes(num_experts) +
+  return sluice_cuda_table_bytes(num_experts) + offsets_bytes(num_experts) +
          sluice_align_up(sluice_cuda_route_scratch_bytes(num_routes, num_experts));
 }
 
@@ -115,9 +117,8 @@ static int is_identity(const int32_t* places, int32_t count) {
   return 1;
 }
 
-/* In the launches' own parameters: nothing on the host has to stay alive. *out_table: NULL where places are the ids. */
-static sluice_status_t write_places(sluice_stream_t stream, const int32_t* places, int32_t num_experts, void* scratch,
-                                    int32_t** out_table) {
+sluice_status_t sluice_cuda_write_table(sluice_stream_t stream, const int32_t* places, int32_t num_experts,
+                                        void* scratch, int32_t** out_table) {
   uint64_t words[64];
   const int32_t step = 2 * (int32_t)(sizeof words / sizeof words[0]);
   int32_t* table = scratch;
@@ -136,7 +137,7 @@ static sluice_status_t write_places(sluice_stream_t stream, const int32_t* place
 static sluice_status_t route_inside(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* r) {
   char* scratch = r->scratch;
   int32_t* table = NULL;
-  SLUICE_TRY(write_places(stream, r->place_of_expert, r->num_experts, scratch, &table));
+  SLUICE_TRY(sluice_cuda_write_table(stream, r->place_of_expert, r->num_experts, scratch, &table));
   if (r->ceiling > 0) {
     uint64_t bytes = (uint64_t)r->num_chunks * (uint64_t)r->num_experts * (uint64_t)r->ceiling * sizeof(int32_t);
     SLUICE_TRY(far_fill(device, stream, r->order, 0xff, bytes));
@@ -149,9 +150,10 @@ static sluice_status_t route_inside(sluice_device_t* device, sluice_stream_t str
     const sluice_route_args_t args = {
         .ids = (const char*)r->ids + first * r->ids_t * (r->ids_64 ? 8 : 4),
         .slot_of = table,
-        .tile_counts = (int32_t*)(void*)(scratch + table_bytes(r->num_experts) + offsets_bytes(r->num_experts)),
+        .tile_counts =
+            (int32_t*)(void*)(scratch + sluice_cuda_table_bytes(r->num_experts) + offsets_bytes(r->num_experts)),
         .counts = counts,
-        .offsets = (int32_t*)(void*)(scratch + table_bytes(r->num_experts)),
+        .offsets = (int32_t*)(void*)(scratch + sluice_cuda_table_bytes(r->num_experts)),
         .token_of = r->order_token + at,
         .route_of = r->order + at,
         .first_bad = counts + r->num_experts,
@@ -174,12 +176,12 @@ static sluice_status_t route_inside(sluice_device_t* device, sluice_stream_t str
 
 static sluice_status_t far_route(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* routes) {
   SLUICE_TRY(sluice_cuda_enter(device));
-  return leave_with(device, route_inside(device, stream, routes));
+  return sluice_cuda_leave_with(device, route_inside(device, stream, routes));
 }
 
 static sluice_status_t count_inside(sluice_stream_t stream, const sluice_far_blocks_t* b) {
   int32_t* table = NULL;
-  SLUICE_TRY(write_places(stream, b->place_of_expert, b->num_experts, b->scratch, &table));
+  SLUICE_TRY(sluice_cuda_write_table(stream, b->place_of_expert, b->num_experts, b->scratch, &table));
   sluice_cuda_count_blocks(stream, &(sluice_block_args_t){.ids = b->ids,
                                                           .slot_of = table,
                                                           .counts = b->counts,
@@ -196,7 +198,7 @@ static sluice_status_t count_inside(sluice_stream_t stream, const sluice_far_blo
 static sluice_status_t far_count_blocks(sluice_device_t* device, sluice_stream_t stream,
                                         const sluice_far_blocks_t* blocks) {
   SLUICE_TRY(sluice_cuda_enter(device));
-  return leave_with(device, count_inside(stream, blocks));
+  return sluice_cuda_leave_with(device, count_inside(stream, blocks));
 }
 
 /* ---- times ----------------------------------------------------------------------------------------------------- */
@@ -237,7 +239,7 @@ static sluice_status_t far_timer_create(sluice_device_t* device, sluice_timer_t*
   SLUICE_TRY(sluice_cuda_enter(device));
   sluice_timer_t* timer = sluice_alloc_zeroed(device->allocator, sizeof *timer, "timer");
   sluice_status_t status =
-      leave_with(device, timer != NULL ? make_marks(device, timer) : (sluice_status_t)SLUICE_E_NO_MEMORY);
+      sluice_cuda_leave_with(device, timer != NULL ? make_marks(device, timer) : (sluice_status_t)SLUICE_E_NO_MEMORY);
   if (status != SLUICE_OK) {
     sluice_error_info_t why;
     sluice_error_capture(&why);
@@ -253,8 +255,8 @@ static sluice_status_t far_timer_mark(sluice_device_t* device, sluice_timer_t* t
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
   SLUICE_TRY(sluice_cuda_enter(device));
   int code = driver->cuEventRecord(timer->marks[is_end != 0], stream);
-  return leave_with(device,
-                    code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "the time of a pass cannot be recorded"));
+  return sluice_cuda_leave_with(
+      device, code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "the time of a pass cannot be recorded"));
 }
 
 static sluice_status_t far_timer_ns(sluice_device_t* device, const sluice_timer_t* timer, uint64_t* out_ns) {
@@ -263,9 +265,10 @@ static sluice_status_t far_timer_ns(sluice_device_t* device, const sluice_timer_
   *out_ns = 0;
   SLUICE_TRY(sluice_cuda_enter(device));
   int code = driver->cuEventElapsedTime(&milliseconds, timer->marks[0], timer->marks[1]);
-  SLUICE_TRY(leave_with(device, code == 0 || code == SLUICE_CU_NOT_READY
-                                    ? SLUICE_OK
-                                    : sluice_cuda_fail(driver, code, "the time of a pass cannot be taken")));
+  SLUICE_TRY(
+      sluice_cuda_leave_with(device, code == 0 || code == SLUICE_CU_NOT_READY
+                                         ? SLUICE_OK
+                                         : sluice_cuda_fail(driver, code, "the time of a pass cannot be taken")));
   if (code == 0) *out_ns = milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) + 1 : 1;
   return SLUICE_OK;
 }
@@ -356,6 +359,10 @@ const sluice_far_vtable_t sluice_cuda_far_vtable = {
     .route_scratch_bytes = far_route_scratch_bytes,
     .route = far_route,
     .count_blocks = far_count_blocks,
+    .parcel_scratch_bytes = sluice_cuda_parcel_scratch_bytes,
+    .number_parcels = sluice_cuda_number_parcels,
+    .move_words = sluice_cuda_move_words,
+    .place_parcels = sluice_cuda_place_parcels,
     .take = far_take,
     .give = far_give,
     .timer_create = far_timer_create,

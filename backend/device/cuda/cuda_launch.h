@@ -46,5 +46,12 @@ sluice_stream_t sluice_cuda_own_stream(const sluice_device_t* device);
 /* The device is entered if it can be; called by destroy. */
 void sluice_cuda_far_release(sluice_device_t* device);
 extern const sluice_far_vtable_t sluice_cuda_far_vtable;
+/* Leaves the context; the first error counts. */
+sluice_status_t sluice_cuda_leave_with(sluice_device_t* device, sluice_status_t status);
+/* A table by expert, in the launches' own parameters: nothing on the host has to stay alive. *out_table: NULL where
+ * entries are the ids, else the start of scratch, of which it takes table_bytes. */
+uint64_t sluice_cuda_table_bytes(int32_t num_experts);
+sluice_status_t sluice_cuda_write_table(sluice_stream_t stream, const int32_t* entries, int32_t num_experts,
+                                        void* scratch, int32_t** out_table);
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_ */

@@ -122,6 +122,47 @@ static void route_blocks(moment_t at, const sluice_block_args_t* a) {
   writes(at, a->counts, a->units * (a->num_experts + 1) * 4);
 }
 
+static void parcels(moment_t at, const sluice_parcel_args_t* a, const char* name) {
+  if (strcmp(name, "parcel_ranks") == 0) {
+    for (int64_t r = 0; r < a->num_routes; ++r) {
+      reads(at, plus(a->ids, (r / a->top_k * a->ids_t + r % a->top_k * a->ids_k) * (a->ids_64 ? 8 : 4)),
+            a->ids_64 ? 8 : 4);
+    }
+    if (a->slot_of != NULL) reads(at, a->slot_of, a->num_experts * 4);
+    writes(at, a->rank, a->num_routes * 4);
+    writes(at, a->first, a->num_routes * 4);
+    return;
+  }
+  reads(at, a->first, a->num_routes * 4);
+  reads(at, a->parcel, a->num_routes * 4);
+  if (strcmp(name, "parcel_table") == 0) {
+    writes(at, a->table, a->num_routes / a->top_k * a->num_ranks * 4);
+    return;
+  }
+  reads(at, a->rank, a->num_routes * 4);
+  reads(at, a->offsets, a->num_ranks * 4);
+  reads(at, a->row, a->num_routes * 4);
+  for (int64_t r = 0; r < a->num_routes; ++r) {
+    if (a->rank[r] >= 0) writes(at, a->slots + a->row[r], 4);
+  }
+}
+
+static void parcel_place(moment_t at, const sluice_parcel_place_args_t* a) {
+  for (int64_t r = 0, first = 0; r < a->num_runs; first = a->runs[r++].end) {
+    const sluice_parcel_run_t* run = &a->runs[r];
+    int64_t rows = run->end - first;
+    reads(at, a->slots + run->slot, rows * 4);
+    writes(at, a->origin + run->origin, rows * 4);
+    for (int64_t i = 0; i < rows; ++i) {
+      int64_t slot = a->slots[run->slot + i], entry = run->parcel * a->top_k + slot;
+      if (slot < 0 || slot / a->top_k >= run->parcels) continue;
+      writes(at, a->position + entry, 4);
+      writes(at, a->weight + entry, 4);
+      if (run->weight < 0) reads(at, a->token + run->from + slot / a->top_k, 4);
+    }
+  }
+}
+
 static int64_t element_of(const char* name) {
   const char* dtype = strrchr(name, '_');
   if (strcmp(dtype, "_f64") == 0) return 8;
@@ -143,6 +184,8 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
   if (IS(spread_scalars)) spread_scalars(at, args);
   if (IS(route_count) || IS(route_scan) || IS(route_place)) route(at, args);
   if (IS(route_blocks)) route_blocks(at, args);
+  if (IS(parcel_ranks) || IS(parcel_slots) || IS(parcel_table)) parcels(at, args, name);
+  if (IS(parcel_place)) parcel_place(at, args);
   if (IS(add_bias)) {
     const sluice_bias_args_t* a = args;
     writes(at, a->data, a->units * a->width * element_of(name));

@@ -9,10 +9,11 @@
 
 enum {
   SLUICE_CUDA_WARP = 32,
-  SLUICE_CUDA_BLOCK = 256,      /* threads: 8 warps */
-  SLUICE_CUDA_MAX_RUNS = 128,   /* runs per launch of move_rows: 3 KiB of parameters, of the 4 KiB that all take */
-  SLUICE_CUDA_MAX_WORDS = 480,  /* words per launch of write_words */
-  SLUICE_CUDA_ROUTE_TILE = 1024 /* routes that one warp counts */
+  SLUICE_CUDA_BLOCK = 256,       /* threads: 8 warps */
+  SLUICE_CUDA_MAX_RUNS = 128,    /* runs per launch of move_rows: 3 KiB of parameters, of the 4 KiB that all take */
+  SLUICE_CUDA_MAX_WORDS = 480,   /* words per launch of write_words */
+  SLUICE_CUDA_ROUTE_TILE = 1024, /* routes that one warp counts */
+  SLUICE_CUDA_PARCEL_RUNS = 112  /* runs per launch of parcel_place */
 };
 
 /* dst[i] = src[index[i]], rows of row_bytes; index -1: zeros. piece: bytes per access, 16, 8, 4, 2 or 1,
@@ -189,6 +190,51 @@ typedef struct sluice_arrival_args_s {
   int64_t units;          /* W * E_local */
   int64_t num_ranks, num_local;
 } sluice_arrival_args_t;
+
+/* Parcels (moe/parcels.h): what a chunk's routes of one token to one rank share. parcel_ranks (a warp per 32 routes)
+ * says where each route goes and which is the first of its token there; the routing above orders those by (rank,
+ * token), a row for each parcel; parcel_slots (per 32 routes) and parcel_table (per 32 pairs of token and rank) read it
+ * off. */
+typedef struct sluice_parcel_args_s {
+  const void* ids;        /* as sluice_route_args_t */
+  const int32_t* slot_of; /* [E] the rank of an expert, or NULL: its id */
+  int32_t* rank;          /* [T * K] of each route, -1 where dropped */
+  int32_t* first;         /* [T * K] the same, but -1 where a route before it in its token goes to that rank too */
+  const int32_t* parcel;  /* [T * K] the routing's position of `first` */
+  const int32_t* offsets; /* [W + 1] the routing's: the first parcel of each rank */
+  const int32_t* row;     /* [T * K] of each route in the chunk's sent order */
+  int32_t* slots;         /* out, by that row: parcel of its rank * K + k */
+  int32_t* table;         /* out [T, W] the parcel of (token, rank), -1: none */
+  int64_t units;
+  int64_t num_routes, top_k, num_experts, num_ranks;
+  int64_t ids_t, ids_k;
+  int64_t ids_64; /* 1: i64 ids, 0: i32 */
+} sluice_parcel_args_t;
+
+/* Routes of one source and one expert, in the sender's order. */
+typedef struct sluice_parcel_run_s {
+  int32_t end;     /* routes of this run and of those before it */
+  int32_t slot;    /* the first of its slots */
+  int32_t parcels; /* of its source in this chunk: slots that lie outside them are passed over */
+  int32_t parcel;  /* the first of these, among all that arrive */
+  int32_t row;     /* its first row in the chunk's expert order */
+  int32_t origin;  /* its first entry in origin */
+  int32_t from;    /* the first of the parcels among those that travelled; own: in token */
+  int32_t weight;  /* where its route weights arrive; own: -1 */
+} sluice_parcel_run_t;
+
+/* Received slots, own ones among them, become tables: a warp per 32 routes of all runs. */
+typedef struct sluice_parcel_place_args_s {
+  const int32_t* slots;
+  const int32_t* token; /* of own parcels */
+  int32_t* position;    /* out [parcels, K] row in the chunk's expert order; -1 before */
+  int32_t* weight;      /* out [parcels, K] where the weight arrives; own: t * K + k; -1 before */
+  int32_t* origin;      /* out, by row: the parcel that travelled, -1 where the slot is none; own: the token */
+  int64_t units;
+  int64_t count; /* routes of all runs */
+  int64_t top_k, num_runs;
+  sluice_parcel_run_t runs[SLUICE_CUDA_PARCEL_RUNS];
+} sluice_parcel_place_args_t;
 
 /* The gate of backend/gate without groups and without capacity: scores, the best K, weights. A warp per token. */
 typedef struct sluice_gate_args_s {

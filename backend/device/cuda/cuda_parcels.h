@@ -1,0 +1,15 @@
+/* Parcels on the device (device.h): a part of sluice_cuda_far_vtable. */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_PARCELS_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_PARCELS_H_
+
+#include "backend/device/device.h"
+
+uint64_t sluice_cuda_parcel_scratch_bytes(int64_t num_routes, int32_t num_experts, int32_t num_ranks);
+sluice_status_t sluice_cuda_number_parcels(sluice_device_t* device, sluice_stream_t stream,
+                                           const sluice_far_parcels_t* parcels);
+sluice_status_t sluice_cuda_move_words(sluice_device_t* device, sluice_stream_t stream, const sluice_row_run_t* runs,
+                                       int64_t num_runs, const int32_t* src, int32_t* dst);
+sluice_status_t sluice_cuda_place_parcels(sluice_device_t* device, sluice_stream_t stream,
+                                          const sluice_far_arrivals_t* arrivals);
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_PARCELS_H_ */

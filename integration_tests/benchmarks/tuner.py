@@ -22,7 +22,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import error_plot, launch  # noqa: E402
+from integration_tests.benchmarks import error_plot, launch, stolen  # noqa: E402
 
 # T, M, H, E, K; steps stay near or below 100 ms on one core.
 SHAPES = {
@@ -144,6 +144,8 @@ def run_link(options: argparse.Namespace, link: str, progress: launch.Progress) 
     plan = {
         "cases": cases(options),
         "calibrate_s": options.calibrate,
+        "most_stolen": options.stolen,
+        "patience_s": options.patience,
         **{key: getattr(options, key) for key in ("gemm", "seed", "steps", "screen", "pairs")},
     }
     found, _ = launch.ask(
@@ -188,6 +190,8 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=9, help="rounds over the best five and the choices")
     parser.add_argument("--calibrate", type=float, default=6.0, help="seconds")
     parser.add_argument("--smoke", action="store_true", help="one tiny scenario: does it run?")
+    stolen.arguments(parser)
+    parser.add_argument("--patience", type=float, default=20.0, metavar="S", help="of each scenario, for --stolen")
     parser.add_argument("--records", type=Path, help="folder for tuner.json and tuner.svg (predicted beside measured)")
     options = parser.parse_args()
     if options.smoke:

@@ -21,6 +21,7 @@ from sluice.planning.machines import Machine
 from sluice.planning.planner import Planner, Workload
 
 from integration_tests.benchmarks import launch
+from integration_tests.benchmarks.stolen import Stolen
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 MODES = ("adaptive", "profile", "model")
@@ -170,10 +171,13 @@ def run_modes(
     return found, choices
 
 
-def measure(scenario: Scenario, group: EpGroup, chosen: set[Choice], budget: int | None) -> dict[str, list[float]]:
+def measure(
+    scenario: Scenario, group: EpGroup, chosen: set[Choice], budget: int | None, stolen: Stolen
+) -> dict[str, list[float]]:
     """Screens every candidate in turns, then runs the best five and what was chosen in fresh rounds.
 
-    Under a budget each candidate has a context of its own, since a budget is a context's.
+    Each of these follows a step of its own kind that does not count, as a step in training does. Under a budget each
+    candidate has a context of its own, since a budget is a context's.
     """
     plan = scenario.plan
     candidates: set[Choice] = {(n, None, None, None) for n in SIZES}
@@ -197,8 +201,17 @@ def measure(scenario: Scenario, group: EpGroup, chosen: set[Choice], budget: int
     best = sorted(layers, key=lambda choice: statistics.median(screened[choice]))[:5]
     final: dict[Choice, list[float]] = {choice: [] for choice in sorted({*best, *chosen}, key=str)}
     for count in range(plan["pairs"]):
-        for choice in final if count % 2 == 0 else reversed(list(final)):
-            final[choice].append(scenario.step(layers[choice]))
+        order = list(final) if count % 2 == 0 else list(reversed(final))
+        while True:
+            stolen.begin()
+            took = {}
+            for choice in order:
+                scenario.step(layers[choice])
+                took[choice] = scenario.step(layers[choice])
+            if not stolen.spoiled():
+                break
+        for choice, seconds in took.items():
+            final[choice].append(seconds)
     for context in contexts.values():
         context.close()
     return {key_of(choice): seconds for choice, seconds in final.items()}
@@ -239,8 +252,10 @@ def main() -> None:
                 predicted = {key: {"schedule": value} for key, value in seconds.items()}
             modes, choices = run_modes(scenario, group, folder, budget)
             choices |= {(int(n), None, None, None) for n in models.values()}
-            final = measure(scenario, group, choices, budget)
-            lines.append({**case, "modes": modes, "models": models, "predicted": predicted, "measured": final})
+            stolen = Stolen(plan["most_stolen"], plan["patience_s"])
+            final = measure(scenario, group, choices, budget, stolen)
+            line = {**case, "modes": modes, "models": models, "predicted": predicted, "measured": final}
+            lines.append({**line, "stolen": stolen.found()})
             if rank == 0:
                 launch.report(done=number + 1, of=len(plan["cases"]), name=case["name"])
     if rank == 0:

@@ -27,16 +27,18 @@ enum { NATIVE, BLAS, ONEDNN, HOST, REF, NUM_KINDS };
 enum { NUM_DTYPES = 3, NUM_LAYOUTS = 4, NUM_ROWS = 9, NUM_NK = 3 };
 enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_ROWS * NUM_NK * 2 };
 
-/* Measuring one class: at most this much arithmetic per run (about 2 ms at 130 GFLOP/s), this many bytes of result and
- * about this much time after a first round, which may also start threads and make code. */
-#define MEASURE_FLOP  (256.0 * 1024 * 1024)
+/* Measuring one class: at most this much arithmetic per run (about 8 ms at 130 GFLOP/s), this many bytes of result and
+ * about this much time after a first round, which may also start threads and make code. A quarter of the arithmetic
+ * was not enough: a library that packs the rows of a product first does so for all columns of the whole product, but
+ * for few of a part, and lost races that it wins in a pass. */
+#define MEASURE_FLOP  (1024.0 * 1024 * 1024)
 #define MEASURE_BYTES (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
-#define MEASURE_NS    ((uint64_t)64 * 1000 * 1000)
+#define MEASURE_NS    ((uint64_t)128 * 1000 * 1000)
 /* One run says nothing on a busy machine: nobody leaves, and nothing is chosen, before so many rounds count. */
 enum { MEASURE_ROUNDS = 8, MEASURE_LEAST = 3 };
 /* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose, and "native" gives
  * the same bits for every n. */
-#define MEASURE_MARGIN 1.08
+#define MEASURE_MARGIN 1.03
 /* Where some library is already in use, another counts as slower by this: its idle threads spin on the same cores.
  * "native" has no threads of its own. */
 #define MEASURE_NEWCOMER 1.25

@@ -146,6 +146,7 @@ void world_run_rank(rank_t* r) {
     world_tell(SLUICE_FORWARD, 0);
     world_note(r, sluice_moe_forward(moe, &f, world_stream_here(), &step));
     world_tell(SLUICE_FORWARD, 1);
+    f.save = NULL, f.save_user = NULL; /* `saved` is the first step's; the others keep what they save themselves */
     for (int32_t i = 1; i < c->outstanding && r->out->status[r->rank] == SLUICE_OK; ++i) {
       world_note(r, sluice_moe_forward(moe, &f, world_stream_here(), &others[i]));
     }

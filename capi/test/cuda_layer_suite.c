@@ -153,7 +153,8 @@ static const char* halves_and_steps(const layer_machine_t* machine, int32_t worl
 }
 
 /* The host's own experts on its own stream: kept and computed again, experts and ranks without rows, one hot expert, a
- * host that waits for its stream in every call; steps that wait for their backwards and are rebuilt elsewhere. */
+ * host that waits for its stream in every call; steps that wait for their backwards and are rebuilt elsewhere; a
+ * token's row once to each rank. */
 static const char* callbacks(const layer_machine_t* machine, int32_t world_size) {
   for (int32_t p = 0; p < 4; ++p) {
     case_t c = case_of(world_size);
@@ -166,6 +167,10 @@ static const char* callbacks(const layer_machine_t* machine, int32_t world_size)
     CHECK(machine, &c);
     c.dtype = SLUICE_DTYPE_BF16, c.uneven_owners = 1, c.hot_expert = -1, c.top_k = 3, c.callback_waits = 0;
     c.restore = 0, c.outstanding = 2;
+    CHECK(machine, &c);
+    c.deduplicate = 1, c.repeat_every = 2;
+    CHECK(machine, &c);
+    c.dtype = SLUICE_DTYPE_F32, c.drop_every = 3;
     CHECK(machine, &c);
   }
   return NULL;
@@ -206,7 +211,7 @@ static const char* waits_of(const layer_machine_t* machine, int32_t world_size, 
 }
 
 static const char* host_waits(const layer_machine_t* machine, int32_t world_size) {
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 4; ++i) {
     const char* why = waits_of(machine, world_size, i % 2, i / 2);
     if (why != NULL) return why;
   }

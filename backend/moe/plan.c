@@ -1,9 +1,9 @@
 /* Choosing a plan: candidates (n, restore policy, weight-gradient mode), their bytes at the ceilings, and a relative
  * time for each by the closed forms, or by the chooser where it knows the machine. */
-#include "backend/moe/plan_sizes.h"
-
-#include <stdio.h>
 #include <string.h>
+
+#include "backend/moe/plan_search.h"
+#include "backend/moe/plan_sizes.h"
 
 static const int32_t chunk_candidates[] = {1, 2, 3, 4, 6, 8, 12, 16};
 #define NUM_CANDIDATES ((int32_t)(sizeof chunk_candidates / sizeof chunk_candidates[0]))
@@ -17,9 +17,7 @@ typedef struct search_s {
   const sluice_plan_rates_t* rates; /* NULL: round figures */
   sluice_plan_visit_fn_t visit;
   void* user;
-  sluice_plan_data_t best;
-  sluice_plan_data_t leanest;
-  int32_t num_fitting, num_seen;
+  sluice_plan_search_t* found;
 } search_t;
 
 /* Rows that may be kept at most: all that can arrive, or what the host pool has room for. */
@@ -80,6 +78,19 @@ static int fits(const sluice_plan_data_t* plan) {
   return (plan->inputs.budget == 0 || plan->bytes.total <= plan->inputs.budget) && fits_host(plan);
 }
 
+/* Of a plan that does not fit as sized, which is with no more rows kept than it must. */
+static int32_t outstanding_that_fit(const sluice_plan_data_t* plan) {
+  const sluice_plan_bytes_t* b = &plan->bytes;
+  const sluice_plan_inputs_t* q = &plan->inputs;
+  const uint64_t fixed = b->total - (uint64_t)q->max_outstanding * b->step, pool = sluice_plan_pool_of_step(plan);
+  int64_t steps = q->max_outstanding;
+  if (q->budget > 0 && b->step > 0) {
+    steps = sluice_min_i64(steps, q->budget > fixed ? (int64_t)((q->budget - fixed) / b->step) : 0);
+  }
+  if (q->host_budget > 0 && pool > 0) steps = sluice_min_i64(steps, (int64_t)(q->host_budget / pool));
+  return (int32_t)steps;
+}
+
 sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_bytes_t* least, sluice_plan_data_t* plan,
                                         int32_t* out_fits) {
   search_t s = {.moe = moe, .inputs = &plan->inputs, .least = least};
@@ -107,8 +118,10 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   plan.cost = cost_of(s, &plan);
   int in_budget = fits(&plan);
   if (s->visit != NULL) s->visit(s->user, &plan, in_budget);
-  if (s->num_seen++ == 0 || plan.bytes.total < s->leanest.bytes.total) s->leanest = plan;
-  if (in_budget && (s->num_fitting++ == 0 || plan.cost < s->best.cost)) s->best = plan;
+  sluice_plan_search_t* f = s->found;
+  if (f->num_seen++ == 0 || plan.bytes.total < f->leanest.bytes.total) f->leanest = plan;
+  if (in_budget && (f->num_fitting++ == 0 || plan.cost < f->best.cost)) f->best = plan;
+  if (!in_budget) f->most_outstanding = (int32_t)sluice_max_i64(f->most_outstanding, outstanding_that_fit(&plan));
   return SLUICE_OK;
 }
 
@@ -139,59 +152,33 @@ const char* sluice_restore_name(int32_t restore) {
   return names[restore];
 }
 
-static sluice_status_t fail_over_budget(const search_t* s) {
-  const sluice_plan_data_t* lean = &s->leanest;
-  uint64_t budget = s->inputs->budget, least = lean->bytes.total;
-  if (budget == 0 || least <= budget) {
-    return SLUICE_FAIL(
-        SLUICE_E_OVER_BUDGET,
-        "layer %d: no plan fits the host memory budget of %llu bytes: offloading (T_DI %s, T_M %s) takes "
-        "%llu with %d outstanding forwards; raise host_memory_budget to that, allow fewer, or leave the "
-        "policy to Sluice",
-        s->moe->config.layer_id, (unsigned long long)s->inputs->host_budget, sluice_restore_name(lean->restore_di),
-        sluice_restore_name(lean->restore_m), (unsigned long long)lean->bytes.host_pool, s->inputs->max_outstanding);
+sluice_status_t sluice_plan_search(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+                                   const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
+                                   sluice_plan_search_t* out) {
+  search_t s = {.moe = moe, .inputs = inputs, .rates = rates, .visit = visit, .user = user, .found = out};
+  memset(out, 0, sizeof *out);
+  if (sluice_layer_ceiling(moe) > 0)
+    return try_policies(&s, moe->config.num_chunks); /* ceiling_rows is of one of them */
+  if (inputs->num_chunks > 0) return try_policies(&s, inputs->num_chunks);
+  for (int32_t i = 0; i < NUM_CANDIDATES; ++i) {
+    if (i > 0 && chunk_candidates[i] > inputs->max_tokens) break;
+    SLUICE_TRY(try_policies(&s, chunk_candidates[i]));
   }
-  char advice[160];
-  uint64_t fewer = least - (uint64_t)(s->inputs->max_outstanding - 1) * lean->bytes.step;
-  if (s->inputs->max_outstanding > 1 && fewer <= budget) {
-    uint64_t steps = 1 + (budget - fewer) / lean->bytes.step;
-    snprintf(advice, sizeof advice, "or allow at most %llu outstanding forwards (max_outstanding is %d)",
-             (unsigned long long)steps, s->inputs->max_outstanding);
-  } else if (sluice_layer_ceiling(s->moe) > 0) {
-    snprintf(advice, sizeof advice, "or give a smaller ceiling_rows (%lld now), or more chunks of fewer rows (%d now)",
-             (long long)sluice_layer_ceiling(s->moe), lean->num_chunks);
-  } else {
-    snprintf(advice, sizeof advice, "or pass fewer tokens at a time (%lld now)", (long long)s->inputs->max_tokens);
-  }
-  return SLUICE_FAIL(
-      SLUICE_E_OVER_BUDGET,
-      "layer %d: no plan fits the memory budget of %llu bytes: the leanest (n = %d, T_DI %s, T_M %s) needs "
-      "%llu, %llu more; raise memory_budget to that, %s",
-      s->moe->config.layer_id, (unsigned long long)budget, lean->num_chunks, sluice_restore_name(lean->restore_di),
-      sluice_restore_name(lean->restore_m), (unsigned long long)least, (unsigned long long)(least - budget), advice);
+  return SLUICE_OK;
 }
 
 sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
                                  const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                  sluice_plan_data_t* out_plan) {
-  search_t s = {.moe = moe, .inputs = inputs, .rates = rates, .visit = visit, .user = user};
-  if (sluice_layer_ceiling(moe) > 0) {
-    SLUICE_TRY(try_policies(&s, moe->config.num_chunks)); /* ceiling_rows is of one of so many chunks */
-  } else if (inputs->num_chunks > 0) {
-    SLUICE_TRY(try_policies(&s, inputs->num_chunks));
-  } else {
-    for (int32_t i = 0; i < NUM_CANDIDATES; ++i) {
-      if (i > 0 && chunk_candidates[i] > inputs->max_tokens) break;
-      SLUICE_TRY(try_policies(&s, chunk_candidates[i]));
-    }
-  }
-  if (s.num_seen == 0) {
+  sluice_plan_search_t found;
+  SLUICE_TRY(sluice_plan_search(moe, inputs, rates, visit, user, &found));
+  if (found.num_seen == 0) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: callback experts keep their rows and outputs; no other restore policy is possible",
                        moe->config.layer_id);
   }
-  if (s.num_fitting == 0) return fail_over_budget(&s);
-  *out_plan = s.best;
+  if (found.num_fitting == 0) return sluice_plan_fail_over_budget(moe, inputs, rates, &found);
+  *out_plan = found.best;
   return SLUICE_OK;
 }
 

@@ -1,0 +1,125 @@
+/* What to change where no plan fits: a restriction lifted, and the plan that stands then. */
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/moe/plan_search.h"
+
+enum { LIFT_CHUNKS = 1, LIFT_POLICY = 2, LIFT_OUTSTANDING = 4 };
+
+/* Of changes that cost alike the first: one of the layer's own before one that asks the host to wait. */
+static const int alone[] = {LIFT_CHUNKS, LIFT_POLICY, LIFT_OUTSTANDING};
+static const int together[] = {LIFT_CHUNKS | LIFT_POLICY, LIFT_CHUNKS | LIFT_OUTSTANDING,
+                               LIFT_POLICY | LIFT_OUTSTANDING, LIFT_CHUNKS | LIFT_POLICY | LIFT_OUTSTANDING};
+
+typedef struct change_s {
+  int lifted; /* LIFT_*; 0: none helps */
+  sluice_plan_data_t plan;
+} change_t;
+
+typedef struct advice_s {
+  sluice_moe_t* moe;
+  const sluice_plan_inputs_t* inputs;
+  const sluice_plan_rates_t* rates;
+} advice_t;
+
+/* What the inputs hold fast. Where a ceiling of rows is given it is of one of so many chunks: n stands. */
+static int restrictions(const advice_t* a) {
+  const sluice_plan_inputs_t* q = a->inputs;
+  return (q->num_chunks > 0 && sluice_layer_ceiling(a->moe) == 0 ? LIFT_CHUNKS : 0) |
+         (q->restore_di >= 0 || q->restore_m >= 0 ? LIFT_POLICY : 0) | (q->max_outstanding > 1 ? LIFT_OUTSTANDING : 0);
+}
+
+static sluice_status_t try_change(const advice_t* a, int lifted, change_t* best) {
+  sluice_plan_inputs_t inputs = *a->inputs;
+  sluice_plan_search_t found;
+  if (lifted & LIFT_CHUNKS) inputs.num_chunks = 0;
+  if (lifted & LIFT_POLICY) inputs.restore_di = inputs.restore_m = SLUICE_RESTORE_ADAPTIVE;
+  SLUICE_TRY(sluice_plan_search(a->moe, &inputs, a->rates, NULL, NULL, &found));
+  if (lifted & LIFT_OUTSTANDING) {
+    if (found.num_fitting > 0 || found.most_outstanding < 1) return SLUICE_OK;
+    inputs.max_outstanding = found.most_outstanding;
+    SLUICE_TRY(sluice_plan_search(a->moe, &inputs, a->rates, NULL, NULL, &found));
+  }
+  if (found.num_fitting == 0 || (best->lifted != 0 && found.best.cost >= best->plan.cost)) return SLUICE_OK;
+  best->lifted = lifted, best->plan = found.best;
+  return SLUICE_OK;
+}
+
+static sluice_status_t find_change(const advice_t* a, change_t* best) {
+  const int held = restrictions(a);
+  best->lifted = 0;
+  for (size_t i = 0; i < sizeof alone / sizeof alone[0]; ++i) {
+    if ((alone[i] & ~held) == 0) SLUICE_TRY(try_change(a, alone[i], best));
+  }
+  for (size_t i = 0; i < sizeof together / sizeof together[0] && best->lifted == 0; ++i) {
+    if ((together[i] & ~held) == 0) SLUICE_TRY(try_change(a, together[i], best));
+  }
+  return SLUICE_OK;
+}
+
+/* The paper's name of a point, or "". */
+static const char* name_of_policy(int32_t di, int32_t m) {
+  if (di == SLUICE_RESTORE_KEEP) return m == SLUICE_RESTORE_KEEP ? "none: " : "";
+  if (m == SLUICE_RESTORE_KEEP) return "";
+  static const char* const names[2][2] = {{"S1: ", "S3: "}, {"S2: ", "S4: "}};
+  return names[di == SLUICE_RESTORE_REDISPATCH][m == SLUICE_RESTORE_RECOMPUTE];
+}
+
+static void describe(const advice_t* a, const change_t* change, char* text, size_t size) {
+  const sluice_plan_data_t* p = &change->plan;
+  size_t used = (size_t)snprintf(text, size, "or ");
+  if (change->lifted & LIFT_CHUNKS) {
+    used += (size_t)snprintf(text + used, size - used, "take %d chunks (not %d)", p->num_chunks, a->inputs->num_chunks);
+  }
+  if (change->lifted & LIFT_POLICY) {
+    used +=
+        (size_t)snprintf(text + used, size - used, "%sthe policy %sT_DI %s, T_M %s",
+                         change->lifted & LIFT_CHUNKS ? " with " : "take ", name_of_policy(p->restore_di, p->restore_m),
+                         sluice_restore_name(p->restore_di), sluice_restore_name(p->restore_m));
+  }
+  if (change->lifted & LIFT_OUTSTANDING) {
+    snprintf(text + used, size - used, "%sallow at most %d outstanding forwards (max_outstanding is %d)",
+             change->lifted == LIFT_OUTSTANDING ? "" : " and ", p->inputs.max_outstanding, a->inputs->max_outstanding);
+  }
+}
+
+static void describe_smaller_input(const advice_t* a, const sluice_plan_data_t* lean, char* text, size_t size) {
+  if (sluice_layer_ceiling(a->moe) > 0) {
+    snprintf(text, size, "or give a smaller ceiling_rows (%lld now), or more chunks of fewer rows (%d now)",
+             (long long)sluice_layer_ceiling(a->moe), lean->num_chunks);
+  } else {
+    snprintf(text, size, "or pass fewer tokens at a time (%lld now)", (long long)a->inputs->max_tokens);
+  }
+}
+
+sluice_status_t sluice_plan_fail_over_budget(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+                                             const sluice_plan_rates_t* rates, const sluice_plan_search_t* search) {
+  const advice_t a = {.moe = moe, .inputs = inputs, .rates = rates};
+  const sluice_plan_data_t* lean = &search->leanest;
+  const uint64_t budget = inputs->budget, least = lean->bytes.total;
+  change_t change;
+  char advice[256];
+  SLUICE_TRY(find_change(&a, &change));
+  const int is_of_host = budget == 0 || least <= budget;
+  if (change.lifted != 0) {
+    describe(&a, &change, advice, sizeof advice);
+  } else if (is_of_host) {
+    snprintf(advice, sizeof advice, "or pass fewer tokens at a time (%lld now)", (long long)inputs->max_tokens);
+  } else {
+    describe_smaller_input(&a, lean, advice, sizeof advice);
+  }
+  if (is_of_host) {
+    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                       "layer %d: no plan fits the host memory budget of %llu bytes: offloading (T_DI %s, T_M %s) "
+                       "takes %llu with %d outstanding forwards; raise host_memory_budget to that, %s",
+                       moe->config.layer_id, (unsigned long long)inputs->host_budget,
+                       sluice_restore_name(lean->restore_di), sluice_restore_name(lean->restore_m),
+                       (unsigned long long)lean->bytes.host_pool, inputs->max_outstanding, advice);
+  }
+  return SLUICE_FAIL(
+      SLUICE_E_OVER_BUDGET,
+      "layer %d: no plan fits the memory budget of %llu bytes: the leanest (n = %d, T_DI %s, T_M %s) needs "
+      "%llu, %llu more; raise memory_budget to that, %s",
+      moe->config.layer_id, (unsigned long long)budget, lean->num_chunks, sluice_restore_name(lean->restore_di),
+      sluice_restore_name(lean->restore_m), (unsigned long long)least, (unsigned long long)(least - budget), advice);
+}

@@ -17,13 +17,41 @@ from torch import nn
 _users: dict[tuple[int, ...], int] = {}
 
 
+class HostModules(CallbackExperts):
+    """The modules of the current call of a layer."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__([self._module(index) for index in range(count)], self._parameters_now)
+        self._experts: Sequence[nn.Module] = ()
+        self._call: CallExpert | None = None
+
+    def bind(self, experts: Sequence[nn.Module], call: CallExpert | None) -> None:
+        """The modules for the calls that follow, and how they are called; ((), None) lets go of them."""
+        self._experts, self._call = experts, call
+
+    def as_bound(self) -> HostModules:
+        """See CallbackExperts."""
+        twin = HostModules(len(self.modules))
+        twin.bind(self._experts, self._call)
+        return twin
+
+    def _parameters_now(self) -> list[list[torch.Tensor]]:
+        return [list(expert.parameters()) for expert in self._experts]
+
+    def _module(self, index: int) -> Any:
+        def call(rows: torch.Tensor) -> torch.Tensor:
+            assert self._call is not None
+            return self._call(index, rows)
+
+        return call
+
+
 class EngineRunner:
-    """One layer. With callback experts the modules of the current call are looked up through this object."""
+    """One layer."""
 
     def __init__(self, context: Context, spec: LayerSpec, options: Options) -> None:
         self._form = spec.form
-        self._experts: Sequence[nn.Module] = ()
-        self._call: CallExpert | None = None
+        self._modules: HostModules | None = None
         common: dict[str, Any] = {
             "model_width": spec.model_width,
             "num_experts": spec.num_experts,
@@ -44,8 +72,8 @@ class EngineRunner:
             )
         else:
             local = spec.num_experts // context.ep_group.world_size
-            modules = [self._module(index) for index in range(local)]
-            self.layer = CastingLayer(context, experts=CallbackExperts(modules, self._parameters), **common)
+            self._modules = HostModules(local)
+            self.layer = CastingLayer(context, experts=self._modules, **common)
 
     def run(
         self,
@@ -56,12 +84,13 @@ class EngineRunner:
         call_expert: CallExpert,
     ) -> torch.Tensor:
         """See seam.Runner."""
-        self._experts, self._call = experts, call_expert
-        parameters = None if self._form is None else [self._members(expert) for expert in experts]
+        if self._modules is None:
+            return self.layer(tokens, expert_ids, route_weights, [self._members(expert) for expert in experts])
+        self._modules.bind(experts, call_expert)
         try:
-            return self.layer(tokens, expert_ids, route_weights, parameters)
+            return self.layer(tokens, expert_ids, route_weights)
         finally:
-            self._experts, self._call = (), None
+            self._modules.bind((), None)
 
     def refuse(self, message: str) -> None:
         """See seam.Runner."""
@@ -78,16 +107,6 @@ class EngineRunner:
             if form.bias:
                 members[name.replace("w", "b")] = linear.bias
         return members
-
-    def _parameters(self) -> list[list[torch.Tensor]]:
-        return [list(expert.parameters()) for expert in self._experts]
-
-    def _module(self, index: int) -> Any:
-        def call(rows: torch.Tensor) -> torch.Tensor:
-            assert self._call is not None
-            return self._call(index, rows)
-
-        return call
 
 
 class EngineBackend:

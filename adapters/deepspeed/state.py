@@ -15,7 +15,8 @@ from sluice.adapters.deepspeed import comms_log, first_call
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.probe import DTYPES, Finding
 from sluice.adapters.deepspeed.seam import Backend, LayerSpec, Runner
-from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
+from sluice.config import Options
 from sluice.errors import Mismatch
 from torch import nn
 
@@ -23,12 +24,12 @@ from torch import nn
 class LayerState:
     """One swapped layer."""
 
-    def __init__(self, finding: Finding, backend: Backend, policy: str, family: list[LayerState]) -> None:
+    def __init__(self, finding: Finding, backend: Backend, options: Options, family: list[LayerState]) -> None:
         """`family`: the layers that share the backend, this one included from now on."""
         family.append(self)
         self.finding = finding
         self._family = family
-        self._policy = policy
+        self._options = options
         self._seen_experts: set[int] = set()
         self._backend = backend
         self._runners: dict[tuple[torch.dtype, bool], Runner] = {}
@@ -42,12 +43,24 @@ class LayerState:
         dtype = self._dtype(layer)
         key = (dtype, untouched)
         if key not in self._runners:
-            self._make(key)
+            self._make_or_refuse(key)
             # A plan under a budget counts the layers that there are: with the first, all of them.
             for other in self._family:
                 if not other._runners:
                     other._make(key)
         return self._runners[key], dtype
+
+    def _make_or_refuse(self, key: tuple[torch.dtype, bool]) -> None:
+        """Experts that were hooked after the swap run as modules from now on, which the policy may not be for."""
+        try:
+            reason = None if key[1] else policy_of_modules(self.finding.name, self._options)
+        except UnsupportedError as error:
+            for runner in list(self._runners.values())[:1]:  # the other ranks may be on their way into the exchange
+                runner.refuse(str(error))
+            raise
+        if reason is not None and self.finding.form is not None:  # else the banner has said it
+            warnings.warn(f"sluice: {reason}", stacklevel=2)
+        self._make(key)
 
     def _make(self, key: tuple[torch.dtype, bool]) -> None:
         dtype, untouched = key
@@ -98,11 +111,11 @@ class LayerState:
         where = f"MoE layer '{self.finding.name}', expert {index}"
         if drew:
             text = f"{where} draws random numbers per row, and Sluice gives it its real rows without padding"
-            if self._policy == "error":
+            if self._options.on_unsupported == "error":
                 raise UnsupportedError(text)
             warnings.warn(f"sluice: {text}", stacklevel=2)
         leaves = first_call.foreign_leaves(result, rows, expert)
-        if leaves:  # whatever the policy says: their gradient would be lost without a word
+        if leaves:  # whatever the options say: their gradient would be lost without a word
             shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
             raise UnsupportedError(
                 f"{where} uses tensors that want a gradient and are not its parameters (of shape {shapes}): make them "

@@ -15,7 +15,7 @@ from sluice.adapters.deepspeed.layer import SluiceMOELayer
 from sluice.adapters.deepspeed.probe import Finding, probe
 from sluice.adapters.deepspeed.seam import Backend
 from sluice.adapters.deepspeed.state import LayerState
-from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
 from sluice.config import Options
 from torch import nn
 
@@ -32,6 +32,7 @@ class Handle:
         self.layers: list[MOELayer] = []
         self.findings: list[Finding] = []
         self.refused: list[str] = []
+        self.kept: list[str] = []  # why layers run without the policy that the options name
         self._backends: dict[tuple[tuple[int, ...], torch.device], Backend] = {}
 
     def unswap(self) -> None:
@@ -95,12 +96,15 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             if isinstance(finding, str):
                 _refuse(handle, finding, options)
                 continue
+            kept = None if finding.form is not None else policy_of_modules(finding.name, options)
+            if kept is not None:
+                handle.kept.append(kept)
             where = (ranks, finding.device)
             if where not in handle._backends:
                 handle._backends[where] = open_backend(ranks, options, finding.device)
                 _register_for_tracing(handle._backends[where])
             family = families.setdefault(ranks, [])
-            layer._sluice = LayerState(finding, handle._backends[where], options.on_unsupported, family)
+            layer._sluice = LayerState(finding, handle._backends[where], options, family)
             layer.__class__ = SluiceMOELayer
             handle.layers.append(layer)
             handle.findings.append(finding)
@@ -190,13 +194,19 @@ def _banner(handle: Handle, options: Options, say: Callable[[str], None] | None 
     fused = sum(finding.form is not None for finding in handle.findings)
     sizes = sorted({len(finding.ranks) for finding in handle.findings})
     gemms = sorted({str(backend.stats().get("gemm") or "chosen at first use") for backend in handle._backends.values()})
+    plan = options.plan_words()
+    if handle.kept:
+        policy = f"policy {options.policy_name()}"
+        plan = plan.replace(policy, f"{policy} (none in {len(handle.kept)})")
     say(
         f"[sluice {sluice.__version__}] {len(handle.layers)} of {total} MoE layers run on Sluice: {fused} fused in C, "
         f"{len(handle.layers) - fused} with the host's experts | ep_size {', '.join(map(str, sizes)) or '-'} | "
-        f"{options.plan_words()} | products {', '.join(gemms) or '-'} | pid {os.getpid()}"
+        f"{plan} | products {', '.join(gemms) or '-'} | pid {os.getpid()}"
     )
     for finding in handle.findings:
         if finding.form is None:
             say(f"[sluice] '{finding.name}' calls the host's experts: {finding.why_not_fused}")
+    for reason in handle.kept:
+        say(f"[sluice] WARNING: policy none: {reason}")
     for reason in handle.refused:
         say(f"[sluice] WARNING: stays with DeepSpeed: {reason}")

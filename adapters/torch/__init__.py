@@ -9,7 +9,7 @@ from .context import Context, ContextOptions
 from .experts import CallbackExperts
 from .group import EpGroup
 from .layer import MoeLayer, Swiglu
-from .options import layer_options
+from .options import layer_options, refused_policy
 from .placement import device_of
 from .stacked import StackedLayer
 
@@ -24,4 +24,5 @@ __all__ = [
     "Swiglu",
     "device_of",
     "layer_options",
+    "refused_policy",
 ]

@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from ..._library import load
 from .placement import Placement
+from .surroundings import Surroundings
 
 
 class CallbackExperts:
@@ -41,6 +42,10 @@ class CallbackExperts:
         if self._parameters is not None:
             return self._parameters()
         return [list(module.parameters()) for module in self.modules]
+
+    def as_bound(self) -> CallbackExperts:
+        """These experts as they are now, for the backward that runs them again: the host's own call has ended then."""
+        return self
 
     def __call__(self, local_expert: int, rows: torch.Tensor) -> torch.Tensor:
         """The expert's output as [R, M] in the dtype of the rows."""
@@ -80,11 +85,18 @@ def _wide(grad: torch.Tensor) -> torch.Tensor:
     return grad.float() if grad.dtype in (torch.bfloat16, torch.float16) else grad
 
 
+def _saved_as_they_are() -> saved_tensors_hooks:
+    """A graph of one pass is not the host's to checkpoint or to offload, so its hooks do not see it."""
+    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
 class ExpertRun:
     """The callbacks of one forward and its backward.
 
     parameters  per local expert, the host's own tensors (not what saved-tensor hooks make of them); empty when no
                 backward may follow
+    again       the library asks for forward a second time in backward: nothing of the first outlives it. Both record
+                a graph, since some of torch's operations give other bits without
     """
 
     def __init__(
@@ -94,12 +106,16 @@ class ExpertRun:
         dtype: torch.dtype,
         width: int,
         parameters: list[list[torch.Tensor]],
+        again: bool = False,
     ) -> None:
         self.experts = experts
         self.placement = placement
         self.dtype = dtype
         self.width = width
         self.record = len(parameters) > 0
+        self._again = again
+        self._is_backward = False
+        self._surroundings: dict[tuple[int, int], Surroundings] = {}
         self._given = parameters
         self.error: BaseException | None = None
         self.saved: list[torch.Tensor] = []  # what the graphs save; moved out after forward, back in for backward
@@ -124,24 +140,50 @@ class ExpertRun:
             with torch.no_grad():
                 target.copy_(self.experts(expert, data))
             return
-        with torch.enable_grad(), saved_tensors_hooks(self._pack, self._unpack):
+        key = (chunk, expert)
+        if self._again:
+            forward = self._forward_again if self._is_backward else self._forward_first
+            forward(key, data, target)
+            return
+        with saved_tensors_hooks(self._pack, self._unpack):
+            self._graphs[key], out = self._recorded(expert, data)
+        with torch.no_grad():
+            target.copy_(out)
+
+    def _forward_first(self, key: tuple[int, int], data: torch.Tensor, target: torch.Tensor) -> None:
+        before = Surroundings(self.placement.device)
+        with _saved_as_they_are():
+            _, out = self._recorded(key[1], data)
+        self._surroundings[key] = before.unless_random()
+        with torch.no_grad():
+            target.copy_(out)
+
+    def _forward_again(self, key: tuple[int, int], data: torch.Tensor, target: torch.Tensor) -> None:
+        with self._surroundings[key].restored(), _saved_as_they_are():
+            self._graphs[key], out = self._recorded(key[1], data)
+        with torch.no_grad():
+            target.copy_(out)
+
+    def _recorded(self, expert: int, data: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """(the edges between which its gradient runs, the output)"""
+        with torch.enable_grad():
             anchor = torch.zeros((), requires_grad=True, device="cpu")
             entry = _Entry.apply(anchor, data.clone())
             start = get_gradient_edge(entry)
             out = self.experts(expert, entry)
-        self._graphs[chunk, expert] = (get_gradient_edge(out), start) if out.requires_grad else None
-        with torch.no_grad():
-            target.copy_(out)
+        return (get_gradient_edge(out), start) if out.requires_grad else None, out
 
     def begin_backward(self, wanted: list[list[bool]]) -> None:
         """wanted: which parameters take part in autograd; others may not be asked about."""
         self.error = None
+        self._is_backward = True
         self._parameters = [[p for p, want in zip(*pair) if want] for pair in zip(self._given, wanted)]
         self._grads = [[None] * len(mine) for mine in self._parameters]
 
     def backward(self, chunk: int, expert: int, rows: int, x: Any, dy: Any, dx: Any) -> None:
         target = self._borrow(dx, rows)
-        graph = self._graphs[chunk, expert]
+        key = (chunk, expert)
+        graph = self._graphs.pop(key) if self._again else self._graphs[key]
         if graph is None:
             target.zero_()
             return
@@ -151,7 +193,7 @@ class ExpertRun:
         grad_out = self._borrow(dy, rows).clone()
         with _hooks_silenced(parameters):
             grads = torch.autograd.grad(
-                [end], [start, *parameters], grad_outputs=[grad_out], retain_graph=True, allow_unused=True
+                [end], [start, *parameters], grad_outputs=[grad_out], retain_graph=not self._again, allow_unused=True
             )
         if grads[0] is None:
             target.zero_()

@@ -16,7 +16,7 @@ import torch
 
 from ... import routing
 from ..._library import load
-from ...errors import InvalidArgument, InvalidState, SluiceError, Unsupported
+from ...errors import InvalidArgument, InvalidState, SluiceError
 from ._native import generation, interruptible
 from .context import Context, release
 from .descriptors import Descriptors, config_dtype
@@ -130,6 +130,7 @@ class MoeLayer:
         self.model_width = model_width
         self.dtype = dtype
         self.experts = experts
+        self.runs_experts_again = experts is not None and restore_middle == "recompute"
         self.layer_id = layer_id
         self.members = () if experts is not None else member_names(gated, bias, interleaved)
         config = library.new("moe_config")
@@ -149,8 +150,6 @@ class MoeLayer:
         config.restore_input = _number(RESTORE_INPUT, restore_input, "restore_input")
         config.restore_middle = _number(RESTORE_MIDDLE, restore_middle, "restore_middle")
         config.chunk_cut = _number(CHUNK_CUTS, chunk_cut, "chunk_cut")
-        if experts is not None and not {restore_input, restore_middle} <= {"keep", "adaptive"}:
-            raise Unsupported("experts that run as the host's modules keep their rows and graphs: policy none")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
         config.deduplicate = int(deduplicate)

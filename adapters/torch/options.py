@@ -5,8 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 
+def refused_policy(options: Any) -> str | None:
+    """Why experts that run as the host's modules cannot restore as the options say; None: they can, or nothing is said.
+
+    The graph of such an expert holds its rows, so either both stay or its forward runs again.
+    """
+    if options.policy is None or options.policy[1] == "recompute" or options.policy == ("keep", "keep"):
+        return None
+    return (
+        f"policy {options.policy_name()} cannot be done with experts that run as the host's modules: they keep rows "
+        'and graph ("none"), or run again ("S3", "S4", or "middle": "recompute")'
+    )
+
+
 def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[str, Any]:
-    """Keywords for MoeLayer. fused: whether the library computes the experts; only then its rows can be restored."""
+    """Keywords for MoeLayer. fused: whether the library computes the experts.
+
+    A policy that the host's modules cannot do is left out; the adapter has refused it, or said that it did not.
+    """
     given: dict[str, Any] = {"num_chunks": options.chunks or default_chunks}
     if options.wgrad_mode is not None:
         given["wgrad_mode"] = options.wgrad_mode
@@ -14,6 +30,6 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
         given["deduplicate"] = True
     if options.chunk_cut is not None:
         given["chunk_cut"] = options.chunk_cut
-    if fused and options.policy is not None:
+    if options.policy is not None and (fused or refused_policy(options) is None):
         given["restore_input"], given["restore_middle"] = options.policy
     return given

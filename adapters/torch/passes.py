@@ -28,7 +28,10 @@ class Pass:
         self.experts: ExpertRun | None = None
         if layer.experts is not None:
             parameters = self.by_expert(flat) if record else []
-            self.experts = ExpertRun(layer.experts, layer.context.placement, layer.dtype, layer.model_width, parameters)
+            again = record and layer.runs_experts_again
+            experts = layer.experts.as_bound() if again else layer.experts
+            placement = layer.context.placement
+            self.experts = ExpertRun(experts, placement, layer.dtype, layer.model_width, parameters, again)
 
     def by_expert(self, flat: Sequence[Any]) -> list[list[Any]]:
         """Cuts a flat list where the experts' parameters end."""

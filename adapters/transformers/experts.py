@@ -11,7 +11,16 @@ from typing import Any
 import sluice
 import torch
 from sluice import settings, trace
-from sluice.adapters.torch import CastingLayer, Context, ContextOptions, EpGroup, MoeLayer, StackedLayer, layer_options
+from sluice.adapters.torch import (
+    CastingLayer,
+    Context,
+    ContextOptions,
+    EpGroup,
+    MoeLayer,
+    StackedLayer,
+    layer_options,
+    refused_policy,
+)
 from sluice.adapters.transformers import contract as contracts
 from sluice.adapters.transformers.host_experts import HostExperts, StockExperts
 from sluice.config import Options
@@ -228,6 +237,7 @@ class ExpertsState:
         self._signature = self._now(module)
         self._contract = contracts.read(module, self._signature[0])
         self._version = settings.version
+        _check_policy(module, self._contract, self._options)
         announce(module, self._contract, self._options, 1 if self._group is None else self._group.world_size)
 
     def _dtype(self, contract: contracts.Contract, hidden: torch.Tensor, tensors: list[torch.Tensor]) -> torch.dtype:
@@ -302,6 +312,16 @@ def _check_rows(name: str, model: int, device: torch.device, hidden: Any, ids: A
             )
 
 
+def _check_policy(module: Any, contract: contracts.Contract, options: Options | None) -> None:
+    """Refuses what the module's own functions cannot do, unless the options say to go on with a word."""
+    reason = None if options is None or contract.fused else refused_policy(options)
+    if reason is not None and options.on_unsupported == "error":
+        raise Unsupported(
+            f"{type(module).__name__} runs with its own functions ({contract.reason}): {reason}; "
+            f'or write "on_unsupported": "warn" to keep them here'
+        )
+
+
 def announce(module: Any, contract: contracts.Contract, options: Options | None, world: int) -> None:
     """A line for each kind of experts, once per process, on rank 0: no banner, no Sluice."""
     if options is None:
@@ -319,6 +339,8 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
     _announced.add(text)
     if options is not None:
         text += f" | {options.plan_words()}"
+        if not contract.fused and refused_policy(options) is not None:
+            text += ", here none: its rows and graphs are kept"
     print(f"[sluice {sluice.__version__}] {text} | pid {os.getpid()}", flush=True)
 
 

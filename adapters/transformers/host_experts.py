@@ -32,6 +32,15 @@ class HostExperts(CallbackExperts):
             [] if module is None else [parameter for child in module.children() for parameter in child.parameters()]
         )
 
+    def as_bound(self) -> HostExperts:
+        """See CallbackExperts: `bind` lets go of the module before a backward."""
+        twin = self._empty(len(self.modules))
+        twin._module, twin._own, twin._shared = self._module, self._own, self._shared
+        return twin
+
+    def _empty(self, count: int) -> HostExperts:
+        return HostExperts(self._contract, count)
+
     def _by_expert(self) -> list[list[torch.Tensor]]:
         return [[*own, *self._shared] for own in self._own]
 
@@ -62,6 +71,9 @@ class StockExperts(HostExperts):
     def __init__(self, contract: Contract, count: int, experts_forward: Any) -> None:
         super().__init__(contract, count)
         self._forward = experts_forward
+
+    def _empty(self, count: int) -> HostExperts:
+        return StockExperts(self._contract, count, self._forward)
 
     def _expert(self, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
         def call(rows: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,12 @@ def parity(layers: list[dict[str, Any]], steps: int = 10, sluice: dict[str, Any]
     return [stock, swapped]
 
 
+def same_with_every_policy(layers: list[dict[str, Any]], policies: list[Any], **how: Any) -> Any:
+    """What `models.train` gives with each policy, everything else alike."""
+    section = {**models.SLUICE, "chunks": 3, "chunk_cut": "tokens"}  # bits are promised at equal cut
+    return [models.train(layers, 4, {**section, "policy": policy}, **how) for policy in policies]
+
+
 def parity_through_masks(layers: list[dict[str, Any]], steps: int = 10, **how: Any) -> Any:
     """As `parity`, with the gate asked for dense masks, as on hosts before 0.19.4; theirs is the same function."""
     from sluice.adapters.deepspeed import probe

@@ -157,6 +157,37 @@ def seen_when_called(kind: str, policy: str) -> Any:
     return "ran"
 
 
+def policy_for_modules(policy: Any, on_unsupported: str) -> Any:
+    """A layer in C and one of modules under one policy: the error, or why layers keep their rows, after a step."""
+    section = {**SLUICE, "policy": policy, "on_unsupported": on_unsupported}
+    try:
+        host = engine(build([{}, {"expert": "tuple"}]), ds_config(), section)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    host.backward(host(*models.batch(0)))
+    kept = host.sluice.kept
+    host.sluice.unswap()
+    return kept
+
+
+def hooked_after_the_swap(policy: Any) -> Any:
+    """Rank 1 hooks an expert of a layer that ran in C: what each rank is told, and that the group goes on without."""
+    host = engine(build([{}]), ds_config(), {**SLUICE, "policy": policy})
+    host.backward(host(*models.batch(0)))
+    expert = host.module.moes[0].deepspeed_moe.experts.deepspeed_experts[0]
+    hook = expert.register_forward_hook(lambda *_: None) if dist.get_rank() == 1 else None
+    told = None
+    try:
+        host(*models.batch(1))
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+    if hook is not None:
+        hook.remove()
+    host.backward(host(*models.batch(1)))
+    host.sluice.unswap()
+    return told
+
+
 def auto_ep_beside_native(policy: str) -> Any:
     """A layer of DeepSpeed's other kind beside a native one: what swapping says, and what it then swapped."""
     from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer

@@ -162,9 +162,28 @@ def test_Chunks_AnyNumber_AsStock(ranks2: Ranks, chunks: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["none", "S1", "S2", "S3", "S4", {"input": "offload"}, "adaptive"])
 def test_Policy_EachOne_AsStock(ranks2: Ranks, policy: Any) -> None:
-    layers = [{"k": 2, "expert": "gated"}, {"expert": "tuple"}]
+    # Modules cannot be offloaded (test_ds_switch); there every layer is one that runs in C.
+    other = "tuple" if policy in ("none", "S3", "S4", "adaptive") else "relu"
+    layers = [{"k": 2, "expert": "gated"}, {"expert": other}]
     answers = ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice={"chunks": 3, "policy": policy})
     _compare(answers, F32)
+
+
+AGAIN = ["S3", "S4", {"input": "keep", "middle": "recompute"}]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"autocast": "bfloat16"}, {"checkpointing": "reentrant"}, {"checkpointing": "nonreentrant"}],
+    ids=["plain", "autocast", "reentrant", "nonreentrant"],
+)
+def test_HostModules_RunAgainInBackward_HaveTheBitsOfKeeping(ranks2: Ranks, how: dict[str, Any]) -> None:
+    layers = [{"k": 2, "expert": "tuple"}, {"expert": "single", "ep_size": 1}]
+    policies = ["none", *AGAIN]
+    for kept, *others in ranks2.run("cases_parity:same_with_every_policy", layers=layers, policies=policies, **how):
+        assert kept["stats"] == ["host modules"] * 2
+        for other in others:
+            assert other["losses"] == kept["losses"] and other["weights"] == kept["weights"]
 
 
 @pytest.mark.parametrize("more", [{"chunks": 1}, {"chunks": 3}, {"memory_budget": 12 << 20}], ids=str)

@@ -127,6 +127,25 @@ def test_Unsupported_SeenWhenCalled_IsAnError(ranks2: Ranks) -> None:
         assert kind == "Foreign" and "are not its parameters (of shape [16])" in cause
 
 
+@pytest.mark.parametrize("policy, name", [("S1", "S1"), ("S2", "S2"), ({"input": "offload"}, "offload + keep")])
+def test_Policy_ThatModulesCannotDo_FallsUnderOnUnsupported(fresh2: Ranks, policy: Any, name: str) -> None:
+    for kind, message in fresh2.run("cases_switch:policy_for_modules", policy=policy, on_unsupported="error"):
+        assert kind == "UnsupportedError"
+        assert f"policy {name} cannot be done" in message and "'moes.1.deepspeed_moe'" in message, message
+        assert '"on_unsupported": "warn"' in message
+    for (kept,) in fresh2.run("cases_switch:policy_for_modules", policy=policy, on_unsupported="warn"):
+        assert f"policy {name} cannot be done" in kept and "'moes.1.deepspeed_moe'" in kept
+    banner = fresh2.output(0)
+    assert f"| policy {name} (none in 1) | products" in banner
+    assert "WARNING: policy none: MoE layer 'moes.1.deepspeed_moe'" in banner
+
+
+def test_Policy_OfAnExpertHookedLater_IsAnErrorOnAllRanks(ranks2: Ranks) -> None:
+    first, second = ranks2.run("cases_switch:hooked_after_the_swap", policy="S2")
+    assert first.startswith("PeerRefused") and "policy S2 cannot be done" in first, first
+    assert second.startswith("UnsupportedError") and "policy S2 cannot be done" in second, second
+
+
 def test_AutoEpLayer_BesideANativeOne_FallsUnderOnUnsupported(ranks2: Ranks) -> None:
     for kind, message in ranks2.run("cases_switch:auto_ep_beside_native", policy="error"):
         assert kind == "UnsupportedError"

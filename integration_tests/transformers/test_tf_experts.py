@@ -10,6 +10,7 @@ import sluice.errors
 import tf_compare
 import tf_families
 import torch
+from sluice.adapters.transformers import experts as experts_module
 from tf_compare import check, rows
 from torch.utils.checkpoint import checkpoint
 
@@ -44,6 +45,26 @@ def test_Family_EachContract_AsEager(kind: str, dtype: torch.dtype) -> None:
     module = make(kind)
     check(module, rows(MODEL, 6, 23, 2), dtype)
     assert sluice.stats(module)["computed_by"] == EVERYDAY[kind]
+
+
+def test_Policy_OfTheModulesOwnFunctions_RunsThemAgainOrIsRefusedByName(capfd: pytest.CaptureFixture[str]) -> None:
+    given = rows(MODEL, 6, 23, 2)
+    try:
+        found = []
+        for policy in ("none", "S3", "S4"):
+            sluice.configure(chunks=3, chunk_cut="tokens", policy=policy)
+            found.append(tf_compare.run(make("inkling2"), given, torch.float32).values)
+        for other in found[1:]:
+            assert all(torch.equal(other[name], tensor) for name, tensor in found[0].items())
+        sluice.configure(policy="S1")
+        with pytest.raises(sluice.errors.Unsupported, match="policy S1 cannot be done with experts that run as"):
+            tf_compare.run(make("inkling2"), given, torch.float32)
+        sluice.configure(policy="S2", on_unsupported="warn")
+        experts_module._announced.clear()
+        check(make("inkling2"), given, torch.float32)
+        assert "policy S2, here none: its rows and graphs are kept" in capfd.readouterr().out
+    finally:
+        sluice.configure()
 
 
 def test_Families_OfTheRegistry_AreAllFound() -> None:

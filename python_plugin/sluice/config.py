@@ -81,12 +81,18 @@ class Options:
         """Plain values, for comparing ranks and for messages."""
         return asdict(self)
 
+    def policy_name(self) -> str:
+        """The policy for people: "S4", or "offload + keep"; "adaptive" if none is asked for."""
+        if self.policy is None:
+            return "adaptive"
+        named = {pair: name for name, pair in RESTORE.items()}
+        return named.get(self.policy, " + ".join(self.policy))
+
     def plan_words(self) -> str:
         """How passes will be cut and what reaches the backward, for banners: "chunks 4 | policy S4"."""
         words = [f"chunks {'adaptive' if self.chunks is None else self.chunks}"]
         if self.policy is not None:
-            named = {pair: name for name, pair in RESTORE.items()}
-            words.append(f"policy {named.get(self.policy, ' + '.join(self.policy))}")
+            words.append(f"policy {self.policy_name()}")
         elif self.memory_budget is not None:
             words.append("policy chosen to fit")
         for name, value in (("memory_budget", self.memory_budget), ("host_memory_budget", self.host_memory_budget)):

@@ -3,7 +3,7 @@
 import torch
 from layer_cases import ACTIVATIONS, Case, close, compare, group, world
 from sluice.adapters.torch import CallbackExperts, Context
-from sluice.errors import Foreign, PeerRefused
+from sluice.errors import Foreign, PeerRefused, Unsupported
 
 
 class TwoLinears(torch.nn.Module):
@@ -129,6 +129,64 @@ def callback_experts():
     y.backward(case.cotangents[rank])
     compare(case, rank, y, tokens, weights, params)
     return out
+
+
+class _Draws(torch.nn.Module):
+    """Other numbers for every row, so that a second run shows whether it had those of the first."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(self.inner(x), 0.5)
+
+
+def experts_run_again():
+    """Keeping beside the policies under which forward runs again: their bits, and what autograd was given to keep."""
+    W, rank = world()
+    context = Context(group())
+    for draws in (False, True):
+        case = Case(W, tokens=(30, 11), bias=True, n=3, seed=71)
+        found = {}
+        for policy in (("keep", "keep"), ("keep", "recompute"), ("offload", "recompute"), ("redispatch", "recompute")):
+            mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
+            modules = [TwoLinears(p, case.activation) for p in mine]
+            experts = CallbackExperts([_Draws(module) for module in modules] if draws else modules)
+            case.restore = policy
+            layer = case.layer(context, experts=experts, chunk_cut="tokens")
+            tokens, ids, weights, _ = case.inputs(rank)
+            packed = []
+            torch.manual_seed(5)
+            hooks = torch.autograd.graph.saved_tensors_hooks(
+                lambda t, packed=packed: packed.append(t) or t, lambda t: t
+            )
+            with hooks, torch.autocast("cpu", torch.bfloat16, enabled=not draws):
+                y = layer(tokens, ids, weights)
+            after_forward = torch.get_rng_state()
+            calls = len(modules[0].shapes)
+            y.backward(case.cotangents[rank], retain_graph=True)
+            assert (len(modules[0].shapes) > calls) == (policy[1] == "recompute"), policy
+            assert torch.equal(torch.get_rng_state(), after_forward), "a backward has moved the host's random numbers"
+            leaves = [tokens, weights, *[p for module in modules for p in module.parameters()]]
+            grads = [leaf.grad.clone() for leaf in leaves]
+            y.backward(case.cotangents[rank])  # once more, from the same step
+            twice = [torch.equal(leaf.grad, 2 * grad) for leaf, grad in zip(leaves, grads)]
+            assert all(twice), (policy, twice)
+            graph = sum(t.numel() * t.element_size() for t in packed if t.dtype != torch.uint8)
+            found[policy] = [y.detach(), *grads], graph
+        kept, bytes_of_graph = found.pop(("keep", "keep"))
+        for policy, (tensors, graph) in found.items():
+            assert all(torch.equal(a, b) for a, b in zip(tensors, kept)), policy
+            assert graph < bytes_of_graph, (policy, graph, bytes_of_graph)
+    for policy in (("offload", "keep"), ("keep", "offload"), ("redispatch", "offload")):
+        case.restore = policy
+        try:
+            case.layer(context, experts=experts)
+            raise AssertionError(f"{policy} was not refused")
+        except Unsupported as error:
+            assert "callback experts take restore_middle keep" in str(error), str(error)
+    return True
 
 
 class _BreaksBackward:

@@ -114,6 +114,11 @@ def test_CallbackExperts_ModulesOfTheHost_AgreeAndReport(world):
     ranks.run(world, "callback_jobs:callback_experts")
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_CallbackExperts_RunAgainInBackward_HaveTheBitsOfKeeping(world):
+    assert ranks.run(world, "callback_jobs:experts_run_again") == [True] * world
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_Refusal_WrongInputOnOneRank_IsAnErrorOnAll(world):
     ranks.run(world, "layer_jobs:refusals")

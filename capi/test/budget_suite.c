@@ -76,22 +76,38 @@ void budget_from_the_smallest_up(const budget_suite_t* suite) {
   }
 }
 
+/* Under a budget that a quarter more than the least balanced routing would do with. */
+static void check_hot(const budget_suite_t* suite, case_t c, double times) {
+  c.budget = 1;
+  c.budget = budget_smallest(suite, c) * 5 / 4;
+  result_t balanced, hot;
+  suite->run(&c, &balanced);
+  must_work(&c, &balanced);
+  c.hot_expert = 1, c.hot_times = times;
+  budget_check(suite, c);
+  suite->run(&c, &hot);
+  must_work(&c, &hot);
+  uint64_t peak = 0;
+  for (int32_t r = 0; r < c.world_size; ++r) peak = hot.peak_bytes[r] > peak ? hot.peak_bytes[r] : peak;
+  char share[32];
+  snprintf(share, sizeof share, times > 0 ? "%gx" : "with all first routes", times);
+  printf("hot %s: W %d, K %d%s: n %d -> %d, peak %llu of budget %llu\n", share, c.world_size, c.top_k,
+         c.callback_experts ? ", callback experts computed again" : "", balanced.num_chunks[0], hot.num_chunks[0],
+         (unsigned long long)peak, (unsigned long long)c.budget);
+  assert_true(hot.num_chunks[0] > balanced.num_chunks[0]);
+  world_free(&balanced);
+  world_free(&hot);
+}
+
 void budget_one_hot_expert(const budget_suite_t* suite) {
   for (int32_t w = 2; w <= 4; w += 2) {
-    case_t c = suite->base;
-    c.world_size = w, c.top_k = 1, c.budget = 1;
-    uint64_t least = budget_smallest(suite, c);
-    c.budget = least + least / 4;
-    result_t balanced, hot;
-    suite->run(&c, &balanced);
-    must_work(&c, &balanced);
-    c.hot_expert = 1;
-    budget_check(suite, c);
-    suite->run(&c, &hot);
-    must_work(&c, &hot);
-    assert_true(hot.num_chunks[0] > balanced.num_chunks[0]);
-    world_free(&balanced);
-    world_free(&hot);
+    for (int bits = 0; bits < (suite->is_slow ? 4 : 8); ++bits) {
+      case_t c = suite->base;
+      c.world_size = w, c.num_experts = 24, c.top_k = 1 + (bits & 1);
+      c.callback_experts = bits >> 2;
+      if (c.callback_experts) c.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+      check_hot(suite, c, bits & 2 ? 10 : 0);
+    }
   }
 }
 
@@ -187,6 +203,26 @@ void host_budget_one_hot_expert(const budget_suite_t* suite) {
   budget_check(suite, c);
 }
 
+/* Ranks whose peak is what `plan` and the counts say; fails on any other. */
+static int32_t check_predicted(const budget_suite_t* suite, case_t c, sluice_plan_config_t plan, int32_t number) {
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    if (c.tokens[r] > plan.max_tokens) plan.max_tokens = c.tokens[r];
+  }
+  c.plan = &plan;
+  result_t got;
+  suite->run(&c, &got);
+  must_work(&c, &got);
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    if (got.peak_bytes[r] == got.predicted_bytes[r] && got.peak_bytes[r] <= got.planned_bytes[r]) continue;
+    fail_msg("case %d, rank %d of %d: n %d restore %d %d wgrad %d: peak %llu, predicted %llu, planned %llu", number, r,
+             c.world_size, plan.num_chunks, plan.restore_input, plan.restore_middle, plan.wgrad_mode,
+             (unsigned long long)got.peak_bytes[r], (unsigned long long)got.predicted_bytes[r],
+             (unsigned long long)got.planned_bytes[r]);
+  }
+  world_free(&got);
+  return c.world_size;
+}
+
 void budget_predictions(const budget_suite_t* suite) {
   static const int32_t chunks[] = {1, 2, 3, 8};
   static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
@@ -199,23 +235,28 @@ void budget_predictions(const budget_suite_t* suite) {
     if (i % 8 == 7) c.tokens[1] = 0;
     sluice_plan_config_t plan;
     sluice_plan_config_init(&plan, sizeof plan);
-    for (int32_t r = 0; r < c.world_size; ++r) {
-      if (c.tokens[r] > plan.max_tokens) plan.max_tokens = c.tokens[r];
-    }
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i / 3 % 4], plan.wgrad_mode = i % 2;
     plan.restore_input = i / 9 % 3, plan.restore_middle = middle[i / 3 % 3];
-    c.plan = &plan;
-    result_t got;
-    suite->run(&c, &got);
-    must_work(&c, &got);
-    for (int32_t r = 0; r < c.world_size; ++r, ++checked) {
-      if (got.peak_bytes[r] == got.predicted_bytes[r] && got.peak_bytes[r] <= got.planned_bytes[r]) continue;
-      fail_msg("case %d, rank %d of %d: n %d restore %d %d wgrad %d: peak %llu, predicted %llu, planned %llu", i, r,
-               c.world_size, plan.num_chunks, plan.restore_input, plan.restore_middle, plan.wgrad_mode,
-               (unsigned long long)got.peak_bytes[r], (unsigned long long)got.predicted_bytes[r],
-               (unsigned long long)got.planned_bytes[r]);
-    }
-    world_free(&got);
+    checked += check_predicted(suite, c, plan, i);
   }
   printf("predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
+}
+
+void budget_predictions_of_callbacks(const budget_suite_t* suite) {
+  static const int32_t chunks[] = {1, 2, 3, 8};
+  int32_t checked = 0;
+  for (int32_t i = 0; i < 48; ++i) {
+    case_t c = suite->base;
+    c.world_size = suite->least_ranks + i % 3, c.callback_experts = 1, c.outstanding = 1 + i / 3 % 2;
+    c.uneven_owners = i % 5 == 4, c.drop_every = i % 7 == 3 ? 5 : 0, c.hot_expert = i % 4 == 2 ? 3 : -1;
+    sluice_plan_config_t plan;
+    sluice_plan_config_init(&plan, sizeof plan);
+    plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i % 4];
+    const int32_t policy = i / 4 % 4; /* kept as they are, or computed again behind each of three inputs */
+    plan.restore_input = policy == 0 ? SLUICE_RESTORE_KEEP : policy - 1;
+    plan.restore_middle = policy == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+    c.restore_input = plan.restore_input, c.restore_middle = plan.restore_middle;
+    checked += check_predicted(suite, c, plan, i);
+  }
+  printf("callback experts: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
 }

@@ -22,7 +22,8 @@ void budget_check(const budget_suite_t* suite, case_t c);
 
 /* From the smallest budget up; one byte less is refused. */
 void budget_from_the_smallest_up(const budget_suite_t* suite);
-/* All tokens of all ranks to one expert: memory stays within the plan, chunks become more, nothing is dropped. */
+/* One expert ten times as hot as the mean, and all first routes of all ranks to it, K 1 and 2, own experts and
+ * callbacks that compute again: memory stays within the plan, chunks become more, nothing is dropped. */
 void budget_one_hot_expert(const budget_suite_t* suite);
 /* Few tokens, none on a rank, dropped routes, experts in another order, every policy. */
 void budget_odd_shapes_and_policies(const budget_suite_t* suite);
@@ -38,5 +39,7 @@ void host_budget_one_hot_expert(const budget_suite_t* suite);
 /* Plans of several ranks and their counts, over n, policies, modes, uneven batches and owners, dropped routes: the
  * allocator's peak on each rank is what they say, to the byte. Not on a device of its own memory. */
 void budget_predictions(const budget_suite_t* suite);
+/* The same of the host's own experts, kept and computed again. */
+void budget_predictions_of_callbacks(const budget_suite_t* suite);
 
 #endif /* SLUICE_CAPI_TEST_BUDGET_SUITE_H_ */

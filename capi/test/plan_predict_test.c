@@ -186,6 +186,11 @@ static void Prediction_SeveralRanks_EqualsTheAllocatorOfEach(void** state) {
   budget_predictions(&(budget_suite_t){.base = world_small_case(), .run = world_run});
 }
 
+static void Prediction_CallbackExperts_EqualsTheAllocatorOfEach(void** state) {
+  (void)state;
+  budget_predictions_of_callbacks(&(budget_suite_t){.base = world_small_case(), .run = world_run, .least_ranks = 1});
+}
+
 /* Hosts may give an expert twice within a token, and so one rank more rows than distinct ids could: more slots of
  * weight gradients that wait, more rows of a pass, and still no byte that was not planned. */
 static void Prediction_RepeatedIds_EqualsTheAllocatorOfEach(void** state) {
@@ -202,6 +207,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
       cmocka_unit_test(Prediction_SeveralRanks_EqualsTheAllocatorOfEach),
+      cmocka_unit_test(Prediction_CallbackExperts_EqualsTheAllocatorOfEach),
       cmocka_unit_test(Prediction_RepeatedIds_EqualsTheAllocatorOfEach),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

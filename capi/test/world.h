@@ -39,7 +39,9 @@ typedef struct case_s {
   int32_t num_experts, top_k, num_chunks, dtype, activation, gated, bias, wgrad_mode, callback_experts;
   int32_t callback_waits;                /* callback experts wait for their stream; other machines alone */
   int32_t drop_every;                    /* every how many routes one is dropped; 0 none; 1 all */
-  int32_t hot_expert;                    /* all first routes go to it; -1 none */
+  int32_t hot_expert;                    /* all first routes go to it, or as hot_times says; -1 none */
+  double hot_times;                      /* first routes go to it so often that it gets this many times the mean of
+                                            all experts; 0 all */
   int32_t transposed;                    /* parameters are stored [in, out] */
   int32_t accumulate;                    /* gradients are added to ones */
   int32_t grad_f32;                      /* gradients in f32 whatever the dtype */

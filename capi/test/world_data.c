@@ -4,7 +4,7 @@
 #include <math.h>
 #include "backend/base/dtype.h"
 
-enum { TOKENS = NUM_PARAMS, WEIGHTS, GRAD_OUT };
+enum { TOKENS = NUM_PARAMS, WEIGHTS, GRAD_OUT, ROUTES = 99, HOT_ROUTES };
 
 static double noise(uint64_t kind, uint64_t a, uint64_t b, uint64_t c) {
   uint64_t x = kind * 0x9e3779b97f4a7c15u ^ (a + 1) * 0xbf58476d1ce4e5b9u ^ (b + 1) * 0x94d049bb133111ebu ^
@@ -77,14 +77,21 @@ double world_param_value(const case_t* c, int kind, int32_t e, int64_t i) {
                  rounded(c->dtype, scale * noise((uint64_t)kind, (uint64_t)e, (uint64_t)i, 0)));
 }
 
+/* Of E experts with K routes for each token, one with x times the mean gets a share of x K / E of all first routes. */
+static int is_hot(const case_t* c, int32_t rank, int64_t t) {
+  if (c->hot_expert < 0) return 0;
+  double chance = (noise(HOT_ROUTES, (uint64_t)rank, (uint64_t)t, 0) + 1) / 2;
+  return c->hot_times == 0 || chance < c->hot_times * c->top_k / c->num_experts;
+}
+
 int64_t world_expert(const case_t* c, int32_t rank, int64_t t, int32_t k) {
   int64_t flat = t * c->top_k + k;
   if (c->drop_every > 0 && flat % c->drop_every == c->drop_every - 1) return -1;
   if (c->repeat_every > 0 && k > 0 && t % c->repeat_every == 0) k = 0;
-  if (c->hot_expert >= 0 && k == 0) return c->hot_expert;
-  int64_t first = (int64_t)((noise(99, (uint64_t)rank, (uint64_t)t, 0) + 1) / 2 * c->num_experts) % c->num_experts;
+  if (k == 0 && is_hot(c, rank, t)) return c->hot_expert;
+  int64_t first = (int64_t)((noise(ROUTES, (uint64_t)rank, (uint64_t)t, 0) + 1) / 2 * c->num_experts) % c->num_experts;
   int64_t id = (first + k) % c->num_experts;
-  if (c->hot_expert >= 0 && k > 0 && id == c->hot_expert) id = (first + c->top_k) % c->num_experts;
+  if (c->hot_expert >= 0 && id == c->hot_expert) id = (first + c->top_k) % c->num_experts;
   return id;
 }
 

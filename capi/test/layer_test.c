@@ -321,6 +321,30 @@ static void Layer_RestorePolicies_WorkWithEverythingElse(void** state) {
   }
 }
 
+/* Gates whose halves alternate, other activations, other types: what is computed again has the same bits. */
+static void Layer_RestorePolicies_WorkWithEveryGateActivationAndType(void** state) {
+  (void)state;
+  static const struct {
+    int32_t gated, activation, dtype;
+  } layers[] = {
+      {SLUICE_GATED_INTERLEAVED, SLUICE_ACTIVATION_SWIGLU, SLUICE_DTYPE_F32},
+      {SLUICE_GATED_HALVES, SLUICE_ACTIVATION_SWIGLU, SLUICE_DTYPE_F32},
+      {SLUICE_GATED_INTERLEAVED, SLUICE_ACTIVATION_SILU, SLUICE_DTYPE_F16},
+      {SLUICE_GATED_HALVES, SLUICE_ACTIVATION_SILU, SLUICE_DTYPE_F64},
+      {SLUICE_GATED_NO, SLUICE_ACTIVATION_SILU, SLUICE_DTYPE_F32},
+      {SLUICE_GATED_NO, SLUICE_ACTIVATION_GELU, SLUICE_DTYPE_F16},
+      {SLUICE_GATED_NO, SLUICE_ACTIVATION_RELU, SLUICE_DTYPE_F64},
+  };
+  for (size_t i = 0; i < sizeof layers / sizeof layers[0]; ++i) {
+    for (int bias = 0; bias < 2; ++bias) {
+      case_t c = world_small_case();
+      c.world_size = 2, c.num_chunks = 3, c.bias = bias;
+      c.gated = layers[i].gated, c.activation = layers[i].activation, c.dtype = layers[i].dtype;
+      check_policies(c);
+    }
+  }
+}
+
 static void Layer_CallbackExpertsComputedAgain_MatchReference(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 3; w += 2) {
@@ -494,6 +518,7 @@ int main(void) {
       cmocka_unit_test(Layer_ChunksOfRows_AskForFewExperts),
       cmocka_unit_test(Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_RestorePolicies_WorkWithEverythingElse),
+      cmocka_unit_test(Layer_RestorePolicies_WorkWithEveryGateActivationAndType),
       cmocka_unit_test(Layer_CallbackExpertsComputedAgain_MatchReference),
       cmocka_unit_test(PublicCode_GateDetached_EveryRouteWeightHasItsGradient),
       cmocka_unit_test(Guard6_NoLaneOutlivesItsCall),

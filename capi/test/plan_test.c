@@ -78,6 +78,7 @@ static void PaperFootprint_IsAsPrinted(void** state) {
   assert_true(f.states == 4.0 * (64 * 768.0 + 2.0 * 3072 * 768));
   assert_true(f.activations == 4.0 * 1024 * 768 + 1024.0 * 3072);
   assert_true(f.temporaries == 1024.0 * 768 + 1024.0 * 3072);
+  assert_true(f.pipelined_temporaries == 4.0 * 1024 * 768 + 1024.0 * 3072);
   assert_true(f.saving == 1024 * (2 * 768.0 * 2 / 4 + 3072.0 * 3 / 4));
   assert_true(f.saved_share == 2 * f.saving / (f.states + 2 * f.activations));
 }

@@ -14,21 +14,44 @@ int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
   return count;
 }
 
+/* Gate and up of an interleaved layer are one array, its rows in turn. */
+static int is_interleaved(const case_t* c, int kind) {
+  return c->gated == SLUICE_GATED_INTERLEAVED && kind != W2 && kind != B2;
+}
+
+int world_param_array(const case_t* c, int kind) {
+  if (!is_interleaved(c, kind)) return kind;
+  return kind == W3 ? W1 : kind == B3 ? B1 : kind;
+}
+
+int64_t world_param_place(const case_t* c, const array_t* a, int kind, int64_t i) {
+  int64_t cols = world_param_cols(c, kind), row = i / cols;
+  if (is_interleaved(c, kind)) row = 2 * row + (kind == W3 || kind == B3);
+  return row * a->strides[0] + (i % cols) * a->strides[1];
+}
+
+static void make_param_arrays(experts_t* x, const case_t* c, int32_t dtype, int32_t count, int kind) {
+  int64_t rows = world_param_rows(c, kind) * (is_interleaved(c, kind) ? 2 : 1), cols = world_param_cols(c, kind);
+  int transposed = kind <= W2 && c->transposed;
+  x->arrays[kind] = calloc((size_t)count, sizeof(array_t));
+  x->tensors[kind] = calloc((size_t)count, sizeof(sluice_tensor_t));
+  for (int32_t l = 0; l < count; ++l) {
+    world_make_array(&x->arrays[kind][l], dtype, kind <= W2 ? 2 : 1, rows, cols, transposed ? 1 : cols,
+                     transposed ? rows : 1);
+  }
+}
+
 void world_make_experts(experts_t* x, const case_t* c, int32_t dtype, const int32_t* ids, int32_t count,
                         int gradients) {
   memset(x, 0, sizeof *x);
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     if (!world_param_used(c, kind) || count == 0) continue;
-    x->arrays[kind] = calloc((size_t)count, sizeof(array_t));
-    x->tensors[kind] = calloc((size_t)count, sizeof(sluice_tensor_t));
+    const int of = world_param_array(c, kind);
+    if (x->arrays[of] == NULL) make_param_arrays(x, c, dtype, count, of);
     for (int32_t l = 0; l < count; ++l) {
-      array_t* a = &x->arrays[kind][l];
-      int64_t rows = world_param_rows(c, kind), cols = world_param_cols(c, kind);
-      int matrix = kind <= W2;
-      world_make_array(a, dtype, matrix ? 2 : 1, rows, cols, matrix && c->transposed ? 1 : cols,
-                       matrix && c->transposed ? rows : 1);
-      for (int64_t i = 0; i < rows * cols; ++i) {
-        int64_t at = (i / cols) * a->strides[0] + (i % cols) * a->strides[1];
+      array_t* a = &x->arrays[of][l];
+      for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
+        int64_t at = world_param_place(c, a, kind, i);
         if (gradients) {
           if (c->accumulate) world_store(dtype, a->host, at, 1);
         } else {
@@ -36,7 +59,7 @@ void world_make_experts(experts_t* x, const case_t* c, int32_t dtype, const int3
         }
       }
       world_push(a);
-      x->tensors[kind][l] = *world_tensor_of(a);
+      x->tensors[of][l] = *world_tensor_of(a);
     }
   }
   x->table = (sluice_expert_tensors_t){sizeof x->table, x->tensors[W1], x->tensors[W3], x->tensors[W2],

@@ -99,6 +99,9 @@ const sluice_tensor_t* world_tensor_of(array_t* a);
 void world_make_rows(array_t* a, int32_t dtype, int64_t rows, int64_t cols, int64_t pad);
 
 /* world_experts.c */
+/* Which array holds the parameters of a kind, and where in it element i lies. */
+int world_param_array(const case_t* c, int kind);
+int64_t world_param_place(const case_t* c, const array_t* a, int kind, int64_t i);
 int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids);
 void world_make_experts(experts_t* x, const case_t* c, int32_t dtype, const int32_t* ids, int32_t count, int gradients);
 void world_free_experts(experts_t* x, int32_t count);

@@ -180,13 +180,13 @@ void world_run_rank(rank_t* r) {
   r->out->grad_tokens[r->rank] = world_copy_rows(&dx, c->dtype);
   r->out->grad_weights[r->rank] = world_copy_rows(&dw, SLUICE_DTYPE_F32);
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
-    for (int32_t l = 0; grads.arrays[kind] != NULL && l < count; ++l) {
-      const array_t* a = &grads.arrays[kind][l];
+    const int of = world_param_array(c, kind);
+    for (int32_t l = 0; world_param_used(c, kind) && grads.arrays[of] != NULL && l < count; ++l) {
+      const array_t* a = &grads.arrays[of][l];
       world_pull(a);
-      int64_t cols = world_param_cols(c, kind);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
         r->out->grad_params[kind][(int64_t)ids[l] * world_param_size(c, kind) + i] =
-            world_load(grad_dtype, a->host, (i / cols) * a->strides[0] + (i % cols) * a->strides[1]);
+            world_load(grad_dtype, a->host, world_param_place(c, a, kind, i));
       }
     }
   }

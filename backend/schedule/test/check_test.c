@@ -123,6 +123,7 @@ static void Builder_EveryTemplate_IsProved(void** state) {
 typedef struct tally_s {
   int64_t mutants, killed;
   int64_t by_kind[5];
+  int64_t rings_of_one, idle_slots; /* that cannot be shrunk, or that no chunk of the template lives in */
 } tally_t;
 
 /* A copy whose parts can be changed. */
@@ -167,9 +168,9 @@ static void delete_dependencies(const sluice_template_t* t, tally_t* tally) {
   }
 }
 
-static void move_refs(sluice_slot_ref_t* refs, int32_t count, int32_t tensor, int32_t ring) {
+static void move_refs(sluice_slot_ref_t* refs, int32_t count, int32_t tensor, int32_t from, int32_t to) {
   for (int32_t i = 0; i < count; ++i) {
-    if (refs[i].tensor == tensor && refs[i].slot >= 0) refs[i].slot = (int16_t)(refs[i].slot % ring);
+    if (refs[i].tensor == tensor && refs[i].slot == from) refs[i].slot = (int16_t)to;
   }
 }
 
@@ -198,21 +199,39 @@ static int is_home(const sluice_template_t* t, int32_t tensor, int32_t slot) {
   return 0;
 }
 
-/* Slots share places as in a ring that is one shorter: the last moves to the first. The dependencies are the old ones.
- * A place that no chunk of this template lives in, or that nothing touches, is no slot of the ring. */
+/* Slots of the tensor that a chunk of this template lives in and that an op touches. */
+static int32_t used_slots(const sluice_template_t* t, int32_t tensor, int32_t* out_slots) {
+  int32_t used = 0;
+  for (int32_t slot = 0; slot < t->ring[tensor]; ++slot) {
+    if (is_touched(t, tensor, slot) && is_home(t, tensor, slot)) out_slots[used++] = slot;
+  }
+  return used;
+}
+
+static void merge_slots(const sluice_template_t* t, tally_t* tally, int32_t tensor, int32_t from, int32_t to) {
+  sluice_template_t* mutant = copy_of(t);
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    move_refs(mutant->ops[i].reads, mutant->ops[i].num_reads, tensor, from, to);
+    move_refs(mutant->ops[i].writes, mutant->ops[i].num_writes, tensor, from, to);
+  }
+  move_refs(mutant->homes, SLUICE_T_COUNT * t->spec.num_chunks, tensor, from, to);
+  char what[64];
+  snprintf(what, sizeof what, "slots of %s share a place:", sluice_tensor_kind_name(tensor));
+  judge(t, mutant, tally, 1, what, from, to);
+}
+
+/* Two slots share one place, as in a ring that is one shorter. The dependencies are the old ones. Any two of those in
+ * use; in large rings neighbours, and the last with the first. */
 static void shrink_rings(const sluice_template_t* t, tally_t* tally) {
   for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
-    int32_t ring = t->ring[tensor];
-    if (ring < 2 || !is_touched(t, tensor, 0) || !is_touched(t, tensor, ring - 1)) continue;
-    if (!is_home(t, tensor, 0) || !is_home(t, tensor, ring - 1)) continue;
-    sluice_template_t* mutant = copy_of(t);
-    mutant->ring[tensor] = ring - 1;
-    for (int32_t i = 0; i < t->num_ops; ++i) {
-      move_refs(mutant->ops[i].reads, mutant->ops[i].num_reads, tensor, ring - 1);
-      move_refs(mutant->ops[i].writes, mutant->ops[i].num_writes, tensor, ring - 1);
+    int32_t slots[SLUICE_MAX_CHUNKS], used = used_slots(t, tensor, slots);
+    tally->rings_of_one += t->ring[tensor] == 1;
+    tally->idle_slots += t->ring[tensor] - used;
+    for (int32_t i = 0; i < used; ++i) {
+      for (int32_t j = i + 1; j < used; ++j) {
+        if (used <= 8 || j == i + 1 || (i == 0 && j == used - 1)) merge_slots(t, tally, tensor, slots[j], slots[i]);
+      }
     }
-    move_refs(mutant->homes, SLUICE_T_COUNT * t->spec.num_chunks, tensor, ring - 1);
-    judge(t, mutant, tally, 1, "ring shrunk: tensor, ring", tensor, ring);
   }
 }
 
@@ -277,10 +296,12 @@ static void Mutants_OfEveryForm_AreAllKilled(void** state) {
     for (uint32_t seed = 1; seed <= 3; ++seed) for_each_form(n, 9, seed * 131u + (uint32_t)n, mutate, &tally);
   }
   printf(
-      "mutants: %lld, killed: %lld (dependency deleted %lld, ring shrunk %lld, read dropped %lld, lane moved %lld, "
+      "mutants: %lld, killed: %lld (dependency deleted %lld, slots merged %lld, read dropped %lld, lane moved %lld, "
       "exchanges swapped %lld), n <= %d\n",
       (long long)tally.mutants, (long long)tally.killed, (long long)tally.by_kind[0], (long long)tally.by_kind[1],
       (long long)tally.by_kind[2], (long long)tally.by_kind[3], (long long)tally.by_kind[4], largest);
+  printf("no mutants: %lld rings of one slot, %lld slots that no chunk of their template uses\n",
+         (long long)tally.rings_of_one, (long long)tally.idle_slots);
   assert_int_equal(tally.killed, tally.mutants);
   for (int kind = 0; kind < 5; ++kind) assert_true(tally.by_kind[kind] > 100);
 }
@@ -379,6 +400,46 @@ static void Guard7_ExchangesAreIssuedAlikeOnAllRanks(void** state) {
   sluice_template_destroy(middle, memory());
 }
 
+typedef struct twins_s {
+  uint32_t seed;
+  int64_t equal, lone; /* lone: no other policy of T_M builds */
+} twins_t;
+
+/* Another rank's template: the same but for T_M's policies. */
+static void compare_with_twin(const sluice_template_t* t, void* user) {
+  twins_t* twins = user;
+  sluice_template_spec_t spec = t->spec;
+  int differs = 0;
+  for (int32_t i = 0; i < spec.num_chunks; ++i) {
+    spec.restore_m[i] = of_m[(next_random(&twins->seed) >> 16) % 3];
+    differs |= spec.restore_m[i] != t->spec.restore_m[i];
+  }
+  sluice_template_t* twin = NULL;
+  if (!differs || sluice_template_build(&spec, memory(), &twin) != SLUICE_OK) {
+    ++twins->lone;
+    return;
+  }
+  if (!sluice_schedule_same_exchanges(t, twin) || t->comm_hash != twin->comm_hash) {
+    fail_msg("exchanges differ: direction %d n %d single %d callback %d halves %d %d bounded %d dedup %d cut %d: %s",
+             spec.direction, spec.num_chunks, spec.single_rank, spec.callback, spec.input_half, spec.weight_half,
+             spec.bounded, spec.dedup, spec.cut_rows, policies_of(t));
+  }
+  ++twins->equal;
+  sluice_template_destroy(twin, memory());
+}
+
+static void Exchanges_OfRanksThatDifferInTM_AreEqual(void** state) {
+  (void)state;
+  twins_t twins = {.seed = 29};
+  for (int32_t n = 1; n <= 12; ++n) {
+    for (int32_t policy = 0; policy < 9; ++policy) for_each_form(n, policy, 0, compare_with_twin, &twins);
+    for (uint32_t seed = 1; seed <= 3; ++seed) for_each_form(n, 9, seed * 61u + (uint32_t)n, compare_with_twin, &twins);
+  }
+  printf("ranks that differ in T_M's policies: %lld pairs with equal exchanges, %lld templates without a twin\n",
+         (long long)twins.equal, (long long)twins.lone);
+  assert_true(twins.equal > 10000);
+}
+
 static void Guard8_HostCopiesAreOnePerChunk(void** state) {
   (void)state;
   sluice_template_t* t = build(spec_with(3, S1, 0));
@@ -433,6 +494,7 @@ int main(void) {
       cmocka_unit_test(Guard4_SecondProductWaitsForTheCombine),
       cmocka_unit_test(Guard5_RestoreWaitsForTheSlotsLastReader),
       cmocka_unit_test(Guard7_ExchangesAreIssuedAlikeOnAllRanks),
+      cmocka_unit_test(Exchanges_OfRanksThatDifferInTM_AreEqual),
       cmocka_unit_test(Guard8_HostCopiesAreOnePerChunk),
       cmocka_unit_test(PublicCode_ActivationOfOneChunkOnly_IsFound),
       cmocka_unit_test(Deadlock_WaitForALaterOp_IsFound),

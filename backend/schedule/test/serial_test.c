@@ -128,6 +128,47 @@ static void Reader_ChangedBytes_AreRefusedByName(void** state) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
+static int32_t find(const sluice_template_t* t, int32_t kind, int32_t chunk) {
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    if (t->ops[i].kind == kind && t->ops[i].chunk == chunk) return i;
+  }
+  fail_msg("no op %s of chunk %d", sluice_op_name(kind), chunk);
+  return -1;
+}
+
+static void Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge(void** state) {
+  (void)state;
+  sluice_template_spec_t spec = {.num_chunks = 4, .keep = 1};
+  for (int32_t i = 0; i < 4; ++i) {
+    spec.restore_di[i] = SLUICE_RESTORE_OFFLOAD, spec.restore_m[i] = SLUICE_RESTORE_RECOMPUTE; /* S3 */
+  }
+  sluice_template_t *t = NULL, *read = NULL;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
+  const int32_t later = find(t, SLUICE_OP_UNPACK, 2), earlier = find(t, SLUICE_OP_COPY_OUT, 0);
+  sluice_op_t* op = &t->ops[later];
+  int32_t* deps = t->deps + op->first_dep;
+  int32_t place = 0;
+  while (place < op->num_deps && deps[place] != earlier) ++place;
+  assert_true(place < op->num_deps); /* the edge that guards slot 0 of T_DI */
+  deps[place] = deps[op->num_deps - 1];
+  --op->num_deps, --t->num_deps;
+  uint64_t bytes = 0;
+  unsigned char* data = written(t, &bytes);
+  assert_int_equal(sluice_schedule_read(data, bytes, sluice_process_allocator(), &read), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(read);
+  sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  char want[256];
+  snprintf(want, sizeof want,
+           "schedule refused: write-after-read on slot 0 of T_DI: op %d (unpack of chunk 2) does not wait for op %d "
+           "(copy_out of chunk 0); the edge from the second to the first is missing",
+           later, earlier);
+  assert_string_equal(info.message, want);
+  free(data);
+  sluice_template_destroy(t, sluice_process_allocator());
+}
+
 static void Json_OfATemplate_NamesItsOps(void** state) {
   (void)state;
   uint32_t seed = 5;
@@ -153,6 +194,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Template_WrittenAndRead_IsTheSame),
       cmocka_unit_test(Reader_ChangedBytes_AreRefusedByName),
+      cmocka_unit_test(Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge),
       cmocka_unit_test(Json_OfATemplate_NamesItsOps),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,68 @@
+/* The allocator counts what it gave, and refuses to pass its limit. */
+#include "backend/base/alloc.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LIMIT = 1024 };
+
+static int calls;
+static void* count_and_allocate(void* user, uint64_t bytes) {
+  (void)user;
+  ++calls;
+  return test_malloc((size_t)bytes);
+}
+static void release(void* user, void* data, uint64_t bytes) {
+  (void)user, (void)bytes;
+  test_free(data);
+}
+
+static void says(sluice_status_t status, const char* text) {
+  sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  assert_int_equal(info.status, status);
+  if (strstr(info.message, text) == NULL) fail_msg("%s", info.message);
+}
+
+static void Allocator_PastItsLimit_IsOverBudgetAndCountsNothing(void** state) {
+  (void)state;
+  sluice_allocator_t a;
+  sluice_allocator_init(&a, count_and_allocate, release, NULL);
+  a.limit = LIMIT, calls = 0;
+  void* held = sluice_alloc(&a, 600, "held"); /* 640, in whole lines */
+  assert_non_null(held);
+  assert_int_equal(a.current_bytes, 640);
+  const uint64_t too_many[] = {385, LIMIT, LIMIT + 1, UINT64_MAX - 8, UINT64_MAX};
+  for (size_t i = 0; i < sizeof too_many / sizeof too_many[0]; ++i) {
+    assert_null(sluice_alloc(&a, too_many[i], "rows"));
+    assert_int_equal(sluice_alloc_status(), SLUICE_E_OVER_BUDGET);
+    says(SLUICE_E_OVER_BUDGET, "would pass the memory budget of 1024 (640 in use)");
+    assert_int_equal(sluice_allocator_charge(&a, too_many[i], "saved rows"), SLUICE_E_OVER_BUDGET);
+    says(SLUICE_E_OVER_BUDGET, "saved rows: ");
+    assert_true(a.current_bytes == 640 && a.peak_bytes == 640 && a.num_live == 1 && calls == 1);
+  }
+  void* rest = sluice_alloc(&a, 384, "what is left");
+  assert_non_null(rest);
+  assert_true(a.current_bytes == LIMIT && a.peak_bytes == LIMIT);
+  assert_int_equal(sluice_allocator_charge(&a, 1, "one more"), SLUICE_E_OVER_BUDGET);
+  sluice_free(&a, rest, 384);
+  assert_int_equal(sluice_allocator_charge(&a, 384, "what is left"), SLUICE_OK);
+  assert_true(a.current_bytes == LIMIT && a.num_live == 1);
+  sluice_allocator_discharge(&a, 384);
+  sluice_free(&a, held, 600);
+  assert_true(a.current_bytes == 0 && a.num_live == 0 && a.peak_bytes == LIMIT);
+  sluice_allocator_deinit(&a);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Allocator_PastItsLimit_IsOverBudgetAndCountsNothing),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

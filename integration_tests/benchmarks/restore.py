@@ -16,6 +16,10 @@ What it must show (--check): at n = 2, 4, 8 at least 99 % of delta under S1 to S
 60 % less than `none` of the same n in at most 1.05 times its step, by recomputing and sending again alone. For that
 these policies run directly beside `none` in pairs (--pairs), since rounds of all cases take half a minute.
 
+Below the table: eq. 6 as printed beside the true peak, and a model of four layers of one context under a stated budget
+(--budget), which --check wants kept. --hot runs one layer under a budget instead, with one expert that gets so many
+times the rows of each other expert, or all rows.
+
 The link: recomputing hides where exchanges bound the backward, so 0.1gbit for the default shape (the sim device says
 1.00 at n = 8 and 16 there, 1.11 at 0.2gbit, where weight gradients and recomputation together pass the exchanges).
 Sending T_DI again is half a backward's exchanges more and hides only where computation bounds it: no link hides both.
@@ -32,10 +36,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, memory  # noqa: E402
+from sluice import config  # noqa: E402
+from sluice._library import load  # noqa: E402
+
+from integration_tests.benchmarks import launch, memory, restore_budget  # noqa: E402
 
 F32 = 4
 PUBLISHED = {2: 23, 4: 34, 8: 38}  # per cent less than without reuse, MPMoE Fig. 11, parameters and gradients included
+SHAPES = {"GPT-S": 192, "BERT-L": 256, "GPT-XL": 512}  # M of MPipeMoE's Table III over 4; H = 4 M
 PAPER_POLICIES = ("S1", "S2", "S3", "S4")
 WITHOUT_COPIES = ("S4", "k/rec", "red/k")
 LEAST_SHARE, LEAST_SAVING, MOST_TIME = 0.99, 0.60, 1.05
@@ -147,10 +155,43 @@ def show(line: dict, none: dict) -> str:
     )
 
 
-def main() -> int:
+def paper(rows: int, M: int, H: int, E: int, n: int) -> dict[str, float]:
+    """Eq. 1 to 6 as printed (elements), by the library: `states`, `saved_share` (eq. 6) and the rest."""
+    library = load()
+    out = library.ffi.new("sluice_paper_footprint_t *")
+    library.lib.sluice_paper_footprint(rows, M, H, E, n, out)
+    return {name: getattr(out, name) for name in ("states", "activations", "temporaries", "saving", "saved_share")}
+
+
+def beside_eq6(lines: list[dict], rows: int, M: int, H: int, E: int) -> list[str]:
+    """Eq. 6 at each n, and the true peak relative to `none` of that n, with eq. 1's states on both sides and without."""
+    text = []
+    base = {line["chunks"]: line for line in lines if line["policy"] == "none"}
+    for n, none in base.items():
+        if n == 1:
+            continue
+        eq = paper(rows, M, H, E, n)
+        states = F32 * eq["states"]
+        found = [
+            f"{line['policy']} {100 * ((line['peak_bytes'] + states) / (none['peak_bytes'] + states) - 1):+.0f} "
+            f"({100 * (line['peak_bytes'] / none['peak_bytes'] - 1):+.0f}) %"
+            for line in lines
+            if line["chunks"] == n and line["policy"] in PAPER_POLICIES
+        ]
+        text.append(
+            f"n = {n}: eq. 6 says {-100 * eq['saved_share']:+.0f} % of everything; the true peak with eq. 1's states "
+            f"(without): {', '.join(found)}"
+        )
+    return text
+
+
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     for name, value in {"T": 2048, "M": 512, "H": 2048, "E": 8, "K": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument(
+        "--shapes", nargs="+", choices=tuple(SHAPES), help="the papers' shapes, scaled, in place of M, H"
+    )
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--pairs", type=int, default=8, help="of each policy without copies beside none")
@@ -158,12 +199,42 @@ def main() -> int:
     parser.add_argument("--link", default="0.1gbit")
     parser.add_argument("--gemm", default="auto")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hot", help='only this: one expert with so many times the rows of each other, or "all" rows')
+    parser.add_argument(
+        "--budget", type=bytes_of, help="of the four layers, or of --hot; default: half of T_DI and T_M"
+    )
     parser.add_argument("--records", type=Path)
     parser.add_argument("--check", action="store_true", help="fail if what must be shown is not")
-    options = parser.parse_args()
-    if (options.T * options.K) % (options.E * max(options.chunks)) != 0:
-        parser.error("T * K must be a multiple of E times the largest n: routing is balanced to the row")
-    progress = launch.Progress()
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes, seconds, no records: does everything run?")
+    return parser
+
+
+def bytes_of(text: str) -> int:
+    """As "memory_budget" in a config."""
+    try:
+        return config.parse({"memory_budget": int(text) if text.isdigit() else text})[1].memory_budget or 0
+    except config.ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def budget_plan(options: argparse.Namespace, layers: int, hot: str | None) -> dict:
+    """For restore_budget_rank.py."""
+    shape = {name: getattr(options, name) for name in "TMHEK"}
+    budget = options.budget or restore_budget.default_budget(options.T * options.K, options.M, options.H, layers)
+    rest = {"gemm": options.gemm, "seed": options.seed, "rounds": options.rounds, "n": 0}
+    return {**shape, **rest, "layers": layers, "hot": hot, "budget": budget}
+
+
+def run_budget(options: argparse.Namespace, layers: int, hot: str | None, progress: launch.Progress) -> dict:
+    """A run under a budget, said aloud."""
+    plan = budget_plan(options, layers, hot)
+    found, link = restore_budget.ask(plan, ranks=options.ranks, link=options.link, progress=progress)
+    print(restore_budget.show(found))
+    return {"plan": plan, "link": link, **found}
+
+
+def run_shape(options: argparse.Namespace, name: str, progress: launch.Progress) -> bool:
+    """The table of one shape and the model of four layers; whether all holds that must."""
     plan = {
         name: getattr(options, name) for name in ("T", "M", "H", "E", "K", "chunks", "rounds", "pairs", "gemm", "seed")
     }
@@ -184,7 +255,7 @@ def main() -> int:
     sizes = footprint(rows, options.M, options.H)
     mib = 1 << 20
     shape = " ".join(f"{name} {getattr(options, name)}" for name in "TMHEK")
-    print(f"\n{shape} W {options.ranks}, link {options.link}, f32")
+    print(f"\n{shape} W {options.ranks}, link {options.link}, f32{f' ({name})' if name else ''}")
     eq2, eq3 = (sizes[name] / mib for name in ("eq2_activations", "eq3_temporaries"))
     print(f"eq. 2 activations {eq2:.1f} MiB, eq. 3 temporaries {eq3:.1f} MiB")
     print("policy  n   saved MiB  slots f/b MiB        peak MiB         of delta      step")
@@ -198,10 +269,40 @@ def main() -> int:
     for line in stock:
         print(show_stock(line))
     text, good = verdicts(lines)
+    text += beside_eq6(lines, rows, options.M, options.H, options.E)
     print("\n".join(["", *text]))
+    model = run_budget(options, restore_budget.LAYERS, None, progress)
     if options.records:
-        fields = {"plan": plan, "link": link, "lines": [*lines, *stock]}
-        launch.write_record(options.records / "restore.json", fields)
+        papers = {n: paper(rows, options.M, options.H, options.E, n) for n in base}
+        fields = {"plan": plan, "link": link, "paper": papers, "lines": [*lines, *stock], "model": model}
+        launch.write_record(options.records / f"restore{f'-{name.lower()}' if name else ''}.json", fields)
+    return good and restore_budget.holds(model)
+
+
+def main() -> int:
+    parser = arguments()
+    options = parser.parse_args()
+    if options.smoke:
+        options.T, options.M, options.H, options.chunks = 256, 32, 64, [1, 2, 4]
+        options.rounds, options.pairs, options.link, options.records = 1, 1, "none", None
+    if options.hot not in (None, "all") and not (options.hot or "").isdigit():
+        parser.error(f'--hot is {options.hot!r}; it must be a whole number or "all"')
+    if (options.T * options.K) % (options.E * max(options.chunks)) != 0:
+        parser.error("T * K must be a multiple of E times the largest n: routing is balanced to the row")
+    progress = launch.Progress()
+    if options.hot:
+        found = run_budget(options, 1, options.hot, progress)
+        if options.records:
+            launch.write_record(options.records / f"restore-hot-{options.hot}.json", found)
+        return 1 if options.check and not restore_budget.holds(found) else 0
+    good = True
+    for name in options.shapes or [""]:
+        if name:
+            options.M, options.H = SHAPES[name], 4 * SHAPES[name]
+        good = run_shape(options, name, progress) and good
+    if options.smoke:
+        for hot in ("10", "all"):
+            run_budget(options, 1, hot, progress)
     return 1 if options.check and not good else 0
 
 

@@ -139,9 +139,9 @@ class EngineBackend:
         """See seam.Backend."""
         return EngineRunner(self.context, spec, self._options)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
         """See seam.Backend."""
-        return self.context.stats()
+        return self.context.stats(reset_peak)
 
     def close(self) -> None:
         """See seam.Backend. Not collective; ranks that unswap alike may swap again."""

@@ -56,8 +56,8 @@ class Backend(Protocol):
         """Makes a layer; no communication."""
         ...
 
-    def stats(self) -> dict[str, Any]:
-        """At least bytes_sent, comm_ns, gemm."""
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+        """At least bytes_sent, comm_ns, gemm. reset_peak: peak_bytes starts anew afterwards."""
         ...
 
     def close(self) -> None:

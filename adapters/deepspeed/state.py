@@ -43,24 +43,25 @@ class LayerState:
         dtype = self._dtype(layer)
         key = (dtype, untouched)
         if key not in self._runners:
-            self._make_or_refuse(key)
+            self._make_checked(key)
             # A plan under a budget counts the layers that there are: with the first, all of them.
             for other in self._family:
                 if not other._runners:
                     other._make(key)
         return self._runners[key], dtype
 
-    def _make_or_refuse(self, key: tuple[torch.dtype, bool]) -> None:
+    def _make_checked(self, key: tuple[torch.dtype, bool]) -> None:
         """Experts that were hooked after the swap run as modules from now on, which the policy may not be for."""
-        try:
-            reason = None if key[1] else policy_of_modules(self.finding.name, self._options)
-        except UnsupportedError as error:
-            for runner in list(self._runners.values())[:1]:  # the other ranks may be on their way into the exchange
-                runner.refuse(str(error))
-            raise
+        reason = None if key[1] else policy_of_modules(self.finding.name, self._options)
         if reason is not None and self.finding.form is not None:  # else the banner has said it
             warnings.warn(f"sluice: {reason}", stacklevel=2)
         self._make(key)
+
+    def refuse(self, message: str) -> None:
+        """Tells the other ranks that this one is not coming, through whichever of its engine layers there is."""
+        if not self._runners:  # the very first call: as it was when it was swapped, which all ranks agreed on
+            self._make((self.finding.dtype, True))
+        next(iter(self._runners.values())).refuse(message)
 
     def _make(self, key: tuple[torch.dtype, bool]) -> None:
         dtype, untouched = key
@@ -175,7 +176,7 @@ class LayerState:
             peer=error.peer,
         )
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
         """For `sluice.stats`."""
         found = self.finding
         return {
@@ -184,7 +185,7 @@ class LayerState:
             "ranks": list(found.ranks),
             "computed_by": "sluice" if self._fused_now else "host modules",
             "why_not_fused": found.why_not_fused,
-            **self._backend.stats(),
+            **self._backend.stats(reset_peak),
         }
 
     # ---- dtypes ----

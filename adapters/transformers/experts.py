@@ -204,7 +204,7 @@ class ExpertsState:
         finally:
             layer.close()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
         """For `sluice.stats`."""
         contract = self._contract
         found = {
@@ -213,7 +213,7 @@ class ExpertsState:
             "why_not_fused": "" if contract is None else contract.reason,
         }
         for layer in self._layers.values():
-            found.update(layer.context.stats())
+            found.update(layer.context.stats(reset_peak))
         return found
 
     def _computed_by(self) -> str:
@@ -344,10 +344,10 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
     print(f"[sluice {sluice.__version__}] {text} | pid {os.getpid()}", flush=True)
 
 
-def stats(module: Any) -> dict[str, Any] | None:
+def stats(module: Any, reset_peak: bool = False) -> dict[str, Any] | None:
     """Numbers of an experts module; None: Sluice has not run it."""
     state = _transported.get(module) or _states.get(module)
-    return None if state is None else state.stats()
+    return None if state is None else state.stats(reset_peak)
 
 
 def transported(module: Any, state: ExpertsState) -> None:

@@ -16,6 +16,7 @@
 
 /* Templates that passes have used. Under a plan they lie in a block of fixed size, and the oldest makes room. */
 #define SLUICE_PLANNED_TEMPLATES   4
+#define SLUICE_SETTLED_PASSES      8    /* of each layer, until slots that only trials needed are given back */
 #define SLUICE_TEMPLATE_LIST_BYTES 128u /* the cache's list of pointers, before it grows */
 typedef struct sluice_template_cache_s {
   sluice_template_t** items;
@@ -26,6 +27,13 @@ typedef struct sluice_template_cache_s {
   uint64_t last_use[SLUICE_PLANNED_TEMPLATES];
   uint64_t num_uses;
 } sluice_template_cache_t;
+
+/* Slots since the last candidate was on trial. */
+typedef struct sluice_settled_s {
+  int32_t had_trials; /* since slots were given back last */
+  int32_t num_passes;
+  uint64_t most_bytes; /* that one of the later half of these passes needed */
+} sluice_settled_t;
 
 typedef struct sluice_trace_s {
   sluice_trace_event_t* events; /* a ring */
@@ -53,6 +61,7 @@ struct sluice_context_s {
   int32_t told_failure; /* a pass failed here after its header: the next header tells the others */
   char failure_text[256];
   sluice_arena_t slots;       /* temporaries of the running pass */
+  sluice_settled_t settled;   /* when slots that only trials needed are given back */
   sluice_arena_t scratch;     /* on a far device: what the host keeps of the running pass */
   sluice_arena_t routes;      /* on a far device: routes of the running forward, in its memory */
   sluice_arena_t binding;     /* offsets and boundaries of the running pass */

@@ -3,6 +3,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/moe/pass.h"
+#include "backend/moe/plan.h"
 #include "backend/moe/weight_grad.h"
 
 const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT] = {
@@ -180,6 +181,28 @@ static sluice_status_t poison(const sluice_pass_t* pass, const sluice_arena_t* a
   return SLUICE_OK;
 }
 
+/* A candidate may need more slots than what is chosen in the end. They stay while anything is on trial, so that trying
+ * costs no fresh pages; after a few settled passes of each layer what only trials needed goes back, once. */
+static sluice_status_t give_back_after_trials(sluice_context_t* context, const sluice_moe_t* moe, uint64_t bytes) {
+  sluice_settled_t* settled = &context->settled;
+  if (!moe->seat.is_settled) {
+    *settled = (sluice_settled_t){.had_trials = 1};
+    return SLUICE_OK;
+  }
+  sluice_arena_t* arena = &context->slots;
+  /* A plan counts its slots beforehand, a graph replays where they lie, a far device would have to wait. */
+  if (!settled->had_trials || sluice_is_planned(moe) || arena->is_fixed || sluice_is_far(moe)) return SLUICE_OK;
+  const int32_t wanted = SLUICE_SETTLED_PASSES * context->num_layers;
+  /* What runs first may still be a candidate's: a backward has its forward's chunks. */
+  if (++settled->num_passes > wanted / 2) settled->most_bytes = max_u64(settled->most_bytes, bytes);
+  if (settled->num_passes < wanted) return SLUICE_OK;
+  uint64_t most = settled->most_bytes;
+  *settled = (sluice_settled_t){0};
+  if (sluice_align_up(most) >= arena->capacity) return SLUICE_OK;
+  sluice_arena_deinit(arena);
+  return sluice_arena_reserve(arena, most, "slots of a pass");
+}
+
 sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   const sluice_binding_t* b = &pass->binding;
   sluice_context_t* context = pass->context;
@@ -199,6 +222,7 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
     SLUICE_TRY(sluice_arena_reset(host, total - scalars, "scratch of a pass"));
     total = scalars;
   }
+  SLUICE_TRY(give_back_after_trials(context, pass->moe, total + tensors));
   SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
   SLUICE_TRY(poison(pass, arena));
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {

@@ -222,6 +222,30 @@ static void check_any_chunks(const char* gemm) {
   }
 }
 
+/* What the layer takes beside its slots and saved tensors (counts, offsets, headers, scratch) is a tenth of them. */
+static void Layer_Peak_IsAtMostSlotsAndSaved(void** state) {
+  (void)state;
+  for (int32_t n = 1; n <= 8; n *= 2) {
+    for (int32_t x = 0; x < 2 * 2 * 2; ++x) {
+      case_t c = world_small_case();
+      c.world_size = 2, c.tokens[0] = c.tokens[1] = 256, c.model_width = 1024, c.hidden_width = 8, c.num_experts = 8;
+      c.top_k = 1, c.num_chunks = n, c.drop_every = x & 1 ? 5 : 0, c.hot_expert = x >> 1 & 1 ? 0 : -1;
+      c.wgrad_mode = x >> 2 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
+      result_t got;
+      world_run(&c, &got);
+      must_work(&c, &got);
+      for (int32_t r = 0; r < 2; ++r) {
+        uint64_t parts = got.slot_bytes[r] + got.saved_bytes[r], peak = got.peak_bytes[r];
+        if (peak * 10 <= parts * 11) continue;
+        fail_msg("rank %d, n %d, drop %d, hot %d, wgrad %d: peak %llu, slots %llu + saved %llu", r, n, c.drop_every,
+                 c.hot_expert, c.wgrad_mode, (unsigned long long)peak, (unsigned long long)got.slot_bytes[r],
+                 (unsigned long long)got.saved_bytes[r]);
+      }
+      world_free(&got);
+    }
+  }
+}
+
 /* Chunks out of rows (the default) or out of tokens: a token's sum has the same rows in the same order. */
 static void Layer_ChunksOfRowsOrTokens_HaveTheSameBits(void** state) {
   (void)state;
@@ -514,6 +538,7 @@ int main(void) {
       cmocka_unit_test(Layer_EveryExpertReady_IsSignalledOnce),
       cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithRef),
       cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithNative),
+      cmocka_unit_test(Layer_Peak_IsAtMostSlotsAndSaved),
       cmocka_unit_test(Layer_ChunksOfRowsOrTokens_HaveTheSameBits),
       cmocka_unit_test(Layer_ChunksOfRows_AskForFewExperts),
       cmocka_unit_test(Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything),

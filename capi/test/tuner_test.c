@@ -97,6 +97,41 @@ static void Decisions_WrittenAndReadAgain_StandFromTheFirstStep(void** state) {
   free(text);
 }
 
+/* n = 1 is tried before anything is known and needs the most slots; n = 16 stands from the second step on. */
+static void AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack(void** state) {
+  (void)state;
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+  tuner_run(w);
+  must_agree(w);
+  char text[sizeof w->written[0]], *to = text;
+  for (const char* from = w->written[0]; *from != 0;) { /* another n in every answer */
+    static const char key[] = "\"num_chunks\": ";
+    if (strncmp(from, key, sizeof key - 1) != 0) {
+      *to++ = *from++;
+      continue;
+    }
+    to += sprintf(to, "%s16", key);
+    from += sizeof key - 1;
+    while (*from >= '0' && *from <= '9') ++from;
+  }
+  *to = 0;
+  uint64_t bytes[2];
+  for (int32_t i = 0; i < 2; ++i) {
+    w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
+    w->wgrad_mode = SLUICE_WGRAD_PER_CHUNK, w->import[0] = w->import[1] = text;
+    w->steps = i == 0 ? 4 : 20;
+    tuner_run(w);
+    must_agree(w);
+    assert_int_equal(w->picks[0][w->num_picks[0] - 1], 16);
+    bytes[i] = w->last_bytes[0];
+    assert_true(i == 1 || bytes[0] >= w->first_bytes[0]); /* not while the layers settle */
+  }
+  printf("%llu bytes while n is on trial, %llu afterwards\n", (unsigned long long)bytes[0],
+         (unsigned long long)bytes[1]);
+  assert_true(bytes[1] * 10 < bytes[0] * 9);
+}
+
 static void Decisions_OfOneRankOnly_AreAMismatch(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
@@ -113,6 +148,7 @@ int main(void) {
       cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
+      cmocka_unit_test(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -119,6 +119,8 @@ static sluice_status_t run_steps(rank_t* r) {
       if (w->num_picks[r->rank] < 4096) w->picks[r->rank][w->num_picks[r->rank]++] = stats.last_num_chunks;
       w->settled[r->rank] = stats.last_is_settled;
       w->peak_bytes[r->rank] = stats.peak_bytes;
+      w->last_bytes[r->rank] = stats.current_bytes;
+      if (w->first_bytes[r->rank] == 0) w->first_bytes[r->rank] = stats.current_bytes;
     }
   }
   TRY(sluice_context_decisions(r->context, w->decisions[r->rank], 64, &w->num_decisions[r->rank]));

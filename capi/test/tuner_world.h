@@ -30,6 +30,8 @@ typedef struct tuner_world_s {
   sluice_tuner_decision_t decisions[MAX_RANKS][64];
   sluice_tuner_policy_t policies[MAX_RANKS][64];
   uint64_t peak_bytes[MAX_RANKS];
+  uint64_t first_bytes[MAX_RANKS]; /* between steps: allocated after the first pass, and after the last */
+  uint64_t last_bytes[MAX_RANKS];
   int32_t num_decisions[MAX_RANKS];
   sluice_tuner_stats_t stats[MAX_RANKS];
   char written[MAX_RANKS][65536];

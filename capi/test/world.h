@@ -77,6 +77,8 @@ typedef struct result_s {
   int32_t calls[WORLD_MAX_RANKS]; /* of callback experts in forward: one for each chunk in which an expert has rows */
   int64_t most_rows[WORLD_MAX_RANKS]; /* of one chunk, callback experts alone */
   uint64_t peak_bytes[WORLD_MAX_RANKS];
+  uint64_t slot_bytes[WORLD_MAX_RANKS]; /* of the forward or the backward, whichever has more */
+  uint64_t saved_bytes[WORLD_MAX_RANKS];
   uint64_t predicted_bytes[WORLD_MAX_RANKS]; /* under a plan of its own: that peak, beforehand */
   uint64_t planned_bytes[WORLD_MAX_RANKS];   /* and what the plan takes at most */
   uint64_t bytes_sent[WORLD_MAX_RANKS];

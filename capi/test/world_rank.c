@@ -22,6 +22,14 @@ double* world_copy_rows(const array_t* a, int32_t dtype) {
   return out;
 }
 
+static void count_slots(rank_t* r, sluice_context_t* context) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  if (context == NULL || sluice_context_get_stats(context, 0, &stats) != SLUICE_OK) return;
+  uint64_t* most = &r->out->slot_bytes[r->rank];
+  if (stats.slot_bytes > *most) *most = stats.slot_bytes;
+  r->out->saved_bytes[r->rank] = stats.saved_bytes;
+}
+
 static void count_ready(void* user, int32_t local) {
   (void)local;
   ++*(int32_t*)user;
@@ -146,6 +154,7 @@ void world_run_rank(rank_t* r) {
     world_tell(SLUICE_FORWARD, 0);
     world_note(r, sluice_moe_forward(moe, &f, world_stream_here(), &step));
     world_tell(SLUICE_FORWARD, 1);
+    count_slots(r, context);
     f.save = NULL, f.save_user = NULL; /* `saved` is the first step's; the others keep what they save themselves */
     for (int32_t i = 1; i < c->outstanding && r->out->status[r->rank] == SLUICE_OK; ++i) {
       world_note(r, sluice_moe_forward(moe, &f, world_stream_here(), &others[i]));
@@ -193,6 +202,7 @@ void world_run_rank(rank_t* r) {
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   if (context != NULL && sluice_context_get_stats(context, 0, &stats) == SLUICE_OK) {
     r->out->peak_bytes[r->rank] = stats.peak_bytes;
+    count_slots(r, context);
     r->out->bytes_sent[r->rank] = stats.bytes_sent;
     r->out->num_chunks[r->rank] = stats.last_num_chunks;
   }

@@ -25,7 +25,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import memory, parts, routing, sluice_side
+from integration_tests.benchmarks import memory, memory_marks, parts, routing, sluice_side
 from integration_tests.benchmarks.cells import CAPACITY_FACTOR, Cell
 from integration_tests.benchmarks.launch import report
 from integration_tests.benchmarks.machine import machine, versions
@@ -137,12 +137,18 @@ def settle(bench: Bench, module: MoE, most: int = 60) -> int:
     """Step a swapped layer until Sluice has chosen its number of chunks; returns the steps taken.
 
     Candidates are tried as ordinary steps; what is measured afterwards is what was chosen. All ranks choose alike.
+    A few steps later the slots that only candidates needed are given back, and the peak of memory starts anew.
     """
+    taken = most
     for step in range(most):
         bench.once(module)
         if sluice_side.stats(module.deepspeed_moe)["last_is_settled"]:
-            return step + 1
-    return most
+            taken = step + 1
+            break
+    for _ in range(sluice_side.STEPS_UNTIL_SLOTS_RETURN):
+        bench.once(module)
+    sluice_side.stats(module.deepspeed_moe, reset_peak=True)
+    return taken
 
 
 def typical(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -261,6 +267,9 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
             max_output_difference=max(gather(difference / max(scale, 1e-30))),
             sluice_stats=gather(sluice_side.per_step(before["sluice"], counters()["sluice"], 2 * stolen.rounds)),
         )
+        record["memory_over_parts"] = memory_marks.memory_over_parts(record["sluice_stats"])
+        if "memory" in record:
+            record["memory_bound"] = memory_marks.memory_bound(record)
         if plan["one_chunk"]:
             record["one_chunk_over_chosen"] = pair_ratios(wall["one_chunk"], wall["sluice"])
         for handle in handles:

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from torch import nn
 
 LANES = ("comm", "compute", "comm_cpu", "pass")
+STEPS_UNTIL_SLOTS_RETURN = (
+    6  # of one layer that has settled: SLUICE_SETTLED_PASSES (8), two passes a step, and to spare
+)
 
 
 class Handle(Protocol):
@@ -47,9 +50,9 @@ def is_swapped(layer: nn.Module) -> bool:
     return type(layer).__module__.split(".")[0] == "sluice"
 
 
-def stats(layer: nn.Module) -> dict[str, Any]:
+def stats(layer: nn.Module, reset_peak: bool = False) -> dict[str, Any]:
     """Counters of a swapped layer's context since it was made: bytes, nanoseconds per lane, memory."""
-    return dict(importlib.import_module("sluice").stats(layer))
+    return dict(importlib.import_module("sluice").stats(layer, reset_peak=reset_peak))
 
 
 def per_step(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, Any]:

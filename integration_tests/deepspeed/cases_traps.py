@@ -277,6 +277,26 @@ def one_rank_refuses() -> str:
     return text
 
 
+def one_rank_doubles_its_experts(after_steps: int) -> str:
+    """Rank 1's experts become f64 after the swap, which no engine layer is for: rank 0 learns of it at once."""
+    host = _swapped([{}], {"timeout": 120})
+    layer = _layer(host)
+    x = torch.randn(8, models.WIDTH)
+    for _ in range(after_steps):
+        layer(x, None)
+    if dist.get_rank() == 1:
+        layer.experts.double()
+    try:
+        layer(x, None)
+        raise AssertionError("no error")
+    except RuntimeError as error:
+        text = f"{type(error).__name__}: {error}"
+    layer.experts.float()
+    layer(x, None)
+    host.sluice.unswap()
+    return text
+
+
 def residual_stays_torchs() -> None:
     """Trap 12."""
     host = _swapped([{"use_residual": True}])
@@ -425,6 +445,9 @@ def trace_and_stats(folder: str) -> list[str]:
     numbers = sluice.stats(host.module.moes[0])
     assert numbers["bytes_sent"] > 0 and numbers["ranks"] == [0, 1] and numbers["num_passes"] == 2
     assert host.sluice.stats() == [sluice.stats(_layer(host))]
+    before = sluice.stats(_layer(host), reset_peak=True)
+    after = sluice.stats(_layer(host))
+    assert before["peak_bytes"] > before["current_bytes"] and after["peak_bytes"] == before["current_bytes"]
     host.sluice.unswap()
     return sorted({event["lane"] for event in events})
 

@@ -32,19 +32,20 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'sluice' has no attribute {name!r}")
 
 
-def stats(layer: Any) -> dict[str, Any]:
+def stats(layer: Any, reset_peak: bool = False) -> dict[str, Any]:
     """Numbers of a swapped layer, of a host module around it, or of a transformers experts module that Sluice has run:
     memory, bytes sent, lane times, what computes.
 
-    Layers with the same ranks share one context, and with it these numbers.
+    Layers with the same ranks share one context, and with it these numbers. reset_peak: once they are read, the
+    peak starts anew at what is allocated now.
     """
     inner = getattr(layer, "deepspeed_moe", layer)
     state = getattr(inner, "_sluice", None)
     experts = sys.modules.get("sluice.adapters.transformers.experts")
     if state is None and experts is not None:
-        found = experts.stats(layer)
+        found = experts.stats(layer, reset_peak)
         if found is not None:
             return dict(found)
     if state is None:
         raise ValueError(f"{type(layer).__name__} does not run on Sluice: no banner, no Sluice")
-    return dict(state.stats())
+    return dict(state.stats(reset_peak))

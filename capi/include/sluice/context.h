@@ -80,7 +80,7 @@ typedef struct sluice_context_stats_s {
   size_t struct_size;     /* set by the caller: sizeof */
   uint64_t current_bytes; /* slots, temporaries and kept step data, allocated now; on CUDA in the device's memory */
   uint64_t peak_bytes;    /* highest current_bytes since the last reset, host-allocated saved buffers included */
-  uint64_t slot_bytes;    /* of those, slots and temporaries of the last pass */
+  uint64_t slot_bytes;    /* of those, slots of the last pass; other passes, candidates on trial too, may need more */
   uint64_t saved_bytes;   /* of those, saved buffers of the last forward */
   uint64_t bytes_sent;    /* payload bytes to other ranks, all passes */
   uint64_t num_passes;

@@ -28,14 +28,14 @@ class SluiceMOELayer(MOELayer):
             self.timers(MOE_TIMER).start()
         hidden, used_token = input[0], input[1] if len(input) > 1 else None
         state = self._sluice
-        runner, dtype = state.runner(self)
         try:
+            runner, dtype = state.runner(self)
             tokens = hidden.reshape(-1, hidden.shape[-1])
             state.check_tokens(tokens, dtype)
             route = routes.ask(self.gate, state.finding.gate_format, tokens, used_token)
         except Exception as error:
             # The others are on their way into the exchange: they must learn that this rank is not coming.
-            runner.refuse(f"{type(error).__name__}: {error}")
+            state.refuse(f"{type(error).__name__}: {error}")
             raise
         self.l_aux, self.exp_counts = route.l_aux, route.exp_counts
         before = state.communication() if state.measures(self) else None

@@ -92,15 +92,22 @@ def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
     if isinstance(form, str):
         form, why = None, form
     sample = _sample(modules, gate, refuse)
+    ranks = _ranks(layer, refuse)
+    experts = int(gate.wg.weight.shape[0])
+    if experts % len(ranks) != 0 or experts // len(ranks) != len(modules):
+        raise refuse(
+            f"its gate chooses among {experts} experts, and each of its {len(ranks)} ranks must hold an equal share of "
+            f"them (this rank holds {len(modules)}): choose num_experts so that ep_size {len(ranks)} divides it"
+        )
     device = device_of_experts(sample)
     if device.type not in ("cpu", "cuda"):
         raise refuse(f"its experts are on {device}; Sluice computes on the CPU and on CUDA devices")
     return Finding(
         layer_id=layer_id,
         name=name,
-        ranks=_ranks(layer, refuse),
+        ranks=ranks,
         gate_format=layout,
-        num_experts=int(gate.wg.weight.shape[0]),
+        num_experts=experts,
         top_k=int(gate.k),
         model_width=width,
         dtype=sample.dtype,

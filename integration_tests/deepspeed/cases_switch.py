@@ -97,6 +97,10 @@ def refused(what: str, policy: str) -> Any:
         groups.mpu = TwoRanksOfTensors()
     elif what == "one rank only" and dist.get_rank() == 1:
         layer.experts.register_forward_hook(lambda *_: None)
+    elif (
+        what == "experts do not divide"
+    ):  # the host's own constructor asserts it; a layer put together by hand does not
+        layer.gate.wg = nn.Linear(WIDTH, 5, bias=False)
     elif what == "float64":
         layer.experts.double()
     try:

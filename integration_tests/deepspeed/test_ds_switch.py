@@ -99,6 +99,7 @@ REFUSALS = {
     "container": "hooked",
     "tensor parallel": "tensor parallelism (groups.mpu says 2)",
     "one rank only": "(on rank 1)",
+    "experts do not divide": "its gate chooses among 5 experts, and each of its 2 ranks must hold an equal share",
     "float64": "torch.float64",
 }
 

@@ -95,6 +95,13 @@ def test_Trap11_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks) -> None:
     assert second.startswith("ValueError") and "width 20, the layer 16" in second
 
 
+@pytest.mark.parametrize("after_steps", [0, 2])
+def test_Trap11_ExpertsOfOneRankBecomeUnsupported_OthersLearnAndGoOn(ranks2: Ranks, after_steps: int) -> None:
+    first, second = ranks2.run("cases_traps:one_rank_doubles_its_experts", after_steps=after_steps)
+    assert first.startswith("PeerRefused") and "rank 1" in first and "float64" in first
+    assert second.startswith("UnsupportedError") and "torch.float64" in second
+
+
 def test_Trap12_Residual_StaysWithTorch(ranks2: Ranks) -> None:
     ranks2.run("cases_traps:residual_stays_torchs")
 

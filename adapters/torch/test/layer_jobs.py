@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 from layer_cases import Case, compare, group, world
-from sluice.adapters.torch import Context, ContextOptions
+from sluice.adapters.torch import Context, ContextOptions, MoeLayer
 from sluice.config import TunerOptions
 from sluice.errors import InvalidArgument, Mismatch, PeerRefused
 
 
 def cases(W):
-    f64, bf16 = torch.float64, torch.bfloat16
+    f64, bf16, f16 = torch.float64, torch.bfloat16, torch.float16
     table = {
         "plain": {},
         "one route": dict(K=1, seed=1),
@@ -47,6 +47,9 @@ def cases(W):
         "deduplicated bf16": dict(deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), dtype=bf16, seed=32),
         "bf16": dict(dtype=bf16, tokens=(64, 33), seed=25),
         "bf16 gated chunks": dict(dtype=bf16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=26),
+        "f16": dict(dtype=f16, tokens=(64, 33), seed=33),
+        "f16 gated chunks": dict(dtype=f16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=34),
+        "f16 deduplicated": dict(dtype=f16, deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), seed=35),
     }
     return {name: Case(W, **options) for name, options in table.items()}
 
@@ -147,6 +150,11 @@ def refusals():
     out.backward(case.cotangents[rank])
     compare(case, rank, out, tokens, weights, params)
     if W > 1:
+        try:
+            MoeLayer(context, model_width=8, num_experts=2 * W + 1, top_k=1)
+            raise AssertionError("experts that no share can be made of went through")
+        except InvalidArgument as error:
+            assert f"{2 * W + 1} experts do not divide over {W} ranks; give expert_rank" in str(error), error
         other = Case(W, tokens=(8,), seed=71).layer(context, layer_id=1 if rank == 0 else 2)
         try:
             other(tokens, ids, weights, params)

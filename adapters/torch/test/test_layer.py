@@ -41,6 +41,9 @@ CASES = [
     "deduplicated bf16",
     "bf16",
     "bf16 gated chunks",
+    "f16",
+    "f16 gated chunks",
+    "f16 deduplicated",
 ]
 WORLDS = [1, 2, 3, 4]
 SOON = 30  # seconds, on the busiest machine: far below the groups' deadline of 60

@@ -133,6 +133,11 @@ class LayerState:
             self._result_dtypes[output.dtype] = (result[0] if isinstance(result, tuple) else result).dtype
         return output.to(self._result_dtypes[output.dtype])
 
+    @property
+    def context(self) -> Any:
+        """The torch adapter's, for `sluice.decisions`; None where tests put another backend."""
+        return getattr(self._backend, "context", None)
+
     # ---- what the host's timers and logger get ----
 
     @staticmethod

@@ -61,8 +61,13 @@ class ContextOptions:
 _alive: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
+def all_alive() -> list[Context]:
+    """Those of this process that can still be asked."""
+    return [context for context in list(_alive) if context.alive]
+
+
 def _remember_all() -> None:
-    """At exit, before the groups close: what was decided goes to the cache for `sluice doctor`."""
+    """At exit, before the groups close: what was decided goes to the cache for `sluice doctor` and the next run."""
     for context in list(_alive):
         with contextlib.suppress(Exception):
             context.remember()
@@ -152,10 +157,11 @@ class Context:
         self._finalizer()
 
     def tune_for(self, model_width: int, hidden_width: int, dtype: int) -> None:
-        """Before each layer: sets the tuner up for the first one. Collective where the options say calibrate."""
+        """Before each layer: sets the tuner up for the first one. Collective where they say calibrate or
+        decisions."""
         if self._is_tuned or self.options.tuner is None:
             return
-        tuner.prepare(self.handle, self.options.tuner, model_width, hidden_width, dtype)
+        tuner.prepare(self, self.options.tuner, (model_width, hidden_width, dtype))
         self._is_tuned = True
 
     def decisions(self) -> list[dict[str, Any]]:
@@ -163,17 +169,26 @@ class Context:
         return tuner.decisions(self.handle)
 
     def remember(self) -> None:
-        """Writes what was decided to the cache folder, once, on the group's first rank. Not collective."""
+        """Leaves what was decided in the cache folder, and where the options keep it, once, on the group's first rank.
+
+        Not collective.
+        """
         if not self.alive or self.calls or not self._remembers or self.ep_group.rank != 0:
             return
         found = [entry for entry in self.decisions() if entry["why"] != "the only one left"]
         self._remembers = False
         place = None if self.options.tuner is None else self.options.tuner.cache
+        if self.options.tuner is not None and self._is_tuned:
+            tuner.keep(self, self.options.tuner)
         decision_log.append([{"ranks": len(self.ep_group.ranks), **entry} for entry in found], place)
 
     def decisions_json(self) -> str:
-        """The same for a file that a later run names as the tuner's "decisions"."""
+        """The same for a file that a later run names as the tuner's "pinned" or "decisions"."""
         return tuner.decisions_json(self.handle)
+
+    def answers(self) -> list[dict[str, Any]]:
+        """The same as plain values, one for each kind of layer and size of batch."""
+        return tuner.answers(self.handle)
 
     def tuner_stats(self) -> dict[str, Any]:
         """Passes timed and raced, seconds that races cost, how often the papers' hypotheses held."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import weakref
 from pathlib import Path
 from typing import Any
 
+import sluice
+from sluice import kept_decisions
 from sluice.config import TUNER_MODES, TunerOptions
 
 from ..._library import Library, load
@@ -71,13 +76,14 @@ def _machine(library: Library, handle: Any, options: TunerOptions, sizes: tuple[
     return out[0]
 
 
-def prepare(handle: Any, options: TunerOptions, model_width: int, hidden_width: int, dtype: int) -> None:
-    """Does what the options say, before a context's first layer is made.
+def prepare(context: Any, options: TunerOptions, sizes: tuple[int, int, int]) -> None:
+    """Does what the options say, before a context's first layer is made; sizes: model width, hidden width, dtype.
 
-    Collective over the context's ranks where it calibrates. A decisions file that does not exist is none.
+    Collective over the context's ranks where it calibrates, or begins with kept decisions.
     """
+    handle = context.handle
     library = load()
-    planner = _machine(library, handle, options, (model_width, hidden_width, dtype))
+    planner = _machine(library, handle, options, sizes)
     try:
         config = library.new("tuner_config")
         config.mode = TUNER_MODES.index(options.mode)
@@ -85,9 +91,55 @@ def prepare(handle: Any, options: TunerOptions, model_width: int, hidden_width: 
         library.check(library.lib.sluice_context_tune(handle, config))
     finally:
         library.lib.sluice_planner_destroy(planner)
-    if options.decisions is not None and Path(options.decisions).exists():
-        text = _read(options.decisions, "decisions")
-        library.check(library.lib.sluice_context_read_decisions(handle, text, len(text)))
+    if options.pinned is not None:
+        _import(handle, _read(options.pinned, "pinned"))
+    if options.decisions is not None:
+        _begin_with_kept(context, options)
+
+
+def _import(handle: Any, text: bytes) -> None:
+    library = load()
+    library.check(library.lib.sluice_context_read_decisions(handle, text, len(text)))
+
+
+# How often each group's ranks have begun with kept decisions: they do so in the same order.
+_begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _begin_with_kept(context: Any, options: TunerOptions) -> None:
+    """The first rank's file counts, since files may be on some machines and not on others."""
+    group = context.ep_group
+
+    def take() -> bytes:
+        path = kept_decisions.place(options.decisions, options.cache)
+        return kept_decisions.take(
+            path, _machine_words(context), lambda text: _import(context.handle, text.encode())
+        ).encode()
+
+    if group.world_size == 1:
+        take()
+        return
+    meeting = group._joined.meeting
+    number = next(_begun.setdefault(meeting, itertools.count()))
+    text = meeting.first(f"begin with kept decisions {number}", take)
+    if text and group.rank != 0:
+        _import(context.handle, text)
+
+
+def _machine_words(context: Any) -> str:
+    placement = context.placement
+    link = "none" if context.ep_group.world_size == 1 else "nccl" if placement.is_cuda else "host"
+    device = "cuda" if placement.is_cuda else "cpu"
+    return kept_decisions.machine_words(
+        device, link, context.ep_group.world_size, context.options.gemm, sluice.__version__
+    )
+
+
+def keep(context: Any, options: TunerOptions) -> None:
+    """Leaves this run's answers in the file that the options name. Not collective; of one rank."""
+    if options.decisions is not None:
+        path = kept_decisions.place(options.decisions, options.cache)
+        kept_decisions.merge(path, _machine_words(context), answers(context.handle))
 
 
 def decisions(handle: Any) -> list[dict[str, Any]]:
@@ -114,13 +166,18 @@ def _restore(number: int) -> str | None:
 
 
 def decisions_json(handle: Any) -> str:
-    """All answers as JSON, for a file that a later run names as "decisions"."""
+    """All answers as JSON, for a file that a later run names as "pinned" or "decisions"."""
     library = load()
     bytes_ = library.ffi.new("uint64_t *")
     library.check(library.lib.sluice_context_write_decisions(handle, library.ffi.NULL, bytes_))
     text = library.ffi.new("char[]", bytes_[0])
     library.check(library.lib.sluice_context_write_decisions(handle, text, bytes_))
     return str(library.ffi.string(text).decode())
+
+
+def answers(handle: Any) -> list[dict[str, Any]]:
+    """The same as plain values, oldest layers' first."""
+    return list(json.loads(decisions_json(handle))["answers"])
 
 
 def stats(handle: Any) -> dict[str, Any]:

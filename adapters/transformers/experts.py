@@ -216,6 +216,10 @@ class ExpertsState:
             found.update(layer.context.stats(reset_peak))
         return found
 
+    def contexts(self) -> list[Context]:
+        """Those of its layers, for `sluice.decisions`."""
+        return [layer.context for layer in self._layers.values()]
+
     def _computed_by(self) -> str:
         if self._options is None:
             return "transformers"
@@ -348,6 +352,12 @@ def stats(module: Any, reset_peak: bool = False) -> dict[str, Any] | None:
     """Numbers of an experts module; None: Sluice has not run it."""
     state = _transported.get(module) or _states.get(module)
     return None if state is None else state.stats(reset_peak)
+
+
+def contexts(module: Any) -> list[Context]:
+    """What Sluice has run an experts module on; nothing where it has not."""
+    state = _transported.get(module) or _states.get(module)
+    return [] if state is None else state.contexts()
 
 
 def transported(module: Any, state: ExpertsState) -> None:

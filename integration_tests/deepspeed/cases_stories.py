@@ -320,3 +320,51 @@ def several_outstanding(depth: int, sluice: dict[str, Any]) -> dict[str, Any]:
             peak = max(state["peak_bytes"] for state in host.sluice.stats())
     gap = max(float((grads[0][name] - grads[1][name]).abs().max()) for name in grads[0])
     return {"gap": gap, "peak": peak}
+
+
+@contextlib.contextmanager
+def _own_cache(folder: str) -> Iterator[str]:
+    """A cache folder for each rank, as on machines of their own; the file of kept decisions in it."""
+    before = os.environ.get("SLUICE_CACHE_DIR")
+    own = os.path.join(folder, f"cache{dist.get_rank()}")
+    os.makedirs(own, exist_ok=True)
+    os.environ["SLUICE_CACHE_DIR"] = own
+    try:
+        yield os.path.join(own, "kept_decisions.json")
+    finally:
+        os.environ.pop("SLUICE_CACHE_DIR")
+        if before is not None:
+            os.environ["SLUICE_CACHE_DIR"] = before
+
+
+def decides_and_leaves(folder: str, tuner: dict[str, Any], files: dict[str, str] | None = None) -> dict[str, Any]:
+    """Trains until n is decided, and leaves.
+
+    files  what lies among a rank's kept decisions before, by rank
+    {"why": of all decisions, "race_passes", "chunks": of the last decision, "exported": number of answers}
+    """
+    import sluice as package
+
+    with _own_cache(folder) as path:
+        text = (files or {}).get(str(dist.get_rank()))
+        if text is not None:
+            with open(path, "w") as out:
+                out.write(text)
+        section = {**SLUICE, "chunks": None, "tuner": tuner}
+        layers = [{"ep_size": 2, "k": 2, "expert": "gated"}]
+        with _unswapped_in_the_end(engine(build(layers), ds_config(), section)) as host:
+            for step in range(100):  # until there is a decision, which all ranks make at the same step
+                _steps(host, step, 1)
+                if package.decisions(host):
+                    break
+            decided = package.decisions(host)
+            context = next(iter(host.sluice._backends.values())).context
+            count = package.export_decisions(os.path.join(folder, f"exported{dist.get_rank()}.json"))
+            races = context.tuner_stats()["race_passes"]
+        dist.barrier()  # the first rank has left its decisions
+    return {
+        "why": [entry["why"] for entry in decided],
+        "race_passes": races,
+        "chunks": decided[-1]["num_chunks"],
+        "exported": count,
+    }

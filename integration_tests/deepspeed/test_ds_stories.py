@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,3 +159,34 @@ def test_SeveralForwardsOutstanding_MoreThanTheBudgetCounts_ErrorSaysWhatToSet(r
     tight = {"memory_budget": needs.pop(), "gemm": "ref"}
     for answer in ranks2.try_run("cases_stories:several_outstanding", depth=64, sluice=tight):
         assert "OVER_BUDGET" in answer["error"]["message"] and "max_outstanding" in answer["error"]["message"], answer
+
+
+KEPT = {"decisions": True}
+
+
+def test_DecisionsKept_SecondRun_BeginsWithThemAndRacesNothing(ranks2: Ranks, tmp_path: Path) -> None:
+    first = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=KEPT)
+    assert all(answer["why"] and "imported" not in answer["why"] and answer["exported"] for answer in first)
+    kept = tmp_path / "cache0" / "kept_decisions.json"
+    text = kept.read_text()
+    assert not (tmp_path / "cache1" / "kept_decisions.json").exists()  # the first rank's file counts
+    again = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=KEPT)
+    for answer, before in zip(again, first):
+        assert set(answer["why"]) == {"imported"} and answer["race_passes"] == 0, again
+        assert answer["chunks"] == before["chunks"]
+    assert json.loads(kept.read_text()) == json.loads(text)
+    pinned = {"pinned": str(tmp_path / "exported0.json")}
+    pins = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=pinned)
+    assert all(set(answer["why"]) == {"imported"} for answer in pins)
+    # On the other rank alone: not taken, and no quarrel between ranks either.
+    kept.unlink()
+    other = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=KEPT, files={"1": text})
+    assert all("imported" not in answer["why"] for answer in other)
+    assert (tmp_path / "cache1" / "kept_decisions.json").read_text() == text
+
+
+def test_DecisionsKept_DamagedOnTheFirstRank_MovedAsideAndTrainingGoesOn(ranks2: Ranks, tmp_path: Path) -> None:
+    found = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=KEPT, files={"0": "{torn"})
+    assert all(answer["why"] and "imported" not in answer["why"] for answer in found)
+    assert (tmp_path / "cache0" / "kept_decisions.json.damaged").read_text() == "{torn"
+    assert "kept_decisions.json is damaged" in ranks2.output(0)

@@ -112,3 +112,13 @@ def test_TwoRanks_FirstCallRefusedOnOne_BothAreToldAndGoOn(ranks: Ranks, saved: 
     assert found[0]["told"].startswith("PeerRefused") and "rank 1" in found[0]["told"]
     assert all(said["shape"] == "[3, 32]" for said in found)
     assert all(said["computed_by"] == "the module's own functions" for said in found)
+
+
+def test_TwoRanks_DecisionsKept_SecondRunBeginsWithThem(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
+    case = {"kind": "qwen3_moe", "path": saved("qwen3_moe"), "folder": str(tmp_path)}
+    first = ranks.run("tf_models:ep_kept", **case)
+    assert all(found["why"] and "imported" not in found["why"] for found in first)
+    assert not (tmp_path / "kept1.json").exists()
+    again = ranks.run("tf_models:ep_kept", **case)
+    for found in again:
+        assert set(found["why"]) == {"imported"} and found["race_passes"] == 0, again

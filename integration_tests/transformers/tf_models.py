@@ -150,6 +150,34 @@ def ep_deduplicated(
     return {"worst": worst, "sent": sent}
 
 
+def ep_kept(kind: str, path: str, folder: str) -> dict[str, Any]:
+    """Trains until n is decided, beginning with and leaving decisions in `folder`: why, and passes of races."""
+    import sluice
+    from sluice.adapters.transformers import experts
+    from transformers.distributed import DistributedConfig
+
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    sluice.configure(tuner={"decisions": f"{folder}/kept{rank}.json"})
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            experts_implementation="sluice",
+            distributed_config=DistributedConfig(fsdp_size=world, ep_size=world, ep_implementation="sluice"),
+        )
+        for _ in range(100):  # until there is a decision, which all ranks make at the same step
+            step(model, batch())
+            if sluice.decisions(model):
+                break
+        decided = sluice.decisions(model)
+        (context,) = {id(each): each for m in model.modules() for each in experts.contexts(m)}.values()
+        races = context.tuner_stats()["race_passes"]
+        context.close()
+    finally:
+        sluice.configure()
+    torch.distributed.barrier()  # the first rank has left its decisions
+    return {"why": [entry["why"] for entry in decided], "race_passes": races}
+
+
 def ep_save(kind: str, path: str, layout: dict[str, int]) -> bool:
     """Whether a model that was loaded split and saved again has the bits it had."""
     from transformers.distributed import DistributedConfig

@@ -48,14 +48,16 @@ class TunerOptions(NamedTuple):
     machine    path of a machine's JSON, for predictions
     calibrate  seconds: this machine is measured before the first layer, or taken from the cache
     cache      folder of measured machines; None: the user's
-    decisions  path of decisions from an earlier run, read if it is there
+    decisions  path of a file of decisions that this run begins with and leaves its own in; True: one in `cache`
+    pinned     path of decisions that must be there and good, alike on all ranks; never written
     """
 
     mode: str = "adaptive"
     machine: str | None = None
     calibrate: float | None = None
     cache: str | None = None
-    decisions: str | None = None
+    decisions: str | bool | None = None
+    pinned: str | None = None
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,16 @@ def _tuner(key: str, value: Any) -> TunerOptions:
     given = {name: item for name, item in value.items() if item is not None}
     if "mode" in given:
         _one_of(TUNER_MODES)(f"{key}.mode", given["mode"])
-    for name in ("machine", "cache", "decisions"):
+    if given.get("decisions") == "auto":
+        raise ConfigError(
+            f'"sluice": "{key}.decisions": the word "auto" is not used here, because some trainers rewrite it: '
+            "write true for a file in the cache folder, or a path"
+        )
+    if isinstance(given.get("decisions"), bool):
+        given["decisions"] = given["decisions"] or None
+    elif "decisions" in given:
+        _text(f"{key}.decisions", given["decisions"])
+    for name in ("machine", "cache", "pinned"):
         if name in given:
             _text(f"{key}.{name}", given[name])
     if isinstance(given.get("calibrate"), bool):
@@ -248,6 +259,8 @@ def _tuner(key: str, value: Any) -> TunerOptions:
     found = TunerOptions(**given)
     if found.machine is not None and found.calibrate is not None:
         raise ConfigError(f'"sluice": "{key}" has machine and calibrate: take one of them out')
+    if found.decisions is not None and found.pinned is not None:
+        raise ConfigError(f'"sluice": "{key}" has decisions and pinned: take one of them out')
     if found.mode == "model" and found.machine is None and found.calibrate is None:
         raise ConfigError(f'"sluice": "{key}.mode" "model" needs a machine to predict with: add "calibrate": true')
     return found

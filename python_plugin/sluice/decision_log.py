@@ -69,14 +69,15 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
                 print(f"sluice: {path} is damaged ({problem}): kept as {path}.damaged, begun anew", file=sys.stderr)
                 known = []
             entries = (known + [{"when": stamp, **entry} for entry in new])[-KEPT:]
-            _replace(path, json.dumps({"sluice_last_decisions": FORM, "entries": entries}, indent=1) + "\n")
+            replace(path, json.dumps({"sluice_last_decisions": FORM, "entries": entries}, indent=1) + "\n")
     except OSError:
         return None
     return path
 
 
-def _replace(path: str, text: str) -> None:
-    handle, beside = tempfile.mkstemp(dir=os.path.dirname(path), prefix=NAME + ".")
+def replace(path: str, text: str) -> None:
+    """Writes a file whole: who reads it sees the old one or the new one."""
+    handle, beside = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=os.path.basename(path) + ".")
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)

@@ -41,6 +41,10 @@ def test_Tuner_Keys_AreRead() -> None:
     assert config.parse(section)[1].tuner == config.TunerOptions("model", None, config.CALIBRATION_SECONDS, "/tmp/c")
     assert config.parse({"tuner": {}})[1].tuner == config.TunerOptions()
     assert config.parse({"tuner": {"calibrate": 2, "decisions": "d.json"}})[1].tuner.calibrate == 2.0
+    assert config.parse({"tuner": {"decisions": True}})[1].tuner.decisions is True
+    assert config.parse({"tuner": {"decisions": False, "pinned": "p.json"}})[1].tuner == config.TunerOptions(
+        pinned="p.json"
+    )
     assert config.parse({"tuner": {"calibrate": False}})[1].tuner.calibrate is None
     options = config.resolve({"enabled": True, "tuner": {"mode": "profile"}}, {"SLUICE": "require"})
     assert options is not None and options.tuner == config.TunerOptions("profile")
@@ -50,11 +54,15 @@ def test_Tuner_Keys_AreRead() -> None:
     "value, text",
     [
         ("profile", "must be an object with keys of mode, machine"),
-        ({"modus": "model"}, "has no key 'modus': known are mode, machine, calibrate, cache, decisions"),
+        ({"modus": "model"}, "has no key 'modus': known are mode, machine, calibrate, cache, decisions, pinned"),
         ({"mode": "fast"}, "must be one of adaptive, profile, model"),
         ({"machine": 3}, "tuner.machine"),
         ({"calibrate": -1}, "tuner.calibrate"),
         ({"calibrate": True, "machine": "m.json"}, "take one of them out"),
+        ({"decisions": "auto"}, "write true for a file"),
+        ({"decisions": 3}, "tuner.decisions"),
+        ({"pinned": True}, "tuner.pinned"),
+        ({"decisions": True, "pinned": "p.json"}, "take one of them out"),
         ({"mode": "model"}, "needs a machine to predict with"),
     ],
 )

@@ -1,0 +1,49 @@
+"""What the ranks of test_kept.py do: runs that begin with decisions in files."""
+
+from pathlib import Path
+
+import sluice
+import torch.distributed as dist
+from layer_cases import Case, group, world
+from sluice.adapters.torch import Context, ContextOptions
+from sluice.config import TunerOptions
+from sluice.errors import InvalidArgument
+
+
+def kept_file(folder, first, others):
+    """A context that begins with `first` in the first rank's file and `others` in the others': what it says, and what
+    lies in the first rank's file afterwards."""
+    W, rank = world()
+    path = Path(folder) / f"kept{rank}.json"
+    text = first if rank == 0 else others
+    if text is not None:
+        path.write_text(text)
+    context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(decisions=str(path))))
+    case = Case(W, tokens=(60, 60, 60), seed=51)
+    layer = case.layer(context, num_chunks=0)
+    for _ in range(100):  # until there is a decision, which all ranks make at the same step
+        tokens, ids, weights, params = case.inputs(rank)
+        layer(tokens, ids, weights, params).backward(case.cotangents[rank])
+        if context.decisions():
+            break
+    why = [entry["why"] for entry in context.decisions()]
+    exported = Path(folder) / f"exported{rank}.json"
+    count = sluice.export_decisions(exported)
+    context.close()
+    dist.barrier()
+    return why, count, exported.read_text()
+
+
+def pinned_file(folder, text):
+    """A pinned file that is not good is an error on the rank that has it."""
+    path = Path(folder) / "pinned.json"
+    if text is not None:
+        path.write_text(text)
+    context = Context(None, ContextOptions(tuner=TunerOptions(pinned=str(path))))
+    try:
+        Case(1, tokens=(8,)).layer(context)
+    except InvalidArgument as error:
+        return str(error)
+    finally:
+        context.close()
+    return None

@@ -1,0 +1,58 @@
+"""Decisions that outlive a run: kept files, damaged ones, one rank's, pinned ones."""
+
+import json
+import os
+
+import pytest
+import ranks
+import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+
+
+def test_Kept_FirstRanksFileAlone_BeginsAllRanks(tmp_path):
+    first = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=None, others=None)
+    assert all("imported" not in why and count == 1 for why, count, _ in first)
+    assert first[0][2] == first[1][2]  # all ranks export the same
+    assert not (tmp_path / "kept1.json").exists()
+    kept = (tmp_path / "kept0.json").read_text()
+    (machine,) = json.loads(kept)["machines"]
+    assert "2 ranks" in machine and "link host" in machine
+    again = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=kept, others="not for me")
+    assert all(why == ["imported"] and count == 1 for why, count, _ in again)
+    assert (tmp_path / "kept1.json").read_text() == "not for me"
+    assert json.loads((tmp_path / "kept0.json").read_text()) == json.loads(kept)
+    exported = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=first[1][2], others=None)
+    assert all(why == ["imported"] for why, _, _ in exported)
+
+
+def test_Kept_OnTheOtherRankAlone_IsNotTaken(tmp_path):
+    kept = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=None, others=None)[0][2]
+    (tmp_path / "kept0.json").unlink()
+    found = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=None, others=kept)
+    assert all(why and "imported" not in why for why, _, _ in found)
+
+
+def _bad(answer):
+    return json.dumps({"sluice_decisions": 2, "answers": [answer]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"train_batch_size": 4}',
+        _bad(  # the library finds what is wrong with this one
+            {"layer": "a1b2c3d4e5f60718", "rows": 64, "num_chunks": 4000}
+        ),
+    ],
+)
+def test_Kept_Damaged_MovedAsideAndTrainingGoesOn(tmp_path, text):
+    found = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=text, others=None)
+    assert all(why and "imported" not in why for why, _, _ in found)
+    assert (tmp_path / "kept0.json.damaged").read_text() == text
+    assert json.loads((tmp_path / "kept0.json").read_text())["machines"]
+
+
+@pytest.mark.parametrize("text, words", [(None, "cannot be read"), ("{", "decisions"), ("{}", "sluice_decisions")])
+def test_Pinned_NotGood_IsAnError(tmp_path, text, words):
+    (told,) = ranks.run(1, "kept_jobs:pinned_file", folder=str(tmp_path), text=text)
+    assert words in told
+    assert os.listdir(tmp_path) == ([] if text is None else ["pinned.json"])

@@ -1,0 +1,154 @@
+"""Decisions that later runs begin with: the file of "tuner": {"decisions": ...}, as the library writes and reads them.
+
+One file for all machines: an answer is good for the machine that it was found on, so answers lie under its words. The
+file is replaced whole, under a lock. What is no such file is moved aside, with a word; what cannot be read or written
+is let go, with one: training never fails for it. A file of `sluice.export_decisions` may stand in its place: then its
+answers are taken for this machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sluice import decision_log
+
+FORM = 1
+EXPORTED = 2  # what the library writes; it reads form 1 as well
+KEPT = 4096  # answers of one machine
+NAME = "kept_decisions.json"
+
+Answers = list[dict[str, Any]]
+
+
+class Damaged(ValueError):
+    """The file is not one of ours."""
+
+
+def place(named: str | bool, cache: str | None) -> str:
+    """The file: as named, or for True the one in the cache folder."""
+    return named if isinstance(named, str) else os.path.join(decision_log.folder(cache), NAME)
+
+
+def machine_words(device: str, link: str, world_size: int, gemm: str, version: str) -> str:
+    """Everything that an answer depends on besides its layer: what measured machines are kept under, less the sizes."""
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    return (
+        f"version {version}; device {device}, {_processor()}, {os.cpu_count()} cores, {threads} threads; "
+        f"link {link}, {world_size} ranks; products {gemm}"
+    )
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            name, colon, value = line.partition(":")
+            if colon and name.strip() == "model name":
+                return value.strip()
+    return "unknown processor"
+
+
+def read(path: str, machine: str) -> Answers:
+    """This machine's answers; none where there is no file. Damaged says what is wrong with it."""
+    found = _machines(path, machine).get(machine, [])
+    if not all(_is_answer(answer) for answer in found):
+        raise Damaged("its answers are no list of layers with rows")
+    return found
+
+
+def _is_answer(answer: Any) -> bool:
+    return isinstance(answer, dict) and isinstance(answer.get("layer"), str) and type(answer.get("rows")) is int
+
+
+def _machines(path: str, machine: str) -> dict[str, Answers]:
+    try:
+        with open(path) as file:
+            data = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise Damaged(f"not JSON: {error}") from error
+    if isinstance(data, dict) and data.get("sluice_decisions") in (1, EXPORTED):
+        data = {"sluice_kept_decisions": FORM, "machines": {machine: data.get("answers")}}
+    if not isinstance(data, dict) or data.get("sluice_kept_decisions") != FORM:
+        raise Damaged("of another version, or no decisions at all")
+    machines = data.get("machines")
+    if not isinstance(machines, dict) or not all(isinstance(answers, list) for answers in machines.values()):
+        raise Damaged("it has no answers by machine")
+    return machines
+
+
+def text_of(answers: Answers) -> str:
+    """As the library reads them."""
+    return json.dumps({"sluice_decisions": EXPORTED, "answers": answers}) + "\n"
+
+
+def take(path: str, machine: str, accept: Callable[[str], None]) -> str:
+    """This machine's answers as text that `accept` took without an error; "" where there are none.
+
+    Never fails: a file that cannot be used is moved aside, and stderr says so.
+    """
+    try:
+        answers = read(path, machine)
+        text = text_of(answers) if answers else ""
+        if text:
+            accept(text)
+        return text
+    except OSError as error:
+        _say(f"{path} cannot be read ({error.strerror}): training goes on without its decisions")
+    except Exception as problem:  # of the file, or of the library about what is in it
+        _move_aside(path, problem)
+    return ""
+
+
+def merge(path: str, machine: str, new: Answers) -> None:
+    """Puts answers into the file, each in place of an older one for the same layers and size. Never fails."""
+    if not new:
+        return
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(path + ".lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                machines = _machines(path, machine)
+                known = read(path, machine)
+            except Damaged as problem:
+                _move_aside(path, problem)
+                machines, known = {}, []
+            machines[machine] = latest([*known, *new])[-KEPT:]
+            decision_log.replace(
+                path, json.dumps({"sluice_kept_decisions": FORM, "machines": machines}, indent=1) + "\n"
+            )
+    except OSError as error:
+        _say(f"{path} cannot be written ({error.strerror}): the decisions of this run are not kept")
+
+
+def latest(answers: Iterable[dict[str, Any]]) -> Answers:
+    """Of answers for the same layers and size the last one only, in order."""
+    found: dict[tuple[str, int, bool], dict[str, Any]] = {}
+    for answer in answers:
+        found.pop(_key(answer), None)  # so that it becomes the newest
+        found[_key(answer)] = answer
+    return list(found.values())
+
+
+def _key(answer: dict[str, Any]) -> tuple[str, int, bool]:
+    """Layers of one kind, a size in the tuner's steps of 2^(1/4) (sluice_search_bucket), with or without a plan."""
+    size = math.floor(4 * math.log2(max(int(answer["rows"]), 1)) + 0.5)
+    return answer["layer"], size, "restore_input" in answer
+
+
+def _move_aside(path: str, problem: Exception) -> None:
+    with contextlib.suppress(OSError):
+        os.replace(path, path + ".damaged")
+    _say(f"{path} is damaged ({problem}): kept as {path}.damaged, begun anew; training goes on")
+
+
+def _say(text: str) -> None:
+    print(f"sluice: {text}", file=sys.stderr, flush=True)

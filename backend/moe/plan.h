@@ -96,6 +96,19 @@ sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* 
                                  const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                  sluice_plan_data_t* out_plan);
 
+/* What a plan's categories hold, and where its slots are fullest. */
+typedef struct sluice_plan_breakdown_s {
+  uint64_t communication; /* of slots: rows on their way out or just in, parcels */
+  uint64_t saved;         /* of step: kept and offloaded rows */
+  uint64_t deferred;      /* of step: gradient rows between the halves of a backward */
+  uint64_t peak_slots;    /* of slots, what holds rows at once at the op below */
+  int32_t peak_direction; /* whose slots are the larger: SLUICE_FORWARD, _BACKWARD */
+  int32_t peak_op;        /* sluice_op_kind_t */
+} sluice_plan_breakdown_t;
+
+sluice_status_t sluice_plan_break_down(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+                                       sluice_plan_breakdown_t* out);
+
 /* Bytes at the plan's ceilings. */
 sluice_status_t sluice_plan_measure(sluice_moe_t* moe, sluice_plan_data_t* plan);
 /* Sizes the candidate of `plan` (its inputs, n, policies and mode) anew where it shares `least` bytes of slots,

@@ -56,12 +56,10 @@ static uint64_t far_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t
          sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_MIDDLE);
 }
 
-uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
-                                const int64_t* kept_chunk_rows, int64_t num_tokens, int64_t num_sent,
-                                int64_t num_rows) {
-  if (sluice_is_far(moe)) return far_step_bytes(moe, plan); /* whatever the routing */
-  uint64_t bytes = sluice_align_up(sizeof(sluice_step_t)) +
-                   sluice_align_up(sluice_binding_meta_bytes_of(moe, num_chunks, num_tokens, num_sent, num_rows));
+/* The step's buffers of kept and offloaded rows. */
+static uint64_t stored_buffers(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
+                               const int64_t* kept_chunk_rows) {
+  uint64_t bytes = 0;
   const int32_t policy[] = {plan->restore_di, plan->restore_m};
   const int32_t tensor[] = {SLUICE_T_KEPT_DI, SLUICE_T_KEPT_M};
   for (int which = 0; which < 2; ++which) {
@@ -81,6 +79,15 @@ uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_
   return bytes;
 }
 
+uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
+                                const int64_t* kept_chunk_rows, int64_t num_tokens, int64_t num_sent,
+                                int64_t num_rows) {
+  if (sluice_is_far(moe)) return far_step_bytes(moe, plan); /* whatever the routing */
+  uint64_t bytes = sluice_align_up(sizeof(sluice_step_t)) +
+                   sluice_align_up(sluice_binding_meta_bytes_of(moe, num_chunks, num_tokens, num_sent, num_rows));
+  return bytes + stored_buffers(moe, plan, num_chunks, kept_chunk_rows);
+}
+
 /* Whether every chunk has the plan's policies whatever the routing. */
 static int is_uniform(const sluice_plan_data_t* plan) {
   return plan->kept_rows >= plan->worst_rows || !(is_stored(plan->restore_di) || is_stored(plan->restore_m));
@@ -95,10 +102,8 @@ static void fill_policies(const sluice_plan_data_t* plan, sluice_template_spec_t
   }
 }
 
-/* A small template has all the rings that a large one has. Where the number of chunks is fixed it is the template that
- * will run. weights: SLUICE_WEIGHTS_* of a backward. */
-static sluice_status_t build_small(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
-                                   int32_t weights, sluice_template_t** out_schedule) {
+sluice_status_t sluice_plan_small_template(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                           int32_t weights, sluice_template_t** out_schedule) {
   int is_fixed = sluice_layer_ceiling(moe) > 0;
   sluice_template_spec_t spec = {
       .direction = direction,
@@ -117,9 +122,8 @@ static sluice_status_t build_small(const sluice_moe_t* moe, const sluice_plan_da
   return sluice_template_build(&spec, sluice_process_allocator(), out_schedule);
 }
 
-/* Of all slots of a tensor at the ceilings, by such a template; 0 for what steps keep and the host's own tensors. */
-static uint64_t tensor_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, const sluice_template_t* schedule,
-                             int32_t t) {
+uint64_t sluice_plan_tensor_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+                                  const sluice_template_t* schedule, int32_t t) {
   const sluice_template_spec_t* spec = &schedule->spec;
   int given = t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M || t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
   uint64_t row = sluice_pass_row_bytes(moe, t), ring = (uint64_t)schedule->ring[t];
@@ -138,13 +142,12 @@ static uint64_t tensor_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* 
   return ring * sluice_align_up(rows * row);
 }
 
-/* Slots of one direction, and the scratch behind them. */
-static sluice_status_t measure_slots(sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
-                                     uint64_t* out_bytes) {
+sluice_status_t sluice_plan_slot_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                       uint64_t* out_bytes) {
   sluice_template_t* schedule = NULL;
-  SLUICE_TRY(build_small(moe, plan, direction, SLUICE_WEIGHTS_NOW, &schedule));
+  SLUICE_TRY(sluice_plan_small_template(moe, plan, direction, SLUICE_WEIGHTS_NOW, &schedule));
   uint64_t tensors = 0;
-  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) tensors += tensor_bytes(moe, plan, schedule, t);
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) tensors += sluice_plan_tensor_bytes(moe, plan, schedule, t);
   sluice_template_destroy(schedule, sluice_process_allocator());
   if (direction == SLUICE_BACKWARD) {
     tensors += sluice_align_up(sluice_weight_sum_ceiling(moe, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
@@ -164,9 +167,9 @@ sluice_status_t sluice_plan_deferred_bytes(const sluice_moe_t* layer, const slui
   sluice_moe_t widest = *layer;
   widest.num_local = sluice_plan_most_local(layer);
   sluice_template_t* schedule = NULL;
-  SLUICE_TRY(build_small(&widest, plan, SLUICE_BACKWARD, SLUICE_WEIGHTS_LATER, &schedule));
+  SLUICE_TRY(sluice_plan_small_template(&widest, plan, SLUICE_BACKWARD, SLUICE_WEIGHTS_LATER, &schedule));
   for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
-    out_bytes[i] = tensor_bytes(&widest, plan, schedule, sluice_deferred_tensors[i]);
+    out_bytes[i] = sluice_plan_tensor_bytes(&widest, plan, schedule, sluice_deferred_tensors[i]);
   }
   sluice_template_destroy(schedule, sluice_process_allocator());
   return SLUICE_OK;
@@ -247,14 +250,28 @@ static uint64_t step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* pl
          sluice_binding_meta_bytes_of(moe, plan->max_chunks, 0, 0, 0);
 }
 
+uint64_t sluice_plan_saved_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  int64_t rows[SLUICE_MAX_CHUNKS] = {plan->kept_rows};
+  if (sluice_is_far(moe)) {
+    return sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_INPUT) +
+           sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_MIDDLE) -
+           sluice_binding_routes_bytes(moe, plan->inputs.max_tokens);
+  }
+  if (sluice_layer_ceiling(moe) == 0) {
+    return stored_buffers(moe, plan, 1, rows) + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT;
+  }
+  for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
+  return stored_buffers(moe, plan, plan->num_chunks, rows);
+}
+
 sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* plan) {
   uint64_t forward = 0, backward = 0, between = 0;
   /* Ceilings are those of the rank with the most experts, so that all ranks find the same plan. */
   sluice_moe_t widest = *layer;
   widest.num_local = sluice_plan_most_local(layer);
   sluice_moe_t* moe = &widest;
-  SLUICE_TRY(measure_slots(moe, plan, SLUICE_FORWARD, &forward));
-  SLUICE_TRY(measure_slots(moe, plan, SLUICE_BACKWARD, &backward));
+  SLUICE_TRY(sluice_plan_slot_bytes(moe, plan, SLUICE_FORWARD, &forward));
+  SLUICE_TRY(sluice_plan_slot_bytes(moe, plan, SLUICE_BACKWARD, &backward));
   SLUICE_TRY(between_halves(moe, plan, &between));
   sluice_plan_bytes_t* b = &plan->bytes;
   memset(b, 0, sizeof *b);

@@ -35,6 +35,18 @@ uint64_t sluice_plan_stored_row_bytes(const sluice_moe_t* moe, const sluice_plan
 uint64_t sluice_plan_offloaded_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 /* Of the host pool, when `kept_rows` rows of each outstanding forward are offloaded. */
 uint64_t sluice_plan_host_pool_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t kept_rows);
+/* Of the kept and offloaded rows of one outstanding forward, at their ceilings. */
+uint64_t sluice_plan_saved_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+/* A template that has all the rings of the plan's, with few chunks; under ceilings the one that will run. weights:
+ * SLUICE_WEIGHTS_* of a backward. out_schedule: new, of the process's allocator. */
+sluice_status_t sluice_plan_small_template(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                           int32_t weights, sluice_template_t** out_schedule);
+/* Of all slots of a tensor at the ceilings, by such a template; 0 for what steps keep and the host's own tensors. */
+uint64_t sluice_plan_tensor_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+                                  const sluice_template_t* schedule, int32_t tensor);
+/* Of one direction: slots, and the scratch behind them. */
+sluice_status_t sluice_plan_slot_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                       uint64_t* out_bytes);
 /* Of the arenas of routes and offsets, of places of slots, of rows by block (0: nothing is cut), and of parcels (0:
  * rows travel). */
 uint64_t sluice_plan_routing_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);

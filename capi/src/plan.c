@@ -2,6 +2,7 @@
 #include "sluice/plan.h"
 
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/base/structs.h"
@@ -143,7 +144,13 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_get_info: %s is NULL",
                        plan == NULL ? "plan" : "out_info");
   }
+  size_t size = out_info->struct_size;
+  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
+    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_plan_info_t: struct_size is %zu; set it to sizeof the struct", size);
+  }
   const sluice_plan_data_t* d = &plan->data;
+  sluice_plan_breakdown_t parts;
+  SLUICE_TRY(sluice_plan_break_down(plan->moe, d, &parts));
   sluice_plan_info_t info;
   memset(&info, 0, sizeof info);
   info.struct_size = sizeof info;
@@ -157,10 +164,10 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
   info.product_bytes = d->bytes.products, info.step_bytes = d->bytes.step, info.total_bytes = d->bytes.total;
   info.relative_time = d->cost;
   info.host_pool_bytes = d->bytes.host_pool;
-  size_t size = out_info->struct_size;
-  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_plan_info_t: struct_size is %zu; set it to sizeof the struct", size);
-  }
+  info.communication_bytes = parts.communication, info.saved_bytes = parts.saved;
+  info.deferred_bytes = parts.deferred, info.peak_slot_bytes = parts.peak_slots;
+  info.peak_direction = parts.peak_direction;
+  snprintf(info.peak_op, sizeof info.peak_op, "%s", sluice_op_name(parts.peak_op));
   info.struct_size = size;
   memset(out_info, 0, size);
   memcpy(out_info, &info, size < sizeof info ? size : sizeof info);

@@ -240,7 +240,7 @@
   MEMBER(sluice_plan_config_t, wgrad_mode, 56, 4) \
   MEMBER(sluice_plan_config_t, halves_apart, 60, 4) \
   MEMBER(sluice_plan_config_t, host_memory_budget, 64, 8) \
-  STRUCT(sluice_plan_info_t, 144) \
+  STRUCT(sluice_plan_info_t, 208) \
   MEMBER(sluice_plan_info_t, struct_size, 0, 8) \
   MEMBER(sluice_plan_info_t, max_tokens, 8, 8) \
   MEMBER(sluice_plan_info_t, chunk_rows, 16, 8) \
@@ -263,6 +263,12 @@
   MEMBER(sluice_plan_info_t, total_bytes, 120, 8) \
   MEMBER(sluice_plan_info_t, relative_time, 128, 8) \
   MEMBER(sluice_plan_info_t, host_pool_bytes, 136, 8) \
+  MEMBER(sluice_plan_info_t, communication_bytes, 144, 8) \
+  MEMBER(sluice_plan_info_t, saved_bytes, 152, 8) \
+  MEMBER(sluice_plan_info_t, deferred_bytes, 160, 8) \
+  MEMBER(sluice_plan_info_t, peak_slot_bytes, 168, 8) \
+  MEMBER(sluice_plan_info_t, peak_direction, 176, 4) \
+  MEMBER(sluice_plan_info_t, peak_op, 180, 28) \
   STRUCT(sluice_plan_candidate_t, 40) \
   MEMBER(sluice_plan_candidate_t, num_chunks, 0, 4) \
   MEMBER(sluice_plan_candidate_t, restore_input, 4, 4) \

@@ -130,6 +130,23 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
   test_free(b.ids);
 }
 
+static uint64_t lines(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* What is saved is kept or offloaded rows, each buffer of them (or none) in whole lines, and a line for each chunk; the
+ * slots are fullest at an op, and never fuller than they are large. */
+static void check_breakdown(const layer_t* l, const sluice_plan_config_t* config, const sluice_plan_info_t* info,
+                            int32_t gated) {
+  const uint64_t element = l->is_bf16 ? 2 : 4, kept = (uint64_t)info->kept_rows;
+  const uint64_t input = config->restore_input == SLUICE_RESTORE_REDISPATCH ? 0 : kept * (uint64_t)l->width * element;
+  const uint64_t middle =
+      config->restore_middle == SLUICE_RESTORE_RECOMPUTE ? 0 : kept * (uint64_t)l->hidden * element * (gated ? 2u : 1u);
+  assert_int_equal(info->saved_bytes, lines(input > 0 ? input : 1) + lines(middle > 0 ? middle : 1) + 2 * 64 +
+                                          (uint64_t)info->max_chunks * 2 * 64);
+  assert_true(info->saved_bytes < info->step_bytes && info->deferred_bytes == 0);
+  assert_int_equal(info->communication_bytes, 0); /* of one rank */
+  assert_true(info->peak_slot_bytes > 0 && info->peak_slot_bytes <= info->slot_bytes);
+}
+
 /* The allocator's high-water mark is what the plan says, to the byte. */
 static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
   (void)state;
@@ -160,6 +177,7 @@ static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
     assert_int_equal(info.total_bytes, info.base_bytes + info.slot_bytes + info.routing_bytes + info.schedule_bytes +
                                            info.header_bytes + info.product_bytes +
                                            (uint64_t)outstanding * info.step_bytes);
+    check_breakdown(&l, &config, &info, gated);
     assert_int_equal(sluice_moe_use_plan(l.moe, plan), SLUICE_OK);
     uint64_t steps = 0;
     run_steps(&l, gated, outstanding, random, &steps, plan);

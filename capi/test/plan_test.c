@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -71,6 +72,71 @@ static void Plan_BadInput_IsNamed(void** state) {
   close_layer(&l);
 }
 
+/* One of two ranks, for its plans alone. */
+typedef struct pair_s {
+  sluice_local_group_t* group;
+  sluice_comm_t* comm;
+  rig_t rig;
+} pair_t;
+
+static void open_pair(pair_t* p) {
+  sluice_comm_config_t comm;
+  sluice_comm_config_init(&comm, sizeof comm);
+  comm.rank = 0, comm.world_size = 2;
+  WORKS(sluice_local_group_create(2, &p->group));
+  WORKS(sluice_comm_create_local(p->group, &comm, &p->comm));
+  sluice_moe_config_t config = rig_config();
+  config.model_width = 16, config.hidden_width = 64, config.top_k = 1, config.gated = 0, config.num_chunks = 0;
+  WORKS(rig_open(&p->rig, p->comm, &config));
+}
+
+static void close_pair(pair_t* p) {
+  rig_close(&p->rig);
+  sluice_comm_destroy(p->comm);
+  sluice_local_group_destroy(p->group);
+}
+
+static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, int32_t restore_middle, int32_t halves) {
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = 64, config.num_chunks = n, config.halves_apart = halves;
+  config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+  config.restore_input = restore_input, config.restore_middle = restore_middle;
+  sluice_plan_t* plan = NULL;
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  WORKS(sluice_plan_create(p->rig.moe, &config, &plan));
+  WORKS(sluice_plan_get_info(plan, &info));
+  sluice_plan_destroy(plan);
+  return info;
+}
+
+static void PlanInfo_Categories_SayWhatTheyHold(void** state) {
+  (void)state;
+  pair_t p;
+  open_pair(&p);
+  for (int32_t n = 1; n <= 8; n *= 2) {
+    const sluice_plan_info_t none = info_of(&p, n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, 0);
+    const sluice_plan_info_t s4 = info_of(&p, n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, 0);
+    const sluice_plan_info_t apart = info_of(&p, n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, 1);
+    /* Rows that go out and rows that came, both at most a chunk's; more rings where more is on its way. */
+    const uint64_t most = (uint64_t)(none.chunk_rows > 64 ? none.chunk_rows : 64) * 16 * sizeof(float);
+    assert_true(none.communication_bytes >= 2 * (uint64_t)none.chunk_rows * 16 * sizeof(float));
+    assert_true(none.communication_bytes <= 4 * (most + 64) && none.communication_bytes < none.slot_bytes);
+    assert_true(none.saved_bytes >= (uint64_t)none.kept_rows * (16 + 64) * sizeof(float));
+    assert_true(s4.kept_rows == 0 && s4.saved_bytes <= (uint64_t)(2 + s4.max_chunks) * 2 * 64);
+    assert_true(none.deferred_bytes == 0 && apart.deferred_bytes > 0);
+    assert_int_equal(apart.step_bytes - apart.deferred_bytes, none.step_bytes);
+    assert_int_equal(none.peak_direction, SLUICE_BACKWARD); /* two tensors of width H there, one in forward */
+    assert_true(none.peak_slot_bytes <= none.slot_bytes && s4.peak_slot_bytes <= s4.slot_bytes);
+    /* What the weight gradients of one chunk read is there at once: T_DI, dT_DO, and two of width H. */
+    assert_true(s4.peak_slot_bytes >= (uint64_t)s4.chunk_rows * (2 * 16 + 2 * 64) * sizeof(float));
+    if (strstr(s4.peak_op, "_grad") == NULL) fail_msg("n %d: %s", n, s4.peak_op);
+    printf("n %d: S4 takes %llu of slots, %llu at once at %s\n", n, (unsigned long long)s4.slot_bytes,
+           (unsigned long long)s4.peak_slot_bytes, s4.peak_op);
+  }
+  close_pair(&p);
+}
+
 static void PaperFootprint_IsAsPrinted(void** state) {
   (void)state;
   sluice_paper_footprint_t f;
@@ -86,6 +152,7 @@ static void PaperFootprint_IsAsPrinted(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Plan_BadInput_IsNamed),
+      cmocka_unit_test(PlanInfo_Categories_SayWhatTheyHold),
       cmocka_unit_test(PaperFootprint_IsAsPrinted),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -70,8 +70,18 @@ typedef struct sluice_plan_info_s {
   double relative_time; /* of forward and backward, comparable between candidates only: seconds by the context's tuner
                            where it has a machine (sluice_context_tune), else by the papers' closed forms */
   uint64_t host_pool_bytes; /* of total_bytes, what offloaded rows of max_outstanding forwards take at most */
+  uint64_t
+      communication_bytes;  /* of slot_bytes, rows on their way to other ranks or just in; the rest are temporaries */
+  uint64_t saved_bytes;     /* of step_bytes, kept and offloaded rows; offloaded ones not on CUDA */
+  uint64_t deferred_bytes;  /* of step_bytes, with halves_apart: gradient rows between the halves; what is neither
+                               this nor saved are routes and counts */
+  uint64_t peak_slot_bytes; /* of slot_bytes, what holds rows at once where that is most, at the ceilings and with
+                               one op after the other; lanes beside each other use more of them */
+  int32_t peak_direction;   /* where: SLUICE_FORWARD or _BACKWARD, whose slots are the larger, */
+  char peak_op[28];         /* and at which op of it; as in a trace */
 } sluice_plan_info_t;
 
+/* Errors: INVALID_ARGUMENT, ABI, NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info_t* out_info);
 
 typedef struct sluice_plan_candidate_s {

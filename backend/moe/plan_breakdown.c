@@ -1,0 +1,73 @@
+/* What the bytes of a plan are for, and at which op of which direction most of its slots hold rows at once. */
+#include <string.h>
+
+#include "backend/moe/plan_sizes.h"
+#include "backend/moe/step.h"
+
+static int touches(const sluice_slot_ref_t* refs, int32_t count, int32_t tensor, int32_t slot) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (refs[i].tensor == tensor && (refs[i].slot == slot || refs[i].slot < 0)) return 1;
+  }
+  return 0;
+}
+
+/* Adds the slot's bytes to every op between a write and the last read of what it wrote. What is read before it is
+ * written came with the pass. */
+static void add_slot(const sluice_template_t* t, int32_t tensor, int32_t slot, uint64_t bytes, uint64_t* live) {
+  int32_t begin = 0, end = -1;
+  for (int32_t i = 0; i <= t->num_ops; ++i) {
+    const sluice_op_t* op = &t->ops[i];
+    if (i < t->num_ops && touches(op->reads, op->num_reads, tensor, slot)) {
+      end = i;
+      continue;
+    }
+    if (i < t->num_ops && !touches(op->writes, op->num_writes, tensor, slot)) continue;
+    for (int32_t k = begin; k <= end; ++k) live[k] += bytes;
+    begin = end = i;
+  }
+}
+
+static sluice_status_t find_peak(const sluice_moe_t* moe, const sluice_plan_data_t* plan, const sluice_template_t* t,
+                                 sluice_plan_breakdown_t* out) {
+  const uint64_t bytes = ((uint64_t)t->num_ops + 1) * sizeof(uint64_t);
+  uint64_t* live = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "slots of a plan over its ops");
+  if (live == NULL) return sluice_alloc_status();
+  for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
+    const uint64_t all = sluice_plan_tensor_bytes(moe, plan, t, tensor);
+    for (int32_t slot = 0; all > 0 && slot < t->ring[tensor]; ++slot) {
+      add_slot(t, tensor, slot, all / (uint64_t)t->ring[tensor], live);
+    }
+  }
+  int32_t peak = 0;
+  for (int32_t i = 1; i < t->num_ops; ++i) {
+    if (live[i] > live[peak]) peak = i;
+  }
+  out->peak_slots = live[peak], out->peak_op = t->ops[peak].kind;
+  sluice_free(sluice_process_allocator(), live, bytes);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_break_down(const sluice_moe_t* layer, const sluice_plan_data_t* plan,
+                                       sluice_plan_breakdown_t* out) {
+  uint64_t forward = 0, backward = 0, deferred[SLUICE_NUM_DEFERRED];
+  memset(out, 0, sizeof *out);
+  sluice_moe_t widest = *layer; /* as the plan was measured */
+  widest.num_local = sluice_plan_most_local(layer);
+  SLUICE_TRY(sluice_plan_slot_bytes(&widest, plan, SLUICE_FORWARD, &forward));
+  SLUICE_TRY(sluice_plan_slot_bytes(&widest, plan, SLUICE_BACKWARD, &backward));
+  out->saved = sluice_plan_saved_bytes(&widest, plan);
+  if (plan->inputs.halves_apart) {
+    SLUICE_TRY(sluice_plan_deferred_bytes(layer, plan, deferred));
+    for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) out->deferred += deferred[i];
+  }
+  out->peak_direction = backward > forward ? SLUICE_BACKWARD : SLUICE_FORWARD;
+  sluice_template_t* schedule = NULL;
+  SLUICE_TRY(sluice_plan_small_template(&widest, plan, out->peak_direction, SLUICE_WEIGHTS_NOW, &schedule));
+  static const int32_t travelling[] = {SLUICE_T_SEND, SLUICE_T_RECV, SLUICE_T_PARCELS};
+  for (size_t i = 0; i < sizeof travelling / sizeof travelling[0]; ++i) {
+    out->communication += sluice_plan_tensor_bytes(&widest, plan, schedule, travelling[i]);
+  }
+  sluice_status_t status = find_peak(&widest, plan, schedule, out);
+  sluice_template_destroy(schedule, sluice_process_allocator());
+  return status;
+}

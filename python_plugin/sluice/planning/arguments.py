@@ -8,7 +8,7 @@ from typing import Any
 from .. import config
 from . import machines
 from .errors import BadInput
-from .model import Model, read_config
+from .model import Model, read_config, with_tokens
 from .planner import DTYPES, Choice
 
 
@@ -20,9 +20,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="config.json of transformers, or a DeepSpeed config; may be given twice",
+        help="of transformers, DeepSpeed or Megatron (JSON, YAML or a script with its flags); may be given twice",
     )
-    group.add_argument("--sequence-length", type=int, metavar="N", help="with a DeepSpeed config: tokens of a sample")
+    group.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sample, beside a micro-batch")
     group.add_argument("--model-width", type=int, metavar="M")
     group.add_argument("--hidden-width", type=int, metavar="H", help="of one expert")
     group.add_argument("--experts", type=int, metavar="E", help="of one layer, over all ranks")
@@ -52,7 +52,7 @@ def model_of(options: Any) -> Model:
     """Flags over config files."""
     model = Model()
     for path in options.config:
-        model = model.over(read_config(path, options.sequence_length))
+        model = model.over(read_config(path))
     flags = Model(
         model_width=options.model_width,
         hidden_width=options.hidden_width,
@@ -60,6 +60,7 @@ def model_of(options: Any) -> Model:
         top_k=options.top_k,
         layers=options.layers,
         tokens=options.tokens,
+        sequence_length=options.sequence_length,
         dtype=options.dtype,
         gated=options.gated,
         memory_budget=budget_of(options.budget),
@@ -68,7 +69,7 @@ def model_of(options: Any) -> Model:
         deduplicate=options.deduplicate,
         policy=None if options.policy is None else config.RESTORE[options.policy],
     )
-    return flags.over(model)
+    return with_tokens(flags.over(model))
 
 
 def budget_of(text: str | None, option: str = "--budget") -> int | None:

@@ -10,11 +10,12 @@ from typing import Any
 
 from ..config import ConfigError
 from ..config import parse as parse_section
+from . import megatron, moe_layers
 from .errors import BadInput
 
 # transformers' configs name the same things differently; the first name that is there counts.
 NAMES = {
-    "model_width": ("hidden_size", "d_model", "n_embd", "model_dim"),
+    "model_width": ("moe_hidden_size", "moe_latent_size", "hidden_size", "d_model", "n_embd", "model_dim"),
     "hidden_width": ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size", "d_ff"),
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "top_k": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
@@ -22,7 +23,9 @@ NAMES = {
 }
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 # Two matrices per expert; all other families are gated.
-NOT_GATED = ("switch_transformers", "nllb-moe", "gpt_bigcode")
+NOT_GATED = ("switch_transformers", "nllb-moe", "gpt_bigcode", "nemotron_h")
+ROUTES = {"switch_transformers": 1, "nllb-moe": 2}  # K of families whose configs do not say it
+INNER = ("text_config", "thinker_config", "llm_config", "language_config")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Model:
     wgrad: str | None = None
     max_outstanding: int | None = None
     deduplicate: bool | None = None
+    micro_batch: int | None = None
+    sequence_length: int | None = None
 
     def over(self, other: Model) -> Model:
         """This one, and what it does not say from the other."""
@@ -51,60 +56,97 @@ class Model:
         return replace(other, **{name: value for name, value in given.items() if value is not None})
 
 
-def read_config(path: str, sequence_length: int | None) -> Model:
-    """A transformers config.json or a DeepSpeed config: told apart by their keys."""
+def read_config(path: str) -> Model:
+    """A config of transformers, DeepSpeed or Megatron, told apart by their keys; what it does not say stays open."""
+    data = _load(path)
+    if any(key.startswith("train_") or key in ("zero_optimization", "sluice") for key in data):
+        return _deepspeed(data, path)
     try:
-        data = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise BadInput(f"config {path}: {error.strerror}") from error
+        flat = megatron.flat(data)
+        return _megatron(flat, path) if megatron.is_megatron(flat) else _transformers(_innermost(data), path)
+    except BadInput as error:
+        raise BadInput(f"config {path}: {error}") from None
+
+
+def _load(path: str) -> Mapping[str, Any]:
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"config {path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        data = json.loads(text)
     except ValueError as error:
-        raise BadInput(f"config {path}: not JSON: {error}") from error
+        data = _not_json(path, text, error)
     if not isinstance(data, Mapping):
         raise BadInput(f"config {path}: it must be an object, not {type(data).__name__}")
-    if any(key.startswith("train_") or key in ("zero_optimization", "sluice") for key in data):
-        return _deepspeed(data, path, sequence_length)
-    inner = data.get("text_config")
-    return _transformers({**data, **inner} if isinstance(inner, Mapping) else data, path)
+    return data
+
+
+def _not_json(path: str, text: str, problem: ValueError) -> Any:
+    if Path(path).suffix in (".yaml", ".yml"):
+        try:
+            import yaml
+        except ImportError as error:
+            raise BadInput(f"config {path}: YAML needs the package pyyaml; install it, or give JSON") from error
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"config {path}: not YAML: {str(error).splitlines()[0]}") from error
+    flags = megatron.flags_of(text)
+    if not megatron.is_megatron(flags) and "num_experts" not in flags:
+        raise BadInput(f"config {path}: not JSON: {problem}; and no script with Megatron's flags")
+    return {"moe_router_topk": megatron.DEFAULT_TOP_K, **flags}
+
+
+def _innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part with the language model, under which multimodal models keep theirs."""
+    inner = next((data[name] for name in INNER if isinstance(data.get(name), Mapping)), None)
+    return data if inner is None else _innermost({**{k: v for k, v in data.items() if k not in INNER}, **inner})
+
+
+def _values(data: Mapping[str, Any], table: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field, names in table.items():
+        name = next((name for name in names if data.get(name) is not None), None)
+        if name is None or isinstance(data[name], list):  # experts of several widths: nothing that one layer has
+            continue
+        value = data[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadInput(f"{name} is {value!r}; it must be a whole number above 0")
+        found[field] = value
+    return found
+
+
+def _dtype(word: str, name: str) -> str:
+    if word not in DTYPES:
+        raise BadInput(f"{name} is {word!r}; known are {', '.join(DTYPES)}")
+    return DTYPES[word]
 
 
 def _transformers(data: Mapping[str, Any], path: str) -> Model:
-    found: dict[str, Any] = {}
-    for field, names in NAMES.items():
-        name = next((name for name in names if data.get(name) is not None), None)
-        if name is None:
-            if field in ("num_experts", "top_k"):
-                raise BadInput(
-                    f"config {path}: none of {', '.join(names)} is there: is this model a mixture of experts?"
-                )
-            raise BadInput(f"config {path}: none of {', '.join(names)} is there; give it as an option")
-        value = data[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"config {path}: {name} is {value!r}; it must be a whole number above 0")
-        found[field] = value
-    found["layers"] -= len(_dense_layers(data, found["layers"]))
+    found = _values(data, NAMES)
+    found["layers"] = moe_layers.count(data, found.get("layers"))
+    kind = data.get("model_type")
+    found.setdefault("top_k", ROUTES.get(str(kind)))
     word = str(data.get("torch_dtype") or data.get("dtype") or "bfloat16")
-    if word not in DTYPES:
-        raise BadInput(f"config {path}: torch_dtype is {word!r}; known are {', '.join(DTYPES)}")
-    return Model(**found, dtype=DTYPES[word], gated=data.get("model_type") not in NOT_GATED)
+    return Model(**found, dtype=_dtype(word, "torch_dtype"), gated=kind not in NOT_GATED)
 
 
-def _dense_layers(data: Mapping[str, Any], layers: int) -> set[int]:
-    """Layers without experts: the first k, those of a list, and all but every k-th."""
-    dense = set(range(min(layers, int(data.get("first_k_dense_replace") or 0))))
-    dense |= {int(index) for index in data.get("mlp_only_layers") or () if 0 <= int(index) < layers}
-    every = int(data.get("decoder_sparse_step") or data.get("moe_layer_freq") or 1)
-    if every > 1:
-        dense |= {index for index in range(layers) if (index + 1) % every != 0}
-    return dense
+def _megatron(data: Mapping[str, Any], path: str) -> Model:
+    found = {"top_k": megatron.DEFAULT_TOP_K, **_values(data, megatron.NAMES)}
+    if "hidden_width" not in found and "model_width" in found and data.get("hidden_size"):
+        found["hidden_width"] = 4 * data["hidden_size"]  # as Megatron fills ffn_hidden_size
+    found["layers"] = moe_layers.count({"moe_layer_freq": data.get("moe_layer_freq")}, found.get("layers"))
+    word = megatron.dtype_of(data)
+    dtype = None if word is None else _dtype(word, "params_dtype")
+    return Model(**found, dtype=dtype, gated=megatron.is_gated(data))
 
 
-def _deepspeed(data: Mapping[str, Any], path: str, sequence_length: int | None) -> Model:
+def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
     found: dict[str, Any] = {}
     batch = data.get("train_micro_batch_size_per_gpu")
     if isinstance(batch, int) and not isinstance(batch, bool):
-        if sequence_length is None:
-            raise BadInput(f"config {path}: train_micro_batch_size_per_gpu is {batch}; give --sequence-length as well")
-        found["tokens"] = batch * sequence_length
+        found["micro_batch"] = batch
     for key, dtype in (("bf16", "bf16"), ("fp16", "f16")):
         if isinstance(data.get(key), Mapping) and data[key].get("enabled"):
             found["dtype"] = dtype
@@ -119,6 +161,13 @@ def _deepspeed(data: Mapping[str, Any], path: str, sequence_length: int | None) 
     return Model(**found)
 
 
+def with_tokens(model: Model) -> Model:
+    """Tokens from a micro-batch and a sequence length, where they are not given."""
+    if model.tokens is not None or model.micro_batch is None or model.sequence_length is None:
+        return model
+    return replace(model, tokens=model.micro_batch * model.sequence_length)
+
+
 def complete(model: Model) -> Model:
     """With defaults for what may be left out; BadInput names the option for what may not."""
     options = {
@@ -130,8 +179,16 @@ def complete(model: Model) -> Model:
     }
     for field, option in options.items():
         value = getattr(model, field)
+        if value is None and field == "tokens" and model.micro_batch is not None:
+            raise BadInput(
+                f"the config's micro-batch is {model.micro_batch}: give --sequence-length or --tokens as well"
+            )
         if value is None:
-            raise BadInput(f"{option} is missing: give it, or a --config that holds it")
+            raise BadInput(f"{option} is missing: give it, or a --config of a mixture of experts that holds it")
         if value < 1:
             raise BadInput(f"{option} is {value}; it must be above 0")
+    if model.layers is not None and model.layers < 1:
+        raise BadInput(
+            f"--layers is {model.layers}; it must be above 0 (0 of a config: none of its layers has experts)"
+        )
     return model.over(Model(layers=1, dtype="bf16", gated=False))

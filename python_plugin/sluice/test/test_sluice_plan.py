@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from sluice import __main__ as entry
 from sluice.errors import InvalidArgument
-from sluice.planning import machines, model, plan_command
+from sluice.planning import machines, model, moe_layers, plan_command
 from sluice.planning.errors import BadInput
 from sluice.planning.planner import Choice, Planner, Workload
 
@@ -105,7 +105,7 @@ def test_Machine_BadFields_AreNamed(tmp_path) -> None:
 def test_Config_Transformers_IsUnderstood(tmp_path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(MIXTRAL))
-    got = model.read_config(str(path), None)
+    got = model.read_config(str(path))
     want = model.Model(4096, 14336, 8, 2, 32, None, "bf16", True)
     assert got == want
     deepseek = {
@@ -113,30 +113,136 @@ def test_Config_Transformers_IsUnderstood(tmp_path) -> None:
         "n_routed_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 61, "first_k_dense_replace": 3,
     }  # fmt: skip
     path.write_text(json.dumps(deepseek))
-    got = model.read_config(str(path), None)
+    got = model.read_config(str(path))
     assert (got.hidden_width, got.num_experts, got.layers) == (2048, 256, 58)
     for change, text in (
-        ({"num_local_experts": None}, "none of num_local_experts.* is this model a mixture of experts"),
         ({"hidden_size": -1}, "hidden_size is -1; it must be a whole number above 0"),
         ({"torch_dtype": "float8"}, "torch_dtype is 'float8'; known are"),
     ):
         path.write_text(json.dumps({**MIXTRAL, **change}))
         with pytest.raises(BadInput, match=text):
-            model.read_config(str(path), None)
+            model.read_config(str(path))
+
+
+def test_Config_WithoutExperts_IsRefusedWhenFlagsHaveBeenHeard(tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**MIXTRAL, "num_local_experts": None}))
+    open_ = model.Model(tokens=64).over(model.read_config(str(path)))
+    with pytest.raises(BadInput, match="--experts is missing: give it, or a --config of a mixture of experts"):
+        model.complete(open_)
+    assert model.complete(model.Model(num_experts=16).over(open_)).num_experts == 16
+    path.write_text(json.dumps({**MIXTRAL, "is_moe": False}))
+    with pytest.raises(BadInput, match="none of its layers has experts"):
+        model.complete(model.Model(tokens=64).over(model.read_config(str(path))))
+
+
+MEGATRON = {
+    "num_layers": 8, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16, "num_moe_experts": 64,
+    "moe_router_topk": 6, "moe_ffn_hidden_size": 1408, "moe_layer_freq": "([0]*3+[1]*5)", "gated_linear_unit": True,
+    "params_dtype": "torch.bfloat16", "micro_batch_size": 2, "seq_length": 4096,
+}  # fmt: skip
+FROM_MEGATRON = (2048, 1408, 64, 6, 5, 8192, "bf16", True)
+SCRIPT = """#!/bin/bash
+# --num-experts 3
+SEQ=4096
+MODEL_ARGS=(
+    --num-layers 8 --hidden-size 2048
+    --ffn-hidden-size 8192
+    --seq-length ${SEQ} --micro-batch-size ${MICRO:-2}
+    --bf16
+    --swiglu
+)
+MOE_ARGS="--num-experts 64 --moe-router-topk=6 --moe-ffn-hidden-size 1408 \\
+    --moe-layer-freq '([0]*3+[1]*5)' --lr ${LR}"
+torchrun pretrain_gpt.py ${MODEL_ARGS[@]} $MOE_ARGS
+"""
+
+
+def _read(path) -> tuple:
+    got = model.with_tokens(model.read_config(str(path)))
+    return (got.model_width, got.hidden_width, got.num_experts, got.top_k, got.layers, got.tokens, got.dtype, got.gated)
+
+
+def test_Config_MegatronJson_IsUnderstood(tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MEGATRON))
+    assert _read(path) == FROM_MEGATRON
+    plain = {"num_layers": 4, "hidden_size": 64, "num_moe_experts": 8, "fp16": True}
+    path.write_text(json.dumps(plain))  # Megatron's defaults: K 2, H 4 M, two matrices
+    assert _read(path) == (64, 256, 8, 2, 4, None, "f16", False)
+    for change, text in (
+        ({"moe_router_topk": 0}, "config .*: moe_router_topk is 0; it must be a whole number above 0"),
+        ({"params_dtype": "torch.float8"}, "params_dtype is 'float8'; known are"),
+        ({"moe_layer_freq": "__import__('os')"}, "moe_layer_freq is .*; it must be a number, or lists such as"),
+        ({"moe_layer_freq": [1, 0]}, "moe_layer_freq has 2 items for 8 layers"),
+    ):
+        path.write_text(json.dumps({**MEGATRON, **change}))
+        with pytest.raises(BadInput, match=text):
+            model.read_config(str(path))
+
+
+def test_Config_MegatronYaml_SectionsAreReadTogether(tmp_path) -> None:
+    yaml = pytest.importorskip("yaml")
+    path = tmp_path / "config.yaml"
+    sections = {
+        "model": {key: value for key, value in MEGATRON.items() if key != "micro_batch_size"},
+        "train": {"micro_batch_size": 2},
+    }
+    path.write_text(yaml.safe_dump(sections))
+    assert _read(path) == FROM_MEGATRON
+    path.write_text("model: [")
+    with pytest.raises(BadInput, match="not YAML"):
+        model.read_config(str(path))
+
+
+def test_Config_MegatronScript_FlagsAreRead(tmp_path, capsys) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    assert _read(path) == FROM_MEGATRON
+    path.write_text(SCRIPT.replace("SEQ=4096\n", ""))  # a variable that the script does not set: not said
+    words = ["--machine", "h200-8x8", "--ranks", "8", "--config", str(path)]
+    status, _, err = run(capsys, *words)
+    assert status == 2 and "micro-batch is 2: give --sequence-length or --tokens" in err
+    assert run(capsys, *words, "--sequence-length", "4096")[0] == 0
+    path.write_text("echo hello")
+    with pytest.raises(BadInput, match="not JSON: .*; and no script with Megatron's flags"):
+        model.read_config(str(path))
+
+
+@pytest.mark.parametrize(
+    "freq, layers",
+    [
+        (1, 12), (2, 6), ("3", 4), ([0, 1] * 6, 6), ("[0]*3+[1]*9", 9), ("([1]+[0]*2)*4", 4),
+        ("([0, 1]*2 + [1])*2+[0]*2", 6),
+    ],
+)  # fmt: skip
+def test_Config_MegatronLayerFreq_NumberListOrPattern(tmp_path, freq, layers: int) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**MEGATRON, "num_layers": 12, "moe_layer_freq": freq}))
+    assert model.read_config(str(path)).layers == layers
+
+
+@pytest.mark.parametrize("text", ["", "[1]*", "[1]*1000000", "([1]*100000)*2", "[1]+x", "([1]", "[1])", "[]", "1+1"])
+def test_Pattern_Wrong_IsRefused(text: str) -> None:
+    with pytest.raises(BadInput, match="moe_layer_freq"):
+        moe_layers.pattern(text)
 
 
 def test_Config_DeepSpeed_GivesTokensAndBudget(tmp_path) -> None:
     path = tmp_path / "ds.json"
     config = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
     path.write_text(json.dumps({**config, "sluice": {"enabled": True, "memory_budget": "2GiB", "policy": "S4"}}))
-    got = model.read_config(str(path), 2048)
+    got = model.with_tokens(model.Model(sequence_length=2048).over(model.read_config(str(path))))
     assert (got.tokens, got.dtype, got.memory_budget) == (8192, "bf16", 2 << 30)
     assert got.policy == ("redispatch", "recompute")
-    with pytest.raises(BadInput, match="give --sequence-length"):
-        model.read_config(str(path), None)
+    # What is missing is asked for when flags and other configs have been heard.
+    open_ = model.Model(1024, 4096, 8, 2).over(model.read_config(str(path)))
+    with pytest.raises(BadInput, match="micro-batch is 4: give --sequence-length or --tokens"):
+        model.complete(open_)
+    assert model.complete(model.Model(tokens=64).over(open_)).tokens == 64
     path.write_text(json.dumps({**config, "sluice": {"memory_bugdet": 1}}))
     with pytest.raises(BadInput, match="did you mean"):
-        model.read_config(str(path), 2048)
+        model.read_config(str(path))
 
 
 def test_Plan_Fits_SaysWhyNotTheOthers(tmp_path, capsys) -> None:

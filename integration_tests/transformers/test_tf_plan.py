@@ -1,0 +1,67 @@
+"""`sluice plan` reads every config of a mixture of experts as its model is built."""
+
+from __future__ import annotations
+
+import collections
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tf_families
+import torch
+import transformers
+from sluice.planning import model as planned
+from transformers import AutoConfig, AutoModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+_EXPERTS = {name for _, name in tf_families.classes()}
+
+
+def _kinds() -> list[str]:
+    """Model types with an experts class of the registry in their own folder, text models where there are both."""
+    folders = {folder for folder, _ in tf_families.classes()}
+    return sorted(kind for kind in CONFIG_MAPPING_NAMES if kind.replace("-", "_").removesuffix("_text") in folders)
+
+
+def _built(config: Any) -> collections.Counter[tuple[int, int, int, bool]]:
+    """(M, H, E, gated) of the experts modules of a model without memory, counted."""
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    found: collections.Counter[tuple[int, int, int, bool]] = collections.Counter()
+    for module in model.modules():
+        if type(module).__name__ in _EXPERTS:
+            found[_sizes(module)] += 1
+    return found
+
+
+def _sizes(module: Any) -> tuple[int, int, int, bool]:
+    up = module.gate_up_proj if module.has_gate else module.up_proj
+    experts, first, second = up.shape
+    rows, width = (second, first) if module.is_transposed else (first, second)
+    return width, rows // 2 if module.has_gate else rows, experts, bool(module.has_gate)
+
+
+@pytest.mark.parametrize("kind", _kinds())
+def test_Plan_ConfigOfEachFamily_AsTheModelIsBuilt(tmp_path: Path, kind: str) -> None:
+    transformers.logging.set_verbosity_error()
+    config = AutoConfig.for_model(kind)
+    try:
+        built = _built(config)
+    except Exception as error:
+        pytest.skip(f"transformers does not build its own default: {type(error).__name__}: {error}"[:200])
+    if not built:
+        pytest.skip("its default model has no experts of the registry")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.to_dict(), default=str))
+    got = planned.read_config(str(path))
+    # Of a multimodal model its language part is planned; a vision tower may have experts of its own.
+    of_text = {sizes: number for sizes, number in built.items() if sizes[0] == got.model_width}
+    assert of_text, (built, got)
+    widths = {hidden for _, hidden, _, _ in of_text}
+    if len(widths) > 1:  # a list in the config: nothing that one layer has, so the flag is asked for
+        assert got.hidden_width is None and set(of_text.values()) == {got.layers}
+    else:
+        assert (got.hidden_width, got.layers) == (widths.pop(), sum(of_text.values()))
+    assert {(experts, gated) for _, _, experts, gated in of_text} == {(got.num_experts, got.gated)}
+    assert got.top_k is None or 1 <= got.top_k <= got.num_experts

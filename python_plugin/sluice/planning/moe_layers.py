@@ -1,0 +1,148 @@
+"""Which layers of a model hold experts, as the configs of transformers and Megatron say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import BadInput
+
+MOST = 100_000  # layers of a pattern
+_WITH_EXPERTS = ("sparse", "moe", "hash_moe")  # words of lists that name every layer's kind
+
+
+def count(data: Mapping[str, Any], layers: int | None) -> int | None:
+    """How many of `layers` hold experts; None where that is unknown. BadInput for what cannot be read."""
+    for name in ("mlp_layer_types", "layers_block_type"):
+        kinds = data.get(name)
+        if isinstance(kinds, list) and (name == "mlp_layer_types" or "moe" in kinds):
+            return sum(kind in _WITH_EXPERTS for kind in kinds)
+    if data.get("is_moe") is False:
+        return 0
+    if isinstance(data.get("moe_layers"), list):
+        return len(data["moe_layers"])
+    stacks = _stacks(data)
+    if stacks is not None:
+        return stacks
+    if layers is None:
+        return None
+    return sum(_holds_experts(data, index, layers) for index in range(layers))
+
+
+def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
+    value = data.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadInput(f"{name} is {value!r}; it must be a whole number")
+    return value
+
+
+def _every(data: Mapping[str, Any], name: str) -> int:
+    found = _whole(data, name, 1)
+    return found if found > 0 else 1
+
+
+def _stacks(data: Mapping[str, Any]) -> int | None:
+    """Encoders and decoders with a step each (Switch, NLLB)."""
+    if data.get("encoder_sparse_step") is None:
+        return None
+    total = 0
+    is_switch = data.get("model_type") == "switch_transformers"
+    names = ("num_layers", "num_decoder_layers") if is_switch else ("encoder_layers", "decoder_layers")
+    for name, step_name in zip(names, ("encoder_sparse_step", "decoder_sparse_step")):
+        step = _whole(data, step_name, 0)
+        for index in range(_whole(data, name, 0)):
+            total += step > 0 and (step == 1 or (index % step == 1 if is_switch else (index + 1) % step == 0))
+    return total
+
+
+def _holds_experts(data: Mapping[str, Any], index: int, layers: int) -> bool:
+    if index < max(_whole(data, "first_k_dense_replace", 0), _whole(data, "num_dense_layers", 0)):
+        return False
+    if index in (data.get("mlp_only_layers") or ()):
+        return False
+    if (index + 1) % _every(data, "decoder_sparse_step") or (index + 1) % _every(data, "interleave_moe_layer_step"):
+        return False
+    if data.get("expert_layer_period") is not None:
+        return index % _every(data, "expert_layer_period") == _whole(data, "expert_layer_offset", 0)
+    if data.get("moe_layer_start_index") is not None:
+        last = _whole(data, "moe_layer_end_index", -1)
+        inside = _whole(data, "moe_layer_start_index", 0) <= index <= (layers - 1 if last == -1 else last)
+        return inside and (index + 1) % _every(data, "moe_layer_interval") == 0
+    return _by_frequency(data.get("moe_layer_freq"), index, layers)
+
+
+def _by_frequency(value: Any, index: int, layers: int) -> bool:
+    """A number: every so many layers from the first on; a list: 1 where there are experts; or a list as text."""
+    if isinstance(value, str):
+        value = int(value) if value.strip().isdigit() else pattern(value)
+    if value is None:
+        return True
+    if isinstance(value, list):
+        if len(value) != layers or not all(item in (0, 1) for item in value):
+            raise BadInput(f"moe_layer_freq has {len(value)} items for {layers} layers; each must be 0 or 1")
+        return bool(value[index])
+    return index % _every({"moe_layer_freq": value}, "moe_layer_freq") == 0
+
+
+def pattern(text: str) -> list[int]:
+    """A list as Megatron's scripts write it, "([0]*3+[1]*5)*2": read, and never run."""
+    words = re.findall(r"\d+|\S", text)
+    at = 0
+
+    def bad() -> BadInput:
+        return BadInput(f"moe_layer_freq is {text!r}; it must be a number, or lists such as ([0]*3+[1]*5)")
+
+    def take(expected: str | None = None) -> str:
+        nonlocal at
+        if at == len(words) or (expected is not None and words[at] != expected):
+            raise bad()
+        at += 1
+        return words[at - 1]
+
+    def next_is(word: str) -> bool:
+        return at < len(words) and words[at] == word
+
+    def number() -> int:
+        word = take()
+        if not word.isdigit() or len(word) > 6:
+            raise bad()
+        return int(word)
+
+    def listed() -> list[int]:
+        if next_is("("):
+            take("(")
+            found = added()
+            take(")")
+            return found
+        take("[")
+        found = [number()]
+        while next_is(","):
+            take(",")
+            found.append(number())
+        take("]")
+        return found
+
+    def times() -> list[int]:
+        found = listed()
+        while next_is("*"):
+            take("*")
+            factor = number()
+            if len(found) * factor > MOST:
+                raise bad()
+            found = found * factor
+        return found
+
+    def added() -> list[int]:
+        found = times()
+        while next_is("+"):
+            take("+")
+            found = found + times()
+        return found
+
+    found = added()
+    if at != len(words):
+        raise bad()
+    return found

@@ -14,7 +14,7 @@ from sluice.config import Options
 from torch import nn
 
 # How many models of this process use the group of these ranks: the last to go closes it.
-_users: dict[tuple[int, ...], int] = {}
+_users: dict[tuple[tuple[int, ...], str | None], int] = {}
 
 
 class HostModules(CallbackExperts):
@@ -116,8 +116,9 @@ class EngineBackend:
         timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
         self._options = options
         self._key = tuple(ranks)
-        self._group: EpGroup | None = EpGroup.for_ranks(self._key, timeout)
-        _users[self._key] = _users.get(self._key, 0) + 1
+        self._group: EpGroup | None = EpGroup.for_ranks(self._key, timeout, options.transport)
+        self._place = (self._key, options.transport)
+        _users[self._place] = _users.get(self._place, 0) + 1
         try:
             self.context = Context(
                 self._group,
@@ -151,6 +152,6 @@ class EngineBackend:
 
     def _leave(self) -> None:
         group, self._group = self._group, None
-        _users[self._key] -= 1
-        if group is not None and (_users[self._key] == 0 or len(self._key) == 1):
+        _users[self._place] -= 1
+        if group is not None and (_users[self._place] == 0 or len(self._key) == 1):
             group.close()

@@ -373,6 +373,8 @@ int32_t lookup(void* user, const char* key, char* out, int32_t out_bytes) {
   }
 }
 
+int32_t is_interrupted(void*) { return g_interrupted.load(); }
+
 void destroy(void* user) {
   auto* comm = static_cast<Comm*>(user);
   try {
@@ -419,6 +421,7 @@ SLUICE_EXPORT int32_t sluice_torch_comm_open(const char* group_name, sluice_host
     out_vtable->publish = comm->notes->available() ? publish : nullptr;
     out_vtable->lookup = comm->notes->available() ? lookup : nullptr;
     out_vtable->destroy = destroy;
+    out_vtable->is_interrupted = is_interrupted;
     *out_user = comm.release();
     return SLUICE_OK;
   } catch (const std::exception& error) {

@@ -22,10 +22,11 @@ from ...errors import InvalidArgument, InvalidState
 from ._native import generation, native
 from .placement import Placement
 from .rendezvous import Joined, join
+from .transport import open_transport
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 _SETTLE_SECONDS = 3.0
-_groups: dict[tuple[int, ...], EpGroup] = {}
+_groups: dict[tuple[tuple[int, ...], str | None], EpGroup] = {}
 
 
 def _host_timeout() -> timedelta:
@@ -41,17 +42,20 @@ class EpGroup:
 
     ranks       global ranks, ascending
     rank        this process's place among them
+    transport   what was asked for: "tcp", "c10d", None: chosen by Sluice (transport.py)
     comm        the library's communicator, None when it is alone
     """
 
-    def __init__(self, ranks: tuple[int, ...], timeout: timedelta | None) -> None:
+    def __init__(self, ranks: tuple[int, ...], timeout: timedelta | None, transport: str | None = None) -> None:
         self.ranks = ranks
+        self.transport = transport
         self.world_size = len(ranks)
         self.rank = 0
         self.timeout = timeout or _DEFAULT_TIMEOUT
         self._joined: Joined | None = None
         self._host: Any = None
         self.comm: Any = None
+        self._is_carried = False  # the transport of rows on the CPU has been settled
         self._nccl: dict[int, Any] = {}  # by device; their callbacks stay alive in _keep
         self._keep: list[Any] = []
         self.closed = False
@@ -61,17 +65,20 @@ class EpGroup:
             self._connect(timeout)
 
     @classmethod
-    def for_ranks(cls, ranks: Sequence[int] | None = None, timeout: timedelta | None = None) -> EpGroup:
+    def for_ranks(
+        cls, ranks: Sequence[int] | None = None, timeout: timedelta | None = None, transport: str | None = None
+    ) -> EpGroup:
         """The group of these global ranks; None: this process alone.
 
-        Collective over the ranks named, not over others. Asked again, it answers with the same group.
+        Collective over the ranks named, not over others. Asked again for the same transport, it answers with the same
+        group.
         """
         key = (0,) if ranks is None else tuple(int(rank) for rank in ranks)
         if len(key) == 1:
-            return cls(key, timeout)
+            return cls(key, timeout, transport)
         if not key or list(key) != sorted(set(key)):
             raise InvalidArgument(f"ranks of an expert-parallel group must ascend without repeats, not {list(key)}")
-        known = _groups.get(key)
+        known = _groups.get((key, transport))
         if known is not None and known.alive:
             return known
         if known is not None:
@@ -80,8 +87,8 @@ class EpGroup:
             # Registered late, so that it runs before the exit handlers of everything imported until now.
             atexit.unregister(_close_all)
             atexit.register(_close_all)
-        made = cls(key, timeout)
-        _groups[key] = made
+        made = cls(key, timeout, transport)
+        _groups[key, transport] = made
         return made
 
     @property
@@ -104,6 +111,7 @@ class EpGroup:
         # What may be missing on one rank alone (the library, a compiler) is looked for before anyone connects.
         self._joined, (library, opener) = join(self.ranks, lambda: (load(), native()), self.timeout)
         try:
+            self._joined.meeting.compare("transport", self.transport or "chosen by Sluice")
             vtable, user = opener.open_group(library, self._joined.name)
             config = library.new("comm_config")
             config.rank = self.rank
@@ -121,8 +129,13 @@ class EpGroup:
             raise
 
     def comm_on(self, placement: Placement) -> Any:
-        """The communicator for contexts there, None where this process is alone. On CUDA the first is collective."""
-        if self.comm is None or not placement.is_cuda:
+        """The communicator for contexts there, None where this process is alone. A device's first is collective."""
+        if self.comm is None:
+            return None
+        if not placement.is_cuda:
+            if not self._is_carried:
+                self.comm = open_transport(load(), self.comm, self.transport, self.timeout.total_seconds())
+                self._is_carried = True
             return self.comm
         if placement.index not in self._nccl:
             self._nccl[placement.index] = self._connect_nccl(placement.index)
@@ -186,8 +199,8 @@ class EpGroup:
         if self.closed:
             return
         self.closed = True
-        if _groups.get(self.ranks) is self:
-            del _groups[self.ranks]
+        if _groups.get((self.ranks, self.transport)) is self:
+            del _groups[self.ranks, self.transport]
         if self._generation != generation():
             return  # the parent's: its threads do not exist here
         if not self._settle():

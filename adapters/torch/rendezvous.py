@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import Foreign, PeerLost, PeerRefused, TimedOut
+from ...errors import Foreign, Mismatch, PeerLost, PeerRefused, TimedOut
 
 _joined: dict[tuple[int, ...], int] = {}
 
@@ -70,6 +70,16 @@ class _Meeting:
             if text:
                 raise PeerRefused(f"rank {self._ranks[place]} could not {phase}: {text}", peer=place)
         return result
+
+    def compare(self, what: str, mine: str) -> None:
+        """Fails on all ranks alike unless all say the same."""
+        self._store.set(f"{what}/{self._place}", mine)
+        keys = [f"{what}/{place}" for place in range(len(self._ranks))]
+        self._wait(f"compare the {what}", keys)
+        said = {rank: self._store.get(key).decode(errors="replace") for rank, key in zip(self._ranks, keys)}
+        if len(set(said.values())) > 1:
+            listed = ", ".join(f"rank {rank}: {text}" for rank, text in said.items())
+            raise Mismatch(f"the ranks differ in their {what}: {listed}; configure all of them alike")
 
     def write(self, key: str, value: bytes) -> None:
         self._store.set(key, value)

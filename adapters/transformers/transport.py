@@ -35,7 +35,8 @@ class SluiceEP(EPImplementation):
         if options is None:
             return
         timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
-        group = EpGroup.for_ranks(sorted(get_process_group_ranks(ep_mesh.get_group())), timeout)
+        ranks = sorted(get_process_group_ranks(ep_mesh.get_group()))
+        group = EpGroup.for_ranks(ranks, timeout, options.transport)
         self._state = ExpertsState(next(_numbers), group, self.experts_forward)
         transported(experts, self._state)
 

@@ -261,6 +261,12 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
       abandon(comm, request);
       return check_usable(comm);
     }
+    if (comm->vtable->is_interrupted != NULL && comm->vtable->is_interrupted(comm)) {
+      sluice_comm_abort(comm);
+      abandon(comm, request);
+      return SLUICE_FAIL_PEER(SLUICE_E_ABORTED, comm->rank, -1, "rank %d was interrupted in %s (call %llu)", comm->rank,
+                              phase, (unsigned long long)comm->call_number);
+    }
     now_ns = sluice_now_ns();
     if (now_ns >= deadline_ns) {
       status = fail_timed_out(comm, missing, now_ns - start_ns, phase);

@@ -39,6 +39,8 @@ typedef struct sluice_comm_vtable_s {
   /* Leaves / reads a note that outlives a hang; NULL: no store. lookup returns bytes, 0 absent, -1 store gone. */
   void (*publish)(sluice_comm_t* comm, const char* key, const char* value);
   int32_t (*lookup)(sluice_comm_t* comm, const char* key, char* out, int32_t out_bytes);
+  /* Not 0 when the host wants waits ended; asked between the slices of a wait. NULL: it never does. */
+  int32_t (*is_interrupted)(sluice_comm_t* comm);
   /* Gives up a request whose wait timed out, in bounded time: afterwards the implementation touches its buffers no more
    * where the transport allows that. Releases it, or keeps it until destroy. NULL: kept until destroy. */
   void (*abandon)(sluice_comm_t* comm, sluice_comm_request_t* request);

@@ -53,7 +53,7 @@
   MEMBER(sluice_host_failure_t, peer, 0, 4) \
   MEMBER(sluice_host_failure_t, native_code, 4, 4) \
   MEMBER(sluice_host_failure_t, message, 8, 512) \
-  STRUCT(sluice_host_comm_vtable_t, 56) \
+  STRUCT(sluice_host_comm_vtable_t, 64) \
   MEMBER(sluice_host_comm_vtable_t, struct_size, 0, 8) \
   MEMBER(sluice_host_comm_vtable_t, exchange_start, 8, 8) \
   MEMBER(sluice_host_comm_vtable_t, exchange_wait, 16, 8) \
@@ -61,6 +61,7 @@
   MEMBER(sluice_host_comm_vtable_t, publish, 32, 8) \
   MEMBER(sluice_host_comm_vtable_t, lookup, 40, 8) \
   MEMBER(sluice_host_comm_vtable_t, destroy, 48, 8) \
+  MEMBER(sluice_host_comm_vtable_t, is_interrupted, 56, 8) \
   STRUCT(sluice_nccl_group_t, 72) \
   MEMBER(sluice_nccl_group_t, struct_size, 0, 8) \
   MEMBER(sluice_nccl_group_t, next, 8, 8) \
@@ -72,6 +73,11 @@
   MEMBER(sluice_nccl_group_t, store_user, 48, 8) \
   MEMBER(sluice_nccl_group_t, publish, 56, 8) \
   MEMBER(sluice_nccl_group_t, lookup, 64, 8) \
+  STRUCT(sluice_tcp_config_t, 32) \
+  MEMBER(sluice_tcp_config_t, struct_size, 0, 8) \
+  MEMBER(sluice_tcp_config_t, next, 8, 8) \
+  MEMBER(sluice_tcp_config_t, interfaces, 16, 8) \
+  MEMBER(sluice_tcp_config_t, connect_timeout_ns, 24, 8) \
   STRUCT(sluice_host_gemm_args_t, 112) \
   MEMBER(sluice_host_gemm_args_t, m, 0, 8) \
   MEMBER(sluice_host_gemm_args_t, n, 8, 8) \

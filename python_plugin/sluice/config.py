@@ -21,6 +21,7 @@ ENVIRONMENT = "SLUICE"
 POLICIES = ("error", "warn")
 WGRAD_MODES = ("deferred", "per_chunk")
 CHUNK_CUTS = ("adaptive", "tokens")
+TRANSPORTS = ("tcp", "c10d")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 TUNER_MODES = ("adaptive", "profile", "model")
 CALIBRATION_SECONDS = 8.0
@@ -78,6 +79,7 @@ class Options:
     max_outstanding: int | None = None
     tuner: TunerOptions | None = None
     deduplicate: bool = False
+    transport: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for comparing ranks and for messages."""
@@ -296,6 +298,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "deduplicate": _boolean,
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,
+    "transport": _one_of(TRANSPORTS),
     "timeout": _seconds,
     "on_unsupported": _one_of(POLICIES),
 }

@@ -194,7 +194,11 @@ def _torch() -> Iterator[Finding]:
 
     yield Finding("torch", OK, f"{torch.__version__}, {torch.get_num_threads()} threads")
     if torch.distributed.is_available() and torch.distributed.is_gloo_available():
-        yield Finding("communicator", OK, "host: a gloo group of Sluice's own per list of ranks; none for ep_size 1")
+        yield Finding(
+            "communicator",
+            OK,
+            "tcp: connections made through a gloo group of Sluice's own per list of ranks; none for ep_size 1",
+        )
     else:
         yield Finding(
             "communicator",

@@ -118,6 +118,10 @@ static int32_t host_lookup(sluice_comm_t* base, const char* key, char* out, int3
   return downcast(base)->host.lookup(downcast(base)->user, key, out, out_bytes);
 }
 
+static int32_t host_is_interrupted(sluice_comm_t* base) {
+  return downcast(base)->host.is_interrupted(downcast(base)->user);
+}
+
 static void host_destroy(sluice_comm_t* base) {
   host_comm_t* comm = downcast(base);
   for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
@@ -153,6 +157,7 @@ sluice_status_t sluice_host_comm_create(const sluice_comm_config_t* config, cons
       .abort = host.abort != NULL ? host_abort : NULL,
       .publish = host.publish != NULL ? host_publish : NULL,
       .lookup = host.lookup != NULL ? host_lookup : NULL,
+      .is_interrupted = host.is_interrupted != NULL ? host_is_interrupted : NULL,
       .abandon = host_abandon,
   };
   sluice_comm_init_base(&comm->base, &comm->vtable, name, &c);

@@ -4,6 +4,7 @@
  *   host    callbacks into the host's own process group (torch c10d through the adapter)
  *   mpi     Open MPI, in its own shared object loaded on demand
  *   nccl    NVIDIA's, opened by name at run time: for contexts on CUDA
+ *   tcp     connections of the library's own, made through any of the others: for host memory
  *
  * A communicator belongs to one group of ranks; every rank issues the same calls in the same order.
  */
@@ -78,6 +79,9 @@ typedef struct sluice_host_comm_vtable_s {
   int32_t (*lookup)(void* user, const char* key, char* out, int32_t out_bytes);
   /* Optional: called once when the communicator is destroyed. */
   void (*destroy)(void* user);
+  /* Optional: not 0 when the host wants its waits ended (Ctrl-C): the wait returns ABORTED. Asked a few times a second
+   * by waits of this communicator and of those made through it. */
+  int32_t (*is_interrupted)(void* user);
 } sluice_host_comm_vtable_t;
 
 /* vtable is copied; `user` is borrowed until vtable->destroy. out_comm: new, sluice_comm_destroy. Not collective.
@@ -132,11 +136,34 @@ SLUICE_API sluice_status_t sluice_nccl_id_create(const char* library, void* out_
 SLUICE_API sluice_status_t sluice_comm_create_nccl(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
                                                    sluice_comm_t** out_comm);
 
+/* ---- tcp ------------------------------------------------------------------------------------------------------ */
+
+typedef struct sluice_tcp_config_s {
+  size_t struct_size;              /* set by sluice_tcp_config_init */
+  const sluice_ext_header_t* next; /* NULL */
+  const char* interfaces;          /* names of network interfaces, comma-separated; NULL: all that are up */
+  uint64_t connect_timeout_ns;     /* until all connections stand; 0 = 30 s */
+} sluice_tcp_config_t;
+
+SLUICE_EXPORT void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_t struct_size);
+
+/* A communicator of the same ranks as `parent`, with its deadlines, over one TCP connection between every two of them.
+ * Addresses and the outcome go through `parent`, which is retained and otherwise left alone (its notes are used at a
+ * deadline). The calling thread moves the bytes of its own exchanges, without a thread beside it. Ranks of one machine
+ * and network namespace connect over loopback. Whoever connects must show a number that only the parent's ranks know;
+ * what is sent is not encrypted.
+ * config: NULL for the defaults. out_comm: new, sluice_comm_destroy. Collective over `parent`, which must be idle, and
+ * alike on all ranks. Errors, the parent stays usable: INVALID_ARGUMENT, ABI, NOT_FOUND (no such interface), FOREIGN (a
+ * rank cannot be reached: says where), PEER_REFUSED (another rank had one of these). What the parent's exchanges return
+ * ends the parent, NO_MEMORY may. */
+SLUICE_API sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
+                                                  sluice_comm_t** out_comm);
+
 /* ---- all ------------------------------------------------------------------------------------------------------ */
 
 SLUICE_EXPORT int32_t sluice_comm_rank(const sluice_comm_t* comm);
 SLUICE_EXPORT int32_t sluice_comm_world_size(const sluice_comm_t* comm);
-/* "local", "host", "mpi", "nccl": immutable string. */
+/* "local", "host", "mpi", "nccl", "tcp": immutable string. */
 SLUICE_EXPORT const char* sluice_comm_name(const sluice_comm_t* comm);
 /* Makes every present and later wait on this rank fail with ABORTED, in bounded time. Thread-safe, repeatable. */
 SLUICE_EXPORT void sluice_comm_abort(sluice_comm_t* comm);

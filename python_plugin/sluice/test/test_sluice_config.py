@@ -31,6 +31,12 @@ def test_Deduplicate_IsReadAndOffByDefault() -> None:
     assert both.deduplicate and both.memory_budget == 1 << 30 and both.host_memory_budget == 1 << 20
 
 
+def test_Transport_IsReadAndChosenBySluiceByDefault() -> None:
+    assert config.parse({"transport": "c10d"})[1].transport == "c10d"
+    assert config.parse({"transport": "tcp"})[1].transport == "tcp"
+    assert config.parse({})[1].transport is None
+
+
 @pytest.mark.parametrize("section", [{}, {key: None for key in config.KEYS}, {"chunks": "adaptive"}])
 def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -> None:
     assert config.parse(section) == (False, config.Options())
@@ -131,6 +137,7 @@ def test_Section_MisspeltKey_IsNamedWithTheNearest(wrong: str, right: str) -> No
         {"on_unsupported": "ignore"},
         {"enabled": 1},
         {"deduplicate": 1},
+        {"transport": "gloo"},
         [],
         "on",
     ],

@@ -1,0 +1,48 @@
+"""Which connections carry the rows of an expert-parallel group on the CPU: Sluice's own over TCP, or gloo's.
+
+The gloo group exists in any case: through it the ranks find each other, and its store names a silent rank.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from ...errors import Foreign, NotFound, PeerRefused
+
+# Interfaces that the connections may use, comma-separated; gloo's own variable counts where this one is not set.
+INTERFACES = "SLUICE_SOCKET_IFNAME"
+_GLOO_INTERFACES = "GLOO_SOCKET_IFNAME"
+_LONGEST_SECONDS = 30.0
+
+
+def open_transport(library: Any, host: Any, transport: str | None, patience: float) -> Any:
+    """The communicator that layers use, over `host`, the one of the gloo group, which it takes over.
+
+    transport: "tcp", "c10d" (gloo itself), None: tcp where all ranks can reach each other, else c10d with a warning.
+    patience: seconds until all connections stand.
+    Collective over the group, with the same outcome on all ranks. Raises the library's error for "tcp" that cannot be.
+    """
+    if transport == "c10d":
+        return host
+    ffi = library.ffi
+    config = library.new("tcp_config")
+    names = os.environ.get(INTERFACES) or os.environ.get(_GLOO_INTERFACES)
+    held = ffi.new("char[]", names.encode()) if names else ffi.NULL
+    config.interfaces = held
+    config.connect_timeout_ns = int(min(patience, _LONGEST_SECONDS) * 1e9)
+    out = ffi.new("sluice_comm_t **")
+    try:
+        library.check(library.lib.sluice_comm_create_tcp(host, config, out))
+    except (NotFound, Foreign, PeerRefused) as error:  # after any other the gloo group is of no use either
+        if transport == "tcp":
+            raise
+        warnings.warn(
+            f"sluice: no TCP connections of its own, so rows go through gloo, which is slower: {error} "
+            f'({INTERFACES} names interfaces; "transport": "c10d" asks for gloo without this warning)',
+            stacklevel=2,
+        )
+        return host
+    library.lib.sluice_comm_destroy(host)
+    return out[0]

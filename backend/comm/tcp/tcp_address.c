@@ -1,0 +1,165 @@
+#include "backend/comm/tcp/tcp_address.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- this rank's card -------------------------------------------------------------------------------------------- */
+
+/* The machine since its last boot, and its network namespace. Left empty where the system does not tell: then two ranks
+ * of one machine use an address of its interfaces. */
+static void identify_place(uint8_t out[32]) {
+  memset(out, 0, 32);
+  FILE* file = fopen("/proc/sys/kernel/random/boot_id", "re");
+  char boot[40] = "";
+  struct stat space;
+  if (file == NULL) return;
+  const int is_read = fgets(boot, sizeof boot, file) != NULL;
+  fclose(file);
+  if (!is_read || stat("/proc/self/ns/net", &space) != 0) return;
+  const uint64_t inode = (uint64_t)space.st_ino;
+  memcpy(out, &inode, sizeof inode);
+  /* 36 characters, of which the hyphens and the fixed ones say nothing: the first 24 are enough. */
+  memcpy(out + sizeof inode, boot, 24);
+}
+
+static int is_listed(const char* interfaces, const char* name) {
+  const size_t length = strlen(name);
+  for (const char* at = interfaces; at != NULL && *at != '\0';) {
+    const size_t word = strcspn(at, ",");
+    if (word == length && memcmp(at, name, length) == 0) return 1;
+    at += word;
+    if (*at == ',') ++at;
+  }
+  return 0;
+}
+
+/* Global addresses only: one that is valid on its own link alone would need an interface number on the other side. */
+static int read_address(const struct sockaddr* address, sluice_tcp_address_t* out) {
+  memset(out, 0, sizeof *out);
+  if (address == NULL) return 0;
+  if (address->sa_family == AF_INET) {
+    struct sockaddr_in in;
+    memcpy(&in, address, sizeof in);
+    out->family = 4;
+    memcpy(out->bytes, &in.sin_addr, 4);
+    return 1;
+  }
+  if (address->sa_family == AF_INET6) {
+    struct sockaddr_in6 in;
+    memcpy(&in, address, sizeof in);
+    if (IN6_IS_ADDR_LINKLOCAL(&in.sin6_addr)) return 0;
+    out->family = 6;
+    memcpy(out->bytes, &in.sin6_addr, 16);
+    return 1;
+  }
+  return 0;
+}
+
+static void add(sluice_tcp_card_t* card, const sluice_tcp_address_t* address) {
+  for (int32_t i = 0; i < card->num_addresses; ++i) {
+    if (memcmp(&card->addresses[i], address, sizeof *address) == 0) return;
+  }
+  if (card->num_addresses < SLUICE_TCP_MAX_ADDRESSES) card->addresses[card->num_addresses++] = *address;
+}
+
+static int holds(const struct ifaddrs* all, const char* interfaces, int want_loopback, sluice_tcp_card_t* card,
+                 const sluice_tcp_address_t* only) {
+  const int before = card->num_addresses;
+  for (const struct ifaddrs* i = all; i != NULL; i = i->ifa_next) {
+    sluice_tcp_address_t address;
+    if ((i->ifa_flags & IFF_UP) == 0 || !read_address(i->ifa_addr, &address)) continue;
+    if (interfaces != NULL ? !is_listed(interfaces, i->ifa_name) : !!(i->ifa_flags & IFF_LOOPBACK) != want_loopback) {
+      continue;
+    }
+    if (only == NULL || memcmp(only, &address, sizeof address) == 0) add(card, &address);
+  }
+  return card->num_addresses > before;
+}
+
+/* The addresses that the machine's name stands for, if it has them: where a machine has several networks, its
+ * administrator has said with this which one its peers should use. */
+static void add_named(const struct ifaddrs* all, sluice_tcp_card_t* card) {
+  char name[256];
+  struct addrinfo* found = NULL;
+  if (gethostname(name, sizeof name) != 0) return;
+  name[sizeof name - 1] = '\0';
+  const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+  if (getaddrinfo(name, NULL, &hints, &found) != 0) return;
+  for (const struct addrinfo* i = found; i != NULL; i = i->ai_next) {
+    sluice_tcp_address_t address;
+    if (read_address(i->ai_addr, &address)) (void)holds(all, NULL, 0, card, &address);
+  }
+  freeaddrinfo(found);
+}
+
+static sluice_status_t fail_without_address(const struct ifaddrs* all, const char* interfaces) {
+  char names[256] = "";
+  for (const struct ifaddrs* i = all; i != NULL; i = i->ifa_next) {
+    sluice_tcp_address_t address;
+    if ((i->ifa_flags & IFF_UP) == 0 || !read_address(i->ifa_addr, &address) || is_listed(names, i->ifa_name)) continue;
+    const size_t used = strlen(names);
+    snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? "," : "", i->ifa_name);
+  }
+  return SLUICE_FAIL(SLUICE_E_NOT_FOUND,
+                     "tcp communicator: no interface of \"%s\" is up and has an address; those that do: %s",
+                     interfaces != NULL ? interfaces : "this machine", names[0] != '\0' ? names : "none");
+}
+
+sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* out_card) {
+  memset(out_card, 0, sizeof *out_card);
+  identify_place(out_card->place);
+  if (getrandom(out_card->nonce, sizeof out_card->nonce, 0) != (ssize_t)sizeof out_card->nonce) {
+    return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: getrandom failed: %s", strerror(errno));
+  }
+  struct ifaddrs* all = NULL;
+  if (getifaddrs(&all) != 0) {
+    return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: getifaddrs failed: %s", strerror(errno));
+  }
+  if (interfaces != NULL && interfaces[0] == '\0') interfaces = NULL;
+  if (interfaces == NULL) add_named(all, out_card);
+  (void)holds(all, interfaces, 0, out_card, NULL);
+  if (out_card->num_addresses == 0 && interfaces == NULL) (void)holds(all, NULL, 1, out_card, NULL);
+  const sluice_status_t status = out_card->num_addresses > 0 ? SLUICE_OK : fail_without_address(all, interfaces);
+  freeifaddrs(all);
+  return status;
+}
+
+/* ---- somebody else's ----------------------------------------------------------------------------------------------
+ */
+
+static socklen_t fill(const sluice_tcp_address_t* address, uint16_t port, struct sockaddr_storage* out_target) {
+  memset(out_target, 0, sizeof *out_target);
+  if (address->family == 4) {
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port)};
+    memcpy(&in.sin_addr, address->bytes, 4);
+    memcpy(out_target, &in, sizeof in);
+    return sizeof in;
+  }
+  struct sockaddr_in6 in = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+  memcpy(&in.sin6_addr, address->bytes, 16);
+  memcpy(out_target, &in, sizeof in);
+  return sizeof in;
+}
+
+socklen_t sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp_card_t* theirs, int32_t attempt,
+                                 struct sockaddr_storage* out_target) {
+  static const uint8_t unknown[sizeof mine->place];
+  const int is_same_place =
+      memcmp(mine->place, theirs->place, sizeof unknown) == 0 && memcmp(mine->place, unknown, sizeof unknown) != 0;
+  if (is_same_place) {
+    /* The listener takes connections to any address, so also to this one, which no firewall looks at. */
+    static const sluice_tcp_address_t loopback = {.family = 4, .bytes = {127, 0, 0, 1}};
+    if (attempt == 0) return fill(&loopback, theirs->port, out_target);
+    --attempt;
+  }
+  if (attempt >= theirs->num_addresses || attempt >= SLUICE_TCP_MAX_ADDRESSES) return 0;
+  return fill(&theirs->addresses[attempt], theirs->port, out_target);
+}

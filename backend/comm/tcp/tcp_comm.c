@@ -1,0 +1,492 @@
+/* Ranks that speak over TCP connections of Sluice's own, made through a communicator that they already share.
+ *
+ * One thread does everything: whoever waits moves the bytes of both requests in flight, from and to the caller's
+ * buffers. There is no second thread to wake, so on a core that is busy with products a small exchange costs one
+ * wake-up per message, and a large one is copied by the thread that wants it. Beside one core's products, gloo's
+ * exchanges of few rows took 1 to 3 ms where these take 0.1 to 0.3 (docs/architecture.md).
+ *
+ * A connection carries frames in issue order, in both directions at once: a header, then the payload. What arrives
+ * before this rank has started its request stays in the socket. Everything is sent as soon as the socket takes it,
+ * without asking whether the peer is ready.
+ *
+ * A rank that leaves with nothing outstanding says so (FRAME_BYE). A connection that ends without it means that the
+ * peer died, failed or aborted: that ends every wait of this rank, also one for a third rank, which may be waiting for
+ * the same loss. */
+#include <errno.h>
+#include <limits.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/structs.h"
+#include "backend/comm/comm.h"
+#include "backend/comm/tcp/tcp_connect.h"
+
+enum { MAX_IN_FLIGHT = 2, MAX_EVENTS = 64 };
+
+#define DEFAULT_CONNECT_NS UINT64_C(30000000000)
+/* A request that timed out may still complete while the other ranks reach their own deadlines: leaving at once would
+ * tell them that this rank was lost, instead of which one was silent. */
+#define GRACE_NS  UINT64_C(1000000000)
+#define LINGER_NS UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
+
+enum { FRAME_DATA = 0x736c7531, FRAME_BYE = 0x736c7532 };
+
+typedef struct frame_s {
+  uint32_t kind;
+  uint32_t number; /* of the request */
+  uint64_t bytes;  /* of the payload that follows */
+} frame_t;
+
+/* One request's messages with one peer. */
+typedef struct transfer_s {
+  const char* send;
+  char* recv;
+  uint64_t send_left; /* of the payload */
+  uint64_t recv_left;
+  int32_t is_sending; /* there is a message, and not all of it is with the system */
+  int32_t is_receiving;
+} transfer_t;
+
+struct sluice_comm_request_s {
+  int32_t is_used;
+  uint32_t number;
+  int64_t pending;       /* messages not yet sent plus not yet received */
+  transfer_t* transfers; /* [W] */
+};
+
+enum { PEER_LIVE = 0, PEER_LEFT, PEER_LOST };
+
+typedef struct tcp_peer_s {
+  int32_t state;
+  int32_t native_error; /* of a lost one; EPROTO: it sent something else than `expected` bytes of that request */
+  uint64_t expected;
+  int32_t can_read; /* not known to be empty; edges of epoll set it */
+  int32_t can_write;
+  frame_t out;
+  uint32_t out_used; /* bytes of `out` that are with the system */
+  frame_t in;
+  uint32_t in_used;
+} tcp_peer_t;
+
+typedef struct tcp_comm_s {
+  sluice_comm_t base;
+  sluice_comm_vtable_t vtable; /* of this object: without what the parent lacks */
+  sluice_comm_t* parent;
+  tcp_peer_t* peers; /* [W] */
+  int* sockets;      /* [W], -1 for the own rank */
+  uint64_t bytes;    /* of this block */
+  int epoll;
+  int wake; /* eventfd: abort ends a wait with it */
+  uint32_t next_number;
+  int32_t lost; /* the peer whose connection ended first, -1 */
+  _Atomic int32_t is_aborted;
+  sluice_comm_request_t requests[MAX_IN_FLIGHT];
+} tcp_comm_t;
+
+static tcp_comm_t* downcast(sluice_comm_t* comm) { return (tcp_comm_t*)comm; }
+
+/* ---- frames ------------------------------------------------------------------------------------------------------ */
+
+static void lose(tcp_comm_t* comm, int32_t peer, int error) {
+  tcp_peer_t* p = &comm->peers[peer];
+  p->can_read = p->can_write = 0;
+  if (p->state != PEER_LIVE) return;
+  p->state = PEER_LOST;
+  p->native_error = error;
+  if (comm->lost < 0) comm->lost = peer;
+}
+
+static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
+
+/* The request whose message is next on the connection: the older one that has any left. */
+static sluice_comm_request_t* next_request(tcp_comm_t* comm, int32_t peer, int is_send) {
+  sluice_comm_request_t* found = NULL;
+  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+    sluice_comm_request_t* r = &comm->requests[i];
+    if (!r->is_used || !(is_send ? r->transfers[peer].is_sending : r->transfers[peer].is_receiving)) continue;
+    if (found == NULL || (int32_t)(r->number - found->number) < 0) found = r;
+  }
+  return found;
+}
+
+/* Gives the system what it takes of the messages to this peer. */
+static void push(tcp_comm_t* comm, int32_t peer) {
+  tcp_peer_t* p = &comm->peers[peer];
+  sluice_comm_request_t* request;
+  while (p->can_write && p->state == PEER_LIVE && (request = next_request(comm, peer, 1)) != NULL) {
+    transfer_t* t = &request->transfers[peer];
+    if (p->out_used == 0) p->out = (frame_t){.kind = FRAME_DATA, .number = request->number, .bytes = t->send_left};
+    struct iovec parts[2] = {
+        {.iov_base = (char*)&p->out + p->out_used, .iov_len = sizeof p->out - p->out_used},
+        {.iov_base = (char*)(uintptr_t)t->send, .iov_len = t->send_left < INT_MAX ? (size_t)t->send_left : INT_MAX}};
+    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    const ssize_t n = sendmsg(comm->sockets[peer], &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      p->can_write = 0;
+      /* The peer's last words, if it left any, tell why: they are read before it counts as lost. */
+      if (!is_full(errno)) p->can_read = 1;
+      return;
+    }
+    const size_t header = (size_t)n < parts[0].iov_len ? (size_t)n : parts[0].iov_len;
+    p->out_used += (uint32_t)header;
+    t->send += (size_t)n - header;
+    t->send_left -= (size_t)n - header;
+    if (p->out_used < sizeof p->out || t->send_left > 0) continue;
+    p->out_used = 0;
+    t->is_sending = 0;
+    --request->pending;
+  }
+}
+
+/* Reads up to `room` bytes. 0: nothing now, or the connection has ended. */
+static size_t take(tcp_comm_t* comm, int32_t peer, void* to, uint64_t room) {
+  tcp_peer_t* p = &comm->peers[peer];
+  for (;;) {
+    const ssize_t n = recv(comm->sockets[peer], to, room < INT_MAX ? (size_t)room : INT_MAX, MSG_DONTWAIT);
+    if (n > 0) return (size_t)n;
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && is_full(errno)) {
+      p->can_read = 0;
+    } else {
+      lose(comm, peer, n == 0 ? 0 : errno);
+    }
+    return 0;
+  }
+}
+
+/* Takes what has arrived from this peer, as far as it is wanted. */
+static void pull(tcp_comm_t* comm, int32_t peer) {
+  tcp_peer_t* p = &comm->peers[peer];
+  while (p->can_read && p->state == PEER_LIVE) {
+    if (p->in_used < sizeof p->in) {
+      p->in_used += (uint32_t)take(comm, peer, (char*)&p->in + p->in_used, sizeof p->in - p->in_used);
+      continue;
+    }
+    if (p->in.kind == FRAME_BYE) {
+      p->state = PEER_LEFT;
+      return;
+    }
+    sluice_comm_request_t* request = next_request(comm, peer, 0);
+    if (request == NULL) return; /* not asked for yet: it stays in the socket */
+    transfer_t* t = &request->transfers[peer];
+    if (p->in.kind != FRAME_DATA || p->in.number != request->number || p->in.bytes != t->recv_left) {
+      p->expected = t->recv_left;
+      lose(comm, peer, EPROTO);
+      return;
+    }
+    const size_t n = take(comm, peer, t->recv, t->recv_left);
+    t->recv += n;
+    t->recv_left -= n;
+    p->in.bytes -= n;
+    if (t->recv_left > 0) continue;
+    p->in_used = 0;
+    t->is_receiving = 0;
+    --request->pending;
+  }
+}
+
+static void progress(tcp_comm_t* comm) {
+  for (int32_t r = 0; r < comm->base.world_size; ++r) {
+    if (r == comm->base.rank) continue;
+    push(comm, r);
+    pull(comm, r);
+  }
+}
+
+/* ---- exchanges --------------------------------------------------------------------------------------------------- */
+
+static sluice_status_t tcp_start(sluice_comm_t* base, const sluice_exchange_t* exchange,
+                                 sluice_comm_request_t** out_request) {
+  tcp_comm_t* comm = downcast(base);
+  sluice_comm_request_t* request = !comm->requests[0].is_used ? &comm->requests[0] : &comm->requests[1];
+  if (request->is_used) {
+    return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, base->rank, -1, "rank %d started a third exchange, two are in flight",
+                            base->rank);
+  }
+  request->is_used = 1;
+  request->number = comm->next_number++;
+  request->pending = 0;
+  for (int32_t r = 0; r < base->world_size; ++r) {
+    transfer_t* t = &request->transfers[r];
+    memset(t, 0, sizeof *t);
+    if (r == base->rank) continue;
+    *t = (transfer_t){.send = exchange->send_bytes[r] > 0 ? exchange->send[r] : NULL,
+                      .recv = exchange->recv_bytes[r] > 0 ? exchange->recv[r] : NULL,
+                      .send_left = exchange->send_bytes[r],
+                      .recv_left = exchange->recv_bytes[r],
+                      .is_sending = exchange->send_bytes[r] > 0,
+                      .is_receiving = exchange->recv_bytes[r] > 0};
+    request->pending += t->is_sending + t->is_receiving;
+  }
+  /* From the next rank onwards, so that not everybody sends to rank 0 first. */
+  for (int32_t step = 1; step < base->world_size; ++step) push(comm, (base->rank + step) % base->world_size);
+  *out_request = request;
+  return SLUICE_OK;
+}
+
+/* Marks the connections on which something has happened; returns when something has, or at the deadline. */
+static void await_events(tcp_comm_t* comm, uint64_t deadline_ns) {
+  struct epoll_event events[MAX_EVENTS];
+  const uint64_t now_ns = sluice_now_ns();
+  const uint64_t left_ms = deadline_ns > now_ns ? (deadline_ns - now_ns + 999999) / 1000000 : 0;
+  const int n = epoll_wait(comm->epoll, events, MAX_EVENTS, left_ms > INT_MAX ? INT_MAX : (int)left_ms);
+  for (int i = 0; i < n; ++i) {
+    if (events[i].data.u32 == (uint32_t)comm->base.rank) continue; /* abort woke us */
+    tcp_peer_t* p = &comm->peers[events[i].data.u32];
+    if ((events[i].events & ~(uint32_t)EPOLLOUT) != 0) p->can_read = 1;
+    if ((events[i].events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0) p->can_write = 1;
+  }
+}
+
+static int32_t find_peer(const tcp_comm_t* comm, const sluice_comm_request_t* request, int32_t state) {
+  int32_t found = -1;
+  for (int32_t r = 0; r < comm->base.world_size; ++r) {
+    const transfer_t* t = &request->transfers[r];
+    if (comm->peers[r].state != state) continue;
+    if (t->is_receiving) return r;
+    if (t->is_sending && found < 0) found = r;
+  }
+  return found;
+}
+
+static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
+  const tcp_peer_t* p = &comm->peers[peer];
+  if (p->state == PEER_LOST && p->native_error == EPROTO) {
+    return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, comm->base.rank, peer,
+                            "rank %d sends %llu bytes to rank %d (exchange %u), which expects %llu: the ranks disagree "
+                            "on their counts; please report it",
+                            peer, (unsigned long long)p->in.bytes, comm->base.rank, p->in.number,
+                            (unsigned long long)p->expected);
+  }
+  const char* how = p->state == PEER_LEFT  ? "it has left"
+                    : p->native_error == 0 ? "its connection was closed"
+                                           : strerror(p->native_error);
+  return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,
+                             "rank %d lost rank %d, which died or left: see its log. This communicator is broken: "
+                             "destroy it and make a new one on all ranks. (tcp: %s)",
+                             comm->base.rank, peer, how);
+}
+
+/* OK while nothing stands against the request. */
+static sluice_status_t check(tcp_comm_t* comm, const sluice_comm_request_t* request) {
+  if (atomic_load(&comm->is_aborted)) {
+    return SLUICE_FAIL_PEER(SLUICE_E_ABORTED, comm->base.rank, -1, "rank %d: the tcp communicator was aborted",
+                            comm->base.rank);
+  }
+  if (comm->lost >= 0) return fail_lost(comm, comm->lost);
+  const int32_t left = find_peer(comm, request, PEER_LEFT);
+  return left < 0 ? SLUICE_OK : fail_lost(comm, left);
+}
+
+static sluice_status_t tcp_wait(sluice_comm_t* base, sluice_comm_request_t* request, uint64_t deadline_ns,
+                                int32_t* out_peer) {
+  tcp_comm_t* comm = downcast(base);
+  for (;;) {
+    progress(comm);
+    sluice_status_t status = request->pending == 0 ? SLUICE_OK : check(comm, request);
+    if (status != SLUICE_OK || request->pending == 0) {
+      request->is_used = 0;
+      return status;
+    }
+    if (sluice_now_ns() >= deadline_ns) {
+      if (out_peer != NULL) *out_peer = find_peer(comm, request, PEER_LIVE);
+      return SLUICE_E_TIMED_OUT;
+    }
+    await_events(comm, deadline_ns);
+  }
+}
+
+/* Nothing touches the buffers of a request outside of a wait. */
+static void tcp_abandon(sluice_comm_t* base, sluice_comm_request_t* request) {
+  tcp_comm_t* comm = downcast(base);
+  const int is_late = atomic_load(&base->broken) == SLUICE_E_TIMED_OUT;
+  if (is_late && tcp_wait(base, request, sluice_now_ns() + GRACE_NS, NULL) != SLUICE_E_TIMED_OUT) return;
+  request->is_used = 0;
+  if (comm->lost < 0) comm->lost = base->rank; /* what is half sent cannot be followed by anything */
+}
+
+static void tcp_abort(sluice_comm_t* base) {
+  tcp_comm_t* comm = downcast(base);
+  const uint64_t one = 1;
+  atomic_store(&comm->is_aborted, 1);
+  if (write(comm->wake, &one, sizeof one) < 0) { /* full: it is awake already */
+  }
+  for (int32_t r = 0; r < base->world_size; ++r) {
+    if (r != base->rank) (void)shutdown(comm->sockets[r], SHUT_RDWR);
+  }
+}
+
+static void tcp_publish(sluice_comm_t* base, const char* key, const char* value) {
+  sluice_comm_t* parent = downcast(base)->parent;
+  parent->vtable->publish(parent, key, value);
+}
+
+static int32_t tcp_lookup(sluice_comm_t* base, const char* key, char* out, int32_t out_bytes) {
+  sluice_comm_t* parent = downcast(base)->parent;
+  return parent->vtable->lookup(parent, key, out, out_bytes);
+}
+
+static int32_t tcp_is_interrupted(sluice_comm_t* base) {
+  sluice_comm_t* parent = downcast(base)->parent;
+  return parent->vtable->is_interrupted(parent);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+/* Bytes that the peer's system has not confirmed, on a connection that still stands. */
+static int has_unsent(const tcp_comm_t* comm) {
+  for (int32_t r = 0; r < comm->base.world_size; ++r) {
+    int bytes = 0;
+    if (r == comm->base.rank || comm->peers[r].state != PEER_LIVE) continue;
+    struct pollfd p = {.fd = comm->sockets[r]};
+    if (poll(&p, 1, 0) > 0) continue; /* closed by both sides, or broken */
+    if (ioctl(comm->sockets[r], SIOCOUTQ, &bytes) == 0 && bytes > 0) return 1;
+  }
+  return 0;
+}
+
+/* Tells the peers that nothing is missing. A socket that is closed with bytes unread resets the connection, which would
+ * take back what is still on its way to the peer: so the peers' systems have it all before that. */
+static void say_goodbye(tcp_comm_t* comm) {
+  const frame_t bye = {.kind = FRAME_BYE};
+  for (int32_t r = 0; r < comm->base.world_size; ++r) {
+    tcp_peer_t* p = &comm->peers[r];
+    if (r == comm->base.rank || p->state != PEER_LIVE) continue;
+    if (send(comm->sockets[r], &bye, sizeof bye, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof bye) continue;
+    (void)shutdown(comm->sockets[r], SHUT_WR);
+  }
+  const uint64_t deadline_ns = sluice_now_ns() + LINGER_NS;
+  while (has_unsent(comm) && sluice_now_ns() < deadline_ns) {
+    const struct timespec pause = {.tv_nsec = 1000000};
+    nanosleep(&pause, NULL);
+  }
+}
+
+static void tcp_destroy(sluice_comm_t* base) {
+  tcp_comm_t* comm = downcast(base);
+  const int is_idle = !comm->requests[0].is_used && !comm->requests[1].is_used;
+  if (is_idle && comm->lost < 0 && atomic_load(&base->broken) == SLUICE_OK) say_goodbye(comm);
+  for (int32_t r = 0; r < base->world_size; ++r) {
+    if (comm->sockets[r] >= 0) close(comm->sockets[r]);
+  }
+  if (comm->epoll >= 0) close(comm->epoll);
+  if (comm->wake >= 0) close(comm->wake);
+  sluice_comm_release(comm->parent);
+  sluice_free(sluice_process_allocator(), comm, comm->bytes);
+}
+
+/* The communicator and its arrays in one block. */
+static tcp_comm_t* allocate(int32_t world_size) {
+  const uint64_t w = (uint64_t)world_size;
+  const uint64_t bytes =
+      sizeof(tcp_comm_t) + w * (sizeof(tcp_peer_t) + MAX_IN_FLIGHT * sizeof(transfer_t) + sizeof(int));
+  tcp_comm_t* comm = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "tcp communicator");
+  if (comm == NULL) return NULL;
+  comm->bytes = bytes;
+  comm->epoll = comm->wake = -1;
+  comm->lost = -1;
+  comm->requests[0].transfers = (transfer_t*)(void*)(comm + 1);
+  comm->requests[1].transfers = comm->requests[0].transfers + w;
+  comm->peers = (tcp_peer_t*)(void*)(comm->requests[1].transfers + w);
+  comm->sockets = (int*)(void*)(comm->peers + w);
+  for (int32_t r = 0; r < world_size; ++r) {
+    comm->peers[r] = (tcp_peer_t){.can_write = 1, .can_read = 1};
+    comm->sockets[r] = -1;
+  }
+  return comm;
+}
+
+static int watch(const tcp_comm_t* comm, int fd, uint32_t events, int32_t rank) {
+  struct epoll_event event = {.events = events, .data.u32 = (uint32_t)rank};
+  return fd >= 0 && epoll_ctl(comm->epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+static sluice_status_t prepare_events(tcp_comm_t* comm) {
+  comm->epoll = epoll_create1(EPOLL_CLOEXEC);
+  comm->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (comm->epoll >= 0 && watch(comm, comm->wake, EPOLLIN, comm->base.rank)) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: rank %d cannot make an epoll: %s", comm->base.rank,
+                     strerror(errno));
+}
+
+static sluice_status_t watch_peers(tcp_comm_t* comm) {
+  for (int32_t r = 0; r < comm->base.world_size; ++r) {
+    if (r == comm->base.rank || watch(comm, comm->sockets[r], EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, r)) continue;
+    return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: rank %d cannot watch its connection to rank %d: %s",
+                       comm->base.rank, r, strerror(errno));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_config(const sluice_tcp_config_t* config, sluice_tcp_config_t* out_config) {
+  sluice_tcp_config_init(out_config, sizeof *out_config);
+  if (config != NULL) {
+    SLUICE_TRY(sluice_struct_copy(out_config, sizeof *out_config, config,
+                                  offsetof(sluice_tcp_config_t, connect_timeout_ns), "sluice_tcp_config_t"));
+  }
+  if (out_config->next != NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "sluice_tcp_config_t.next: no optional block is known here (got type %d); pass NULL",
+                       out_config->next->type);
+  }
+  if (out_config->connect_timeout_ns == 0) out_config->connect_timeout_ns = DEFAULT_CONNECT_NS;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
+                                       sluice_comm_t** out_comm) {
+  if (out_comm == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_tcp: out_comm is NULL");
+  *out_comm = NULL;
+  if (parent == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_tcp: parent is NULL");
+  tcp_comm_t* comm = allocate(parent->world_size);
+  if (comm == NULL) {
+    sluice_comm_abort(parent); /* the others would wait for this rank's address */
+    return SLUICE_E_NO_MEMORY;
+  }
+  const sluice_comm_config_t base = {.rank = parent->rank,
+                                     .world_size = parent->world_size,
+                                     .timeout_ns = parent->timeout_ns,
+                                     .warn_ns = parent->warn_ns};
+  comm->vtable = (sluice_comm_vtable_t){
+      .destroy = tcp_destroy,
+      .exchange_start = tcp_start,
+      .exchange_wait = tcp_wait,
+      .abort = tcp_abort,
+      .is_interrupted = parent->vtable->is_interrupted != NULL ? tcp_is_interrupted : NULL,
+      .abandon = tcp_abandon,
+      .publish = parent->vtable->publish != NULL ? tcp_publish : NULL,
+      .lookup = parent->vtable->lookup != NULL ? tcp_lookup : NULL,
+  };
+  sluice_comm_init_base(&comm->base, &comm->vtable, "tcp", &base);
+  sluice_comm_retain(parent);
+  comm->parent = parent;
+  /* What fails on one rank alone is told to the others when they connect. */
+  sluice_tcp_config_t c;
+  sluice_status_t status = read_config(config, &c);
+  if (status == SLUICE_OK) status = prepare_events(comm);
+  status = sluice_tcp_connect(parent, &c, status, comm->sockets);
+  if (status == SLUICE_OK) status = watch_peers(comm);
+  if (status != SLUICE_OK) {
+    atomic_store(&comm->base.broken, status); /* no farewell */
+    tcp_destroy(&comm->base);
+    return status;
+  }
+  *out_comm = &comm->base;
+  return SLUICE_OK;
+}
+
+void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_t struct_size) {
+  if (out_config == NULL || struct_size < sizeof(size_t)) return;
+  memset(out_config, 0, struct_size);
+  out_config->struct_size = struct_size;
+}

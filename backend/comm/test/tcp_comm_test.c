@@ -1,0 +1,222 @@
+/* What the suite in //backend/cts/comm cannot see of the tcp transport: who may connect, what one rank's trouble is to
+ * the others, and that the parent stays usable. Ranks are threads that find each other through the local transport. */
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+#include "backend/comm/comm.h"
+#include "backend/comm/tcp/tcp_address.h"
+
+enum { WORLD = 3 };
+
+/* ---- ranks ------------------------------------------------------------------------------------------------------- */
+
+typedef struct rank_s {
+  sluice_local_group_t* group;
+  int32_t rank;
+  const char* interfaces;
+  void (*then)(struct rank_s* me); /* with what create gave */
+  sluice_comm_t* parent;
+  sluice_comm_t* comm;
+  sluice_status_t status;
+  sluice_error_info_t why;
+  sluice_status_t again; /* of the parent, afterwards */
+} rank_t;
+
+static void* run_rank(void* argument) {
+  rank_t* me = argument;
+  sluice_comm_config_t config;
+  sluice_tcp_config_t tcp;
+  sluice_comm_config_init(&config, sizeof config);
+  sluice_tcp_config_init(&tcp, sizeof tcp);
+  config.rank = me->rank;
+  config.world_size = WORLD;
+  tcp.interfaces = me->interfaces;
+  me->status = sluice_comm_create_local(me->group, &config, &me->parent);
+  if (me->status != SLUICE_OK) return NULL;
+  me->status = sluice_comm_create_tcp(me->parent, &tcp, &me->comm);
+  sluice_error_info_init(&me->why, sizeof me->why);
+  if (me->status != SLUICE_OK) sluice_error_last(&me->why);
+  if (me->then != NULL && me->status == SLUICE_OK) me->then(me);
+  sluice_comm_destroy(me->comm);
+  int64_t one = 1;
+  me->again = sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "the parent, afterwards");
+  if (me->again == SLUICE_OK && one != WORLD) me->again = SLUICE_E_INTERNAL;
+  sluice_comm_destroy(me->parent);
+  return NULL;
+}
+
+static void run(rank_t ranks[WORLD]) {
+  sluice_local_group_t* group;
+  pthread_t threads[WORLD];
+  assert_int_equal(sluice_local_group_create(WORLD, &group), SLUICE_OK);
+  for (int32_t r = 0; r < WORLD; ++r) {
+    ranks[r].group = group;
+    ranks[r].rank = r;
+    assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+  }
+  for (int32_t r = 0; r < WORLD; ++r) pthread_join(threads[r], NULL);
+  sluice_local_group_destroy(group);
+}
+
+/* ---- cases ------------------------------------------------------------------------------------------------------- */
+
+static void one_without_interface(void** state) {
+  (void)state;
+  rank_t ranks[WORLD] = {{.interfaces = NULL}, {.interfaces = "nosuch0,nosuch1"}, {.interfaces = NULL}};
+  run(ranks);
+  assert_int_equal(ranks[1].status, SLUICE_E_NOT_FOUND);
+  assert_non_null(strstr(ranks[1].why.message, "\"nosuch0,nosuch1\""));
+  assert_non_null(strstr(ranks[1].why.message, "lo")); /* what there is instead */
+  for (int32_t r = 0; r < WORLD; ++r) {
+    assert_null(ranks[r].comm);
+    assert_int_equal(ranks[r].again, SLUICE_OK);
+    if (r == 1) continue;
+    assert_int_equal(ranks[r].status, SLUICE_E_PEER_REFUSED);
+    assert_int_equal(ranks[r].why.peer, 1);
+  }
+}
+
+static void exchange_once(rank_t* me) {
+  uint64_t out = (uint64_t)me->rank + 7, in[WORLD] = {0}, bytes[WORLD];
+  const void* send[WORLD];
+  void* recv[WORLD];
+  for (int32_t r = 0; r < WORLD; ++r) {
+    send[r] = &out;
+    recv[r] = &in[r];
+    bytes[r] = r == me->rank ? 0 : sizeof out;
+  }
+  const sluice_exchange_t exchange = {.send = send, .send_bytes = bytes, .recv = recv, .recv_bytes = bytes};
+  sluice_comm_request_t* request;
+  me->status = sluice_comm_exchange_start(me->comm, &exchange, &request);
+  if (me->status == SLUICE_OK) me->status = sluice_comm_exchange_wait(me->comm, request, NULL);
+  for (int32_t r = 0; r < WORLD; ++r) {
+    if (r != me->rank && in[r] != (uint64_t)r + 7) me->status = SLUICE_E_INTERNAL;
+  }
+}
+
+static void named_interface(void** state) {
+  (void)state;
+  rank_t ranks[WORLD];
+  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (rank_t){.interfaces = "nosuch0,lo", .then = exchange_once};
+  run(ranks);
+  for (int32_t r = 0; r < WORLD; ++r) {
+    assert_int_equal(ranks[r].status, SLUICE_OK);
+    assert_int_equal(ranks[r].again, SLUICE_OK);
+  }
+}
+
+/* Knocks at every port that this process listens on, and says what no rank says. */
+static void* knock(void* argument) {
+  _Atomic int32_t* stop = argument;
+  intptr_t num_connected = 0;
+  while (!atomic_load(stop)) {
+    for (int fd = 3; fd < 64; ++fd) {
+      struct sockaddr_in6 address;
+      socklen_t length = sizeof address, size = sizeof(int);
+      int is_listening = 0;
+      if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &size) != 0 || !is_listening) continue;
+      if (getsockname(fd, (struct sockaddr*)&address, &length) != 0 || address.sin6_family != AF_INET6) continue;
+      address.sin6_addr = in6addr_loopback;
+      const int stranger = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      if (stranger >= 0 && connect(stranger, (struct sockaddr*)&address, sizeof address) == 0) {
+        static const char word[64] = "GET / HTTP/1.0\r\n\r\n";
+        if (send(stranger, word, sizeof word, MSG_NOSIGNAL) > 0) ++num_connected;
+      }
+      if (stranger >= 0) close(stranger);
+    }
+  }
+  return (void*)num_connected;
+}
+
+static void strangers(void** state) {
+  (void)state;
+  _Atomic int32_t stop;
+  pthread_t thread;
+  void* num_connected;
+  atomic_init(&stop, 0);
+  assert_int_equal(pthread_create(&thread, NULL, knock, &stop), 0);
+  for (int turn = 0; turn < 20; ++turn) {
+    rank_t ranks[WORLD];
+    for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (rank_t){.then = exchange_once};
+    run(ranks);
+    for (int32_t r = 0; r < WORLD; ++r) assert_int_equal(ranks[r].status, SLUICE_OK);
+  }
+  atomic_store(&stop, 1);
+  pthread_join(thread, &num_connected);
+  print_message("%ld connections of strangers\n", (long)(intptr_t)num_connected);
+  assert_true((intptr_t)num_connected > 0);
+}
+
+static void bad_arguments(void** state) {
+  (void)state;
+  sluice_local_group_t* group;
+  sluice_comm_config_t config;
+  sluice_comm_t *parent, *comm;
+  sluice_tcp_config_t tcp;
+  sluice_comm_config_init(&config, sizeof config);
+  assert_int_equal(sluice_local_group_create(1, &group), SLUICE_OK);
+  assert_int_equal(sluice_comm_create_local(group, &config, &parent), SLUICE_OK);
+  assert_int_equal(sluice_comm_create_tcp(parent, NULL, NULL), SLUICE_E_INVALID_ARGUMENT);
+  assert_int_equal(sluice_comm_create_tcp(NULL, NULL, &comm), SLUICE_E_INVALID_ARGUMENT);
+  sluice_tcp_config_init(&tcp, sizeof tcp);
+  tcp.struct_size = 3;
+  assert_int_equal(sluice_comm_create_tcp(parent, &tcp, &comm), SLUICE_E_ABI);
+  sluice_tcp_config_init(&tcp, sizeof tcp);
+  const sluice_ext_header_t unknown = {.type = 77};
+  tcp.next = &unknown;
+  assert_int_equal(sluice_comm_create_tcp(parent, &tcp, &comm), SLUICE_E_INVALID_ARGUMENT);
+  assert_int_equal(sluice_comm_create_tcp(parent, NULL, &comm), SLUICE_OK); /* alone, and with the defaults */
+  assert_string_equal(sluice_comm_name(comm), "tcp");
+  sluice_comm_destroy(comm);
+  sluice_comm_destroy(parent);
+  sluice_local_group_destroy(group);
+}
+
+/* ---- addresses --------------------------------------------------------------------------------------------------- */
+
+static void targets(void** state) {
+  (void)state;
+  sluice_tcp_card_t mine = {.place = {1}}, theirs = {.place = {2}, .port = 4711, .num_addresses = 2};
+  theirs.addresses[0] = (sluice_tcp_address_t){.family = 4, .bytes = {10, 0, 0, 2}};
+  theirs.addresses[1] = (sluice_tcp_address_t){.family = 6, .bytes = {0x20, 1, [15] = 9}};
+  struct sockaddr_storage target;
+  struct sockaddr_in in;
+  assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
+  memcpy(&in, &target, sizeof in);
+  assert_int_equal(ntohl(in.sin_addr.s_addr), 0x0a000002);
+  assert_int_equal(ntohs(in.sin_port), 4711);
+  assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 1, &target), sizeof(struct sockaddr_in6));
+  assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 2, &target), 0);
+  /* The same place: loopback comes first, and the addresses follow. */
+  mine.place[0] = 2;
+  assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
+  memcpy(&in, &target, sizeof in);
+  assert_int_equal(ntohl(in.sin_addr.s_addr), INADDR_LOOPBACK);
+  assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 1, &target), sizeof in);
+  assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 3, &target), 0);
+  /* Places that the system does not tell are not the same one. */
+  mine.place[0] = theirs.place[0] = 0;
+  assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
+  memcpy(&in, &target, sizeof in);
+  assert_int_equal(ntohl(in.sin_addr.s_addr), 0x0a000002);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"TcpCreate_OneRankWithoutInterface_FailsOnAllAndTheParentWorksOn", one_without_interface},
+      {"TcpCreate_NamedInterface_IsUsed", named_interface},
+      {"TcpCreate_StrangersConnect_AreShownTheDoor", strangers},
+      {"TcpCreate_BadArguments_AreRefused", bad_arguments},
+      {"TcpCard_Targets_AreLoopbackWhereThePlaceIsTheSame", targets},
+  };
+  return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
+}

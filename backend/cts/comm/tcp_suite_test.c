@@ -1,0 +1,21 @@
+/* The ranks are threads here, and find each other through the local transport. */
+#include "backend/cts/comm/comm_suite.h"
+
+static void* open_group(int32_t world_size) {
+  sluice_local_group_t* group;
+  return sluice_local_group_create(world_size, &group) == SLUICE_OK ? group : NULL;
+}
+static void close_group(void* shared) { sluice_local_group_destroy(shared); }
+static sluice_status_t create(void* shared, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
+  sluice_comm_t* parent;
+  SLUICE_TRY(sluice_comm_create_local(shared, config, &parent));
+  const sluice_status_t status = sluice_comm_create_tcp(parent, NULL, out_comm);
+  sluice_comm_destroy(parent);
+  return status;
+}
+
+int main(void) {
+  static const int32_t world_sizes[] = {1, 2, 3, 4};
+  static const cts_transport_t transport = {.name = "tcp", .open = open_group, .close = close_group, .create = create};
+  return cts_comm_suite_run(&transport, world_sizes, 4);
+}

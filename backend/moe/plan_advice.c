@@ -67,7 +67,7 @@ static const char* name_of_policy(int32_t di, int32_t m) {
 
 static void describe(const advice_t* a, const change_t* change, char* text, size_t size) {
   const sluice_plan_data_t* p = &change->plan;
-  size_t used = (size_t)snprintf(text, size, "or ");
+  size_t used = (size_t)snprintf(text, size, ", or ");
   if (change->lifted & LIFT_CHUNKS) {
     used += (size_t)snprintf(text + used, size - used, "take %d chunks (not %d)", p->num_chunks, a->inputs->num_chunks);
   }
@@ -83,13 +83,51 @@ static void describe(const advice_t* a, const change_t* change, char* text, size
   }
 }
 
-static void describe_smaller_input(const advice_t* a, const sluice_plan_data_t* lean, char* text, size_t size) {
-  if (sluice_layer_ceiling(a->moe) > 0) {
-    snprintf(text, size, "or give a smaller ceiling_rows (%lld now), or more chunks of fewer rows (%d now)",
-             (long long)sluice_layer_ceiling(a->moe), lean->num_chunks);
-  } else {
-    snprintf(text, size, "or pass fewer tokens at a time (%lld now)", (long long)a->inputs->max_tokens);
+static sluice_status_t fits_with(const advice_t* a, int64_t tokens, int* out_fits) {
+  sluice_plan_inputs_t inputs = *a->inputs;
+  sluice_plan_search_t found;
+  inputs.max_tokens = tokens;
+  SLUICE_TRY(sluice_plan_search(a->moe, &inputs, a->rates, NULL, NULL, &found));
+  *out_fits = found.num_fitting > 0;
+  return SLUICE_OK;
+}
+
+/* The most tokens of a rank that fit with everything else as it is, by halving; 0: not even one. */
+static sluice_status_t most_tokens(const advice_t* a, int64_t* out_tokens) {
+  int64_t fit = 1, too_many = a->inputs->max_tokens;
+  int fits = 0;
+  *out_tokens = 0;
+  if (too_many > 1) SLUICE_TRY(fits_with(a, 1, &fits));
+  if (!fits) return SLUICE_OK;
+  while (too_many - fit > 1) {
+    int64_t half = fit + (too_many - fit) / 2;
+    SLUICE_TRY(fits_with(a, half, &fits));
+    if (fits) {
+      fit = half;
+    } else {
+      too_many = half;
+    }
   }
+  *out_tokens = fit;
+  return SLUICE_OK;
+}
+
+static sluice_status_t describe_smaller_input(const advice_t* a, const sluice_plan_data_t* lean, char* text,
+                                              size_t size) {
+  if (sluice_layer_ceiling(a->moe) > 0) {
+    snprintf(text, size, ", or give a smaller ceiling_rows (%lld now), or more chunks of fewer rows (%d now)",
+             (long long)sluice_layer_ceiling(a->moe), lean->num_chunks);
+    return SLUICE_OK;
+  }
+  int64_t tokens = 0;
+  SLUICE_TRY(most_tokens(a, &tokens));
+  if (tokens > 0) {
+    snprintf(text, size, ", or pass at most %lld tokens at a time (%lld now)", (long long)tokens,
+             (long long)a->inputs->max_tokens);
+  } else {
+    snprintf(text, size, ": not even one token at a time fits");
+  }
+  return SLUICE_OK;
 }
 
 sluice_status_t sluice_plan_fail_over_budget(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
@@ -103,15 +141,13 @@ sluice_status_t sluice_plan_fail_over_budget(sluice_moe_t* moe, const sluice_pla
   const int is_of_host = budget == 0 || least <= budget;
   if (change.lifted != 0) {
     describe(&a, &change, advice, sizeof advice);
-  } else if (is_of_host) {
-    snprintf(advice, sizeof advice, "or pass fewer tokens at a time (%lld now)", (long long)inputs->max_tokens);
   } else {
-    describe_smaller_input(&a, lean, advice, sizeof advice);
+    SLUICE_TRY(describe_smaller_input(&a, lean, advice, sizeof advice));
   }
   if (is_of_host) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                        "layer %d: no plan fits the host memory budget of %llu bytes: offloading (T_DI %s, T_M %s) "
-                       "takes %llu with %d outstanding forwards; raise host_memory_budget to that, %s",
+                       "takes %llu with %d outstanding forwards; raise host_memory_budget to that%s",
                        moe->config.layer_id, (unsigned long long)inputs->host_budget,
                        sluice_restore_name(lean->restore_di), sluice_restore_name(lean->restore_m),
                        (unsigned long long)lean->bytes.host_pool, inputs->max_outstanding, advice);
@@ -119,7 +155,7 @@ sluice_status_t sluice_plan_fail_over_budget(sluice_moe_t* moe, const sluice_pla
   return SLUICE_FAIL(
       SLUICE_E_OVER_BUDGET,
       "layer %d: no plan fits the memory budget of %llu bytes: the leanest (n = %d, T_DI %s, T_M %s) needs "
-      "%llu, %llu more; raise memory_budget to that, %s",
+      "%llu, %llu more; raise memory_budget to that%s",
       moe->config.layer_id, (unsigned long long)budget, lean->num_chunks, sluice_restore_name(lean->restore_di),
       sluice_restore_name(lean->restore_m), (unsigned long long)least, (unsigned long long)(least - budget), advice);
 }

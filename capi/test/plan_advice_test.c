@@ -109,10 +109,34 @@ static void Budget_TooManyOutstanding_ErrorNamesTheMostThatFit(void** state) {
   }
 }
 
+/* Nothing is held fast: what is left is the batch. */
+static void Budget_NothingHeldFast_ErrorNamesTheTokensThatFit(void** state) {
+  (void)state;
+  char message[1024];
+  case_t c = budget_base_case();
+  c.budget = 1;
+  read_refusal(&c, message, sizeof message);
+  if (strstr(message, "raise memory_budget to that: not even one token at a time fits") == NULL)
+    fail_msg("%s", message);
+  c.budget = budget_smallest(&suite, c) - 40000;
+  read_refusal(&c, message, sizeof message);
+  const char* text = strstr(message, ", or pass at most ");
+  long long tokens = 0, now = 0;
+  if (text == NULL || sscanf(text, ", or pass at most %lld tokens at a time (%lld now)", &tokens, &now) != 2) {
+    fail_msg("%s", message);
+  }
+  assert_true(now == 96 && tokens > 0 && tokens < now);
+  for (int32_t r = 0; r < c.world_size; ++r) c.tokens[r] = c.tokens[r] < tokens ? c.tokens[r] : tokens;
+  budget_check(&suite, c);
+  c.tokens[0] = tokens + 1;
+  assert_true(budget_smallest(&suite, c) > c.budget);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits),
       cmocka_unit_test(Budget_TooManyOutstanding_ErrorNamesTheMostThatFit),
+      cmocka_unit_test(Budget_NothingHeldFast_ErrorNamesTheTokensThatFit),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -82,8 +82,8 @@ int sluice_gemm_supports(const sluice_gemm_t* gemm, const sluice_product_list_t*
 /* Single implementations, for tests and for the chooser. */
 sluice_status_t sluice_gemm_ref_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 sluice_status_t sluice_gemm_onednn_create(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
-/* Errors: NOT_FOUND where the processor has neither AVX-512 nor AVX2; INVALID_ARGUMENT, UNSUPPORTED where SLUICE_NATIVE
- * names no set of kernels, or one that the processor lacks. */
+/* Errors: NOT_FOUND where the processor has neither AMX, AVX-512 nor AVX2; INVALID_ARGUMENT, UNSUPPORTED where
+ * SLUICE_NATIVE names no set of kernels, or one that the processor lacks. */
 sluice_status_t sluice_gemm_native_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 sluice_status_t sluice_gemm_blas_create(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 sluice_status_t sluice_gemm_host_create(sluice_host_gemm_fn_t fn, void* user, sluice_allocator_t* allocator,

@@ -12,7 +12,8 @@
  *
  * Numbers: an element of C is one chain of fused multiply-adds over k, ascending, that starts from zero (beta 0) or
  * from C (beta 1), in f32, and is rounded once to C's dtype. No block size, no number of rows, no position and no
- * thread count is part of that, so a row has the same bits in every chunking.
+ * thread count is part of that, so a row has the same bits in every chunking. Products of bf16 on a processor with AMX
+ * have another rule, with the same consequence: native_amx.c.
  */
 #include "backend/gemm/native/gemm_native.h"
 
@@ -296,11 +297,21 @@ typedef struct room_s {
   int64_t a, b, sums; /* floats, each a multiple of a line */
 } room_t;
 
+/* The set's own way with products of this list, or NULL. */
+static const sluice_native_bf16_t* own_way(const sluice_native_kernels_t* kernels, const sluice_product_list_t* list) {
+  return list->dtype_ab == SLUICE_DTYPE_BF16 ? kernels->bf16 : NULL;
+}
+
 static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_product_list_t* list) {
   room_t room = {0, 0, 0};
+  const sluice_native_bf16_t* own = own_way(kernels, list);
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->products[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
+    if (own != NULL) {
+      room.a = larger(room.a, own->room(&form));
+      continue;
+    }
     blocks_t b = cut(kernels, &form, list->dtype_ab, list->dtype_c);
     room.a = larger(room.a, round_up(b.rows * b.depth + GROUP, GROUP)); /* packing writes whole registers */
     room.b = larger(room.b, b.cols * b.depth);
@@ -319,8 +330,8 @@ typedef struct call_s {
 } call_t;
 
 /* Of `width` columns of a product: packing them costs about as much as eight rows. */
-static double panel_work(const sluice_native_kernels_t* kernels, const sluice_gemm_form_t* f) {
-  return f->m == 0 ? 0 : (double)(f->m + 8) * (double)f->k * kernels->width;
+static double panel_work(int64_t width, const sluice_gemm_form_t* f) {
+  return f->m == 0 ? 0 : (double)(f->m + 8) * (double)f->k * (double)width;
 }
 
 /* The first panel of a product that begins at or after `mark` of all work, where `before` lies before the product. */
@@ -336,6 +347,8 @@ static void share(void* data, int index, int count) {
   const call_t* call = data;
   const sluice_native_kernels_t* kernels = call->native->kernels;
   const sluice_product_list_t* list = call->list;
+  const sluice_native_bf16_t* own = own_way(kernels, list);
+  const int64_t width = own != NULL ? own->width : kernels->width;
   work_t work = {kernels, list->dtype_ab, list->dtype_c, list->beta, NULL, NULL, NULL};
   if (call->rooms != NULL) {
     work.a = call->rooms + (call->room.a + call->room.b + call->room.sums) * index;
@@ -345,6 +358,7 @@ static void share(void* data, int index, int count) {
   const double begin = call->work * index / count;
   const double end = call->work * (index + 1) / count;
   double before = 0;
+  if (own != NULL) own->begin();
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->products[i], &form)) continue; /* supports() has seen them all */
@@ -352,8 +366,8 @@ static void share(void* data, int index, int count) {
       if (index == 0) (void)sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta);
       continue;
     }
-    const int64_t panels = pieces(form.n, kernels->width);
-    const double each = panel_work(kernels, &form);
+    const int64_t panels = pieces(form.n, width);
+    const double each = panel_work(width, &form);
     const int64_t first = panel_at(begin, before, each, panels);
     const int64_t last = index + 1 == count ? panels : panel_at(end, before, each, panels);
     before += each * (double)panels;
@@ -361,17 +375,27 @@ static void share(void* data, int index, int count) {
     sluice_gemm_form_t next;
     const int goes_on = last == panels && i + 1 < list->count && sluice_gemm_form(&list->products[i + 1], &next) &&
                         next.m > 0 && next.n > 0 && next.k > 0;
-    product(&work, &form, first * kernels->width, smaller(last * kernels->width, form.n), goes_on ? &next : NULL);
+    const sluice_gemm_form_t* after = goes_on ? &next : NULL;
+    const int64_t from = first * width;
+    const int64_t to = smaller(last * width, form.n);
+    if (own != NULL) {
+      own->product(&form, list->dtype_c, list->beta, from, to, work.a, after);
+    } else {
+      product(&work, &form, from, to, after);
+    }
   }
+  if (own != NULL) own->end();
 }
 
 static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
   const sluice_gemm_native_t* native = (const sluice_gemm_native_t*)gemm;
   call_t call = {native, list, room_for(native->kernels, list), NULL, 0};
+  const sluice_native_bf16_t* own = own_way(native->kernels, list);
+  const int64_t width = own != NULL ? own->width : native->kernels->width;
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->products[i], &form)) continue;
-    call.work += panel_work(native->kernels, &form) * (double)pieces(form.n, native->kernels->width);
+    call.work += panel_work(width, &form) * (double)pieces(form.n, width);
   }
   int threads = sluice_native_pool_threads(&native->pool);
   if (call.work < THREAD_WORK * threads) threads = (int)(call.work / THREAD_WORK);

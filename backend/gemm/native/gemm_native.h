@@ -1,6 +1,7 @@
-/* "native": Sluice's own products for processors with AVX-512 or AVX2, made for few rows per expert. The environment
- * variable SLUICE_NATIVE, "avx512" or "avx2", replaces the choice of kernels, which is the widest that the processor
- * has; bits do not depend on it. A word that is no such name, or names what the processor lacks, is an error. */
+/* "native": Sluice's own products for processors with AMX, AVX-512 or AVX2, made for few rows per expert. The
+ * environment variable SLUICE_NATIVE, "amx", "avx512" or "avx2", replaces the choice of kernels, which is the widest
+ * that the processor has; bits depend on it only in bf16, where those of "amx" are its own. A word that is no such
+ * name, or names what the processor lacks, is an error. */
 #ifndef SLUICE_BACKEND_GEMM_NATIVE_GEMM_NATIVE_H_
 #define SLUICE_BACKEND_GEMM_NATIVE_GEMM_NATIVE_H_
 

@@ -5,9 +5,22 @@
 #include "backend/gemm/native/native_kernels.h"
 
 int sluice_native_sets(sluice_native_set_t out_sets[SLUICE_NATIVE_SETS]) {
-  out_sets[0] = (sluice_native_set_t){"avx512", "AVX-512 (F, BW, DQ, VL)", sluice_native_avx512()};
-  out_sets[1] = (sluice_native_set_t){"avx2", "AVX2 with FMA and F16C", sluice_native_avx2()};
+  out_sets[0] =
+      (sluice_native_set_t){"amx", "AMX (TILE, BF16) that the kernel lets this process use", sluice_native_amx()};
+  out_sets[1] = (sluice_native_set_t){"avx512", "AVX-512 (F, BW, DQ, VL)", sluice_native_avx512()};
+  out_sets[2] = (sluice_native_set_t){"avx2", "AVX2 with FMA and F16C", sluice_native_avx2()};
   return SLUICE_NATIVE_SETS;
+}
+
+/* "a, b or c": the names of the sets, or what they need. */
+static void enumerate(const sluice_native_set_t* sets, int count, int needs, const char* last, char* text,
+                      size_t bytes) {
+  size_t used = 0;
+  text[0] = '\0';
+  for (int i = 0; i < count && used < bytes; ++i) {
+    const char* between = i == 0 ? "" : i + 1 < count ? ", " : last;
+    used += (size_t)snprintf(text + used, bytes - used, "%s%s", between, needs ? sets[i].needs : sets[i].name);
+  }
 }
 
 sluice_status_t sluice_native_choose(const sluice_native_set_t* sets, int count, const char* wanted,
@@ -21,18 +34,20 @@ sluice_status_t sluice_native_choose(const sluice_native_set_t* sets, int count,
   }
   if (wanted == NULL || wanted[0] == '\0') {
     if (widest == NULL) {
-      snprintf(why, why_bytes, "this processor has neither %s nor %s, which it is written for", sets[0].needs,
-               sets[1].needs);
+      char all[160];
+      enumerate(sets, count, 1, " nor ", all, sizeof all);
+      snprintf(why, why_bytes, "this processor has neither %s, which it is written for", all);
       return SLUICE_E_NOT_FOUND;
     }
     *out_kernels = widest->kernels;
     return SLUICE_OK;
   }
   if (named == NULL) {
-    return SLUICE_FAIL(
-        SLUICE_E_INVALID_ARGUMENT,
-        "SLUICE_NATIVE is \"%.64s\": it takes %s or %s, or nothing for the widest that the processor has", wanted,
-        sets[0].name, sets[1].name);
+    char all[64];
+    enumerate(sets, count, 0, " or ", all, sizeof all);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "SLUICE_NATIVE is \"%.64s\": it takes %s, or nothing for the widest that the processor has",
+                       wanted, all);
   }
   if (named->kernels == NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,

@@ -1,11 +1,13 @@
 /* What the driver of "native" needs of an instruction set: one table of kernels, compiled for it and chosen at run
- * time. All of them give the same bits. Internal to backend/gemm/native. */
+ * time. All of them give the same bits, but for products of bf16 where there is a sluice_native_bf16_t. Internal to
+ * backend/gemm/native. */
 #ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
 #define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/gemm/gemm_form.h"
 #include "sluice/base.h"
 
 /* Lines of memory that a tile asks for while it computes: the operand that is packed next. Asking
@@ -38,6 +40,18 @@ typedef struct sluice_native_tile_s {
   int64_t next_out_bytes; /* from one of them to the next */
 } sluice_native_tile_t;
 
+/* Products of bf16 that a set computes its own way, not by tiles of f32. */
+typedef struct sluice_native_bf16_s {
+  int32_t width; /* threads share a product by whole panels of so many columns of C */
+  /* Floats of workspace for a product: a multiple of a line. m, n and k are positive, here and below. */
+  int64_t (*room)(const sluice_gemm_form_t* form);
+  void (*begin)(void); /* on each thread, before its products, */
+  void (*end)(void);   /* and after them */
+  /* Columns [from, to) of a product. next: the one that this thread begins after it, or NULL. */
+  void (*product)(const sluice_gemm_form_t* form, int32_t dtype_c, float beta, int64_t from, int64_t to, float* room,
+                  const sluice_gemm_form_t* next);
+} sluice_native_bf16_t;
+
 typedef struct sluice_native_kernels_s {
   const char* name;
   int32_t max_rows; /* of a tile */
@@ -53,8 +67,12 @@ typedef struct sluice_native_kernels_s {
   /* out[k][i] = in[k][i], f32; otherwise as pack_rows. */
   void (*pack_columns)(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
                        int64_t out_ld);
+  const sluice_native_bf16_t* bf16; /* NULL: as the other dtypes */
 } sluice_native_kernels_t;
 
+/* NULL where this processor lacks AMX (TILE, BF16) or AVX-512, or where the kernel does not let this process use AMX.
+ */
+const sluice_native_kernels_t* sluice_native_amx(void);
 /* NULL where this processor lacks AVX-512 (F, BW, DQ, VL). */
 const sluice_native_kernels_t* sluice_native_avx512(void);
 /* NULL where it lacks AVX2, FMA or F16C. */
@@ -66,7 +84,7 @@ typedef struct sluice_native_set_s {
   const sluice_native_kernels_t* kernels; /* NULL: not on this processor */
 } sluice_native_set_t;
 
-enum { SLUICE_NATIVE_SETS = 2 };
+enum { SLUICE_NATIVE_SETS = 3 };
 
 /* All sets, the widest first; returns how many. */
 int sluice_native_sets(sluice_native_set_t out_sets[SLUICE_NATIVE_SETS]);

@@ -1,9 +1,10 @@
-/* What "native" promises beyond the conformance suite: an element is one chain of fused multiply-adds over k, whatever
- * the sizes, so its bits are known exactly; nothing outside the operands is read or written; the workspace is bounded.
- * All of it for each set of kernels that this processor has. */
+/* What "native" promises beyond the conformance suite: an element is one chain of fused multiply-adds over k, or what
+ * the processor's tiles make of it, whatever the sizes, so its bits are known exactly; nothing outside the operands is
+ * read or written; the workspace is bounded. All of it for each set of kernels that this processor has. */
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -11,7 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <cmocka.h>
 
@@ -93,6 +99,26 @@ typedef struct shape_s {
   float beta;
 } shape_t;
 
+static int by_tiles(int32_t dtype_ab) { return strcmp(set_name, "amx") == 0 && dtype_ab == SLUICE_DTYPE_BF16; }
+
+/* out[j] += the sum over k of a[k] * b[k][j] as the tiles of AMX make it: of each 32 k the even ones and the odd ones
+ * in a chain each, C last. No value here is subnormal. */
+static void add_by_tiles(const shape_t* s, const sluice_product_t* p, int64_t i, float* out) {
+  for (int64_t j = 0; j < s->n; ++j) {
+    float sum = 0;
+    for (int64_t k0 = 0; k0 < s->k; k0 += 32) {
+      float chains[2] = {0, 0};
+      for (int64_t k = k0; k < s->k && k < k0 + 32; ++k) {
+        float x = get(p->a.data, i * p->a.row_stride + k * p->a.col_stride, SLUICE_DTYPE_BF16);
+        float y = get(p->b.data, k * p->b.row_stride + j * p->b.col_stride, SLUICE_DTYPE_BF16);
+        chains[k & 1] = fmaf(x, y, chains[k & 1]);
+      }
+      sum += chains[0] + chains[1];
+    }
+    out[j] += sum;
+  }
+}
+
 /* The product of `shape`, each operand fenced, compared bit by bit with the chain. */
 static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
   const int64_t m = s->m, n = s->n, k = s->k;
@@ -109,6 +135,10 @@ static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
   if (s->trans_a) p.a = (sluice_matrix_t){a.data, 1, m};
   if (s->trans_b) p.b = (sluice_matrix_t){b.data, 1, k};
   for (int64_t i = 0; i < m; ++i) {
+    if (by_tiles(dtype_ab)) {
+      add_by_tiles(s, &p, i, wanted + i * n);
+      continue;
+    }
     for (int64_t l = 0; l < k; ++l) {
       float x = get(a.data, i * p.a.row_stride + l * p.a.col_stride, dtype_ab);
       for (int64_t j = 0; j < n; ++j) {
@@ -123,7 +153,7 @@ static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
     set(rounded, 0, dtype_c, wanted[i]);
     const uint64_t bytes = sluice_dtype_bytes(dtype_c);
     if (memcmp(rounded, (const char*)c.data + (uint64_t)i * bytes, bytes) == 0) continue;
-    fail_msg("[%lld, %lld, %lld] %s%s beta %g, %s -> %s: C[%lld][%lld] is %.9g, the chain gives %.9g", (long long)m,
+    fail_msg("[%lld, %lld, %lld] %s%s beta %g, %s -> %s: C[%lld][%lld] is %.9g, expected %.9g", (long long)m,
              (long long)n, (long long)k, s->trans_a ? "T" : "N", s->trans_b ? "T" : "N", (double)s->beta,
              sluice_dtype_name(dtype_ab), sluice_dtype_name(dtype_c), (long long)(i / n), (long long)(i % n),
              (double)get(c.data, i, dtype_c), (double)get(rounded, 0, dtype_c));
@@ -180,16 +210,28 @@ static void Native_EveryCut_IsTheChainOfFusedAdds(void** state) {
   }
 }
 
-/* A row's bits do not depend on how many rows come with it. */
-static void Native_RowsInAnyCompany_SameBits(void** state) {
+/* Sizes at which the tiles of AMX are cut: sums that wait for the rest of k, stripes, several blocks of rows. */
+static void Native_EveryCutOfBf16_BitsAreKnown(void** state) {
   (void)state;
   if (gemm == NULL) skip();
+  static const shape_t shapes[] = {
+      {250, 530, 1056, 0, 1, 0}, {5, 70, 16420, 0, 1, 1}, {40, 33, 5500, 0, 1, 0}, {20, 530, 300, 0, 0, 1},
+      {270, 530, 290, 1, 0, 1},  {270, 530, 31, 1, 0, 0}, {61, 100, 290, 1, 1, 1},
+  };
+  for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+    check_bits(&shapes[i], SLUICE_DTYPE_BF16, i % 2 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32);
+  }
+}
+
+/* A row's bits do not depend on how many rows come with it. */
+static void rows_in_any_company(int32_t dtype, int trans_b) {
   enum { M = 60, N = 70, K = 1100 };
   static float a[M * K], b[N * K], all[M * N], some[M * N];
-  for (int i = 0; i < M * K; ++i) a[i] = next_value();
-  for (int i = 0; i < N * K; ++i) b[i] = next_value();
-  sluice_product_t p = {M, N, K, {a, K, 1}, {b, 1, K}, {all, N, 1}};
-  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  for (int i = 0; i < M * K; ++i) set(a, i, dtype, next_value());
+  for (int i = 0; i < N * K; ++i) set(b, i, dtype, next_value());
+  sluice_product_t p = {M, N, K, {a, K, 1}, {b, N, 1}, {all, N, 1}};
+  if (trans_b) p.b = (sluice_matrix_t){b, 1, K};
+  sluice_product_list_t list = {&p, 1, dtype, SLUICE_DTYPE_F32, 0};
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   for (int64_t rows = 1; rows < M; ++rows) {
     memset(some, 0xff, sizeof some);
@@ -198,7 +240,7 @@ static void Native_RowsInAnyCompany_SameBits(void** state) {
     for (int64_t i = 0; i < M; i += rows, ++count) {
       parts[count] = p;
       parts[count].m = M - i < rows ? M - i : rows;
-      parts[count].a.data = a + i * K;
+      parts[count].a.data = (char*)a + (uint64_t)(i * K) * sluice_dtype_bytes(dtype);
       parts[count].c.data = some + i * N;
     }
     list.products = parts;
@@ -206,6 +248,26 @@ static void Native_RowsInAnyCompany_SameBits(void** state) {
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
     assert_memory_equal(some, all, sizeof all);
   }
+}
+
+static void Native_RowsInAnyCompany_SameBits(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  rows_in_any_company(SLUICE_DTYPE_F32, 1);
+  rows_in_any_company(SLUICE_DTYPE_BF16, 1);
+  rows_in_any_company(SLUICE_DTYPE_BF16, 0);
+}
+
+/* Tiles take and give subnormal numbers as zeros; a chain of fused multiply-adds keeps them. */
+static void Native_SubnormalBf16_ZeroOnlyInTiles(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  uint16_t tiny = 0x0008, large = sluice_f32_to_bf16(0x1p100f); /* 2^-130 */
+  float c = NAN;
+  sluice_product_t p = {1, 1, 1, {&tiny, 1, 1}, {&large, 1, 1}, {&c, 1, 1}};
+  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, 0};
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  assert_true(c == (by_tiles(SLUICE_DTYPE_BF16) ? 0 : 0x1p-30f));
 }
 
 static void Native_NanAndInfinity_TravelAsInArithmetic(void** state) {
@@ -241,6 +303,57 @@ static sluice_status_t choose(const sluice_native_kernels_t* wide, const sluice_
   }
   return status;
 }
+
+static void NativeChoice_SeveralSets_AllNamed(void** state) {
+  (void)state;
+  const sluice_native_set_t sets[] = {{"one", "One", NULL}, {"two", "Two", NULL}, {"three", "Three", NULL}};
+  const sluice_native_kernels_t* kernels = NULL;
+  char why[256] = "";
+  assert_int_equal(sluice_native_choose(sets, 3, NULL, &kernels, why, sizeof why), SLUICE_E_NOT_FOUND);
+  assert_non_null(strstr(why, "neither One, Two nor Three, which"));
+  assert_int_equal(sluice_native_choose(sets, 3, "four", &kernels, why, sizeof why), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  assert_non_null(strstr(info.message, "it takes one, two or three, or nothing"));
+}
+
+#if defined(__x86_64__) && defined(__linux__)
+/* An alternative signal stack that cannot hold the tiles makes the kernel refuse them: "native" goes on with AVX-512.
+ * In a process of its own, since what is granted stays granted; before any other test, since it is granted once. */
+static void NativeChoice_KernelRefusesTiles_WidestOtherSet(void** state) {
+  (void)state;
+  enum { AMX = 1 << 24, REFUSED = 40, GRANTED, NO_TILES };
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & AMX) == 0) {
+    print_message("SKIPPED: no AMX here\n");
+    skip();
+  }
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    static char small[8192];
+    const stack_t stack = {.ss_sp = small, .ss_size = sizeof small};
+    if (sigaltstack(&stack, NULL) != 0) _exit(NO_TILES);
+    sluice_native_set_t sets[SLUICE_NATIVE_SETS];
+    sluice_native_sets(sets);
+    if (syscall(SYS_arch_prctl, 0x1023, 18) == 0) _exit(NO_TILES); /* it does not mind */
+    const sluice_native_kernels_t* kernels = NULL;
+    char why[256];
+    sluice_status_t status = sluice_native_choose(sets, SLUICE_NATIVE_SETS, NULL, &kernels, why, sizeof why);
+    const int other = status == SLUICE_OK && kernels != NULL && strcmp(kernels->name, "amx") != 0;
+    _exit(sets[0].kernels == NULL && other ? REFUSED : GRANTED);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  if (WEXITSTATUS(status) == NO_TILES) {
+    print_message("SKIPPED: this kernel looks at no signal stack\n");
+    skip();
+  }
+  assert_int_equal(WEXITSTATUS(status), REFUSED);
+}
+#endif
 
 static void NativeChoice_ByProcessorAndName_WidestNamedOrRefused(void** state) {
   (void)state;
@@ -305,7 +418,7 @@ static const sluice_native_pool_t fake_pool = {fake_parallel, fake_max, fake_giv
 enum { PRODUCTS = 5, MOST = 90 * 500 };
 
 /* Products of uneven sizes, one of them empty, into `c`, which is NaN where nothing is written. */
-static void run_uneven(sluice_gemm_t* by, const float* x, float c[PRODUCTS][MOST]) {
+static void run_uneven(sluice_gemm_t* by, int32_t dtype, const float* x, float c[PRODUCTS][MOST]) {
   static const int64_t sizes[PRODUCTS][3] = {{90, 500, 70}, {1, 333, 300}, {0, 64, 64}, {33, 31, 0}, {7, 450, 1100}};
   sluice_product_t products[PRODUCTS];
   for (int i = 0; i < PRODUCTS; ++i) {
@@ -313,20 +426,19 @@ static void run_uneven(sluice_gemm_t* by, const float* x, float c[PRODUCTS][MOST
     for (int j = 0; j < MOST; ++j) c[i][j] = NAN;
     products[i] = (sluice_product_t){m, n, k, {(void*)x, k > 0 ? k : 1, 1}, {(void*)x, 1, k > 0 ? k : 1}, {c[i], n, 1}};
   }
-  sluice_product_list_t list = {products, PRODUCTS, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  sluice_product_list_t list = {products, PRODUCTS, dtype, SLUICE_DTYPE_F32, 0};
   assert_int_equal(sluice_gemm_run(by, &list), SLUICE_OK);
 }
 
-static void Native_AnyNumberOfThreads_SameBits(void** state) {
-  (void)state;
-  if (gemm == NULL) skip();
+static void any_number_of_threads(int32_t dtype) {
   static float x[500000], one[PRODUCTS][MOST], many[PRODUCTS][MOST];
   char why[256];
-  for (int i = 0; i < 500000; ++i) x[i] = next_value();
+  for (int i = 0; i < 500000; ++i) set(x, i, dtype, next_value());
   pool_max = 1;
+  pool_given = 0;
   sluice_gemm_t* pooled = NULL;
   assert_int_equal(sluice_gemm_native_create_with(&fake_pool, &allocator, &pooled, why, sizeof why), SLUICE_OK);
-  run_uneven(pooled, x, one);
+  run_uneven(pooled, dtype, x, one);
   for (int threads = 2; threads <= 40; threads += threads < 8 ? 1 : 8) {
     for (int fewer = 0; fewer < 2; ++fewer) {
       pool_max = threads;
@@ -334,7 +446,7 @@ static void Native_AnyNumberOfThreads_SameBits(void** state) {
       pool_asked = 0;
       uint64_t before = allocator.current_bytes;
       sluice_allocator_reset_peak(&allocator);
-      run_uneven(pooled, x, many);
+      run_uneven(pooled, dtype, x, many);
       assert_memory_equal(one, many, sizeof one);
       assert_true(pool_asked > 1 && pool_asked <= threads);
       assert_int_equal(allocator.current_bytes, before);
@@ -343,7 +455,7 @@ static void Native_AnyNumberOfThreads_SameBits(void** state) {
   }
   pool_inside = 1; /* a host that calls from its own parallel region */
   pool_asked = 0;
-  run_uneven(pooled, x, many);
+  run_uneven(pooled, dtype, x, many);
   assert_int_equal(pool_asked, 0);
   assert_memory_equal(one, many, sizeof one);
   pool_inside = 0;
@@ -353,6 +465,13 @@ static void Native_AnyNumberOfThreads_SameBits(void** state) {
   assert_int_equal(sluice_gemm_run(pooled, &small), SLUICE_OK); /* too little for a second thread */
   assert_int_equal(pool_asked, 0);
   sluice_gemm_destroy(pooled);
+}
+
+static void Native_AnyNumberOfThreads_SameBits(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  any_number_of_threads(SLUICE_DTYPE_F32);
+  any_number_of_threads(SLUICE_DTYPE_BF16);
 }
 
 #if !defined(__SANITIZE_THREAD__)
@@ -368,14 +487,14 @@ static void Native_RealOpenmp_FoundAndSameBits(void** state) {
   void (*set_threads)(int);
   *(void**)&set_threads = dlsym(openmp, "omp_set_num_threads");
   static float x[500000], one[PRODUCTS][MOST], many[PRODUCTS][MOST];
-  for (int i = 0; i < 500000; ++i) x[i] = next_value();
+  for (int i = 0; i < 500000; ++i) set(x, i, SLUICE_DTYPE_BF16, next_value());
   sluice_gemm_t* pooled = NULL;
   assert_int_equal(sluice_gemm_native_create(&allocator, &pooled), SLUICE_OK);
   for (int threads = 1; threads <= 5; threads += 2) {
     set_threads(threads);
     sluice_native_pool_t pool = sluice_native_pool_find();
     assert_int_equal(sluice_native_pool_threads(&pool), threads);
-    run_uneven(pooled, x, threads == 1 ? one : many);
+    run_uneven(pooled, SLUICE_DTYPE_BF16, x, threads == 1 ? one : many);
     if (threads > 1) assert_memory_equal(one, many, sizeof one);
   }
   set_threads(1);
@@ -413,7 +532,9 @@ int main(void) {
     cmocka_unit_test_setup_teardown(Native_EveryTileHeight_IsTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_TilesThatPack_AreTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_EveryCut_IsTheChainOfFusedAdds, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_EveryCutOfBf16_BitsAreKnown, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_RowsInAnyCompany_SameBits, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_SubnormalBf16_ZeroOnlyInTiles, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_NanAndInfinity_TravelAsInArithmetic, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_AnyNumberOfThreads_SameBits, set_up, tear_down),
 #if !defined(__SANITIZE_THREAD__)
@@ -422,12 +543,16 @@ int main(void) {
     cmocka_unit_test_setup_teardown(Native_LargeProducts_WorkspaceIsBounded, set_up, tear_down),
   };
   const struct CMUnitTest choices[] = {
-      cmocka_unit_test(NativeChoice_ByProcessorAndName_WidestNamedOrRefused),
-      cmocka_unit_test(NativeChoice_UnknownWordInTheEnvironment_CreateFails),
+#if defined(__x86_64__) && defined(__linux__)
+    cmocka_unit_test(NativeChoice_KernelRefusesTiles_WidestOtherSet),
+#endif
+    cmocka_unit_test(NativeChoice_SeveralSets_AllNamed),
+    cmocka_unit_test(NativeChoice_ByProcessorAndName_WidestNamedOrRefused),
+    cmocka_unit_test(NativeChoice_UnknownWordInTheEnvironment_CreateFails),
   };
+  int failed = cmocka_run_group_tests(choices, NULL, NULL);
   sluice_native_set_t sets[SLUICE_NATIVE_SETS];
   const int count = sluice_native_sets(sets);
-  int failed = cmocka_run_group_tests(choices, NULL, NULL);
   for (int i = 0; i < count; ++i) {
     set_name = sets[i].name;
     failed += cmocka_run_group_tests_name(set_name, tests, NULL, NULL);

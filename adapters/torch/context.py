@@ -37,6 +37,12 @@ _STATS = (
     "pass_ns",
     "last_num_chunks",
     "last_is_settled",
+    "num_walks",
+    "bind_cpu_ns",
+    "walk_cpu_ns",
+    "wait_ns",
+    "num_wakes",
+    "wake_cpu_ns",
 )
 
 

@@ -179,12 +179,22 @@ typedef struct sluice_far_vtable_s {
   void (*release)(sluice_device_t* device);
 } sluice_far_vtable_t;
 
+/* Of one pass on a device whose lanes are threads. */
+typedef struct sluice_lane_waits_s {
+  uint64_t caller_ns;     /* that the calling thread waited */
+  uint64_t caller_cpu_ns; /* CPU time of its sleeping and waking */
+  uint64_t cpu_ns;        /* of all threads */
+  uint64_t num_wakes;
+} sluice_lane_waits_t;
+
 struct sluice_device_s {
   const sluice_device_vtable_t* vtable;
   const sluice_kernels_t* kernels;
   sluice_allocator_t* allocator; /* of host memory */
   const char* name;
   const sluice_far_vtable_t* far; /* NULL: the device works in host memory */
+  int32_t counts_waits;           /* asked before begin: the pass's waits are in `waits` after join */
+  sluice_lane_waits_t waits;
 };
 
 /* out_device: new, device->vtable->destroy. No thread is made before the first job of another lane. */

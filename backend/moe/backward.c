@@ -98,6 +98,7 @@ static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
 
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   void* given[SLUICE_T_COUNT] = {NULL};
+  sluice_binding_starts(&pass->host);
   sluice_step_give_saved(step, &pass->binding, given);
   pass->grad_params = args->grad_params;
   SLUICE_TRY(sluice_pass_measure(pass));
@@ -116,6 +117,7 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   pass->expert_ready = args->expert_ready;
   pass->expert_ready_user = args->expert_ready_user;
   advise_outputs(pass, step->moe->num_local);
+  sluice_binding_stops(&pass->host);
   /* Nothing was written so far: until here the step can be tried again in any case. */
   step->reuses_saved = pass->schedule->spec.reuse_saved;
   if (step->reuses_saved) sluice_binding_use_up(step->saved[SLUICE_SAVED_META]);
@@ -168,11 +170,13 @@ static sluice_status_t run(sluice_pass_t* pass, sluice_step_t* step, const sluic
   sluice_context_t* context = pass->context;
   int collective = args->halves != SLUICE_HALF_WEIGHT;
   char text[256] = "";
+  sluice_binding_starts(&pass->host);
   if (collective && sluice_ceiling_is_agreed(moe, NULL)) SLUICE_TRY(sluice_ceiling_tell_failure(context));
   if (collective) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   sluice_status_t status = refusal;
   if (status == SLUICE_OK) status = check_state(step, args->halves);
   if (status == SLUICE_OK) status = bind_local(pass, moe, step, args);
+  sluice_binding_stops(&pass->host);
   if (collective) {
     if (refusal == SLUICE_OK && status != SLUICE_OK) status = sluice_take_refusal(context, status, text, sizeof text);
     SLUICE_TRY(agree_to(pass, moe, status, text));
@@ -193,7 +197,11 @@ static sluice_status_t run(sluice_pass_t* pass, sluice_step_t* step, const sluic
 
 sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
                                     sluice_stream_t stream, sluice_status_t refusal) {
-  sluice_pass_t pass = {.context = moe->context, .moe = moe, .stream = stream, .begin_ns = sluice_now_ns()};
+  sluice_pass_t pass = {.context = moe->context,
+                        .moe = moe,
+                        .stream = stream,
+                        .begin_ns = sluice_now_ns(),
+                        .host = {.is_on = sluice_pass_is_watched(moe)}};
   sluice_status_t status = run(&pass, step, args, refusal);
   sluice_ceiling_close(&pass, status);
   if (status == SLUICE_OK) advance(step, args->halves);

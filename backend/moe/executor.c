@@ -8,12 +8,14 @@ static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream)
   const sluice_op_t* op = &pass->schedule->ops[index];
   pass->streams[op->lane] = stream;
   int on_comm = op->lane == SLUICE_LANE_COMM;
-  uint64_t cpu = on_comm ? sluice_thread_cpu_ns() : 0;
+  int on_caller = pass->host.is_on && op->lane == SLUICE_LANE_COMPUTE;
+  uint64_t cpu = on_comm || on_caller ? sluice_thread_cpu_ns() : 0;
   pass->times[index].begin_ns = sluice_now_ns();
   sluice_status_t status = pass->schedule->spec.direction == SLUICE_FORWARD ? sluice_run_forward_op(pass, op, index)
                                                                             : sluice_run_backward_op(pass, op, index);
   pass->times[index].end_ns = sluice_now_ns();
   if (on_comm) pass->comm_cpu_ns += sluice_thread_cpu_ns() - cpu; /* one thread per lane: no race */
+  if (on_caller) pass->host.ops_ns += sluice_thread_cpu_ns() - cpu;
   return status;
 }
 
@@ -93,6 +95,19 @@ static void record(sluice_pass_t* pass) {
   seat->own.num_tokens = pass->binding.num_tokens;
 }
 
+/* began_ns: the calling thread's CPU time when the walk began */
+static void record_walk(sluice_pass_t* pass, uint64_t began_ns) {
+  sluice_context_stats_t* stats = &pass->context->stats;
+  const sluice_lane_waits_t* waits = &pass->context->device->waits;
+  uint64_t took = sluice_thread_cpu_ns() - began_ns, other = pass->host.ops_ns + waits->caller_cpu_ns;
+  ++stats->num_walks;
+  stats->bind_cpu_ns += pass->host.bind_ns;
+  stats->walk_cpu_ns += took > other ? took - other : 0;
+  stats->wait_ns += waits->caller_ns;
+  stats->num_wakes += waits->num_wakes;
+  stats->wake_cpu_ns += waits->cpu_ns;
+}
+
 /* Where somebody chooses by times, on a far device: a mark on the host's stream, before the pass and behind it. A pass
  * without its time is one that nobody chooses by, and no failure. */
 static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
@@ -136,6 +151,8 @@ sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
   int is_marked = mark(pass, 0) == SLUICE_OK;
   pass->has_begun = 1;
   uint64_t begin_ns = sluice_op_times_begin(pass);
+  uint64_t begin_cpu_ns = pass->host.is_on ? sluice_thread_cpu_ns() : 0;
+  device->counts_waits = pass->host.is_on;
   SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_op, pass, pass->stream));
   sluice_status_t submitted = submit_all(pass);
   pass->is_complete = submitted == SLUICE_OK;
@@ -145,6 +162,7 @@ sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
   int has_end = is_marked && status == SLUICE_OK && mark(pass, 1) == SLUICE_OK;
   if (status == SLUICE_OK) sluice_op_times_take(pass, begin_ns);
   if (status == SLUICE_OK) record(pass);
+  if (status == SLUICE_OK && pass->host.is_on) record_walk(pass, begin_cpu_ns);
   if (!has_end) enqueued->pass_ns = 0;
   return status;
 }

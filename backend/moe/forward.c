@@ -157,7 +157,9 @@ static sluice_status_t allocate_saved(forward_t* f, sluice_moe_t* moe, void** gi
 static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
   void* given[SLUICE_T_COUNT] = {NULL};
   SLUICE_TRY(sluice_pass_measure(&f->pass));
+  sluice_binding_stops(&f->pass.host);
   SLUICE_TRY(allocate_saved(f, moe, given));
+  sluice_binding_starts(&f->pass.host);
   SLUICE_TRY(sluice_pass_prepare(&f->pass, given));
   f->pass.params = f->args->params;
   f->pass.callbacks = f->args->callbacks;
@@ -165,6 +167,7 @@ static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
   f->pass.out_rows = f->args->out_tokens;
   if (!sluice_is_far(moe)) sluice_pages_advise_tensor(f->pass.out_rows);
   f->pass.route_weights = f->args->route_weights;
+  sluice_binding_stops(&f->pass.host);
   return sluice_pass_run(&f->pass);
 }
 
@@ -186,11 +189,14 @@ static sluice_status_t agree(forward_t* f, sluice_moe_t* moe, const sluice_propo
 static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
   f->pass.agreed_ns = agreement->agreed_ns;
   f->pass.header_ns = agreement->header_ns;
+  sluice_binding_starts(&f->pass.host);
   if (sluice_is_planned(moe)) SLUICE_TRY(bind_planned(f, moe));
   SLUICE_TRY(sluice_binding_finish(&f->pass.binding));
   if (sluice_layer_is_deduplicated(moe)) {
+    sluice_binding_stops(&f->pass.host);
     SLUICE_TRY(sluice_is_far(moe) ? sluice_parcels_exchange_far(&f->pass.binding, f->pass.stream)
                                   : sluice_parcels_exchange(&f->pass.binding));
+    sluice_binding_starts(&f->pass.host);
   }
   return execute(f, moe);
 }
@@ -210,6 +216,7 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
   sluice_context_t* context = moe->context;
   int32_t num_chunks = moe->seat.num_chunks;
   char text[256] = "";
+  sluice_binding_starts(&f->pass.host);
   if (sluice_ceiling_is_agreed(moe, NULL)) SLUICE_TRY(sluice_ceiling_tell_failure(context));
   refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   if (refusal == SLUICE_OK) {
@@ -230,6 +237,7 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
       .local_message = text,
   };
   sluice_agreement_t agreement;
+  sluice_binding_stops(&f->pass.host);
   SLUICE_TRY(agree(f, moe, &proposal, &agreement));
   sluice_status_t status = prepare(f, moe, &agreement);
   if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
@@ -242,7 +250,11 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
 sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
                                    sluice_status_t refusal, sluice_step_t** out_step) {
   forward_t f = {.args = args,
-                 .pass = {.context = moe->context, .moe = moe, .stream = stream, .begin_ns = sluice_now_ns()}};
+                 .pass = {.context = moe->context,
+                          .moe = moe,
+                          .stream = stream,
+                          .begin_ns = sluice_now_ns(),
+                          .host = {.is_on = sluice_pass_is_watched(moe)}}};
   sluice_status_t status = run(&f, moe, refusal);
   sluice_ceiling_close(&f.pass, status);
   if (status != SLUICE_OK) {

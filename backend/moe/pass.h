@@ -2,6 +2,7 @@
 #ifndef SLUICE_BACKEND_MOE_PASS_H_
 #define SLUICE_BACKEND_MOE_PASS_H_
 
+#include "backend/moe/host_times.h"
 #include "backend/moe/binding.h"
 
 /* How the rows of a tensor lie. */
@@ -62,6 +63,7 @@ typedef struct sluice_pass_s {
   int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
   uint64_t begin_ns;
   uint64_t comm_cpu_ns;
+  sluice_host_times_t host;
   uint64_t agreed_ns; /* when the header's exchange had ended */
   uint64_t header_ns; /* that it took */
 } sluice_pass_t;
@@ -87,6 +89,11 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass);
 /* After measuring: lays all tensors that `given` does not provide into the context's slot arena, and the scratch behind
  * them. given[tensor] != NULL: the data of all its slots (saved buffers, deferred gradients). */
 sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given);
+
+/* Whether what a pass takes beside its ops is counted. */
+static inline int sluice_pass_is_watched(const sluice_moe_t* moe) {
+  return moe->context->trace.capacity > 0 && moe->context->device->far == NULL;
+}
 
 /* Runs the schedule on the device; adds to the context's statistics and trace. */
 sluice_status_t sluice_pass_run(sluice_pass_t* pass);

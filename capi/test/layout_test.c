@@ -111,7 +111,7 @@
   MEMBER(sluice_context_config_t, max_outstanding, 88, 4) \
   MEMBER(sluice_context_config_t, halves_apart, 92, 4) \
   MEMBER(sluice_context_config_t, host_memory_budget, 96, 8) \
-  STRUCT(sluice_context_stats_t, 160) \
+  STRUCT(sluice_context_stats_t, 208) \
   MEMBER(sluice_context_stats_t, struct_size, 0, 8) \
   MEMBER(sluice_context_stats_t, current_bytes, 8, 8) \
   MEMBER(sluice_context_stats_t, peak_bytes, 16, 8) \
@@ -126,6 +126,12 @@
   MEMBER(sluice_context_stats_t, last_num_chunks, 88, 4) \
   MEMBER(sluice_context_stats_t, last_is_settled, 92, 4) \
   MEMBER(sluice_context_stats_t, gemm, 96, 64) \
+  MEMBER(sluice_context_stats_t, num_walks, 160, 8) \
+  MEMBER(sluice_context_stats_t, bind_cpu_ns, 168, 8) \
+  MEMBER(sluice_context_stats_t, walk_cpu_ns, 176, 8) \
+  MEMBER(sluice_context_stats_t, wait_ns, 184, 8) \
+  MEMBER(sluice_context_stats_t, num_wakes, 192, 8) \
+  MEMBER(sluice_context_stats_t, wake_cpu_ns, 200, 8) \
   STRUCT(sluice_trace_event_t, 48) \
   MEMBER(sluice_trace_event_t, begin_ns, 0, 8) \
   MEMBER(sluice_trace_event_t, end_ns, 8, 8) \

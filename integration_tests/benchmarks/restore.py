@@ -164,7 +164,7 @@ def paper(rows: int, M: int, H: int, E: int, n: int) -> dict[str, float]:
 
 
 def beside_eq6(lines: list[dict], rows: int, M: int, H: int, E: int) -> list[str]:
-    """Eq. 6 at each n, and the true peak relative to `none` of that n, with eq. 1's states on both sides and without."""
+    """Eq. 6 at each n; the true peak relative to `none` of that n, with eq. 1's states on both sides and without."""
     text = []
     base = {line["chunks"]: line for line in lines if line["policy"] == "none"}
     for n, none in base.items():

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/clock.h"
 #include "backend/base/lanes.h"
 #include "backend/device/device.h"
 
@@ -31,6 +32,8 @@ typedef struct cpu_device_s {
   int32_t failed; /* only run_on_failure jobs run */
   int32_t dead;   /* nothing runs */
   int32_t stopping;
+  int32_t counting;          /* base.counts_waits of this pass; lanes read it under the mutex */
+  sluice_lane_waits_t waits; /* under the mutex; base.waits has them after join */
   sluice_error_info_t error;
 } cpu_device_t;
 
@@ -43,9 +46,27 @@ static int all_fired(const cpu_device_t* device, const sluice_job_t* job) {
   return 1;
 }
 
+/* Sleeps until something changes, with the mutex held. A lane may sleep from one pass into the next: it is woken
+ * there, and counts where both are counted. */
+static void await_change(cpu_device_t* device, int32_t lane) {
+  if (!device->counting) {
+    pthread_cond_wait(&device->changed, &device->mutex);
+    return;
+  }
+  uint64_t begin_ns = sluice_now_ns(), begin_cpu_ns = sluice_thread_cpu_ns();
+  pthread_cond_wait(&device->changed, &device->mutex);
+  if (!device->counting) return;
+  uint64_t cpu_ns = sluice_thread_cpu_ns() - begin_cpu_ns;
+  ++device->waits.num_wakes;
+  device->waits.cpu_ns += cpu_ns;
+  if (lane != SLUICE_LANE_COMPUTE) return;
+  device->waits.caller_ns += sluice_now_ns() - begin_ns;
+  device->waits.caller_cpu_ns += cpu_ns;
+}
+
 /* Called with the mutex held; runs the job without it. */
 static void run_job(cpu_device_t* device, const sluice_job_t* job) {
-  while (!all_fired(device, job)) pthread_cond_wait(&device->changed, &device->mutex);
+  while (!all_fired(device, job)) await_change(device, job->lane);
   int skip = device->dead || (device->failed && !job->run_on_failure);
   if (!skip) {
     pthread_mutex_unlock(&device->mutex);
@@ -66,7 +87,7 @@ static void* lane_main(void* argument) {
   cpu_device_t* device = lane->device;
   pthread_mutex_lock(&device->mutex);
   for (;;) {
-    while (lane->head == lane->tail && !device->stopping) pthread_cond_wait(&device->changed, &device->mutex);
+    while (lane->head == lane->tail && !device->stopping) await_change(device, lane->index);
     if (lane->head == lane->tail) break;
     sluice_job_t job = lane->jobs[lane->head];
     run_job(device, &job);
@@ -140,6 +161,8 @@ static sluice_status_t cpu_begin(sluice_device_t* base, int32_t num_events, slui
     device->fn = fn;
     device->user = user;
     device->failed = device->dead = 0;
+    device->counting = base->counts_waits;
+    device->waits = (sluice_lane_waits_t){0};
   }
   pthread_mutex_unlock(&device->mutex);
   return status;
@@ -169,9 +192,10 @@ static sluice_status_t cpu_join(sluice_device_t* base) {
   pthread_mutex_lock(&device->mutex);
   for (; compute->head < compute->tail; ++compute->head) run_job(device, &compute->jobs[compute->head]);
   for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
-    while (device->lanes[i].head < device->lanes[i].tail) pthread_cond_wait(&device->changed, &device->mutex);
+    while (device->lanes[i].head < device->lanes[i].tail) await_change(device, SLUICE_LANE_COMPUTE);
   }
   int failed = device->failed;
+  base->waits = device->waits;
   pthread_mutex_unlock(&device->mutex);
   return failed ? sluice_error_adopt(&device->error) : SLUICE_OK;
 }

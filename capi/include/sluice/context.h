@@ -91,6 +91,15 @@ typedef struct sluice_context_stats_s {
   int32_t last_num_chunks; /* n of the last pass */
   int32_t last_is_settled; /* 1: that n is configured or chosen; 0: a candidate on trial */
   char gemm[64];           /* what does the products, for example "blas (libtorch_cpu)" */
+  /* On a CPU, of passes while a trace is kept: what they take beside their ops. */
+  uint64_t num_walks;   /* those passes */
+  uint64_t bind_cpu_ns; /* CPU time of the calling thread for routes, offsets and slots; without the ranks' agreement
+                           and the host's save callback, under a budget with the exchange of counts */
+  uint64_t walk_cpu_ns; /* CPU time of the calling thread for submitting, ordering and recording the ops; without the
+                           ops and the waits */
+  uint64_t wait_ns;     /* time that the calling thread waited for other lanes */
+  uint64_t num_wakes;   /* how often a thread of any lane, the calling one included, slept and was woken */
+  uint64_t wake_cpu_ns; /* CPU time that this took */
 } sluice_context_stats_t;
 
 /* Context-exclusive. reset_peak != 0 starts a new peak at the current bytes. Errors: INVALID_ARGUMENT, ABI. */

@@ -1,0 +1,52 @@
+/* What passes take beside their ops: counted while a trace is kept, and only then. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/refusals.h"
+
+static sluice_context_stats_t stats_of(const rig_t* rig) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  WORKS(sluice_context_get_stats(rig->context, 0, &stats));
+  return stats;
+}
+
+static void run_step(rig_t* rig) {
+  sluice_step_t* step = NULL;
+  WORKS(rig_forward(rig, &step));
+  WORKS(rig_backward(rig, step));
+  sluice_step_drop(step);
+}
+
+static void WalkStats_WhileATraceIsKept_CountBindingAndWalking(void** state) {
+  (void)state;
+  rig_t rig;
+  const sluice_moe_config_t config = rig_config();
+  memset(&rig, 0, sizeof rig);
+  WORKS(rig_open(&rig, NULL, &config));
+  rig_reset(&rig);
+  run_step(&rig);
+  sluice_context_stats_t stats = stats_of(&rig);
+  assert_true(stats.num_passes == 2 && stats.num_walks == 0);
+  assert_true(stats.bind_cpu_ns == 0 && stats.walk_cpu_ns == 0 && stats.num_wakes == 0 && stats.wait_ns == 0);
+  WORKS(sluice_context_trace(rig.context, 64));
+  for (int i = 0; i < 20; ++i) run_step(&rig);
+  stats = stats_of(&rig);
+  assert_int_equal(stats.num_walks, 40);
+  assert_true(stats.bind_cpu_ns > 0 && stats.walk_cpu_ns > 0);
+  /* On one rank everything runs on the calling thread: no lane to wait for. */
+  assert_true(stats.num_wakes == 0 && stats.wait_ns == 0 && stats.wake_cpu_ns == 0);
+  WORKS(sluice_context_trace(rig.context, 0));
+  run_step(&rig);
+  assert_int_equal(stats_of(&rig).num_walks, 40);
+  rig_close(&rig);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(WalkStats_WhileATraceIsKept_CountBindingAndWalking)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ... import routing
+from ... import routing, trace
 from ..._library import load
 from ...errors import InvalidArgument, InvalidState, SluiceError
 from ._native import generation, interruptible
@@ -132,6 +132,12 @@ class MoeLayer:
         self.experts = experts
         self.runs_experts_again = experts is not None and restore_middle == "recompute"
         self.layer_id = layer_id
+        self.hidden_width = (
+            hidden_width if experts is None else model_width
+        )  # of T_M: modules leave their outputs there
+        self.is_gated = gated
+        self.is_deduplicated = deduplicate
+        self.received_rows: int | None = None  # of the last forward while a trace is kept
         self.members = () if experts is not None else member_names(gated, bias, interleaved)
         config = library.new("moe_config")
         config.model_width = model_width
@@ -254,6 +260,8 @@ class MoeLayer:
         out_step = frame.step if work.record else ffi.NULL
         status = self._call(lib.sluice_moe_forward, moe, args, placement.stream(), out_step)
         placement.keep(work.saved)
+        if status == 0 and work.record and trace.recording():
+            self._note_rows(frame.step[0])
         lib.sluice_step_drop(frame.step[0])  # backward rebuilds it from the saved buffers
         error = self._error(status, work)
         self._frames.append(frame)
@@ -348,6 +356,12 @@ class MoeLayer:
     def _callback_grads(self, work: Pass, needs: Sequence[bool]) -> list[torch.Tensor]:
         given = iter([grad for grads in work.experts.take_grads() for grad in grads])
         return [next(given) if need else _NOTHING for need in needs]
+
+    def _note_rows(self, step: Any) -> None:
+        library = load()
+        rows = library.ffi.new("int64_t[]", max(1, self.num_local_experts))
+        if library.lib.sluice_step_info(step, library.ffi.NULL, rows) == 0:
+            self.received_rows = sum(rows)
 
     def _call(self, function: Any, *arguments: Any) -> int:
         context = self.context

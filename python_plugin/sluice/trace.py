@@ -49,6 +49,11 @@ def closing(context: Any) -> None:
             _closed.append(_taken(context))
 
 
+def recording() -> bool:
+    """Whether events are kept."""
+    return _capacity > 0
+
+
 def start(capacity: int = 1 << 16) -> None:
     """Keeps the newest `capacity` events of each context from now on, those of later contexts too."""
     global _capacity
@@ -88,7 +93,14 @@ def record() -> dict[str, Any]:
 def _taken(context: Any) -> dict[str, Any]:
     group = getattr(context, "ep_group", None)
     layers = {
-        str(layer.layer_id): {"gated": "w3" in layer.members, "model_width": layer.model_width}
+        str(layer.layer_id): {
+            "gated": layer.is_gated,
+            "deduplicate": layer.is_deduplicated,
+            "model_width": layer.model_width,
+            "hidden_width": layer.hidden_width,
+            "dtype": str(layer.dtype).removeprefix("torch."),
+            "received_rows": layer.received_rows,
+        }
         for layer in getattr(context, "_layers", ())
         if hasattr(layer, "layer_id")
     }

@@ -43,14 +43,19 @@ def _events(schedule: Schedule, at: float) -> list[dict]:
 
 
 def _pair(policy: str, chunks: int = 4, **options) -> list[Schedule]:
-    alike = {name: options[name] for name in ("under_plan", "cut_rows") if name in options}
+    alike = {name: options[name] for name in ("under_plan", "cut_rows", "gated", "deduplicate") if name in options}
     forward = Schedule.build("forward", chunks, *POLICIES[policy], **alike)
     return [forward, Schedule.build("backward", chunks, *POLICIES[policy], may_reuse_saved=True, **options)]
 
 
-def _record(schedules: list[Schedule], rank: int = 0, late: float = 0.0, boot: str = "a", world: int = 2) -> dict:
+FACTS = {"gated": False, "model_width": 64, "hidden_width": 256, "dtype": "float32", "received_rows": 400}
+
+
+def _record(
+    schedules: list[Schedule], rank: int = 0, late: float = 0.0, boot: str = "a", world: int = 2, facts: dict = FACTS
+) -> dict:
     events = [event for place, one in enumerate(schedules) for event in _events(one, 10 + place + late)]
-    context = {"ranks": list(range(world)), "layers": {"3": {"gated": False}}, "events": events}
+    context = {"ranks": list(range(world)), "layers": {"3": facts}, "events": events}
     return {"form": 1, "rank": rank, "world_size": world, "boot": boot, "contexts": [context]}
 
 
@@ -80,6 +85,17 @@ def test_Identify_ChunksOutOfRows_FindsItsSchedules(wgrad: str) -> None:
         assert one.schedule is not None and one.schedule.data["cut_rows"] == 1
         assert one.schedule.data["ops"] == schedule.data["ops"]
     assert _passes(_pair("none", wgrad=wgrad))[0].schedule.data["cut_rows"] == 0
+
+
+@pytest.mark.parametrize("policy", ["S3", "S4"])
+@pytest.mark.parametrize("facts", [{"deduplicate": True}, {"gated": True}, {"deduplicate": True, "gated": True}])
+def test_Identify_DeduplicatedOrGatedLayers_FindsTheirSlots(policy: str, facts: dict) -> None:
+    """Their ops are those of other layers; their slots are not."""
+    schedules = _pair(policy, **facts)
+    assert any(one.data["rings"] != other.data["rings"] for one, other in zip(schedules, _pair(policy)))
+    for one, schedule in zip(_passes(schedules, facts={**FACTS, **facts}), schedules):
+        assert one.schedule.data["ops"] == schedule.data["ops"]
+        assert one.schedule.data["rings"] == schedule.data["rings"]
 
 
 def test_Identify_CutOffPass_HasNoSchedule() -> None:
@@ -197,6 +213,8 @@ def test_Report_TwoRanks_PredictsWhatWasRecorded(tmp_path) -> None:
         assert row["passes"] == 2 and row["predicted_s"] == pytest.approx(row["measured_s"], rel=1e-5)
     written = report.write(tmp_path, found, made)
     assert {"report.json", "trace.json", "timeline.svg"} <= set(written)
+    picture = (tmp_path / "timeline.svg").read_text()
+    assert picture.count(">bytes in slots<") == 4 and picture.count(">slots<") == 4  # measured, predicted, twice
     assert any("predicted: backward of layer 3" in line for line in (tmp_path / "timeline.svg").read_text().split("<"))
     assert "2 ranks, the last 2 steps" in "\n".join(report_text.lines_of(made, found))
 

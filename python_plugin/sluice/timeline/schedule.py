@@ -46,15 +46,9 @@ class Prediction:
             if end > begin
         ]
 
-    def panel(self, title: str, slot_bytes: Mapping[str, float] | None = None) -> Panel:
+    def panel(self, title: str, slot_bytes: Mapping[str, float] | None = None, layer: int = 0, rank: int = 0) -> Panel:
         """With slots, and with bytes where `slot_bytes` says how large a slot of each tensor is."""
-        holds = occupancy(self.schedule.data, self.begin, self.end)
-        panel = Panel(title, self.events(), holds=holds)
-        if slot_bytes is not None:
-            panel.bytes = bytes_over_time(holds, slot_bytes)
-            rings = self.schedule.data["rings"]
-            panel.reserved_bytes = sum(count * slot_bytes.get(tensor, 0) for tensor, count in rings.items())
-        return panel
+        return self.schedule.panel(title, self.events(layer, rank), self.begin, self.end, slot_bytes)
 
 
 def label_of(op: Mapping[str, Any]) -> str:
@@ -103,6 +97,21 @@ class Schedule:
     @property
     def num_ops(self) -> int:
         return len(self.data["ops"])
+
+    def panel(
+        self,
+        title: str,
+        events: list[Event],
+        begin: Sequence[float],
+        end: Sequence[float],
+        slot_bytes: Mapping[str, float] | None = None,
+    ) -> Panel:
+        """`events` with the slots that ops of these times hold; begin and end are by op. bytes: as Prediction.panel."""
+        panel = Panel(title, events, holds=occupancy(self.data, begin, end))
+        if slot_bytes is not None:
+            panel.bytes = bytes_over_time(panel.holds, slot_bytes)
+            panel.reserved_bytes = sum(count * slot_bytes.get(name, 0) for name, count in self.data["rings"].items())
+        return panel
 
     def costs(self, seconds: Mapping[Any, float]) -> list[float]:
         """By op, from {kind: seconds} or {(kind, chunk): seconds}; kinds that are not named take none."""

@@ -9,9 +9,11 @@ from typing import Any
 
 from ..timeline.model import Event, from_trace
 from ..timeline.schedule import Schedule
+from ..timeline.slots import tensor_bytes
 
 FORWARD_EXCHANGES = ("dispatch", "combine")
 BACKWARD_EXCHANGES = ("dispatch_grad", "combine_grad", "redispatch")
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 FIELDS = ("op", "lane", "chunk", "layer", "direction", "begin_ns", "end_ns")
 
 
@@ -26,7 +28,7 @@ class Pass:
     end: float
     events: list[Event]
     ranks: tuple[int, ...] = (0,)
-    gated: bool = False
+    layer_facts: Mapping[str, Any] = field(default_factory=dict)  # what the record says of the layer
     number: int = 0  # of its kind in its context, from the newest: what ranks count alike though rings overflow
     schedule: Schedule | None = field(default=None, repr=False)
 
@@ -37,6 +39,15 @@ class Pass:
     @property
     def seconds(self) -> float:
         return self.end - self.begin
+
+    def slot_bytes(self) -> dict[str, int] | None:
+        """Of a slot of each tensor, for chunks of the mean number of rows; None where the record does not say it."""
+        facts = self.layer_facts
+        element = ELEMENT_BYTES.get(facts.get("dtype", ""))
+        rows, model, hidden = (facts.get(name) for name in ("received_rows", "model_width", "hidden_width"))
+        if element is None or not rows or not model or not hidden:
+            return None
+        return tensor_bytes(-(-rows // self.num_chunks), model, hidden, element, bool(facts.get("gated", False)))
 
     @property
     def run_seconds(self) -> float:
@@ -83,10 +94,10 @@ def _passes_of(context: Any, rank: int, name: str) -> Iterator[Pass]:
             continue
         # Of the oldest pass in the ring only the tail may be left; it matches no schedule.
         kind = event["layer"], event["direction"]
-        gated = bool(layers.get(str(event["layer"]), {}).get("gated", False))
+        facts = layers.get(str(event["layer"]), {})
         begin, end = event["begin_ns"] / 1e9, event["end_ns"] / 1e9
         if run:
-            yield Pass(rank, *kind, begin, end, from_trace(run, rank), ranks, gated)
+            yield Pass(rank, *kind, begin, end, from_trace(run, rank), ranks, facts)
         run = []
 
 
@@ -129,8 +140,9 @@ def _find(one: Pass, hint: tuple[list[str], list[str]] | None) -> Schedule | Non
     flags = {
         "single_rank": not any(kind in FORWARD_EXCHANGES + BACKWARD_EXCHANGES for kind in kinds),
         "callback_experts": "expert" in kinds or "expert_grad" in kinds,
-        "gated": one.gated,
+        "gated": bool(one.layer_facts.get("gated", False)),
     }
+    flags["deduplicate"] = bool(one.layer_facts.get("deduplicate", False)) and not flags["single_rank"]
     if one.direction == "backward":
         flags["input_half"] = any(kind in ("gemm1_grad", "expert_grad", "combine_grad") for kind in kinds)
         per_chunk = any(event.op == "weight_grad" and event.chunk >= 0 for event in one.events)

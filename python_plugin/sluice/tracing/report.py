@@ -112,7 +112,8 @@ def _sum_idle(stretches: Sequence[explain.Idle]) -> list[dict[str, Any]]:
 
 
 def panels(passes: Sequence[Pass]) -> list[Panel]:
-    """Of the layer and rank whose passes take longest: measured (the pass of median time) above predicted."""
+    """Of the layer and rank whose passes take longest: measured (the pass of median time) above predicted,
+    both with slots, and with their bytes where the record has the rows that the layer received."""
     groups = {key: group for key, group in _groups(passes).items() if group[0].schedule is not None}
     if not groups:
         return []
@@ -128,13 +129,14 @@ def panels(passes: Sequence[Pass]) -> list[Panel]:
         group = max(mine, key=len)
         middle = sorted(group, key=lambda one: one.run_seconds)[len(group) // 2]
         begin = [event.begin for event in middle.events]
-        holds = timeline.occupancy(middle.schedule.data, begin, [event.end for event in middle.events])
+        end = [event.end for event in middle.events]
+        sizes = middle.slot_bytes()
         where = f"{direction} of layer {layer}, rank {rank}"
-        drawn.append(Panel(f"measured: {where}: {middle.run_seconds * 1e3:.2f} ms", middle.events, holds=holds))
+        title = f"measured: {where}: {middle.run_seconds * 1e3:.2f} ms"
+        drawn.append(middle.schedule.panel(title, middle.events, begin, end, sizes))
         prediction = predict(group)
         title = f"predicted: {where}: {prediction.seconds * 1e3:.2f} ms from the medians of {len(group)} passes"
-        panel = Panel(title, prediction.events(layer, rank))
-        drawn.append(panel)
+        drawn.append(prediction.panel(title, sizes, layer, rank))
     return drawn
 
 

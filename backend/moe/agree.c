@@ -45,7 +45,13 @@ typedef struct header_s {
   int32_t local_status;
   uint64_t chooser; /* state of what decides */
   sluice_step_report_t report;
-  char message[240];
+  union {
+    char message[240]; /* of a refusal */
+    struct {           /* without one: what stands behind chooser and plan_hash */
+      char chooser_words[SLUICE_CHOOSER_WORDS];
+      char plan_words[104];
+    };
+  };
 } header_t;
 
 #define COUNTS_IN_ENVELOPE ((int64_t)((ENVELOPE_BYTES - sizeof(header_t)) / sizeof(int32_t)))
@@ -91,8 +97,15 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->local_status = proposal->local_status;
   h->report = moe->seat.own;
   h->chooser = moe->context->chooser != NULL ? moe->context->chooser->state : 0;
-  if (proposal->local_message != NULL) snprintf(h->message, sizeof h->message, "%s", proposal->local_message);
+  if (proposal->local_status != SLUICE_OK) {
+    snprintf(h->message, sizeof h->message, "%s", proposal->local_message != NULL ? proposal->local_message : "");
+    return;
+  }
+  if (moe->context->chooser != NULL) memcpy(h->chooser_words, moe->context->chooser->words, sizeof h->chooser_words);
+  if (moe->plan_is_given) sluice_plan_words(moe->plan, h->plan_words, sizeof h->plan_words);
 }
+
+static const char* or_none(const char* words) { return words[0] != '\0' ? words : "none"; }
 
 /* The first difference that explains the others, in words; 0 when the headers agree. */
 static int describe_mismatch(const header_t* own, const header_t* peer, int32_t rank, int32_t peer_rank, char* text,
@@ -130,7 +143,12 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(memory_budget, "memory_budget");
   DIFFERS(host_memory_budget, "host_memory_budget");
   DIFFERS(max_outstanding, "max_outstanding");
-  DIFFERS(num_chunks, "num_chunks");
+  if (peer->plan_hash != own->plan_hash) {
+    return snprintf(text, text_bytes, "layer %d: ranks were given different plans: rank %d: %.*s; rank %d: %s",
+                    own->layer_id, peer_rank, (int)sizeof peer->plan_words, or_none(peer->plan_words), rank,
+                    or_none(own->plan_words));
+  }
+  DIFFERS(num_chunks, "num_chunks"); /* under a plan it is 0 */
 #undef DIFFERS
   if (peer->fingerprint != own->fingerprint) {
     return snprintf(
@@ -139,16 +157,13 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
         "rank %d owns %d, rank %d owns %d): give all ranks the same",
         own->layer_id, peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
   }
-  if (peer->plan_hash != own->plan_hash) {
-    return snprintf(text, text_bytes, "layer %d: rank %d and rank %d were given different plans, or only one of them",
-                    own->layer_id, peer_rank, rank);
-  }
   if (peer->chooser != own->chooser) {
-    return snprintf(text, text_bytes,
-                    "layer %d: rank %d and rank %d tune by different machines, modes or imported decisions (%016llx, "
-                    "%016llx): give all ranks the same file, or none",
-                    own->layer_id, peer_rank, rank, (unsigned long long)peer->chooser,
-                    (unsigned long long)own->chooser);
+    return snprintf(
+        text, text_bytes,
+        "layer %d: the ranks choose differently: rank %d: %.*s; rank %d: %s: give all of them the same mode, "
+        "machine and file of decisions",
+        own->layer_id, peer_rank, (int)sizeof peer->chooser_words, or_none(peer->chooser_words), rank,
+        or_none(own->chooser_words));
   }
   if (peer->comm_hash != own->comm_hash) {
     return snprintf(

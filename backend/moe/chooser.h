@@ -67,10 +67,13 @@ typedef struct sluice_chooser_vtable_s {
   int32_t (*choose_plan)(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat);
 } sluice_chooser_vtable_t;
 
+#define SLUICE_CHOOSER_WORDS 136
+
 /* Owned by its context. */
 struct sluice_chooser_s {
   const sluice_chooser_vtable_t* vtable;
-  uint64_t state; /* of all that decides besides reports; ranks compare it in the header */
+  uint64_t state;                   /* of all that decides besides reports; ranks compare it in the header */
+  char words[SLUICE_CHOOSER_WORDS]; /* the same for a person, who is told where ranks differ */
 };
 
 #endif /* SLUICE_BACKEND_MOE_CHOOSER_H_ */

@@ -1,5 +1,6 @@
 /* Choosing a plan: candidates (n, restore policy, weight-gradient mode), their bytes at the ceilings, and a relative
  * time for each by the closed forms, or by the chooser where it knows the machine. */
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/moe/plan_search.h"
@@ -189,4 +190,11 @@ uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) hash = (hash ^ (uint64_t)numbers[i]) * 0x100000001b3u;
   return hash;
+}
+
+void sluice_plan_words(const sluice_plan_data_t* plan, char* text, size_t room) {
+  snprintf(text, room, "n %d, T_DI %s, T_M %s, %lld tokens, budget %llu (%08x)", plan->num_chunks,
+           sluice_restore_name(plan->restore_di), sluice_restore_name(plan->restore_m),
+           (long long)plan->inputs.max_tokens, (unsigned long long)plan->inputs.budget,
+           (unsigned)sluice_plan_hash(plan));
 }

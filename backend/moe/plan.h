@@ -137,6 +137,8 @@ void sluice_plan_remove(sluice_moe_t* moe);
 
 /* Of the sizes above, those that all ranks must have in common. */
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
+/* The same for a person, whole in 104 bytes. */
+void sluice_plan_words(const sluice_plan_data_t* plan, char* text, size_t room);
 
 /* "keep", "offload", "redispatch", "recompute" for SLUICE_RESTORE_* but ADAPTIVE. */
 const char* sluice_restore_name(int32_t restore);

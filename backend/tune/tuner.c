@@ -11,6 +11,8 @@
 #include "backend/moe/parcels.h"
 #include "backend/moe/plan.h"
 
+#define FNV_BASIS 0xcbf29ce484222325u
+
 static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
   const unsigned char* p = data;
   for (size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
@@ -459,13 +461,34 @@ static int is_asked_for_decisions(void) {
   return log != NULL && strstr(log, "decision") != NULL;
 }
 
+static uint64_t hash_of_imports(const sluice_tuner_t* tuner, uint64_t hash) {
+  return tuner->num_imports > 0 ? fnv1a(hash, tuner->imports, (size_t)tuner->num_imports * sizeof *tuner->imports)
+                                : hash;
+}
+
 static uint64_t state_of(const sluice_tuner_t* tuner) {
-  uint64_t hash = fnv1a(0xcbf29ce484222325u, &tuner->mode, sizeof tuner->mode);
-  if (tuner->num_imports > 0) hash = fnv1a(hash, tuner->imports, (size_t)tuner->num_imports * sizeof *tuner->imports);
+  uint64_t hash = hash_of_imports(tuner, fnv1a(FNV_BASIS, &tuner->mode, sizeof tuner->mode));
   return tuner->has_machine ? fnv1a(hash, &tuner->machine, sizeof tuner->machine) : hash;
 }
 
-void sluice_tuner_update_state(sluice_tuner_t* tuner) { tuner->base.state = state_of(tuner); }
+static void describe(const sluice_tuner_t* tuner, char* text, size_t room) {
+  static const char* const modes[] = {"adaptive", "profile", "model"};
+  char machine[64] = "no machine", imports[48] = "no imported decisions";
+  if (tuner->has_machine) {
+    snprintf(machine, sizeof machine, "machine %.32s (%08x)", tuner->machine.name,
+             (unsigned)fnv1a(FNV_BASIS, &tuner->machine, sizeof tuner->machine));
+  }
+  if (tuner->num_imports > 0) {
+    snprintf(imports, sizeof imports, "%d imported decisions (%08x)", tuner->num_imports,
+             (unsigned)hash_of_imports(tuner, FNV_BASIS));
+  }
+  snprintf(text, room, "mode %s, %s, %s", modes[tuner->mode], machine, imports);
+}
+
+void sluice_tuner_update_state(sluice_tuner_t* tuner) {
+  tuner->base.state = state_of(tuner);
+  describe(tuner, tuner->base.words, sizeof tuner->base.words);
+}
 
 sluice_status_t sluice_tuner_install(sluice_context_t* context) {
   sluice_tuner_t* tuner = sluice_alloc_zeroed(&context->allocator, sizeof *tuner, "tuner");

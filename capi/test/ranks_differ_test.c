@@ -97,6 +97,36 @@ static void Ranks_DifferentOwnerTables_AreNamed(void** state) {
   perform(&play);
 }
 
+/* A plan on one rank alone, then plans of other policies. */
+static void plans_run(part_t* me) {
+  sluice_moe_config_t config = config_for(2);
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  sluice_plan_config_t wanted;
+  sluice_plan_config_init(&wanted, sizeof wanted);
+  wanted.max_tokens = 64, wanted.num_chunks = 2;
+  wanted.restore_input = SLUICE_RESTORE_KEEP;
+  wanted.restore_middle = me->rank == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+  sluice_plan_t* plan = NULL;
+  WORKS(sluice_plan_create(me->rig.moe, &wanted, &plan));
+  if (me->rank == 0) WORKS(sluice_moe_use_plan(me->rig.moe, plan));
+  sluice_step_t* step = NULL;
+  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "ranks were given different plans");
+  EXPECT(strstr(last_message(), "rank 0: n 2, T_DI keep, T_M keep, 64 tokens, budget 0 (") != NULL);
+  EXPECT(strstr(last_message(), "rank 1: none") != NULL);
+  if (me->rank == 1) WORKS(sluice_moe_use_plan(me->rig.moe, plan));
+  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "rank 0: n 2, T_DI keep, T_M keep");
+  EXPECT(strstr(last_message(), "rank 1: n 2, T_DI keep, T_M recompute") != NULL);
+  WORKS(sluice_moe_use_plan(me->rig.moe, NULL));
+  (void)good_round(me, __LINE__);
+  sluice_plan_destroy(plan);
+}
+
+static void Ranks_DifferentPlans_AreNamedWithValues(void** state) {
+  (void)state;
+  play_t play = {.run = plans_run, .world_size = 2};
+  perform(&play);
+}
+
 /* Rank 0 keeps something for a backward, rank 1 does not; then one wants parameter gradients, the other does not. */
 static void wishes_run(part_t* me) {
   sluice_moe_config_t config = config_for(2);
@@ -179,6 +209,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ranks_DifferentConfigs_AreNamedWithValues),
       cmocka_unit_test(Ranks_DifferentOwnerTables_AreNamed),
+      cmocka_unit_test(Ranks_DifferentPlans_AreNamedWithValues),
       cmocka_unit_test(Ranks_DifferentWishes_AreNamed),
       cmocka_unit_test(Ranks_LayersInDifferentOrder_AreNamed),
       cmocka_unit_test(Ranks_ForwardAgainstBackward_AreNamed),

@@ -62,18 +62,45 @@ static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
          1e3 * w->stats[0].switch_seconds, 1e3 * w->stats[0].total_seconds);
 }
 
+/* What each rank chooses by is named beside the rank, whichever of the two fails. */
 static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
   (void)state;
-  for (int which = 0; which < 2; ++which) {
+  static const char decisions[] =
+      "{\"sluice_decisions\": 2, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4}]}";
+  static const struct {
+    int32_t odd; /* the rank that differs */
+    const char *its, *of_others;
+  } cases[] = {
+      {1, "rank 1: mode profile, machine ", "mode adaptive, machine "},
+      {2, "rank 2: mode adaptive, no machine, no imported decisions", "mode adaptive, machine "},
+      {1, ", 1 imported decisions (", ", no imported decisions"},
+      {0, "rank 0: mode adaptive, machine ", "mode adaptive, machine "},
+  };
+  char* other_machine = strdup(tuner_machine); /* of the same name: its hash tells */
+  strstr(other_machine, "2e-10")[0] = '3';
+  for (int which = 0; which < 4; ++which) {
     tuner_world_t* w = tuner_world(3, SLUICE_TUNER_ADAPTIVE, 1);
     if (which == 0) w->mode[1] = SLUICE_TUNER_PROFILE;
     if (which == 1) w->has_machine[2] = 0;
+    if (which == 2) w->import[1] = decisions;
+    if (which == 3) w->machine[0] = other_machine;
     tuner_run(w);
     for (int32_t r = 0; r < 3; ++r) {
+      int32_t odd = cases[which].odd, other = r == odd ? (odd == 0 ? 1 : 0) : r;
+      char rank[24];
+      snprintf(rank, sizeof rank, "rank %d: mode", other);
       assert_int_equal(w->status[r], SLUICE_E_MISMATCH);
-      assert_non_null(strstr(w->message[r], "tune by different machines, modes or imported decisions"));
+      assert_non_null(strstr(w->message[r], "the ranks choose differently"));
+      if (strstr(w->message[r], cases[which].its) == NULL) fail_msg("case %d, rank %d: %s", which, r, w->message[r]);
+      assert_non_null(strstr(w->message[r], rank));
+      assert_non_null(strstr(w->message[r], cases[which].of_others));
+      if (which == 3) {
+        const char *first = strchr(strstr(w->message[r], "machine "), '('), *second = strchr(first + 1, '(');
+        assert_memory_not_equal(first, second, 9);
+      }
     }
   }
+  free(other_machine);
 }
 
 /* What one run decided, the next one knows: nothing is raced again. */

@@ -83,7 +83,8 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
   context_config.memory_budget = w->budget;
   TRY(sluice_context_create(&context_config, *out_comm, &r->context));
   sluice_planner_t* planner = NULL;
-  TRY(sluice_planner_create(tuner_machine, strlen(tuner_machine), &planner));
+  const char* machine = w->machine[r->rank] != NULL ? w->machine[r->rank] : tuner_machine;
+  TRY(sluice_planner_create(machine, strlen(machine), &planner));
   sluice_tuner_config_t tuner;
   sluice_tuner_config_init(&tuner, sizeof tuner);
   tuner.mode = w->mode[r->rank];

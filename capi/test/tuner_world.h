@@ -17,6 +17,7 @@ typedef struct tuner_world_s {
   int32_t grows;           /* T is larger in the second half */
   int32_t mode[MAX_RANKS]; /* of each rank's tuner */
   int32_t has_machine[MAX_RANKS];
+  const char* machine[MAX_RANKS]; /* NULL: tuner_machine */
   int32_t num_chunks, wgrad_mode;
   const char* import[MAX_RANKS]; /* decisions to begin with */
   uint64_t budget;

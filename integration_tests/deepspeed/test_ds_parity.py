@@ -138,6 +138,15 @@ def test_ActivationCheckpointing_WithNoise_AsStock(ranks2: Ranks, form: str, kin
     _compare(ranks2.run("cases_parity:parity", layers=layers, checkpointing=form), F32)
 
 
+@pytest.mark.parametrize("form", ["reentrant", "nonreentrant"])
+@pytest.mark.parametrize("policy", ["S1", "S3", "S4"])
+def test_ActivationCheckpointing_WithRestorePolicies_AsStock(ranks2: Ranks, form: str, policy: str) -> None:
+    """The forward that is checkpointed away and the one that backward repeats are restored alike, without a budget."""
+    layers = [{"k": 2, "expert": "gated"}, {"noisy_gate_policy": "RSample", "drop_tokens": False}]
+    sluice = {"chunks": 3, "policy": policy}
+    _compare(ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice=sluice, checkpointing=form), F32)
+
+
 def test_GradientAccumulation_TwoSteps_AsStock(ranks2: Ranks) -> None:
     config = {"gradient_accumulation_steps": 2}
     _compare(ranks2.run("cases_parity:parity", layers=[{}, {"k": 2, "expert": "tuple"}], config=config), F32)

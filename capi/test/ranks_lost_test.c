@@ -164,6 +164,61 @@ static void Ranks_OneDiesInEachPhase_OthersNameIt(void** state) {
   }
 }
 
+/* ---- a rank falls silent in each phase, and comes back when the others have given it up ---- */
+
+#define GIVE_UP_NS (600 * MS)
+
+typedef struct silent_scene_s {
+  uint64_t nth; /* exchange of the step, before which rank 1 stops */
+  int32_t struck;
+} silent_scene_t;
+
+static uint64_t num_started(sluice_comm_t* fake) {
+  const sluice_fake_call_t* calls = NULL;
+  uint64_t count = sluice_fake_comm_calls(fake, &calls), started = 0;
+  for (uint64_t i = 0; i < count && i < SLUICE_FAKE_MAX_CALLS; ++i) started += calls[i].op == SLUICE_FAKE_START;
+  return started;
+}
+
+static void silent_run(part_t* me) {
+  silent_scene_t* scene = (silent_scene_t*)(uintptr_t)me->play->scene;
+  sluice_moe_config_t config = config_for(me->world_size);
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  (void)good_round(me, __LINE__);
+  uint64_t before = num_started(me->fake);
+  me->comm->timeout_ns = GIVE_UP_NS; /* from here on: what comes before takes as long as it takes */
+  meet(me);
+  const sluice_fake_fault_t stop = {
+      .on = SLUICE_FAKE_START, .action = SLUICE_FAKE_DELAY, .nth = before + scene->nth, .delay_ns = 2 * GIVE_UP_NS};
+  if (me->rank == 1) sluice_fake_comm_inject(me->fake, &stop);
+  uint64_t begin = sluice_now_ns();
+  sluice_status_t status = whole_step(me);
+  if (me->rank == 1) {
+    scene->struck = num_started(me->fake) > stop.nth;
+  } else if (status != SLUICE_OK) {
+    EXPECT(is_loss(status, 1));
+    EXPECT(last_peer() == 1 && strstr(last_message(), "rank 1") != NULL);
+    EXPECT(sluice_now_ns() - begin < BOUNDED_NS);
+  }
+  meet(me);
+  if (!scene->struck) return; /* the step has fewer exchanges: the test is over */
+  if (me->rank != 1) EXPECT(status != SLUICE_OK);
+  check_new_comm(me, __LINE__); /* abort, twice, and destroy return */
+}
+
+static void Ranks_OneFallsSilentInEachPhase_OthersNameItAtTheDeadline(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 3; ++w) {
+    silent_scene_t scene = {.struck = 1};
+    for (; scene.struck && scene.nth < 40; ++scene.nth) {
+      scene.struck = 0;
+      play_t play = {.run = silent_run, .scene = &scene, .world_size = w, .with_fakes = 1};
+      perform(&play);
+    }
+    assert_in_range(scene.nth, 10, 30); /* as above */
+  }
+}
+
 int main(void) {
   begin_plays();
   const struct CMUnitTest tests[] = {
@@ -171,6 +226,7 @@ int main(void) {
       cmocka_unit_test(Ranks_OneLeaves_OthersAreToldAtOnce),
       cmocka_unit_test(Ranks_AbortFromAnotherThread_EndsTheWait),
       cmocka_unit_test(Ranks_OneDiesInEachPhase_OthersNameIt),
+      cmocka_unit_test(Ranks_OneFallsSilentInEachPhase_OthersNameItAtTheDeadline),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

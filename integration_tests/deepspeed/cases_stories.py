@@ -233,6 +233,53 @@ def one_rank_dies_in_training(where: str) -> dict[str, Any]:
         }
 
 
+def one_expert_stops(where: str, how: str) -> dict[str, Any]:
+    """Rank 1 stops or kills itself inside an expert that Sluice calls, so that rows are under way; what the others see.
+
+    The survivors then unswap and run a layer on a new group of their own.
+    """
+    from datetime import timedelta
+
+    from sluice.adapters.torch import Context, EpGroup, MoeLayer
+
+    layers = [{"num_experts": 3, "ep_size": 3, "k": 2, "expert": "tuple"}]
+    host = engine(build(layers), ds_config(), {**SLUICE, "timeout": 20})
+    _steps(host, 0, 1)  # connections, lanes, first pages: what follows has a short deadline
+    plain = models.TupleExpert.forward
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stops" else signal.SIGKILL)
+
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        out, bias = plain(self, x)
+        if where == "forward":
+            end()
+        else:
+            out.register_hook(lambda _gradient: end())
+        return out, bias
+
+    if dist.get_rank() == 1:
+        models.TupleExpert.forward = forward
+    began = time.monotonic()
+    try:
+        _steps(host, 1, 1)
+        return {"error": "none"}
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {error}", "peer": getattr(error, "peer", None)}
+    found["s"] = time.monotonic() - began
+    began = time.monotonic()
+    host.sluice.unswap()
+    found["unswap_s"] = time.monotonic() - began
+    group = EpGroup.for_ranks([0, 2], timedelta(seconds=60))
+    layer = MoeLayer(Context(group), model_width=8, hidden_width=8, num_experts=2, top_k=1, activation="relu")
+    weights = {"w1": torch.eye(8).requires_grad_(), "w2": torch.eye(8).requires_grad_()}
+    tokens = torch.rand(6, 8, requires_grad=True)
+    out = layer(tokens, torch.arange(6).view(6, 1) % 2, torch.ones(6, 1), [weights])
+    out.sum().backward()
+    found["goes_on"] = torch.equal(out, tokens) and bool((tokens.grad == 1).all())
+    return found
+
+
 def interrupted_in_training() -> dict[str, Any]:
     """Rank 0 waits for rank 1 in the middle of a step and gets Ctrl-C; how soon its loop sees it."""
     host = engine(build([{"k": 2}]), ds_config(), {**SLUICE, "timeout": 120})

@@ -53,11 +53,17 @@ class Ranks:
         return [answer["result"] for answer in answers]
 
     def try_run(
-        self, target: str, deadline: float = DEADLINE_S, dying: tuple[int, ...] = (), **arguments: Any
+        self,
+        target: str,
+        deadline: float = DEADLINE_S,
+        dying: tuple[int, ...] = (),
+        stopping: tuple[int, ...] = (),
+        **arguments: Any,
     ) -> list[dict[str, Any]]:
         """As `run`, but a rank's exception is an answer: {"error": {"type", "message", "traceback"}}.
 
         Ranks in `dying` are to die in this call: their answer is {"died": true}, and the set is of no use afterwards.
+        Those in `stopping` are to stop and are not waited for: {"stopped": whether the process then is}.
         """
         if not self._processes:
             self._start()
@@ -65,7 +71,7 @@ class Ranks:
         for process in self._processes:
             process.stdin.write(line)
             process.stdin.flush()
-        return self._collect(target, deadline, dying)
+        return self._collect(target, deadline, dying, stopping)
 
     def output(self, rank: int) -> str:
         """All that this rank has printed since it was started."""
@@ -132,14 +138,20 @@ class Ranks:
                 self.stop()
                 raise RankFailure(answer["error"]["traceback"])
 
-    def _collect(self, what: str, deadline: float, dying: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+    def _is_stopped(self, rank: int) -> bool:
+        """By the kernel's word: "T" behind the name in brackets."""
+        return Path(f"/proc/{self.process_id(rank)}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def _collect(
+        self, what: str, deadline: float, dying: tuple[int, ...] = (), stopping: tuple[int, ...] = ()
+    ) -> list[dict[str, Any]]:
         answers: dict[int, dict[str, Any]] = {}
-        pending = {rank: b"" for rank in range(self.world)}
+        pending = {rank: b"" for rank in range(self.world) if rank not in stopping}
         until = time.monotonic() + deadline
         with selectors.DefaultSelector() as selector:
-            for rank, reply in enumerate(self._replies):
-                selector.register(reply, selectors.EVENT_READ, rank)
-            while len(answers) < self.world:
+            for rank in pending:
+                selector.register(self._replies[rank], selectors.EVENT_READ, rank)
+            while len(answers) < len(pending):
                 ready = selector.select(max(0.0, until - time.monotonic()))
                 if not ready:
                     silent = sorted(set(pending) - set(answers))
@@ -156,6 +168,8 @@ class Ranks:
                         selector.unregister(key.fileobj)
                     elif not data:
                         self._fail(f"{what}: rank {rank} died", answers)
+        for rank in stopping:
+            answers[rank] = {"stopped": self._is_stopped(rank)}
         return [answers[rank] for rank in range(self.world)]
 
     def _fail(self, message: str, answers: dict[int, dict[str, Any]]) -> None:

@@ -108,6 +108,24 @@ def test_RankKilledInTheMiddleOfAStep_TheOthersLoopNamesItSoon(fresh2: Ranks, wh
     assert found["s"] < SOON and found["unswap_s"] < SOON, found
 
 
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("how", ["stops", "dies"])
+def test_RankEndsInsideACalledExpert_OthersNameItAndGoOn(where: str, how: str) -> None:
+    ranks = Ranks(3)
+    gone = {"stopping": (1,)} if how == "stops" else {"dying": (1,)}
+    try:
+        first, second, third = ranks.try_run("cases_stories:one_expert_stops", where=where, how=how, **gone)
+    finally:
+        ranks.stop()
+    assert second == ({"stopped": True} if how == "stops" else {"died": True})
+    for answer in (first, third):
+        found = answer["result"]
+        assert found["error"].startswith("TimedOut" if how == "stops" else "PeerLost"), found
+        assert found["peer"] == 1 and "rank 1" in found["error"], found
+        assert found["s"] < 20 + SOON and found["unswap_s"] < SOON, found
+        assert found["goes_on"], found
+
+
 def test_CtrlC_WhileAnotherRankIsAwaited_EndsTheLoopWithinASecond() -> None:
     took = []
     while not took or (min(took) > 1.5 and len(took) < 3):  # the best of three: the machine may be busy

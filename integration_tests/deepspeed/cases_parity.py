@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -45,12 +46,46 @@ def parity_through_masks(layers: list[dict[str, Any]], steps: int = 10, **how: A
         probe.gate_format = known
 
 
+def _reorder_sums(seed: int, model: Any) -> None:
+    """Permutes the hidden units of each expert: the same training, with products summed in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    for moe in model.moes:
+        for expert in moe.deepspeed_moe.experts.deepspeed_experts:
+            up, down = expert[0], expert[2]
+            order = torch.randperm(up.out_features, generator=generator)
+            with torch.no_grad():
+                up.weight.copy_(up.weight[order].clone())
+                up.bias.copy_(up.bias[order].clone())
+                down.weight.copy_(down.weight[:, order].clone())
+
+
 def long_run(steps: int) -> Any:
-    """Losses of stock, of stock with another thread count, and through Sluice."""
+    """Losses through Sluice, of stock, and of stock runs that differ in the order of their sums alone."""
     layers = [{"k": 2, "expert": "gelu"}, {"noisy_gate_policy": "RSample"}]
-    runs = []
-    for threads, sluice in ((1, None), (2, None), (1, models.SLUICE)):
-        torch.set_num_threads(threads)
-        runs.append(models.train(layers, steps, sluice)["losses"])
-    torch.set_num_threads(1)
-    return runs
+    stock = [models.train(layers, steps, None)["losses"]]
+    for seed in range(1, 6):
+        stock.append(models.train(layers, steps, None, prepare=functools.partial(_reorder_sums, seed))["losses"])
+    return {"stock": stock, "sluice": models.train(layers, steps, models.SLUICE)["losses"]}
+
+
+def idle_here_busy_there(stage: int) -> Any:
+    """Trap 1 under ZeRO: ranks 0 and 1 (one EP group) use expert 0 alone, ranks 2 and 3 (the other) expert 1 alone.
+
+    Rank 0 and rank 2 own both, and reduce their gradients together: [[counts by step], stock, through Sluice]
+    """
+
+    def prepare(model: Any) -> None:
+        with torch.no_grad():
+            model.first.weight.copy_(torch.eye(models.WIDTH))
+            model.first.bias.zero_()
+            gate = model.moes[0].deepspeed_moe.gate.wg.weight
+            gate.zero_()
+            gate[0], gate[1] = 1.0, -1.0  # far apart, so that a few steps change nothing of it
+
+    def data(step: int, length: int | None, dtype: torch.dtype) -> Any:
+        x, target = models.batch(step, length, dtype)
+        return (x.abs() + 0.1) * (1 if torch.distributed.get_rank() < 2 else -1), target
+
+    layers = [{"num_experts": 4, "ep_size": 2, "capacity_factor": 8.0}]
+    how = {"prepare": prepare, "data": data, "config": {"zero_optimization": {"stage": stage}}}
+    return [models.train(layers, 4, section, **how) for section in (None, models.SLUICE)]

@@ -6,6 +6,7 @@ import copy
 import io
 import os
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import cases_parity  # noqa: F401  (chooses the backend)
@@ -24,7 +25,8 @@ def _swapped(layers: list[dict[str, Any]], sluice_section: dict[str, Any] | None
 
 def _one_step(host: Any, step: int = 0, length: int | None = None) -> torch.Tensor:
     torch.manual_seed(step)
-    loss = host(*models.batch(step, length))
+    x, target = models.batch(step, length)
+    loss = host(x.to(next(host.module.parameters()).dtype), target)
     host.backward(loss)
     return loss.detach()
 
@@ -233,6 +235,62 @@ def not_for_compilers() -> None:
     assert getattr(SluiceMOELayer.forward, "_torchdynamo_disable", False)
 
 
+class Straight(models.Model):
+    """Two layers without a loop around them: dynamo leaves a frame alone whose graph breaks inside a loop."""
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor, used: torch.Tensor | None = None) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        out, first_aux, _ = self.moes[0](h)
+        h = h + out
+        out, second_aux, _ = self.moes[1](h)
+        loss = torch.nn.functional.mse_loss(self.last(h + out), target, reduction="sum") / 64
+        return loss + 0.01 * (first_aux + second_aux)
+
+
+def _straight() -> Straight:
+    model = build([{"k": 2}, {"expert": "tuple"}])
+    model.__class__ = Straight
+    return model
+
+
+def compiled(how: str) -> list[Any]:
+    """Trap 9: a model that is compiled around the layers. [losses of stock, losses, graphs, passes of Sluice]
+
+    The harness disables dynamo while the host is imported, so that no helper of its gate is built by Inductor.
+    """
+    stock = engine(_straight(), ds_config())
+    losses: list[list[float]] = [[], []]
+    for step in range(4):
+        losses[0].append(float(_one_step(stock, step)))
+        stock.step()
+    stock.destroy()
+    graphs: list[int] = []
+
+    def eager(module: Any, _inputs: Any) -> Any:
+        graphs.append(len(module.graph.nodes))
+        return module.forward
+
+    before = os.environ.pop("TORCHDYNAMO_DISABLE", None)
+    disabled, torch._dynamo.config.disable = torch._dynamo.config.disable, False
+    try:
+        model = _straight()
+        host = engine(torch.compile(model, backend=eager) if how == "torch" else model, ds_config(), SLUICE)
+        if how == "engine":
+            host.compile(backend=eager)
+        assert all(type(moe.deepspeed_moe) is SluiceMOELayer for moe in model.moes)
+        for step in range(4):
+            losses[1].append(float(_one_step(host, step)))
+            host.step()
+        passes = sluice.stats(model.moes[0])["num_passes"]
+        host.sluice.unswap()
+    finally:
+        torch._dynamo.config.disable = disabled
+        if before is not None:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
+        torch._dynamo.reset()
+    return [*losses, graphs, passes]
+
+
 def alone_never_communicates() -> int:
     """Trap 10: rank 0 alone runs an ep_size 1 layer; nobody waits, no group is made."""
     from sluice.adapters.torch import group
@@ -248,6 +306,44 @@ def alone_never_communicates() -> int:
     sent = sluice.stats(_layer(host))["bytes_sent"]
     host.sluice.unswap()
     return sent
+
+
+def host_collectives_in_between() -> None:
+    """Trap 10: the host's own messages on the layer's ep_group, outstanding across Sluice's passes, rank by rank at
+    another moment. gloo matches by issue order, so in one group they would be mixed."""
+    host = _swapped([{"k": 2, "top2_2nd_expert_sampling": False}])
+    layer, rank = _layer(host), dist.get_rank()
+    x = torch.randn(12, models.WIDTH, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+    alone = layer(x, None)
+    alone.sum().backward()
+    wanted, gradient = alone.detach().clone(), x.grad.clone()
+    mine = layer._sluice._backend.context.ep_group._joined.group
+    assert mine is not layer.ep_group and mine is not dist.group.WORLD
+    for step in range(6):
+        x.grad = None
+        total = torch.full((1000,), float(rank + 1 + step))
+        got, sent = torch.full((50,), -1.0), torch.full((50,), 10.0 * step + rank)
+        works = []
+
+        def start(total: Any = total, got: Any = got, sent: Any = sent, works: Any = works) -> None:
+            works.append(dist.all_reduce(total, group=layer.ep_group, async_op=True))
+            works.append(dist.isend(sent, 1 - rank, group=layer.ep_group))
+            works.append(dist.irecv(got, 1 - rank, group=layer.ep_group))
+
+        at = (step + 2 * rank) % 3  # before, between or behind the passes
+        if at == 0:
+            start()
+        out = layer(x, None)
+        if at == 1:
+            start()
+        out.sum().backward()
+        if at == 2:
+            start()
+        for work in works:
+            work.wait()
+        assert torch.equal(out.detach(), wanted) and torch.equal(x.grad, gradient)
+        assert (total == 2 * step + 3).all() and (got == 10 * step + 1 - rank).all()
+    host.sluice.unswap()
 
 
 def one_rank_skips(drop: bool, how: str) -> None:
@@ -363,9 +459,20 @@ def uneven_tokens_in_stock() -> None:
     _one_step(host, 0, [12, 16][dist.get_rank()])
 
 
-def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], stage: int) -> Any:
+def _tensors(value: Any, path: str = "") -> Iterator[str]:
+    """Where each tensor of a file is, and its shape, however deep it lies."""
+    if isinstance(value, torch.Tensor):
+        yield f"{path} {list(value.shape)} {value.dtype}"
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _tensors(inner, f"{path}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from _tensors(inner, f"{path}/{index}")
+
+
+def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], config: dict[str, Any]) -> Any:
     """Written by one, loaded by the other; what the files hold, and the losses that follow."""
-    config = {"zero_optimization": {"stage": stage}} if stage else {}
     sections = {"stock": None, "sluice": SLUICE}
     other = {"stock": "sluice", "sluice": "stock"}[writer]
     hosts = {}
@@ -388,10 +495,7 @@ def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], stage: in
     if dist.get_rank() == 0:
         for file in sorted(os.listdir(os.path.join(folder, "x"))):
             data = torch.load(os.path.join(folder, "x", file), weights_only=False, map_location="cpu")
-            tensors = data.get("module", data) if isinstance(data, dict) else data
-            contents[file] = sorted(
-                f"{key} {list(value.shape)}" for key, value in tensors.items() if isinstance(value, torch.Tensor)
-            )
+            contents[file] = sorted(_tensors(data))
     hosts["sluice"].sluice.unswap()
     dist.barrier()
     return losses, contents

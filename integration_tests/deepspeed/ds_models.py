@@ -169,15 +169,20 @@ def train(
     length: int | None = None,
     evaluate: bool = False,
     check: Any = None,
+    prepare: Any = None,
+    data: Any = batch,
 ) -> dict[str, Any]:
-    """Trains and gives what two runs may be compared by."""
-    host = engine(build(layers, checkpointing), {**ds_config(), **(config or {})}, sluice)
+    """Trains and gives what two runs may be compared by. prepare: called with the model before the engine takes it."""
+    model = build(layers, checkpointing)
+    if prepare is not None:
+        prepare(model)
+    host = engine(model, {**ds_config(), **(config or {})}, sluice)
     if sluice is not None:
         assert len(host.sluice.layers) == len(layers), host.sluice.refused
     losses, counts, evaluations = [], [], []
     for step in range(steps):
         torch.manual_seed(77 * step + dist.get_rank())  # the same draws in both runs
-        x, target = batch(step, length, getattr(torch, dtype))
+        x, target = data(step, length, getattr(torch, dtype))
         mask = (torch.arange(x.shape[0] * x.shape[1]) % 5 != 0).int() if used else None
         context = torch.autocast("cpu", getattr(torch, autocast)) if autocast else contextlib.nullcontext()
         with context:

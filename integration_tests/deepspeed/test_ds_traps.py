@@ -23,6 +23,18 @@ def test_Trap01_IdleExpertsUnderZero2_DoNotHang(ranks4: Ranks) -> None:
         assert swapped["losses"] == pytest.approx(stock["losses"], rel=1e-5)
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_Trap01_ExpertIdleOnOneRankAndBusyOnItsPeerUnderZero_AsStock(ranks4: Ranks, stage: int) -> None:
+    answers = ranks4.run("cases_parity:idle_here_busy_there", stage=stage)
+    for rank, (stock, swapped) in enumerate(answers):
+        for counts in stock["counts"] + swapped["counts"]:
+            used = [number for number, rows in enumerate(counts[0]) if rows]
+            assert used == [0 if rank < 2 else 1], (rank, counts)
+        assert swapped["losses"] == pytest.approx(stock["losses"], rel=1e-5)
+        for name, norm in stock["weights"].items():
+            assert swapped["weights"][name] == pytest.approx(norm, rel=1e-4, abs=1e-6), (rank, name)
+
+
 def test_Trap02_ParametersMoved_AddressesAreReadAfresh(ranks2: Ranks) -> None:
     ranks2.run("cases_traps:pointers_are_read_afresh")
 
@@ -70,8 +82,20 @@ def test_Trap09_Forward_IsNotForCompilers(ranks2: Ranks) -> None:
     ranks2.run("cases_traps:not_for_compilers")
 
 
+@pytest.mark.parametrize("how", ["engine", "torch"])
+def test_Trap09_CompiledModel_LossesAsStockAndLayersRunInSluice(ranks2: Ranks, how: str) -> None:
+    for stock, losses, graphs, passes in ranks2.run("cases_traps:compiled", how=how):
+        assert losses == pytest.approx(stock, rel=1e-5)
+        assert graphs and all(nodes > 0 for nodes in graphs), "nothing was compiled"
+        assert passes == 4 * 2 * 2  # steps, layers that share the context, forward and backward
+
+
 def test_Trap10_EpSizeOne_NeverCommunicates(ranks2: Ranks) -> None:
     assert ranks2.run("cases_traps:alone_never_communicates") == [0, 0]
+
+
+def test_Trap10_HostsMessagesInBetween_StayApart(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:host_collectives_in_between")
 
 
 @pytest.mark.parametrize("drop", [True, False])
@@ -138,21 +162,33 @@ def test_UnevenTokens_InStock_Die() -> None:
         ranks.run("cases_traps:uneven_tokens_in_stock", deadline=30)
 
 
-@pytest.mark.parametrize("writer", ["stock", "sluice"])
-@pytest.mark.parametrize("stage", [0, 1])
-def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, writer: str, stage: int) -> None:
+CHECKPOINTS = {
+    "zero 0": {},
+    "zero 1": {"zero_optimization": {"stage": 1}},
+    "zero 2": {"zero_optimization": {"stage": 2}},
+    "bf16": {"bf16": {"enabled": True}},
+}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, kind: str) -> None:
     layers = [{"k": 2}, {"ep_size": 1, "expert": "tuple"}]
-    answers = ranks2.run("cases_traps:checkpoint", folder=str(tmp_path), writer=writer, layers=layers, stage=stage)
-    for losses, _ in answers:
-        assert losses["sluice"] == pytest.approx(losses["stock"], rel=1e-5)
-    contents = answers[0][1]
-    _seen.setdefault(stage, {})[writer] = contents
-    assert any("expert_3" in file for file in contents)
-    if len(_seen[stage]) == 2:  # files, keys and shapes of the two writers
-        assert _seen[stage]["stock"] == _seen[stage]["sluice"]
-
-
-_seen: dict[int, dict[str, Any]] = {}
+    contents = {}
+    for writer in ("stock", "sluice"):
+        answers = ranks2.run(
+            "cases_traps:checkpoint",
+            folder=str(tmp_path / writer),
+            writer=writer,
+            layers=layers,
+            config=CHECKPOINTS[kind],
+        )
+        for losses, _ in answers:
+            assert losses["sluice"] == pytest.approx(losses["stock"], rel=0.02 if kind == "bf16" else 1e-5)
+        contents[writer] = answers[0][1]
+    assert contents["stock"] == contents["sluice"]  # files, keys, shapes and dtypes of the two writers
+    assert any("expert_3" in file for file in contents["stock"])
+    states = [keys for file, keys in contents["stock"].items() if "optim_states" in file]
+    assert states and all(any("exp_avg" in key for key in keys) for keys in states), contents["stock"].keys()
 
 
 def test_Copies_OfASwappedLayer_AreTheHosts(ranks2: Ranks) -> None:

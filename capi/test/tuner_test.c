@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -103,6 +104,58 @@ static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
   free(other_machine);
 }
 
+/* What a run of two ranks writes to stderr with SLUICE_LOG set so; to be freed. */
+static char* said_with(const char* log, int32_t* out_decisions) {
+  FILE* file = tmpfile();
+  assert_non_null(file);
+  fflush(stderr);
+  int before = dup(STDERR_FILENO);
+  assert_true(before >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+  if (log != NULL) setenv("SLUICE_LOG", log, 1);
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
+  w->steps = 20;
+  tuner_run(w);
+  unsetenv("SLUICE_LOG");
+  fflush(stderr);
+  assert_true(dup2(before, STDERR_FILENO) >= 0);
+  close(before);
+  long length = ftell(file);
+  char* text = calloc(1, (size_t)length + 1);
+  assert_non_null(text);
+  rewind(file);
+  assert_int_equal(fread(text, 1, (size_t)length, file), length);
+  fclose(file);
+  must_agree(w);
+  *out_decisions = w->num_decisions[0];
+  return text;
+}
+
+static int32_t count_of(const char* text, const char* part) {
+  int32_t count = 0;
+  for (const char* at = text; (at = strstr(at, part)) != NULL; ++at) ++count;
+  return count;
+}
+
+/* Both ranks are threads here, so a line of another rank would double the count. */
+static void LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked(void** state) {
+  (void)state;
+  int32_t decisions = 0;
+  char* text = said_with("decision", &decisions);
+  assert_true(decisions > 0);
+  assert_int_equal(count_of(text, "sluice: decision: M "), decisions);
+  assert_int_equal(count_of(text, "\n"), decisions);
+  assert_int_equal(count_of(text, "on 2 ranks"), decisions);
+  assert_int_equal(count_of(text, "(predicted; "), decisions);
+  free(text);
+  static const char* const others[] = {NULL, "", "warn"};
+  for (int i = 0; i < 3; ++i) {
+    text = said_with(others[i], &decisions);
+    assert_true(decisions > 0);
+    assert_string_equal(text, "");
+    free(text);
+  }
+}
+
 /* What one run decided, the next one knows: nothing is raced again. */
 static void Decisions_WrittenAndReadAgain_StandFromTheFirstStep(void** state) {
   (void)state;
@@ -174,6 +227,7 @@ int main(void) {
       cmocka_unit_test(EveryMode_RanksDecideAlikeAndSettle),
       cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
+      cmocka_unit_test(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
       cmocka_unit_test(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import unittest.mock
 from collections.abc import Iterator
 from typing import Any
 
@@ -372,21 +373,16 @@ def several_outstanding(depth: int, sluice: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _own_cache(folder: str) -> Iterator[str]:
     """A cache folder for each rank, as on machines of their own; the file of kept decisions in it."""
-    before = os.environ.get("SLUICE_CACHE_DIR")
     own = os.path.join(folder, f"cache{dist.get_rank()}")
     os.makedirs(own, exist_ok=True)
-    os.environ["SLUICE_CACHE_DIR"] = own
-    try:
+    with unittest.mock.patch.dict(os.environ, {"SLUICE_CACHE_DIR": own, "SLUICE_LOG": "decision"}):
         yield os.path.join(own, "kept_decisions.json")
-    finally:
-        os.environ.pop("SLUICE_CACHE_DIR")
-        if before is not None:
-            os.environ["SLUICE_CACHE_DIR"] = before
 
 
 def decides_and_leaves(folder: str, tuner: dict[str, Any], files: dict[str, str] | None = None) -> dict[str, Any]:
     """Trains until n is decided, and leaves.
 
+    SLUICE_LOG=decision is set meanwhile: the first rank says each decision on stderr.
     files  what lies among a rank's kept decisions before, by rank
     {"why": of all decisions, "race_passes", "chunks": of the last decision, "exported": number of answers}
     """

@@ -182,6 +182,10 @@ def test_SeveralForwardsOutstanding_MoreThanTheBudgetCounts_ErrorSaysWhatToSet(r
 KEPT = {"decisions": True}
 
 
+def _lines(ranks: Ranks, rank: int) -> int:
+    return ranks.output(rank).count("sluice: decision: M ")
+
+
 def test_DecisionsKept_SecondRun_BeginsWithThemAndRacesNothing(ranks2: Ranks, tmp_path: Path) -> None:
     first = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=KEPT)
     assert all(answer["why"] and "imported" not in answer["why"] and answer["exported"] for answer in first)
@@ -204,7 +208,9 @@ def test_DecisionsKept_SecondRun_BeginsWithThemAndRacesNothing(ranks2: Ranks, tm
 
 
 def test_DecisionsKept_DamagedOnTheFirstRank_MovedAsideAndTrainingGoesOn(ranks2: Ranks, tmp_path: Path) -> None:
+    before = _lines(ranks2, 0)
     found = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=KEPT, files={"0": "{torn"})
+    assert _lines(ranks2, 0) - before == len(found[0]["why"]) and _lines(ranks2, 1) == 0  # SLUICE_LOG=decision
     assert all(answer["why"] and "imported" not in answer["why"] for answer in found)
     assert (tmp_path / "cache0" / "kept_decisions.json.damaged").read_text() == "{torn"
     assert "kept_decisions.json is damaged" in ranks2.output(0)

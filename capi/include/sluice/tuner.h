@@ -1,6 +1,6 @@
 /* The tuner of a context: who decides n (and when weight gradients are computed) while training, by what, and what was
- * decided. Every CPU context has one (CUDA passes are not timed yet: there an open n is 1); these
- * calls are for hosts that want another mode, a machine for its predictions, or to see, keep and bring back decisions.
+ * decided. Every context has one (on CUDA two events on the host's stream time a pass: docs/cuda.md); these calls are
+ * for hosts that want another mode, a machine for its predictions, or to see, keep and bring back decisions.
  * How it decides: docs/tuning.md.
  *
  * Under a memory budget it prices plans (n, restore policy, weight gradients), by its machine where it has one, and the

@@ -291,7 +291,7 @@ INLINE void group_of(const int lefts, const int rights, const group_t* g, sluice
     right += TILE_BYTES;
   }
   for (int64_t k = 0; k < g->tail; k += STEP) {
-    _Alignas(64) char packed[4 * TILE_BYTES];
+    static _Thread_local _Alignas(64) char packed[4 * TILE_BYTES];
     for (int l = 0; l < lefts; ++l) {
       pack_tile(g->side, g->o + l * EDGE, g->count, g->k + k, smaller(g->tail - k, STEP), 0, packed + l * TILE_BYTES);
     }
@@ -303,7 +303,8 @@ INLINE void group_of(const int lefts, const int rights, const group_t* g, sluice
     EACH_SUM(WAIT)
     return;
   }
-  _Alignas(64) float sums[4 * TILE_FLOATS];
+  /* Neither array is on the stack: gcc 12's address sanitizer moves stacks to places that are not so aligned. */
+  static _Thread_local _Alignas(64) float sums[4 * TILE_FLOATS];
   EACH_SUM(GIVE)
   for (int l = 0; l < lefts; ++l) {
     for (int r = 0; r < rights; ++r) {

@@ -141,6 +141,14 @@ class EpGroup:
             self._nccl[placement.index] = self._connect_nccl(placement.index)
         return self._nccl[placement.index]
 
+    def carrier(self, placement: Placement) -> str:
+        """What carries rows there: "tcp", "host" (gloo), "nccl"; "none" where this process is alone. As `comm_on`."""
+        comm = self.comm_on(placement)
+        if comm is None:
+            return "none"
+        library = load()
+        return library.ffi.string(library.lib.sluice_comm_name(comm)).decode()
+
     def _connect_nccl(self, device_id: int) -> Any:
         """One rank's id goes to the others through the group's store, as torch's own does."""
         library = load()

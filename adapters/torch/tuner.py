@@ -128,7 +128,7 @@ def _begin_with_kept(context: Any, options: TunerOptions) -> None:
 
 def _machine_words(context: Any) -> str:
     placement = context.placement
-    link = "none" if context.ep_group.world_size == 1 else "nccl" if placement.is_cuda else "host"
+    link = context.ep_group.carrier(placement)
     device = "cuda" if placement.is_cuda else "cpu"
     return kept_decisions.machine_words(
         device, link, context.ep_group.world_size, context.options.gemm, sluice.__version__

@@ -1,5 +1,6 @@
 /* Layers under ceilings on this CPU: the bits of exact exchanges where nothing is dropped, those of dropped routes
  * where something is; what is counted; what is refused. */
+#include <float.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,6 +19,14 @@ static case_t base_case(void) {
   return c;
 }
 
+/* Under a ceiling places that nobody took are rows of zeros between the others. They add nothing to a weight gradient;
+ * but tiles (AMX) sum rows by pairs, and zeros between change which rows make a pair. So there its f32 sums, of at most
+ * 40 products below 1, may differ by their rounding. */
+static int sums_by_pairs(const case_t* c) {
+  return c->dtype == SLUICE_DTYPE_BF16 && c->gemm != NULL && strcmp(c->gemm, "native") == 0;
+}
+#define PAIRED_SUMS (40 * (double)FLT_EPSILON / 2)
+
 /* Outputs and all gradients. The ceiling is what no chunk can pass. */
 static void check(const case_t* c) {
   result_t exact, ceiling;
@@ -30,7 +39,9 @@ static void check(const case_t* c) {
   world_run(&under, &ceiling);
   must_work(c, &exact);
   must_work(c, &ceiling);
-  if (!world_identical(c, &exact, &ceiling, 1)) {
+  const int is_paired = sums_by_pairs(c);
+  if (!world_identical(c, &exact, &ceiling, !is_paired) ||
+      (is_paired && world_distance(c, &exact, &ceiling) > PAIRED_SUMS)) {
     fail_msg("W %d n %d K %d dtype %d gated %d restore %d %d: other bits, distance %g", c->world_size, c->num_chunks,
              c->top_k, c->dtype, c->gated, c->restore_input, c->restore_middle, world_distance(c, &exact, &ceiling));
   }
@@ -91,7 +102,9 @@ static void Ceiling_HalvesAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
     check(&c);
     c.halves_apart = 0, c.outstanding = 3, c.accumulate = 1;
     check(&c);
-    c.dtype = SLUICE_DTYPE_BF16, c.grad_f32 = 1, c.gemm = "native";
+    c.dtype = SLUICE_DTYPE_BF16, c.grad_f32 = 1, c.gemm = "ref";
+    check(&c);
+    c.gemm = "native";
     check(&c);
   }
 }

@@ -15,7 +15,7 @@ def test_Kept_FirstRanksFileAlone_BeginsAllRanks(tmp_path):
     assert not (tmp_path / "kept1.json").exists()
     kept = (tmp_path / "kept0.json").read_text()
     (machine,) = json.loads(kept)["machines"]
-    assert "2 ranks" in machine and "link host" in machine
+    assert "2 ranks" in machine and "link tcp" in machine
     again = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=kept, others="not for me")
     assert all(why == ["imported"] and count == 1 for why, count, _ in again)
     assert (tmp_path / "kept1.json").read_text() == "not for me"

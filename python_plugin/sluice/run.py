@@ -16,6 +16,18 @@ import runpy
 import sys
 
 USAGE = "usage: python -m sluice.run [--require] [-m] SCRIPT_OR_MODULE [ARGUMENT ...]"
+HELP = f"""{USAGE}
+
+Runs a training script with Sluice loaded, or fails before the script starts.
+
+  --require  everything that would not run on Sluice is an error (SLUICE=require)
+  -m         what follows is a module, as of python -m
+
+example:
+  sluice run --require train.py --deepspeed_config ds_config.json
+
+exit status: 0 or what the script exits with; 1 where Sluice does not load or there is nothing to run
+"""
 
 
 def split(arguments: list[str]) -> tuple[str, bool, list[str], bool]:
@@ -46,6 +58,9 @@ def split(arguments: list[str]) -> tuple[str, bool, list[str], bool]:
 def main(arguments: list[str] | None = None) -> None:
     """Checks that the library loads, installs the hook, then becomes the script."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(HELP, end="")
+        sys.exit(0)
     try:
         script, is_module, rest, require = split(arguments)
     except ValueError as error:

@@ -518,12 +518,13 @@ def copies_are_stock() -> None:
     host.sluice.unswap()
 
 
-def comms_records() -> dict[str, int]:
-    """Records in the host's logger for forward and backward."""
+def comms_records(section: dict[str, Any] | None) -> dict[str, int]:
+    """Records in the host's logger for forward and backward. section: of ds_config; None: switched on by a call."""
     import deepspeed.comm as comm
 
-    host = _swapped([{}])
-    comm.configure(enabled=True, prof_all=True, verbose=False)
+    host = _swapped([{}], **({} if section is None else {"comms_logger": section}))
+    if section is None:
+        comm.configure(enabled=True, prof_all=True, verbose=False)
     try:
         _one_step(host)
         logger = comm.comm.comms_logger if hasattr(comm, "comm") else comm.comms_logger

@@ -95,7 +95,9 @@ class Model(nn.Module):
         h = torch.tanh(self.first(x))
         total = h.new_zeros((), dtype=torch.float32)
         for moe in self.moes:
-            if self.checkpointing and self.training:
+            if self.checkpointing == "deepspeed" and self.training:
+                out, aux = deepspeed.checkpointing.checkpoint(self._moe, moe, h, used)
+            elif self.checkpointing and self.training:
                 out, aux = torch.utils.checkpoint.checkpoint(
                     self._moe, moe, h, used, use_reentrant=self.checkpointing == "reentrant"
                 )

@@ -132,7 +132,7 @@ def test_Autocast_Bf16_AsStock(ranks2: Ranks, kind: str) -> None:
     _compare(answers, loss=0.02, weight=0.02, counts=False)
 
 
-@pytest.mark.parametrize("form", ["reentrant", "nonreentrant"])
+@pytest.mark.parametrize("form", ["reentrant", "nonreentrant", "deepspeed"])
 @pytest.mark.parametrize("kind", ["relu", "tuple"])
 def test_ActivationCheckpointing_WithNoise_AsStock(ranks2: Ranks, form: str, kind: str) -> None:
     layers = [{"noisy_gate_policy": "RSample", "expert": kind}, {"k": 2, "expert": kind}]

@@ -195,8 +195,9 @@ def test_Copies_OfASwappedLayer_AreTheHosts(ranks2: Ranks) -> None:
     ranks2.run("cases_traps:copies_are_stock")
 
 
-def test_CommsLogger_On_GetsRecords(ranks2: Ranks) -> None:
-    for records in ranks2.run("cases_traps:comms_records"):
+@pytest.mark.parametrize("section", [None, {"enabled": True, "prof_all": True}], ids=["by a call", "by ds_config"])
+def test_CommsLogger_On_GetsRecords(ranks2: Ranks, section: dict[str, Any] | None) -> None:
+    for records in ranks2.run("cases_traps:comms_records", section=section):
         assert records["sluice_forward"] == 1 and records["sluice_backward"] == 1
 
 

@@ -70,9 +70,9 @@ static void add(sluice_tcp_card_t* card, const sluice_tcp_address_t* address) {
   if (card->num_addresses < SLUICE_TCP_MAX_ADDRESSES) card->addresses[card->num_addresses++] = *address;
 }
 
-static int holds(const struct ifaddrs* all, const char* interfaces, int want_loopback, sluice_tcp_card_t* card,
-                 const sluice_tcp_address_t* only) {
-  const int before = card->num_addresses;
+/* Adds the addresses of the named interfaces, or of all that are (not) loopback; with `only`, just that one. */
+static void add_own(const struct ifaddrs* all, const char* interfaces, int want_loopback, sluice_tcp_card_t* card,
+                    const sluice_tcp_address_t* only) {
   for (const struct ifaddrs* i = all; i != NULL; i = i->ifa_next) {
     sluice_tcp_address_t address;
     if ((i->ifa_flags & IFF_UP) == 0 || !read_address(i->ifa_addr, &address)) continue;
@@ -81,7 +81,6 @@ static int holds(const struct ifaddrs* all, const char* interfaces, int want_loo
     }
     if (only == NULL || memcmp(only, &address, sizeof address) == 0) add(card, &address);
   }
-  return card->num_addresses > before;
 }
 
 /* The addresses that the machine's name stands for, if it has them: where a machine has several networks, its
@@ -95,7 +94,7 @@ static void add_named(const struct ifaddrs* all, sluice_tcp_card_t* card) {
   if (getaddrinfo(name, NULL, &hints, &found) != 0) return;
   for (const struct addrinfo* i = found; i != NULL; i = i->ai_next) {
     sluice_tcp_address_t address;
-    if (read_address(i->ai_addr, &address)) (void)holds(all, NULL, 0, card, &address);
+    if (read_address(i->ai_addr, &address)) add_own(all, NULL, 0, card, &address);
   }
   freeaddrinfo(found);
 }
@@ -125,8 +124,8 @@ sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* 
   }
   if (interfaces != NULL && interfaces[0] == '\0') interfaces = NULL;
   if (interfaces == NULL) add_named(all, out_card);
-  (void)holds(all, interfaces, 0, out_card, NULL);
-  if (out_card->num_addresses == 0 && interfaces == NULL) (void)holds(all, NULL, 1, out_card, NULL);
+  add_own(all, interfaces, 0, out_card, NULL);
+  if (out_card->num_addresses == 0 && interfaces == NULL) add_own(all, NULL, 1, out_card, NULL);
   const sluice_status_t status = out_card->num_addresses > 0 ? SLUICE_OK : fail_without_address(all, interfaces);
   freeifaddrs(all);
   return status;

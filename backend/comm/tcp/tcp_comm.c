@@ -422,7 +422,7 @@ static sluice_status_t prepare_events(tcp_comm_t* comm) {
 static sluice_status_t watch_peers(tcp_comm_t* comm) {
   for (int32_t r = 0; r < comm->base.world_size; ++r) {
     if (r == comm->base.rank || watch(comm, comm->sockets[r], EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, r)) continue;
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: rank %d cannot watch its connection to rank %d: %s",
+    return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "tcp communicator: rank %d cannot watch its connection to rank %d: %s",
                        comm->base.rank, r, strerror(errno));
   }
   return SLUICE_OK;
@@ -475,7 +475,10 @@ sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_c
   sluice_status_t status = read_config(config, &c);
   if (status == SLUICE_OK) status = prepare_events(comm);
   status = sluice_tcp_connect(parent, &c, status, comm->sockets);
-  if (status == SLUICE_OK) status = watch_peers(comm);
+  if (status == SLUICE_OK) {
+    status = watch_peers(comm);
+    if (status != SLUICE_OK) sluice_comm_abort(parent); /* the others have agreed that all connections stand */
+  }
   if (status != SLUICE_OK) {
     atomic_store(&comm->base.broken, status); /* no farewell */
     tcp_destroy(&comm->base);

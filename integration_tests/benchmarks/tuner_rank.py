@@ -40,12 +40,10 @@ class Scenario:
         T, M, H, E, K = (case[name] for name in "TMHEK")
         self.tokens = torch.randn(T, M, generator=generator).requires_grad_()
         ids = (torch.arange(T * K) % E).view(T, K)
-        # Skew: of the routes that go elsewhere, so many go to rank 0's experts that it gets `skew` times its part.
+        # Skew: all routes of so many tokens go to different experts of rank 0 that it gets `skew` times its part.
         share = (case["skew"] - 1) / max(W - 1, 1)
         hot = torch.rand(T, generator=generator) < share
-        ids[hot, 0] = torch.arange(int(hot.sum())) % (E // W)
-        if K > 1:  # a token's routes differ
-            ids[hot, 1:] = (ids[hot, :1] + torch.arange(1, K)) % E
+        ids[hot] = (torch.arange(int(hot.sum())).view(-1, 1) + torch.arange(K)) % (E // W)
         self.ids, self.weights = ids, torch.full((T, K), 1.0 / K)
         self.experts = [
             {"w1": (torch.randn(H, M) / M**0.5).requires_grad_(), "w2": (torch.randn(M, H) / H**0.5).requires_grad_()}

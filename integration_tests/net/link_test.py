@@ -83,6 +83,22 @@ def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total
     assert slowest > 0.5 * min(unshaped), f"{rate}: at best {slowest:.0f} Mbit/s, without a shaper {unshaped}"
 
 
+def test_link_short_message_after_a_pause_takes_its_time() -> None:
+    """What an idle link takes at once is a millisecond of it: a short exchange is no faster than its part of a long one."""
+    _shaped(os.geteuid() != 0)
+    total, took = 100_000, []
+
+    def sink(_rank: int, line: str) -> None:
+        if line.startswith("took "):
+            took.append(float(line.split()[1]))
+
+    argv = [sys.executable, "-m", "integration_tests.net.after_pause", str(total)]
+    outcome = run_ranks(argv, world_size=2, rate="200mbit", deadline_s=100, sink=sink)
+    assert outcome.status == 0, outcome
+    assert len(took) > 1
+    assert min(took) > 0.9 * (8 * total / 200e6 - 1e-3), took
+
+
 def test_link_in_user_namespace_is_shaped_too() -> None:
     """The way for people who are not root."""
     _shaped(True)

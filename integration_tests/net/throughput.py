@@ -14,7 +14,7 @@ import time
 BLOCK = bytes(1 << 18)
 
 
-def _connect(rank: int, address: str, port: int) -> socket.socket:
+def connect(rank: int, address: str, port: int) -> socket.socket:
     if rank == 0:
         with socket.create_server((address, port)) as server:
             return server.accept()[0]
@@ -35,7 +35,7 @@ def _send(peer: socket.socket, total: int) -> None:
 def main() -> None:
     """Send `argv[1]` bytes each way and report when receiving began and ended."""
     total = int(sys.argv[1])
-    peer = _connect(int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1)
+    peer = connect(int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1)
     with peer:
         sender = threading.Thread(target=_send, args=(peer, total))
         begin = time.monotonic()

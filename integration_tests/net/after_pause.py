@@ -1,4 +1,4 @@
-"""What each rank of link_test runs: one message after a pause, again and again; the receiver prints how long each took."""
+"""What each rank of link_test runs: messages after pauses; the receiver prints how long each took."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total
 
 
 def test_link_short_message_after_a_pause_takes_its_time() -> None:
-    """What an idle link takes at once is a millisecond of it: a short exchange is no faster than its part of a long one."""
+    """What an idle link takes at once is a millisecond of it: a short exchange is as slow as its part of a long one."""
     _shaped(os.geteuid() != 0)
     total, took = 100_000, []
 

@@ -1,5 +1,7 @@
 """What carries a layer's rows on the CPU: TCP connections of Sluice's own, or gloo."""
 
+import re
+
 import pytest
 import ranks
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
@@ -25,3 +27,12 @@ def test_Transport_RanksThatDiffer_AllAreToldBoth():
     for text, afterwards in ranks.run(2, "transport_jobs:different"):
         assert "rank 0: chosen by Sluice" in text and "rank 1: tcp" in text, text
         assert afterwards[0] == "tcp"
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_Gloo_EachExchangeOfALayer_PostsItsReceivesBeforeItsSends(chunks):
+    """gloo fills one direction of a link at a time where sends come first."""
+    for passes in ranks.run(3, "transport_jobs:posted", chunks=chunks):
+        for letters in passes:
+            assert re.fullmatch("(RRSS)+", letters), letters
+            assert len(letters) // 4 >= 1 + 2 * chunks, letters  # the header, then rows to and fro of every chunk

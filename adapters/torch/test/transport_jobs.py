@@ -3,9 +3,12 @@
 import os
 import warnings
 
+import torch
 from layer_cases import Case, compare, world
 from sluice.adapters.torch import Context, EpGroup
 from sluice.errors import Mismatch, NotFound, PeerRefused
+
+MESSAGES = {"gloo:recv": "R", "gloo:send": "S"}  # torch's profiler names gloo's messages so, when they are posted
 
 
 def _train(group):
@@ -58,3 +61,27 @@ def different():
     except Mismatch as error:
         text = str(error)
     return text, _train(EpGroup.for_ranks(range(W), transport="tcp"))
+
+
+def posted(chunks):
+    """What a layer posts to gloo, in order: R for a receive, S for a send, of its forward and of its backward."""
+    W, rank = world()
+    # Every token goes to every expert, so that each exchange has a message to each rank and one from it.
+    case = Case(W, tokens=(32,), per_rank=1, K=W, n=chunks, seed=102)
+    context = Context(EpGroup.for_ranks(range(W), transport="c10d"))
+    layer = case.layer(context, chunk_cut="tokens")
+    tokens, ids, weights, params = case.inputs(rank)
+
+    def letters(run):
+        everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # the communication lane's too
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, experimental_config=everywhere) as profile:
+            result = run()
+        events = profile.profiler.kineto_results.events()
+        seen = sorted((event.start_ns(), event.name()) for event in events if event.name() in MESSAGES)
+        return "".join(MESSAGES[name] for _, name in seen), result
+
+    forward, out = letters(lambda: layer(tokens, ids, weights, params))
+    backward, _ = letters(lambda: out.backward(case.cotangents[rank]))
+    context.close()
+    return forward, backward

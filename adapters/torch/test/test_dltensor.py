@@ -1,0 +1,179 @@
+"""A `DLTensor*` goes through the C ABI unchanged: what torch and NumPy give by `__dlpack__` is what the calls take."""
+
+import ctypes
+
+import numpy
+import pytest
+import torch
+from sluice import errors
+from sluice._library import load
+
+T, M, H, E, K = 6, 4, 5, 3, 2
+IDS = [[0, 2], [1, 0], [1, -1], [-1, -1], [0, 1], [2, 1]]
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_name = ctypes.pythonapi.PyCapsule_GetName
+_name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+# Where the DLTensor lies in what a capsule of that name holds: a DLManagedTensor begins with it; the versioned one has
+# version, manager_ctx, deleter and flags before it (DLPack 1.x, dlpack.h).
+OFFSETS = {b"dltensor": 0, b"dltensor_versioned": 32}
+
+
+class Borrowed:
+    """The DLTensor of a real capsule; the capsule stays unconsumed and frees its tensor with this object."""
+
+    def __init__(self, tensor, **how):
+        self._capsule = tensor.__dlpack__(**how)
+        self.name = _name(self._capsule)
+        self.address = _pointer(self._capsule, self.name) + OFFSETS[self.name]
+        self.pointer = load().ffi.cast("sluice_tensor_t *", self.address)
+
+
+class Layer:
+    """One rank, E experts of two Linears with ReLU."""
+
+    def __init__(self):
+        self._library = library = load()
+        ffi, lib = library.ffi, library.lib
+        context, moe = ffi.new("sluice_context_t **"), ffi.new("sluice_moe_t **")
+        library.check(lib.sluice_context_create(library.new("context_config"), ffi.NULL, context))
+        self._context = context[0]
+        config = library.new("moe_config")
+        config.model_width, config.hidden_width, config.num_experts, config.top_k = M, H, E, K
+        config.dtype, config.activation = ffi.integer_const("SLUICE_DTYPE_F32"), 1
+        library.check(lib.sluice_moe_create(self._context, config, moe))
+        self._moe = moe[0]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._library.lib.sluice_moe_destroy(self._moe)
+        self._library.lib.sluice_context_destroy(self._context)
+
+    def forward(self, tokens, ids, weights, w1, w2, out, **how):
+        """Every tensor of the call by its DLTensor; those of the experts, which the call takes as arrays, as copies."""
+        library, ffi = self._library, self._library.ffi
+        of_call = [Borrowed(tensor, **how) for tensor in (tokens, ids, weights, out)]
+        params = ffi.new("sluice_expert_tensors_t *")
+        params.struct_size = ffi.sizeof(params[0])
+        arrays, experts = [], []
+        for name, tensors in (("w1", w1), ("w2", w2)):
+            array = ffi.new("sluice_tensor_t[]", E)
+            for index in range(E):
+                experts.append(Borrowed(tensors[index], **how))
+                array[index] = experts[-1].pointer[0]
+            setattr(params, name, array)
+            arrays.append(array)
+        args = library.new("moe_forward_args")
+        args.tokens, args.expert_ids, args.route_weights, args.out_tokens = (each.pointer for each in of_call)
+        args.params = params
+        library.check(library.lib.sluice_moe_forward(self._moe, args, ffi.NULL, ffi.NULL))
+        return {each.name for each in [*of_call, *experts]}
+
+
+def values():
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator)
+
+    return {
+        "tokens": draw(T, M),
+        "ids": torch.tensor(IDS, dtype=torch.int32),
+        "weights": draw(T, K).abs(),
+        "w1": draw(E, H, M),
+        "w2": draw(E, M, H),
+        "out": torch.full((T, M), float("nan")),
+    }
+
+
+def plain(tokens, ids, weights, w1, w2, **_):
+    out = torch.zeros(T, M)
+    for t, chosen in enumerate(ids.tolist()):
+        for k, e in enumerate(chosen):
+            if e >= 0:
+                out[t] += weights[t, k] * (w2[e] @ torch.relu(w1[e] @ tokens[t]))
+    return out
+
+
+def spread(tensor):
+    """The same values where neither rows nor matrices follow each other: every second row and a wider pitch."""
+    wide = torch.full((2 * tensor.shape[0], *tensor.shape[1:-1], tensor.shape[-1] + 3), 7).to(tensor.dtype)
+    view = wide[::2, ..., : tensor.shape[-1]]
+    view.copy_(tensor)
+    assert not view.is_contiguous()
+    return view
+
+
+def turned(tensor):
+    """The same matrices stored by columns."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+FORMS = {"contiguous": lambda given: given, "strided": lambda given: {k: spread(v) for k, v in given.items()}}
+FORMS["by columns"] = lambda given: {**given, "w1": turned(given["w1"]), "w2": turned(given["w2"])}
+FORMS["i64 ids, K-major"] = lambda given: {**given, "ids": given["ids"].long().t().contiguous().t()}
+
+
+@pytest.mark.parametrize("how", [{}, {"max_version": (1, 0)}], ids=["dltensor", "dltensor_versioned"])
+@pytest.mark.parametrize("host", ["torch", "numpy"])
+@pytest.mark.parametrize("form", FORMS)
+def test_DLTensor_OfARealCapsule_IsTakenAsItIs(form, host, how):
+    given = FORMS[form](values())
+    wanted = plain(**given)
+    arrays = given if host == "torch" else {name: tensor.numpy() for name, tensor in given.items()}
+    with Layer() as layer:
+        names = layer.forward(**arrays, **how)
+    assert names == {b"dltensor_versioned" if how else b"dltensor"}
+    torch.testing.assert_close(given["out"], wanted)  # what numpy was given shares its memory
+
+
+def test_DLTensor_WithAByteOffset_IsReadFromThere():
+    """Neither host sets the offset; others do (DLPack wants `data` aligned there)."""
+    given = values()
+    wanted = plain(**given)
+    wide = torch.cat([torch.full((1, M), float("nan")), given["tokens"]])
+    borrowed = Borrowed(wide[1:])
+    borrowed.pointer.data = load().ffi.cast("void *", wide.data_ptr())
+    borrowed.pointer.byte_offset = M * wide.element_size()
+
+    class Moved:
+        def __dlpack__(self, **_):
+            return borrowed._capsule
+
+    with Layer() as layer:
+        layer.forward(**{**given, "tokens": Moved()})
+    torch.testing.assert_close(given["out"], wanted)
+
+
+BAD = {
+    "tokens in f64": ("tokens", torch.Tensor.double, "tokens: dtype is f64, want f32"),
+    "tokens in bf16": ("tokens", torch.Tensor.bfloat16, "tokens: dtype is bf16, want f32"),
+    "ids in f32": ("ids", torch.Tensor.float, "expert_ids: dtype is f32"),
+    "ids in i16": ("ids", torch.Tensor.short, "expert_ids: elements of type code 0 with 16 bits"),
+    "weights as truths": ("weights", torch.Tensor.bool, "route_weights: elements of type code 6"),
+    "experts in f16": ("w1", torch.Tensor.half, "w1"),
+    "tokens by columns": ("tokens", lambda given: given.t().contiguous().t(), "tokens: "),
+    "a row too few": ("weights", lambda given: given[1:], "route_weights"),
+    "one dimension": ("tokens", torch.Tensor.flatten, "tokens: has 1 dimensions, want 2"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_DLTensor_Wrong_IsNamedAndNothingIsWritten(what):
+    name, change, words = BAD[what]
+    given = values()
+    given[name] = change(given[name])
+    with Layer() as layer, pytest.raises(errors.InvalidArgument) as caught:
+        layer.forward(**given)
+    assert words in str(caught.value), caught.value
+    assert bool(given["out"].isnan().all())
+
+
+def test_DLTensor_OfNumPy_WrongByteWidth_IsNamed():
+    given = {name: tensor.numpy() for name, tensor in values().items()}
+    given["tokens"] = given["tokens"].astype(numpy.float64)
+    with Layer() as layer, pytest.raises(errors.InvalidArgument, match="tokens: dtype is f64, want f32"):
+        layer.forward(**given)

@@ -1,0 +1,199 @@
+/* What a layer hands to its host's process group, and in which order. A transport can post every receive before any
+ * send only if each send comes in one exchange with the receives of its rank, and the other rank expects it in the
+ * exchange of the same number; the header and the counts must come before any payload; two exchanges may be under way.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+#include "backend/comm/comm.h"
+#include "capi/test/checks.h"
+
+enum { RANKS = 3, MAX_EXCHANGES = 256, NARROW = 8, WIDE = 56 };
+
+typedef struct posted_s {
+  int32_t direction;
+  uint64_t send_bytes[RANKS];
+  uint64_t recv_bytes[RANKS];
+} posted_t;
+
+/* One rank's process group: the local transport behind callbacks that note what they are asked for. */
+typedef struct host_s {
+  sluice_comm_t* group;
+  int32_t direction; /* of the pass that this rank is in */
+  int32_t under_way, most_under_way;
+  int32_t count;
+  posted_t posted[MAX_EXCHANGES];
+} host_t;
+
+static sluice_local_group_t* shared;
+static host_t hosts[RANKS];
+
+static sluice_status_t exchange_start(void* user, const sluice_exchange_t* exchange, void** out_request,
+                                      sluice_host_failure_t* out_failure) {
+  (void)out_failure;
+  host_t* host = user;
+  if (host->count == MAX_EXCHANGES) return SLUICE_E_INTERNAL;
+  posted_t* p = &host->posted[host->count++];
+  p->direction = host->direction;
+  for (int32_t r = 0; r < RANKS; ++r) {
+    if (r == host->group->rank) continue; /* never read */
+    p->send_bytes[r] = exchange->send_bytes[r];
+    p->recv_bytes[r] = exchange->recv_bytes[r];
+  }
+  if (++host->under_way > host->most_under_way) host->most_under_way = host->under_way;
+  sluice_comm_request_t* request = NULL;
+  sluice_status_t status = host->group->vtable->exchange_start(host->group, exchange, &request);
+  *out_request = request;
+  return status;
+}
+
+static sluice_status_t exchange_wait(void* user, void* request, uint64_t timeout_ns,
+                                     sluice_host_failure_t* out_failure) {
+  host_t* host = user;
+  sluice_status_t status =
+      host->group->vtable->exchange_wait(host->group, request, sluice_now_ns() + timeout_ns, &out_failure->peer);
+  if (status == SLUICE_OK) --host->under_way;
+  return status;
+}
+
+static void destroy(void* user) { sluice_comm_destroy(((host_t*)user)->group); }
+
+/* ---- this CPU as a machine of the world, whose ranks speak through these hosts ---- */
+
+static int32_t device_id(int32_t rank) {
+  (void)rank;
+  return 0;
+}
+static void* allocate(int32_t rank, uint64_t bytes) {
+  (void)rank;
+  return malloc(bytes);
+}
+static void send(int32_t rank, void* there, const void* here, uint64_t bytes) {
+  (void)rank;
+  memcpy(there, here, bytes);
+}
+static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
+  static const sluice_host_comm_vtable_t vtable = {.struct_size = sizeof vtable,
+                                                   .exchange_start = exchange_start,
+                                                   .exchange_wait = exchange_wait,
+                                                   .destroy = destroy};
+  SLUICE_TRY(sluice_comm_create_local(shared, config, &hosts[rank].group));
+  return sluice_comm_create_host(config, &vtable, &hosts[rank], out_comm);
+}
+static sluice_status_t make_context(int32_t rank, const sluice_context_config_t* config, sluice_comm_t* comm,
+                                    sluice_context_t** out_context) {
+  (void)rank;
+  return sluice_context_create(config, comm, out_context);
+}
+static sluice_stream_t stream(int32_t rank) {
+  (void)rank;
+  return NULL;
+}
+static void settle(int32_t rank) { (void)rank; }
+static void note(int32_t rank, int32_t direction, int32_t has_returned) {
+  if (!has_returned) hosts[rank].direction = direction;
+}
+
+static const world_machine_t machine = {.device_type = SLUICE_DEVICE_CPU,
+                                        .device_id = device_id,
+                                        .allocate = allocate,
+                                        .release = free,
+                                        .send = send,
+                                        .fetch = send,
+                                        .make_comm = make_comm,
+                                        .make_context = make_context,
+                                        .stream = stream,
+                                        .settle = settle,
+                                        .note = note};
+
+/* A layer of this width, forward and backward; what its ranks posted is in `hosts`. */
+static void run(int32_t num_chunks, int64_t width) {
+  memset(hosts, 0, sizeof hosts);
+  assert_int_equal(sluice_local_group_create(RANKS, &shared), SLUICE_OK);
+  case_t c = world_small_case();
+  c.world_size = RANKS, c.model_width = width, c.num_chunks = num_chunks, c.machine = &machine, c.gemm = "ref";
+  c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  result_t got, want;
+  world_run(&c, &got);
+  world_reference(&c, &want);
+  must_work(&c, &got);
+  const double distance = world_distance(&c, &got, &want);
+  assert_true(distance >= 0 && distance <= world_tolerance(&c));
+  world_free(&got);
+  world_free(&want);
+  sluice_local_group_destroy(shared);
+}
+
+static uint64_t total(const posted_t* p) {
+  uint64_t bytes = 0;
+  for (int32_t r = 0; r < RANKS; ++r) bytes += p->send_bytes[r] + p->recv_bytes[r];
+  return bytes;
+}
+
+static void check(int32_t num_chunks) {
+  run(num_chunks, NARROW);
+  host_t* narrow = malloc(sizeof hosts);
+  memcpy(narrow, hosts, sizeof hosts);
+  run(num_chunks, WIDE);
+  for (int32_t r = 0; r < RANKS; ++r) {
+    const host_t* h = &hosts[r];
+    assert_int_equal(h->under_way, 0);
+    assert_in_range(h->most_under_way, 1, 2);
+    assert_int_equal(h->count, hosts[0].count);
+    assert_int_equal(h->count, narrow[r].count);
+    int32_t passes_begun = 0, direction = -1, rows_of[2] = {0, 0}, scalars_of[2] = {0, 0};
+    uint64_t row_bytes[2] = {0, 0}, scalar_bytes[2] = {0, 0};
+    for (int32_t i = 0; i < h->count; ++i) {
+      const posted_t *p = &h->posted[i], *n = &narrow[r].posted[i];
+      for (int32_t peer = 0; peer < RANKS; ++peer) {
+        if (peer == r) continue;
+        /* The receive of what is sent here was posted by the peer in its exchange of this number. */
+        assert_int_equal(p->send_bytes[peer], hosts[peer].posted[i].recv_bytes[r]);
+        assert_int_equal(p->direction, hosts[peer].posted[i].direction);
+      }
+      const int grows = total(p) != total(n); /* with the rows' width, which header, counts and scalars do not */
+      const int is_backward = p->direction == SLUICE_BACKWARD;
+      if (p->direction != direction) {
+        assert_false(grows); /* a pass begins with its header and counts, in one exchange */
+        direction = p->direction, ++passes_begun;
+      } else if (grows) {
+        assert_int_equal(total(p) * NARROW, total(n) * WIDE);
+        ++rows_of[is_backward], row_bytes[is_backward] += total(p);
+      } else {
+        ++scalars_of[is_backward], scalar_bytes[is_backward] += total(p);
+      }
+    }
+    assert_int_equal(passes_begun, 2);
+    assert_int_equal(rows_of[0], 2 * num_chunks); /* dispatch and combine */
+    assert_int_equal(rows_of[1], 2 * num_chunks); /* their gradients; beside each row, its route's weight or gradient */
+    assert_int_equal(scalars_of[0], 0);
+    assert_int_equal(scalars_of[1], 2 * num_chunks);
+    assert_int_equal(scalar_bytes[1] * WIDE, row_bytes[1]);
+  }
+  free(narrow);
+}
+
+static void Layer_OneChunk_SendsWithItsReceivesAndHeaderFirst(void** state) {
+  (void)state;
+  check(1);
+}
+
+static void Layer_FourChunks_SendsWithItsReceivesAndHeaderFirst(void** state) {
+  (void)state;
+  check(4);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Layer_OneChunk_SendsWithItsReceivesAndHeaderFirst),
+      cmocka_unit_test(Layer_FourChunks_SendsWithItsReceivesAndHeaderFirst),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

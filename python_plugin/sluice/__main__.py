@@ -6,7 +6,7 @@ import sys
 
 USAGE = """usage: python -m sluice COMMAND
 
-  doctor [--json]    what is installed, what would be used, what is wrong and what to do
+  doctor             what is installed, what would be used, what a config would swap, what is wrong and what to do
   run SCRIPT ...     run a training script with Sluice loaded for sure (as python -m sluice.run)
   plan               does a model fit a machine, which n and restore policy each layer takes, and why no other
   simulate           what more ranks would do: weak and strong scaling on a machine that one need not have

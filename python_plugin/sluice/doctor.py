@@ -1,13 +1,15 @@
-"""`python -m sluice doctor [--json]`: what is installed, what would be used, what is wrong and what to do.
+"""`python -m sluice doctor [--json] [--config FILE]`: what is installed, what would be used, what is wrong, what to do.
 
 Every check stands alone: a missing piece becomes a line with advice, never a traceback. The exit status is 0 when a
-training run with `"sluice": {"enabled": true}` would run on Sluice, 1 when it would not.
+training run with `"sluice": {"enabled": true}`, or with the config that is given, would run on Sluice, 1 when it would
+not.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import glob
 import importlib.metadata
 import importlib.util
@@ -38,6 +40,8 @@ class Finding:
 
 EXAMPLE = """examples:
   sluice doctor
+  sluice doctor --config ds_config.json
+  sluice doctor --config mixtral/config.json
   sluice doctor --json | jq '.findings[] | select(.state == "bad")'
 
 exit status: 0 ready; 1 something is wrong, see the lines marked `bad`; 2 wrong arguments
@@ -48,13 +52,18 @@ def main(arguments: list[str]) -> int:
     """Prints the report; the exit status."""
     parser = argparse.ArgumentParser(
         prog="sluice doctor",
-        description=__doc__.splitlines()[0],
+        description=__doc__.splitlines()[0].rpartition(": ")[2],
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a ds_config.json, or config.json of a transformers model: what would be swapped",
+    )
     options = parser.parse_args(arguments)
-    findings = examine()
+    findings = examine(options.config)
     healthy = all(finding.state != BAD for finding in findings)
     if options.json:
         print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -67,9 +76,9 @@ def main(arguments: list[str]) -> int:
     return 0 if healthy else 1
 
 
-def examine() -> list[Finding]:
-    """All checks, in the order in which a run needs them."""
-    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+def examine(config_file: str | None = None) -> list[Finding]:
+    """All checks, in the order in which a run needs them; last, what a config would do."""
+    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", _python),
         ("library", _library),
         ("self-check in C", _self_check),
@@ -82,7 +91,9 @@ def examine() -> list[Finding]:
         ("options", _options),
         ("deepspeed", _deepspeed),
         ("transformers", _transformers),
-    )
+    ]
+    if config_file is not None:
+        checks.append(("config", functools.partial(_config, config_file)))
     findings: list[Finding] = []
     for name, check in checks:
         try:
@@ -95,6 +106,12 @@ def examine() -> list[Finding]:
                 Finding(name, BAD, f"{type(error).__name__}: {text}", "see the message; then run this again")
             )
     return findings
+
+
+def _config(path: str) -> Iterator[Finding]:
+    from sluice import doctor_config
+
+    return doctor_config.examine(path)
 
 
 def _version(distribution: str) -> str | None:

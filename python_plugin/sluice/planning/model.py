@@ -59,11 +59,15 @@ class Model:
 def read_config(path: str) -> Model:
     """A config of transformers, DeepSpeed or Megatron, told apart by their keys; what it does not say stays open."""
     data = _load(path)
-    if any(key.startswith("train_") or key in ("zero_optimization", "sluice") for key in data):
+    is_model = isinstance(data.get("model_type"), str)  # transformers' own, which may carry our section
+    if not is_model and any(key.startswith("train_") or key in ("zero_optimization", "sluice") for key in data):
         return _deepspeed(data, path)
+    own = Model(**_section(data, path)) if is_model else Model()
     try:
         flat = megatron.flat(data)
-        return _megatron(flat, path) if megatron.is_megatron(flat) else _transformers(_innermost(data), path)
+        if not is_model and megatron.is_megatron(flat):
+            return _megatron(flat, path)
+        return own.over(_transformers(_innermost(data), path))
     except BadInput as error:
         raise BadInput(f"config {path}: {error}") from None
 
@@ -150,15 +154,24 @@ def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
     for key, dtype in (("bf16", "bf16"), ("fp16", "f16")):
         if isinstance(data.get(key), Mapping) and data[key].get("enabled"):
             found["dtype"] = dtype
+    return Model(**found, **_section(data, path))
+
+
+def _section(data: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """What the "sluice" section of a host's config holds fast."""
     try:
         _, options = parse_section(data.get("sluice", {}))
     except ConfigError as error:
         raise BadInput(f"config {path}: {error}") from error
-    found["memory_budget"], found["num_chunks"] = options.memory_budget, options.chunks
-    found["host_memory_budget"] = options.host_memory_budget
-    found["policy"], found["wgrad"] = options.policy, options.wgrad_mode
-    found["max_outstanding"], found["deduplicate"] = options.max_outstanding, options.deduplicate or None
-    return Model(**found)
+    return {
+        "memory_budget": options.memory_budget,
+        "host_memory_budget": options.host_memory_budget,
+        "num_chunks": options.chunks,
+        "policy": options.policy,
+        "wgrad": options.wgrad_mode,
+        "max_outstanding": options.max_outstanding,
+        "deduplicate": options.deduplicate or None,
+    }
 
 
 def with_tokens(model: Model) -> Model:

@@ -124,6 +124,20 @@ def test_Config_Transformers_IsUnderstood(tmp_path) -> None:
             model.read_config(str(path))
 
 
+def test_Config_TransformersWithASectionOfOurs_BothAreRead(tmp_path) -> None:
+    path = tmp_path / "config.json"
+    mixtral = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5}
+    mixtral |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+    path.write_text(json.dumps({**mixtral, "sluice": {"memory_budget": "1MiB", "chunks": 4}}))
+    got = model.read_config(str(path))
+    assert (got.model_width, got.num_experts, got.layers) == (64, 8, 5)
+    assert (got.memory_budget, got.num_chunks) == (1 << 20, 4)
+    path.write_text(json.dumps({**mixtral, "sluice": {"chnks": 4}}))
+    with pytest.raises(BadInput) as caught:
+        model.read_config(str(path))
+    assert str(caught.value).count(str(path)) == 1 and "'chnks'" in str(caught.value)
+
+
 def test_Config_WithoutExperts_IsRefusedWhenFlagsHaveBeenHeard(tmp_path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**MIXTRAL, "num_local_experts": None}))

@@ -1,0 +1,214 @@
+"""`sluice doctor --config FILE`: what a config of DeepSpeed or of a model of transformers would swap, or why not.
+
+The file is judged as the adapters would judge it; no model is built, so what only a model shows (its experts' forms)
+is said by the banner of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sluice import config, settings
+from sluice.doctor import BAD, NOTE, OK, Finding, _version
+
+CHECK = "config"
+DEEPSPEED_KEYS = ("zero_optimization", "optimizer", "gradient_accumulation_steps", "bf16", "fp16", "steps_per_print")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def examine(path: str) -> Iterator[Finding]:
+    """Findings about one file, the decisive ones alone where nothing would be swapped."""
+    values = _read(path)
+    if isinstance(values, Finding):
+        yield values
+    elif isinstance(values.get("model_type"), str):
+        yield from _transformers(path, values)
+    elif any(key.startswith("train_") or key in DEEPSPEED_KEYS for key in values) or "sluice" in values:
+        yield from _deepspeed(path, values)
+    else:
+        yield Finding(
+            CHECK,
+            BAD,
+            f"{path} is no config of DeepSpeed (train_..., zero_optimization, sluice) and none of transformers "
+            "(model_type)",
+            "give the file that the training script gives to deepspeed.initialize, or a model's config.json",
+        )
+
+
+def _read(path: str) -> Mapping[str, Any] | Finding:
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        return Finding(CHECK, BAD, f"{path}: {getattr(error, 'strerror', None) or error}", "give a file that is there")
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        try:
+            import hjson  # as DeepSpeed reads its own: comments, no quotes
+
+            values = hjson.loads(text)
+        except (ImportError, ValueError):
+            return Finding(CHECK, BAD, f"{path} is not JSON: {error}", "correct that line")
+    if not isinstance(values, Mapping):
+        return Finding(CHECK, BAD, f"{path} holds {type(values).__name__}, not an object", "give a config file")
+    return values
+
+
+def _section(path: str, values: Mapping[str, Any]) -> config.Options | Finding:
+    """What the "sluice" section and the environment ask for together."""
+    section = values.get("sluice")
+    try:
+        options = config.resolve(section, os.environ)
+    except config.ConfigError as error:
+        return Finding(CHECK, BAD, f"{path}: {error}", "correct that key")
+    if options is not None:
+        return options
+    if os.environ.get(config.ENVIRONMENT, "").strip() == "0":
+        return Finding(CHECK, NOTE, f"{path}: SLUICE=0 leaves all layers to the host", "unset SLUICE")
+    if section is not None:
+        return Finding(CHECK, NOTE, f'{path}: "enabled" is not true: no layer would be swapped', 'set "enabled": true')
+    name = config.misspelt_section(values)
+    if name is not None:
+        return Finding(
+            CHECK,
+            BAD,
+            f'{path} has a key "{name}" and none "sluice"',
+            'did you mean "sluice"? DeepSpeed ignores others',
+        )
+    return Finding(
+        CHECK,
+        BAD,
+        f'{path} has no "sluice" section: no layer would be swapped',
+        'add "sluice": {"enabled": true}, or set SLUICE=1',
+    )
+
+
+# ---- DeepSpeed ----
+
+
+def _deepspeed(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
+    options = _section(path, values)
+    if isinstance(options, Finding):
+        yield options
+        return
+    against = list(_obstacles(values, options))
+    yield from against
+    if all(finding.state != BAD for finding in against):
+        refusals = "an error" if options.on_unsupported == "error" else "left to DeepSpeed"
+        yield Finding(
+            CHECK,
+            OK,
+            f"{path}: every deepspeed.moe.layer.MoE of the model would be swapped | {options.plan_words()} | a layer "
+            f"that cannot be is {refusals}",
+        )
+
+
+def _number(values: Mapping[str, Any], *names: str) -> int:
+    """A number inside nested sections, 0 where there is none."""
+    found: Any = values
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+def _obstacles(values: Mapping[str, Any], options: config.Options) -> Iterator[Finding]:
+    """What of DeepSpeed's own keys keeps layers from being swapped."""
+    warned = NOTE if options.on_unsupported == "warn" else BAD
+    if _number(values, "zero_optimization", "stage") == 3:
+        yield Finding(
+            CHECK,
+            BAD,
+            "ZeRO stage 3: DeepSpeed itself refuses its native MoE there",
+            'set "zero_optimization": {"stage": 2} or less',
+        )
+    if _is_on(values.get("expert_parallel")):
+        yield Finding(
+            CHECK,
+            warned,
+            '"expert_parallel" makes AutoEP layers, which are not swapped; native MoE layers beside them are',
+            'take it out for a model of deepspeed.moe.layer.MoE, or write "on_unsupported": "warn"',
+        )
+    if _number(values, "tensor_parallel", "autotp_size") > 1:
+        yield Finding(
+            CHECK,
+            warned,
+            f'"tensor_parallel": autotp_size is {_number(values, "tensor_parallel", "autotp_size")}; layers under '
+            "tensor parallelism are not swapped",
+            "use tensor-parallel size 1",
+        )
+
+
+def _is_on(section: Any) -> bool:
+    return isinstance(section, Mapping) and bool(section.get("enabled"))
+
+
+# ---- transformers ----
+
+
+def _transformers(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
+    from sluice.planning import model as models
+    from sluice.planning.errors import BadInput
+
+    kind = values["model_type"]
+    try:
+        layers = models.read_config(path)
+    except BadInput as error:
+        yield Finding(CHECK, BAD, str(error), "correct that field")
+        return
+    if not layers.num_experts or layers.layers == 0:
+        yield Finding(CHECK, BAD, f"{path}: a {kind} without experts: there is nothing to swap", "")
+        return
+    against = list(_model_obstacles(path, kind, values))
+    yield from against
+    if against:
+        return
+    try:
+        options = settings.effective(values.get("sluice"))
+    except config.ConfigError as error:
+        yield Finding(CHECK, BAD, f"{path}: {error}", "correct that key")
+        return
+    if options is None:
+        off = 'SLUICE=0, or "enabled": false, leaves the experts to transformers'
+        yield Finding(CHECK, NOTE, f"{path}: {off}", "unset SLUICE, or take that key out")
+        return
+    count = "its layers" if layers.layers is None else f"{layers.layers} layers"
+    yield Finding(
+        CHECK,
+        OK,
+        f"{path}: {count} of this {kind} with {layers.num_experts} experts each run on Sluice when it is loaded with "
+        f'experts_implementation="sluice" | {options.plan_words()}',
+    )
+
+
+def _model_obstacles(path: str, kind: str, values: Mapping[str, Any]) -> Iterator[Finding]:
+    if _version("transformers") is None:
+        yield Finding(CHECK, NOTE, f"{path}: transformers is not installed here", "pip install transformers")
+    elif _takes_part(kind) is False:
+        yield Finding(
+            CHECK,
+            BAD,
+            f"{path}: the experts of {kind} do not read experts_implementation in this transformers, so they stay its "
+            "own",
+            "docs/transformers.md lists the families that do",
+        )
+    if values.get("quantization_config"):
+        yield Finding(
+            CHECK,
+            BAD,
+            f"{path}: quantization_config: Sluice computes in {', '.join(DTYPES)}, not on quantised tensors",
+            "load the model without it",
+        )
+
+
+def _takes_part(kind: str) -> bool | None:
+    """Whether a class of this family is decorated for the registry of experts; None: there is no such family here."""
+    import transformers
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    folder = Path(transformers.__file__).parent / "models" / model_type_to_module_name(kind)
+    files = list(folder.glob("modeling_*.py"))
+    return any("\n@use_experts_implementation" in file.read_text() for file in files) if files else None

@@ -1,0 +1,115 @@
+"""`sluice doctor --config`: what would be swapped or why not, with wrong keys by name."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from sluice import doctor_config
+
+STEP = {"train_micro_batch_size_per_gpu": 8}
+ON = {"enabled": True}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch):
+    for name in ("SLUICE", "SLUICE_OPTIONS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def ask(folder, content):
+    path = folder / "given.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return list(doctor_config.examine(str(path)))
+
+
+DEEPSPEED = {
+    "on": ({**STEP, "sluice": ON}, "ok", ["every deepspeed.moe.layer.MoE", "chunks adaptive", "is an error"]),
+    "on, warn": (
+        {**STEP, "sluice": {**ON, "chunks": 4, "policy": "S4", "on_unsupported": "warn"}},
+        "ok",
+        ["chunks 4 | policy S4", "left to DeepSpeed"],
+    ),
+    "comments as DeepSpeed takes them": (
+        '{\n  // the batch\n  "train_batch_size": 8,\n  "sluice": {"enabled": true},\n}',
+        "ok",
+        ["every deepspeed.moe.layer.MoE"],
+    ),
+    "no section": (STEP, "bad", ['no "sluice" section', "no layer would be swapped"]),
+    "section misspelt": ({**STEP, "slucie": ON}, "bad", ['"slucie"', '"sluice"']),
+    "off": ({**STEP, "sluice": {"enabled": False}}, "note", ['"enabled" is not true']),
+    "key misspelt": ({**STEP, "sluice": {**ON, "chnks": 2}}, "bad", ["'chnks'", '"chunks"']),
+    "value misspelt": ({**STEP, "sluice": {**ON, "gemm": "onedn"}}, "bad", ["gemm", '"onednn"']),
+    "auto": ({**STEP, "sluice": {**ON, "chunks": "auto"}}, "bad", ['the word "auto"']),
+    "ZeRO 3": ({"zero_optimization": {"stage": 3}, "sluice": ON}, "bad", ["ZeRO stage 3", '"stage": 2']),
+    "AutoEP": ({**STEP, "expert_parallel": {"enabled": True}, "sluice": ON}, "bad", ["expert_parallel", "AutoEP"]),
+    "AutoTP": ({**STEP, "tensor_parallel": {"autotp_size": 2}, "sluice": ON}, "bad", ["autotp_size is 2"]),
+    "no JSON": ("{", "bad", ["given.json"]),
+    "a list": ("[1]", "bad", ["not an object"]),
+    "something else": ({"scripts": {}}, "bad", ["no config of DeepSpeed", "model_type"]),
+}
+
+
+@pytest.mark.parametrize("what", DEEPSPEED)
+def test_DeepSpeedConfig_SaysWhatWouldBeSwappedOrWhyNot(tmp_path, what):
+    content, state, words = DEEPSPEED[what]
+    (finding,) = ask(tmp_path, content)
+    text = f"{finding.detail} {finding.advice}"
+    assert finding.state == state and all(word in text for word in words), finding
+
+
+def test_DeepSpeedConfig_AutoEpUnderWarn_NotesIt(tmp_path):
+    section = {**ON, "on_unsupported": "warn"}
+    noted, swapped = ask(tmp_path, {**STEP, "expert_parallel": {"enabled": True}, "sluice": section})
+    assert (noted.state, swapped.state) == ("note", "ok") and "AutoEP" in noted.detail
+
+
+@pytest.mark.parametrize("word, state, said", [("0", "note", "SLUICE=0"), ("1", "ok", "every deepspeed.moe.layer.MoE")])
+def test_DeepSpeedConfig_EnvironmentOverrides(tmp_path, monkeypatch, word, state, said):
+    monkeypatch.setenv("SLUICE", word)
+    (finding,) = ask(tmp_path, {**STEP, "sluice": {"enabled": word == "0"}})
+    assert finding.state == state and said in finding.detail
+
+
+def test_Config_Missing_IsNamed(tmp_path):
+    (finding,) = doctor_config.examine(str(tmp_path / "nothing.json"))
+    assert finding.state == "bad" and "nothing.json: No such file" in finding.detail
+
+
+TRANSFORMERS = {
+    "experts": (MIXTRAL, "ok", ["6 layers of this mixtral with 8 experts", 'experts_implementation="sluice"']),
+    "a section": ({**MIXTRAL, "sluice": {"chunks": 2}}, "ok", ["chunks 2"]),
+    "a wrong key": ({**MIXTRAL, "sluice": {"chnks": 2}}, "bad", ["'chnks'", '"chunks"']),
+    "off": ({**MIXTRAL, "sluice": {"enabled": False}}, "note", ["leaves the experts to transformers"]),
+    "dense": ({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 6}, "bad", ["without experts"]),
+    "a family of its own": ({**MIXTRAL, "model_type": "jetmoe"}, "bad", ["jetmoe do not read"]),
+    "quantised": ({**MIXTRAL, "quantization_config": {"bits": 4}}, "bad", ["quantization_config"]),
+    "a wrong field": ({**MIXTRAL, "hidden_size": "64"}, "bad", ["hidden_size is '64'"]),
+}
+
+
+@pytest.mark.parametrize("what", TRANSFORMERS)
+def test_TransformersConfig_SaysWhatWouldRunOrWhyNot(tmp_path, what):
+    pytest.importorskip("transformers", reason="./test installs it")
+    content, state, words = TRANSFORMERS[what]
+    (finding,) = ask(tmp_path, content)
+    text = f"{finding.detail} {finding.advice}"
+    assert finding.state == state and all(word in text for word in words), finding
+
+
+def test_Command_WithAConfig_ExitsByWhatItFinds(tmp_path):
+    path = tmp_path / "ds_config.json"
+    for section, code in ((ON, 0), ({**ON, "chnks": 2}, 1)):
+        path.write_text(json.dumps({**STEP, "sluice": section}))
+        command = [sys.executable, "-m", "sluice", "doctor", "--json", "--config", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        found = json.loads(done.stdout)["findings"][-1]
+        assert (done.returncode, found["check"]) == (code, "config"), done.stdout[-1500:] + done.stderr[-500:]

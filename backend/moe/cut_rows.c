@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "backend/moe/plan.h"
+#include "backend/schedule/taper.h"
 
 int sluice_cuts_rows(const sluice_moe_t* moe, int32_t num_chunks) {
   const sluice_moe_config_t* c = &moe->config;
@@ -13,9 +14,10 @@ int sluice_cuts_rows(const sluice_moe_t* moe, int32_t num_chunks) {
 }
 
 /* Where piece `piece` of the rows for one rank begins: at the nearest beginning of an expert, if that is no farther
- * than a quarter of a piece. `counts`: rows of each of that rank's `experts`. */
+ * than a quarter of an average piece. `counts`: rows of each of that rank's `experts`. */
 static int64_t piece_start(const int64_t* counts, int32_t experts, int64_t rows, int32_t piece, int32_t num_pieces) {
-  int64_t start = rows * piece / num_pieces, best = start, distance = rows / (4 * (int64_t)num_pieces);
+  int64_t start = sluice_taper_start(rows, piece, num_pieces), best = start,
+          distance = rows / (4 * (int64_t)num_pieces);
   int64_t first = 0;
   for (int32_t e = 0; e <= experts; ++e) {
     int64_t off = first < start ? start - first : first - start;

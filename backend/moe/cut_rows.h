@@ -1,5 +1,5 @@
 /* Chunks cut out of rows [own]: what this rank sends to one other, by local expert and then token, is cut into n pieces
- * of about as many rows.
+ * of about as many rows, half as many in the first and the last (backend/schedule/taper.h).
  *
  * Chunks of tokens bring every expert a few rows in each chunk, so that each chunk reads all weights again; of a chunk
  * of rows most experts have all or nothing. The price: a token's rows come back in several chunks, wait there, and are

@@ -5,6 +5,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/moe/parcels.h"
+#include "backend/schedule/taper.h"
 
 #define HEADER_BYTES 1024.0 /* of the envelope to each peer that opens a pass */
 #define SCALAR_BYTES 4.0    /* of a route's slot, and of its weight */
@@ -46,6 +47,17 @@ sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choi
   rows.in = rows.received_remote * share;
   rows.returned = rows.sent * share;
   if (w->deduplicate) rows.in = fmin(rows.in, ranks * tokens * remote); /* a rank gets no token twice */
+  return rows;
+}
+
+/* Those of one chunk of a pass that cuts rows, whose ends have half of the others'. */
+static sluice_chunk_rows_t rows_of_chunk(const sluice_workload_t* w, sluice_chunk_rows_t rows, int32_t chunk,
+                                         int32_t num_chunks) {
+  double part = sluice_taper_share(chunk, num_chunks) * num_chunks;
+  rows.sent *= part, rows.sent_remote *= part, rows.received *= part, rows.received_remote *= part;
+  rows.out *= part, rows.in *= part, rows.returned *= part, rows.tokens *= part;
+  rows.experts = fmax(1, local_experts(w) * sluice_taper_share(chunk, num_chunks));
+  rows.per_expert = rows.received / rows.experts;
   return rows;
 }
 
@@ -181,9 +193,18 @@ static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w
   return (op_scene_t){m, w, sluice_rows_of(w, c), (double)w->model_width * (double)sluice_dtype_bytes(w->dtype)};
 }
 
+/* The scene of an op of one chunk; of ops of a whole pass it is that of a chunk with 1/n of the rows. */
+static op_scene_t scene_at(const op_scene_t* s, const sluice_op_t* op, const sluice_choice_t* c) {
+  op_scene_t scene = *s;
+  if (op->chunk >= 0 && sluice_choice_cuts_rows(s->work, c)) {
+    scene.rows = rows_of_chunk(s->work, s->rows, op->chunk, c->num_chunks);
+  }
+  return scene;
+}
+
 double sluice_op_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                          const sluice_op_t* op) {
-  const op_scene_t scene = scene_of(m, w, c);
+  const op_scene_t whole = scene_of(m, w, c), scene = scene_at(&whole, op, c);
   return own_seconds(&scene, op, c->num_chunks) + m->op_seconds;
 }
 
@@ -210,7 +231,7 @@ static sluice_beside_compute_t beside_of(const op_scene_t* s, const sluice_op_t*
 
 sluice_beside_compute_t sluice_op_beside(const sluice_machine_t* m, const sluice_workload_t* w,
                                          const sluice_choice_t* c, const sluice_op_t* op) {
-  const op_scene_t scene = scene_of(m, w, c);
+  const op_scene_t whole = scene_of(m, w, c), scene = scene_at(&whole, op, c);
   return beside_of(&scene, op, c->num_chunks);
 }
 
@@ -290,22 +311,24 @@ double sluice_pass_overhead(const sluice_machine_t* m, const sluice_workload_t* 
 
 typedef struct step_scene_s {
   op_scene_t ops;
-  int32_t num_chunks;
+  const sluice_choice_t* choice;
 } step_scene_t;
 
 static double cost_of(void* user, const sluice_op_t* op) {
   const step_scene_t* s = user;
-  return own_seconds(&s->ops, op, s->num_chunks) + s->ops.machine->op_seconds;
+  const op_scene_t scene = scene_at(&s->ops, op, s->choice);
+  return own_seconds(&scene, op, s->choice->num_chunks) + scene.machine->op_seconds;
 }
 
 static sluice_beside_compute_t beside_compute(void* user, const sluice_op_t* op) {
   const step_scene_t* s = user;
-  return beside_of(&s->ops, op, s->num_chunks);
+  const op_scene_t scene = scene_at(&s->ops, op, s->choice);
+  return beside_of(&scene, op, s->choice->num_chunks);
 }
 
 static sluice_status_t predict_pass(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                     int32_t direction, sluice_prediction_t* out) {
-  step_scene_t scene = {scene_of(m, w, c), c->num_chunks};
+  step_scene_t scene = {scene_of(m, w, c), c};
   sluice_template_t* schedule = NULL;
   SLUICE_TRY(sluice_choice_template(w, c, direction, &schedule));
   const sluice_op_costs_t costs = {cost_of, beside_compute, &scene, m->share};

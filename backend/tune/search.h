@@ -60,6 +60,7 @@ typedef struct sluice_search_config_s {
   int32_t repeats;     /* k; 0: the default */
   double budget_share; /* of all timed passes that races may cost beyond what the best would have taken; 0: default */
   int32_t num_local;   /* experts that all have rows in each chunk, alike on all ranks, for sketches; 0: 1 */
+  int32_t tapers;      /* chunks have rows as in backend/schedule/taper.h, for sketches */
   /* Seconds of one direction; NULL: no model. Must give the same number on all ranks. */
   double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
   void* user;

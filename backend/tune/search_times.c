@@ -45,9 +45,9 @@ double sluice_search_sketched(const sluice_search_t* s, const sluice_spot_t* spo
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     int32_t count = points_of(s, spot, direction, sluice_pick_wgrad(pick), points);
     if (count == 0) return 0;
-    double per_expert = rows / (s->config.num_local > 0 ? s->config.num_local : 1);
-    ns_per_row +=
-        sluice_sketch_pass(points, count, direction, per_expert, SKETCH_OP_NS / rows, sluice_search_chunks(s, pick));
+    const sluice_sketch_work_t work = {rows / (s->config.num_local > 0 ? s->config.num_local : 1), SKETCH_OP_NS / rows,
+                                       s->config.tapers};
+    ns_per_row += sluice_sketch_pass(points, count, direction, &work, sluice_search_chunks(s, pick));
   }
   return ns_per_row > 0 ? ns_per_row * rows * 1e-9 : 0;
 }

@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "backend/schedule/taper.h"
 #include "backend/tune/closed_forms.h"
 #include "sluice/context.h"
 
@@ -44,23 +45,25 @@ static double startups_per_chunk(const sluice_sketch_point_t* p, double op) {
 
 /* ---- the pass ---- */
 
-static double model(const sluice_sketch_point_t* points, int32_t count, int32_t direction, double rows_per_expert,
-                    double op, int32_t n) {
+static double model(const sluice_sketch_point_t* points, int32_t count, int32_t direction,
+                    const sluice_sketch_work_t* work, int32_t n) {
   const sluice_sketch_point_t* first = &points[0];
-  double compute = lane_at(points, count, compute_of, work_per_chunk(first, direction, rows_per_expert, op), n);
-  double comm = lane_at(points, count, comm_of, startups_per_chunk(first, op), n);
+  double per_chunk = work_per_chunk(first, direction, work->rows_per_expert, work->op);
+  double compute = lane_at(points, count, compute_of, per_chunk, n);
+  double comm = lane_at(points, count, comm_of, startups_per_chunk(first, work->op), n);
   double stolen = first->lanes.comm > 0 ? fmin(1, first->lanes.comm_cpu / first->lanes.comm) : 0;
   double weights = direction == SLUICE_FORWARD ? 0 : WEIGHTS_SHARE * first->lanes.compute;
   double chunked = fmax(0, compute - weights) + stolen * comm * (n - 1) / n;
   double exchange = comm / (2 * n);
   const sluice_chunk_times_t t = {exchange, chunked / n, exchange, 0};
-  double pass = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
-  return fmax(pass, pass - exchange + weights);
+  double pass = work->tapers ? sluice_tapered_pass(n, t) : sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
+  double last = work->tapers ? comm / 2 * sluice_taper_share(n - 1, n) : exchange;
+  return fmax(pass, pass - last + weights);
 }
 
-double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction, double rows_per_expert,
-                          double op, int32_t num_chunks) {
+double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction,
+                          const sluice_sketch_work_t* work, int32_t num_chunks) {
   const sluice_sketch_point_t* first = &points[0];
-  double beside = first->pass - model(points, count, direction, rows_per_expert, op, first->num_chunks);
-  return model(points, count, direction, rows_per_expert, op, num_chunks) + beside;
+  double beside = first->pass - model(points, count, direction, work, first->num_chunks);
+  return model(points, count, direction, work, num_chunks) + beside;
 }

@@ -30,9 +30,15 @@ typedef struct sluice_sketch_point_s {
   sluice_lanes_t lanes;
 } sluice_sketch_point_t;
 
-/* What a pass of `num_chunks` would take, from points [count >= 1] in ascending n; the unit is theirs.
- * rows_per_expert: of the whole pass. op: what one op costs beside its work, in that unit. */
-double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction, double rows_per_expert,
-                          double op, int32_t num_chunks);
+/* What does not change with n. */
+typedef struct sluice_sketch_work_s {
+  double rows_per_expert; /* of the whole pass */
+  double op;              /* what one op costs beside its work, in the points' unit */
+  int32_t tapers;         /* the first and the last chunk have half the rows of others (backend/schedule/taper.h) */
+} sluice_sketch_work_t;
+
+/* What a pass of `num_chunks` would take, from points [count >= 1] in ascending n; the unit is theirs. */
+double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction,
+                          const sluice_sketch_work_t* work, int32_t num_chunks);
 
 #endif /* SLUICE_BACKEND_TUNE_SKETCH_H_ */

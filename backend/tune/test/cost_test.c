@@ -179,6 +179,25 @@ static void ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed(void** state) {
                       predict(&m, &base_work, one).busy[0][SLUICE_LANE_COMM]));
 }
 
+/* The first and the last of them have half the rows of each other one (taper.h), and all together every row once. */
+static void ChunksOfRows_Ends_TakeHalf(void** state) {
+  (void)state;
+  sluice_machine_t m = plain_machine();
+  const sluice_choice_t four = {4, 0, 0, 0, 0}, tokens = {4, 0, 0, 0, 1};
+  const int32_t kinds[] = {SLUICE_OP_DISPATCH, SLUICE_OP_COMBINE, SLUICE_OP_GEMM1, SLUICE_OP_GEMM1_GRAD};
+  for (size_t k = 0; k < sizeof kinds / sizeof *kinds; ++k) {
+    double sum = 0, seconds[4];
+    for (int32_t i = 0; i < 4; ++i) {
+      const sluice_op_t op = {.kind = kinds[k], .chunk = i};
+      sum += seconds[i] = sluice_op_seconds(&m, &base_work, &four, &op);
+    }
+    assert_true(is_near(seconds[0] * 2, seconds[1]) && is_near(seconds[1], seconds[2]));
+    assert_true(is_near(seconds[3] * 2, seconds[2]));
+    const sluice_op_t op = {.kind = kinds[k]};
+    assert_true(is_near(sluice_op_seconds(&m, &base_work, &tokens, &op) * 4, sum));
+  }
+}
+
 static void SingleRank_HasNoCommunication(void** state) {
   (void)state;
   sluice_workload_t w = base_work;
@@ -197,6 +216,7 @@ int main(void) {
       cmocka_unit_test(Deduplicated_Prediction_TakesTheShareOfTheWire),
       cmocka_unit_test(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed),
       cmocka_unit_test(ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed),
+      cmocka_unit_test(ChunksOfRows_Ends_TakeHalf),
       cmocka_unit_test(SingleRank_HasNoCommunication),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

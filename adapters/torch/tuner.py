@@ -180,6 +180,16 @@ def answers(handle: Any) -> list[dict[str, Any]]:
     return list(json.loads(decisions_json(handle))["answers"])
 
 
+def machine_json(handle: Any) -> str:
+    """The tuner's machine, corrected by the steps that ran. InvalidState: it has none, or too few have run."""
+    library = load()
+    bytes_ = library.ffi.new("uint64_t *")
+    library.check(library.lib.sluice_context_write_machine(handle, library.ffi.NULL, bytes_))
+    text = library.ffi.new("char[]", bytes_[0])
+    library.check(library.lib.sluice_context_write_machine(handle, text, bytes_))
+    return str(library.ffi.string(text).decode())
+
+
 def stats(handle: Any) -> dict[str, Any]:
     """What tuning has done and cost so far."""
     library = load()

@@ -15,6 +15,8 @@
 #define LONGEST_PART 60   /* a probe that takes more than this part of the calibration leaves larger ones out */
 #define SHARES_PART  0.15
 #define LATE_PART    0.2
+#define PASSES_PART  0.1
+#define BURST_PART   0.06
 #define LEAST_ROUNDS 3
 
 typedef struct calibration_s {
@@ -44,6 +46,8 @@ static void add_probes(calibration_t* c) {
   for (size_t i = 0; i < num_bytes && peers > 0; ++i) {
     if (bytes[i] >= peers) add(c, SLUICE_PROBE_EXCHANGE, bytes[i], bytes[i] % 3 == 0);
   }
+  static const int64_t hot[] = {1 << 15, 1 << 18, 1 << 20}; /* the largest that is not too long counts */
+  for (size_t i = 0; i < sizeof hot / sizeof hot[0] && peers > 0; ++i) add(c, SLUICE_PROBE_HOT_EXCHANGE, hot[i], 0);
   for (size_t i = 0; i < num_bytes; ++i) {
     if (bytes[i] >= row && bytes[i] <= SLUICE_BENCH_ROWS * row) {
       add(c, SLUICE_PROBE_ROWS, bytes[i] / row * row, bytes[i] % 3 == 0);
@@ -115,7 +119,7 @@ static sluice_status_t agree_on_times(calibration_t* c) {
 }
 
 static sluice_status_t run_rounds(calibration_t* c, double seconds) {
-  double rounds = (1 - SHARES_PART - LATE_PART) * seconds / (round_seconds(c) + 1e-6);
+  double rounds = (1 - SHARES_PART - LATE_PART - PASSES_PART - BURST_PART) * seconds / (round_seconds(c) + 1e-6);
   int32_t count = rounds < LEAST_ROUNDS          ? LEAST_ROUNDS
                   : rounds > SLUICE_PROBE_ROUNDS ? SLUICE_PROBE_ROUNDS
                                                  : (int32_t)rounds;
@@ -154,6 +158,17 @@ static int32_t dtype_of(const calibration_t* c) {
                                               : SLUICE_MACHINE_F32;
 }
 
+/* Between what its fullest rank has and what ranks have on average: how many bytes for each rank take as long as an
+ * exchange in which the first rank alone receives. */
+static void fill_skew_gain(const calibration_t* c, sluice_machine_t* m) {
+  const sluice_probe_t* hot = NULL;
+  for (int32_t i = 0; i < c->count; ++i) {
+    if (c->probes[i].kind == SLUICE_PROBE_HOT_EXCHANGE && !c->probes[i].is_left_out) hot = &c->probes[i];
+  }
+  if (hot == NULL) return;
+  m->exchange_skew_gain = sluice_fit_skew_gain(m, (double)hot->size, hot->seconds);
+}
+
 static void fill_curves(const calibration_t* c, sluice_machine_t* m) {
   double flops_per_row = 2.0 * (double)c->bench.model_width * (double)c->bench.hidden_width;
   for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) {
@@ -167,6 +182,7 @@ static void fill_curves(const calibration_t* c, sluice_machine_t* m) {
   curve_of(c, SLUICE_PROBE_EXCHANGE, &link->bytes);
   if (link->bytes.count > 0) link->startup_seconds = link->bytes.y[0];
   for (int32_t i = 0; i < link->bytes.count; ++i) link->bytes.y[i] -= link->startup_seconds;
+  fill_skew_gain(c, m);
   double elements = 256.0 * (double)c->bench.hidden_width;
   m->activation_seconds = only(c, SLUICE_PROBE_ACTIVATION) / elements;
   m->activation_grad_seconds = only(c, SLUICE_PROBE_ACTIVATION_GRAD) / elements;
@@ -205,10 +221,14 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   SLUICE_TRY(run_rounds(c, seconds));
   fill_curves(c, m);
   fill_errors(c, m);
+  sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges after a pause");
+  SLUICE_TRY(sluice_bench_burst(&c->bench, BURST_PART * seconds, m));
   sluice_log(SLUICE_LOG_INFO, "calibrating: lanes together");
   SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m->share));
   sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products");
   SLUICE_TRY(sluice_bench_late(&c->bench, LATE_PART * seconds, m));
+  sluice_log(SLUICE_LOG_INFO, "calibrating: whole passes");
+  SLUICE_TRY(sluice_bench_passes(&c->bench, PASSES_PART * seconds, m));
   sluice_log(SLUICE_LOG_INFO, "calibrated: error on %d held-out sizes: median %.1f %%, 90th percentile %.1f %%",
              m->error_count, 100 * m->error_median, 100 * m->error_p90);
   return SLUICE_OK;

@@ -47,6 +47,7 @@ sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choi
   rows.in = rows.received_remote * share;
   rows.returned = rows.sent * share;
   if (w->deduplicate) rows.in = fmin(rows.in, ranks * tokens * remote); /* a rank gets no token twice */
+  rows.own_out = fmin(rows.out, sent * share * fmax(0, 1 - w->skew / ranks));
   return rows;
 }
 
@@ -55,7 +56,7 @@ static sluice_chunk_rows_t rows_of_chunk(const sluice_workload_t* w, sluice_chun
                                          int32_t num_chunks) {
   double part = sluice_taper_share(chunk, num_chunks) * num_chunks;
   rows.sent *= part, rows.sent_remote *= part, rows.received *= part, rows.received_remote *= part;
-  rows.out *= part, rows.in *= part, rows.returned *= part, rows.tokens *= part;
+  rows.out *= part, rows.in *= part, rows.own_out *= part, rows.returned *= part, rows.tokens *= part;
   rows.experts = fmax(1, local_experts(w) * sluice_taper_share(chunk, num_chunks));
   rows.per_expert = rows.received / rows.experts;
   return rows;
@@ -63,12 +64,7 @@ static sluice_chunk_rows_t rows_of_chunk(const sluice_workload_t* w, sluice_chun
 
 /* ---- single ops ---- */
 
-typedef struct op_scene_s {
-  const sluice_machine_t* machine;
-  const sluice_workload_t* work;
-  sluice_chunk_rows_t rows;
-  double row_bytes;
-} op_scene_t;
+typedef sluice_pass_costs_t op_scene_t;
 
 static double gather(const op_scene_t* s, double rows) {
   return sluice_curve_at(&s->machine->rows, rows * s->row_bytes);
@@ -88,7 +84,8 @@ static double scalar_bytes(const op_scene_t* s) {
 /* Route weights go out beside the gradients, and beside the rows where the layer is deduplicated; the gate's scalars
  * come back beside the gradients of inputs (architecture.md). */
 static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
-  traffic_t t = {.bytes = fmax(s->rows.out, s->rows.in) * s->row_bytes, .is_exchange = 1};
+  double most = fmax(s->rows.out, s->rows.in); /* `out` is what all send on average */
+  traffic_t t = {.bytes = sluice_machine_skewed_bytes(s->machine, most, s->rows.out) * s->row_bytes, .is_exchange = 1};
   switch (kind) {
     case SLUICE_OP_DISPATCH: t.num_second = s->work->deduplicate; break;
     case SLUICE_OP_DISPATCH_GRAD:
@@ -108,6 +105,28 @@ static double exchange(const op_scene_t* s, int32_t kind) {
   const traffic_t t = traffic_of(s, kind);
   return sluice_machine_exchange(s->machine, s->work->world_size, t.bytes) +
          t.num_second * s->machine->second_exchange_seconds;
+}
+
+/* Seconds until so many bytes are through a direction that filled its bucket while it was idle. */
+static double through_bucket(op_scene_t* s, int32_t direction, double bytes, double now) {
+  const sluice_link_t* link = &s->machine->exchange;
+  const sluice_curve_t* c = &link->bytes;
+  double rate = c->x[c->count - 1] / fmax(c->y[c->count - 1], 1e-12);
+  double tokens = s->bucket[direction].tokens + (now - s->bucket[direction].at) * rate;
+  tokens = fmin(tokens, link->burst_bytes) - bytes;
+  s->bucket[direction].tokens = tokens, s->bucket[direction].at = now;
+  return tokens < 0 ? sluice_curve_at(c, -tokens) : 0;
+}
+
+/* The same of one that begins `now`. */
+static double exchange_at(op_scene_t* s, int32_t kind, double now) {
+  const sluice_machine_t* m = s->machine;
+  if (m->exchange.burst_bytes <= 0 || m->ranks_per_node > 0 || s->work->world_size <= 1) return exchange(s, kind);
+  const int is_back = kind == SLUICE_OP_COMBINE || kind == SLUICE_OP_COMBINE_GRAD;
+  const double more = s->rows.in * s->row_bytes, less = s->rows.own_out * s->row_bytes;
+  double in = through_bucket(s, 0, is_back ? less : more, now), out = through_bucket(s, 1, is_back ? more : less, now);
+  return sluice_machine_exchange(m, s->work->world_size, 0) + fmax(in, out) +
+         traffic_of(s, kind).num_second * m->second_exchange_seconds;
 }
 
 /* `matrices` products of [rows, M] with [M, H], or their like, for each of so many experts. */
@@ -159,16 +178,18 @@ static int touches_middle(const sluice_op_t* op) {
   return 0;
 }
 
-static double own_seconds(const op_scene_t* s, const sluice_op_t* op, int32_t num_chunks) {
+/* All but the exchange itself. */
+static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
   const sluice_machine_t* m = s->machine;
   const sluice_chunk_rows_t* r = &s->rows;
+  const int32_t num_chunks = s->num_chunks;
   double g = s->work->gate_factor;
   switch (op->kind) {
     case SLUICE_OP_DISPATCH:
     case SLUICE_OP_DISPATCH_GRAD:
     case SLUICE_OP_REDISPATCH:
     case SLUICE_OP_COMBINE:
-    case SLUICE_OP_COMBINE_GRAD: return gather(s, traffic_of(s, op->kind).packed) + exchange(s, op->kind);
+    case SLUICE_OP_COMBINE_GRAD: return gather(s, traffic_of(s, op->kind).packed);
     case SLUICE_OP_UNPACK:
     case SLUICE_OP_UNPACK_GRAD: return gather(s, r->received);
     case SLUICE_OP_REDUCE:
@@ -190,31 +211,40 @@ static double own_seconds(const op_scene_t* s, const sluice_op_t* op, int32_t nu
 }
 
 static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c) {
-  return (op_scene_t){m, w, sluice_rows_of(w, c), (double)w->model_width * (double)sluice_dtype_bytes(w->dtype)};
+  return (op_scene_t){.machine = m,
+                      .work = w,
+                      .rows = sluice_rows_of(w, c),
+                      .row_bytes = (double)w->model_width * (double)sluice_dtype_bytes(w->dtype),
+                      .num_chunks = c->num_chunks,
+                      .cuts_rows = sluice_choice_cuts_rows(w, c)};
 }
 
-/* The scene of an op of one chunk; of ops of a whole pass it is that of a chunk with 1/n of the rows. */
-static op_scene_t scene_at(const op_scene_t* s, const sluice_op_t* op, const sluice_choice_t* c) {
-  op_scene_t scene = *s;
-  if (op->chunk >= 0 && sluice_choice_cuts_rows(s->work, c)) {
-    scene.rows = rows_of_chunk(s->work, s->rows, op->chunk, c->num_chunks);
-  }
-  return scene;
+/* The rows of an op of one chunk; of ops of a whole pass they are those of a chunk with 1/n of them. */
+static sluice_chunk_rows_t rows_at(const op_scene_t* s, const sluice_op_t* op) {
+  return op->chunk >= 0 && s->cuts_rows ? rows_of_chunk(s->work, s->rows, op->chunk, s->num_chunks) : s->rows;
 }
 
-double sluice_op_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
-                         const sluice_op_t* op) {
-  const op_scene_t whole = scene_of(m, w, c), scene = scene_at(&whole, op, c);
-  return own_seconds(&scene, op, c->num_chunks) + m->op_seconds;
+static double op_seconds(void* user, const sluice_op_t* op, double now) {
+  op_scene_t* whole = user;
+  op_scene_t s = *whole;
+  s.rows = rows_at(whole, op);
+  double seconds = local_seconds(&s, op) + s.machine->op_seconds;
+  if (!traffic_of(&s, op->kind).is_exchange) return seconds;
+  whole->exchange_seconds = exchange_at(&s, op->kind, now);
+  memcpy(whole->bucket, s.bucket, sizeof whole->bucket);
+  return seconds + whole->exchange_seconds;
 }
 
 /* While both run: packing and the op's bookkeeping go by the lanes' shares, the exchange by what was measured beside
  * products at its size. */
-static sluice_beside_compute_t beside_of(const op_scene_t* s, const sluice_op_t* op, int32_t num_chunks) {
+static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
+  op_scene_t scene = *(const op_scene_t*)user;
+  scene.rows = rows_at(user, op);
+  const op_scene_t* s = &scene;
   const sluice_machine_t* m = s->machine;
   const traffic_t t = traffic_of(s, op->kind);
   if (!t.is_exchange || m->exchange_late.count == 0 || s->work->world_size <= 1) return (sluice_beside_compute_t){0, 0};
-  double alone = own_seconds(s, op, num_chunks) + m->op_seconds, exchanges = exchange(s, op->kind);
+  double exchanges = s->exchange_seconds, alone = local_seconds(s, op) + m->op_seconds + exchanges;
   double measured_at = m->world_size > 1 ? m->world_size : s->work->world_size;
   double reference = sluice_machine_exchange(m, (int32_t)measured_at, t.bytes);
   sluice_late_t late = sluice_machine_late(m, t.bytes, reference);
@@ -229,10 +259,10 @@ static sluice_beside_compute_t beside_of(const op_scene_t* s, const sluice_op_t*
   return (sluice_beside_compute_t){fmin(1, alone / together), fmax(LEAST_SHARE, 1 - taken / together)};
 }
 
-sluice_beside_compute_t sluice_op_beside(const sluice_machine_t* m, const sluice_workload_t* w,
-                                         const sluice_choice_t* c, const sluice_op_t* op) {
-  const op_scene_t whole = scene_of(m, w, c), scene = scene_at(&whole, op, c);
-  return beside_of(&scene, op, c->num_chunks);
+sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_machine_t* m, const sluice_workload_t* w,
+                                    const sluice_choice_t* c) {
+  *state = scene_of(m, w, c);
+  return (sluice_op_costs_t){op_seconds, op_beside, state, m->share};
 }
 
 /* ---- the papers' forms ---- */
@@ -309,29 +339,12 @@ double sluice_pass_overhead(const sluice_machine_t* m, const sluice_workload_t* 
          sluice_machine_exchange(m, w->world_size, SCALAR_BYTES * fmax(rows.sent_remote, rows.received_remote));
 }
 
-typedef struct step_scene_s {
-  op_scene_t ops;
-  const sluice_choice_t* choice;
-} step_scene_t;
-
-static double cost_of(void* user, const sluice_op_t* op) {
-  const step_scene_t* s = user;
-  const op_scene_t scene = scene_at(&s->ops, op, s->choice);
-  return own_seconds(&scene, op, s->choice->num_chunks) + scene.machine->op_seconds;
-}
-
-static sluice_beside_compute_t beside_compute(void* user, const sluice_op_t* op) {
-  const step_scene_t* s = user;
-  const op_scene_t scene = scene_at(&s->ops, op, s->choice);
-  return beside_of(&scene, op, s->choice->num_chunks);
-}
-
-static sluice_status_t predict_pass(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
-                                    int32_t direction, sluice_prediction_t* out) {
-  step_scene_t scene = {scene_of(m, w, c), c};
+sluice_status_t sluice_predict_pass_lanes(const sluice_machine_t* m, const sluice_workload_t* w,
+                                          const sluice_choice_t* c, int32_t direction, sluice_prediction_t* out) {
+  sluice_pass_costs_t state;
   sluice_template_t* schedule = NULL;
   SLUICE_TRY(sluice_choice_template(w, c, direction, &schedule));
-  const sluice_op_costs_t costs = {cost_of, beside_compute, &scene, m->share};
+  const sluice_op_costs_t costs = sluice_pass_costs(&state, m, w, c);
   sluice_status_t status = sluice_predict(schedule, &costs, sluice_process_allocator(), out, NULL, NULL);
   sluice_template_destroy(schedule, sluice_process_allocator());
   out->total += sluice_pass_overhead(m, w, direction);
@@ -341,7 +354,7 @@ static sluice_status_t predict_pass(const sluice_machine_t* m, const sluice_work
 sluice_status_t sluice_predict_pass(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                     int32_t direction, double* out_seconds) {
   sluice_prediction_t prediction = {0};
-  SLUICE_TRY(predict_pass(m, w, c, direction, &prediction));
+  SLUICE_TRY(sluice_predict_pass_lanes(m, w, c, direction, &prediction));
   *out_seconds = prediction.total;
   return SLUICE_OK;
 }
@@ -350,7 +363,7 @@ sluice_status_t sluice_predict_step(const sluice_machine_t* m, const sluice_work
                                     sluice_step_prediction_t* out) {
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     sluice_prediction_t prediction = {0};
-    SLUICE_TRY(predict_pass(m, w, c, direction, &prediction));
+    SLUICE_TRY(sluice_predict_pass_lanes(m, w, c, direction, &prediction));
     out->seconds[direction] = prediction.total;
     memcpy(out->busy[direction], prediction.busy, sizeof prediction.busy);
   }

@@ -35,3 +35,18 @@ void sluice_make_rising(double* y, int32_t count) {
     for (int32_t k = 0; k < size[b]; ++k) y[i++] = mean[b];
   }
 }
+
+double sluice_fit_skew_gain(const sluice_machine_t* m, double bytes, double seconds) {
+  double low = 0, high = 1; /* the more gain, the less time */
+  for (int32_t i = 0; i < 30; ++i) {
+    sluice_machine_t tried = *m;
+    tried.exchange_skew_gain = (low + high) / 2;
+    double counts_as = sluice_machine_skewed_bytes(&tried, bytes, bytes / m->world_size);
+    if (sluice_machine_exchange(m, m->world_size, counts_as) > seconds) {
+      low = tried.exchange_skew_gain;
+    } else {
+      high = tried.exchange_skew_gain;
+    }
+  }
+  return (low + high) / 2;
+}

@@ -10,5 +10,8 @@ double sluice_median(double* values, int32_t count);
 double sluice_quantile(double* values, int32_t count, double share);
 /* The non-decreasing sequence nearest to y by least squares: more rows never take less time. */
 void sluice_make_rising(double* y, int32_t count);
+/* exchange_skew_gain of a machine with its exchange and world_size, where an exchange in which one rank alone receives,
+ * so many bytes, takes `seconds`. */
+double sluice_fit_skew_gain(const sluice_machine_t* machine, double bytes, double seconds);
 
 #endif /* SLUICE_BACKEND_TUNE_FIT_H_ */

@@ -70,6 +70,10 @@ double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_si
               link_seconds(&machine->node_exchange, in_node - 1, bytes * (in_node - 1) / peers));
 }
 
+double sluice_machine_skewed_bytes(const sluice_machine_t* m, double most, double mean) {
+  return most > mean ? most - m->exchange_skew_gain * (most - mean) : most;
+}
+
 sluice_late_t sluice_machine_late(const sluice_machine_t* m, double bytes, double seconds) {
   bytes = fmax(bytes, 1);
   sluice_late_t late = {sluice_curve_at(&m->exchange_late, bytes), sluice_curve_at(&m->exchange_taken, bytes)};
@@ -105,6 +109,8 @@ static sluice_status_t check_link(const char* field, const sluice_link_t* link) 
             link->per_peer_seconds >= 0,
         "machine: %s has startup_seconds %g and per_peer_seconds %g; both are times in seconds, 0 or more", field,
         link->startup_seconds, link->per_peer_seconds);
+  CHECK(isfinite(link->burst_bytes) && link->burst_bytes >= 0, "machine: %s has burst_bytes %g; it is 0 or more", field,
+        link->burst_bytes);
   return check_curve(field, &link->bytes);
 }
 
@@ -142,6 +148,8 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
   SLUICE_TRY(check_seconds("second_exchange_seconds", m->second_exchange_seconds));
   SLUICE_TRY(check_seconds("second_exchange_late", m->second_exchange_late));
   SLUICE_TRY(check_seconds("second_exchange_taken", m->second_exchange_taken));
+  CHECK(m->exchange_skew_gain >= 0 && m->exchange_skew_gain <= 1, "machine: exchange_skew_gain is %g; it is in [0, 1]",
+        m->exchange_skew_gain);
   SLUICE_TRY(check_curve("host_copy", &m->host_copy));
   SLUICE_TRY(check_seconds("op_seconds", m->op_seconds));
   SLUICE_TRY(check_seconds("pass_seconds", m->pass_seconds));

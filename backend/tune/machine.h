@@ -26,7 +26,10 @@ typedef struct sluice_curve_s {
 typedef struct sluice_link_s {
   double startup_seconds;
   double per_peer_seconds;
-  sluice_curve_t bytes; /* seconds against bytes */
+  sluice_curve_t bytes; /* seconds against bytes, of one exchange behind the other */
+  /* A link behind a token bucket (a shaper, a rented machine's network): in each direction so many bytes go at once
+   * after it was idle for as long as they take otherwise. 0: none. */
+  double burst_bytes;
 } sluice_link_t;
 
 enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_FITTED = 2 };
@@ -56,6 +59,9 @@ typedef struct sluice_machine_s {
   /* A second exchange of next to nothing that is under way with a first, as backward's scalars are: on top of that, the
    * same three. */
   double second_exchange_seconds, second_exchange_late, second_exchange_taken;
+  /* Of an exchange in which one rank has more than the others: in [0, 1], 0: it takes what its fullest rank has, 1:
+   * what ranks have on average (they share a processor, or one wire). */
+  double exchange_skew_gain;
   sluice_curve_t host_copy; /* seconds against bytes, device to host and back */
   double op_seconds;        /* of each op, on top */
   double pass_seconds;      /* of each pass: routing, header, bookkeeping */
@@ -72,6 +78,8 @@ double sluice_curve_at(const sluice_curve_t* curve, double x);
 double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows);
 /* Seconds of one all-to-all in which no rank sends or receives more than `bytes` to or from others, evenly spread. */
 double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
+/* Bytes that such an exchange counts as where the fullest rank has `most` and all have `mean`. */
+double sluice_machine_skewed_bytes(const sluice_machine_t* machine, double most, double mean);
 /* Beyond that while products run, and what they lose meanwhile, of an exchange of so many bytes that takes `seconds`
  * alone. */
 typedef struct sluice_late_s {

@@ -40,6 +40,13 @@ static sluice_status_t read_seconds(const char* field, const sluice_json_t* node
   return SLUICE_OK;
 }
 
+static sluice_status_t read_bytes(const char* field, const sluice_json_t* node, double* out) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
+  CHECK(node->number >= 0, WHAT ": %s is %g; it is a number of bytes, 0 or more", field, node->number);
+  *out = node->number;
+  return SLUICE_OK;
+}
+
 static sluice_status_t read_rate(const char* field, const char* unit, const sluice_json_t* node, double* out) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
   CHECK(node->number > 0, WHAT ": %s is %g; it is %s per second, above 0", field, node->number, unit);
@@ -99,9 +106,11 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
       SLUICE_TRY(read_seconds(name, c, &startup));
     } else if (link != NULL && sluice_json_is_named(c, "per_peer_seconds")) {
       SLUICE_TRY(read_seconds(name, c, &per_peer));
+    } else if (link != NULL && sluice_json_is_named(c, "burst_bytes")) {
+      SLUICE_TRY(read_bytes(name, c, &link->burst_bytes));
     } else {
       return unknown_field(field, c,
-                           link != NULL ? "points, bytes_per_second, startup_seconds and per_peer_seconds"
+                           link != NULL ? "points, bytes_per_second, startup_seconds, per_peer_seconds and burst_bytes"
                                         : "points, bytes_per_second and startup_seconds");
     }
   }
@@ -238,6 +247,14 @@ static sluice_status_t read_name(const char* field, const sluice_json_t* node, v
   return SLUICE_OK;
 }
 
+static sluice_status_t read_gain(const char* field, const sluice_json_t* node, void* out) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
+  CHECK(node->number >= 0 && node->number <= 1,
+        WHAT ": %s is %g; it is in [0, 1]: 0 where the fullest rank counts, 1 where all do alike", field, node->number);
+  *(double*)out = node->number;
+  return SLUICE_OK;
+}
+
 static sluice_status_t read_provenance(const char* field, const sluice_json_t* node, void* out) {
   sluice_machine_t* m = out;
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_STRING));
@@ -279,6 +296,7 @@ static const field_t fields[] = {
     {"second_exchange_seconds", KIND_SECONDS, AT(second_exchange_seconds), NULL},
     {"second_exchange_late", KIND_SECONDS, AT(second_exchange_late), NULL},
     {"second_exchange_taken", KIND_SECONDS, AT(second_exchange_taken), NULL},
+    {"exchange_skew_gain", KIND_PART, AT(exchange_skew_gain), read_gain},
     {"host_copy", KIND_PART, AT(host_copy), read_curve},
     {"op_seconds", KIND_SECONDS, AT(op_seconds), NULL},
     {"pass_seconds", KIND_SECONDS, AT(pass_seconds), NULL},
@@ -368,6 +386,7 @@ static void add_link(sluice_text_t* text, const char* name, const sluice_link_t*
   if (link->bytes.count == 0) return;
   sluice_text_add(text, ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, ", name,
                   link->startup_seconds, link->per_peer_seconds);
+  if (link->burst_bytes > 0) sluice_text_add(text, "\"burst_bytes\": %.10g, ", link->burst_bytes);
   add_points(text, "points", &link->bytes);
   sluice_text_add(text, "}");
 }
@@ -419,8 +438,8 @@ uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t ro
   add_curve(&text, "exchange_taken", &m->exchange_taken);
   sluice_text_add(&text,
                   ",\n \"second_exchange_seconds\": %.10g,\n \"second_exchange_late\": %.10g,\n "
-                  "\"second_exchange_taken\": %.10g",
-                  m->second_exchange_seconds, m->second_exchange_late, m->second_exchange_taken);
+                  "\"second_exchange_taken\": %.10g,\n \"exchange_skew_gain\": %.10g",
+                  m->second_exchange_seconds, m->second_exchange_late, m->second_exchange_taken, m->exchange_skew_gain);
   add_curve(&text, "host_copy", &m->host_copy);
   sluice_text_add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g", m->op_seconds, m->pass_seconds);
   add_shares(&text, m);

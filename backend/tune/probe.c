@@ -71,7 +71,8 @@ static sluice_status_t run_product(sluice_bench_t* b, int32_t form, int64_t rows
   return sluice_gemm_run(b->context->gemm, &list);
 }
 
-static sluice_status_t start_exchange(sluice_bench_t* b, int64_t bytes, char* from, char* to,
+/* So many bytes that a rank receives, from all others alike; with `hot` the first rank alone. */
+static sluice_status_t start_exchange(sluice_bench_t* b, int64_t bytes, int hot, char* from, char* to,
                                       sluice_comm_request_t** out_request) {
   int32_t world = b->context->world_size, self = b->context->rank;
   const void* send[256];
@@ -82,25 +83,26 @@ static sluice_status_t start_exchange(sluice_bench_t* b, int64_t bytes, char* fr
   for (int32_t r = 0, at = 0; r < world; ++r) {
     send[r] = from + (uint64_t)at * sluice_align_up(each);
     recv[r] = to + (uint64_t)at * sluice_align_up(each);
-    send_bytes[r] = recv_bytes[r] = r == self ? 0 : each;
+    send_bytes[r] = r == self || (hot && r != 0) ? 0 : each;
+    recv_bytes[r] = r == self || (hot && self != 0) ? 0 : each;
     at += r != self;
   }
   const sluice_exchange_t exchange = {send, send_bytes, recv, recv_bytes};
   return sluice_comm_exchange_start(b->context->comm, &exchange, out_request);
 }
 
-static sluice_status_t run_exchange(sluice_bench_t* b, int64_t bytes) {
+static sluice_status_t run_exchange(sluice_bench_t* b, int64_t bytes, int hot) {
   sluice_comm_request_t* request = NULL;
-  SLUICE_TRY(start_exchange(b, bytes, b->send, b->recv, &request));
+  SLUICE_TRY(start_exchange(b, bytes, hot, b->send, b->recv, &request));
   return sluice_comm_exchange_wait(b->context->comm, request, "calibration");
 }
 
 /* Where the second cannot start, the first is waited for: it holds memory that goes away. */
 static sluice_status_t run_two_exchanges(sluice_bench_t* b, int64_t bytes) {
   sluice_comm_request_t *first = NULL, *second = NULL;
-  SLUICE_TRY(start_exchange(b, bytes, b->send, b->recv, &first));
+  SLUICE_TRY(start_exchange(b, bytes, 0, b->send, b->recv, &first));
   /* Scalars of few rows, in the space of copies. */
-  sluice_status_t started = start_exchange(b, SCALARS * (int64_t)(b->context->world_size - 1), b->copied,
+  sluice_status_t started = start_exchange(b, SCALARS * (int64_t)(b->context->world_size - 1), 0, b->copied,
                                            b->copied + SLUICE_BENCH_BYTES / 2, &second);
   sluice_status_t status = sluice_comm_exchange_wait(b->context->comm, first, "calibration");
   if (started != SLUICE_OK) return started;
@@ -150,7 +152,8 @@ static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p) {
                                    other, b->scalars, b->recv, other, dweight);
       return SLUICE_OK;
     }
-    case SLUICE_PROBE_EXCHANGE: return run_exchange(b, p->size);
+    case SLUICE_PROBE_EXCHANGE: return run_exchange(b, p->size, 0);
+    case SLUICE_PROBE_HOT_EXCHANGE: return run_exchange(b, p->size, 1);
     case SLUICE_PROBE_TWO_EXCHANGES: return run_two_exchanges(b, p->size);
     case SLUICE_PROBE_LAUNCH: return run_launches(b, p->size);
     default: return run_product(b, p->kind - SLUICE_PROBE_PRODUCT, p->size);

@@ -121,6 +121,7 @@ static void destroy(sluice_chooser_t* chooser) {
     sluice_free(tuner->allocator, t, sizeof *t);
   }
   sluice_free(tuner->allocator, tuner->imports, (uint64_t)tuner->max_imports * sizeof *tuner->imports);
+  if (tuner->fitted != NULL) sluice_free(sluice_process_allocator(), tuner->fitted, sizeof *tuner->fitted);
   sluice_free(tuner->allocator, tuner, sizeof *tuner);
 }
 
@@ -371,6 +372,23 @@ static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t
   sluice_seen_add(&tuner->seen, c->dtype, &pass);
 }
 
+/* Of passes with everything kept, as searches without a budget run them. */
+static void note_for_fit(const sluice_tuner_table_t* table, int32_t direction, const sluice_pass_report_t* p,
+                         int64_t rows, uint64_t ns, const sluice_lanes_t* lanes) {
+  sluice_fitted_pass_t pass = {.work = table->work,
+                               .num_chunks = p->num_chunks,
+                               .wgrad_mode = p->wgrad_mode,
+                               .direction = direction,
+                               .seconds = (double)ns * 1e-9,
+                               .compute = lanes->compute * 1e-9,
+                               .comm = lanes->comm * 1e-9};
+  double tokens = (double)rows / (pass.work.skew * pass.work.top_k);
+  pass.work.num_tokens = tokens < 1 ? 1 : (int64_t)tokens;
+  sluice_fitted_t** fitted = &table->tuner->fitted;
+  if (*fitted == NULL) *fitted = sluice_alloc_zeroed(sluice_process_allocator(), sizeof **fitted, "passes of a fit");
+  if (*fitted != NULL) sluice_fitted_add(*fitted, &pass); /* without memory nothing can be exported, no more */
+}
+
 static void agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat, const sluice_step_report_t* const* reports,
                           int32_t world_size) {
   if (moe->plans == NULL || moe->plan_is_given) return;
@@ -411,6 +429,8 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
     int32_t pick = size + SLUICE_SEARCH_SIZES * mode;
     if (is_first(seat, direction)) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
+    } else if (may_predict(tuner_of(chooser), moe)) {
+      note_for_fit(table, direction, p, pass_rows, ns, &lanes);
     }
     sluice_search_observe(&table->search, direction, pick, pass_rows, ns, &lanes);
   }

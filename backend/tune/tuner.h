@@ -9,6 +9,7 @@
 #include "backend/moe/chooser.h"
 #include "backend/moe/engine.h"
 #include "backend/tune/cost.h"
+#include "backend/tune/fitted.h"
 #include "backend/tune/plan_race.h"
 #include "backend/tune/search.h"
 #include "backend/tune/seen.h"
@@ -64,6 +65,7 @@ typedef struct sluice_tuner_s {
   int32_t is_loud; /* SLUICE_LOG=decision */
   sluice_machine_t machine;
   sluice_seen_t seen;
+  sluice_fitted_t* fitted; /* passes that the machine has costs for; NULL: none yet. Of the process, not of a budget */
   sluice_tuner_table_t* tables;
   sluice_import_t* imports;
   int32_t num_imports, max_imports;

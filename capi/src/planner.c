@@ -172,8 +172,9 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
   CHECK(out->max_outstanding >= 1, "workload: max_outstanding is %d; at least one forward waits for its backward",
         out->max_outstanding);
   SLUICE_TRY(check_counts(out));
-  CHECK(out->reserved == 0 && out->reserved_2 == 0, "workload: reserved is %d and reserved_2 %d; set them to 0",
-        out->reserved, out->reserved_2);
+  CHECK(out->reserved == 0, "workload: reserved is %d; set it to 0", out->reserved);
+  CHECK(out->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE || out->chunk_cut == SLUICE_CHUNK_CUT_TOKENS,
+        "workload: chunk_cut is %d; known are adaptive (0) and tokens (1)", out->chunk_cut);
   CHECK(out->deduplicate == 0 || out->deduplicate == 1, "workload: deduplicate is %d; it is 0 or 1", out->deduplicate);
   return SLUICE_OK;
 }
@@ -189,7 +190,7 @@ static sluice_workload_t workload_of(const sluice_machine_t* machine, const slui
       .dtype = w->dtype,
       .world_size = w->world_size,
       .callback = w->callback_experts,
-      .chunk_cut = machine->provenance == SLUICE_MACHINE_PROFILE ? SLUICE_CHUNK_CUT_TOKENS : SLUICE_CHUNK_CUT_ADAPTIVE,
+      .chunk_cut = machine->provenance == SLUICE_MACHINE_PROFILE ? SLUICE_CHUNK_CUT_TOKENS : w->chunk_cut,
       .num_tokens = w->num_tokens,
       .skew = w->skew,
       .deduplicate = w->deduplicate && w->world_size > 1,
@@ -278,16 +279,6 @@ typedef struct scene_s {
   sluice_choice_t choice;
 } scene_t;
 
-static double op_cost(void* user, const sluice_op_t* op) {
-  const scene_t* s = user;
-  return sluice_op_seconds(s->machine, &s->work, &s->choice, op);
-}
-
-static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
-  const scene_t* s = user;
-  return sluice_op_beside(s->machine, &s->work, &s->choice, op);
-}
-
 /* Under a budget a rank that receives more than its share makes more chunks, for all ranks. */
 static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan) {
   int bounded = plan->inputs.budget != 0 || plan->inputs.host_budget != 0;
@@ -318,7 +309,8 @@ static sluice_status_t predict_direction(scene_t* s, int32_t direction, double* 
   if (begin != NULL) {
     double* end = begin + schedule->num_ops;
     sluice_prediction_t p;
-    const sluice_op_costs_t costs = {op_cost, op_beside, s, s->machine->share};
+    sluice_pass_costs_t state;
+    const sluice_op_costs_t costs = sluice_pass_costs(&state, s->machine, &s->work, &s->choice);
     status = sluice_predict(schedule, &costs, sluice_process_allocator(), &p, begin, end);
     if (status == SLUICE_OK) {
       *out_seconds = p.total + sluice_pass_overhead(s->machine, &s->work, direction);

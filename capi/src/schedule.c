@@ -151,7 +151,8 @@ typedef struct given_s {
   const double* seconds;
 } given_t;
 
-static double given_seconds(void* user, const sluice_op_t* op) {
+static double given_seconds(void* user, const sluice_op_t* op, double now) {
+  (void)now;
   const given_t* given = user;
   return given->seconds[op - given->ops];
 }

@@ -159,6 +159,7 @@ static void Calibrate_SeveralRanks_GetOneMachineThatPredicts(void** state) {
       assert_true(p.machine_error_median > 0 && p.machine_error_median < 5);
       assert_non_null(strstr(ranks[0].machine, "\"provenance\": \"calibrated\""));
       if (w > 1) assert_non_null(strstr(ranks[0].machine, "{\"lane\": \"comm\", \"beside\": [\"compute\"]"));
+      assert_non_null(strstr(ranks[0].machine, "\"exchange_skew_gain\": "));
       assert_true((strstr(ranks[0].machine, "\"exchange_late\": {\"points\": [[1024, ") != NULL) == (w > 1));
       assert_true((strstr(ranks[0].machine, "\"exchange_taken\": {\"points\": [[1024, ") != NULL) == (w > 1));
       sluice_planner_destroy(planner);

@@ -308,7 +308,7 @@
   MEMBER(sluice_planner_workload_t, reserved, 84, 4) \
   MEMBER(sluice_planner_workload_t, host_memory_budget, 88, 8) \
   MEMBER(sluice_planner_workload_t, deduplicate, 96, 4) \
-  MEMBER(sluice_planner_workload_t, reserved_2, 100, 4) \
+  MEMBER(sluice_planner_workload_t, chunk_cut, 100, 4) \
   STRUCT(sluice_planner_choice_t, 16) \
   MEMBER(sluice_planner_choice_t, num_chunks, 0, 4) \
   MEMBER(sluice_planner_choice_t, restore_input, 4, 4) \

@@ -183,6 +183,23 @@ static void Predict_Deduplicated_SendsARowForEachRankOfAToken(void** state) {
   sluice_planner_destroy(planner);
 }
 
+/* On a calibrated machine chunks come out of rows unless the layer's config says tokens: fewer experts in each. */
+static void Predict_ChunkCut_IsThatOfTheLayer(void** state) {
+  (void)state;
+  char text[sizeof machine + 64];
+  snprintf(text, sizeof text, "{\"provenance\": \"calibrated\", \"gemm_call_seconds\": 1e-4, %s", machine + 1);
+  sluice_planner_t* planner = NULL;
+  must(sluice_planner_create(text, strlen(text), &planner));
+  sluice_planner_workload_t w = new_workload();
+  const sluice_planner_choice_t choice = {2, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
+  double rows = predict(planner, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
+  w.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  double tokens = predict(planner, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
+  /* Two products of each of two experts, in both chunks, instead of in one. */
+  assert_true(tokens - rows > 3.9e-4);
+  sluice_planner_destroy(planner);
+}
+
 /* The bytes are those of the deduplicated layer: tables beside the routes, rows on their way by parcels. */
 static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
   (void)state;
@@ -341,7 +358,7 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   REFUSE(w.callback_experts = 2, "callback_experts is 2");
   REFUSE(w.max_outstanding = 0, "max_outstanding is 0");
   REFUSE(w.reserved = 1, "reserved is 1");
-  REFUSE(w.reserved_2 = 1, "reserved_2 1");
+  REFUSE(w.chunk_cut = 2, "chunk_cut is 2");
   REFUSE(w.deduplicate = 2, "deduplicate is 2");
   w = new_workload();
   refuse(w, (sluice_planner_choice_t){0, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 0");
@@ -451,6 +468,7 @@ int main(void) {
       cmocka_unit_test(Predict_Bytes_AreThoseOfARealPlan),
       cmocka_unit_test(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower),
       cmocka_unit_test(Predict_Deduplicated_SendsARowForEachRankOfAToken),
+      cmocka_unit_test(Predict_ChunkCut_IsThatOfTheLayer),
       cmocka_unit_test(Predict_DeduplicatedUnderABudget_CountsItsTables),
       cmocka_unit_test(Choose_HostBudget_BoundsOffloadedRows),
       cmocka_unit_test(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany),

@@ -47,6 +47,12 @@ static void BadDecisions_AreRefusedByName(void** state) {
   uint64_t bytes = sizeof text;
   assert_int_equal(sluice_context_write_decisions(context, text, &bytes), SLUICE_OK);
   assert_string_equal(text, "{\"sluice_decisions\": 2, \"answers\": []}\n"); /* nothing of them was taken */
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  assert_int_equal(sluice_context_write_machine(context, text, &bytes), SLUICE_E_STATE);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "has no machine to correct"));
+  assert_int_equal(sluice_context_write_machine(context, text, NULL), SLUICE_E_INVALID_ARGUMENT);
   sluice_context_destroy(context);
 }
 

@@ -177,6 +177,20 @@ static void Decisions_WrittenAndReadAgain_StandFromTheFirstStep(void** state) {
   free(text);
 }
 
+/* The machine of these tests is far from the one that they run on: steps correct it, alike on all ranks. */
+static void Machine_AfterSteps_IsFittedAlikeAndPredicts(void** state) {
+  (void)state;
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
+  tuner_run(w);
+  must_agree(w);
+  assert_string_equal(w->fitted[0], w->fitted[1]);
+  assert_non_null(strstr(w->fitted[0], "\"provenance\": \"fitted\""));
+  assert_null(strstr(w->fitted[0], "\"median\": 0, ")); /* of passes that were held out */
+  sluice_planner_t* planner = NULL;
+  assert_int_equal(sluice_planner_create(w->fitted[0], strlen(w->fitted[0]), &planner), SLUICE_OK);
+  sluice_planner_destroy(planner);
+}
+
 /* n = 1 is tried before anything is known and needs the most slots; n = 16 stands from the second step on. */
 static void AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack(void** state) {
   (void)state;
@@ -229,6 +243,7 @@ int main(void) {
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
       cmocka_unit_test(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
+      cmocka_unit_test(Machine_AfterSteps_IsFittedAlikeAndPredicts),
       cmocka_unit_test(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),
   };

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sluice import autoload, trace
 
 if TYPE_CHECKING:
-    from sluice.decided import decisions, export_decisions
+    from sluice.decided import decisions, export_decisions, export_machine
     from sluice.settings import configure
 
 try:
@@ -19,7 +19,7 @@ try:
 except ImportError:  # the source tree itself: only the packaging knows the version
     __version__ = "0+source"
 
-__all__ = ["__version__", "configure", "decisions", "export_decisions", "stats", "trace"]
+__all__ = ["__version__", "configure", "decisions", "export_decisions", "export_machine", "stats", "trace"]
 
 # A process that imports Sluice needs no entry point: the names are in transformers' registries from here on.
 autoload.load()
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
         from sluice.settings import configure
 
         return configure
-    if name in ("decisions", "export_decisions"):
+    if name in ("decisions", "export_decisions", "export_machine"):
         from sluice import decided
 
         return getattr(decided, name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from sluice import decision_log, kept_decisions
+from sluice.errors import InvalidState
 
 
 def decisions(model: Any) -> list[dict[str, Any]]:
@@ -28,6 +30,21 @@ def export_decisions(path: str | os.PathLike[str]) -> int:
     answers = kept_decisions.latest(answer for context in alive for answer in context.answers())
     decision_log.replace(os.fspath(path), kept_decisions.text_of(answers))
     return len(answers)
+
+
+def export_machine(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Writes the machine that the model's tuner has, as the steps that ran corrected it (provenance "fitted"), for
+    `sluice plan --machine` or "tuner": {"machine": path}; returns it.
+
+    Not collective: all ranks have the same. InvalidState where no tuner of the model has a machine, or too few steps
+    have run; OSError where the file cannot be written.
+    """
+    context = next(_contexts_of(model), None)
+    if context is None:
+        raise InvalidState("export_machine: Sluice has run no layer of this model yet")
+    text = context.machine_json()
+    decision_log.replace(os.fspath(path), text)
+    return dict(json.loads(text))
 
 
 def _contexts_of(model: Any) -> Iterator[Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import glob
 import importlib.metadata
 import importlib.util
 import inspect
@@ -19,6 +18,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -83,6 +83,7 @@ def examine(config_file: str | None = None) -> list[Finding]:
         ("library", _library),
         ("self-check in C", _self_check),
         ("calibration", _calibration),
+        ("kept decisions", _kept),
         ("last decisions", _decisions),
         ("torch", _torch),
         ("torch adapter", _torch_adapter),
@@ -150,36 +151,53 @@ def _self_check() -> Iterator[Finding]:
     )
 
 
-CACHE_FORM = "sluice cache 2"  # the first line of a calibration in the cache (backend/tune/cache.c)
-
-
 def _calibration() -> Iterator[Finding]:
     """The machines that calibrations left in the cache, as the C library places it."""
     from sluice import decision_log
+    from sluice.planning import cached
 
     folder = decision_log.folder()
-    names = sorted(glob.glob(os.path.join(glob.escape(folder), "machine-*.json")))
-    damaged, older = [], []
-    for name in names:
-        try:
-            with open(name) as file:
-                head, _, machine = file.read().split("\n", 2)  # form, key, machine
-            json.loads(machine)
-            if not head.startswith("sluice cache "):
-                raise ValueError(head)
-            if head != CACHE_FORM:
-                older.append(os.path.basename(name))
-        except (OSError, ValueError):
-            damaged.append(os.path.basename(name))
-    if damaged:
-        yield Finding("calibration", NOTE, f"{damaged[0]} in {folder} is damaged", "it is measured again when needed")
-    elif older:
-        those = f"{len(older)} of {len(names)} machines in {folder} are of another version's form ({older[0]})"
-        yield Finding("calibration", NOTE, those, "they are measured again when needed")
+    found = list(cached.entries(folder))
+    names = {entry.problem: os.path.basename(entry.path) for entry in reversed(found) if entry.problem}
+    if "damaged" in names:
+        yield Finding(
+            "calibration", NOTE, f"{names['damaged']} in {folder} is damaged", "it is measured again when needed"
+        )
     elif names:
-        yield Finding("calibration", OK, f"{len(names)} measured machines in {folder}")
+        (name,) = names.values()
+        count = sum(bool(entry.problem) for entry in found)
+        those = f"{count} of {len(found)} machines in {folder} are of another version's form ({name})"
+        yield Finding("calibration", NOTE, those, "they are measured again when needed")
+    elif found:
+        newest = max(found, key=lambda entry: entry.written)
+        yield Finding("calibration", OK, f"{len(found)} measured machines in {folder}; the newest: {newest.words()}")
     else:
         yield Finding("calibration", OK, f"none in {folder}; `python -m sluice tune` makes one")
+
+
+def _kept() -> Iterator[Finding]:
+    """The file of decisions that runs with "tuner": {"decisions": true} begin with."""
+    from sluice import kept_decisions
+
+    path = kept_decisions.place(True, None)
+    try:
+        machines = kept_decisions.machines(path)
+    except kept_decisions.Damaged as problem:
+        yield Finding("kept decisions", NOTE, f"{path} is damaged: {problem}", "the next run that keeps begins it anew")
+        return
+    except OSError as error:
+        yield Finding("kept decisions", NOTE, f"{path} cannot be read: {error.strerror}", "look at its permissions")
+        return
+    if not machines:
+        how = '"tuner": {"decisions": true}, or `python -m sluice tune --keep`, leaves them there'
+        yield Finding("kept decisions", OK, f"none in {path}: {how}")
+        return
+    written = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(os.path.getmtime(path)))
+    count = sum(map(len, machines.values()))
+    yield Finding("kept decisions", OK, f"{count} for {len(machines)} machines in {path}, written {written}")
+    for words, answers in machines.items():
+        if answers:
+            yield Finding("kept decisions", OK, f"last of {len(answers)}: {kept_decisions.line(answers[-1])} ({words})")
 
 
 def _decisions() -> Iterator[Finding]:

@@ -84,6 +84,23 @@ def _machines(path: str, machine: str) -> dict[str, Answers]:
     return machines
 
 
+def machines(path: str) -> dict[str, Answers]:
+    """Answers by the words of their machines, of a file that runs keep; none where there is no file."""
+    found = _machines(path, "this machine")
+    if not all(_is_answer(answer) for answers in found.values() for answer in answers):
+        raise Damaged("its answers are no list of layers with rows")
+    return found
+
+
+def line(answer: dict[str, Any]) -> str:
+    """One answer for a person."""
+    plan = f", T_DI {answer['restore_input']}, T_M {answer.get('restore_middle')}" if "restore_input" in answer else ""
+    wgrad = str(answer.get("wgrad_mode")).replace("_", " ")
+    return (
+        f"layers {answer['layer']}, {answer['rows']} rows: n {answer.get('num_chunks')}{plan}, weight gradients {wgrad}"
+    )
+
+
 def text_of(answers: Answers) -> str:
     """As the library reads them."""
     return json.dumps({"sluice_decisions": EXPORTED, "answers": answers}) + "\n"

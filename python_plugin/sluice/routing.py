@@ -19,9 +19,28 @@ BLOCK = 512
 FORM = 1
 
 active = bool(os.environ.get(FOLDER))
-_lines: list[tuple[int, list[int]]] = []
-_file: Any = None
 _process = os.getpid()
+
+
+class _File:
+    """One file of a group of ranks: layers of another group have experts elsewhere, and a file of their own."""
+
+    def __init__(self, group: Any, number: int) -> None:
+        folder = os.environ[FOLDER]
+        os.makedirs(folder, exist_ok=True)
+        rank = int(os.environ.get("RANK", getattr(group, "rank", 0) or 0))
+        name = f"loads{rank}.jsonl" if number == 0 else f"loads{rank}-{number + 1}.jsonl"
+        self.lines: list[tuple[int, list[int]]] = []
+        self.file = open(os.path.join(folder, name), "w")
+        self.file.write(json.dumps({"sluice_routing_rank": FORM, "rank": rank, "ranks": list(group.ranks)}) + "\n")
+
+    def flush(self) -> None:
+        self.file.write("".join(f"[{layer},{json.dumps(rows)}]\n" for layer, rows in self.lines))
+        self.lines.clear()
+        self.file.flush()
+
+
+_files: dict[tuple[int, ...], _File] = {}
 
 
 def note(layer: Any, step: Any, library: Any) -> None:
@@ -29,43 +48,41 @@ def note(layer: Any, step: Any, library: Any) -> None:
     global active
     if os.getpid() != _process:
         return
-    buffer = getattr(layer, "_routing_rows", None)
-    if buffer is None:
-        buffer = layer._routing_rows = library.ffi.new("int64_t[]", max(1, layer.num_local_experts))
+    kept = getattr(layer, "_routing", None)
+    if kept is None:
         try:
-            _open(layer)
+            kept = layer._routing = (
+                library.ffi.new("int64_t[]", max(1, layer.num_local_experts)),
+                _file_of(layer.context.ep_group),
+            )
         except OSError:
             active = False
             return
+    buffer, file = kept
     if library.lib.sluice_step_info(step, library.ffi.NULL, buffer) == 0:
-        _lines.append((layer.layer_id, list(buffer[0 : layer.num_local_experts])))
-        if len(_lines) >= BLOCK:
+        file.lines.append((layer.layer_id, list(buffer[0 : layer.num_local_experts])))
+        if len(file.lines) >= BLOCK:
             flush()
 
 
-def _open(layer: Any) -> None:
-    global _file
-    if _file is not None:
-        return
-    folder = os.environ[FOLDER]
-    os.makedirs(folder, exist_ok=True)
-    group = layer.context.ep_group
-    rank = int(os.environ.get("RANK", getattr(group, "rank", 0) or 0))
-    _file = open(os.path.join(folder, f"loads{rank}.jsonl"), "w")
-    _file.write(json.dumps({"sluice_routing_rank": FORM, "rank": rank, "ranks": list(group.ranks)}) + "\n")
-    atexit.register(flush)
+def _file_of(group: Any) -> _File:
+    key = tuple(group.ranks)
+    if key not in _files:
+        _files[key] = _File(group, len(_files))
+        if len(_files) == 1:
+            atexit.register(flush)
+    return _files[key]
 
 
 def flush() -> None:
     """Writes what is held back."""
     global active
-    if _file is None or os.getpid() != _process:
+    if os.getpid() != _process:
         return
-    try:
-        _file.write("".join(f"[{layer},{json.dumps(rows)}]\n" for layer, rows in _lines))
-        _file.flush()
-    except OSError:
-        active = False  # the disk is full: training goes on
-        with contextlib.suppress(OSError):
-            _file.close()
-    _lines.clear()
+    for one in _files.values():
+        try:
+            one.flush()
+        except (OSError, ValueError):  # the disk is full, or was when it was closed: training goes on
+            active = False
+            with contextlib.suppress(OSError):
+                one.file.close()

@@ -100,6 +100,10 @@ def _taken(context: Any) -> dict[str, Any]:
             "hidden_width": layer.hidden_width,
             "dtype": str(layer.dtype).removeprefix("torch."),
             "received_rows": layer.received_rows,
+            "num_experts": layer.num_experts,
+            "top_k": layer.top_k,
+            "chunk_cut": layer.chunk_cut,
+            "callback": layer.experts is not None,
         }
         for layer in getattr(context, "_layers", ())
         if hasattr(layer, "layer_id")

@@ -1,3 +1,4 @@
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,11 +33,27 @@ static void Rising_Falls_ArePooledIntoTheirMean(void** state) {
   assert_true(falling[0] == 2 && falling[1] == 2 && falling[2] == 2);
 }
 
+/* 2 ns a byte; one of four ranks receives 1 MB, so that all receive 0.25 MB on average. */
+static void SkewGain_BetweenFullestAndMean_IsWhereTheTimeLies(void** state) {
+  (void)state;
+  sluice_machine_t m;
+  sluice_machine_init(&m);
+  m.world_size = 4, m.exchange.startup_seconds = 1e-4;
+  m.exchange.bytes = (sluice_curve_t){1, {1}, {2e-9}};
+  static const struct {
+    double seconds, gain;
+  } cases[] = {{2.1e-3, 0}, {9e-3, 0}, {1.35e-3, 0.5}, {6e-4, 1}, {1e-5, 1}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    assert_true(fabs(sluice_fit_skew_gain(&m, 1e6, cases[i].seconds) - cases[i].gain) < 1e-6);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Median_OddEvenAndOutlier_IsTheMiddle),
       cmocka_unit_test(Quantile_NearestRank),
       cmocka_unit_test(Rising_Falls_ArePooledIntoTheirMean),
+      cmocka_unit_test(SkewGain_BetweenFullestAndMean_IsWhereTheTimeLies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

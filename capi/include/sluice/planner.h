@@ -74,7 +74,7 @@ typedef struct sluice_planner_workload_s {
   int32_t reserved;                /* 0; end of the first layout */
   uint64_t host_memory_budget;     /* bytes of offloaded rows of max_outstanding forwards; 0: no limit of their own */
   int32_t deduplicate;             /* 0 or 1, as sluice_moe_config_t has it */
-  int32_t reserved_2;              /* 0 */
+  int32_t chunk_cut;               /* SLUICE_CHUNK_CUT_*, as sluice_moe_config_t has it; default ADAPTIVE */
 } sluice_planner_workload_t;
 
 SLUICE_EXPORT void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size);

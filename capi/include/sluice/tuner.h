@@ -121,6 +121,13 @@ SLUICE_API sluice_status_t sluice_context_write_decisions(sluice_context_t* cont
  * and the remedy: nothing is taken then; NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_context_read_decisions(sluice_context_t* context, const char* text, uint64_t length);
 
+/* The tuner's machine as the steps that ran have corrected it (provenance "fitted"): its products, exchanges and
+ * pass_seconds by what the newest 48 passes without a budget took, its error by every third of them, which the fit did
+ * not see. JSON as sluice_planner_create reads it; *inout_bytes is the room and then the length with the terminating 0;
+ * text may be NULL to ask. The same on all ranks; no communication. Context-exclusive. Errors: INVALID_ARGUMENT, BUSY,
+ * STATE: the tuner has no machine, or too few passes have run. */
+SLUICE_API sluice_status_t sluice_context_write_machine(sluice_context_t* context, char* text, uint64_t* inout_bytes);
+
 /* Immutable words for SLUICE_WHY_*. */
 SLUICE_EXPORT const char* sluice_tuner_why_name(int32_t why);
 

@@ -36,7 +36,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """The machine."""
     known = ", ".join(machines.names())
-    parser.add_argument("--machine", required=True, metavar="NAME|FILE", help=f"a file (docs/tuning.md), or {known}")
+    parser.add_argument(
+        "--machine",
+        metavar="NAME|FILE",
+        help=f"a file (docs/tuning.md), {machines.CACHED} (what was calibrated here), or {known}; default: what a "
+        "--config of DeepSpeed names",
+    )
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +75,20 @@ def model_of(options: Any) -> Model:
         policy=None if options.policy is None else config.RESTORE[options.policy],
     )
     return with_tokens(flags.over(model))
+
+
+def machine_of(options: Any, model: Model, ranks: int | None) -> machines.Machine:
+    """The one that --machine names, else the tuner of a DeepSpeed config."""
+    tuner = None if model.section is None else model.section.tuner
+    name = options.machine
+    if name is None and tuner is not None:
+        name = tuner.machine or (machines.CACHED if tuner.calibrate is not None else None)
+    if name is None:
+        raise BadInput("--machine is missing: give it, or a DeepSpeed config whose tuner has a machine or calibrates")
+    if name != machines.CACHED:
+        return machines.load(name)
+    folder = None if tuner is None else tuner.cache
+    return machines.from_cache(folder, ranks, model.dtype or "bf16", model.model_width, model.hidden_width)
 
 
 def budget_of(text: str | None, option: str = "--budget") -> int | None:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import cached
 from .errors import BadInput
 
+CACHED = "cached"
 FOLDER = Path(__file__).resolve().parent / "profiles"
 
 
@@ -41,8 +43,18 @@ def load(name_or_path: str) -> Machine:
         path = FOLDER / f"{name_or_path}.json"
     elif not path.is_file():
         known = ", ".join(names())
-        raise BadInput(f"machine {name_or_path!r}: neither a file nor a named profile; named ones are {known}")
+        raise BadInput(
+            f"machine {name_or_path!r}: neither a file nor a named profile, nor {CACHED!r}; named ones are {known}"
+        )
     return parse(path.read_text(), os.fspath(name_or_path))
+
+
+def from_cache(
+    folder: str | None, ranks: int | None, dtype: str | None, model_width: int | None, hidden_width: int | None
+) -> Machine:
+    """What was calibrated on this machine for such layers; `sources` has the file and what it was measured at."""
+    found = cached.find(folder, ranks, dtype, model_width, hidden_width)
+    return Machine(found.machine, {"cache": found.path, "measured at": found.words()})
 
 
 def parse(text: str, where: str) -> Machine:

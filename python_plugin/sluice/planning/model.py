@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import ConfigError
+from ..config import ConfigError, Options
 from ..config import parse as parse_section
 from . import megatron, moe_layers
 from .errors import BadInput
@@ -25,6 +25,11 @@ DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 # Two matrices per expert; all other families are gated.
 NOT_GATED = ("switch_transformers", "nllb-moe", "gpt_bigcode", "nemotron_h")
 ROUTES = {"switch_transformers": 1, "nllb-moe": 2}  # K of families whose configs do not say it
+# Words of configs for activations, by the library's.
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
 INNER = ("text_config", "thinker_config", "llm_config", "language_config")
 
 
@@ -47,8 +52,12 @@ class Model:
     wgrad: str | None = None
     max_outstanding: int | None = None
     deduplicate: bool | None = None
+    chunk_cut: str | None = None
+    activation: str | None = None
+    bias: bool | None = None
     micro_batch: int | None = None
     sequence_length: int | None = None
+    section: Options | None = None  # the whole "sluice" section of a DeepSpeed config
 
     def over(self, other: Model) -> Model:
         """This one, and what it does not say from the other."""
@@ -133,6 +142,7 @@ def _transformers(data: Mapping[str, Any], path: str) -> Model:
     kind = data.get("model_type")
     found.setdefault("top_k", ROUTES.get(str(kind)))
     word = str(data.get("torch_dtype") or data.get("dtype") or "bfloat16")
+    found["activation"] = ACTIVATIONS.get(str(data.get("hidden_act") or data.get("hidden_activation")))
     return Model(**found, dtype=_dtype(word, "torch_dtype"), gated=kind not in NOT_GATED)
 
 
@@ -171,6 +181,8 @@ def _section(data: Mapping[str, Any], path: str) -> dict[str, Any]:
         "wgrad": options.wgrad_mode,
         "max_outstanding": options.max_outstanding,
         "deduplicate": options.deduplicate or None,
+        "chunk_cut": options.chunk_cut,
+        "section": options if "sluice" in data else None,
     }
 
 

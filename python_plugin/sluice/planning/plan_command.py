@@ -11,7 +11,7 @@ from typing import Any
 from .. import timeline
 from ..errors import SluiceError
 from ..timeline.schedule import LANE_NAMES, Schedule
-from . import arguments, machines, routing, written
+from . import arguments, routing, written
 from .errors import BadInput
 from .model import Model, complete
 from .planner import Candidate, Choice, Decision, Planner, Prediction, Workload, size
@@ -48,8 +48,9 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     try:
         written.check("--picture", options.picture)
-        planner = Planner(machines.load(options.machine))
-        made = plan(planner, complete(arguments.model_of(options)), options)
+        model = arguments.model_of(options)
+        planner = Planner(arguments.machine_of(options, model, options.ranks))
+        made = plan(planner, complete(model), options)
     except SluiceError as error:
         print(f"sluice plan: {error}", file=sys.stderr)
         return 2
@@ -76,6 +77,7 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         host_memory_budget=model.host_memory_budget or 0,
         max_outstanding=model.max_outstanding or model.layers,
         deduplicate=bool(model.deduplicate),
+        chunk_cut=model.chunk_cut or "adaptive",
     )
 
 
@@ -167,6 +169,8 @@ def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[s
         f"machine {planner.machine.name}; {model.layers} MoE layers of {shape}; "
         f"T {model.tokens} on each rank; budget {budget}"
     ]
+    if "measured at" in planner.machine.sources:
+        lines.append(f"calibrated at {planner.machine.sources['measured at']} ({planner.machine.sources['cache']})")
     total = 0.0
     for row in made["layers"]:
         names = row["layers"]

@@ -13,6 +13,7 @@ from ..timeline.schedule import LANE_NAMES, POLICIES, RESTORE_INPUT, RESTORE_MID
 from .machines import Machine
 
 DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
+CHUNK_CUTS = {"adaptive": 0, "tokens": 1}
 MOST = 512
 BYTES = ("base", "slot", "routing", "schedule", "header", "product", "step", "total")
 _OVER_BUDGET = -14
@@ -35,6 +36,7 @@ class Workload:
     max_outstanding: int = 1
     host_memory_budget: int = 0
     deduplicate: bool = False
+    chunk_cut: str = "adaptive"
 
     def with_(self, **changes: Any) -> Workload:
         return replace(self, **changes)
@@ -142,6 +144,7 @@ class Planner:
         value.dtype, value.gated, value.skew = DTYPES[work.dtype], int(work.gated), work.skew
         value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
         value.host_memory_budget, value.deduplicate = work.host_memory_budget, int(work.deduplicate)
+        value.chunk_cut = CHUNK_CUTS[work.chunk_cut]
         return value
 
     def _choice(self, choice: Choice) -> Any:

@@ -30,10 +30,11 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument("folder", help="what SLUICE_ROUTING_DIR named")
     parser.add_argument("--out", default="routing.jsonl", metavar="FILE", help="(%(default)s)")
+    parser.add_argument("--ranks", type=int, metavar="W", help="of layers whose experts lie on so many ranks")
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
     try:
-        ranks = join(options.folder, options.out)
+        ranks = join(options.folder, options.out, options.ranks)
         trace = read(options.out)
     except BadInput as error:
         print(f"sluice routing: {error}", file=sys.stderr)
@@ -62,10 +63,11 @@ def summary(trace: Routing, ranks: int) -> list[dict[str, Any]]:
     ]
 
 
-def join(folder: str, out: str) -> int:
+def join(folder: str, out: str, world_size: int | None = None) -> int:
     """Writes one line per step that all ranks have of all layers; the number of ranks of one group.
 
-    Experts lie contiguously over the ranks of a group; groups that hold copies of the same experts are summed.
+    Experts lie contiguously over the ranks of a group; groups that hold copies of the same experts are summed. Layers
+    of groups of another size are another trace: where there are several, `world_size` says which.
     """
     files = sorted(Path(folder).glob("loads*.jsonl"))
     if not files:
@@ -75,6 +77,15 @@ def join(folder: str, out: str) -> int:
         rank, ranks, layers = _read_rank(path)
         # A rank that shares its experts with nobody holds all of them.
         groups.setdefault(ranks if len(ranks) > 1 else (rank,), {})[rank] = layers
+    sizes = sorted({len(ranks) for ranks in groups})
+    if world_size is None and len(sizes) > 1:
+        listed = " and ".join(map(str, sizes))
+        raise BadInput(
+            f"routing {folder}: layers of groups of {listed} ranks, which are traces of their own: choose by --ranks"
+        )
+    if world_size is not None and world_size not in sizes:
+        raise BadInput(f"--ranks is {world_size}; {folder} has groups of {' and '.join(map(str, sizes))} ranks")
+    groups = {ranks: found for ranks, found in groups.items() if world_size in (None, len(ranks))}
     for ranks, found in groups.items():
         missing = [rank for rank in ranks if rank not in found]
         if missing:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import SluiceError
-from . import arguments, machines, routing, scaling_plot, simulate, written
+from . import arguments, routing, scaling_plot, simulate, written
 from .errors import BadInput
 from .model import Model, complete
 from .plan_command import error_of, workload_of
@@ -49,8 +49,9 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     try:
         written.check("--picture", options.picture)
-        planner = Planner(machines.load(options.machine))
-        made = run(planner, options)
+        model = arguments.model_of(options)
+        planner = Planner(arguments.machine_of(options, model, None))
+        made = run(planner, model, options)
         if options.picture:
             written.write("--picture", options.picture, _picture(made, planner))
     except SluiceError as error:
@@ -71,13 +72,12 @@ def _picture(made: dict[str, Any], planner: Planner) -> str:
     return scaling_plot.svg(curves, f"Efficiency on {planner.machine.name}")
 
 
-def run(planner: Planner, options: Any) -> dict[str, Any]:
+def run(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
     """{"model", "scaling": {"weak": [points], ...}}"""
     counts = _counts(options.ranks)
     simulate.check_ranks(counts)
     if options.other_ms < 0:
         raise BadInput(f"--other-ms is {options.other_ms:g}; it is a time, 0 or more")
-    model = arguments.model_of(options)
     per_rank = options.experts_per_rank
     if per_rank is None:
         per_rank = max(1, model.num_experts // counts[0]) if model.num_experts else 1

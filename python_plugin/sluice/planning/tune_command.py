@@ -6,16 +6,18 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .. import decision_log
 from .._library import load
-from ..errors import SluiceError
-from . import arguments, written
+from ..config import TunerOptions
+from ..errors import OverBudget, SluiceError
+from . import ahead, arguments, written
 from .errors import BadInput
 from .machines import Machine
-from .model import complete
+from .model import Model, complete
 from .plan_command import as_dict, lines_of, plan
 from .planner import DTYPES, Planner
 
@@ -23,9 +25,12 @@ EXAMPLE = """examples:
   sluice tune --model-width 1024 --hidden-width 4096 --dtype f32 --out machine.json
   torchrun --nproc-per-node 2 -m sluice tune --model-width 1024 --hidden-width 4096 --dtype f32 --out machine.json \\
            --experts 8 --top-k 2 --tokens 4096 --budget 500MB
+  torchrun --nproc-per-node 2 -m sluice tune --config ds_config.json --config config.json --tokens 4096 --keep
 
 Under torchrun (or any launcher that sets RANK and WORLD_SIZE) all ranks take part and exchanges are measured; alone,
 only what one rank can do. What was measured before for this device, link, width and library comes from the cache.
+With --keep one layer of the model then trains on made-up rows until its tuner has decided, and the decision goes to
+the file that runs with "tuner": {"decisions": true} (or a path) begin with; it takes a layer's memory, with gradients.
 
 exit status: 0 measured (and the model, if one is given, fits); 1 it does not fit; 2 wrong arguments; 3 not measured
 """
@@ -44,6 +49,17 @@ def main(words: list[str]) -> int:
     arguments.add_choice(parser)
     parser.add_argument("--out", default="machine.json", metavar="FILE", help="for --machine (%(default)s)")
     parser.add_argument("--seconds", type=float, default=8.0, help="about so long (%(default)s)")
+    parser.add_argument(
+        "--keep",
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help="decide by steps, and leave the decision in this file; without a name in that of the config's "
+        '"decisions", or in the cache folder',
+    )
+    parser.add_argument("--activation", metavar="NAME", help="of the experts, for --keep; default: the config's")
+    parser.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None, help="experts have biases")
+    parser.add_argument("--steps", type=int, default=200, metavar="N", help="at most, for --keep (%(default)s)")
     parser.add_argument("--refresh", action="store_true", help="measure although the cache has it")
     parser.add_argument("--cache-dir", metavar="DIR", help='default: SLUICE_CACHE_DIR, or under the home; "": none')
     parser.add_argument("--verbose", action="store_true", help="also which products are taken for which sizes")
@@ -51,7 +67,7 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     first = int(os.environ.get("RANK", "0")) == 0
     try:
-        model = arguments.model_of(options)
+        model = Model(activation=options.activation, bias=options.bias).over(arguments.model_of(options))
         for name, value in (("--model-width", model.model_width), ("--hidden-width", model.hidden_width)):
             if value is None:
                 raise BadInput(f"{name} is missing: give it, or a --config that holds it")
@@ -61,16 +77,20 @@ def main(words: list[str]) -> int:
             raise BadInput(f"--seconds is {options.seconds:g}; it must be in [0.05, 3600]")
         if first:
             written.check("--out", options.out)
-        wants_plan = model.num_experts is not None or model.tokens is not None
+        wants_plan = model.num_experts is not None or model.tokens is not None or options.keep is not None
         if wants_plan:
             model = complete(model)
+        place = _place(options, model)
     except SluiceError as error:
         if first:
             print(f"sluice tune: {error}", file=sys.stderr)
         return 2
     try:
-        with _context() as (context, ranks):
-            machine = calibrate(context, model.model_width, model.hidden_width, model.dtype or "bf16", options, first)
+        with _context(model, options, place is not None) as (context, handle, ranks):
+            machine = calibrate(handle, model.model_width, model.hidden_width, model.dtype or "bf16", options, first)
+            kept = None
+            if place is not None:
+                kept = _decide(context, model, options, place, first)
     except (SluiceError, RuntimeError, ImportError) as error:
         print(f"sluice tune: not measured: {error}", file=sys.stderr)
         return 3
@@ -97,37 +117,92 @@ def main(words: list[str]) -> int:
             print(f"sluice tune: {error}", file=sys.stderr)
             return 2
     if options.json:
-        print(json.dumps({"machine": machine.data, "plan": as_dict(made, planner) if made else None}, indent=1))
+        planned = as_dict(made, planner) if made else None
+        print(json.dumps({"machine": machine.data, "plan": planned, "kept": kept}, indent=1))
     else:
         print("\n".join(said(machine, options.out)))
         if made:
             print("\n".join(["", *lines_of(made, planner, False)]))
+        if kept:
+            print("\n".join(["", *kept_lines(kept)]))
     return 0 if made is None or all(row["decision"].chosen for row in made["layers"]) else 1
 
 
+def _place(options: Any, model: Model) -> str | bool | None:
+    """Where decisions go: None: nowhere, True: the cache folder."""
+    if options.keep is None:
+        return None
+    try:
+        from ..adapters.torch.layer import ACTIVATIONS
+    except ImportError as error:
+        raise BadInput(f"--keep decides by steps of a layer, which needs torch: {error}") from error
+    if options.steps < 1:
+        raise BadInput(f"--steps is {options.steps}; it must be above 0")
+    ahead.check(model, int(os.environ.get("WORLD_SIZE", "1")), ACTIVATIONS)
+    tuner = None if model.section is None else model.section.tuner
+    named = options.keep if isinstance(options.keep, str) else (tuner and tuner.decisions) or True
+    if options.cache_dir is None and tuner is not None:
+        options.cache_dir = tuner.cache
+    if options.cache_dir == "" and named is True:
+        raise BadInput('--keep: --cache-dir is "", so there is no folder to keep decisions in: name a file')
+    return named
+
+
+def _decide(context: Any, model: Model, options: Any, place: str | bool, first: bool) -> dict[str, Any] | None:
+    """What was kept, on the first rank; None where no plan fits the budget, which the plan that is printed explains."""
+    try:
+        steps = ahead.settle(context, model, options.steps, _progress(first))
+    except OverBudget as error:
+        if first:
+            print(f"sluice tune: nothing kept: {error}", file=sys.stderr)
+        return None
+    return {"steps": steps, **ahead.keep(context, place, options.cache_dir)} if first else None
+
+
+def _progress(speaks: bool) -> Callable[[str], None]:
+    def tell(text: str) -> None:
+        if speaks and sys.stderr.isatty():
+            print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
+
+    return tell
+
+
 @contextmanager
-def _context() -> Iterator[tuple[Any, int]]:
-    """(a context over all ranks of the launcher, how many): torch's group where there are several."""
+def _context(model: Model, options: Any, decides: bool) -> Iterator[tuple[Any, Any, int]]:
+    """(a context over all ranks of the launcher or None, its handle, how many): torch's group where there are several.
+
+    One that decides is as the run's: its products, transport and budgets, and a tuner with this machine.
+    """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     library = load()
-    if ranks > 1:
-        import torch.distributed as dist
-
-        from ..adapters.torch.context import Context
+    if ranks > 1 or decides:
+        from ..adapters.torch.context import Context, ContextOptions
         from ..adapters.torch.group import EpGroup
 
-        dist.init_process_group("gloo")
-        context = Context(EpGroup.for_ranks(range(ranks)))
+        if ranks > 1:
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo")
+        made = ContextOptions()
+        run = ahead.options_of(model)
+        if decides:
+            tuner = TunerOptions("adaptive", calibrate=options.seconds, cache=options.cache_dir)
+            outstanding = model.max_outstanding or model.layers
+            budgets = (run.memory_budget, outstanding, run.host_memory_budget)
+            made = ContextOptions(run.gemm or "auto", run.gemm_library, *budgets, tuner)
+        group = EpGroup.for_ranks(range(ranks) if ranks > 1 else None, transport=run.transport)
+        context = Context(group, made)
         try:
-            yield context.handle, ranks
+            yield context, context.handle, ranks
         finally:
             context.close()
-            dist.destroy_process_group()
+            if ranks > 1:
+                dist.destroy_process_group()
         return
     out = library.ffi.new("sluice_context_t **")
     library.check(library.lib.sluice_context_create(library.new("context_config"), library.ffi.NULL, out))
     try:
-        yield out[0], 1
+        yield None, out[0], 1
     finally:
         library.lib.sluice_context_destroy(out[0])
 
@@ -190,6 +265,12 @@ def said(machine: Machine, path: str) -> list[str]:
         worst = f"90th percentile {100 * error['p90']:.1f} %"
         lines.append(f"  error on {error['count']} sizes held out: median {100 * error['median']:.1f} %, {worst}")
     return lines
+
+
+def kept_lines(kept: dict[str, Any]) -> list[str]:
+    """What was decided by steps, and where it lies."""
+    lines = [f"decided in {kept['steps']} steps of one layer, kept in {kept['path']}:"]
+    return lines + [f"  {decision_log.line({'when': 'now', **entry})}" for entry in kept["decisions"][-1:]]
 
 
 def _points(curve: Any) -> list[list[float]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sluice.planning import routing, routing_join
+from sluice.planning.errors import BadInput
 
 HERE = Path(__file__).resolve().parent
 
@@ -52,6 +53,43 @@ def test_Join_CopiesOfExperts_AreSummed(tmp_path) -> None:
     assert routing_join.join(str(tmp_path), str(out)) == 2
     trace = routing.read(str(out))
     assert trace.loads == (((4, 20, 6, 20),),)
+
+
+def test_Record_TwoGroups_DoNotMix(tmp_path) -> None:
+    """A model with expert parallelism over two ranks and, in another layer, over this one alone."""
+    program = """if True:
+        import types
+        from sluice import routing
+        class Library:
+            class ffi:
+                NULL = None
+                new = staticmethod(lambda kind, count: [0] * count)
+            class lib:
+                @staticmethod
+                def sluice_step_info(step, info, rows):
+                    rows[:] = step
+                    return 0
+        def layer(number, ranks, experts):
+            context = types.SimpleNamespace(ep_group=types.SimpleNamespace(ranks=ranks, rank=0))
+            return types.SimpleNamespace(layer_id=number, num_local_experts=experts, context=context)
+        wide, own = layer(3, (0, 1), 2), layer(4, (0,), 4)
+        for step in range(2):
+            routing.note(wide, [1, step], Library)
+            routing.note(own, [5, 6, 7, 8], Library)
+    """
+    folder = tmp_path / "loads"
+    environment = dict(os.environ, SLUICE_ROUTING_DIR=str(folder), RANK="0")
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    _write(folder, 1, [0, 1], [[3, [9, 10]], [3, [11, 12]]])
+    out = str(tmp_path / "out.jsonl")
+    with pytest.raises(BadInput, match="groups of 1 and 2 ranks, which are traces of their own: choose by --ranks"):
+        routing_join.join(str(folder), out)
+    assert routing_join.join(str(folder), out, 2) == 2
+    assert routing.read(out).loads == (((1, 0, 9, 10),), ((1, 1, 11, 12),))
+    assert routing_join.join(str(folder), out, 1) == 1
+    assert routing.read(out).loads == (((5, 6, 7, 8),),) * 2
+    with pytest.raises(BadInput, match="--ranks is 4; .* has groups of 1 and 2 ranks"):
+        routing_join.join(str(folder), out, 4)
 
 
 def test_Join_RanksWithAllExperts_AreSummed(tmp_path) -> None:

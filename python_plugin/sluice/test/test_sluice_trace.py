@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from sluice.planning import machines
+from sluice.planning.planner import Choice, Planner, Workload
 from sluice.timeline import Schedule
 from sluice.timeline.schedule import POLICIES
 from sluice.tracing import clocks, command, explain, passes, report
@@ -217,6 +219,43 @@ def test_Report_TwoRanks_PredictsWhatWasRecorded(tmp_path) -> None:
     assert picture.count(">bytes in slots<") == 4 and picture.count(">slots<") == 4  # measured, predicted, twice
     assert any("predicted: backward of layer 3" in line for line in (tmp_path / "timeline.svg").read_text().split("<"))
     assert "2 ranks, the last 2 steps" in "\n".join(report_text.lines_of(made, found))
+
+
+def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, capsys) -> None:
+    """The fullest rank of two received 500 rows for 400 on average; the schedule is the recorded one."""
+    loads = {0: 300, 1: 500}
+    for rank, rows in loads.items():
+        facts = {**FACTS, "received_rows": rows, "num_experts": 4, "top_k": 2, "chunk_cut": "tokens"}
+        record = _record(_pair("S4", wgrad="per_chunk") * 3, rank, facts=facts)
+        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record))
+    words = ["--out", str(tmp_path), "--steps", "2", "--machine", "a100-8x8-200g"]
+    assert command.main([*words, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    work = Workload(64, 256, 200, 4, 2, 2, "f32", skew=1.25, chunk_cut="tokens")
+    planner = Planner(machines.load("a100-8x8-200g"))
+    planned = planner.predict(work, Choice(4, "redispatch", "recompute", "per_chunk"), timeline=True)
+    for row in made["layers"]:
+        events = planned.events[row["direction"]]
+        assert row["machine_s"] == pytest.approx(max(event.end for event in events), rel=1e-9)
+        ops = {op["op"]: op for op in row["machine_ops"]}
+        assert ops.keys() == {event.op for event in events}
+        assert ops["reduce" if row["direction"] == "forward" else "reduce_grad"]["measured_s"] == pytest.approx(5e-4)
+        busy = row["machine_busy_s"]["compute"]
+        idle = sum(wait["seconds"] for wait in row["machine_idle"] if wait["lane"] == "compute")
+        assert busy + idle == pytest.approx(row["machine_s"], rel=1e-9)
+    assert command.main(words) == 0
+    text = capsys.readouterr().out
+    assert "planned = by the planner on a100-8x8-200g" in text and "lane compute" in text
+    picture = (tmp_path / "timeline.svg").read_text()
+    assert "planned: backward of layer 3" in picture and "planned: forward of layer 3" in picture
+
+
+def test_Report_RecordWithoutShapes_SaysWhyItIsNotPlanned(tmp_path, capsys) -> None:
+    (tmp_path / "rank0-9.json").write_text(json.dumps(_record(_pair("none"), 0)))
+    assert command.main(["--out", str(tmp_path), "--machine", "h200-8x8"]) == 0
+    assert "not planned: the record does not say num_experts: record again" in capsys.readouterr().out
+    assert command.main(["--out", str(tmp_path), "--machine", "cached"]) == 2
+    assert "--machine cached: the record does not say num_experts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from sluice import doctor
-from sluice.planning import machines, tune_command
+from sluice import doctor, kept_decisions
+from sluice.planning import machines, plan_command, tune_command
 from sluice.planning.planner import Choice, Planner, Workload
 
+HERE = Path(__file__).resolve().parent
 SIZES = ["--model-width", "64", "--hidden-width", "128", "--dtype", "f32", "--seconds", "0.2", "--cache-dir", ""]
 
 
@@ -40,6 +42,43 @@ def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
     assert made["machine"]["exchange_late"]["points"][0][0] == made["machine"]["exchange_taken"]["points"][0][0] == 1024
     assert made["plan"]["layers"][0]["fits"]
     assert json.loads(out.read_text()) == made["machine"]
+
+
+def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
+    """Activation, products and transport come from the configs; the run is `kept_rank.py`, with the same section."""
+    pytest.importorskip("torch")
+    section = {"enabled": True, "gemm": "native", "tuner": {"decisions": str(tmp_path / "kept.json")}}
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 2, "sluice": section}))
+    words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--config", "ds.json", "--keep", "--json"]
+    model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "300"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
+    done = subprocess.run([*launcher, "-m", "sluice", "tune", *words, *model], **run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kept = json.loads(done.stdout)["kept"]
+    assert kept["path"] == str(tmp_path / "kept.json") and kept["decisions"][-1]["why"] in ("raced", "predicted")
+    ((words_of_machine, answers),) = kept_decisions.machines(kept["path"]).items()
+    assert "2 ranks; products native" in words_of_machine and answers == kept["answers"] and answers[-1]["rows"] == 128
+    done = subprocess.run([*launcher, str(HERE / "kept_rank.py"), kept["path"]], **run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    began = json.loads(done.stdout.splitlines()[-1])
+    assert began["settled"][1:] == [True, True] and began["chunks"][1:] == [answers[-1]["num_chunks"]] * 2
+
+
+def test_Tune_KeepBadInput_IsNamed(capsys, monkeypatch) -> None:
+    pytest.importorskip("torch")
+    model = [*SIZES, "--experts", "4", "--top-k", "2", "--tokens", "64", "--keep"]
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    for words, text in (
+        (model, "one rank without a budget has nothing to choose"),
+        ([*model, "--budget", "1GiB"], "--activation is missing"),
+        ([*model, "--budget", "1GiB", "--activation", "sin"], "known are identity, relu"),
+        ([*model, "--budget", "1GiB", "--activation", "relu"], '--cache-dir is ""'),
+        ([*model, "--steps", "0"], "--steps is 0"),
+    ):
+        assert tune_command.main(words) == 2
+        assert text in capsys.readouterr().err
 
 
 def test_Said_SmallExchanges_AloneAndBesideProducts() -> None:
@@ -79,3 +118,40 @@ def test_Doctor_SaysWhatTheCacheHolds(tmp_path, monkeypatch) -> None:
     (tmp_path / "machine-0.json").write_text("{")
     (finding,) = doctor._calibration()
     assert finding.state == doctor.NOTE and "machine-0.json" in finding.detail
+
+
+def test_Plan_CachedMachine_IsTheOneMeasuredForSuchLayers(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
+    model = ["--ranks", "1", "--experts", "4", "--top-k", "2", "--tokens", "256", *SIZES[:6]]
+    assert plan_command.main(["--machine", "cached", *model]) == 2
+    said = capsys.readouterr().err
+    assert "no calibration of 1 ranks in f32" in said and "sluice tune" in said
+    assert tune_command.main([*SIZES[:-2], "--out", str(tmp_path / "out.json")]) == 0
+    wide = ["--model-width", "96", *SIZES[2:-2]]
+    assert tune_command.main([*wide, "--out", str(tmp_path / "out.json")]) == 0
+    capsys.readouterr()
+    assert plan_command.main(["--machine", "cached", *model]) == 0
+    assert "calibrated at 1 ranks over none, f32, M 64, H 128" in capsys.readouterr().out
+    # As the config of a run says it; the nearest width serves.
+    (tmp_path / "ds.json").write_text(json.dumps({"sluice": {"tuner": {"calibrate": True}}}))
+    model[model.index("64")] = "512"
+    assert plan_command.main(["--config", str(tmp_path / "ds.json"), *model]) == 0
+    assert "calibrated at 1 ranks over none, f32, M 96, H 128" in capsys.readouterr().out
+    assert plan_command.main(model) == 2
+    assert "--machine is missing" in capsys.readouterr().err
+
+
+def test_Doctor_SaysWhichDecisionsAreKept(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
+    (finding,) = doctor._kept()
+    assert f"none in {tmp_path}/kept_decisions.json" in finding.detail
+    answer = {"layer": "00000000000000ab", "rows": 128, "num_chunks": 4, "wgrad_mode": "per_chunk"}
+    kept_decisions.merge(str(tmp_path / "kept_decisions.json"), "here", [answer, {**answer, "rows": 4096}])
+    kept_decisions.merge(str(tmp_path / "kept_decisions.json"), "there", [answer])
+    head, here, there = doctor._kept()
+    assert f"3 for 2 machines in {tmp_path}/kept_decisions.json, written 20" in head.detail
+    words = "last of 2: layers 00000000000000ab, 4096 rows: n 4, weight gradients per chunk (here)"
+    assert here.detail == words and there.detail.endswith("(there)")
+    (tmp_path / "kept_decisions.json").write_text("{")
+    (finding,) = doctor._kept()
+    assert finding.state == doctor.NOTE and "is damaged" in finding.detail

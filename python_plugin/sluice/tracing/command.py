@@ -12,19 +12,26 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from . import report, text
-from .passes import BadRecord
+from ..errors import SluiceError
+from ..planning import machines
+from ..planning.errors import BadInput
+from ..planning.planner import Planner
+from . import planned, report, text
+from .passes import BadRecord, Pass
 
 EXAMPLE = """examples:
   sluice trace --out trace_out -- torchrun --nproc-per-node 2 -m sluice.run train.py --steps 20
   sluice trace --out trace_out --steps 5 --json          (reads what trace_out holds again)
+  sluice trace --out trace_out --machine cached          (the planner's timeline beside, on what was calibrated here)
 
 writes into the folder: rank*.json (recorded), report.json, trace.json (open at ui.perfetto.dev), timeline.svg, and
 timeline.png where cairosvg is installed.
 
-exit status: 0 reported; 1 nothing was recorded, or a record is damaged; 2 wrong arguments; else that of the command
+exit status: 0 reported; 1 nothing was recorded, or a record is damaged; 2 wrong arguments or machine; else that of the
+command
 """
 
 
@@ -39,6 +46,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", default="trace_out", metavar="DIR", help="for records and pictures (%(default)s)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps, the last ones (%(default)s)")
     parser.add_argument("--events", type=int, default=1 << 16, metavar="N", help="ring of each rank (%(default)s)")
+    parser.add_argument(
+        "--machine",
+        metavar="NAME|FILE",
+        help="beside what ran, what the planner says of it on this machine: a file, a profile, or cached",
+    )
     parser.add_argument("--json", action="store_true", help="the report as JSON; the command's output goes to stderr")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND to run and record; none: report again")
     options = parser.parse_args(arguments)
@@ -63,8 +75,16 @@ def main(arguments: list[str]) -> int:
     except BadRecord as error:
         print(f"sluice trace: {error}", file=sys.stderr)
         return 1
-    made = report.make(passes, alignment, options.steps)
-    written = report.write(options.out, passes, made)
+    try:
+        planner = None if options.machine is None else _planner(options.machine, passes)
+    except SluiceError as error:
+        print(f"sluice trace: {error}", file=sys.stderr)
+        return 2
+    plans = None if planner is None else planned.plan(planner, passes)
+    made = report.make(passes, alignment, options.steps, plans)
+    if planner is not None:
+        made["machine"] = planner.machine.name
+    written = report.write(options.out, passes, made, plans)
     if options.json:
         print(json.dumps(made, indent=1))
         return 0
@@ -72,6 +92,20 @@ def main(arguments: list[str]) -> int:
         print(line)
     print(f"\n  {options.out}/{{{', '.join(written)}}}")
     return 0
+
+
+def _planner(name: str, passes: Sequence[Pass]) -> Planner:
+    """Of the machine that is named; of the cache, what was calibrated for layers such as the first that is known."""
+    if name != machines.CACHED:
+        return Planner(machines.load(name))
+    groups: dict[planned.Place, list[Pass]] = {}
+    for one in passes:
+        groups.setdefault((one.ranks, one.layer), []).append(one)
+    found = [planned.workload_of(place, mine) for place, mine in groups.items()]
+    work = next((each for each in found if not isinstance(each, str)), None)
+    if work is None:
+        raise BadInput(f"--machine {name}: {found[0]}; name a file")
+    return Planner(machines.from_cache(None, work.world_size, work.dtype, work.model_width, work.hidden_width))
 
 
 def _record(options: argparse.Namespace, command: list[str]) -> int:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import timeline
 from ..timeline.model import Panel
 from ..timeline.schedule import LANE_NAMES, Prediction
-from . import clocks, explain
+from . import clocks, explain, planned
 from . import passes as recorded
 from .passes import BadRecord, Pass
+from .planned import Place, Planned
 
 
 def load(folder: str | os.PathLike[str], steps: int) -> tuple[list[Pass], list[clocks.Alignment]]:
@@ -64,8 +65,13 @@ def predict(group: Sequence[Pass]) -> Prediction:
     return group[0].schedule.predict(median_costs(group))
 
 
-def make(passes: Sequence[Pass], alignment: Sequence[clocks.Alignment], steps: int) -> dict[str, Any]:
-    """Everything as data: what --json prints."""
+def make(
+    passes: Sequence[Pass],
+    alignment: Sequence[clocks.Alignment],
+    steps: int,
+    plans: Mapping[Place, Planned] | None = None,
+) -> dict[str, Any]:
+    """Everything as data: what --json prints. plans: of the recorded layers on a machine."""
     rows = []
     for (rank, layer, direction, digest), group in sorted(_groups(passes).items()):
         row: dict[str, Any] = {
@@ -84,6 +90,8 @@ def make(passes: Sequence[Pass], alignment: Sequence[clocks.Alignment], steps: i
             prediction = predict(group)
             row["predicted_s"] = prediction.seconds
             row["busy_s"] = {lane: prediction.busy[lane] for lane in LANE_NAMES}
+        if plans is not None:
+            row |= _on_machine(group, plans[group[0].ranks, layer])
         rows.append(row)
     idle = [one for each in passes for one in explain.idle_of(each)]
     return {
@@ -95,6 +103,21 @@ def make(passes: Sequence[Pass], alignment: Sequence[clocks.Alignment], steps: i
         "idle": _sum_idle(idle),
         "peers": _sum_idle(explain.late_peers(passes)),
         "unexplained_passes": sum(one.schedule is None for one in passes),
+    }
+
+
+def _on_machine(group: Sequence[Pass], plan: Planned) -> dict[str, Any]:
+    """What the planner says beside what ran: the pass, its lanes, its ops, and what its lanes wait for."""
+    if plan.prediction is None:
+        return {"machine_problem": plan.problem}
+    direction = group[0].direction
+    busy = plan.prediction.forward_busy if direction == "forward" else plan.prediction.backward_busy
+    one = plan.as_pass(group[0])
+    return {
+        "machine_s": plan.seconds(direction),
+        "machine_busy_s": busy,
+        "machine_ops": planned.ops_of(group, plan),
+        "machine_idle": [] if one is None else _sum_idle(explain.idle_of(one)),
     }
 
 
@@ -111,9 +134,9 @@ def _sum_idle(stretches: Sequence[explain.Idle]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["seconds"])
 
 
-def panels(passes: Sequence[Pass]) -> list[Panel]:
-    """Of the layer and rank whose passes take longest: measured (the pass of median time) above predicted,
-    both with slots, and with their bytes where the record has the rows that the layer received."""
+def panels(passes: Sequence[Pass], plans: Mapping[Place, Planned] | None = None, machine: str = "") -> list[Panel]:
+    """Of the layer and rank whose passes take longest: measured (the pass of median time) above predicted, both with
+    slots, and with their bytes where the record has the rows that the layer received; below them the planner's."""
     groups = {key: group for key, group in _groups(passes).items() if group[0].schedule is not None}
     if not groups:
         return []
@@ -137,16 +160,25 @@ def panels(passes: Sequence[Pass]) -> list[Panel]:
         prediction = predict(group)
         title = f"predicted: {where}: {prediction.seconds * 1e3:.2f} ms from the medians of {len(group)} passes"
         drawn.append(prediction.panel(title, sizes, layer, rank))
+        plan = None if plans is None else plans[group[0].ranks, layer]
+        if plan is not None and plan.prediction is not None:
+            title = f"planned: {where}: {plan.seconds(direction) * 1e3:.2f} ms on {machine}"
+            drawn.append(Panel(title, [event for event in plan.prediction.events[direction] if event.seconds > 0]))
     return drawn
 
 
-def write(folder: str | os.PathLike[str], passes: Sequence[Pass], report: dict[str, Any]) -> list[str]:
+def write(
+    folder: str | os.PathLike[str],
+    passes: Sequence[Pass],
+    report: dict[str, Any],
+    plans: Mapping[Place, Planned] | None = None,
+) -> list[str]:
     """report.json, trace.json of all ranks, and the picture of the longest layer; their names."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     (place / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     events = [event for one in passes for event in one.events]
-    drawn = panels(passes)
+    drawn = panels(passes, plans, str(report.get("machine")))
     all_ranks = Panel("measured", events)
     (place / "trace.json").write_text(json.dumps(timeline.perfetto([all_ranks, *drawn])))
     written = ["report.json", "trace.json"]

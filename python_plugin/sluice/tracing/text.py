@@ -39,11 +39,18 @@ def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) 
             moved = f"shifted by {clock['shift'] * 1e3:.3f} ms, right to {clock['error'] * 1e3:.3f} ms"
             lines.append(f"  clock of rank {clock['rank']}: {moved} ({clock['how']})")
     lines += ["", "  ms, medians over passes; predicted = the schedule with the ops' own median times"]
-    lines.append("  rank layer direction  n   whole pass    its ops  predicted")
+    machine = report.get("machine")
+    if machine is not None:
+        lines[-1] += f"; planned = by the planner on {machine}"
+    planned = "" if machine is None else "    planned"
+    lines.append(f"  rank layer direction  n   whole pass    its ops  predicted{planned}")
     for row in report["layers"]:
         predicted = f"{row['predicted_s'] * 1e3:10.2f}" if "predicted_s" in row else " unknown schedule"
+        planned = f" {row['machine_s'] * 1e3:10.2f}" if "machine_s" in row else ""
         place = f"  {row['rank']:4} {row['layer']:5} {row['direction']:9} {row['num_chunks']:2}"
-        lines.append(f"{place}   {row['whole_pass_s'] * 1e3:10.2f} {row['measured_s'] * 1e3:10.2f} {predicted}")
+        measured = f"{row['whole_pass_s'] * 1e3:10.2f} {row['measured_s'] * 1e3:10.2f}"
+        lines.append(f"{place}   {measured} {predicted}{planned}")
+    lines += planned_lines(report)
     lines += ["", "  % of the time in passes", "  rank lane         " + "".join(f"{name:>13}" for name in COLUMNS)]
     for row in lane_shares(passes):
         shares = "".join(f"{100 * row[name] / row['total']:13.1f}" for name in COLUMNS)
@@ -73,3 +80,24 @@ def sentence(row: dict[str, Any]) -> str:
     before = f"before {row['before']}, " if row["before"] and row["waited_for"] != "starting" else ""
     times = f"{row['seconds'] * 1e3:.1f} ms in {row['times']} {'wait' if row['times'] == 1 else 'waits'}"
     return f"rank {row['rank']}: {row['lane']} {what}: {times} ({before}{where})"
+
+
+def planned_lines(report: dict[str, Any], most_ops: int = 6) -> list[str]:
+    """Of the pass that takes longest: ops, lanes and waits on the machine beside those that ran."""
+    rows = [row for row in report["layers"] if "machine_s" in row]
+    problems = dict.fromkeys(row["machine_problem"] for row in report["layers"] if "machine_problem" in row)
+    lines = [f"  not planned: {problem}" for problem in problems]
+    if not rows:
+        return lines
+    row = max(rows, key=lambda each: each["measured_s"])
+    where = f"{row['direction']} of layer {row['layer']}, rank {row['rank']}"
+    lines += ["", f"  {where}, ms: measured and planned; ops of all chunks, what differs most first"]
+    for op in row["machine_ops"][:most_ops]:
+        lines.append(f"    {op['op']:<16} {op['measured_s'] * 1e3:9.3f} {op['machine_s'] * 1e3:9.3f}")
+    for lane, busy in row["machine_busy_s"].items():
+        if busy > 0:
+            own = f"{row['busy_s'][lane] * 1e3:9.3f}" if "busy_s" in row else " unknown "
+            lines.append(f"    lane {lane:<11} {own} {busy * 1e3:9.3f}  busy")
+    waits = [wait for wait in row["machine_idle"] if wait["waited_for"] not in KINDS]
+    lines += [f"  planned: {sentence(wait)}" for wait in waits[:3]]
+    return lines

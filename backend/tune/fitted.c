@@ -1,0 +1,111 @@
+#include "backend/tune/fitted.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/tune/fit.h"
+
+#define MOST_FACTOR 20 /* that a lane may be off by: beyond, something else was measured */
+#define HELD_OUT(i) ((i) % 3 == 2)
+
+void sluice_fitted_add(sluice_fitted_t* f, const sluice_fitted_pass_t* pass) {
+  f->passes[f->count++ % SLUICE_FITTED_PASSES] = *pass;
+}
+
+static int32_t num_kept(const sluice_fitted_t* f) {
+  return f->count < SLUICE_FITTED_PASSES ? (int32_t)f->count : SLUICE_FITTED_PASSES;
+}
+
+static sluice_status_t predict(const sluice_machine_t* m, const sluice_fitted_pass_t* p, sluice_prediction_t* out) {
+  const sluice_choice_t choice = {.num_chunks = p->num_chunks, .wgrad_mode = p->wgrad_mode};
+  return sluice_predict_pass_lanes(m, &p->work, &choice, p->direction, out);
+}
+
+static double bounded(double factor) { return fmin(fmax(factor, 1.0 / MOST_FACTOR), MOST_FACTOR); }
+
+static void scale_curve(sluice_curve_t* c, double factor) {
+  for (int32_t i = 0; i < c->count; ++i) c->y[i] *= factor;
+}
+
+static void scale_link(sluice_link_t* link, double factor) {
+  link->startup_seconds *= factor, link->per_peer_seconds *= factor;
+  scale_curve(&link->bytes, factor);
+}
+
+static void scale(sluice_machine_t* m, double compute, double comm) {
+  for (int32_t d = 0; d < SLUICE_MACHINE_DTYPES; ++d) {
+    for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) scale_curve(&m->gemm[d][form], compute);
+  }
+  scale_curve(&m->rows, compute);
+  m->gemm_call_seconds *= compute, m->activation_seconds *= compute, m->activation_grad_seconds *= compute;
+  scale_link(&m->exchange, comm), scale_link(&m->node_exchange, comm);
+  scale_curve(&m->exchange_late, comm), scale_curve(&m->exchange_taken, comm);
+  m->second_exchange_seconds *= comm, m->second_exchange_late *= comm, m->second_exchange_taken *= comm;
+}
+
+/* What lanes took over what was said of them; 1 where a lane was never busy. What an op takes to start is not the
+ * lane's. */
+static sluice_status_t fit_lanes(const sluice_fitted_t* f, sluice_machine_t* m) {
+  double compute[SLUICE_FITTED_PASSES], comm[SLUICE_FITTED_PASSES];
+  int32_t num_compute = 0, num_comm = 0;
+  sluice_machine_t bare = *m;
+  bare.op_seconds = 0;
+  for (int32_t i = 0; i < num_kept(f); ++i) {
+    const sluice_fitted_pass_t* p = &f->passes[i];
+    sluice_prediction_t said = {0};
+    if (HELD_OUT(i)) continue;
+    SLUICE_TRY(predict(&bare, p, &said));
+    if (said.busy[SLUICE_LANE_COMPUTE] > 0) compute[num_compute++] = p->compute / said.busy[SLUICE_LANE_COMPUTE];
+    if (said.busy[SLUICE_LANE_COMM] > 0) comm[num_comm++] = p->comm / said.busy[SLUICE_LANE_COMM];
+  }
+  scale(m, num_compute > 0 ? bounded(sluice_median(compute, num_compute)) : 1,
+        num_comm > 0 ? bounded(sluice_median(comm, num_comm)) : 1);
+  return SLUICE_OK;
+}
+
+static sluice_status_t fit_rest(const sluice_fitted_t* f, sluice_machine_t* m) {
+  double rest[SLUICE_FITTED_PASSES];
+  int32_t count = 0;
+  m->pass_seconds = 0;
+  for (int32_t i = 0; i < num_kept(f); ++i) {
+    sluice_prediction_t said = {0};
+    if (HELD_OUT(i)) continue;
+    SLUICE_TRY(predict(m, &f->passes[i], &said));
+    rest[count++] = f->passes[i].seconds - said.total;
+  }
+  m->pass_seconds = fmax(0, sluice_median(rest, count));
+  return SLUICE_OK;
+}
+
+static sluice_status_t fill_error(const sluice_fitted_t* f, sluice_machine_t* m) {
+  double errors[SLUICE_FITTED_PASSES];
+  int32_t count = 0;
+  for (int32_t i = 0; i < num_kept(f); ++i) {
+    sluice_prediction_t said = {0};
+    if (!HELD_OUT(i) || f->passes[i].seconds <= 0) continue;
+    SLUICE_TRY(predict(m, &f->passes[i], &said));
+    errors[count++] = fabs(said.total / f->passes[i].seconds - 1);
+  }
+  m->error_count = count;
+  m->error_median = count > 0 ? sluice_median(errors, count) : 0;
+  m->error_p90 = count > 0 ? sluice_quantile(errors, count, 0.9) : 0;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_fitted_machine(const sluice_fitted_t* f, const sluice_machine_t* machine,
+                                      sluice_machine_t* out_machine) {
+  const int64_t count = f == NULL ? 0 : f->count;
+  if (count < SLUICE_FITTED_LEAST) {
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "machine: %lld passes have been timed that the tuner's machine knows the costs of; train at "
+                       "least %d, of fused experts without a memory budget",
+                       (long long)count, SLUICE_FITTED_LEAST);
+  }
+  sluice_machine_t m = *machine;
+  m.provenance = SLUICE_MACHINE_FITTED;
+  SLUICE_TRY(fit_lanes(f, &m));
+  SLUICE_TRY(fit_rest(f, &m));
+  SLUICE_TRY(fill_error(f, &m));
+  *out_machine = m;
+  return SLUICE_OK;
+}

@@ -1,0 +1,34 @@
+/* What whole passes take beyond the sum that a prediction makes of their ops: probes of single ops run one thing over
+ * and over, while a pass wakes its lanes for each op, meets cold memory and waits for peers between ops.
+ *
+ * Passes of a layer run with few rows and with many, in one chunk. What the compute lane takes over what is said of it
+ * corrects products, by rows and direction. With few rows they run in several chunks too: what one chunk takes beyond
+ * its prediction is then pass_seconds, what each further chunk takes beyond its own is of every op: op_seconds.
+ *
+ * Source: ours.
+ */
+#ifndef SLUICE_BACKEND_TUNE_PASSES_H_
+#define SLUICE_BACKEND_TUNE_PASSES_H_
+
+#include "backend/tune/cost.h"
+
+/* Where samples come from: a machine, or a test. */
+typedef struct sluice_passes_source_s {
+  /* Seconds of a forward and a backward of so many tokens in n chunks, on this rank, and of their compute lane.
+   * Collective. */
+  sluice_status_t (*sample)(void* user, int64_t num_tokens, int32_t num_chunks, double out_seconds[2],
+                            double out_compute[2]);
+  /* The longest of all ranks, in place. */
+  sluice_status_t (*longest)(void* user, double* seconds, int32_t count);
+  void* user;
+  sluice_workload_t work; /* that samples are of, whatever its tokens */
+} sluice_passes_source_t;
+
+#define SLUICE_PASSES_FEW  32 /* tokens of each rank */
+#define SLUICE_PASSES_MANY 512
+
+/* Corrects products, pass_seconds and op_seconds of a machine that is measured otherwise; takes about
+ * `seconds`, leaving out what would take too long. Errors: those of the source and of predictions. */
+sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double seconds, sluice_machine_t* machine);
+
+#endif /* SLUICE_BACKEND_TUNE_PASSES_H_ */

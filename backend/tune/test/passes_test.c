@@ -1,0 +1,176 @@
+/* Whole passes of made-up machines: what a machine says of layers once they have corrected it. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/passes.h"
+
+static const sluice_workload_t small = {.model_width = 256,
+                                        .hidden_width = 512,
+                                        .num_experts = 4,
+                                        .top_k = 1,
+                                        .gate_factor = 1,
+                                        .dtype = SLUICE_DTYPE_F32,
+                                        .world_size = 2,
+                                        .num_tokens = 1,
+                                        .skew = 1};
+
+static sluice_machine_t true_machine(void) {
+  sluice_machine_t m;
+  sluice_machine_init(&m);
+  m.world_size = 2;
+  m.gemm[SLUICE_MACHINE_F32][0] = (sluice_curve_t){2, {1, 64}, {4e-10, 3e-11}};
+  m.rows = (sluice_curve_t){1, {1}, {2e-10}};
+  m.exchange.startup_seconds = 5e-5;
+  m.exchange.bytes = (sluice_curve_t){1, {1}, {1e-9}};
+  m.exchange_late = (sluice_curve_t){2, {1024, 1 << 20}, {4e-4, 4e-4}};
+  m.exchange_taken = (sluice_curve_t){2, {1024, 1 << 20}, {1e-4, 2e-4}};
+  m.op_seconds = 1.2e-4, m.pass_seconds = 7e-4;
+  return m;
+}
+
+typedef struct world_s {
+  sluice_machine_t machine;
+  sluice_workload_t work;
+  int32_t num_samples, most_chunks;
+  sluice_status_t fails;
+} world_t;
+
+/* Every third sample is disturbed. */
+static sluice_status_t sample(void* user, int64_t num_tokens, int32_t num_chunks, double out_seconds[2],
+                              double out_compute[2]) {
+  world_t* w = user;
+  const sluice_choice_t choice = {.num_chunks = num_chunks};
+  w->work.num_tokens = num_tokens;
+  sluice_machine_t bare = w->machine; /* what an op takes to start is not its lane's */
+  bare.op_seconds = 0;
+  for (int32_t d = 0; d < 2; ++d) {
+    sluice_prediction_t p = {0}, lanes = {0};
+    assert_int_equal(sluice_predict_pass_lanes(&w->machine, &w->work, &choice, d, &p), SLUICE_OK);
+    assert_int_equal(sluice_predict_pass_lanes(&bare, &w->work, &choice, d, &lanes), SLUICE_OK);
+    const double more = w->num_samples % 3 == 0 ? 3 : 1;
+    out_seconds[d] = p.total * more, out_compute[d] = lanes.busy[SLUICE_LANE_COMPUTE] * more;
+  }
+  ++w->num_samples;
+  if (num_chunks > w->most_chunks) w->most_chunks = num_chunks;
+  return w->fails;
+}
+
+static sluice_status_t longest(void* user, double* seconds, int32_t count) {
+  (void)user, (void)seconds, (void)count;
+  return SLUICE_OK;
+}
+
+static sluice_machine_t fitted(world_t* w, sluice_machine_t measured, double seconds) {
+  const sluice_passes_source_t source = {sample, longest, w, w->work};
+  assert_int_equal(sluice_passes_fit(&source, seconds, &measured), SLUICE_OK);
+  return measured;
+}
+
+/* Of layers of other sizes, at every n. */
+static double worst_error(const sluice_machine_t* machine, const sluice_machine_t* truth) {
+  double worst = 0;
+  for (int64_t tokens = 64; tokens <= 4096; tokens *= 8) {
+    sluice_workload_t w = small;
+    w.num_tokens = tokens, w.num_experts = 8, w.top_k = 2;
+    for (int32_t n = 1; n <= 12; n += 3) {
+      const sluice_choice_t choice = {.num_chunks = n};
+      sluice_step_prediction_t got, want;
+      assert_int_equal(sluice_predict_step(machine, &w, &choice, &got), SLUICE_OK);
+      assert_int_equal(sluice_predict_step(truth, &w, &choice, &want), SLUICE_OK);
+      for (int32_t d = 0; d < 2; ++d) worst = fmax(worst, fabs(got.seconds[d] / want.seconds[d] - 1));
+    }
+  }
+  return worst;
+}
+
+static void Fit_OpsTakeMoreThanJobs_PredictsOtherLayers(void** state) {
+  (void)state;
+  world_t w = {.machine = true_machine(), .work = small};
+  sluice_machine_t measured = w.machine;
+  measured.op_seconds = 2e-6, measured.pass_seconds = 0;
+  assert_true(worst_error(&measured, &w.machine) > 0.3);
+  sluice_machine_t m = fitted(&w, measured, 10);
+  assert_true(worst_error(&m, &w.machine) < 0.01);
+  assert_true(w.most_chunks == 8);
+}
+
+static void Fit_OpsTakeLessThanJobs_PredictsOtherLayers(void** state) {
+  (void)state;
+  world_t w = {.machine = true_machine(), .work = small};
+  sluice_machine_t measured = w.machine;
+  measured.op_seconds = 4e-4;
+  assert_true(worst_error(&measured, &w.machine) > 0.1);
+  sluice_machine_t m = fitted(&w, measured, 10);
+  assert_true(worst_error(&m, &w.machine) < 0.01);
+}
+
+/* Products of one hot matrix are faster than a layer's, and for few rows more so; both directions differ. */
+static void Fit_ProductsFromColdMemory_PredictsOtherLayers(void** state) {
+  (void)state;
+  world_t w = {.machine = true_machine(), .work = small};
+  sluice_curve_t* forms = w.machine.gemm[SLUICE_MACHINE_F32];
+  for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) {
+    forms[form] = (sluice_curve_t){4, {1, 16, 256, 1024}, {4e-10, 6e-11, 3e-11, 2.9e-11}};
+  }
+  sluice_machine_t measured = w.machine;
+  measured.pass_seconds = 0;
+  for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) {
+    for (int32_t i = 0; i < 4; ++i) measured.gemm[SLUICE_MACHINE_F32][form].y[i] *= form == 0 ? 0.7 : 0.8;
+    for (int32_t i = 0; i < 2; ++i) measured.gemm[SLUICE_MACHINE_F32][form].y[i] *= 0.5;
+  }
+  assert_true(worst_error(&measured, &w.machine) > 0.15);
+  sluice_machine_t m = fitted(&w, measured, 100);
+  assert_true(worst_error(&m, &w.machine) < 0.05);
+}
+
+static void Fit_RightMachine_StaysAsItIs(void** state) {
+  (void)state;
+  world_t w = {.machine = true_machine(), .work = small};
+  sluice_machine_t m = fitted(&w, w.machine, 10);
+  assert_true(fabs(m.op_seconds - w.machine.op_seconds) < 1e-8 && fabs(m.pass_seconds - 7e-4) < 1e-6);
+}
+
+static void Fit_OneRank_RunsOneChunkAlone(void** state) {
+  (void)state;
+  world_t w = {.machine = true_machine(), .work = small};
+  w.work.world_size = 1;
+  sluice_machine_t measured = w.machine;
+  measured.pass_seconds = 0;
+  sluice_machine_t m = fitted(&w, measured, 10);
+  assert_true(w.most_chunks == 1 && fabs(m.pass_seconds - 7e-4) < 1e-9 && m.op_seconds == measured.op_seconds);
+}
+
+static void Fit_LittleTime_LeavesOutManyChunks(void** state) {
+  (void)state;
+  world_t w = {.machine = true_machine(), .work = small};
+  sluice_machine_t measured = w.machine;
+  measured.op_seconds = 2e-6, measured.pass_seconds = 0;
+  sluice_machine_t m = fitted(&w, measured, 1e-3);
+  assert_true(w.num_samples <= 2 * 3 + 3 * 2 && worst_error(&m, &w.machine) < 0.1);
+}
+
+static void Fit_FailingPass_PassesItOn(void** state) {
+  (void)state;
+  world_t w = {.machine = true_machine(), .work = small, .fails = SLUICE_E_PEER_LOST};
+  sluice_machine_t m = w.machine;
+  const sluice_passes_source_t source = {sample, longest, &w, w.work};
+  assert_int_equal(sluice_passes_fit(&source, 1, &m), SLUICE_E_PEER_LOST);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Fit_OpsTakeMoreThanJobs_PredictsOtherLayers),
+      cmocka_unit_test(Fit_OpsTakeLessThanJobs_PredictsOtherLayers),
+      cmocka_unit_test(Fit_ProductsFromColdMemory_PredictsOtherLayers),
+      cmocka_unit_test(Fit_RightMachine_StaysAsItIs),
+      cmocka_unit_test(Fit_OneRank_RunsOneChunkAlone),
+      cmocka_unit_test(Fit_LittleTime_LeavesOutManyChunks),
+      cmocka_unit_test(Fit_FailingPass_PassesItOn),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

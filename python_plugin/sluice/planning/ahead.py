@@ -1,0 +1,101 @@
+"""`sluice tune --keep`: decisions ahead of time, where training runs begin with them.
+
+One layer of the model trains on made-up rows, on all ranks of the launcher, until its tuner has decided: what it
+decides is then what a run would have decided, by the same races, for the same kind of layer. Answers are kept by kind
+of layer, so activation, biases and options must be those of the run; `Model.section` has the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import kept_decisions
+from ..config import Options
+from .errors import BadInput
+from .model import Model
+
+SETTLED = 2  # steps in a row
+
+
+def options_of(model: Model) -> Options:
+    """Those of the run: a DeepSpeed config's, with what flags say over them."""
+    given = {
+        "chunks": model.num_chunks,
+        "wgrad_mode": model.wgrad,
+        "chunk_cut": model.chunk_cut,
+        "policy": model.policy,
+        "memory_budget": model.memory_budget,
+        "host_memory_budget": model.host_memory_budget,
+        "deduplicate": model.deduplicate,
+    }
+    base = Options() if model.section is None else model.section
+    return Options(**{**base.as_dict(), **{name: value for name, value in given.items() if value is not None}})
+
+
+def check(model: Model, ranks: int, activations: Any) -> None:
+    """BadInput where there is nothing to decide, or the layer's kind is not known."""
+    if ranks == 1 and model.memory_budget is None and model.host_memory_budget is None:
+        raise BadInput("--keep: one rank without a budget has nothing to choose; start all ranks by torchrun")
+    if model.activation is None:
+        raise BadInput(
+            "--keep: --activation is missing: answers are kept by kind of layer, and neither flag nor config says it"
+        )
+    if model.activation not in activations:
+        raise BadInput(f"--activation is {model.activation!r}; known are {', '.join(activations)}")
+
+
+def settle(context: Any, model: Model, most_steps: int, progress: Callable[[str], None]) -> int:
+    """Trains until the layer has settled; the number of steps. Collective. The context's tuner then has decided."""
+    import torch
+
+    from ..adapters.torch.layer import MoeLayer
+    from ..adapters.torch.options import layer_options
+
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[model.dtype]
+    gated, bias = bool(model.gated), bool(model.bias)
+    layer = MoeLayer(
+        context,
+        model_width=model.model_width,
+        hidden_width=model.hidden_width,
+        num_experts=model.num_experts,
+        top_k=model.top_k,
+        dtype=dtype,
+        activation=model.activation,
+        gated=gated,
+        bias=bias,
+        **layer_options(options_of(model), fused=True),
+    )
+    M, H, T, K = model.model_width, model.hidden_width, model.tokens, model.top_k
+    shapes = {"w1": (H, M), "w3": (H, M), "w2": (M, H), "b1": (H,), "b3": (H,), "b2": (M,)}
+    generator = torch.Generator().manual_seed(7)
+
+    def made_up(*shape: int) -> Any:
+        return (torch.randn(*shape, generator=generator) / shape[-1] ** 0.5).to(dtype)
+
+    experts = [
+        {name: made_up(*shapes[name]).requires_grad_() for name in layer.members}
+        for _ in range(layer.num_local_experts)
+    ]
+    tokens = made_up(T, M).requires_grad_()
+    ids = (torch.arange(T * K) % model.num_experts).view(T, K)
+    weights = torch.full((T, K), 1.0 / K)
+    steps = settled = 0
+    while steps < most_steps and settled < SETTLED:
+        for expert in experts:
+            for parameter in expert.values():
+                parameter.grad = None
+        layer(tokens, ids, weights, experts).sum().backward()
+        steps += 1
+        settled = settled + 1 if context.stats()["last_is_settled"] and context.decisions() else 0
+        progress(f"deciding: step {steps}")
+    return steps
+
+
+def keep(context: Any, place: str | bool, cache: str | None) -> dict[str, Any]:
+    """Leaves the context's answers in the file; what --json prints of it. Of one rank."""
+    from ..adapters.torch import tuner
+    from ..config import TunerOptions
+
+    tuner.keep(context, TunerOptions(decisions=place, cache=cache))
+    return {"path": kept_decisions.place(place, cache), "answers": context.answers(), "decisions": context.decisions()}

@@ -1,0 +1,98 @@
+"""This machine's calibrations, as the C library leaves them in the cache folder (backend/tune/cache.c)."""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .. import decision_log, kept_decisions
+from .errors import BadInput
+
+FORM = "sluice cache 3"  # the first line of a file
+MOST_WIDTH = 4096  # wider layers are measured so
+_KEY = re.compile(
+    r"version (?P<version>[^;]+); device (?P<device>[^,]+), (?P<processor>.+), (?P<cores>\d+) cores, "
+    r"(?P<threads>\S+) threads; link (?P<link>.+), (?P<ranks>\d+) ranks; products (?P<gemm>.+), (?P<dtype>[^,]+), "
+    r"M (?P<model_width>\d+), H (?P<hidden_width>\d+)"
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file. problem: "" or why it cannot be used: "damaged", "of another form"."""
+
+    path: str
+    written: float
+    key: dict[str, str]
+    machine: dict[str, Any]
+    problem: str = ""
+
+    def words(self) -> str:
+        """What it was measured at, for a person."""
+        k = self.key
+        return f"{k['ranks']} ranks over {k['link']}, {k['dtype']}, M {k['model_width']}, H {k['hidden_width']}"
+
+
+def entries(folder: str | None = None) -> Iterator[Entry]:
+    """All of a folder, None: the cache's."""
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder or decision_log.folder()), "machine-*.json"))):
+        yield _read(path)
+
+
+def _read(path: str) -> Entry:
+    try:
+        with open(path) as file:
+            head, key, machine = file.read().split("\n", 2)
+        data = json.loads(machine)
+        if not head.startswith("sluice cache ") or not isinstance(data, dict):
+            raise ValueError(head)
+    except (OSError, ValueError):
+        return Entry(path, 0, {}, {}, "damaged")
+    found = _KEY.fullmatch(key)
+    if head != FORM or found is None:
+        return Entry(path, 0, {}, {}, "of another form")
+    return Entry(path, os.path.getmtime(path), found.groupdict(), data)
+
+
+def find(
+    folder: str | None, ranks: int | None, dtype: str | None, model_width: int | None, hidden_width: int | None
+) -> Entry:
+    """The calibration of this processor that was made for such layers, the newest of equals.
+
+    None: any (the most ranks). Of other widths the nearest is taken; of another number of ranks or dtype none is.
+    """
+    place = folder or decision_log.folder()
+    here = (kept_decisions._processor(), str(os.cpu_count()))
+    mine = [e for e in entries(place) if not e.problem and (e.key["processor"], e.key["cores"]) == here]
+    fitting = [
+        e
+        for e in mine
+        if (ranks is None or e.key["ranks"] == str(ranks)) and (dtype is None or e.key["dtype"] == dtype)
+    ]
+    if not fitting:
+        there = "; ".join(e.words() for e in mine) or "nothing of this processor"
+        launcher = f"torchrun --nproc-per-node {ranks} -m " if ranks is not None and ranks > 1 else ""
+        raise BadInput(
+            f"machine cached: no calibration of {'any number of' if ranks is None else ranks} ranks"
+            f"{'' if dtype is None else ' in ' + dtype} in {place} (there: {there}); `{launcher}sluice tune "
+            "--model-width M --hidden-width H` makes one"
+        )
+
+    def distance(entry: Entry) -> float:
+        pairs = ((model_width, "model_width"), (hidden_width, "hidden_width"))
+        return sum(
+            abs(math.log(int(entry.key[name]) / min(wanted, MOST_WIDTH)))
+            for wanted, name in pairs
+            if wanted is not None
+        )
+
+    def most_ranks(entry: Entry) -> int:
+        return int(entry.key["ranks"]) if ranks is None else 0
+
+    return min(fitting, key=lambda e: (-most_ranks(e), distance(e), -e.written))

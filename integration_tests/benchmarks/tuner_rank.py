@@ -13,18 +13,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sluice._library import load
 from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 from sluice.config import TunerOptions
 from sluice.errors import OverBudget
 from sluice.planning.machines import Machine
-from sluice.planning.planner import Planner, Workload
+from sluice.planning.planner import Choice as Planned
+from sluice.planning.planner import Planner, Prediction, Workload
 
 from integration_tests.benchmarks import launch
 from integration_tests.benchmarks.stolen import Stolen
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 MODES = ("adaptive", "profile", "model")
+MODELS = ("schedule", "mpmoe", "mpipemoe")
+FIXED = 4  # chunks of a baseline that does not choose
+PIPEMOE = (2, 4, 8)  # n that PipeMoE's pipeline may take
 # n, T_DI, T_M, weight gradients: what a layer may be told; None: open.
 Choice = tuple[int, str | None, str | None, str | None]
 OPEN: Choice = (0, None, None, None)
@@ -51,23 +54,21 @@ class Scenario:
         ]
         self.cotangent = torch.randn(T, M, generator=generator)
 
-    def layer(self, context: Context, choice: Choice) -> MoeLayer:
+    def layer(self, context: Context, choice: Choice, **changes: Any) -> MoeLayer:
         case = self.case
         chunks, restore_input, restore_middle, wgrad = choice
         # Without a budget the mode is fixed, so that n alone differs between sides.
         free = "adaptive" if context.options.memory_budget else "deferred"
-        return MoeLayer(
-            context,
-            model_width=case["M"],
-            hidden_width=case["H"],
-            num_experts=case["E"],
-            top_k=case["K"],
-            activation="relu",
-            num_chunks=chunks,
-            wgrad_mode=wgrad or free,
-            restore_input=restore_input or "adaptive",
-            restore_middle=restore_middle or "adaptive",
-        )
+        options = {
+            "top_k": case["K"],
+            "num_chunks": chunks,
+            "wgrad_mode": wgrad or free,
+            "restore_input": restore_input or "adaptive",
+            "restore_middle": restore_middle or "adaptive",
+            **changes,
+        }
+        sizes = {"model_width": case["M"], "hidden_width": case["H"], "num_experts": case["E"]}
+        return MoeLayer(context, activation="relu", **sizes, **options)
 
     def step(self, layer: MoeLayer) -> float:
         """One forward and backward; the slowest rank's seconds."""
@@ -82,29 +83,35 @@ class Scenario:
         return float(took.item())
 
 
-def predictions(case: dict[str, Any], machine: bytes, world_size: int) -> dict[int, dict[str, float]]:
-    """Seconds of forward and backward at every n: by the schedule, MPMoE's phases, MPipeMoE eq. 10."""
-    library = load()
-    ffi = library.ffi
-    out = ffi.new("sluice_planner_t **")
-    library.check(library.lib.sluice_planner_create(machine, len(machine), out))
-    work = library.new("planner_workload")
-    work.model_width, work.hidden_width, work.num_tokens = case["M"], case["H"], case["T"]
-    work.num_experts, work.top_k, work.world_size, work.skew = case["E"], case["K"], world_size, case["skew"]
-    found = {}
-    for n in SIZES:
-        choice = ffi.new("sluice_planner_choice_t *", [n, 0, 0, 0])
-        p = ffi.new("sluice_planner_prediction_t *")
-        p.struct_size = ffi.sizeof(p[0])
-        library.check(library.lib.sluice_planner_predict(out[0], work, choice, p, ffi.NULL, 0))
-        found[n] = {
-            "schedule": p.forward_seconds + p.backward_seconds,
-            "mpmoe": p.mpmoe_forward_seconds + p.mpmoe_backward_seconds,
-            "mpipemoe": p.mpipemoe_forward_seconds + p.mpipemoe_backward_seconds,
-            "machine_error": p.machine_error_median,
-        }
-    library.lib.sluice_planner_destroy(out[0])
-    return found
+def overlap(compute: float, comm: float, whole: float) -> float:
+    """How much of the shorter lane ran beside the longer one; 1: all of it, and nothing besides."""
+    least = min(compute, comm)
+    return (compute + comm - whole) / least if least > 0 else 0.0
+
+
+def predicted_of(p: Prediction) -> dict[str, float]:
+    """Seconds of forward and backward by the schedule, MPMoE's phases and MPipeMoE eq. 10; lanes and their overlap."""
+    compute, comm = p.busy("compute"), p.busy("comm")
+    return {
+        "schedule": p.seconds,
+        "mpmoe": p.mpmoe,
+        "mpipemoe": p.mpipemoe,
+        "compute": compute,
+        "comm": comm,
+        "overlap": overlap(compute, comm, p.seconds),
+    }
+
+
+def workload_of(case: dict[str, Any], world_size: int) -> Workload:
+    T, M, H, E, K = (case[name] for name in "TMHEK")
+    return Workload(M, H, T, E, K, world_size, dtype="f32", skew=case["skew"])
+
+
+def predictions(case: dict[str, Any], machine: bytes, world_size: int) -> dict[str, dict[str, float]]:
+    """Of every n."""
+    planner = Planner(Machine(json.loads(machine), {}))
+    work = workload_of(case, world_size)
+    return {str(n): predicted_of(planner.predict(work, Planned(n, "keep", "keep", "deferred"))) for n in SIZES}
 
 
 def key_of(choice: Choice) -> str:
@@ -112,23 +119,23 @@ def key_of(choice: Choice) -> str:
     return str(choice[0]) if choice[1] is None else "/".join(map(str, choice))
 
 
-def budgeted(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[int, dict[str, float]]:
-    """The scenario's budget in bytes, and seconds by plan that the machine predicts under it."""
+def choice_of(planned: Planned) -> Choice:
+    return (planned.num_chunks, planned.restore_input, planned.restore_middle, planned.wgrad)
+
+
+def budgeted(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[int, dict[Choice, dict[str, float]]]:
+    """The scenario's budget in bytes, and what the machine predicts of every plan that fits it."""
     planner = Planner(Machine(json.loads(machine), {}))
-    T, M, H, E, K = (case[name] for name in "TMHEK")
-    work = Workload(M, H, T, E, K, world_size, dtype="f32", skew=case["skew"], memory_budget=1 << 40)
+    work = workload_of(case, world_size).with_(memory_budget=1 << 40)
     wide = planner.choose(work).candidates
     least = min(c.total_bytes for c in wide)
     all_kept = (1, "keep", "keep")
     most = next(c for c in wide if (c.choice.num_chunks, c.choice.restore_input, c.choice.restore_middle) == all_kept)
     # The planner's base is a small context's; the torch adapter's products take more.
     budget = int(least + case["budget_share"] * (most.total_bytes - least)) + (4 << 20)
-    found = {}
-    for c in planner.choose(work.with_(memory_budget=budget)).candidates:
-        found[key_of((c.choice.num_chunks, c.choice.restore_input, c.choice.restore_middle, c.choice.wgrad))] = (
-            c.seconds
-        )
-    return budget, found
+    work = work.with_(memory_budget=budget)
+    fitting = [c.choice for c in planner.choose(work).candidates if not c.verdict.startswith("over")]
+    return budget, {choice_of(c): predicted_of(planner.predict(work, c)) for c in fitting}
 
 
 def chosen_by(context: Context) -> Choice:
@@ -169,50 +176,161 @@ def run_modes(
     return found, choices
 
 
+# ---- baselines -------------------------------------------------------------------------------------------------
+
+
+class ByDestination(Scenario):
+    """FasterMoE's split: in part j each rank sends to one rank alone, j places behind it, and computes meanwhile.
+
+    On Sluice's own products and transport, so that the split alone differs: every route is a token of its own, tokens
+    lie ordered by how far their rank is, and there are W chunks of them, filled up with tokens that go nowhere. A
+    token's routes are not added up, in its favour.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        W, rank = dist.get_world_size(), dist.get_rank()
+        self.plan, self.case, self.experts = scenario.plan, scenario.case, scenario.experts
+        K, E = self.case["K"], self.case["E"]
+        ids = scenario.ids.flatten()
+        part = (ids // (E // W) - rank) % W
+        most = torch.tensor([int((part == j).sum()) for j in range(W)]).max()
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        routes = torch.full((W, int(most)), -1)
+        for j in range(W):
+            mine = torch.nonzero(part == j).flatten()
+            routes[j, : len(mine)] = mine
+        routes = routes.flatten()
+        there, token = routes >= 0, routes.clamp(min=0) // K
+        self.tokens = scenario.tokens.detach()[token].requires_grad_()
+        self.ids = torch.where(there, ids[routes.clamp(min=0)], -1).unsqueeze(1)
+        self.weights = torch.full((len(routes), 1), 1.0 / K)
+        self.cotangent = scenario.cotangent[token]
+
+    def layer(self, context: Context, choice: Choice, **changes: Any) -> MoeLayer:
+        """As the scenario's, one route for each token."""
+        return super().layer(context, choice, top_k=1, **changes)
+
+
+def baselines(scenario: Scenario, context: Context) -> dict[str, Side]:
+    """What others do, live: neither keeps weight gradients for the end, and both cut chunks out of tokens.
+
+    "pipemoe N" is PipeMoE's pipeline with N chunks, each an all-to-all of all ranks, without reuse of slots.
+    """
+    alike = {"chunk_cut": "tokens"}
+    split = ByDestination(scenario)
+    sides = {
+        "by destination": Side(split, split.layer(context, (dist.get_world_size(), None, None, "per_chunk"), **alike))
+    }
+    for n in PIPEMOE:
+        sides[f"pipemoe {n}"] = Side(scenario, scenario.layer(context, (n, None, None, "per_chunk"), **alike))
+    return sides
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------
+
+
+class Side:
+    """One layer that runs in turns with others."""
+
+    def __init__(self, scenario: Scenario, layer: MoeLayer) -> None:
+        self.scenario, self.layer = scenario, layer
+        self.screened: list[float] = []
+        self.seconds: list[float] = []
+        self.lanes: list[tuple[float, float, float]] = []
+
+    def step(self) -> float:
+        return self.scenario.step(self.layer)
+
+    def counted(self) -> tuple[float, tuple[float, float, float]]:
+        """A step, and what its lanes and passes took on this rank."""
+        before = self.layer.context.stats()
+        took = self.step()
+        after = self.layer.context.stats()
+        return took, tuple((after[name] - before[name]) / 1e9 for name in ("compute_ns", "comm_ns", "pass_ns"))
+
+    def lanes_over_ranks(self) -> dict[str, float]:
+        """Medians: of the rank that computes longest; of the one that communicates least, since a rank that waits for
+        another counts the wait as communication. Collective."""
+        medians = [statistics.median(values) for values in zip(*self.lanes, strict=True)]
+        most, least = torch.tensor(medians), torch.tensor(medians)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        compute, comm, whole = float(most[0]), float(least[1]), float(most[2])
+        return {"compute": compute, "comm": comm, "passes": whole, "overlap": overlap(compute, comm, whole)}
+
+
+def candidates_of(
+    scenario: Scenario, group: EpGroup, shared: Context | None, wanted: set[Choice], budget: int | None
+) -> dict[Choice, Side]:
+    """Those that fit, warm. Under a budget each has a context of its own, since a budget is a context's."""
+    found = {}
+    for choice in sorted(wanted, key=str):
+        options = ContextOptions(gemm=scenario.plan["gemm"], memory_budget=budget)
+        side = Side(scenario, scenario.layer(shared or Context(group, options), choice))
+        try:
+            side.step()
+        except OverBudget:  # on all ranks alike
+            side.layer.context.close()
+            continue
+        found[choice] = side
+    return found
+
+
 def measure(
     scenario: Scenario, group: EpGroup, chosen: set[Choice], budget: int | None, stolen: Stolen
-) -> dict[str, list[float]]:
-    """Screens every candidate in turns, then runs the best five and what was chosen in fresh rounds.
+) -> dict[str, dict[str, Any]]:
+    """Screens every candidate in turns, then runs the best five, what was chosen, and the baselines in fresh rounds.
 
-    Each of these follows a step of its own kind that does not count, as a step in training does. Under a budget each
-    candidate has a context of its own, since a budget is a context's.
+    Each of these follows a step of its own kind that does not count, as a step in training does. The baselines: one
+    chunk, FIXED chunks, and those of `baselines`, PipeMoE's with the n that is best for it.
     """
     plan = scenario.plan
-    candidates: set[Choice] = {(n, None, None, None) for n in SIZES}
+    wanted: set[Choice] = {(n, None, None, None) for n in SIZES}
     if budget is not None:
         rest = [(di, m) for di in ("keep", "redispatch") for m in ("keep", "recompute")]
-        candidates = {(n, di, m, "deferred") for n in SIZES for di, m in rest}
+        wanted = {(n, di, m, "deferred") for n in SIZES for di, m in rest}
     shared = Context(group, ContextOptions(gemm=plan["gemm"])) if budget is None else None
-    contexts, layers, screened = {}, {}, {}
-    for choice in sorted(candidates | chosen, key=str):
-        context = shared or Context(group, ContextOptions(gemm=plan["gemm"], memory_budget=budget))
-        layer = scenario.layer(context, choice)
-        try:
-            scenario.step(layer)  # its warm-up
-        except OverBudget:  # on all ranks alike
-            context.close()
-            continue
-        contexts[choice], layers[choice], screened[choice] = context, layer, []
+    sides = candidates_of(scenario, group, shared, wanted | chosen, budget)
+    others = {} if shared is None else baselines(scenario, shared)
+    for side in others.values():
+        side.step()
     for _ in range(plan["screen"]):
-        for choice, layer in layers.items():
-            screened[choice].append(scenario.step(layer))
-    best = sorted(layers, key=lambda choice: statistics.median(screened[choice]))[:5]
-    final: dict[Choice, list[float]] = {choice: [] for choice in sorted({*best, *chosen}, key=str)}
+        for side in (*sides.values(), *others.values()):
+            side.screened.append(side.step())
+
+    def fastest(among: dict[Any, Side]) -> list[Any]:
+        return sorted(among, key=lambda key: statistics.median(among[key].screened))
+
+    counted = {*fastest(sides)[:5], *chosen} & sides.keys()
+    final: dict[Any, Side] = {choice: sides[choice] for choice in sorted(counted, key=str)}
+    if shared is not None:
+        pipelines = {name: side for name, side in others.items() if name != "by destination"}
+        for name in ("by destination", fastest(pipelines)[0]):
+            final[name] = others[name]
+        for n in (1, FIXED):
+            final[n, None, None, None] = sides[n, None, None, None]
     for count in range(plan["pairs"]):
         order = list(final) if count % 2 == 0 else list(reversed(final))
         while True:
             stolen.begin()
             took = {}
-            for choice in order:
-                scenario.step(layers[choice])
-                took[choice] = scenario.step(layers[choice])
+            for key in order:
+                final[key].step()
+                took[key] = final[key].counted()
             if not stolen.spoiled():
                 break
-        for choice, seconds in took.items():
-            final[choice].append(seconds)
-    for context in contexts.values():
-        context.close()
-    return {key_of(choice): seconds for choice, seconds in final.items()}
+        for key, (seconds, lanes) in took.items():
+            final[key].seconds.append(seconds)
+            final[key].lanes.append(lanes)
+    names = {key: key if isinstance(key, str) else key_of(key) for key in final}
+    found = {
+        "measured": {names[key]: side.seconds for key, side in final.items() if not isinstance(key, str)},
+        "baselines": {names[key]: side.seconds for key, side in final.items() if isinstance(key, str)},
+        "lanes": {names[key]: side.lanes_over_ranks() for key, side in final.items()},
+    }
+    for side in sides.values():
+        side.layer.context.close()
+    return found
 
 
 def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
@@ -238,22 +356,24 @@ def main() -> None:
         for number, case in enumerate(plan["cases"]):
             scenario = Scenario(plan, case)
             machine = machine_of(scenario, group, folder)
-            budget = None
-            predicted: dict[str, dict[str, float]]
-            models: dict[str, str] = {}
+            budget, chosen_by_models = None, {}
             if case["budget_share"] is None:
-                predicted = {str(n): found for n, found in predictions(case, machine, W).items()}
-                for name in ("schedule", "mpmoe", "mpipemoe"):
-                    models[name] = min(predicted, key=lambda n: predicted[n][name])
+                predicted = predictions(case, machine, W)
+                for name in MODELS:
+                    best = min(predicted, key=lambda n: predicted[n][name])
+                    chosen_by_models[name] = (int(best), None, None, None)
             else:
-                budget, seconds = budgeted(case, machine, W)
-                predicted = {key: {"schedule": value} for key, value in seconds.items()}
+                budget, by_plan = budgeted(case, machine, W)
+                predicted = {key_of(choice): found for choice, found in by_plan.items()}
+                for name in MODELS:
+                    chosen_by_models[name] = min(by_plan, key=lambda choice: by_plan[choice][name])
             modes, choices = run_modes(scenario, group, folder, budget)
-            choices |= {(int(n), None, None, None) for n in models.values()}
             stolen = Stolen(plan["most_stolen"], plan["patience_s"])
-            final = measure(scenario, group, choices, budget, stolen)
-            line = {**case, "modes": modes, "models": models, "predicted": predicted, "measured": final}
-            lines.append({**line, "stolen": stolen.found()})
+            final = measure(scenario, group, choices | {*chosen_by_models.values()}, budget, stolen)
+            models = {name: key_of(choice) for name, choice in chosen_by_models.items()}
+            models = {name: key for name, key in models.items() if key in final["measured"]}  # the others do not fit
+            line = {**case, "modes": modes, "models": models, "predicted": predicted, **final}
+            lines.append({**line, "stolen": stolen.found(), "calibration": json.loads(machine)})
             if rank == 0:
                 launch.report(done=number + 1, of=len(plan["cases"]), name=case["name"])
     if rank == 0:

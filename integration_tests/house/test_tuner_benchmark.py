@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from integration_tests.benchmarks import tuner
+
 
 @pytest.mark.timeout(900)
 def test_TunerBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
@@ -15,16 +17,53 @@ def test_TunerBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
     record = json.loads((tmp_path / "tuner.json").read_text())
     line, planned = record["lines"]
     assert set(line["regret"]) == {"adaptive", "profile", "model", "schedule", "mpmoe", "mpipemoe"}
-    assert set(planned["regret"]) == {"adaptive", "profile", "model"}  # under a budget
+    # Under a budget a model's plan may not fit beside what the adapter allocates.
+    assert {"adaptive", "profile", "model"} <= set(planned["regret"]) <= set(line["regret"])
+    assert set(line["over_adaptive"]) == {"by destination", "pipemoe", "unsplit", "fixed n"}
+    assert not planned["over_adaptive"] and all(ratio > 0 for ratio in line["over_adaptive"].values())
     for each in (line, planned):
         for mode, found in each["modes"].items():
             assert found["key"] in each["measured"]
             assert found["decisions"][0]["why"] == ("predicted" if mode == "model" else "raced")
             assert found["stats"]["timed_passes"] > 40
             assert (found["decisions"][0]["restore_input"] is None) == (each is line)
+        assert each["calibration"]["provenance"] == "calibrated"
+        for key, measured in each["lanes"].items():
+            assert measured["compute"] > 0 and measured["comm"] > 0
+            if key in each["error"]:
+                assert each["predicted"][key]["compute"] > 0 and each["predicted"][key]["comm"] > 0
     assert record["summary"]["error"]["count"] >= len(line["measured"])
     assert (tmp_path / "tuner.svg").read_text().count("<circle") == record["summary"]["error"]["count"]
     assert record["summary"]["scenarios"] == 2 and record["summary"]["under_budget"]["scenarios"] == 1
+    for words in ("pipemoe ", "by destination", "predicted overlap", "hypotheses:", "one valley"):
+        assert words in done.stdout, words
+
+
+def test_TunerBenchmark_Marks_AreNamedWhereTheyAreMissed():
+    found = {"regret": {"adaptive": {"median": 0.01, "worst": 0.3}}, "error": {"median": 0.05, "p90": 0.2}}
+    assert tuner.missed(found) == [
+        "regret adaptive worst 30.0 %, must be at most 10 %",
+        "error p90 20.0 %, must be at most 12 %",
+    ]
+
+
+@pytest.mark.parametrize("key", [("square", 2), ("many", 4), ("long", 2), ("wide", 1)])
+def test_TunerBenchmark_Skew_IsThatOfTheScenario(monkeypatch, key):
+    """Of K routes of a hot token all stay with rank 0: it receives 1.6 times its part."""
+    pytest.importorskip("torch")
+    from integration_tests.benchmarks import tuner_rank
+
+    T, M, H, E, K = tuner.SHAPES[key[0]]
+    assert key[1] == K
+    received = 0
+    for rank in (0, 1):
+        monkeypatch.setattr(tuner_rank.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(tuner_rank.dist, "get_world_size", lambda: 2)
+        case = dict(zip("TMHEK", (20000, 1, 1, E, K), strict=True), skew=1.6)
+        ids = tuner_rank.Scenario({"seed": 7}, case).ids
+        assert all(len(set(row)) == K for row in ids[:200].tolist())
+        received += int((ids < E // 2).sum())
+    assert received / (20000 * K) == pytest.approx(1.6, abs=0.02)
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""The adapter's own shared object: callbacks over c10d, products by torch, signals during a wait.
+"""The adapter's own shared object: callbacks over c10d, products by torch, signals during a wait, autograd's state.
 
 It holds no Python, so ctypes opens it; addresses go from here to libsluice, which is linked to neither.
 """
@@ -29,13 +29,16 @@ class Native:
         self._open.restype = ctypes.c_int32
         self._open.argtypes = [ctypes.c_char_p] + [ctypes.c_void_p] * 2 + [ctypes.c_char_p, ctypes.c_int32]
         self.gemm_address = ctypes.cast(handle.sluice_torch_gemm, ctypes.c_void_p).value
-        # Two system calls each: not worth giving up the interpreter's lock for.
+        # A few system calls at most: not worth giving up the interpreter's lock for.
         quick = ctypes.PyDLL(path)
         self.interrupt_enter = quick.sluice_torch_interrupt_enter
         self.interrupt_leave = quick.sluice_torch_interrupt_leave
         for function in (self.interrupt_enter, self.interrupt_leave):
             function.restype = None
             function.argtypes = []
+        self.may_accumulate = quick.sluice_torch_may_accumulate
+        self.may_accumulate.restype = ctypes.c_int32
+        self.may_accumulate.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
 
     def open_group(self, library: Library, group_name: str) -> tuple[Any, Any]:
         """The callbacks and their `user` for a registered process group; the caller hands both to libsluice."""

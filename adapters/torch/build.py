@@ -27,7 +27,7 @@ import torch
 from ...errors import Foreign, NotFound, SluiceError
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SOURCES = ("c10d_comm.cpp", "host_gemm.cpp")
+SOURCES = ("c10d_comm.cpp", "host_gemm.cpp", "accumulate.cpp")
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
 
 

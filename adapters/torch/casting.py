@@ -5,7 +5,6 @@ So autograd keeps the parameters themselves, and no copy of them outlives the ca
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,8 @@ class CastingLayer(MoeLayer):
         super().__init__(*args, **config)
         # Alone in its group, a layer may be called from several threads: they wait for each other instead of getting
         # BUSY. Among ranks the order of calls would be left to chance.
-        self._turn: Any = contextlib.nullcontext() if self._collective else self.context.lock
+        if not self._collective:
+            self.turn = self.context.lock
 
     def _cast(self, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self.experts is not None or all(tensor.dtype == self.dtype for tensor in flat):
@@ -30,7 +30,7 @@ class CastingLayer(MoeLayer):
 
     def forward_pass(self, work: Any, tokens: Any, ids: Any, weights: Any, flat: Sequence[torch.Tensor]) -> Any:
         """See MoeLayer."""
-        with self._turn:
+        with self.turn:
             return super().forward_pass(work, tokens, ids, weights, self._cast(flat))
 
     def backward_pass(
@@ -38,9 +38,9 @@ class CastingLayer(MoeLayer):
     ) -> list[torch.Tensor | None]:
         """See MoeLayer."""
         cast = self._cast(flat)
-        with self._turn:
-            grads = super().backward_pass(work, tokens, weights, cast, *rest)
         if cast is flat:
-            return grads
+            return super().backward_pass(work, tokens, weights, cast, *rest)
+        work.into = None  # theirs is another dtype
+        grads = super().backward_pass(work, tokens, weights, cast, *rest)
         back = [None if grad is None else grad.to(tensor.dtype) for grad, tensor in zip(grads[2:], flat)]
         return [*grads[:2], *back]

@@ -24,6 +24,7 @@ from .placement import placement_of
 
 _LANES = ("compute", "comm", "copy_out", "copy_in")
 _DIRECTIONS = ("forward", "backward")
+_SEVERAL = -1  # no thread's number
 _STATS = (
     "current_bytes",
     "peak_bytes",
@@ -123,6 +124,8 @@ class Context:
         self._handle = out[0]
         self._generation = generation()
         self.lock = threading.RLock()  # see CastingLayer
+        self._backward_thread: int | None = None
+        self.passes_in_place = 0  # backwards that added to existing gradients of parameters themselves
         self.calls = 0  # passes running now, in whichever thread
         self._is_tuned = False
         self._remembers = True
@@ -148,6 +151,19 @@ class Context:
         if not self._finalizer.alive:
             raise InvalidState("this context has been closed")
         return self._handle
+
+    def is_of_one_thread(self) -> bool:
+        """Whether every backward so far was in one thread; asked in each, while no other of this context runs.
+
+        Autograd holds a lock while it adds to a `.grad`, which is out of reach here: so a pass adds to one itself only
+        where no other thread's backward can be about to.
+        """
+        thread = threading.get_ident()
+        if self._backward_thread is None:
+            self._backward_thread = thread
+        elif self._backward_thread != thread:
+            self._backward_thread = _SEVERAL
+        return self._backward_thread == thread
 
     def adopt(self, layer: Any) -> None:
         """Closes this layer together with the context."""
@@ -212,6 +228,7 @@ class Context:
         library.check(library.lib.sluice_context_get_stats(self.handle, int(reset_peak), out))
         values: dict[str, Any] = {name: int(getattr(out, name)) for name in _STATS}
         values["gemm"] = library.ffi.string(out.gemm).decode()
+        values["passes_in_place"] = self.passes_in_place
         return values
 
     def trace_start(self, capacity: int = 1 << 16) -> None:

@@ -2,8 +2,9 @@
 
 Tokens, route weights and every expert parameter are its inputs, and all their gradients its outputs. So whatever a
 host hangs on gradients (ZeRO's, FSDP's and DDP's hooks, accumulation) happens as with torch's own operations, for idle
-experts too. Everything that outlives forward is given to `save_for_backward`: the version counters then catch an
-in-place change, and activation checkpointing and saved-tensor hooks reach all of it.
+experts too; where nothing hangs there, a backward adds to an existing `.grad` itself (accumulate.py). Everything that
+outlives forward is given to `save_for_backward`: the version counters then catch an in-place change, and activation
+checkpointing and saved-tensor hooks reach all of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from .accumulate import existing_grads
 from .passes import Pass
 
 
@@ -33,27 +35,35 @@ class _MoeFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        work = ctx.work
-        try:
-            kept = ctx.saved_tensors  # raises if an input was changed in place, or freed by an earlier backward
-        except RuntimeError as error:
-            work.layer.refuse(error, backward=True)
-            raise
-        tokens, route_weights, *flat = kept[: ctx.num_inputs]
-        end = ctx.num_inputs + ctx.num_saved
-        saved = kept[ctx.num_inputs : end]
-        if work.experts is not None:
-            work.experts.saved = list(kept[end:])
-        try:
+        return _backward(ctx, grad_out, torch.is_grad_enabled())  # which create_graph=True asks for
+
+
+@once_differentiable
+def _backward(ctx: Any, grad_out: torch.Tensor, creates_graph: bool) -> tuple[torch.Tensor | None, ...]:
+    work = ctx.work
+    try:
+        kept = ctx.saved_tensors  # raises if an input was changed in place, or freed by an earlier backward
+    except RuntimeError as error:
+        work.layer.refuse(error, backward=True)
+        raise
+    tokens, route_weights, *flat = kept[: ctx.num_inputs]
+    end = ctx.num_inputs + ctx.num_saved
+    saved = kept[ctx.num_inputs : end]
+    if work.experts is not None:
+        work.experts.saved = list(kept[end:])
+    try:
+        with work.layer.turn:
+            if not creates_graph:
+                work.into = existing_grads(ctx, work, [grad_out, *kept[: ctx.num_inputs]])
             grads = work.layer.backward_pass(
                 work, tokens, route_weights, flat, saved, grad_out, ctx.needs_input_grad[2:]
             )
-        finally:
-            if work.experts is not None:
-                work.experts.saved = []
-        return (None, None, *grads)
+    finally:
+        work.into = None  # the graph may live on, and must not keep them
+        if work.experts is not None:
+            work.experts.saved = []
+    return (None, None, *grads)
 
 
 def run_layer(

@@ -6,6 +6,7 @@ cannot go on therefore makes the call all the same and says so in it, and the ot
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Sequence
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ... import routing, trace
 from ..._library import load
 from ...errors import InvalidArgument, InvalidState, SluiceError
 from ._native import generation, interruptible
+from .accumulate import CHOICES
 from .context import Context, release
 from .descriptors import Descriptors, config_dtype
 from .experts import CallbackExperts, callbacks
@@ -33,6 +36,7 @@ _INVALID = -1
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
 _INTERLEAVED = 2
 _OVERWRITE = 0
+_ACCUMULATE = 1
 _BOTH_HALVES = 3
 _SAVED_COUNT = 5
 _NOTHING = torch.empty(0, device="cpu")  # stands where no gradient is wanted
@@ -123,6 +127,7 @@ class MoeLayer:
         chunk_cut: str = "adaptive",
         experts: CallbackExperts | None = None,
         deduplicate: bool = False,
+        accumulate: str = "in_place",
     ) -> None:
         library = load()
         ffi = library.ffi
@@ -138,6 +143,9 @@ class MoeLayer:
         self.is_gated = gated
         self.is_deduplicated = deduplicate
         self.num_experts, self.top_k, self.chunk_cut = num_experts, top_k, chunk_cut
+        if accumulate not in CHOICES:
+            raise InvalidArgument(f"accumulate {accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
+        self.accumulate = accumulate
         self.received_rows: int | None = None  # of the last forward while a trace is kept
         self.members = () if experts is not None else member_names(gated, bias, interleaved)
         config = library.new("moe_config")
@@ -178,6 +186,7 @@ class MoeLayer:
             self.close()
             raise InvalidArgument(f"{len(experts.modules)} modules for {self.num_local_experts} local experts")
         self._collective = context.ep_group.world_size > 1
+        self.turn: Any = contextlib.nullcontext()  # held in a backward; see CastingLayer
         self._frames: list[_Frame] = []
         # The library's arrays go member by member, torch's list of inputs expert by expert.
         experts_range = range(self.num_local_experts)
@@ -280,7 +289,7 @@ class MoeLayer:
         grad_out: torch.Tensor,
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
-        """Gradients of tokens, route weights and each of `flat`; None where `needs` says so."""
+        """Gradients of tokens, route weights and each of `flat`; None where `needs` says so or `work.into` has it."""
         library = load()
         ffi, lib = library.ffi, library.lib
         moe, placement = self.handle, self.context.placement
@@ -302,7 +311,7 @@ class MoeLayer:
             )
             self._fill_experts(frame, args, work, flat)
             grads = self._fill_grads(frame, args, work, flat, needs[2:])
-            args.grad_mode = _OVERWRITE
+            args.grad_mode = _OVERWRITE if work.into is None else _ACCUMULATE
             args.halves = _BOTH_HALVES
             args.may_reuse_saved = int(not _graph_is_kept())
             kept = [placement.bring(which, buffer) for which, buffer in enumerate(saved)]
@@ -316,6 +325,8 @@ class MoeLayer:
         except Exception as error:
             self.refuse(error, backward=True)
             raise
+        if work.into is not None:
+            increment_version(work.into)  # whoever saved one for a backward of its own learns that it has changed
         status = self._call(lib.sluice_moe_backward, moe, frame.step[0], args, placement.stream())
         placement.keep(kept)
         lib.sluice_step_drop(frame.step[0])
@@ -325,6 +336,9 @@ class MoeLayer:
             raise error from work.cause()
         if work.experts is not None:
             grads = self._callback_grads(work, needs[2:])
+        if work.into is not None:
+            self.context.passes_in_place += 1
+            return [grad_tokens, grad_weights, *[None] * len(flat)]
         wanted = [grad if need else None for grad, need in zip(grads, needs[2:])]
         return [grad_tokens, grad_weights, *wanted]
 
@@ -342,17 +356,22 @@ class MoeLayer:
     def _fill_grads(
         self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> list[torch.Tensor]:
-        """Fresh memory each time: torch may keep it as `.grad` without a copy."""
+        """What the pass writes or adds to; nothing with callback experts, and where no gradient is wanted."""
         args.grad_params = load().ffi.NULL
         if work.experts is not None:
             work.experts.begin_backward(work.by_expert(needs))
             return []
         if not any(needs):
             return [_NOTHING] * len(flat)
-        grads = [torch.empty_like(tensor) for tensor in flat]
+        grads = self._targets(work, flat)
         frame.grads.fill_all(grads, self._places, self._names)
         args.grad_params = frame.grads_struct
         return grads
+
+    @staticmethod
+    def _targets(work: Pass, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Existing gradients to add to, or fresh memory: torch may keep that as `.grad` without a copy."""
+        return [torch.empty_like(tensor) for tensor in flat] if work.into is None else work.into
 
     def _callback_grads(self, work: Pass, needs: Sequence[bool]) -> list[torch.Tensor]:
         given = iter([grad for grads in work.experts.take_grads() for grad in grads])

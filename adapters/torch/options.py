@@ -28,6 +28,8 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
         given["wgrad_mode"] = options.wgrad_mode
     if options.deduplicate:
         given["deduplicate"] = True
+    if options.accumulate is not None:
+        given["accumulate"] = options.accumulate
     if options.chunk_cut is not None:
         given["chunk_cut"] = options.chunk_cut
     if options.policy is not None and (fused or refused_policy(options) is None):

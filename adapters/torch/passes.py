@@ -17,6 +17,7 @@ class Pass:
 
     record  whether a backward may follow
     counts  with callback experts, how many parameters each local expert has in the flat list
+    into    during a backward that adds to existing gradients of the parameters: those; None: it makes fresh ones
     """
 
     def __init__(self, layer: Any, record: bool, flat: Sequence[torch.Tensor], counts: Sequence[int]) -> None:
@@ -24,6 +25,7 @@ class Pass:
         self.record = record
         self.counts = counts
         self.saved: list[torch.Tensor] = []
+        self.into: list[torch.Tensor] | None = None
         self.error: BaseException | None = None
         self.experts: ExpertRun | None = None
         if layer.experts is not None:

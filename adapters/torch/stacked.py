@@ -56,7 +56,7 @@ class StackedLayer(CastingLayer):
             return None
         if not self._finalizer.alive or self._made_in != generation():
             return None  # closed, with its context or alone, or another process's
-        with self._turn:
+        with self.turn:
             frame = self._prepared
             if frame is None:
                 frame = self._prepared = _Prepared(self, tokens, expert_ids, route_weights)
@@ -89,13 +89,13 @@ class StackedLayer(CastingLayer):
     ) -> list[torch.Tensor]:
         if work.experts is not None or not any(needs):
             return super()._fill_grads(frame, args, work, flat, needs)
-        grads = [torch.empty_like(tensor) for tensor in flat]
+        grads = self._targets(work, flat)
         self._describe(frame.grads, grads, None)
         args.grad_params = frame.grads_struct
         return grads
 
     def _describe(self, items: Descriptors, flat: Sequence[torch.Tensor], frame: _Frame | None) -> None:
-        """frame: remembers what is described; None for gradients, which are new each time."""
+        """frame: remembers what is described; None for gradients, which are often new each time."""
         key = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) for tensor in flat]
         if frame is not None and frame.stack_key == key:
             return

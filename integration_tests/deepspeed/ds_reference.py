@@ -112,7 +112,7 @@ class ReferenceBackend:
 
     def stats(self, reset_peak: bool = False) -> dict[str, Any]:
         """Nothing is measured."""
-        return {"bytes_sent": 0, "comm_ns": 0, "gemm": "torch"}
+        return {"bytes_sent": 0, "comm_ns": 0, "gemm": "torch", "passes_in_place": 0}
 
     def close(self) -> None:
         """Groups are kept: the process ends soon."""

@@ -148,9 +148,13 @@ def test_ActivationCheckpointing_WithRestorePolicies_AsStock(ranks2: Ranks, form
     _compare(ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice=sluice, checkpointing=form), F32)
 
 
-def test_GradientAccumulation_TwoSteps_AsStock(ranks2: Ranks) -> None:
-    config = {"gradient_accumulation_steps": 2}
-    _compare(ranks2.run("cases_parity:parity", layers=[{}, {"k": 2, "expert": "tuple"}], config=config), F32)
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_GradientAccumulation_TwoSteps_AsStock(ranks2: Ranks, stage: int) -> None:
+    """ZeRO's hooks see every gradient; without them the second of two steps adds to what the first has left."""
+    config = {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": stage}}
+    answers = ranks2.run("cases_parity:parity", layers=[{}, {"k": 2, "expert": "tuple"}], config=config)
+    _compare(answers, F32)
+    assert [swapped["passes_in_place"] for _, swapped in answers] == [5 if stage == 0 else 0] * 2
 
 
 def test_GradientClipping_On_AsStock(ranks2: Ranks) -> None:

@@ -21,6 +21,7 @@ ENVIRONMENT = "SLUICE"
 POLICIES = ("error", "warn")
 WGRAD_MODES = ("deferred", "per_chunk")
 CHUNK_CUTS = ("adaptive", "tokens")
+ACCUMULATE = ("in_place", "autograd")
 TRANSPORTS = ("tcp", "c10d")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 TUNER_MODES = ("adaptive", "profile", "model")
@@ -80,6 +81,7 @@ class Options:
     tuner: TunerOptions | None = None
     deduplicate: bool = False
     transport: str | None = None
+    accumulate: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for comparing ranks and for messages."""
@@ -296,6 +298,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_outstanding": _count,
     "tuner": _tuner,
     "deduplicate": _boolean,
+    "accumulate": _one_of(ACCUMULATE),
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,
     "transport": _one_of(TRANSPORTS),

@@ -96,6 +96,15 @@ def test_Autograd_UsersExpectations_Hold(world):
     ranks.run(world, "autograd_jobs:autograd_manners")
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_Gradients_ThatAreThere_AreAddedToInPlace(world):
+    assert ranks.run(world, "accumulate_jobs:micro_steps") == [True] * world
+
+
+def test_Gradients_UnderDdp_AreAddedByAutograd():
+    assert ranks.run(2, "accumulate_jobs:data_parallel") == [True] * 2
+
+
 @pytest.mark.parametrize("callback", [False, True])
 @pytest.mark.parametrize("world", [1, 2])
 def test_Checkpointing_BothKindsAndHooks_SameGradients(world, callback):

@@ -37,6 +37,14 @@ def test_Transport_IsReadAndChosenBySluiceByDefault() -> None:
     assert config.parse({})[1].transport is None
 
 
+def test_Accumulate_IsReadAndChosenBySluiceByDefault() -> None:
+    assert config.parse({"accumulate": "autograd"})[1].accumulate == "autograd"
+    assert config.parse({"accumulate": "in_place"})[1].accumulate == "in_place"
+    assert config.parse({})[1].accumulate is None
+    with pytest.raises(config.ConfigError, match='"accumulate" must be one of in_place, autograd'):
+        config.parse({"accumulate": "in-place"})
+
+
 @pytest.mark.parametrize("section", [{}, {key: None for key in config.KEYS}, {"chunks": "adaptive"}])
 def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -> None:
     assert config.parse(section) == (False, config.Options())

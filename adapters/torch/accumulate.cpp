@@ -1,0 +1,111 @@
+// Whether a backward may add to the `.grad` of its parameters itself, because nobody can see the difference.
+//
+// Autograd passes a node's gradients to AccumulateGrad nodes, which add them to `.grad`. What would notice that they
+// did not is looked for here: hooks of every kind, gradients asked for by name, checks for NaN, and a `.grad` that
+// autograd would not simply write over. This reads the engine's own state, so it is called from within a node's
+// backward.
+#define AT_PER_OPERATOR_HEADERS // all that is needed of ATen comes with the nodes
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "sluice/base.h"
+
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Node;
+
+struct Range {
+  uintptr_t begin, end;
+  bool is_written;
+};
+
+Range range_of(const void* data, size_t bytes, bool is_written) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  return {begin, begin + bytes, is_written};
+}
+
+// Whether something written lies in something else of the list, which is sorted here.
+bool overlap(std::vector<Range>& ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  uintptr_t read_to = 0;
+  uintptr_t written_to = 0;
+  for (const Range& range : ranges) {
+    if (range.begin == range.end) continue;
+    if (range.begin < written_to || (range.is_written && range.begin < read_to)) return true;
+    uintptr_t& end = range.is_written ? written_to : read_to;
+    end = std::max(end, range.end);
+  }
+  return false;
+}
+
+// backward() over the whole graph. Not so: torch.autograd.grad and backward(inputs=...), whose gradients go elsewhere;
+// compiled autograd, which has no task of the engine's; and a search for NaN in what nodes give out.
+bool is_plain_backward() {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  return wanted != nullptr && wanted->empty() && !torch::autograd::AnomalyMode::is_enabled();
+}
+
+// The node that adds to a parameter, if no hook sees the gradient: on the tensor (which the node asks for them), before
+// or after the node (where DDP, FSDP and ZeRO have theirs), or when `.grad` is complete.
+const AccumulateGrad* unobserved(Node* node) {
+  auto* adder = dynamic_cast<AccumulateGrad*>(node);
+  if (adder == nullptr || !adder->variable.defined()) return nullptr;
+  const bool is_observed = !adder->tensor_pre_hooks().empty() || !adder->pre_hooks().empty() ||
+                           !adder->post_hooks().empty() || adder->tensor_post_acc_grad_hooks() != nullptr;
+  return is_observed ? nullptr : adder;
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() && !tensor.is_inference() &&
+         !tensor.is_conj() && !tensor.is_neg() && !tensor.key_set().has(c10::DispatchKey::Python);
+}
+
+// Whether `.grad` is what autograd would add to in place, each element of it once, with the parameter's own layout.
+bool takes_sums(const at::Tensor& parameter, const at::Tensor& grad) {
+  return is_plain(parameter) && is_plain(grad) && !grad.requires_grad() && !grad.is_view() &&
+         grad.scalar_type() == parameter.scalar_type() && grad.sizes() == parameter.sizes() &&
+         grad.strides() == parameter.strides() && grad.is_non_overlapping_and_dense();
+}
+
+bool may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t num_reads) {
+  if (count == 0 || !is_plain_backward()) return false;
+  const auto node = torch::autograd::get_current_node();
+  if (!node || node->num_outputs() != static_cast<size_t>(first + count)) return false;
+  if (!node->post_hooks().empty()) return false; // they see what the node gives out
+  std::vector<Range> ranges;
+  for (int64_t i = first; i < first + count; ++i) {
+    const AccumulateGrad* adder = unobserved(node->next_edge(static_cast<size_t>(i)).function.get());
+    if (adder == nullptr || !takes_sums(adder->variable, adder->variable.grad())) return false;
+    const at::Tensor& grad = adder->variable.grad();
+    ranges.push_back(range_of(grad.const_data_ptr(), grad.nbytes(), true));
+  }
+  for (int64_t i = 0; i < num_reads; ++i) {
+    const auto* tensor = static_cast<const at::TensorImpl*>(reads[i]);
+    if (!tensor->has_storage()) return false;
+    ranges.push_back(range_of(tensor->storage().data(), tensor->storage().nbytes(), false));
+  }
+  return !overlap(ranges);
+}
+
+} // namespace
+
+extern "C" {
+
+// For the backward that this thread is in: 1 when all `count` parameters, its node's inputs from `first` on and the
+// last of them, have a `.grad` that the pass may add to, of which nothing lies in what it reads. reads: TensorImpl*.
+SLUICE_EXPORT int32_t sluice_torch_may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t num_reads) {
+  try {
+    return may_accumulate(first, count, reads, num_reads) ? 1 : 0;
+  } catch (...) {
+    return 0;
+  }
+}
+
+} // extern "C"

@@ -1,9 +1,11 @@
 """transformers' expert parallelism: Sluice beside stock `all_to_all` with grouped_mm, in turns, over shaped links.
 
-    .venv/bin/python -m integration_tests.benchmarks.ep [--links 1gbit 0.4gbit none] [--ranks 2] [--pairs 8] [--smoke]
+    .venv/bin/python -m integration_tests.benchmarks.ep [--links 1gbit 0.4gbit none] [--ranks 2] [--pairs 8]
+        [--check] [--smoke]
 
 One experts block per cell, forward and backward, fresh gradients. Beside the ratio stands what stock's four exchanges
-and its experts take by themselves in the same run: the gain can be largest where the two are equal.
+and its experts take by themselves in the same run: the gain can be largest where the two are equal. --check: the marks
+of ep_marks.py; exit code 1 where one is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch  # noqa: E402
+from integration_tests.benchmarks import ep_marks, launch  # noqa: E402
 from integration_tests.benchmarks.stats import pair_ratios, quartiles  # noqa: E402
 
 # M, H, E, K, T of the cells; widths scaled so that a cell takes seconds.
@@ -78,6 +80,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--warm-up", type=int, default=16, help="pairs before that, in which Sluice chooses n")
+    parser.add_argument("--check", action="store_true", help="exit code 1 where a mark is missed")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape: does it run?")
     parser.add_argument("--records", type=Path)
     options = parser.parse_args()
@@ -89,7 +92,12 @@ def main() -> int:
             continue
         fields = {"ranks": options.ranks, "lines": lines}  # after each link: what is done is kept
         launch.write_record(options.records / "ep.json", fields)
-    return 0
+    if not options.check:
+        return 0
+    said, good = ep_marks.verdicts(lines)
+    for text in said:
+        progress.line(text)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -1,22 +1,30 @@
 """transformers' experts blocks: Sluice beside grouped_mm (and eager), in turns, with the roofline of the same run.
 
     .venv/bin/python -m integration_tests.benchmarks.experts [--shapes mixtral qwen3 deepseek] [--tokens 256 1024]
-        [--dtypes float32 bfloat16] [--threads 1 2] [--rounds 5] [--eager] [--smoke]
+        [--dtypes float32 bfloat16] [--threads 1 2] [--gradients fresh kept] [--rounds 5] [--eager] [--check] [--smoke]
 
 Per cell: forward and backward seconds (medians), speedups over neighbouring pairs, peak memory of a backward over what
 is resident, saved bytes, and decoding (T = 1, 2, 4, 8 without gradients). The roofline is the larger of two times
-measured between the rounds: plain dense products of the same flops; and bytes (weights read twice, gradients written
-once, rows) over the copy bandwidth of the same threads. Gradients are fresh in each step, as with
-zero_grad(set_to_none=True), so a second roofline charges their bytes at the measured rate of fresh pages.
+measured between the rounds: plain dense products of the same flops; and bytes (weights read twice, gradients, rows)
+over the copy bandwidth of the same threads. Every cell runs with gradients
+
+- fresh in each step, as with zero_grad(set_to_none=True): written once, and a second roofline charges their bytes at
+  the measured rate of fresh pages;
+- kept from step to step and added to, as in the micro-steps of an accumulation: read and written, no fresh pages.
+
+--check: the marks of experts_marks.py; exit code 1 where one is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
 import functools
+import itertools
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +36,7 @@ import sluice
 import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from integration_tests.benchmarks import experts_marks
 from integration_tests.benchmarks.machine import machine, versions
 from integration_tests.benchmarks.stats import pair_ratios, quartiles
 
@@ -97,10 +106,11 @@ def _seconds(action: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def step(module: Any, name: str, rows: Rows) -> tuple[float, float]:
-    """(forward, backward) seconds of one step with fresh gradients."""
+def step(module: Any, name: str, rows: Rows, keep_grads: bool) -> tuple[float, float]:
+    """(forward, backward) seconds of one step."""
     module.config._experts_implementation = name
-    module.zero_grad(set_to_none=True)
+    if not keep_grads:
+        module.zero_grad(set_to_none=True)
     tokens, weights = rows.tokens.detach().requires_grad_(), rows.weights.detach().requires_grad_()
     forward, out = _seconds(lambda: module(tokens, rows.ids, weights))
     backward, _ = _seconds(lambda: out.backward(rows.grad))
@@ -146,7 +156,7 @@ def fresh_page_rate(megabytes: int = 256) -> float:
 
 
 def traffic(shape: Shape, tokens: int, module: Any, rows: Rows) -> dict[str, int]:
-    """Bytes of (forward, backward) that no implementation can avoid: only experts with rows are read."""
+    """Bytes that no implementation can avoid: only experts with rows are read, and of kept gradients only theirs."""
     element = module.down_proj.element_size()
     per_expert = 3 * shape.model * shape.hidden * element
     read = per_expert * len(rows.ids.unique())
@@ -154,7 +164,8 @@ def traffic(shape: Shape, tokens: int, module: Any, rows: Rows) -> dict[str, int
     return {
         "forward": read + line * (2 * shape.model + 3 * shape.hidden),
         "backward": read + line * (4 * shape.model + 6 * shape.hidden),
-        "gradients": per_expert * shape.experts,
+        "fresh": per_expert * shape.experts,
+        "kept": 2 * read,
     }
 
 
@@ -169,7 +180,10 @@ def _status(name: str) -> int:
 
 
 def backward_peak(module: Any, name: str, rows: Rows, keep_grads: bool) -> dict[str, float]:
-    """The highest resident size of a backward over that before it, in units of all parameter gradients; saved bytes."""
+    """The highest resident size of a backward over that before it, in units of all parameter gradients; saved bytes.
+
+    keep_grads: those that are there stay.
+    """
     module.config._experts_implementation = name
     if not keep_grads:
         module.zero_grad(set_to_none=True)
@@ -185,6 +199,7 @@ def backward_peak(module: Any, name: str, rows: Rows, keep_grads: bool) -> dict[
     tokens, weights = rows.tokens.detach().requires_grad_(), rows.weights.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = module(tokens, rows.ids, weights)
+    ctypes.CDLL(None).malloc_trim(0)  # what malloc keeps of freed memory would hide what is taken
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")
     out.backward(rows.grad)
@@ -235,87 +250,92 @@ def _micro(action: Callable[[], Any], rounds: int) -> float:
 # ---- one cell ----
 
 
-def run_cell(name: str, shape: Shape, tokens: int, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one shape, number of tokens, dtype; the number of threads is set already."""
+def run_cell(
+    name: str, shape: Shape, tokens: int, dtype: torch.dtype, gradients: str, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Everything about one shape, number of tokens, dtype, fresh or kept gradients; threads are set already."""
+    keeps = gradients == "kept"
     module, rows, dense = make_module(shape, dtype), make_rows(shape, tokens, dtype), Dense(shape, tokens, dtype)
     names = ["sluice", "grouped_mm", *(["eager"] if options.eager else [])]
     times: dict[str, dict[str, list[float]]] = {
         side: {"forward": [], "backward": []} for side in (*names, "dense", "roofline_bytes")
     }
-    pages = []
+    pages, in_place = [], 0
     for number in range(options.rounds + 1):
         bandwidth, page_rate = copy_bandwidth(options.copy_mb), fresh_page_rate(options.copy_mb)
         # What a step frees the next one finds warm, and a system may take pages back that lie free for a while: so each
         # side follows a step of its own kind, and the order turns.
         sides = {}
         for side in names if number % 2 else reversed(names):
-            step(module, side, rows)
-            sides[side] = step(module, side, rows)
+            step(module, side, rows, keeps)
+            sides[side] = step(module, side, rows, keeps)
         sides["dense"] = (_seconds(dense.forward)[0], _seconds(dense.backward)[0])
         moved = traffic(shape, tokens, module, rows)
         sides["roofline_bytes"] = (
             moved["forward"] / bandwidth,
-            (moved["backward"] + moved["gradients"]) / bandwidth,
+            (moved["backward"] + moved[gradients]) / bandwidth,
         )
         if number == 0:  # warm-up: pages, plans, choices of products
+            in_place = sluice.stats(module)["passes_in_place"]
             continue
-        pages.append(max(0.0, moved["gradients"] / page_rate - moved["gradients"] / bandwidth))
+        pages.append(0.0 if keeps else max(0.0, moved["fresh"] / page_rate - moved["fresh"] / bandwidth))
         for side, (forward, backward) in sides.items():
             times[side]["forward"].append(forward)
             times[side]["backward"].append(backward)
     total = {side: [a + b for a, b in zip(t["forward"], t["backward"])] for side, t in times.items()}
     roofline = [max(a, b) for a, b in zip(total["dense"], total["roofline_bytes"])]
     fresh = [a + b for a, b in zip(roofline, pages)]
+    in_place = sluice.stats(module)["passes_in_place"] - in_place
     record: dict[str, Any] = {
         "shape": name,
         "tokens": tokens,
         "dtype": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
+        "gradients": gradients,
         "seconds": {side: {half: quartiles(values) for half, values in t.items()} for side, t in times.items()},
         "roofline_s": quartiles(roofline),
-        "roofline_with_fresh_pages_s": quartiles(fresh),
         "of_roofline": {side: pair_ratios(roofline, total[side]) for side in names},
-        "of_roofline_with_fresh_pages": {side: pair_ratios(fresh, total[side]) for side in names},
         "speedup_over": {side: pair_ratios(total[side], total["sluice"]) for side in names[1:]},
-        "memory": {},
+        "memory": {side: backward_peak(module, side, rows, keeps) for side in names},
     }
-    for side in names:
-        record["memory"][side] = {
-            "grad_none": backward_peak(module, side, rows, False),
-            "grad_kept": backward_peak(module, side, rows, True),
-        }
+    if not keeps:
+        record["roofline_with_fresh_pages_s"] = quartiles(fresh)
+        record["of_roofline_with_fresh_pages"] = {side: pair_ratios(fresh, total[side]) for side in names}
     record["sluice_stats"] = {
         key: value for key, value in sluice.stats(module).items() if isinstance(value, (int, str))
     }
+    record["sluice_stats"]["passes_in_place"] = in_place  # of the measured rounds, two steps each
     return record
 
 
 def show(record: dict[str, Any]) -> None:
     """One line per cell."""
-    ours, memory = record["of_roofline"]["sluice"]["median"], record["memory"]
-    fresh = record["of_roofline_with_fresh_pages"]["sluice"]["median"]
+    ours, memory, fresh = record["of_roofline"]["sluice"]["median"], record["memory"], ""
+    if record["gradients"] == "fresh":
+        fresh = f" ({record['of_roofline_with_fresh_pages']['sluice']['median']:.2f} with fresh pages)"
     print(
-        f"{record['shape']:>9} T {record['tokens']:<5} {record['dtype']:<9} {record['threads']} threads: "
-        f"{ours:.2f} of the roofline ({fresh:.2f} with fresh pages), "
+        f"{record['shape']:>9} T {record['tokens']:<5} {record['dtype']:<9} {record['threads']} threads, "
+        f"gradients {record['gradients']:<5}: {ours:.2f} of the roofline{fresh}, "
         f"grouped_mm {record['of_roofline']['grouped_mm']['median']:.2f}; "
         f"{record['speedup_over']['grouped_mm']['median']:.2f} x grouped_mm; backward peak / gradients "
-        f"{memory['sluice']['grad_none']['peak_over_gradients']:.2f} and "
-        f"{memory['sluice']['grad_kept']['peak_over_gradients']:.2f} with .grad kept; saved "
-        f"{memory['sluice']['grad_none']['saved_mib']:.0f} of {memory['grouped_mm']['grad_none']['saved_mib']:.0f} MiB",
+        f"{memory['sluice']['peak_over_gradients']:.2f}, grouped_mm {memory['grouped_mm']['peak_over_gradients']:.2f}; "
+        f"saved {memory['sluice']['saved_mib']:.0f} of {memory['grouped_mm']['saved_mib']:.0f} MiB",
         flush=True,
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=["mixtral", "qwen3", "deepseek"], choices=SHAPES)
     parser.add_argument("--tokens", nargs="+", type=int, default=[256, 1024])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--gradients", nargs="+", default=["fresh", "kept"], choices=["fresh", "kept"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--copy-mb", type=int, default=256)
     parser.add_argument("--eager", action="store_true", help="also transformers' eager loop: slow")
     parser.add_argument("--no-decode", action="store_true")
+    parser.add_argument("--check", action="store_true", help="exit code 1 where a mark is missed")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape, to see that everything runs")
     parser.add_argument("--record", type=Path, default=RECORDS / "experts.json")
     options = parser.parse_args()
@@ -326,8 +346,8 @@ def main() -> None:
         torch.set_num_threads(threads)
         for name in options.shapes:
             for dtype in (getattr(torch, word) for word in options.dtypes):
-                for tokens in options.tokens:
-                    record = run_cell(name, copy.copy(SHAPES[name]), tokens, dtype, options)
+                for tokens, gradients in itertools.product(options.tokens, options.gradients):
+                    record = run_cell(name, copy.copy(SHAPES[name]), tokens, dtype, gradients, options)
                     show(record)
                     found["cells"].append(record)
                 if not options.no_decode:
@@ -343,7 +363,12 @@ def main() -> None:
                 options.record.parent.mkdir(parents=True, exist_ok=True)  # what is done is kept
                 options.record.write_text(json.dumps(found, indent=1) + "\n")
     print(f"wrote {options.record.name}")
+    if not options.check:
+        return 0
+    lines, good = experts_marks.verdicts(found["cells"])
+    print("\n".join(lines))
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

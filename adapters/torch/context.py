@@ -44,6 +44,8 @@ _STATS = (
     "wait_ns",
     "num_wakes",
     "wake_cpu_ns",
+    "num_readings",
+    "readings_cpu_ns",
 )
 
 

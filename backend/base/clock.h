@@ -7,6 +7,8 @@
 
 uint64_t sluice_now_ns(void);
 uint64_t sluice_thread_cpu_ns(void);
+/* CPU nanoseconds that one sluice_thread_cpu_ns() takes: a system call. The least of several means. */
+uint64_t sluice_thread_cpu_reading_ns(void);
 
 /* A condition variable that waits on the monotonic clock. */
 void sluice_cond_init(pthread_cond_t* cond);

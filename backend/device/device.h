@@ -1,8 +1,8 @@
 /* A device: lanes (ordered queues) and the events between them, and the row kernels.
  *
- * A pass submits its ops in program order, each to a lane, with the ops it waits for; then it joins. The device decides
- * how lanes run: on a CPU the compute lane is the calling thread and every other lane one thread; on CUDA lanes are
- * streams and events. Event i belongs to op i and fires when the op has ended.
+ * A pass submits its ops in program order, each to a lane, with the ops it waits for; then it joins, and nothing need
+ * run before. The device decides how lanes run: on a CPU the compute lane is the calling thread and every other lane
+ * one thread; on CUDA lanes are streams and events. Event i belongs to op i and fires when the op has ended.
  *
  * Failure: the first failing job decides the pass's status. Afterwards only jobs marked `run_on_failure` run
  * (exchanges: the group must stay in step), until one of those fails too; skipped jobs still fire their events.
@@ -27,7 +27,7 @@ typedef sluice_status_t (*sluice_job_fn_t)(void* user, int32_t index, sluice_str
 typedef struct sluice_job_s {
   int32_t index;        /* the op, and its event */
   int32_t lane;         /* SLUICE_LANE_* */
-  const int32_t* waits; /* events of other lanes; borrowed until join */
+  const int32_t* waits; /* events of other lanes, of jobs submitted before; borrowed until join */
   int32_t num_waits;
   int32_t run_on_failure;
 } sluice_job_t;
@@ -185,6 +185,7 @@ typedef struct sluice_lane_waits_s {
   uint64_t caller_cpu_ns; /* CPU time of its sleeping and waking */
   uint64_t cpu_ns;        /* of all threads */
   uint64_t num_wakes;
+  uint64_t num_caller_wakes; /* of them, of the calling thread */
 } sluice_lane_waits_t;
 
 struct sluice_device_s {

@@ -72,6 +72,7 @@ struct sluice_context_s {
   sluice_arena_t envelope;    /* headers to and from the other ranks */
   sluice_template_cache_t templates;
   sluice_trace_t trace;
+  uint64_t reading_cpu_ns; /* of the thread's clock, when the trace began */
   sluice_context_stats_t stats;
   int32_t wire_memory;              /* SLUICE_WIRE_*: where slots that travel lie (wire_memory.h) */
   const char* wire_refusal;         /* not the communicator's, for this reason; NULL: there is none */

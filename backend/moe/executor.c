@@ -3,20 +3,37 @@
 #include "backend/moe/op_times.h"
 #include "backend/moe/pass.h"
 
+#define NO_OP (-1)
+
 static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream) {
   sluice_pass_t* pass = user;
   const sluice_op_t* op = &pass->schedule->ops[index];
   pass->streams[op->lane] = stream;
-  int on_comm = op->lane == SLUICE_LANE_COMM;
   int on_caller = pass->host.is_on && op->lane == SLUICE_LANE_COMPUTE;
-  uint64_t cpu = on_comm || on_caller ? sluice_thread_cpu_ns() : 0;
+  if (index == pass->comm_ops.first) pass->comm_ops.began_cpu_ns = sluice_thread_cpu_ns();
+  uint64_t cpu = on_caller ? sluice_thread_cpu_ns() : 0;
   pass->times[index].begin_ns = sluice_now_ns();
   sluice_status_t status = pass->schedule->spec.direction == SLUICE_FORWARD ? sluice_run_forward_op(pass, op, index)
                                                                             : sluice_run_backward_op(pass, op, index);
   pass->times[index].end_ns = sluice_now_ns();
-  if (on_comm) pass->comm_cpu_ns += sluice_thread_cpu_ns() - cpu; /* one thread per lane: no race */
-  if (on_caller) pass->host.ops_ns += sluice_thread_cpu_ns() - cpu;
+  if (on_caller) {
+    pass->host.ops_ns += sluice_thread_cpu_ns() - cpu;
+    ++pass->host.num_readings;
+  }
+  if (index == pass->comm_ops.last) pass->comm_ops.cpu_ns = sluice_thread_cpu_ns() - pass->comm_ops.began_cpu_ns;
   return status;
+}
+
+/* The clock of the communication lane's thread is read at both ends of its ops: a system call each. On a far device no
+ * lane has a thread. */
+static void find_comm_ops(sluice_pass_t* pass) {
+  const sluice_template_t* schedule = pass->schedule;
+  pass->comm_ops.first = pass->comm_ops.last = NO_OP;
+  for (int32_t i = 0; i < schedule->num_ops && !sluice_is_far(pass->moe); ++i) {
+    if (schedule->ops[i].lane != SLUICE_LANE_COMM) continue;
+    if (pass->comm_ops.first == NO_OP) pass->comm_ops.first = i;
+    pass->comm_ops.last = i;
+  }
 }
 
 static sluice_status_t submit_all(sluice_pass_t* pass) {
@@ -69,7 +86,7 @@ static void record(sluice_pass_t* pass) {
   ++stats->num_passes;
   stats->compute_ns += lane_ns[SLUICE_LANE_COMPUTE];
   stats->comm_ns += lane_ns[SLUICE_LANE_COMM];
-  stats->comm_cpu_ns += pass->comm_cpu_ns;
+  stats->comm_cpu_ns += pass->comm_ops.cpu_ns;
   stats->pass_ns += now - pass->begin_ns;
   stats->last_num_chunks = spec->num_chunks;
   sluice_seat_t* seat = &pass->moe->seat;
@@ -87,7 +104,7 @@ static void record(sluice_pass_t* pass) {
       .plan = pass->binding.plan,
       .compute_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMPUTE],
       .comm_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMM],
-      .comm_cpu_ns = is_far ? 0 : (float)pass->comm_cpu_ns,
+      .comm_cpu_ns = (float)pass->comm_ops.cpu_ns,
       .header_ns = (float)pass->header_ns,
   };
   if (spec->direction != SLUICE_FORWARD) return;
@@ -100,12 +117,15 @@ static void record_walk(sluice_pass_t* pass, uint64_t began_ns) {
   sluice_context_stats_t* stats = &pass->context->stats;
   const sluice_lane_waits_t* waits = &pass->context->device->waits;
   uint64_t took = sluice_thread_cpu_ns() - began_ns, other = pass->host.ops_ns + waits->caller_cpu_ns;
+  uint64_t num_readings = pass->host.num_readings + waits->num_caller_wakes + 1; /* that one, and the first */
   ++stats->num_walks;
   stats->bind_cpu_ns += pass->host.bind_ns;
   stats->walk_cpu_ns += took > other ? took - other : 0;
   stats->wait_ns += waits->caller_ns;
   stats->num_wakes += waits->num_wakes;
   stats->wake_cpu_ns += waits->cpu_ns;
+  stats->num_readings += num_readings;
+  stats->readings_cpu_ns += num_readings * pass->context->reading_cpu_ns;
 }
 
 /* Where somebody chooses by times, on a far device: a mark on the host's stream, before the pass and behind it. A pass
@@ -153,6 +173,7 @@ sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
   uint64_t begin_ns = sluice_op_times_begin(pass);
   uint64_t begin_cpu_ns = pass->host.is_on ? sluice_thread_cpu_ns() : 0;
   device->counts_waits = pass->host.is_on;
+  find_comm_ops(pass);
   SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_op, pass, pass->stream));
   sluice_status_t submitted = submit_all(pass);
   pass->is_complete = submitted == SLUICE_OK;

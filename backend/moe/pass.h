@@ -26,6 +26,13 @@ typedef struct sluice_op_times_s {
   uint64_t bytes;
 } sluice_op_times_t;
 
+/* CPU time of the communication lane's thread, from its first op of the pass to its last. Only it writes the times. */
+typedef struct sluice_comm_ops_s {
+  int32_t first, last; /* -1: it has none */
+  uint64_t began_cpu_ns;
+  uint64_t cpu_ns;
+} sluice_comm_ops_t;
+
 typedef struct sluice_pass_s {
   sluice_context_t* context;
   sluice_moe_t* moe;
@@ -62,7 +69,7 @@ typedef struct sluice_pass_s {
   int32_t has_begun;          /* ops are being submitted: rows may have left this rank */
   int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
   uint64_t begin_ns;
-  uint64_t comm_cpu_ns;
+  sluice_comm_ops_t comm_ops;
   sluice_host_times_t host;
   uint64_t agreed_ns; /* when the header's exchange had ended */
   uint64_t header_ns; /* that it took */

@@ -215,7 +215,7 @@ static uint64_t events_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* 
 }
 
 uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan) {
-  return (SLUICE_T_COUNT + 1) * sluice_align_up((uint64_t)plan->max_chunks * sizeof(uint64_t));
+  return SLUICE_T_COUNT * sluice_align_up((uint64_t)plan->max_chunks * sizeof(uint64_t));
 }
 
 uint64_t sluice_plan_cut_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {

@@ -79,34 +79,36 @@ static int uses_host_slot(const sluice_template_spec_t* spec, int32_t tensor, in
   return restore[chunk] == SLUICE_RESTORE_OFFLOAD;
 }
 
-/* Largest chunk per slot of `storage`, in bytes; returns how many chunks have a home there. */
-static int32_t collect_homes(const sluice_pass_t* pass, int32_t storage, uint64_t* slot_bytes) {
-  int32_t chunks = 0;
-  for (int32_t i = 0; i < pass->binding.num_chunks; ++i) {
-    int here = 0;
-    for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
-      sluice_slot_ref_t home = home_of(pass, t, i);
-      int is_host = t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
-      int is_kept = t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M; /* through T_DI and T_M only */
-      if (home.tensor != storage || is_kept || pass->schedule->ring[storage] <= home.slot) continue;
-      if (is_host && !uses_host_slot(&pass->schedule->spec, t, i)) continue;
-      uint64_t bytes = rows_of(&pass->binding, storage, i) * pass->slots[storage].row_bytes;
-      slot_bytes[home.slot] = max_u64(slot_bytes[home.slot], bytes);
-      here = 1;
-    }
-    chunks += here;
-  }
-  return chunks;
+static int has_slots(const sluice_pass_t* pass, int32_t tensor) {
+  return pass->schedule->ring[tensor] > 0 && pass->slots[tensor].row_bytes > 0;
 }
 
-static void measure(sluice_pass_t* pass, int32_t tensor, uint64_t* slot_bytes) {
+/* Largest chunk of each slot, in bytes, as first[slot] for now; chunks[tensor]: how many have a home there. */
+static void collect_homes(sluice_pass_t* pass, int32_t* chunks) {
+  int32_t last[SLUICE_T_COUNT]; /* chunk that was counted */
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) last[t] = -1, chunks[t] = 0;
+  for (int32_t i = 0; i < pass->binding.num_chunks; ++i) {
+    for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+      if (t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M) continue; /* through T_DI and T_M only */
+      sluice_slot_ref_t home = home_of(pass, t, i);
+      sluice_slots_t* slots = &pass->slots[home.tensor];
+      int is_host = t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
+      if (!has_slots(pass, home.tensor) || pass->schedule->ring[home.tensor] <= home.slot) continue;
+      if (is_host && !uses_host_slot(&pass->schedule->spec, t, i)) continue;
+      uint64_t bytes = rows_of(&pass->binding, home.tensor, i) * slots->row_bytes;
+      slots->first[home.slot] = max_u64(slots->first[home.slot], bytes);
+      chunks[home.tensor] += last[home.tensor] != i;
+      last[home.tensor] = i;
+    }
+  }
+}
+
+/* Turns sizes of slots into where they begin. */
+static void lay_out(sluice_pass_t* pass, int32_t tensor, int32_t chunks) {
   sluice_slots_t* slots = &pass->slots[tensor];
   int32_t ring = pass->schedule->ring[tensor], n = pass->binding.num_chunks;
-  slots->row_bytes = sluice_pass_row_bytes(pass->moe, tensor);
   slots->bytes = 0;
-  if (ring == 0 || slots->row_bytes == 0) return;
-  memset(slot_bytes, 0, (size_t)ring * sizeof *slot_bytes);
-  int32_t chunks = collect_homes(pass, tensor, slot_bytes);
+  if (!has_slots(pass, tensor)) return;
   slots->layout =
       may_join(pass->moe, tensor) && ring == n && chunks == n ? SLUICE_LAYOUT_EXPERT_MAJOR : SLUICE_LAYOUT_SLOTS;
   if (slots->layout == SLUICE_LAYOUT_EXPERT_MAJOR) {
@@ -119,20 +121,24 @@ static void measure(sluice_pass_t* pass, int32_t tensor, uint64_t* slot_bytes) {
     return;
   }
   for (int32_t s = 0; s < ring; ++s) {
+    uint64_t bytes = slots->first[s];
     slots->first[s] = slots->bytes;
-    slots->bytes += sluice_align_up(slot_bytes[s]);
+    slots->bytes += sluice_align_up(bytes);
   }
 }
 
 sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
   uint64_t per_tensor = sluice_align_up((uint64_t)pass->binding.num_chunks * sizeof(uint64_t));
   sluice_arena_t* arena = &pass->context->layout;
-  SLUICE_TRY(sluice_arena_reset(arena, (SLUICE_T_COUNT + 1) * per_tensor, "places of slots"));
-  uint64_t* slot_bytes = sluice_arena_take(arena, per_tensor);
+  SLUICE_TRY(sluice_arena_reset(arena, SLUICE_T_COUNT * per_tensor, "places of slots"));
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     pass->slots[t].first = sluice_arena_take(arena, per_tensor);
-    measure(pass, t, slot_bytes);
+    memset(pass->slots[t].first, 0, per_tensor);
+    pass->slots[t].row_bytes = sluice_pass_row_bytes(pass->moe, t);
   }
+  int32_t chunks[SLUICE_T_COUNT];
+  collect_homes(pass, chunks);
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) lay_out(pass, t, chunks[t]);
   pass->slots[SLUICE_T_DW].bytes =
       sluice_weight_sum_bytes(pass); /* beside the host's gradients, which have their own */
   return SLUICE_OK;

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/base/clock.h"
 #include "backend/base/structs.h"
 #include "backend/comm/local/local_far.h"
 #include "backend/moe/engine.h"
@@ -204,6 +205,7 @@ static sluice_status_t set_trace(sluice_context_t* context, int64_t capacity) {
   }
   sluice_free(sluice_process_allocator(), context->trace.events, (uint64_t)context->trace.capacity * sizeof *events);
   context->trace = (sluice_trace_t){.events = events, .capacity = capacity};
+  if (capacity > 0 && context->device->far == NULL) context->reading_cpu_ns = sluice_thread_cpu_reading_ns();
   return SLUICE_OK;
 }
 

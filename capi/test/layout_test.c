@@ -111,7 +111,7 @@
   MEMBER(sluice_context_config_t, max_outstanding, 88, 4) \
   MEMBER(sluice_context_config_t, halves_apart, 92, 4) \
   MEMBER(sluice_context_config_t, host_memory_budget, 96, 8) \
-  STRUCT(sluice_context_stats_t, 208) \
+  STRUCT(sluice_context_stats_t, 224) \
   MEMBER(sluice_context_stats_t, struct_size, 0, 8) \
   MEMBER(sluice_context_stats_t, current_bytes, 8, 8) \
   MEMBER(sluice_context_stats_t, peak_bytes, 16, 8) \
@@ -132,6 +132,8 @@
   MEMBER(sluice_context_stats_t, wait_ns, 184, 8) \
   MEMBER(sluice_context_stats_t, num_wakes, 192, 8) \
   MEMBER(sluice_context_stats_t, wake_cpu_ns, 200, 8) \
+  MEMBER(sluice_context_stats_t, num_readings, 208, 8) \
+  MEMBER(sluice_context_stats_t, readings_cpu_ns, 216, 8) \
   STRUCT(sluice_trace_event_t, 48) \
   MEMBER(sluice_trace_event_t, begin_ns, 0, 8) \
   MEMBER(sluice_trace_event_t, end_ns, 8, 8) \

@@ -33,11 +33,15 @@ static void WalkStats_WhileATraceIsKept_CountBindingAndWalking(void** state) {
   sluice_context_stats_t stats = stats_of(&rig);
   assert_true(stats.num_passes == 2 && stats.num_walks == 0);
   assert_true(stats.bind_cpu_ns == 0 && stats.walk_cpu_ns == 0 && stats.num_wakes == 0 && stats.wait_ns == 0);
+  assert_true(stats.num_readings == 0 && stats.readings_cpu_ns == 0);
   WORKS(sluice_context_trace(rig.context, 64));
   for (int i = 0; i < 20; ++i) run_step(&rig);
   stats = stats_of(&rig);
   assert_int_equal(stats.num_walks, 40);
   assert_true(stats.bind_cpu_ns > 0 && stats.walk_cpu_ns > 0);
+  /* The instrument: some stretches of binding, the ops, the whole; never more than what it is part of. */
+  assert_true(stats.num_readings > stats.num_walks && stats.readings_cpu_ns >= stats.num_readings);
+  assert_true(stats.readings_cpu_ns < stats.bind_cpu_ns + stats.walk_cpu_ns);
   /* On one rank everything runs on the calling thread: no lane to wait for. */
   assert_true(stats.num_wakes == 0 && stats.wait_ns == 0 && stats.wake_cpu_ns == 0);
   WORKS(sluice_context_trace(rig.context, 0));

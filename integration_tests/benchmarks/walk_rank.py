@@ -15,7 +15,16 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 
 from integration_tests.benchmarks import launch
 
-COUNTERS = ("num_walks", "bind_cpu_ns", "walk_cpu_ns", "wait_ns", "num_wakes", "wake_cpu_ns")
+COUNTERS = (
+    "num_walks",
+    "bind_cpu_ns",
+    "walk_cpu_ns",
+    "wait_ns",
+    "num_wakes",
+    "wake_cpu_ns",
+    "num_readings",
+    "readings_cpu_ns",
+)
 EVENTS = 1 << 14
 
 

@@ -14,19 +14,37 @@ from integration_tests.benchmarks import walk
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _rank(bind: int, walked: int) -> dict[str, float]:
+def _rank(bind: int, walked: int, readings: int = 1000) -> dict[str, float]:
+    """Of ten steps; a reading takes 200 ns."""
     names = {"num_walks": 20, "wait_ns": 40_000_000, "num_wakes": 300, "wake_cpu_ns": 3_000_000}
-    return {"bind_cpu_ns": bind, "walk_cpu_ns": walked, **names}
+    return {
+        "bind_cpu_ns": bind,
+        "walk_cpu_ns": walked,
+        "num_readings": readings,
+        "readings_cpu_ns": 200 * readings,
+        **names,
+    }
 
 
 def test_Judge_TheRankWithTheLargerSum_CountsPerStep() -> None:
     found = {"seconds": [0.02, 0.9, 0.02], "traced_seconds": [0.021], "traced_steps": 10}
-    judged = walk.judge({**found, "ranks": [_rank(400_000, 500_000), _rank(800_000, 300_000)]})
-    assert judged["bind_ms"] == pytest.approx(0.08) and judged["walk_ms"] == pytest.approx(0.03)
+    judged = walk.judge({**found, "ranks": [_rank(600_000, 500_000), _rank(1_000_000, 300_000)]})
+    assert judged["bind_ms"] == pytest.approx(0.1) and judged["walk_ms"] == pytest.approx(0.03)
     assert judged["share"] == pytest.approx(0.0055) and judged["share"] > walk.PROMISED
+    assert judged["share_with_readings"] == pytest.approx(0.0065)
     assert judged["wakes"] == 30 and judged["wait_ms"] == pytest.approx(4)
-    assert "bind 80 us + walk 30 us of a step of 20.00 ms: 0.55 %" in walk.show(judged)
-    assert "30 wake-ups with 300 us" in walk.show(judged)
+    shown = walk.show(judged)
+    assert "bind 100 us + walk 30 us - instrument 20 us of a step of 20.00 ms: 0.55 %" in shown
+    assert "clock readings 100 x 200 ns; with them 0.65 %" in shown
+    assert "30 wake-ups with 300 us" in shown
+
+
+def test_Judge_TheInstrument_IsNotTheRanks() -> None:
+    """A rank whose sum is larger by its readings alone does not count."""
+    found = {"seconds": [0.02], "traced_seconds": [0.021], "traced_steps": 10}
+    judged = walk.judge({**found, "ranks": [_rank(600_000, 500_000, 1000), _rank(700_000, 500_000, 3000)]})
+    assert judged["bind_ms"] == pytest.approx(0.06) and judged["readings"] == 100
+    assert judged["share"] == pytest.approx(0.0045)
 
 
 def test_Smallest_OfTheGrid_IsTheOneOfTheIssue() -> None:
@@ -49,3 +67,5 @@ def test_TwoRealRanks_LeaveARecord(tmp_path: Path) -> None:
     for rank in record["ranks"]:
         assert rank["num_walks"] == 2 * 2 * (3 + 1)
         assert rank["bind_cpu_ns"] > 0 and rank["walk_cpu_ns"] > 0
+        assert rank["num_readings"] > rank["num_walks"]
+        assert 0 < rank["readings_cpu_ns"] < rank["bind_cpu_ns"] + rank["walk_cpu_ns"]

@@ -86,7 +86,7 @@ typedef struct sluice_context_stats_s {
   uint64_t num_passes;
   uint64_t compute_ns;     /* time the compute lane spent inside ops, all passes */
   uint64_t comm_ns;        /* time the comm lane spent inside ops, all passes */
-  uint64_t comm_cpu_ns;    /* CPU time of the comm lane's thread, all passes */
+  uint64_t comm_cpu_ns;    /* CPU time of the comm lane's thread from its first op of a pass to its last, all passes */
   uint64_t pass_ns;        /* wall time inside passes */
   int32_t last_num_chunks; /* n of the last pass */
   int32_t last_is_settled; /* 1: that n is configured or chosen; 0: a candidate on trial */
@@ -100,6 +100,10 @@ typedef struct sluice_context_stats_s {
   uint64_t wait_ns;     /* time that the calling thread waited for other lanes */
   uint64_t num_wakes;   /* how often a thread of any lane, the calling one included, slept and was woken */
   uint64_t wake_cpu_ns; /* CPU time that this took */
+  /* The instrument: readings of the thread's clock that fall into bind_cpu_ns and walk_cpu_ns, and their CPU time, from
+   * what one took when the trace began. Without a trace there are none. */
+  uint64_t num_readings;
+  uint64_t readings_cpu_ns;
 } sluice_context_stats_t;
 
 /* Context-exclusive. reset_peak != 0 starts a new peak at the current bytes. Errors: INVALID_ARGUMENT, ABI. */

@@ -11,20 +11,22 @@ static int touches(const sluice_slot_ref_t* refs, int32_t count, int32_t tensor,
   return 0;
 }
 
-/* Adds the slot's bytes to every op between a write and the last read of what it wrote. What is read before it is
- * written came with the pass. */
+/* Adds the slot's bytes to every op of each of its uses: from the write that begins it to the last op that releases it,
+ * or, where none does, to the end of the pass. */
 static void add_slot(const sluice_template_t* t, int32_t tensor, int32_t slot, uint64_t bytes, uint64_t* live) {
-  int32_t begin = 0, end = -1;
-  for (int32_t i = 0; i <= t->num_ops; ++i) {
+  int32_t since = 0, is_held = 0;
+  for (int32_t i = 0; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
-    if (i < t->num_ops && touches(op->reads, op->num_reads, tensor, slot)) {
-      end = i;
-      continue;
-    }
-    if (i < t->num_ops && !touches(op->writes, op->num_writes, tensor, slot)) continue;
-    for (int32_t k = begin; k <= end; ++k) live[k] += bytes;
-    begin = end = i;
+    int reads = touches(op->reads, op->num_reads, tensor, slot);
+    int writes = touches(op->writes, op->num_writes, tensor, slot);
+    if (!reads && !writes) continue;
+    if (!reads) since = i;
+    is_held = 1;
+    if (!sluice_op_releases(op, tensor, slot)) continue;
+    for (int32_t k = since; k <= i; ++k) live[k] += bytes;
+    since = i + 1, is_held = 0; /* another that releases it may follow */
   }
+  for (int32_t k = since; k < t->num_ops && is_held; ++k) live[k] += bytes;
 }
 
 static sluice_status_t find_peak(const sluice_moe_t* moe, const sluice_plan_data_t* plan, const sluice_template_t* t,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/schedule/op_rules.h"
+#include "backend/schedule/releases.h"
 
 #define NOBODY   (-1)
 #define NO_CHUNK (-2)
@@ -22,8 +23,8 @@ typedef struct reader_s {
 
 typedef struct checker_s {
   const sluice_template_t* t;
-  int32_t (*before)[SLUICE_NUM_LANES]; /* before[i][lane]: last op of the lane known to have ended before op i starts */
-  slot_state_t* slots;                 /* of all tensors, one ring behind the other */
+  sluice_before_t* before;
+  slot_state_t* slots; /* of all tensors, one ring behind the other */
   int32_t first_slot[SLUICE_T_COUNT + 1];
   reader_t* readers;
   int32_t num_readers;
@@ -47,6 +48,9 @@ static int op_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
   if (op->chunk < -1 || op->chunk >= t->spec.num_chunks) return 0;
   if (op->num_reads < 0 || op->num_reads > SLUICE_OP_MAX_ACCESSES) return 0;
   if (op->num_writes < 0 || op->num_writes > SLUICE_OP_MAX_ACCESSES) return 0;
+  const int32_t reads = SLUICE_RELEASES_READ(op->num_reads) - 1;
+  const int32_t writes = SLUICE_RELEASES_WRITE(op->num_writes) - SLUICE_RELEASES_WRITE(0);
+  if ((op->releases & ~(reads | writes)) != 0) return 0;
   if (op->first_dep < 0 || op->num_deps < 0 || op->first_dep > t->num_deps - op->num_deps) return 0;
   for (int32_t i = 0; i < op->num_reads; ++i) {
     if (!ref_is_valid(t, op->reads[i])) return 0;
@@ -110,28 +114,14 @@ static int check_rules(checker_t* c, int32_t index) {
 /* ---- happens-before ---- */
 
 static int order_op(checker_t* c, int32_t index, int32_t* last_of_lane) {
-  const sluice_template_t* t = c->t;
-  const sluice_op_t* op = &t->ops[index];
-  int32_t* before = c->before[index];
-  int32_t previous = last_of_lane[op->lane];
-  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) before[lane] = previous >= 0 ? c->before[previous][lane] : -1;
-  before[op->lane] = previous;
-  for (int32_t d = 0; d < op->num_deps; ++d) {
-    int32_t dep = t->deps[op->first_dep + d];
-    if (dep < 0 || dep >= t->num_ops) return report(c, SLUICE_HAZARD_FORM, index, NOBODY, NOBODY, NOBODY);
-    if (dep >= index) return report(c, SLUICE_HAZARD_DEADLOCK, index, dep, NOBODY, NOBODY);
-    for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
-      if (c->before[dep][lane] > before[lane]) before[lane] = c->before[dep][lane];
-    }
-    int32_t lane = t->ops[dep].lane;
-    if (dep > before[lane]) before[lane] = dep;
-  }
-  last_of_lane[op->lane] = index;
-  return 1;
+  int32_t dep = NOBODY;
+  if (sluice_order_op(c->t, index, c->before, last_of_lane, &dep)) return 1;
+  if (dep < 0 || dep >= c->t->num_ops) return report(c, SLUICE_HAZARD_FORM, index, NOBODY, NOBODY, NOBODY);
+  return report(c, SLUICE_HAZARD_DEADLOCK, index, dep, NOBODY, NOBODY);
 }
 
 static int is_before(const checker_t* c, int32_t earlier, int32_t later) {
-  return earlier <= c->before[later][c->t->ops[earlier].lane];
+  return sluice_is_before(c->t, c->before, earlier, later);
 }
 
 /* ---- slots ---- */
@@ -342,21 +332,21 @@ sluice_status_t sluice_schedule_check(const sluice_template_t* t, sluice_allocat
     return SLUICE_OK;
   }
   int32_t num_slots = count_slots(t, &c);
-  /* An op of all chunks reads every slot of its tensors: bounded by all slots there are. */
-  uint64_t max_readers = (uint64_t)t->num_ops * SLUICE_OP_MAX_ACCESSES;
-  max_readers += (uint64_t)SLUICE_OP_MAX_ACCESSES * SLUICE_MAX_CHUNKS * (uint64_t)(t->num_ops / t->spec.num_chunks + 1);
+  uint64_t max_readers = sluice_template_count_touches(t);
   uint64_t before_bytes = ((uint64_t)t->num_ops + 1) * sizeof *c.before;
   uint64_t slot_bytes = (uint64_t)num_slots * sizeof *c.slots;
   uint64_t bytes = before_bytes + slot_bytes + max_readers * sizeof *c.readers;
   char* scratch = sluice_alloc(memory, bytes, "schedule checker");
   if (scratch == NULL) return sluice_alloc_status();
-  c.before = (int32_t(*)[SLUICE_NUM_LANES])(void*)scratch;
+  c.before = (sluice_before_t*)(void*)scratch;
   c.slots = (slot_state_t*)(void*)(scratch + before_bytes);
   c.readers = (reader_t*)(void*)(scratch + before_bytes + slot_bytes);
   for (int32_t i = 0; i < num_slots; ++i) c.slots[i] = (slot_state_t){NOBODY, NO_CHUNK, NOBODY};
   walk(&c);
+  sluice_status_t status = SLUICE_OK;
+  if (out_finding->hazard == SLUICE_HAZARD_NONE) status = sluice_releases_check(t, c.before, memory, out_finding);
   sluice_free(memory, scratch, bytes);
-  return SLUICE_OK;
+  return status;
 }
 
 /* ---- words ---- */
@@ -373,7 +363,30 @@ static const char* const hazard_names[SLUICE_HAZARD_COUNT] = {
     [SLUICE_HAZARD_UNDEFINED] = "use before definition",
     [SLUICE_HAZARD_OTHER_CHUNK] = "rows of another chunk",
     [SLUICE_HAZARD_LOST] = "lost result",
+    [SLUICE_HAZARD_DOUBLE_RELEASE] = "double release",
+    [SLUICE_HAZARD_NOT_RELEASED] = "missing release",
+    [SLUICE_HAZARD_USE_AFTER_RELEASE] = "use after release",
 };
+
+/* Of releases. */
+static int describe_release(const sluice_finding_t* f, const char* op, const char* other, char* text,
+                            uint64_t text_bytes) {
+  const char *hazard = hazard_names[f->hazard], *tensor = sluice_tensor_kind_name(f->tensor);
+  if (f->hazard == SLUICE_HAZARD_NOT_RELEASED) {
+    return snprintf(text, text_bytes, "%s: %s is the last to use slot %d of %s and does not free it", hazard, op,
+                    f->slot, tensor);
+  }
+  if (f->hazard == SLUICE_HAZARD_USE_AFTER_RELEASE) {
+    return snprintf(text, text_bytes, "%s: %s uses slot %d of %s, which %s has freed", hazard, op, f->slot, tensor,
+                    other);
+  }
+  if (f->other < 0) {
+    return snprintf(text, text_bytes, "%s: %s frees slot %d of %s, which is not this pass's to free by then", hazard,
+                    op, f->slot, tensor);
+  }
+  return snprintf(text, text_bytes, "%s: %s frees slot %d of %s, which %s has freed", hazard, op, f->slot, tensor,
+                  f->other == f->op ? "it" : other);
+}
 
 static void name_op(const sluice_template_t* t, int32_t index, char* text, size_t bytes) {
   if (index < 0 || index >= t->num_ops) {
@@ -410,6 +423,9 @@ int sluice_finding_describe(const sluice_template_t* t, const sluice_finding_t* 
     case SLUICE_HAZARD_MISSING_ACCESS:
       return snprintf(text, text_bytes, "%s: %s does not declare %s", hazard, op,
                       f->tensor >= 0 ? tensor : "what its copy moves");
+    case SLUICE_HAZARD_DOUBLE_RELEASE:
+    case SLUICE_HAZARD_NOT_RELEASED:
+    case SLUICE_HAZARD_USE_AFTER_RELEASE: return describe_release(f, op, other, text, text_bytes);
     default: return snprintf(text, text_bytes, "%s: %s", hazard, op);
   }
 }

@@ -2,7 +2,8 @@
  *
  * Happens-before is lane order plus the template's dependencies; nothing else is assumed, least of all that the builder
  * made the template. A template without findings has no race on a slot or host buffer, reads nothing that was not
- * written for its chunk, leaves every chunk's output and kept rows in place, and cannot deadlock.
+ * written for its chunk, leaves every chunk's output and kept rows in place, frees every slot that it takes once,
+ * behind the last op that uses it, and cannot deadlock.
  */
 #ifndef SLUICE_BACKEND_SCHEDULE_CHECK_H_
 #define SLUICE_BACKEND_SCHEDULE_CHECK_H_
@@ -21,6 +22,10 @@ typedef enum sluice_hazard_e {
   SLUICE_HAZARD_UNDEFINED,   /* a read of what nothing wrote */
   SLUICE_HAZARD_OTHER_CHUNK, /* a read of a slot that holds another chunk's rows by then */
   SLUICE_HAZARD_LOST,        /* an output or kept rows that the pass does not leave in place */
+  /* of releases, looked for where there is none of the others */
+  SLUICE_HAZARD_DOUBLE_RELEASE, /* a release of a slot that is free already, or that the pass does not own */
+  SLUICE_HAZARD_NOT_RELEASED,   /* a slot whose last user does not free it: a leak, or taken again as it is */
+  SLUICE_HAZARD_USE_AFTER_RELEASE,
   SLUICE_HAZARD_COUNT
 } sluice_hazard_t;
 

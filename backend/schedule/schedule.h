@@ -84,9 +84,14 @@ typedef struct sluice_op_s {
   int32_t num_writes;
   sluice_slot_ref_t reads[SLUICE_OP_MAX_ACCESSES]; /* slot -1: every slot of the tensor */
   sluice_slot_ref_t writes[SLUICE_OP_MAX_ACCESSES];
+  int32_t releases;  /* bits of accesses whose slots this op frees, see sluice_op_releases */
   int32_t first_dep; /* into template->deps */
   int32_t num_deps;
 } sluice_op_t;
+
+/* Bit of an access in sluice_op_t.releases. */
+#define SLUICE_RELEASES_READ(i)  (1 << (i))
+#define SLUICE_RELEASES_WRITE(i) (1 << (SLUICE_OP_MAX_ACCESSES + (i)))
 
 /* LATER: what they need is kept (rings of n) for a pass of the weight half alone. */
 enum { SLUICE_WEIGHTS_NONE = 0, SLUICE_WEIGHTS_NOW = 1, SLUICE_WEIGHTS_LATER = 2 };
@@ -151,6 +156,12 @@ void sluice_template_seal(sluice_template_t* schedule);
 static inline sluice_slot_ref_t sluice_template_home(const sluice_template_t* t, int32_t tensor, int32_t chunk) {
   return t->homes[(int64_t)tensor * t->spec.num_chunks + chunk];
 }
+
+/* Releases (releases.c). A use of a slot begins with a write that does not look at what was there, and ends when every
+ * op that releases it has ended: its last ops, which is more than one where they are on lanes that do not wait for each
+ * other. Slots whose rows the pass leaves behind, or was given, are released by no op. */
+int sluice_op_releases(const sluice_op_t* op, int32_t tensor, int32_t slot);
+int sluice_slot_outlasts(const sluice_template_spec_t* spec, int32_t tensor);
 
 const char* sluice_op_name(int32_t kind);
 const char* sluice_tensor_kind_name(int32_t tensor);

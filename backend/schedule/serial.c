@@ -5,7 +5,7 @@
 #include "backend/schedule/check.h"
 
 #define MAGIC 0x44534c53 /* "SLSD" */
-#define FORM  3          /* 1: without dedup and T_PARCELS; 2: without cut_rows */
+#define FORM  4          /* 1: without dedup and T_PARCELS; 2: without cut_rows; 3: without releases */
 
 /* The spec's numbers in the order of the file. */
 #define NUM_SPEC 14
@@ -64,6 +64,7 @@ uint64_t sluice_schedule_write(const sluice_template_t* t, void* data, uint64_t 
     put(&sink, op->kind), put(&sink, op->lane), put(&sink, op->chunk);
     put_refs(&sink, op->reads, op->num_reads);
     put_refs(&sink, op->writes, op->num_writes);
+    put(&sink, op->releases);
     put(&sink, op->num_deps);
     for (int32_t d = 0; d < op->num_deps; ++d) put(&sink, t->deps[op->first_dep + d]);
   }
@@ -148,6 +149,7 @@ static sluice_status_t read_op(source_t* source, sluice_template_t* t, sluice_op
   SLUICE_TRY(take(source, "an op's chunk", -1, t->spec.num_chunks - 1, &op->chunk));
   SLUICE_TRY(read_refs(source, "an op's reads", op->reads, &op->num_reads));
   SLUICE_TRY(read_refs(source, "an op's writes", op->writes, &op->num_writes));
+  SLUICE_TRY(take(source, "an op's releases", 0, SLUICE_RELEASES_WRITE(SLUICE_OP_MAX_ACCESSES) - 1, &op->releases));
   SLUICE_TRY(take(source, "an op's number of dependencies", 0, t->num_deps - *next_dep, &op->num_deps));
   op->first_dep = *next_dep;
   for (int32_t d = 0; d < op->num_deps; ++d) {

@@ -1,9 +1,10 @@
 /* Templates as bytes, for a file or another machine, and as JSON for people.
  *
- * Binary form 1, all numbers little-endian int32: magic, form, the spec's numbers, restore policies by chunk (two
- * arrays of n), rings, number of ops and of dependencies; per op: kind, lane, chunk, reads, writes, dependencies, each
- * list with its length first; homes; a checksum of everything before it (two numbers). A reader trusts nothing: it
- * names the field that is wrong, allocates only what n asks for, and refuses what the hazard checker refuses.
+ * Binary form 4, all numbers little-endian int32: magic, form, the spec's numbers, restore policies by chunk (two
+ * arrays of n), rings, number of ops and of dependencies; per op: kind, lane, chunk, reads, writes, releases (bits of
+ * the accesses), dependencies, each list with its length first; homes; a checksum of everything before it (two
+ * numbers). A reader trusts nothing: it names the field that is wrong, allocates only what n asks for, and refuses what
+ * the hazard checker refuses.
  */
 #ifndef SLUICE_BACKEND_SCHEDULE_SERIAL_H_
 #define SLUICE_BACKEND_SCHEDULE_SERIAL_H_

@@ -11,6 +11,19 @@ static void add_refs(sluice_text_t* text, const char* name, const sluice_slot_re
   sluice_text_add(text, "]");
 }
 
+/* An op that works in place releases by its read. */
+static void add_releases(sluice_text_t* text, const sluice_op_t* op) {
+  sluice_slot_ref_t refs[2 * SLUICE_OP_MAX_ACCESSES];
+  int32_t count = 0;
+  for (int32_t i = 0; i < op->num_reads; ++i) {
+    if (op->releases & SLUICE_RELEASES_READ(i)) refs[count++] = op->reads[i];
+  }
+  for (int32_t i = 0; i < op->num_writes; ++i) {
+    if (op->releases & SLUICE_RELEASES_WRITE(i)) refs[count++] = op->writes[i];
+  }
+  add_refs(text, "releases", refs, count);
+}
+
 static void add_policies(sluice_text_t* text, const char* name, const uint8_t* restore, int32_t n) {
   static const char* const names[] = {"keep", "offload", "redispatch", "recompute"};
   sluice_text_add(text, ",\n \"%s\": [", name);
@@ -25,6 +38,7 @@ static void add_op(sluice_text_t* text, const sluice_template_t* t, int32_t inde
                   index, sluice_op_name(op->kind), lanes[op->lane], op->chunk);
   add_refs(text, "reads", op->reads, op->num_reads);
   add_refs(text, "writes", op->writes, op->num_writes);
+  add_releases(text, op);
   sluice_text_add(text, ", \"waits_for\": [");
   for (int32_t d = 0; d < op->num_deps; ++d)
     sluice_text_add(text, "%s%d", d > 0 ? ", " : "", t->deps[op->first_dep + d]);
@@ -35,7 +49,7 @@ uint64_t sluice_schedule_write_json(const sluice_template_t* t, char* data, uint
   sluice_text_t text = sluice_text(data, room);
   const sluice_template_spec_t* s = &t->spec;
   sluice_text_add(&text,
-                  "{\"form\": 3, \"direction\": \"%s\", \"num_chunks\": %d, \"single_rank\": %d, \"keep\": %d,\n",
+                  "{\"form\": 4, \"direction\": \"%s\", \"num_chunks\": %d, \"single_rank\": %d, \"keep\": %d,\n",
                   s->direction == SLUICE_FORWARD ? "forward" : "backward", s->num_chunks, s->single_rank, s->keep);
   sluice_text_add(&text,
                   " \"callback\": %d, \"gated\": %d, \"input_half\": %d, \"weight_half\": %d, \"wgrad_mode\": %d,\n",

@@ -11,12 +11,16 @@
 #include <string.h>
 
 #include "backend/schedule/builder.h"
+#include "backend/schedule/releases.h"
 #include "backend/schedule/tighten.h"
 #include "sluice/moe.h"
 
 #define OPS_PER_CHUNK 12 /* of a backward that restores both tensors */
 
-/* Slots that are handed between lanes are double-buffered; those that one lane fills and empties need one. */
+/* Slots that are handed between lanes are double-buffered; those that one lane fills and empties need one. T_DO is one
+ * of the former, under a plan too, where the papers count one slot: with one, the second product of a chunk would wait
+ * for the combine of the chunk before it, a whole exchange, and they draw those two beside each other [MPipe Fig. 5].
+ */
 enum { RING_BETWEEN_LANES = 2, RING_WITHIN_LANE = 1 };
 
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
@@ -587,6 +591,7 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
     SLUICE_TRY(sluice_template_tighten(schedule, SLUICE_T_DI));
     SLUICE_TRY(sluice_template_tighten(schedule, middle_of(spec)));
   }
+  SLUICE_TRY(sluice_template_mark_releases(schedule));
   sluice_template_seal(schedule);
   *out_template = schedule;
   return SLUICE_OK;

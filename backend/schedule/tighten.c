@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "backend/schedule/check.h"
+#include "backend/schedule/releases.h"
 
 static void move_refs(sluice_slot_ref_t* refs, int32_t count, int32_t tensor) {
   for (int32_t i = 0; i < count; ++i) {
@@ -36,8 +36,9 @@ sluice_status_t sluice_template_tighten(sluice_template_t* schedule, int32_t ten
   if (scratch == NULL) return sluice_alloc_status();
   sluice_template_t* trial = copy_into(schedule, scratch);
   make_one(trial, tensor);
-  sluice_finding_t finding;
-  sluice_status_t status = sluice_schedule_check(trial, memory, &finding);
+  sluice_finding_t finding = {.hazard = SLUICE_HAZARD_NONE};
+  sluice_status_t status = sluice_template_mark_releases(trial);
+  if (status == SLUICE_OK) status = sluice_schedule_check(trial, memory, &finding);
   sluice_free(memory, scratch, schedule->bytes);
   if (status == SLUICE_OK && finding.hazard == SLUICE_HAZARD_NONE) make_one(schedule, tensor);
   return status;

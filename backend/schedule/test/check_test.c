@@ -10,6 +10,7 @@
 
 #include "backend/schedule/check.h"
 #include "backend/schedule/op_rules.h"
+#include "backend/schedule/releases.h"
 
 static sluice_allocator_t* memory(void) { return sluice_process_allocator(); }
 
@@ -120,9 +121,12 @@ static void Builder_EveryTemplate_IsProved(void** state) {
 
 /* ---- mutants ---- */
 
+enum { DEPENDENCY, SLOTS, READ, LANE, EXCHANGES, DROPPED, ADDED, MOVED, KINDS };
+
 typedef struct tally_s {
   int64_t mutants, killed;
-  int64_t by_kind[5];
+  int64_t by_kind[KINDS];
+  int32_t releases_up_to;           /* n: every access has some */
   int64_t rings_of_one, idle_slots; /* that cannot be shrunk, or that no chunk of the template lives in */
 } tally_t;
 
@@ -142,6 +146,10 @@ static void judge(const sluice_template_t* t, sluice_template_t* mutant, tally_t
   sluice_finding_t finding;
   ++tally->mutants;
   ++tally->by_kind[kind];
+  /* It is not the old releases that may give a mutant of anything else away. */
+  if (kind < DROPPED && hazard_of(mutant, &finding) >= SLUICE_HAZARD_DOUBLE_RELEASE) {
+    (void)sluice_template_mark_releases(mutant);
+  }
   if (hazard_of(mutant, &finding) != SLUICE_HAZARD_NONE) {
     ++tally->killed;
     assert_true(finding_text(mutant, &finding)[0] != '\0');
@@ -163,7 +171,7 @@ static void delete_dependencies(const sluice_template_t* t, tally_t* tally) {
       int32_t at = t->ops[i].first_dep + d, last = t->ops[i].first_dep + t->ops[i].num_deps - 1;
       mutant->deps[at] = t->deps[last];
       --mutant->ops[i].num_deps;
-      judge(t, mutant, tally, 0, "dependency deleted: op, place", i, d);
+      judge(t, mutant, tally, DEPENDENCY, "dependency deleted: op, place", i, d);
     }
   }
 }
@@ -217,7 +225,7 @@ static void merge_slots(const sluice_template_t* t, tally_t* tally, int32_t tens
   move_refs(mutant->homes, SLUICE_T_COUNT * t->spec.num_chunks, tensor, from, to);
   char what[64];
   snprintf(what, sizeof what, "slots of %s share a place:", sluice_tensor_kind_name(tensor));
-  judge(t, mutant, tally, 1, what, from, to);
+  judge(t, mutant, tally, SLOTS, what, from, to);
 }
 
 /* Two slots share one place, as in a ring that is one shorter. The dependencies are the old ones. Any two of those in
@@ -247,7 +255,7 @@ static void drop_accesses(const sluice_template_t* t, tally_t* tally) {
         if (op->reads[k].tensor != tensor) op->reads[kept++] = op->reads[k];
       }
       op->num_reads = kept;
-      judge(t, mutant, tally, 2, "read dropped: op, tensor", i, tensor);
+      judge(t, mutant, tally, READ, "read dropped: op, tensor", i, tensor);
     }
   }
 }
@@ -256,7 +264,7 @@ static void move_lanes(const sluice_template_t* t, tally_t* tally) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     sluice_template_t* mutant = copy_of(t);
     mutant->ops[i].lane = (int16_t)((t->ops[i].lane + 1) % SLUICE_NUM_LANES);
-    judge(t, mutant, tally, 3, "lane moved: op, lane", i, t->ops[i].lane);
+    judge(t, mutant, tally, LANE, "lane moved: op, lane", i, t->ops[i].lane);
   }
 }
 
@@ -270,11 +278,54 @@ static void swap_exchanges(const sluice_template_t* t, tally_t* tally) {
       sluice_op_t op = mutant->ops[i];
       mutant->ops[i].kind = mutant->ops[last].kind, mutant->ops[i].chunk = mutant->ops[last].chunk;
       mutant->ops[last].kind = op.kind, mutant->ops[last].chunk = op.chunk;
-      ++tally->mutants, ++tally->by_kind[4];
+      ++tally->mutants, ++tally->by_kind[EXCHANGES];
       tally->killed += !sluice_schedule_same_exchanges(t, mutant);
       free(mutant);
     }
     last = i;
+  }
+}
+
+static int has_access(const sluice_op_t* op, int32_t bit) {
+  return bit < SLUICE_OP_MAX_ACCESSES ? bit < op->num_reads : bit - SLUICE_OP_MAX_ACCESSES < op->num_writes;
+}
+
+static sluice_slot_ref_t access_of(const sluice_op_t* op, int32_t bit) {
+  return bit < SLUICE_OP_MAX_ACCESSES ? op->reads[bit] : op->writes[bit - SLUICE_OP_MAX_ACCESSES];
+}
+
+static void judge_releases(const sluice_template_t* t, tally_t* tally, int kind, int32_t op, int32_t bit, int32_t to) {
+  sluice_template_t* mutant = copy_of(t);
+  mutant->ops[op].releases ^= 1 << bit;
+  if (to >= 0) mutant->ops[to / 16].releases |= 1 << to % 16;
+  judge(t, mutant, tally, kind, "release dropped, added or moved: op, access", op, bit);
+}
+
+/* The nearest access of the same slot in this direction that frees nothing: op * 16 + bit; -1: there is none. */
+static int32_t nearest(const sluice_template_t* t, int32_t op, sluice_slot_ref_t ref, int32_t step) {
+  for (int32_t i = op + step; i >= 0 && i < t->num_ops; i += step) {
+    for (int32_t bit = 0; bit < 16; ++bit) {
+      if (!has_access(&t->ops[i], bit) || (t->ops[i].releases >> bit & 1)) continue;
+      sluice_slot_ref_t other = access_of(&t->ops[i], bit);
+      if (other.tensor == ref.tensor && (other.slot == ref.slot || other.slot < 0 || ref.slot < 0)) return i * 16 + bit;
+    }
+  }
+  return -1;
+}
+
+/* Each release left out, or made by the op before or behind that touches the slot; each access releasing that does
+ * not, which frees a slot twice, too early, or one that is not the pass's. */
+static void change_releases(const sluice_template_t* t, tally_t* tally) {
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    for (int32_t bit = 0; bit < 16; ++bit) {
+      if (!has_access(&t->ops[i], bit)) continue;
+      int is_set = t->ops[i].releases >> bit & 1;
+      judge_releases(t, tally, is_set ? DROPPED : ADDED, i, bit, -1);
+      for (int32_t step = -1; is_set && step <= 1; step += 2) {
+        int32_t to = nearest(t, i, access_of(&t->ops[i], bit), step);
+        if (to >= 0) judge_releases(t, tally, MOVED, i, bit, to);
+      }
+    }
   }
 }
 
@@ -285,25 +336,30 @@ static void mutate(const sluice_template_t* t, void* user) {
   drop_accesses(t, tally);
   move_lanes(t, tally);
   swap_exchanges(t, tally);
+  if (t->spec.num_chunks <= tally->releases_up_to) change_releases(t, tally);
 }
 
 static void Mutants_OfEveryForm_AreAllKilled(void** state) {
   (void)state;
   tally_t tally = {0};
-  int32_t largest = getenv("SLUICE_FULL") != NULL ? 32 : 6;
+  int is_full = getenv("SLUICE_FULL") != NULL;
+  int32_t largest = is_full ? 32 : 6;
+  tally.releases_up_to = is_full ? 8 : 4;
   for (int32_t n = 1; n <= largest; ++n) {
     for (int32_t policy = 0; policy < 9; ++policy) for_each_form(n, policy, 0, mutate, &tally);
     for (uint32_t seed = 1; seed <= 3; ++seed) for_each_form(n, 9, seed * 131u + (uint32_t)n, mutate, &tally);
   }
   printf(
       "mutants: %lld, killed: %lld (dependency deleted %lld, slots merged %lld, read dropped %lld, lane moved %lld, "
-      "exchanges swapped %lld), n <= %d\n",
-      (long long)tally.mutants, (long long)tally.killed, (long long)tally.by_kind[0], (long long)tally.by_kind[1],
-      (long long)tally.by_kind[2], (long long)tally.by_kind[3], (long long)tally.by_kind[4], largest);
+      "exchanges swapped %lld, release dropped %lld, added %lld, moved %lld), n <= %d, of releases %d\n",
+      (long long)tally.mutants, (long long)tally.killed, (long long)tally.by_kind[DEPENDENCY],
+      (long long)tally.by_kind[SLOTS], (long long)tally.by_kind[READ], (long long)tally.by_kind[LANE],
+      (long long)tally.by_kind[EXCHANGES], (long long)tally.by_kind[DROPPED], (long long)tally.by_kind[ADDED],
+      (long long)tally.by_kind[MOVED], largest, tally.releases_up_to);
   printf("no mutants: %lld rings of one slot, %lld slots that no chunk of their template uses\n",
          (long long)tally.rings_of_one, (long long)tally.idle_slots);
   assert_int_equal(tally.killed, tally.mutants);
-  for (int kind = 0; kind < 5; ++kind) assert_true(tally.by_kind[kind] > 100);
+  for (int kind = 0; kind < KINDS; ++kind) assert_true(tally.by_kind[kind] > 100);
 }
 
 /* ---- the guards of a correct reuse schedule (algorithms.md section 5), each left out once ---- */
@@ -350,6 +406,74 @@ static sluice_template_spec_t backward(int32_t n, int32_t policy) {
   spec.keep = 0, spec.direction = SLUICE_BACKWARD, spec.input_half = 1, spec.weight_half = SLUICE_WEIGHTS_NOW;
   spec.wgrad_mode = 1;
   return spec;
+}
+
+/* ---- releases ---- */
+
+static int32_t bit_of(const sluice_op_t* op, int32_t tensor, int writes) {
+  for (int32_t i = 0; i < (writes ? op->num_writes : op->num_reads); ++i) {
+    if ((writes ? op->writes : op->reads)[i].tensor == tensor) return SLUICE_RELEASES_READ(i) << (writes ? 8 : 0);
+  }
+  fail_msg("%s does not touch %s", sluice_op_name(op->kind), sluice_tensor_kind_name(tensor));
+  return 0;
+}
+
+static void assert_found(const sluice_template_t* t, int32_t hazard, const char* format, int32_t a, int32_t b) {
+  char want[256];
+  sluice_finding_t finding;
+  assert_int_equal(hazard_of(t, &finding), hazard);
+  snprintf(want, sizeof want, format, a, b);
+  assert_string_equal(finding_text(t, &finding), want);
+}
+
+static void Releases_TooManyTooFewOrTooEarly_AreNamed(void** state) {
+  (void)state;
+  sluice_template_t* t = build((sluice_template_spec_t){.num_chunks = 2});
+  int32_t first = find(t, SLUICE_OP_UNPACK, 0, -1), last = find(t, SLUICE_OP_GEMM1, 0, -1);
+  sluice_op_t *unpack = &t->ops[first], *gemm1 = &t->ops[last], *reduce = &t->ops[find(t, SLUICE_OP_REDUCE, 0, -1)];
+  const int32_t early = bit_of(unpack, SLUICE_T_DI, 1), right = bit_of(gemm1, SLUICE_T_DI, 0);
+  assert_int_equal(gemm1->releases & right, right);
+  gemm1->releases ^= right;
+  assert_found(t, SLUICE_HAZARD_NOT_RELEASED,
+               "missing release: op %d (gemm1 of chunk 0) is the last to use slot 0 of T_DI and does not free it", last,
+               0);
+  unpack->releases ^= early;
+  assert_found(t, SLUICE_HAZARD_USE_AFTER_RELEASE,
+               "use after release: op %d (gemm1 of chunk 0) uses slot 0 of T_DI, which op %d (unpack of chunk 0) has "
+               "freed",
+               last, first);
+  gemm1->releases ^= right;
+  assert_found(t, SLUICE_HAZARD_DOUBLE_RELEASE,
+               "double release: op %d (gemm1 of chunk 0) frees slot 0 of T_DI, which op %d (unpack of chunk 0) has "
+               "freed",
+               last, first);
+  unpack->releases ^= early;
+  reduce->releases |= bit_of(reduce, SLUICE_T_OUT, 1);
+  assert_found(t, SLUICE_HAZARD_DOUBLE_RELEASE,
+               "double release: op %d (reduce of chunk 0) frees slot 0 of T_OUT, which is not this pass's to free by "
+               "then",
+               find(t, SLUICE_OP_REDUCE, 0, -1), 0);
+  sluice_template_destroy(t, memory());
+}
+
+/* A copy and a product read the same rows, and neither waits for the other: the slot is free when both have ended. */
+static void Releases_LastReadersOnTwoLanes_AreBoth(void** state) {
+  (void)state;
+  sluice_template_spec_t spec = spec_with(4, S3, 0);
+  sluice_template_t* t = build(spec);
+  for (int32_t i = 0; i < 4; ++i) {
+    sluice_slot_ref_t home = sluice_template_home(t, SLUICE_T_DI, i);
+    const int32_t kinds[] = {SLUICE_OP_COPY_OUT, SLUICE_OP_GEMM1};
+    for (int k = 0; k < 2; ++k) {
+      sluice_op_t* op = &t->ops[find(t, kinds[k], i, -1)];
+      assert_true(sluice_op_releases(op, home.tensor, home.slot));
+      op->releases ^= bit_of(op, home.tensor, 0);
+      sluice_finding_t finding;
+      assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_NOT_RELEASED); /* the other alone does not do */
+      op->releases ^= bit_of(op, home.tensor, 0);
+    }
+  }
+  sluice_template_destroy(t, memory());
 }
 
 static void Guard1_DispatchWaitsForTheSlotsReaders(void** state) {
@@ -488,6 +612,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Builder_EveryTemplate_IsProved),
       cmocka_unit_test(Mutants_OfEveryForm_AreAllKilled),
+      cmocka_unit_test(Releases_TooManyTooFewOrTooEarly_AreNamed),
+      cmocka_unit_test(Releases_LastReadersOnTwoLanes_AreBoth),
       cmocka_unit_test(Guard1_DispatchWaitsForTheSlotsReaders),
       cmocka_unit_test(Guard2_FirstProductWaitsForTheCopyOfItsSlot),
       cmocka_unit_test(Guard3_CopyWaitsForWhatItStores),

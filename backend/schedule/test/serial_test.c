@@ -169,6 +169,42 @@ static void Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge(void** 
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
+/* Small templates whose every op reads rings as large as rings can be: the checker's lists must have room. */
+static void Reader_ManyReadsOfWholeRings_StaysInItsMemory(void** state) {
+  (void)state;
+  sluice_template_spec_t spec = {.num_chunks = 2};
+  sluice_template_t *t = NULL, *read = NULL;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
+  t->ring[SLUICE_T_ROUTE] = SLUICE_MAX_CHUNKS; /* a forward has no use for it */
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    sluice_op_t* op = &t->ops[i];
+    while (op->num_reads < SLUICE_OP_MAX_ACCESSES) op->reads[op->num_reads++] = (sluice_slot_ref_t){SLUICE_T_ROUTE, -1};
+  }
+  uint64_t bytes = 0;
+  unsigned char* data = written(t, &bytes);
+  if (sluice_schedule_read(data, bytes, sluice_process_allocator(), &read) == SLUICE_OK) assert_non_null(read);
+  free(data);
+  sluice_template_destroy(t, sluice_process_allocator());
+  sluice_template_destroy(read, sluice_process_allocator());
+}
+
+static void Reader_AnOlderForm_SaysWhichItWants(void** state) {
+  (void)state;
+  uint32_t seed = 7;
+  uint64_t bytes = 0;
+  sluice_template_t *t = random_template(&seed), *read = NULL;
+  unsigned char* data = written(t, &bytes);
+  data[4] = 3; /* without releases */
+  reseal(data, bytes);
+  assert_int_equal(sluice_schedule_read(data, bytes, sluice_process_allocator(), &read), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  assert_string_equal(info.message, "schedule: form is 3; it must be in [4, 4]");
+  free(data);
+  sluice_template_destroy(t, sluice_process_allocator());
+}
+
 static void Json_OfATemplate_NamesItsOps(void** state) {
   (void)state;
   uint32_t seed = 5;
@@ -195,6 +231,8 @@ int main(void) {
       cmocka_unit_test(Template_WrittenAndRead_IsTheSame),
       cmocka_unit_test(Reader_ChangedBytes_AreRefusedByName),
       cmocka_unit_test(Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge),
+      cmocka_unit_test(Reader_ManyReadsOfWholeRings_StaysInItsMemory),
+      cmocka_unit_test(Reader_AnOlderForm_SaysWhichItWants),
       cmocka_unit_test(Json_OfATemplate_NamesItsOps),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

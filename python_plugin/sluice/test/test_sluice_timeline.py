@@ -100,6 +100,26 @@ def test_Occupancy_ReusedSlots_AreNoMoreThanTheRing() -> None:
     assert sorted(hold.chunk for hold in holds if hold.tensor == "T_DI") == list(range(8))
 
 
+def test_Occupancy_HoldsEnd_WithTheirReleases() -> None:
+    """By the last of them; a slot that nothing releases is held to the end of the pass."""
+    prediction = _prediction("forward", "S3")  # rows of a chunk are released by their copy and by the first product
+    ops = prediction.schedule.data["ops"]
+    ends = {
+        tuple(ref): max(end for op, end in zip(ops, prediction.end) if list(ref) in op["releases"])
+        for op in ops
+        for ref in op["releases"]
+    }
+    holds = timeline.occupancy(prediction.schedule.data, prediction.begin, prediction.end)
+    last = {(hold.tensor, hold.slot): hold.end for hold in holds}
+    assert ends and all(last[key] == end for key, end in ends.items())
+    data = json.loads(json.dumps(prediction.schedule.data))
+    for op in data["ops"]:
+        op["releases"] = [ref for ref in op["releases"] if ref != ["T_DI", 1]]
+    changed = timeline.occupancy(data, prediction.begin, prediction.end)
+    held = [hold.end for hold in changed if (hold.tensor, hold.slot, hold.chunk) == ("T_DI", 1, 3)]
+    assert held == [max(prediction.end)]
+
+
 def test_Occupancy_WrongTimes_AreRefused() -> None:
     data = Schedule.build("forward").data
     with pytest.raises(ValueError, match="ops, 1 begins and 0 ends"):

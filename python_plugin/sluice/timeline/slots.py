@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Slots that outlive the pass: kept rows and their host buffers.
-_LASTING = ("kept T_DI", "kept T_M", "host T_DI", "host T_M")
 # The host's own tensors: no slot of Sluice.
 _FOREIGN = ("T_OUT", "dW")
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A slot holds rows of a chunk from the first op that touches them to the last."""
+    """A slot holds rows of a chunk from the op that writes them to the last op that releases it."""
 
     tensor: str
     slot: int
@@ -23,42 +21,54 @@ class Hold:
     end: float
 
 
-def _slots_of(access: Sequence[Any], rings: Mapping[str, int]) -> list[tuple[str, int]]:
-    tensor, slot = access
-    return [(tensor, slot)] if slot >= 0 else [(tensor, index) for index in range(rings.get(tensor, 0))]
+@dataclass
+class _Use:
+    chunk: int
+    came: bool  # read before it is written: an earlier pass left it there
+    begin: float
+    touched: float
+    released: float | None = None
+
+
+def _keys_of(accesses: Sequence[Sequence[Any]], rings: Mapping[str, int]) -> set[tuple[str, int]]:
+    """(tensor, slot); a slot of -1 is the whole ring."""
+    return {
+        (tensor, each) for tensor, slot in accesses for each in ([slot] if slot >= 0 else range(rings.get(tensor, 0)))
+    }
 
 
 def occupancy(schedule: Mapping[str, Any], begin: Sequence[float], end: Sequence[float]) -> list[Hold]:
-    """By slot and time. `schedule` is the parsed JSON; begin and end are by op."""
+    """By slot and time. `schedule` is the parsed JSON; begin and end are by op.
+
+    What a slot holds ends with its releases. Rows that the pass leaves behind are released by no op of it, and held to
+    its end; neither are rows that came with it: they are held until the last op that touches them.
+    """
     _check(schedule, begin, end)
-    last = max(end, default=0.0)
-    first = min(begin, default=0.0)
-    forward = schedule["direction"] == "forward"
-    open_holds: dict[tuple[str, int], list[Any]] = {}
+    first, last = min(begin, default=0.0), max(end, default=0.0)
+    uses: dict[tuple[str, int], _Use] = {}
     done: list[Hold] = []
 
     def close(key: tuple[str, int]) -> None:
-        chunk, since, until = open_holds.pop(key)
-        done.append(Hold(key[0], key[1], chunk, since, until))
+        use = uses.pop(key)
+        until = use.released if use.released is not None else use.touched if use.came else last
+        done.append(Hold(*key, use.chunk, use.begin, until))
 
     for index, op in enumerate(schedule["ops"]):
-        reads = {key for access in op["reads"] for key in _slots_of(access, schedule["rings"])}
-        writes = {key for access in op["writes"] for key in _slots_of(access, schedule["rings"])}
+        reads, writes, released = (_keys_of(op[name], schedule["rings"]) for name in ("reads", "writes", "releases"))
         for key in sorted(reads | writes):
             if key[0] in _FOREIGN:
                 continue
-            held = open_holds.get(key)
-            if held is not None and key not in reads:  # written without a look at what was there: that was dead
+            if key not in reads and key in uses:  # written without a look at what was there
                 close(key)
-                held = None
-            if held is None:
-                # Read before it is written: an earlier pass left it there.
+            if key not in uses:
+                came = key in reads
                 chunk = op["chunk"] if op["chunk"] >= 0 else key[1]
-                held = open_holds[key] = [chunk, first if key in reads else begin[index], end[index]]
-            held[2] = max(held[2], end[index])
-            if forward and key[0] in _LASTING:
-                held[2] = last
-    for key in list(open_holds):
+                uses[key] = _Use(chunk, came, first if came else begin[index], end[index])
+            use = uses[key]
+            use.touched = max(use.touched, end[index])
+            if key in released:  # one of the last, which may be on lanes that do not wait for each other
+                use.released = max(use.released or 0.0, end[index])
+    for key in list(uses):
         close(key)
     order = {tensor: place for place, tensor in enumerate(schedule["rings"])}
     return sorted(done, key=lambda hold: (order.get(hold.tensor, 99), hold.slot, hold.begin))

@@ -1,0 +1,23 @@
+/* Happens-before of a template: lane order and dependencies, nothing else. Private to backend/schedule. */
+#ifndef SLUICE_BACKEND_SCHEDULE_ORDER_H_
+#define SLUICE_BACKEND_SCHEDULE_ORDER_H_
+
+#include "backend/schedule/schedule.h"
+
+/* Last op of each lane that is known to have ended before an op starts; -1: none. */
+typedef int32_t sluice_before_t[SLUICE_NUM_LANES];
+
+/* before[index], from those of earlier ops. last_of_lane: of the ops so far, all -1 for the first; brought up to date.
+ * Returns 0 where a dependency, *out_dep, is not an earlier op, else 1. */
+int sluice_order_op(const sluice_template_t* schedule, int32_t index, sluice_before_t* before, int32_t* last_of_lane,
+                    int32_t* out_dep);
+/* The same for all ops of a template whose dependencies are in order. */
+void sluice_order_all(const sluice_template_t* schedule, sluice_before_t* before);
+
+/* Whether `earlier` has ended when `later` starts. */
+static inline int sluice_is_before(const sluice_template_t* schedule, const sluice_before_t* before, int32_t earlier,
+                                   int32_t later) {
+  return earlier <= before[later][schedule->ops[earlier].lane];
+}
+
+#endif /* SLUICE_BACKEND_SCHEDULE_ORDER_H_ */

@@ -1,0 +1,250 @@
+#include "backend/schedule/releases.h"
+
+#include <string.h>
+
+#define NOBODY (-1)
+#define BITS   (2 * SLUICE_OP_MAX_ACCESSES)
+
+int sluice_slot_outlasts(const sluice_template_spec_t* spec, int32_t tensor) {
+  int halves_apart = spec->direction == SLUICE_BACKWARD &&
+                     (spec->weight_half == SLUICE_WEIGHTS_LATER || !spec->input_half); /* the step has the rows */
+  switch (tensor) {
+    case SLUICE_T_KEPT_DI:
+    case SLUICE_T_KEPT_M:
+    case SLUICE_T_HOST_DI:
+    case SLUICE_T_HOST_M:
+    case SLUICE_T_OUT:
+    case SLUICE_T_DW: return 1;
+    case SLUICE_T_DI:
+    case SLUICE_T_DDO:
+    case SLUICE_T_ROUTE: return halves_apart || spec->only != 0;
+    case SLUICE_T_M:
+    case SLUICE_T_DACT:
+    case SLUICE_T_DM: return halves_apart;
+    case SLUICE_T_DO:
+    case SLUICE_T_DDI:
+    case SLUICE_T_DGATE: return spec->only != 0; /* between parts that the host calls alone */
+    default: return 0;
+  }
+}
+
+static sluice_slot_ref_t ref_of(const sluice_op_t* op, int32_t bit) {
+  return bit < SLUICE_OP_MAX_ACCESSES ? op->reads[bit] : op->writes[bit - SLUICE_OP_MAX_ACCESSES];
+}
+
+static int has_access(const sluice_op_t* op, int32_t bit) {
+  return bit < SLUICE_OP_MAX_ACCESSES ? bit < op->num_reads : bit - SLUICE_OP_MAX_ACCESSES < op->num_writes;
+}
+
+static int touches(sluice_slot_ref_t ref, int32_t tensor, int32_t slot) {
+  return ref.tensor == tensor && (ref.slot == slot || ref.slot < 0);
+}
+
+int sluice_op_releases(const sluice_op_t* op, int32_t tensor, int32_t slot) {
+  for (int32_t bit = 0; bit < BITS; ++bit) {
+    if ((op->releases >> bit & 1) && touches(ref_of(op, bit), tensor, slot)) return 1;
+  }
+  return 0;
+}
+
+uint64_t sluice_template_count_touches(const sluice_template_t* t) {
+  uint64_t count = 0;
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    for (int32_t bit = 0; bit < BITS; ++bit) {
+      if (!has_access(&t->ops[i], bit)) continue;
+      sluice_slot_ref_t ref = ref_of(&t->ops[i], bit);
+      count += ref.slot < 0 ? SLUICE_MAX_CHUNKS : 1; /* no ring is larger */
+    }
+  }
+  return count;
+}
+
+/* ---- uses of slots, in program order ---- */
+
+typedef struct access_s {
+  int32_t op;
+  int32_t bits; /* of the op's accesses to this slot: two where it works in place */
+  int32_t next; /* of the same use */
+} access_t;
+
+typedef struct uses_s uses_t;
+/* A use is over: `newest` is the last of its accesses. Returns 0 to stop. */
+typedef int (*close_fn_t)(uses_t* uses, int32_t tensor, int32_t slot, int32_t newest);
+
+struct uses_s {
+  const sluice_template_t* t;
+  const sluice_before_t* before;
+  close_fn_t close;
+  sluice_finding_t* finding; /* checking */
+  int32_t *wanted, *others;  /* deriving: bits of last accesses by op, and of those that are not the last */
+  int32_t* open;             /* by slot: newest access of its use; NOBODY: none */
+  int32_t first_slot[SLUICE_T_COUNT];
+  int32_t num_slots;
+  access_t* accesses;
+  int32_t num_accesses;
+};
+
+static int reads_slot(const sluice_op_t* op, int32_t tensor, int32_t slot) {
+  for (int32_t i = 0; i < op->num_reads; ++i) {
+    if (touches(op->reads[i], tensor, slot)) return 1;
+  }
+  return 0;
+}
+
+/* Whether the access belongs to a use, which it may begin. Rows that came with the pass are in none. */
+static int note(uses_t* uses, int32_t index, int32_t bit, int32_t tensor, int32_t slot, int* out_is_used) {
+  int32_t* open = &uses->open[uses->first_slot[tensor] + slot];
+  int is_write = bit >= SLUICE_OP_MAX_ACCESSES;
+  int is_own = *open != NOBODY && uses->accesses[*open].op == index; /* two accesses of one op */
+  if (is_write && !is_own && !reads_slot(&uses->t->ops[index], tensor, slot)) {
+    if (*open != NOBODY && !uses->close(uses, tensor, slot, *open)) return 0;
+    *open = NOBODY;
+  } else if (*open == NOBODY) {
+    return 1;
+  }
+  *out_is_used = 1;
+  if (is_own) {
+    uses->accesses[*open].bits |= 1 << bit;
+    return 1;
+  }
+  uses->accesses[uses->num_accesses] = (access_t){index, 1 << bit, *open};
+  *open = uses->num_accesses++;
+  return 1;
+}
+
+static int report(uses_t* uses, int32_t hazard, int32_t op, int32_t other, int32_t tensor, int32_t slot) {
+  *uses->finding = (sluice_finding_t){hazard, op, other, tensor, slot, uses->t->ops[op].chunk};
+  return 0;
+}
+
+static int note_op(uses_t* uses, int32_t index) {
+  const sluice_template_t* t = uses->t;
+  const sluice_op_t* op = &t->ops[index];
+  for (int32_t bit = 0; bit < BITS; ++bit) {
+    if (!has_access(op, bit)) continue;
+    sluice_slot_ref_t ref = ref_of(op, bit);
+    int is_used = 0, outlasts = sluice_slot_outlasts(&t->spec, ref.tensor);
+    int32_t first = ref.slot < 0 ? 0 : ref.slot, end = ref.slot < 0 ? t->ring[ref.tensor] : ref.slot + 1;
+    for (int32_t slot = first; slot < end && !outlasts; ++slot) {
+      if (!note(uses, index, bit, ref.tensor, slot, &is_used)) return 0;
+    }
+    if (uses->finding != NULL && (op->releases >> bit & 1) && !is_used) {
+      return report(uses, SLUICE_HAZARD_DOUBLE_RELEASE, index, NOBODY, ref.tensor, first);
+    }
+  }
+  return 1;
+}
+
+static void walk(uses_t* uses) {
+  for (int32_t i = 0; i < uses->t->num_ops; ++i) {
+    if (!note_op(uses, i)) return;
+  }
+  for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
+    for (int32_t slot = 0; slot < uses->t->ring[tensor]; ++slot) {
+      int32_t open = uses->open[uses->first_slot[tensor] + slot];
+      if (open != NOBODY && !uses->close(uses, tensor, slot, open)) return;
+    }
+  }
+}
+
+/* An access of the use that comes after this one; NOBODY: it is one of the last. */
+static const access_t* successor(const uses_t* uses, int32_t newest, const access_t* access) {
+  for (int32_t a = newest; a != NOBODY; a = uses->accesses[a].next) {
+    const access_t* other = &uses->accesses[a];
+    if (other->op > access->op && sluice_is_before(uses->t, uses->before, access->op, other->op)) return other;
+  }
+  return NULL;
+}
+
+/* extra: bytes behind the lists, at *out_extra. */
+static sluice_status_t take_uses(const sluice_template_t* t, sluice_allocator_t* memory, uint64_t extra, uses_t* uses,
+                                 char** out_extra, uint64_t* out_bytes) {
+  int32_t num_slots = 0;
+  for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
+    uses->first_slot[tensor] = num_slots;
+    num_slots += t->ring[tensor];
+  }
+  uint64_t list = sluice_template_count_touches(t) * sizeof(access_t);
+  uint64_t open = ((uint64_t)num_slots + 1) * sizeof(int32_t);
+  *out_bytes = extra + list + open;
+  char* block = sluice_alloc(memory, *out_bytes, "uses of slots");
+  if (block == NULL) return sluice_alloc_status();
+  *out_extra = block;
+  uses->accesses = (access_t*)(void*)(block + extra);
+  uses->open = (int32_t*)(void*)(block + extra + list);
+  for (int32_t s = 0; s < num_slots; ++s) uses->open[s] = NOBODY;
+  uses->t = t;
+  return SLUICE_OK;
+}
+
+/* ---- deriving ---- */
+
+static int collect(uses_t* uses, int32_t tensor, int32_t slot, int32_t newest) {
+  (void)tensor, (void)slot;
+  for (int32_t a = newest; a != NOBODY; a = uses->accesses[a].next) {
+    const access_t* access = &uses->accesses[a];
+    if (successor(uses, newest, access) == NULL) {
+      uses->wanted[access->op] |= access->bits & -access->bits; /* in place: by the read */
+    } else {
+      uses->others[access->op] |= access->bits;
+    }
+  }
+  return 1;
+}
+
+sluice_status_t sluice_template_mark_releases(sluice_template_t* t) {
+  sluice_allocator_t* memory = sluice_process_allocator();
+  uint64_t count = (uint64_t)t->num_ops + 1, bytes = 0;
+  uint64_t order = count * sizeof(sluice_before_t), masks = count * sizeof(int32_t);
+  uses_t uses = {.close = collect};
+  char* block = NULL;
+  SLUICE_TRY(take_uses(t, memory, order + 2 * masks, &uses, &block, &bytes));
+  memset(block, 0, order + 2 * masks);
+  sluice_before_t* before = (sluice_before_t*)(void*)block;
+  uses.wanted = (int32_t*)(void*)(block + order);
+  uses.others = (int32_t*)(void*)(block + order + masks);
+  uses.before = before;
+  sluice_order_all(t, before);
+  walk(&uses);
+  int fits = 1; /* an access of a whole ring releases all of it or nothing */
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    fits &= (uses.wanted[i] & uses.others[i]) == 0;
+    t->ops[i].releases = uses.wanted[i];
+  }
+  sluice_free(memory, block, bytes);
+  if (fits) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INTERNAL, "schedule: an op is the last of some slots of a ring and not of others");
+}
+
+/* ---- proving ---- */
+
+static int prove(uses_t* uses, int32_t tensor, int32_t slot, int32_t newest) {
+  const sluice_op_t* ops = uses->t->ops;
+  int32_t leaks = NOBODY;
+  for (int32_t a = newest; a != NOBODY; a = uses->accesses[a].next) {
+    const access_t* access = &uses->accesses[a];
+    const access_t* next = successor(uses, newest, access);
+    int32_t marks = ops[access->op].releases & access->bits;
+    if ((marks & (marks - 1)) != 0) {
+      return report(uses, SLUICE_HAZARD_DOUBLE_RELEASE, access->op, access->op, tensor, slot);
+    }
+    if (marks != 0 && next != NULL) {
+      int again = (ops[next->op].releases & next->bits) != 0;
+      return report(uses, again ? SLUICE_HAZARD_DOUBLE_RELEASE : SLUICE_HAZARD_USE_AFTER_RELEASE, next->op, access->op,
+                    tensor, slot);
+    }
+    if (marks == 0 && next == NULL) leaks = access->op;
+  }
+  return leaks == NOBODY ? 1 : report(uses, SLUICE_HAZARD_NOT_RELEASED, leaks, NOBODY, tensor, slot);
+}
+
+sluice_status_t sluice_releases_check(const sluice_template_t* t, const sluice_before_t* before,
+                                      sluice_allocator_t* memory, sluice_finding_t* out_finding) {
+  uses_t uses = {.before = before, .close = prove, .finding = out_finding};
+  char* block = NULL;
+  uint64_t bytes = 0;
+  SLUICE_TRY(take_uses(t, memory, 0, &uses, &block, &bytes));
+  walk(&uses);
+  sluice_free(memory, block, bytes);
+  return SLUICE_OK;
+}

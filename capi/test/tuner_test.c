@@ -177,6 +177,29 @@ static void Decisions_WrittenAndReadAgain_StandFromTheFirstStep(void** state) {
   free(text);
 }
 
+/* Deduplicated layers are a kind of their own: raced or predicted, alike on all ranks, and kept apart from others. */
+static void Deduplicated_EveryMode_DecidesForItsOwnKind(void** state) {
+  (void)state;
+  char* others = NULL;
+  for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; ++mode) {
+    for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
+      tuner_world_t* w = tuner_world(2, mode, mode != SLUICE_TUNER_PROFILE);
+      w->deduplicate = deduplicate;
+      tuner_run(w);
+      must_agree(w);
+      assert_true(w->num_decisions[0] >= 1 && w->settled[0]);
+      const int32_t want = mode == SLUICE_TUNER_MODEL ? SLUICE_WHY_PREDICTED : SLUICE_WHY_RACED;
+      assert_int_equal(w->decisions[0][0].why, want);
+      assert_true((w->decisions[0][0].predicted_seconds > 0) == (mode != SLUICE_TUNER_PROFILE));
+      const char* layer = strstr(w->written[0], "\"layer\": \"");
+      assert_non_null(layer);
+      if (deduplicate) assert_memory_not_equal(layer, others, 26);
+      free(others);
+      others = deduplicate ? NULL : strndup(layer, 26);
+    }
+  }
+}
+
 /* The machine of these tests is far from the one that they run on: steps correct it, alike on all ranks. */
 static void Machine_AfterSteps_IsFittedAlikeAndPredicts(void** state) {
   (void)state;
@@ -243,6 +266,7 @@ int main(void) {
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
       cmocka_unit_test(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
+      cmocka_unit_test(Deduplicated_EveryMode_DecidesForItsOwnKind),
       cmocka_unit_test(Machine_AfterSteps_IsFittedAlikeAndPredicts),
       cmocka_unit_test(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),

@@ -98,7 +98,7 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
     sluice_moe_config_t c;
     sluice_moe_config_init(&c, sizeof c);
     c.model_width = M, c.hidden_width = H, c.num_experts = 2 * w->world_size, c.layer_id = i;
-    c.num_chunks = w->num_chunks, c.wgrad_mode = w->wgrad_mode;
+    c.num_chunks = w->num_chunks, c.wgrad_mode = w->wgrad_mode, c.deduplicate = w->deduplicate;
     TRY(sluice_moe_create(r->context, &c, &r->layers[i]));
   }
   return SLUICE_OK;

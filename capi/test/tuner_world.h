@@ -21,6 +21,7 @@ typedef struct tuner_world_s {
   int32_t num_chunks, wgrad_mode;
   const char* import[MAX_RANKS]; /* decisions to begin with */
   uint64_t budget;
+  int32_t deduplicate;
   sluice_local_group_t* group;
   /* found */
   sluice_status_t status[MAX_RANKS];

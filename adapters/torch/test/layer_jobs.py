@@ -108,7 +108,8 @@ def tuned(folder, mode, calibrate):
         for _ in range(60):
             tokens, ids, weights, params = case.inputs(rank)
             layer(tokens, ids, weights, params).backward(case.cotangents[rank])
-        results.append((context.decisions(), context.tuner_stats(), context.stats()["last_num_chunks"]))
+        fitted = None if calibrate is None else context.machine_json()
+        results.append((context.decisions(), context.tuner_stats(), context.stats()["last_num_chunks"], fitted))
         context.close()
         dist.barrier()  # the first rank has left its decisions
     return results

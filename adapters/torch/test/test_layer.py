@@ -1,6 +1,7 @@
 """Layers in real processes beside a plain loop over experts."""
 
 import functools
+import json
 
 import pytest
 import ranks
@@ -76,7 +77,7 @@ def test_Layer_AnyNumberOfChunks_GivesTheSameBits(world):
 def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
     found = ranks.run(2, "layer_jobs:tuned", folder=str(tmp_path), mode=mode, calibrate=calibrate)
     for decided, again in found:
-        decisions, stats, chunks = decided
+        decisions, stats, chunks, fitted = decided
         assert decisions[0]["why"] == ("predicted" if mode == "model" else "raced")
         assert (decisions[0]["predicted_seconds"] > 0) == (calibrate is not None)
         assert stats["timed_passes"] > 80
@@ -84,6 +85,12 @@ def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
         assert chunks in {d["num_chunks"] for d in decisions}
         assert again[0][0]["why"] == "imported" and again[1]["race_passes"] == 0
         assert again[2] == decisions[-1]["num_chunks"]
+        if calibrate is not None:
+            machine = json.loads(fitted)
+            assert machine["provenance"] == "fitted" and machine["error"]["count"] > 0
+            (measured,) = (path.read_text() for path in tmp_path.glob("machine-*.json"))
+            assert json.loads(measured.split("\n", 2)[2])["gemm"] != machine["gemm"]
+    assert found[0][0][3] == found[1][0][3]
     assert found[0][0][0][0]["num_chunks"] == found[1][0][0][0]["num_chunks"]
     assert len(list(tmp_path.glob("machine-*.json"))) == (calibrate is not None)
     kept = decision_log.read(str(tmp_path / decision_log.NAME))  # the first rank leaves them where the cache is

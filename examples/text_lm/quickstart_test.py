@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -124,13 +125,36 @@ def test_quickstart_stock_only_writes_its_record(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "timeline.svg").exists()
 
 
-def test_quickstart_rate_misspelt_is_refused() -> None:
+@pytest.mark.parametrize("link", ["1gb", "fast", "", "0mbit", "-1gbit", "1gbit 200mbit", "None"])
+def test_quickstart_link_not_understood_is_refused(link: str, tmp_path: Path) -> None:
     """Before anything is started."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / "quickstart.py"), "--link", "1gb"], capture_output=True, text=True
-    )
+    command = [sys.executable, str(HERE / "quickstart.py"), f"--link={link}", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 2
-    assert "not understood" in done.stderr
+    assert f"rate {link!r} is not understood; write for example 1gbit" in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.full
+def test_quickstart_namespaces_refused_runs_over_loopback_and_says_so(tmp_path: Path) -> None:
+    """As in a container without privileges: stand-ins for the first command, and nothing else is changed."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "unshare").write_text("#!/bin/sh\necho 'unshare: Operation not permitted' >&2\nexit 1\n")
+    (tools / "unshare").chmod(0o755)
+    command = [sys.executable, str(HERE / "quickstart.py"), "--stock-only", "--steps", "4", "--link", "1gbit"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    why = "a network namespace could not be made (unshare: Operation not permitted)"
+    assert f"No shaped link, the ranks talk over plain loopback: {why}." in done.stdout
+    assert "Link: loopback." in done.stdout
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["link"] == "loopback"
 
 
 def test_quickstart_result_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:

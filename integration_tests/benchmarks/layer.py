@@ -3,9 +3,11 @@
 
     layer.py --case nodrop-1g            one of the named cases; --all runs all eight
     layer.py --T 512 --M 256 --H 1024 --E 16 --K 2 --skew 5 --drop --link 0.2gbit --ranks 4 --dtype bfloat16
+    layer.py --smoke                     a tiny layer and one pair: does it run?
 
-One JSON record per case goes to records/. A record says which machine and versions made it; the numbers are never
-checked by a test, only by --check, which compares them with what the named cases promise.
+One JSON record per case goes to records/ (of --smoke only where --records is given). A record says which machine and
+versions made it; the numbers are never checked by a test, only by --check, which compares them with what the named
+cases promise.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from integration_tests.benchmarks.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.cells import NAMED, Cell
 
 RECORDS = Path(__file__).resolve().parent / "records"
+SMOKE = Cell("smoke", "none", T=64, M=32, H=64, E=4, K=2)
 
 
 def shape_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,12 +124,16 @@ def main() -> int:
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--stock-only", action="store_true")
     parser.add_argument("--check", action="store_true", help="fail if a named case falls short")
-    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--records", type=Path, help=f"folder for the records ({RECORDS.name}/ beside this file)")
+    parser.add_argument("--smoke", action="store_true", help="a tiny layer, one pair, loopback: does it run?")
     quiet.arguments(parser)
     stolen.arguments(parser)
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
-    if args.all or args.case:
+    records = args.records or (None if args.smoke else RECORDS)
+    if args.smoke:
+        cells, args.pairs = [SMOKE], 1
+    elif args.all or args.case:
         cells = [c for c in NAMED if args.all or c.name in args.case]
     else:
         shape = {name: getattr(args, name) for name in ("T", "M", "H", "E", "K", "skew", "drop", "dtype", "link")}
@@ -157,9 +164,10 @@ def main() -> int:
 
     def on_record(record: dict) -> None:
         print("\n".join(["", *summary(record)]), flush=True)
-        args.records.mkdir(parents=True, exist_ok=True)
-        kind = "stock-" if args.stock_only else ""
-        (args.records / f"layer-{kind}{record['cell']['name']}.json").write_text(json.dumps(record, indent=1) + "\n")
+        if records is not None:
+            records.mkdir(parents=True, exist_ok=True)
+            kind = "stock-" if args.stock_only else ""
+            (records / f"layer-{kind}{record['cell']['name']}.json").write_text(json.dumps(record, indent=1) + "\n")
         if not args.stock_only and not promises_kept(record):
             short.append(record["cell"]["name"])
 

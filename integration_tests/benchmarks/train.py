@@ -2,8 +2,10 @@
 """Measures whole training steps of the example's language model: stock and Sluice in turns in one process group.
 
     train.py --link 0.2gbit --pairs 20 --top-k 2 --zero 1
+    train.py --smoke                     a tiny model and one pair: does it run?
 
-Everything a step does is in its time: attention, gate, experts, gradient reduction, optimizer. One JSON record per run.
+Everything a step does is in its time: attention, gate, experts, gradient reduction, optimizer. One JSON record per run
+(of --smoke only where --records is given).
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ sys.path.insert(0, str(ROOT))
 from integration_tests.benchmarks import launch, sluice_side  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
+RECORDS = HERE / "records"
+SMOKE = {"layers": 1, "width": 32, "hidden": 64, "experts": 4, "batch": 2, "pairs": 1, "warm_up": 1, "link": "none"}
 
 
 def arguments() -> argparse.Namespace:
@@ -38,9 +42,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--option", action="append", default=[], metavar="KEY=JSON", help="of the ds_config key")
     parser.add_argument("--stock-only", action="store_true")
-    parser.add_argument("--records", type=Path, default=HERE / "records")
+    parser.add_argument("--records", type=Path, help=f"folder for the record ({RECORDS.name}/ beside this file)")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model, one pair, loopback: does it run?")
     parser.add_argument("--verbose", action="store_true")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.smoke:
+        vars(args).update(SMOKE)
+    else:
+        args.records = args.records or RECORDS
+    return args
 
 
 def plan_of(args: argparse.Namespace, out: str) -> dict:
@@ -97,8 +107,9 @@ def main() -> int:
     record["link"] = outcome.link
     side = "stock-" if args.stock_only else ""
     name = f"train-{side}w{args.ranks}-{args.link}-k{args.top_k}-{args.dtype}-zero{args.zero}"
-    args.records.mkdir(parents=True, exist_ok=True)
-    (args.records / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    if args.records is not None:
+        args.records.mkdir(parents=True, exist_ok=True)
+        (args.records / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     progress.line("")
     for side, figures in record["sides"].items():
         wall, cpu = figures["wall"], figures["cpu"]["median"]

@@ -138,6 +138,78 @@ def test_link_none_is_loopback() -> None:
         assert link.environment(1)["GLOO_SOCKET_IFNAME"] == "lo"
 
 
+ALLOWED = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'  # as the real command, but for the namespace
+REFUSALS = {
+    "namespaces": (
+        {"unshare": "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1"},
+        "a network namespace could not be made (unshare: unshare failed: Operation not permitted)",
+    ),
+    "veth": (
+        {"unshare": ALLOWED, "nsenter": ALLOWED, "ip": "echo 'RTNETLINK answers: Not supported' >&2; exit 2"},
+        "type veth peer name eth0 netns",
+    ),
+    "tc": (
+        {
+            "unshare": ALLOWED,
+            "nsenter": ALLOWED,
+            "ip": "exit 0",
+            "tc": "echo 'Error: Specified qdisc kind is unknown.' >&2; exit 2",
+        },
+        "failed (Error: Specified qdisc kind is unknown.)",
+    ),
+}
+
+
+def _stand_ins(folder: Path, commands: dict[str, str]) -> None:
+    """Commands that come first in PATH and are `sh` scripts of these texts; the rest of the tools are there, too."""
+    for name in ("ip", "tc", "unshare", "nsenter"):
+        text = commands.get(name, f"echo 'the stand-in of {name} was not to be called' >&2; exit 1")
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize("user", [False, True])
+@pytest.mark.parametrize("what", REFUSALS)
+def test_link_refused_runs_over_loopback_and_says_why(
+    what: str, user: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a container forbids one of the steps; no holder stays behind."""
+    commands, words = REFUSALS[what]
+    _stand_ins(tmp_path, commands)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    before = set(_children(os.getpid()))
+    said, lines = [], []
+    argv = [sys.executable, "-c", "import os; print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])"]
+    outcome = run_ranks(
+        argv, rate="200mbit", sink=lambda _rank, line: lines.append(line), announce=said.append, user=user
+    )
+    assert (outcome.status, outcome.link) == (0, "loopback"), outcome
+    assert lines == ["127.0.0.1 lo"] * 2
+    assert len(said) == 1 and said[0].startswith("No shaped link, the ranks talk over plain loopback: "), said
+    assert words in said[0]
+    assert set(_children(os.getpid())) <= before
+
+
+def test_link_tools_missing_runs_over_loopback_and_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without iproute2."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with Link(2, "1gbit") as link:
+        assert link.description == "loopback"
+        assert link.fallback.endswith(
+            "the commands ip, tc, unshare, nsenter are not installed (iproute2, util-linux)."
+        ), link.fallback
+        assert link.environment(0)["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("rate", ["fast", "1gb", "0mbit"])
+def test_link_rate_not_understood_is_refused_before_anything_is_made(rate: str, tmp_path: Path) -> None:
+    """A wrong rate is no reason for loopback."""
+    argv = [sys.executable, str(HERE / "link.py"), "--rate", rate, "--", "touch", str(tmp_path / "ran")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and f"rate {rate!r} is not understood" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
 def test_link_one_rank_fails_all_end_with_its_last_lines() -> None:
     """The other rank sleeps for ever; it must not."""
     script = "import os,time,sys\nif os.environ['RANK']=='1': print('alas'); sys.exit(7)\ntime.sleep(3600)"

@@ -54,8 +54,8 @@ def apply(engine: Any) -> None:
             print(f'sluice: ds_config has a key "{name}": did you mean "sluice"?', file=sys.stderr, flush=True)
     if options is None:
         return
-    from sluice.adapters.deepspeed.swapper import swap
+    from sluice.adapters.deepspeed.swapper import Stage, swap
 
+    stage = Stage.of_engine(engine)
     # A stage of a pipeline may hold no MoE layer at all.
-    expected = options.required and not getattr(engine, "pipeline_parallelism", False)
-    engine.sluice = swap(engine.module, options, at_least=1 if expected else 0)
+    engine.sluice = swap(engine.module, options, at_least=1 if options.required and stage is None else 0, stage=stage)

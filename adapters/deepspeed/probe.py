@@ -72,12 +72,17 @@ def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
         raise refuse(
             f"the gate's forward takes {inspect.signature(type(gate).forward)}, which this version does not know"
         )
-    if type(container) is not Experts or not _plain_container(container):
-        raise refuse(f"its experts are held by a {type(container).__name__} that is hooked or not DeepSpeed's own")
-    tensor_parallel = _tensor_parallel_size()
-    if tensor_parallel > 1 or groups._get_expert_model_parallel_world_size() > 1:
+    if type(container) is not Experts:
+        raise refuse(f"its experts are held by a {type(container).__name__}, not by DeepSpeed's own Experts")
+    if not _plain_container(container):
+        raise refuse("the container of its experts has hooks, a parametrisation or a forward of its own")
+    parallel = {"groups.mpu": _tensor_parallel_size(), "its experts": groups._get_expert_model_parallel_world_size()}
+    for who, size in parallel.items():
+        if size > 1:
+            raise refuse(f"tensor parallelism ({who}: {size} ranks) is not supported yet: use tensor-parallel size 1")
+    if any(hasattr(parameter, "ds_id") for parameter in layer.parameters()):
         raise refuse(
-            f"tensor parallelism (groups.mpu says {tensor_parallel}) is not supported yet: use tensor-parallel size 1"
+            "its parameters are partitioned (ZeRO stage 3), which DeepSpeed refuses for such layers: use stage 2"
         )
     modules = list(container.deepspeed_experts)
     for index, expert in enumerate(modules):

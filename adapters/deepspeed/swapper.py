@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import sluice
 import torch
@@ -23,6 +23,23 @@ from deepspeed.moe.sharded_moe import MOELayer
 
 # Tests put a plain torch model here.
 open_backend: seam.OpenBackend = seam.open_engine
+
+
+class Stage(NamedTuple):
+    """Where a pipeline's module stands: each stage swaps its own layers, and one of its ranks says so."""
+
+    number: int
+    of: int
+    speaks: bool
+
+    @classmethod
+    def of_engine(cls, engine: Any) -> Stage | None:
+        """None: the model is no pipeline."""
+        if not getattr(engine, "pipeline_parallelism", False):
+            return None
+        grid = engine.module._grid
+        first = grid.get_data_parallel_id() == 0 and grid.get_slice_parallel_rank() == 0
+        return cls(grid.get_stage_id(), grid.get_pipe_parallel_world_size(), first)
 
 
 class Handle:
@@ -57,12 +74,12 @@ class Handle:
         self.unswap()
 
 
-def swap(module: nn.Module, options: Options | None = None, at_least: int = 0) -> Handle:
+def swap(module: nn.Module, options: Options | None = None, at_least: int = 0, stage: Stage | None = None) -> Handle:
     """Swaps each `MOELayer` below `module`. Collective over the ranks of each layer's expert-parallel group.
 
     Expert-parallel groups must exist (an engine's are made by deepspeed.initialize). UnsupportedError for the first
     layer that cannot be swapped, unless options say "warn": then the layer stays the host's, on all ranks of its group.
-    On any error nothing stays swapped. `at_least`: fewer layers than this is an error too.
+    On any error nothing stays swapped. `at_least`: fewer layers than this is an error too. `stage`: of a pipeline.
     """
     options = options or Options()
     handle = Handle()
@@ -76,7 +93,7 @@ def swap(module: nn.Module, options: Options | None = None, at_least: int = 0) -
     except BaseException:
         handle.unswap()
         raise
-    _banner(handle, options)
+    _banner(handle, options, stage)
     return handle
 
 
@@ -185,11 +202,18 @@ def _rank() -> int:
     return torch.distributed.get_rank() if distributed else 0
 
 
-def _banner(handle: Handle, options: Options, say: Callable[[str], None] | None = None) -> None:
-    """Once per model, on rank 0, whatever the log level: no banner, no Sluice."""
-    if _rank() != 0:
+def _say(line: str) -> None:
+    print(line, file=sys.stdout, flush=True)
+
+
+def _banner(handle: Handle, options: Options, stage: Stage | None) -> None:
+    """Once per model, on rank 0 (of a pipeline: per stage, on its first rank), whatever the log level.
+
+    No banner, no Sluice.
+    """
+    if not (_rank() == 0 if stage is None else stage.speaks):
         return
-    say = say or (lambda line: print(line, file=sys.stdout, flush=True))
+    where = "" if stage is None else f"stage {stage.number} of {stage.of}: "
     total = len(handle.layers) + len(handle.refused)
     fused = sum(finding.form is not None for finding in handle.findings)
     sizes = sorted({len(finding.ranks) for finding in handle.findings})
@@ -198,15 +222,15 @@ def _banner(handle: Handle, options: Options, say: Callable[[str], None] | None 
     if handle.kept:
         policy = f"policy {options.policy_name()}"
         plan = plan.replace(policy, f"{policy} (none in {len(handle.kept)})")
-    say(
-        f"[sluice {sluice.__version__}] {len(handle.layers)} of {total} MoE layers run on Sluice: {fused} fused in C, "
-        f"{len(handle.layers) - fused} with the host's experts | ep_size {', '.join(map(str, sizes)) or '-'} | "
-        f"{plan} | products {', '.join(gemms) or '-'} | pid {os.getpid()}"
+    _say(
+        f"[sluice {sluice.__version__}] {where}{len(handle.layers)} of {total} MoE layers run on Sluice: "
+        f"{fused} fused in C, {len(handle.layers) - fused} with the host's experts | "
+        f"ep_size {', '.join(map(str, sizes)) or '-'} | {plan} | products {', '.join(gemms) or '-'} | pid {os.getpid()}"
     )
     for finding in handle.findings:
         if finding.form is None:
-            say(f"[sluice] '{finding.name}' calls the host's experts: {finding.why_not_fused}")
+            _say(f"[sluice] '{finding.name}' calls the host's experts: {finding.why_not_fused}")
     for reason in handle.kept:
-        say(f"[sluice] WARNING: policy none: {reason}")
+        _say(f"[sluice] WARNING: policy none: {reason}")
     for reason in handle.refused:
-        say(f"[sluice] WARNING: stays with DeepSpeed: {reason}")
+        _say(f"[sluice] WARNING: stays with DeepSpeed: {reason}")

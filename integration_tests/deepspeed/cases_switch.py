@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 from typing import Any
 
 import cases_parity  # noqa: F401  (chooses the backend)
+import deepspeed
 import ds_models as models
 import torch
 import torch.distributed as dist
+from deepspeed.moe.experts import Experts
 from deepspeed.moe.sharded_moe import MOELayer
 from ds_models import SLUICE, WIDTH, build, ds_config, engine
 from sluice.adapters.deepspeed.layer import SluiceMOELayer
@@ -40,6 +44,22 @@ def start(
         host.step()
     if hasattr(host, "sluice"):
         host.sluice.unswap()
+    return kinds
+
+
+def start_from(form: str, folder: str) -> list[str]:
+    """The config as launchers hand it on: the path of a file, or base64 of it; the classes of the layers."""
+    text = json.dumps({**ds_config(), "sluice": SLUICE})
+    path = os.path.join(folder, f"ds_config{dist.get_rank()}.json")
+    with open(path, "w") as file:
+        file.write(text)
+    model = build([{"k": 2}])
+    given = path if form == "path" else base64.urlsafe_b64encode(text.encode()).decode()
+    host, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=given)
+    kinds = [type(moe.deepspeed_moe).__name__ for moe in host.module.moes]
+    host.backward(host(*models.batch(0)))
+    host.step()
+    host.sluice.unswap()
     return kinds
 
 
@@ -87,14 +107,21 @@ def refused(what: str, policy: str) -> Any:
     model = build(layers)
     host = engine(model, ds_config())
     layer = model.moes[0].deepspeed_moe
+    size_of_experts = groups._get_expert_model_parallel_world_size
     if what == "subclass":
         layer.__class__ = OwnLayer
     elif what == "gate":
         layer.gate.__class__ = type("OtherGate", (type(layer.gate),), {"forward": lambda self, tokens, mode: None})
     elif what == "container":
         layer.experts.register_forward_hook(lambda *_: None)
+    elif what == "own container":
+        layer.experts.__class__ = type("OwnExperts", (Experts,), {})
     elif what == "tensor parallel":
         groups.mpu = TwoRanksOfTensors()
+    elif what == "tensor-parallel experts":
+        groups._get_expert_model_parallel_world_size = lambda: 2
+    elif what == "partitioned":
+        layer.gate.wg.weight.ds_id = 7  # as deepspeed.zero.Init leaves them
     elif what == "one rank only" and dist.get_rank() == 1:
         layer.experts.register_forward_hook(lambda *_: None)
     elif (
@@ -109,7 +136,7 @@ def refused(what: str, policy: str) -> Any:
         assert not any(isinstance(moe.deepspeed_moe, SluiceMOELayer) for moe in model.moes), "something stayed swapped"
         return [type(error).__name__, str(error)]
     finally:
-        groups.mpu = None
+        groups.mpu, groups._get_expert_model_parallel_world_size = None, size_of_experts
     kinds = [type(moe.deepspeed_moe).__name__ for moe in model.moes]
     if what in ("batchnorm", "dropout", "one rank only"):
         host.backward(host(*models.batch(0)))
@@ -190,6 +217,17 @@ def hooked_after_the_swap(policy: Any) -> Any:
     host.backward(host(*models.batch(1)))
     host.sluice.unswap()
     return told
+
+
+def tutel_wanted(k: int) -> Any:
+    """(stock without Tutel, Sluice with a layer that would use it): losses of a few steps."""
+
+    def uses_it(model: nn.Module) -> None:
+        model.moes[0].deepspeed_moe.use_tutel = True  # as the constructor leaves it where Tutel is installed
+
+    layers = [{"k": k, "use_tutel": True}]
+    stock = models.train(layers, 4, None)
+    return [stock["losses"], models.train(layers, 4, SLUICE, prepare=uses_it)["losses"]]
 
 
 def auto_ep_beside_native(policy: str) -> Any:

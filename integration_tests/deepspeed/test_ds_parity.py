@@ -77,6 +77,11 @@ def test_Top2_SecondExpertSamplingOff_AsStock(ranks2: Ranks) -> None:
     _compare(ranks2.run("cases_parity:parity", layers=[layer], evaluate=True), F32)
 
 
+def test_ExpertTensorParallelism_AskedForWithoutAnMpu_AsStock(ranks2: Ranks) -> None:
+    # The host has no ranks to split experts over then; with them the layer is refused (test_ds_switch).
+    _compare(ranks2.run("cases_parity:parity", layers=[{"k": 1, "enable_expert_tensor_parallelism": True}]), F32)
+
+
 @pytest.mark.parametrize("drop", [True, False])
 def test_UsedToken_MaskedTokens_AsStock(ranks2: Ranks, drop: bool) -> None:
     _compare(ranks2.run("cases_parity:parity", layers=[{"k": 1, "drop_tokens": drop}], used=True), F32)

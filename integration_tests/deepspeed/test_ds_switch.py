@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from rank_harness import Ranks
 
 STOCK, SWAPPED = ["MOELayer"], ["SluiceMOELayer"]
 ON = {"enabled": True, "timeout": 60}
+AUTO_EP = Path(importlib.util.find_spec("deepspeed").origin).parent / "module_inject" / "auto_ep_layer.py"
 # A rank that fails in initialize leaves the host's groups as they are, so one set of ranks serves all tests here.
 START = "cases_switch:start"
 
@@ -31,6 +35,11 @@ START = "cases_switch:start"
 )
 def test_Switch_ConfigAndEnvironment_Decide(ranks2: Ranks, section: Any, environment: str | None, kinds: Any) -> None:
     assert ranks2.run(START, section=section, environment=environment) == [kinds, kinds]
+
+
+@pytest.mark.parametrize("form", ["path", "base64"])
+def test_Switch_ConfigAsPathOrBase64_Decides(ranks2: Ranks, form: str, tmp_path: Path) -> None:
+    assert ranks2.run("cases_switch:start_from", form=form, folder=str(tmp_path)) == [SWAPPED, SWAPPED]
 
 
 @pytest.mark.parametrize(
@@ -96,8 +105,11 @@ REFUSALS = {
     "dropout": "Dropout at '2' draws random numbers",
     "subclass": "OwnLayer is a subclass of MOELayer",
     "gate": "the gate's forward takes",
-    "container": "hooked",
-    "tensor parallel": "tensor parallelism (groups.mpu says 2)",
+    "container": "the container of its experts has hooks",
+    "own container": "its experts are held by a OwnExperts",
+    "tensor parallel": "tensor parallelism (groups.mpu: 2 ranks)",
+    "tensor-parallel experts": "tensor parallelism (its experts: 2 ranks)",
+    "partitioned": "partitioned (ZeRO stage 3)",
     "one rank only": "(on rank 1)",
     "experts do not divide": "its gate chooses among 5 experts, and each of its 2 ranks must hold an equal share",
     "float64": "torch.float64",
@@ -116,7 +128,19 @@ def test_Unsupported_Warn_LeavesTheLayerToTheHostOnAllRanks(ranks2: Ranks, what:
     for kinds, refusals in ranks2.run("cases_switch:refused", what=what, policy="warn"):
         assert kinds[0] != "SluiceMOELayer"
         assert REFUSALS[what] in refusals[0]
-        assert what == "tensor parallel" or kinds[1] == "SluiceMOELayer"
+        assert "tensor" in what or kinds[1] == "SluiceMOELayer"
+
+
+def test_ZeroThree_IsTheHostsOwnErrorByName(fresh2: Ranks) -> None:
+    for answer in fresh2.try_run(START, section=ON, extra={"zero_optimization": {"stage": 3}}):
+        assert answer["error"]["type"] == "AssertionError"
+        assert re.search("MoE (is )?not supported with (ZeRO )?Stage 3", answer["error"]["message"]), answer
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_UseTutel_WhereItIsInstalled_SluiceTakesItsPlace(ranks2: Ranks, k: int) -> None:
+    for stock, swapped in ranks2.run("cases_switch:tutel_wanted", k=k):
+        assert swapped == pytest.approx(stock, rel=1e-5)
 
 
 def test_Unsupported_SeenWhenCalled_IsAnError(ranks2: Ranks) -> None:
@@ -147,6 +171,7 @@ def test_Policy_OfAnExpertHookedLater_IsAnErrorOnAllRanks(ranks2: Ranks) -> None
     assert second.startswith("UnsupportedError") and "policy S2 cannot be done" in second, second
 
 
+@pytest.mark.skipif(not AUTO_EP.exists(), reason="this DeepSpeed has no AutoEP (0.19.2 brought it)")
 def test_AutoEpLayer_BesideANativeOne_FallsUnderOnUnsupported(ranks2: Ranks) -> None:
     for kind, message in ranks2.run("cases_switch:auto_ep_beside_native", policy="error"):
         assert kind == "UnsupportedError"

@@ -1,0 +1,178 @@
+"""Rank-side: DeepSpeed's pipeline engine with MoE blocks in its stages, several forwards outstanding at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cases_parity  # noqa: F401  (chooses the backend)
+import deepspeed
+import ds_models as models
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from deepspeed.moe.sharded_moe import MOELayer
+from deepspeed.pipe import PipelineModule
+from torch import nn
+
+State = tuple[torch.Tensor, torch.Tensor]  # what stages hand on: hidden rows, and the gates' losses so far as [1]
+
+
+class First(nn.Module):
+    """The start of the pipe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(models.WIDTH, models.WIDTH)
+
+    def forward(self, x: torch.Tensor) -> State:
+        h = torch.tanh(self.linear(x))
+        return h, h.new_zeros(1) + 0.0 * h.sum()  # with a graph: a stage sends a gradient for all that it received
+
+
+class Block(nn.Module):
+    """DeepSpeed's MoE as a layer of a pipeline."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.moe = models._moe(dict(options))
+
+    def forward(self, state: State) -> State:
+        h, aux = state
+        out, own, _ = self.moe(h)
+        return h + out, aux + 0.01 * own
+
+
+class Plain(nn.Module):
+    """A layer without experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(models.WIDTH, models.WIDTH)
+
+    def forward(self, state: State) -> State:
+        h, aux = state
+        return h + torch.tanh(self.linear(h)), aux
+
+
+class Last(nn.Module):
+    """The end of the pipe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(models.WIDTH, models.WIDTH)
+
+    def forward(self, state: State) -> State:
+        h, aux = state
+        return self.linear(h), aux
+
+
+def _loss(outputs: State, target: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(outputs[0], target, reduction="sum") / 64 + outputs[1].sum()
+
+
+def _module(blocks: list[dict[str, Any] | None], stages: int) -> PipelineModule:
+    """First, the blocks (None: a plain layer), Last; every expert different from the others, alike in every run."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [First(), *(Plain() if block is None else Block(block) for block in blocks), Last()]
+    for layer in layers:
+        if isinstance(layer, Block):
+            experts = layer.moe.deepspeed_moe.experts.deepspeed_experts
+            for index, expert in enumerate(experts):
+                number = (dist.get_rank() % layer.moe.ep_size) * len(experts) + index
+                generator = torch.Generator().manual_seed(1000 + number)
+                with torch.no_grad():
+                    for parameter in expert.parameters():
+                        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return PipelineModule(layers, num_stages=stages, loss_fn=_loss, partition_method="uniform")
+
+
+def _batches(stages: int, micro_batches: int, step: int) -> Any:
+    """What first and last stage draw: the same rows on the ranks of one pipe."""
+    pipe = dist.get_rank() % (dist.get_world_size() // stages)
+    for micro in range(micro_batches):
+        generator = torch.Generator().manual_seed(10_000 * (pipe + 1) + 100 * step + micro)
+        x = torch.randn(*models.TOKENS, models.WIDTH, generator=generator) + 0.3
+        yield x, torch.roll(x, 1, dims=-1).sin()
+
+
+def _train(
+    blocks: list[dict[str, Any] | None],
+    stages: int,
+    micro_batches: int,
+    steps: int,
+    section: dict[str, Any] | None,
+    config: dict[str, Any],
+) -> dict[str, Any]:
+    module = _module(blocks, stages)
+    values = {**models.ds_config(gradient_accumulation_steps=micro_batches), **config}
+    if section is not None:
+        values["sluice"] = section
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    host, *_ = deepspeed.initialize(model=module, model_parameters=parameters, config=values)
+    outstanding = _watch_outstanding(module)
+    losses = []
+    for step in range(steps):
+        torch.manual_seed(77 * step + dist.get_rank())
+        losses.append(float(host.train_batch(_batches(stages, micro_batches, step))))
+    found: dict[str, Any] = {
+        "losses": losses,
+        "kinds": [type(each).__name__ for each in module.modules() if isinstance(each, MOELayer)],
+        "norms": {name: float(tensor.detach().double().norm()) for name, tensor in module.named_parameters()},
+        "most_outstanding": outstanding["most"],
+    }
+    if section is not None:
+        stats = host.sluice.stats()
+        found["computed_by"] = [each["computed_by"] for each in stats]
+        found["peak_bytes"] = max((each["peak_bytes"] for each in stats), default=0)
+        host.sluice.unswap()
+    host.destroy()
+    return found
+
+
+def _watch_outstanding(module: nn.Module) -> dict[str, int]:
+    """How many forwards of a MoE layer waited for their backward at one time."""
+    seen = {"now": 0, "most": 0}
+
+    def entered(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            seen["now"] += 1
+            seen["most"] = max(seen["most"], seen["now"])
+            output.register_hook(Left())
+
+    class Left:
+        """Its backward has begun; a graph may be walked again."""
+
+        def __init__(self) -> None:
+            self.again = False
+
+        def __call__(self, _gradient: torch.Tensor) -> None:
+            seen["now"] -= not self.again
+            self.again = True
+
+    for each in module.modules():
+        if isinstance(each, MOELayer):
+            each.register_forward_hook(entered)
+            break
+    return seen
+
+
+def parity(
+    blocks: list[dict[str, Any] | None],
+    stages: int,
+    micro_batches: int = 4,
+    steps: int = 10,
+    sluice: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """[stock, through Sluice]"""
+    section = {**models.SLUICE, **(sluice or {})}
+    return [_train(blocks, stages, micro_batches, steps, each, config or {}) for each in (None, section)]
+
+
+def once(blocks: list[dict[str, Any] | None], stages: int, steps: int, with_sluice: bool) -> dict[str, Any]:
+    """One side of `parity`.
+
+    A stage without experts makes no expert groups, and torch counts groups on each rank by itself: in stock, too, the
+    process can make no further engine.
+    """
+    return _train(blocks, stages, 4, steps, models.SLUICE if with_sluice else None, {})

@@ -11,6 +11,7 @@ static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream)
   pass->streams[op->lane] = stream;
   int on_caller = pass->host.is_on && op->lane == SLUICE_LANE_COMPUTE;
   if (index == pass->comm_ops.first) pass->comm_ops.began_cpu_ns = sluice_thread_cpu_ns();
+  uint64_t before_ns = on_caller ? sluice_now_ns() : 0;
   uint64_t cpu = on_caller ? sluice_thread_cpu_ns() : 0;
   pass->times[index].begin_ns = sluice_now_ns();
   sluice_status_t status = pass->schedule->spec.direction == SLUICE_FORWARD ? sluice_run_forward_op(pass, op, index)
@@ -18,7 +19,8 @@ static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream)
   pass->times[index].end_ns = sluice_now_ns();
   if (on_caller) {
     pass->host.ops_ns += sluice_thread_cpu_ns() - cpu;
-    ++pass->host.num_readings;
+    uint64_t readings_ns = pass->times[index].begin_ns - before_ns + sluice_now_ns() - pass->times[index].end_ns;
+    sluice_op_was_read(&pass->host, readings_ns, pass->context->reading_cpu_ns);
   }
   if (index == pass->comm_ops.last) pass->comm_ops.cpu_ns = sluice_thread_cpu_ns() - pass->comm_ops.began_cpu_ns;
   return status;
@@ -117,15 +119,15 @@ static void record_walk(sluice_pass_t* pass, uint64_t began_ns) {
   sluice_context_stats_t* stats = &pass->context->stats;
   const sluice_lane_waits_t* waits = &pass->context->device->waits;
   uint64_t took = sluice_thread_cpu_ns() - began_ns, other = pass->host.ops_ns + waits->caller_cpu_ns;
-  uint64_t num_readings = pass->host.num_readings + waits->num_caller_wakes + 1; /* that one, and the first */
+  uint64_t others = pass->host.num_readings + waits->num_caller_wakes + 1; /* that one, and the first */
   ++stats->num_walks;
   stats->bind_cpu_ns += pass->host.bind_ns;
   stats->walk_cpu_ns += took > other ? took - other : 0;
   stats->wait_ns += waits->caller_ns;
   stats->num_wakes += waits->num_wakes;
   stats->wake_cpu_ns += waits->cpu_ns;
-  stats->num_readings += num_readings;
-  stats->readings_cpu_ns += num_readings * pass->context->reading_cpu_ns;
+  stats->num_readings += pass->host.num_op_readings + others;
+  stats->readings_cpu_ns += pass->host.op_readings_ns + others * pass->context->reading_cpu_ns;
 }
 
 /* Where somebody chooses by times, on a far device: a mark on the host's stream, before the pass and behind it. A pass

@@ -9,9 +9,9 @@ and the difference is what looking costs. Of the ranks, the one with the larger 
 
 bind        routes, offsets, slots: CPU time, without the ranks' agreement and the host's save callback
 walk        submitting, ordering and recording the ops: CPU time, without the ops and the waits
-instrument  readings of the thread's clock within bind and walk, N of them at c ns each, what one took in the same run
-            (the least of 16 means): in the sum that the library counts, in no step without a trace, so that the share
-            is without them; the share with them stands beside
+instrument  readings of the thread's clock within bind and walk, N of them at c ns each: about ops as they took, others
+            at what one took at the trace's begin. They are in the sums that the library counts and in no step without
+            a trace, so that the share is without them; the share with them stands beside
 waits       time that the calling thread waited for other lanes; wake-ups: of all lanes' threads, with their CPU time
 """
 

@@ -37,22 +37,22 @@ typedef struct cpu_lane_s {
   /* of the lane's own thread while it runs */
   int32_t next;        /* job to run */
   unsigned ended_wait; /* lanes whose wait it has ended, by bits: to be woken once the mutex is free */
-  /* under the mutex */
-  int32_t released;     /* jobs that it may run */
-  int32_t done;         /* jobs that have ended */
-  const int32_t* needs; /* while it sleeps: jobs that each lane must have ended; NULL: it is awake */
+  int32_t released;    /* jobs that it may run; under the mutex */
 } cpu_lane_t;
 
 typedef struct cpu_device_s {
   sluice_device_t base;
   pthread_mutex_t mutex;
+  /* What every job looks at, together: behind a product nothing else of it is in the caches. Under the mutex. */
+  int32_t done[SLUICE_NUM_LANES];         /* jobs that have ended */
+  const int32_t* needs[SLUICE_NUM_LANES]; /* while a lane sleeps: jobs that each must have ended; NULL: it is awake */
+  int32_t failed;                         /* only run_on_failure jobs run */
+  int32_t dead;                           /* nothing runs */
   cpu_lane_t lanes[SLUICE_NUM_LANES];
   int32_t capacity; /* jobs of a pass */
   cpu_job_t* jobs;  /* by op */
   sluice_job_fn_t fn;
   void* user;
-  int32_t failed; /* only run_on_failure jobs run */
-  int32_t dead;   /* nothing runs */
   int32_t stopping;
   int32_t counting;          /* base.counts_waits of this pass; lanes read it under the mutex */
   sluice_lane_waits_t waits; /* under the mutex; base.waits has them after join */
@@ -68,14 +68,14 @@ static cpu_device_t* cast(sluice_device_t* device) { return (cpu_device_t*)devic
 
 static int have_ended(const cpu_device_t* device, const int32_t* needs) {
   for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
-    if (device->lanes[i].done < needs[i]) return 0;
+    if (device->done[i] < needs[i]) return 0;
   }
   return 1;
 }
 
-static void end_wait(cpu_lane_t* by, cpu_lane_t* sleeper) {
-  sleeper->needs = NULL;
-  by->ended_wait |= 1u << sleeper->index;
+static void end_wait(cpu_lane_t* by, int32_t sleeper) {
+  by->device->needs[sleeper] = NULL;
+  by->ended_wait |= 1u << sleeper;
 }
 
 /* Gives the mutex up first: the woken want it at once. */
@@ -100,7 +100,7 @@ static void sleep_until_woken(cpu_lane_t* lane) {
 static void await(cpu_lane_t* lane, const int32_t* needs) {
   cpu_device_t* device = lane->device;
   int counts = device->counting;
-  lane->needs = needs;
+  device->needs[lane->index] = needs;
   unlock_and_wake(lane);
   if (!counts) {
     sleep_until_woken(lane);
@@ -138,17 +138,17 @@ static void run_job(cpu_lane_t* lane, int32_t index) {
     }
   }
   lane->next = job->next;
-  ++lane->done;
+  ++device->done[lane->index];
   for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
-    cpu_lane_t* other = &device->lanes[i];
-    if (other->needs != NULL && have_ended(device, other->needs)) end_wait(lane, other);
+    if (device->needs[i] != NULL && have_ended(device, device->needs[i])) end_wait(lane, i);
   }
 }
 
 static void run_released(cpu_lane_t* lane) {
-  while (lane->done < lane->released) {
-    const int32_t* needs = lane->device->jobs[lane->next].needs;
-    if (!have_ended(lane->device, needs)) await(lane, needs);
+  cpu_device_t* device = lane->device;
+  while (device->done[lane->index] < lane->released) {
+    const int32_t* needs = device->jobs[lane->next].needs;
+    if (!have_ended(device, needs)) await(lane, needs);
     run_job(lane, lane->next);
   }
 }
@@ -214,7 +214,7 @@ static sluice_status_t cpu_begin(sluice_device_t* base, int32_t num_events, slui
     for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
       cpu_lane_t* lane = &device->lanes[i];
       lane->first = lane->last = NO_JOB;
-      lane->submitted = lane->released = lane->done = 0;
+      lane->submitted = lane->released = device->done[i] = 0;
     }
     device->fn = fn;
     device->user = user;
@@ -264,10 +264,11 @@ static sluice_status_t cpu_submit(sluice_device_t* base, const sluice_job_t* job
 static void let_loose(cpu_lane_t* lane, cpu_lane_t* caller) {
   lane->next = lane->first;
   lane->released = lane->submitted;
-  if (lane->needs == NULL || lane->released == 0) return;
-  const int32_t* needs = lane->device->jobs[lane->first].needs;
-  lane->needs = needs;
-  if (have_ended(lane->device, needs)) end_wait(caller, lane);
+  cpu_device_t* device = lane->device;
+  if (device->needs[lane->index] == NULL || lane->released == 0) return;
+  const int32_t* needs = device->jobs[lane->first].needs;
+  device->needs[lane->index] = needs;
+  if (have_ended(device, needs)) end_wait(caller, lane->index);
 }
 
 static sluice_status_t cpu_join(sluice_device_t* base) {
@@ -293,7 +294,7 @@ static void cpu_destroy(sluice_device_t* base) {
   pthread_mutex_lock(&device->mutex);
   device->stopping = 1;
   for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
-    if (device->lanes[i].needs != NULL) end_wait(caller, &device->lanes[i]);
+    if (device->needs[i] != NULL) end_wait(caller, i);
   }
   unlock_and_wake(caller);
   for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {

@@ -100,8 +100,9 @@ typedef struct sluice_context_stats_s {
   uint64_t wait_ns;     /* time that the calling thread waited for other lanes */
   uint64_t num_wakes;   /* how often a thread of any lane, the calling one included, slept and was woken */
   uint64_t wake_cpu_ns; /* CPU time that this took */
-  /* The instrument: readings of the thread's clock that fall into bind_cpu_ns and walk_cpu_ns, and their CPU time, from
-   * what one took when the trace began. Without a trace there are none. */
+  /* The instrument: readings of the thread's clock that fall into bind_cpu_ns and walk_cpu_ns, and their CPU time: of
+   * those about ops as they took, of the others from what one took when the trace began. Without a trace there are
+   * none. */
   uint64_t num_readings;
   uint64_t readings_cpu_ns;
 } sluice_context_stats_t;

@@ -277,7 +277,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--gemm", default="native", help="named, so that all sides multiply alike")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=60, help="steps that a mode trains before its choice is taken")
+    parser.add_argument("--steps", type=int, default=60, help="steps that a mode trains at least")
     parser.add_argument("--screen", type=int, default=3, help="rounds over every n")
     parser.add_argument("--pairs", type=int, default=9, help="rounds over the best five and the choices")
     parser.add_argument("--calibrate", type=float, default=6.0, help="seconds")

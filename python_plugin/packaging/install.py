@@ -134,6 +134,7 @@ def make_wheel(top, version, wheel_dir):
         f"Metadata-Version: 2.1\nName: sluice\nVersion: {version}\n"
         "Summary: Expert-parallel mixture-of-experts engine that host frameworks swap in\n"
         "License: Apache-2.0\nRequires-Python: >=3.9\nRequires-Dist: cffi>=1.15\n"
+        'Provides-Extra: png\nRequires-Dist: resvg-py>=0.2; extra == "png"\n'
     )
     wheel = f"Wheel-Version: 1.0\nGenerator: sluice-packaging\nRoot-Is-Purelib: false\nTag: {TAG}\n"
     entry_points = "[console_scripts]\nsluice = sluice.__main__:main\n\n"

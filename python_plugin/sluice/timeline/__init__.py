@@ -4,10 +4,10 @@
     prediction = schedule.predict({"dispatch": 2e-3, "gemm1": 3e-3, "gemm2": 3e-3, "combine": 2e-3})
     write([prediction.panel("predicted"), Panel("measured", events)], "out", "one layer")
 
-No third-party package is needed. PNG is written where `cairosvg` can be imported, and left out elsewhere.
+No third-party package is needed but for PNG: that is written where `resvg-py` is installed, and left out elsewhere.
 """
 
-from .files import write
+from .files import PngUnavailable, write, write_png
 from .model import LANES, Event, Panel, from_trace
 from .perfetto import perfetto
 from .schedule import Prediction, Schedule
@@ -19,6 +19,7 @@ __all__ = [
     "Event",
     "Hold",
     "Panel",
+    "PngUnavailable",
     "Prediction",
     "Schedule",
     "by_chunk",
@@ -30,4 +31,5 @@ __all__ = [
     "svg",
     "tensor_bytes",
     "write",
+    "write_png",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -11,6 +12,10 @@ from .model import Event, Panel
 from .perfetto import perfetto
 from .svg import by_chunk, svg
 
+PNG_ZOOM = 2
+# resvg takes "sans-serif" for Arial alone and draws no letter where that is missing: so, by name, what systems have.
+_FONTS = "Arial, Helvetica, DejaVu Sans, Liberation Sans, Noto Sans, sans-serif"
+
 
 def write(
     panels: Sequence[Panel],
@@ -19,23 +24,30 @@ def write(
     colour: Callable[[Event], str] = by_chunk,
     note: str = "",
 ) -> list[str]:
-    """Writes timeline.svg, trace.json and, where cairosvg can be imported, timeline.png; returns the names."""
+    """Writes timeline.svg, trace.json and, where resvg-py is installed, timeline.png; returns the names."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     picture = svg(panels, title, colour, note)
     (place / "trace.json").write_text(json.dumps(perfetto(panels)))
     (place / "timeline.svg").write_text(picture)
     written = ["timeline.svg", "trace.json"]
-    if write_png(picture, place / "timeline.png"):
+    with contextlib.suppress(PngUnavailable):
+        write_png(picture, place / "timeline.png")
         written.append("timeline.png")
     return written
 
 
-def write_png(picture: str, path: str | os.PathLike[str]) -> bool:
-    """False, and no file, where no cairosvg is installed."""
+class PngUnavailable(ImportError):
+    """There is nothing here that makes a PNG of an SVG; the message says what to install."""
+
+
+def write_png(picture: str, path: str | os.PathLike[str]) -> None:
+    """The picture at twice its size. PngUnavailable, and no file, where resvg-py is not installed."""
     try:
-        import cairosvg  # optional: never installed for this alone
-    except (ImportError, OSError):
-        return False
-    cairosvg.svg2png(bytestring=picture.encode(), write_to=str(path), scale=2)
-    return True
+        import resvg_py  # optional: one wheel, without libraries of the system's
+    except ImportError as error:
+        raise PngUnavailable(
+            f"{os.fspath(path)}: PNG pictures need resvg-py: pip install 'sluice[png]', or take the SVG ({error})"
+        ) from None
+    named = picture.replace('font-family="sans-serif"', f'font-family="{_FONTS}"', 1)
+    Path(path).write_bytes(bytes(resvg_py.svg_to_bytes(svg_string=named, zoom=PNG_ZOOM)))

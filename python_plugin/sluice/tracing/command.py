@@ -28,7 +28,7 @@ EXAMPLE = """examples:
   sluice trace --out trace_out --machine cached          (the planner's timeline beside, on what was calibrated here)
 
 writes into the folder: rank*.json (recorded), report.json, trace.json (open at ui.perfetto.dev), timeline.svg, and
-timeline.png where cairosvg is installed.
+timeline.png where resvg-py is installed (pip install "sluice[png]").
 
 exit status: 0 reported; 1 nothing was recorded, or a record is damaged; 2 wrong arguments or machine; else that of the
 command
@@ -91,6 +91,8 @@ def main(arguments: list[str]) -> int:
     for line in text.lines_of(made, passes):
         print(line)
     print(f"\n  {options.out}/{{{', '.join(written)}}}")
+    if "timeline.svg" in written and "timeline.png" not in written:
+        print("  (no timeline.png: it needs resvg-py, pip install 'sluice[png]')")
     return 0
 
 

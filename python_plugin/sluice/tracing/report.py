@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -188,8 +189,7 @@ def write(
         )
         (place / "timeline.svg").write_text(picture)
         written.append("timeline.svg")
-        from ..timeline.files import write_png
-
-        if write_png(picture, place / "timeline.png"):
+        with contextlib.suppress(timeline.PngUnavailable):
+            timeline.write_png(picture, place / "timeline.png")
             written.append("timeline.png")
     return written

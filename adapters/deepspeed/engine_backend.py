@@ -129,6 +129,8 @@ class EngineBackend:
                     options.max_outstanding,
                     options.host_memory_budget,
                     options.tuner,
+                    options.shared_memory_budget,
+                    options.shared_host_memory_budget,
                 ),
                 device,
             )

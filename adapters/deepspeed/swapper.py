@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import sluice
 import torch
 from sluice import trace
-from sluice.adapters.deepspeed import agree, seam
+from sluice.adapters.deepspeed import agree, seam, shares
 from sluice.adapters.deepspeed.layer import SluiceMOELayer
 from sluice.adapters.deepspeed.probe import Finding, probe
 from sluice.adapters.deepspeed.seam import Backend
@@ -107,8 +108,13 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
         except UnsupportedError as error:
             found.append((layer, str(error)))
     families: dict[tuple[int, ...], list[LayerState]] = {}
-    for ranks, members in _by_group(found).items():
+    groups = _by_group(found)
+    for ranks, members in groups.items():
         _agree(ranks, members, options)
+    weight = shares.weights(
+        finding for members in groups.values() for _, finding in members if not isinstance(finding, str)
+    )
+    for ranks, members in groups.items():
         for layer, finding in members:
             if isinstance(finding, str):
                 _refuse(handle, finding, options)
@@ -118,7 +124,8 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
                 handle.kept.append(kept)
             where = (ranks, finding.device)
             if where not in handle._backends:
-                handle._backends[where] = open_backend(ranks, options, finding.device)
+                own = shares.options_of(options, weight, where, functools.partial(_least, ranks, options.timeout))
+                handle._backends[where] = open_backend(ranks, own, finding.device)
                 _register_for_tracing(handle._backends[where])
             family = families.setdefault(ranks, [])
             layer._sluice = LayerState(finding, handle._backends[where], options, family)
@@ -189,6 +196,12 @@ def _agree(ranks: tuple[int, ...], members: list[Member], options: Options) -> N
             member[1] = reason if len(ranks) == 1 else f"{reason} (on rank {rank})"
         else:
             agree.require_equal("the models differ", views)
+
+
+def _least(ranks: tuple[int, ...], timeout: float | None, own: dict[str, int]) -> dict[str, int]:
+    """Of each number the smallest of any rank."""
+    answers = agree.exchange(ranks, _rank(), own, timeout).values()
+    return {name: min(answer[name] for answer in answers) for name in own}
 
 
 def _register_for_tracing(backend: Backend) -> None:

@@ -46,6 +46,9 @@ _STATS = (
     "wake_cpu_ns",
     "num_readings",
     "readings_cpu_ns",
+    "num_pool_allocations",
+    "idle_pool_bytes",
+    "num_fallback_chunks",
 )
 
 
@@ -57,6 +60,7 @@ class ContextOptions:
     max_outstanding  under a budget: forwards without their backward at one time; None: one for each layer
     host_memory_budget  bytes that offloaded rows of max_outstanding forwards may take; None: no limit of their own
     tuner               who decides n, and by what; None: by steps alone
+    shared_*            the budget of which this context's is a share, for messages; None: it is the whole
     """
 
     gemm: str = "auto"
@@ -65,6 +69,8 @@ class ContextOptions:
     max_outstanding: int | None = None
     host_memory_budget: int | None = None
     tuner: TunerOptions | None = None
+    shared_memory_budget: int | None = None
+    shared_host_memory_budget: int | None = None
 
 
 _alive: weakref.WeakSet[Context] = weakref.WeakSet()
@@ -117,6 +123,8 @@ class Context:
         config.memory_budget = self.options.memory_budget or 0
         config.max_outstanding = self.options.max_outstanding or 0
         config.host_memory_budget = self.options.host_memory_budget or 0
+        config.shared_memory_budget = self.options.shared_memory_budget or 0
+        config.shared_host_memory_budget = self.options.shared_host_memory_budget or 0
         config.device_type, config.device_id = self.placement.code, self.placement.index
         if not self.placement.is_cuda:
             config.host_gemm = ffi.cast("sluice_host_gemm_fn_t", native().gemm_address)
@@ -130,6 +138,9 @@ class Context:
         self.passes_in_place = 0  # backwards that added to existing gradients of parameters themselves
         self.calls = 0  # passes running now, in whichever thread
         self._is_tuned = False
+        self._raw_stats = ffi.new("sluice_context_stats_t *")
+        self._raw_stats.struct_size = ffi.sizeof(self._raw_stats[0])
+        self._fallback_chunks = 0
         self._remembers = True
         self._layers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._finalizer = weakref.finalize(
@@ -144,6 +155,10 @@ class Context:
     @property
     def alive(self) -> bool:
         return self._finalizer.alive and self._generation == generation()
+
+    @property
+    def is_budgeted(self) -> bool:
+        return self.options.memory_budget is not None or self.options.host_memory_budget is not None
 
     @property
     def handle(self) -> Any:
@@ -225,13 +240,20 @@ class Context:
     def stats(self, reset_peak: bool = False) -> dict[str, Any]:
         """Bytes, times and counts of all passes so far."""
         library = load()
-        out = library.ffi.new("sluice_context_stats_t *")
-        out.struct_size = library.ffi.sizeof(out[0])
+        out = self._raw_stats
         library.check(library.lib.sluice_context_get_stats(self.handle, int(reset_peak), out))
         values: dict[str, Any] = {name: int(getattr(out, name)) for name in _STATS}
         values["gemm"] = library.ffi.string(out.gemm).decode()
         values["passes_in_place"] = self.passes_in_place
         return values
+
+    def has_fallen_back(self) -> bool:
+        """Whether chunks have fallen back since this was asked last, which is after each forward under a budget."""
+        library = load()
+        library.check(library.lib.sluice_context_get_stats(self.handle, 0, self._raw_stats))
+        now = int(self._raw_stats.num_fallback_chunks)
+        before, self._fallback_chunks = self._fallback_chunks, now
+        return now > before
 
     def trace_start(self, capacity: int = 1 << 16) -> None:
         """Keeps the newest `capacity` events from now on."""

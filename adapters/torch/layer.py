@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ from torch.autograd.graph import increment_version
 
 from ... import routing, trace
 from ..._library import load
-from ...errors import InvalidArgument, InvalidState, SluiceError
+from ...errors import InvalidArgument, InvalidState, SluiceError, Unsupported
 from ._native import generation, interruptible
 from .accumulate import CHOICES
 from .context import Context, release
 from .descriptors import Descriptors, config_dtype
 from .experts import CallbackExperts, callbacks
 from .function import run_layer
+from .options import runs_again
 from .passes import Pass, save_callback
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
@@ -46,6 +48,21 @@ def _number(table: dict[str, int], name: str, what: str) -> int:
     if name not in table:
         raise InvalidArgument(f"{what} {name!r} is unknown: use one of {', '.join(table)}")
     return table[name]
+
+
+def _restore(config: Any, name: str, table: dict[str, int], value: str | Sequence[str]) -> Any:
+    """Writes a policy, of all chunks or of each, into a layer's config; returns what the config points to."""
+    if isinstance(value, str):
+        setattr(config, name, _number(table, value, name))
+        return None
+    if len(value) != config.num_chunks:
+        raise InvalidArgument(
+            f"{name} names {len(value)} chunks, and num_chunks is {config.num_chunks}"
+            f"{'' if config.num_chunks else ', chosen by Sluice'}: give one policy for each chunk"
+        )
+    items = load().ffi.new("int32_t[]", [_number(table, item, f"{name}[{i}]") for i, item in enumerate(value)])
+    setattr(config, f"{name}_of", items)
+    return items
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,7 @@ class MoeLayer:
     parameters: per local expert a dict of `members` (w1 [H, M], w2 [M, H], gated also w3, bias also b1, b2, b3), of any
     strides of which one is 1. Interleaved: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent.
     With callback experts there are none to give.
+    restore_input, restore_middle: a name of RESTORE_INPUT, RESTORE_MIDDLE, or one for each of num_chunks chunks.
     """
 
     def __init__(
@@ -122,8 +140,8 @@ class MoeLayer:
         expert_rank: Sequence[int] | None = None,
         layer_id: int = 0,
         wgrad_mode: str = "adaptive",
-        restore_input: str = "adaptive",
-        restore_middle: str = "adaptive",
+        restore_input: str | Sequence[str] = "adaptive",
+        restore_middle: str | Sequence[str] = "adaptive",
         chunk_cut: str = "adaptive",
         experts: CallbackExperts | None = None,
         deduplicate: bool = False,
@@ -135,7 +153,7 @@ class MoeLayer:
         self.model_width = model_width
         self.dtype = dtype
         self.experts = experts
-        self.runs_experts_again = experts is not None and restore_middle == "recompute"
+        self.runs_experts_again = experts is not None and runs_again(restore_middle)
         self.layer_id = layer_id
         self.hidden_width = (
             hidden_width if experts is None else model_width
@@ -147,6 +165,9 @@ class MoeLayer:
             raise InvalidArgument(f"accumulate {accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
         self.accumulate = accumulate
         self.received_rows: int | None = None  # of the last forward while a trace is kept
+        self._has_told_fallback = False
+        if self.runs_experts_again and restore_middle != "recompute" and set(restore_middle) != {"recompute"}:
+            raise Unsupported("experts that run as modules run again in every chunk, or in none")
         self.members = () if experts is not None else member_names(gated, bias, interleaved)
         config = library.new("moe_config")
         config.model_width = model_width
@@ -162,8 +183,10 @@ class MoeLayer:
         config.bias = int(bias)
         config.num_chunks = num_chunks
         config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
-        config.restore_input = _number(RESTORE_INPUT, restore_input, "restore_input")
-        config.restore_middle = _number(RESTORE_MIDDLE, restore_middle, "restore_middle")
+        by_chunk = [
+            _restore(config, "restore_input", RESTORE_INPUT, restore_input),
+            _restore(config, "restore_middle", RESTORE_MIDDLE, restore_middle),
+        ]
         config.chunk_cut = _number(CHUNK_CUTS, chunk_cut, "chunk_cut")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
@@ -177,6 +200,7 @@ class MoeLayer:
         context.tune_for(model_width, hidden_width if experts is None else 4 * model_width, config.dtype)
         out = ffi.new("sluice_moe_t **")
         library.check(library.lib.sluice_moe_create(context.handle, config, out))
+        del by_chunk  # copied
         self._handle = out[0]
         self._finalizer = weakref.finalize(self, release, library.lib.sluice_moe_destroy, out[0], generation())
         self._finalizer.atexit = False
@@ -273,6 +297,8 @@ class MoeLayer:
         if status == 0 and work.record and trace.recording():
             self._note_rows(frame.step[0])
         lib.sluice_step_drop(frame.step[0])  # backward rebuilds it from the saved buffers
+        if self.context.is_budgeted and work.record and status == 0 and self.context.has_fallen_back():
+            self._tell_fallback()
         error = self._error(status, work)
         self._frames.append(frame)
         if error is not None:
@@ -376,6 +402,17 @@ class MoeLayer:
     def _callback_grads(self, work: Pass, needs: Sequence[bool]) -> list[torch.Tensor]:
         given = iter([grad for grads in work.experts.take_grads() for grad in grads])
         return [next(given) if need else _NOTHING for need in needs]
+
+    def _tell_fallback(self) -> None:
+        """Once, on the group's first rank: chunks that no longer fit are slower, and nothing else says so."""
+        is_new, self._has_told_fallback = not self._has_told_fallback, True
+        if is_new and self.context.ep_group.rank == 0:
+            warnings.warn(
+                f"sluice: layer {self.layer_id}: routing gives a rank more rows than the budget keeps: chunks that no "
+                "longer fit are sent and computed again in backward (slower, same results); num_fallback_chunks of "
+                "sluice.stats counts them",
+                stacklevel=2,
+            )
 
     def _note_rows(self, step: Any) -> None:
         library = load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -12,10 +13,20 @@ def refused_policy(options: Any) -> str | None:
     """
     if options.policy is None or options.policy[1] == "recompute" or options.policy == ("keep", "keep"):
         return None
+    if runs_again(options.policy[1]):
+        return (
+            f"policy {options.policy_name()} cannot be done with experts that run as the host's modules: they run "
+            'again in every chunk or in none ("middle": "recompute" or "keep" for all)'
+        )
     return (
         f"policy {options.policy_name()} cannot be done with experts that run as the host's modules: they keep rows "
         'and graph ("none"), or run again ("S3", "S4", or "middle": "recompute")'
     )
+
+
+def runs_again(middle: str | Sequence[str]) -> bool:
+    """Whether a policy of pre-activations, of all chunks or of each, runs any host's module again in backward."""
+    return middle == "recompute" or (not isinstance(middle, str) and "recompute" in middle)
 
 
 def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[str, Any]:

@@ -48,10 +48,10 @@ class Pass:
 class _Block:
     """Memory that counts as a context's; it may outlive the context."""
 
-    def __init__(self, context: Any, size: int) -> None:
+    def __init__(self, context: Any, which: int, size: int) -> None:
         library = load()
         out = library.ffi.new("void **")
-        library.check(library.lib.sluice_context_allocate(context.handle, size, out))
+        library.check(library.lib.sluice_context_allocate_saved(context.handle, which, size, out))
         self._context, self._size, self.data = context, size, out[0]
 
     def __del__(self) -> None:
@@ -63,11 +63,11 @@ class _Block:
         library.lib.sluice_context_free(handle, data, self._size)
 
 
-def _buffer(context: Any, size: int) -> torch.Tensor:
-    """Bytes of the context as a tensor that torch may keep as long as it likes."""
+def _buffer(context: Any, which: int, size: int) -> torch.Tensor:
+    """Bytes of the context for a saved buffer, as a tensor that torch may keep as long as it likes."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    block = _Block(context, size)
+    block = _Block(context, which, size)
     raw = (ctypes.c_uint8 * size).from_address(int(load().ffi.cast("uintptr_t", block.data)))
     raw._sluice_block = block  # the tensor keeps `raw`, and `raw` the block
     return torch.frombuffer(raw, dtype=torch.uint8)
@@ -89,7 +89,7 @@ def save_callback() -> Any:
         try:
             buffer = work.layer.context.placement.saved_bytes(which, size)
             if buffer is None:
-                buffer = _buffer(work.layer.context, size)
+                buffer = _buffer(work.layer.context, which, size)
             while len(work.saved) <= which:
                 work.saved.append(torch.empty(0, dtype=torch.uint8, device="cpu"))
             work.saved[which] = buffer

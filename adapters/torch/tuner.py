@@ -34,7 +34,7 @@ _DECISION = (
     "runner_up_chunks",
     "runner_up_wgrad_mode",
 )
-_RESTORE = ("keep", "offload", "redispatch", "recompute")
+_RESTORE = ("keep", "offload", "redispatch", "recompute", "by chunk")
 _STATS = (
     "timed_passes",
     "race_passes",

@@ -37,6 +37,16 @@ static int passes_limit(const sluice_allocator_t* allocator, uint64_t bytes) {
   return allocator->limit != 0 && (bytes > allocator->limit || allocator->current_bytes > allocator->limit - bytes);
 }
 
+/* With the mutex held, which is let go while others free. */
+static int stays_past_limit(sluice_allocator_t* allocator, uint64_t bytes) {
+  if (!passes_limit(allocator, bytes)) return 0;
+  if (allocator->reclaim == NULL) return 1;
+  pthread_mutex_unlock(&allocator->mutex);
+  allocator->reclaim(allocator->reclaim_user);
+  pthread_mutex_lock(&allocator->mutex);
+  return passes_limit(allocator, bytes);
+}
+
 static sluice_status_t fail_over_limit(const char* what, uint64_t bytes, uint64_t current, uint64_t limit) {
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "%s: %llu bytes more would pass the memory budget of %llu (%llu in use)",
                      what, (unsigned long long)bytes, (unsigned long long)limit, (unsigned long long)current);
@@ -46,7 +56,7 @@ void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* wh
   uint64_t rounded = sluice_align_up(bytes == 0 ? 1 : bytes);
   void* data = NULL;
   pthread_mutex_lock(&allocator->mutex);
-  int over = passes_limit(allocator, rounded);
+  int over = stays_past_limit(allocator, rounded);
   if (!over && !planned_failure(allocator)) {
     data = allocator->allocate != NULL ? allocator->allocate(allocator->user, rounded)
                                        : aligned_alloc(SLUICE_ALIGNMENT, rounded);
@@ -95,7 +105,7 @@ void sluice_free(sluice_allocator_t* allocator, void* data, uint64_t bytes) {
 
 sluice_status_t sluice_allocator_charge(sluice_allocator_t* allocator, uint64_t bytes, const char* what) {
   pthread_mutex_lock(&allocator->mutex);
-  int over = passes_limit(allocator, bytes);
+  int over = stays_past_limit(allocator, bytes);
   if (!over) account(allocator, bytes);
   uint64_t current = allocator->current_bytes;
   pthread_mutex_unlock(&allocator->mutex);

@@ -21,6 +21,9 @@ typedef struct sluice_allocator_s {
   uint64_t limit;     /* current_bytes may not pass it; 0: no limit */
   uint64_t num_live;  /* blocks not yet freed */
   int64_t fail_after; /* tests: the allocation with this number fails; < 0 never */
+  /* Frees what nobody uses, asked once before anything is refused for the limit; NULL: there is nothing. */
+  void (*reclaim)(void* user);
+  void* reclaim_user;
 } sluice_allocator_t;
 
 void sluice_allocator_init(sluice_allocator_t* allocator, sluice_allocate_fn_t allocate, sluice_free_fn_t release,

@@ -7,6 +7,40 @@
 #include "backend/moe/chooser.h"
 #include "backend/moe/wire_memory.h"
 #include "backend/schedule/check.h"
+#include "sluice/moe.h"
+
+/* ---- offloaded rows between steps ---- */
+
+static void reclaim_pools(void* user) {
+  sluice_context_t* context = user;
+  for (int32_t i = 0; i < SLUICE_NUM_POOLS; ++i) {
+    sluice_pool_reclaim(&context->own_pools[i]);
+    sluice_pool_reclaim(&context->host_pools[i]);
+  }
+}
+
+int32_t sluice_engine_pool_of(int32_t which) {
+  if (which == SLUICE_SAVED_HOST_INPUT) return SLUICE_POOL_INPUT;
+  return which == SLUICE_SAVED_HOST_MIDDLE ? SLUICE_POOL_MIDDLE : -1;
+}
+
+uint64_t sluice_engine_idle_bytes(sluice_context_t* context) {
+  uint64_t bytes = 0;
+  for (int32_t i = 0; i < SLUICE_NUM_POOLS; ++i) {
+    bytes += sluice_pool_idle_bytes(&context->own_pools[i]) + sluice_pool_idle_bytes(&context->host_pools[i]);
+  }
+  return bytes;
+}
+
+uint64_t sluice_engine_pool_allocations(sluice_context_t* context) {
+  uint64_t count = 0;
+  for (int32_t i = 0; i < SLUICE_NUM_POOLS; ++i) {
+    count += sluice_pool_num_allocations(&context->own_pools[i]) + sluice_pool_num_allocations(&context->host_pools[i]);
+  }
+  return count;
+}
+
+/* ---- making and destroying ---- */
 
 sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t allocate, sluice_free_fn_t release,
                                      void* allocate_user, sluice_context_t** out_context) {
@@ -17,8 +51,13 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   atomic_init(&context->busy, 0);
   atomic_init(&context->step_bytes, 0);
   sluice_ledger_init(&context->ledger);
+  for (int32_t i = 0; i < SLUICE_NUM_POOLS; ++i) {
+    sluice_pool_init(&context->own_pools[i], &context->allocator, 0);
+    sluice_pool_init(&context->host_pools[i], &context->allocator, 1);
+  }
   context->pid = getpid();
   sluice_allocator_init(&context->allocator, allocate, release, allocate_user);
+  context->allocator.reclaim = reclaim_pools, context->allocator.reclaim_user = context;
   sluice_allocator_init(&context->far_allocator, NULL, NULL, NULL);
   context->memory = &context->allocator;
   context->world_size = 1;
@@ -97,6 +136,10 @@ static void destroy(sluice_context_t* context) {
   sluice_allocator_deinit(&context->far_allocator);
   if (context->device != NULL && is_far) context->device->vtable->destroy(context->device);
   sluice_ledger_deinit(&context->ledger);
+  for (int32_t i = 0; i < SLUICE_NUM_POOLS; ++i) {
+    sluice_pool_deinit(&context->own_pools[i]);
+    sluice_pool_deinit(&context->host_pools[i]);
+  }
   sluice_allocator_deinit(&context->allocator);
   sluice_free(sluice_process_allocator(), context, sizeof *context);
 }

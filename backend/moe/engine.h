@@ -11,6 +11,7 @@
 #include "backend/gemm/gemm.h"
 #include "backend/memory/arena.h"
 #include "backend/memory/ledger.h"
+#include "backend/memory/pool.h"
 #include "backend/schedule/schedule.h"
 #include "sluice/context.h"
 
@@ -27,6 +28,8 @@ typedef struct sluice_template_cache_s {
   uint64_t last_use[SLUICE_PLANNED_TEMPLATES];
   uint64_t num_uses;
 } sluice_template_cache_t;
+
+enum { SLUICE_POOL_INPUT = 0, SLUICE_POOL_MIDDLE, SLUICE_NUM_POOLS };
 
 /* Slots since the last candidate was on trial. */
 typedef struct sluice_settled_s {
@@ -74,17 +77,28 @@ struct sluice_context_s {
   sluice_trace_t trace;
   uint64_t reading_cpu_ns; /* of the thread's clock, when the trace began */
   sluice_context_stats_t stats;
-  int32_t wire_memory;              /* SLUICE_WIRE_*: where slots that travel lie (wire_memory.h) */
-  const char* wire_refusal;         /* not the communicator's, for this reason; NULL: there is none */
-  uint64_t memory_budget;           /* 0: none */
-  uint64_t host_memory_budget;      /* of offloaded rows; 0: none */
+  int32_t wire_memory;           /* SLUICE_WIRE_*: where slots that travel lie (wire_memory.h) */
+  const char* wire_refusal;      /* not the communicator's, for this reason; NULL: there is none */
+  uint64_t memory_budget;        /* 0: none */
+  uint64_t host_memory_budget;   /* of offloaded rows; 0: none */
+  uint64_t shared_memory_budget; /* of which memory_budget is a share; 0: it is the whole */
+  uint64_t shared_host_memory_budget;
   int32_t max_outstanding;          /* forwards without their backward; 0: one for each layer */
   int32_t halves_apart;             /* under a budget: what an input half leaves is counted in steps */
   int32_t num_layers;               /* of this context */
   struct sluice_chooser_s* chooser; /* NULL: layers without a configured n run one chunk; released with the context */
   _Atomic uint64_t step_bytes;      /* of the allocator's, what outstanding steps hold */
   sluice_ledger_t ledger;           /* under plans: of that, the host pool, and what the plans set aside */
+  /* On a CPU, offloaded rows between steps: of the allocator's own memory, and of what a host takes through
+   * sluice_context_allocate_saved; by SLUICE_POOL_*. */
+  sluice_pool_t own_pools[SLUICE_NUM_POOLS], host_pools[SLUICE_NUM_POOLS];
 };
+
+/* The pool of a saved buffer (SLUICE_SAVED_*) among SLUICE_NUM_POOLS; -1: its rows are not offloaded. */
+int32_t sluice_engine_pool_of(int32_t which);
+/* Of all pools: bytes that no step holds, blocks allocated so far. */
+uint64_t sluice_engine_idle_bytes(sluice_context_t* context);
+uint64_t sluice_engine_pool_allocations(sluice_context_t* context);
 
 /* Makes a context without device and gemm; the caller makes them with &context->allocator and puts them in (release
  * destroys them). Retains comm. The allocator functions may be NULL. */

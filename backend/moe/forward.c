@@ -40,16 +40,17 @@ static sluice_status_t take_template(forward_t* f, sluice_moe_t* moe) {
   return sluice_engine_template(moe->context, &spec, &f->pass.schedule);
 }
 
-/* The same policies for all chunks: the plan's, or the config's. */
+/* The plan's policies, or the config's. */
 static sluice_status_t choose_template(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
   const sluice_plan_data_t* plan = moe->plan;
   int32_t di = plan != NULL ? plan->restore_di : sluice_restore_of(moe->config.restore_input);
   int32_t m = plan != NULL ? plan->restore_m : sluice_restore_of(moe->config.restore_middle);
   sluice_binding_t* binding = &f->pass.binding;
+  const sluice_chunk_policies_t* by_chunk = plan != NULL ? &plan->inputs.policies : &moe->policies;
   binding->num_chunks = num_chunks;
   for (int32_t i = 0; i < num_chunks && is_kept(f); ++i) {
-    binding->restore_di[i] = (uint8_t)di;
-    binding->restore_m[i] = (uint8_t)m;
+    binding->restore_di[i] = (uint8_t)sluice_policy_of_di(di, by_chunk, i);
+    binding->restore_m[i] = (uint8_t)sluice_policy_of_m(m, by_chunk, i);
   }
   if (plan != NULL) sluice_planned_note(moe, binding);
   return take_template(f, moe);

@@ -26,6 +26,7 @@ static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = fnv1a(hash, exchange, sizeof exchange);
   if (c->deduplicate) hash = fnv1a(hash, &c->deduplicate, sizeof c->deduplicate);
   if (c->chunk_cut != SLUICE_CHUNK_CUT_ADAPTIVE) hash = fnv1a(hash, &c->chunk_cut, sizeof c->chunk_cut);
+  if (moe->policies.count > 0) hash = fnv1a(hash, moe->policies.di, (size_t)moe->policies.count);
   hash = fnv1a(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
   return fnv1a(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
 }
@@ -67,7 +68,7 @@ static sluice_status_t take_seat(sluice_moe_t* moe) {
 }
 
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
-                                    sluice_moe_t** out_moe) {
+                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe) {
   *out_moe = NULL;
   int32_t world_size = context->world_size;
   SLUICE_TRY(sluice_agree_reserve(context));
@@ -85,6 +86,8 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   moe->config = *config;
   moe->config.next = NULL;
   moe->config.expert_rank = NULL;
+  moe->config.restore_input_of = moe->config.restore_middle_of = NULL;
+  if (policies != NULL) moe->policies = *policies;
   moe->gate_factor = config->gated ? 2 : 1;
   fill_places(moe, config->expert_rank, world_size);
   moe->num_local = sluice_layer_experts_of(moe, context->rank);

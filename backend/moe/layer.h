@@ -4,6 +4,7 @@
 
 #include "backend/device/kernels.h"
 #include "backend/moe/chooser.h"
+#include "backend/moe/chunk_policies.h"
 #include "backend/moe/engine.h"
 #include "sluice/moe.h"
 
@@ -14,11 +15,12 @@ typedef struct sluice_ceiling_s sluice_ceiling_t; /* ceiling.h */
 struct sluice_moe_s {
   _Atomic int32_t references;
   sluice_context_t* context;
-  sluice_moe_config_t config; /* expert_rank: NULL, see place_of_expert */
-  int32_t num_local;          /* E_local of this rank */
-  int32_t gate_factor;        /* g: 2 for gated experts, else 1 */
-  int32_t* place_of_expert;   /* [E] */
-  int32_t* first_place;       /* [W + 1] places of each rank's experts */
+  sluice_moe_config_t config; /* expert_rank: NULL, see place_of_expert; restore_input_of, _middle_of: see policies */
+  sluice_chunk_policies_t policies;
+  int32_t num_local;        /* E_local of this rank */
+  int32_t gate_factor;      /* g: 2 for gated experts, else 1 */
+  int32_t* place_of_expert; /* [E] */
+  int32_t* first_place;     /* [W + 1] places of each rank's experts */
   uint64_t tables_bytes;
   uint64_t fingerprint;                  /* of everything that must be equal on all ranks */
   sluice_seat_t seat;                    /* what it does next */
@@ -26,6 +28,7 @@ struct sluice_moe_s {
   const struct sluice_plan_data_s* plan; /* of those, what is in force */
   struct sluice_ceiling_s* ceiling;      /* NULL: rows travel as they are */
   int32_t plan_is_given;                 /* by the host: not made anew when more tokens come */
+  int32_t has_told_fallback;             /* that chunks did not fit what the plan keeps */
 };
 
 /* Whether a token's row travels once to each rank. One rank sends nothing. */
@@ -43,11 +46,17 @@ static inline sluice_unit_t sluice_layer_unit(const sluice_moe_config_t* config)
                          config->swiglu_offset};
 }
 
-/* config has been validated and copied. Retains context. */
+/* config has been validated and copied; policies: of its lists, NULL: it has none. Retains context. */
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
-                                    sluice_moe_t** out_moe);
+                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
 void sluice_layer_retain(sluice_moe_t* moe);
 void sluice_layer_release(sluice_moe_t* moe);
+
+/* Whether the host of callback experts knows that their forward runs again in backward. */
+static inline int sluice_layer_runs_again(const sluice_moe_t* moe) {
+  return moe->config.restore_middle == SLUICE_RESTORE_RECOMPUTE ||
+         sluice_count_policy(moe->policies.m, moe->policies.count, SLUICE_RESTORE_RECOMPUTE) > 0;
+}
 
 /* What a layer does where nobody chooses for it. */
 static inline int32_t sluice_restore_of(int32_t policy) {

@@ -23,7 +23,7 @@ typedef struct search_s {
 
 /* Rows that may be kept at most: all that can arrive, or what the host pool has room for. */
 static int64_t most_kept(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t least) {
-  uint64_t row = sluice_plan_offloaded_row_bytes(moe, plan), budget = plan->inputs.host_budget;
+  uint64_t row = sluice_plan_row_bytes(moe, plan, SLUICE_RESTORE_OFFLOAD), budget = plan->inputs.host_budget;
   uint64_t fixed = sluice_plan_host_pool_bytes(moe, plan, 0);
   if (row == 0 || budget == 0) return plan->worst_rows;
   uint64_t room = budget > fixed ? (budget - fixed) / ((uint64_t)plan->inputs.max_outstanding * row) : 0;
@@ -46,20 +46,51 @@ static sluice_status_t measure(const search_t* s, sluice_plan_data_t* plan) {
   return SLUICE_OK;
 }
 
-/* As many rows are kept as the budget has room for; at least those of balanced routing, a quarter more to spare. */
+static int fits_host(const sluice_plan_data_t* plan) {
+  return plan->inputs.host_budget == 0 || plan->bytes.host_pool <= plan->inputs.host_budget;
+}
+
+static int fits(const sluice_plan_data_t* plan) {
+  return (plan->inputs.budget == 0 || plan->bytes.total <= plan->inputs.budget) && fits_host(plan);
+}
+
+/* A policy that the host asked for is that of all chunks. */
+static int may_keep_part(const sluice_plan_inputs_t* q) {
+  return q->may_keep_part && q->restore_di < 0 && q->restore_m < 0;
+}
+
+/* Where the budget has no room for all chunks of balanced routing: as many of them as it has room for. None: as it was,
+ * to say what is missing. */
+static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* plan) {
+  const int64_t all = plan->kept_rows;
+  const int64_t balanced = sluice_plan_balanced_rows(s->moe, s->inputs->max_tokens);
+  for (int32_t k = plan->num_chunks - 1; k > 0; --k) {
+    plan->kept_rows = sluice_min_i64(all, k * sluice_plan_with_slack(balanced, plan->num_chunks));
+    plan->kept_chunks = k;
+    SLUICE_TRY(measure(s, plan));
+    if (fits(plan)) return SLUICE_OK;
+  }
+  plan->kept_rows = all, plan->kept_chunks = plan->num_chunks;
+  return measure(s, plan);
+}
+
+/* As many rows are kept as the budget has room for: those of balanced routing, a quarter more to spare, or those of its
+ * first chunks. */
 static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   const sluice_moe_t* moe = s->moe;
   int64_t balanced = sluice_plan_balanced_rows(moe, s->inputs->max_tokens);
   int64_t least = sluice_min_i64(plan->worst_rows, sluice_plan_with_slack(balanced, 1));
   uint64_t row = sluice_plan_stored_row_bytes(moe, plan);
-  int can_fall_back = (!moe->config.callback_experts || plan->restore_m == SLUICE_RESTORE_RECOMPUTE) &&
+  int can_fall_back = (!moe->config.callback_experts || plan->restore_m >= SLUICE_RESTORE_RECOMPUTE) &&
                       sluice_layer_ceiling(moe) == 0; /* all ranks know all rows: the policy itself is chosen */
   plan->kept_rows = row == 0 ? 0 : can_fall_back ? least : plan->worst_rows;
+  plan->kept_chunks = plan->num_chunks;
   SLUICE_TRY(measure(s, plan));
+  if (row > 0 && can_fall_back && may_keep_part(s->inputs) && !fits(plan)) return keep_fewer_chunks(s, plan);
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
   if (plan->bytes.total >= budget) return SLUICE_OK;
-  uint64_t counted = sluice_is_far(moe) ? row - sluice_plan_offloaded_row_bytes(moe, plan) : row;
+  uint64_t counted = sluice_is_far(moe) ? sluice_plan_row_bytes(moe, plan, SLUICE_RESTORE_KEEP) : row;
   uint64_t room =
       counted == 0 ? UINT64_MAX : (budget - plan->bytes.total) / ((uint64_t)s->inputs->max_outstanding * counted);
   int64_t most = most_kept(moe, plan, least) - plan->kept_rows;
@@ -69,14 +100,6 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   if (plan->bytes.total <= budget) return SLUICE_OK;
   plan->kept_rows -= more; /* rounding up took more than was left */
   return measure(s, plan);
-}
-
-static int fits_host(const sluice_plan_data_t* plan) {
-  return plan->inputs.host_budget == 0 || plan->bytes.host_pool <= plan->inputs.host_budget;
-}
-
-static int fits(const sluice_plan_data_t* plan) {
-  return (plan->inputs.budget == 0 || plan->bytes.total <= plan->inputs.budget) && fits_host(plan);
 }
 
 /* Of a plan that does not fit as sized, which is with no more rows kept than it must. */
@@ -95,8 +118,9 @@ static int32_t outstanding_that_fit(const sluice_plan_data_t* plan) {
 sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_bytes_t* least, sluice_plan_data_t* plan,
                                         int32_t* out_fits) {
   search_t s = {.moe = moe, .inputs = &plan->inputs, .least = least};
+  const int32_t kept_chunks = plan->kept_chunks;
   SLUICE_TRY(size_candidate(&s, plan));
-  *out_fits = fits(plan);
+  *out_fits = fits(plan) && plan->kept_chunks >= kept_chunks; /* no chunk makes way for another plan */
   return SLUICE_OK;
 }
 
@@ -126,30 +150,37 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   return SLUICE_OK;
 }
 
+/* What lists of callback experts hold has been checked where they were read. */
 static int is_allowed(const sluice_moe_t* moe, int32_t restore_di, int32_t restore_m) {
   if (!moe->config.callback_experts) return 1;
-  if (restore_m == SLUICE_RESTORE_RECOMPUTE) return moe->config.restore_middle == SLUICE_RESTORE_RECOMPUTE;
+  if (restore_m >= SLUICE_RESTORE_RECOMPUTE) return sluice_layer_runs_again(moe);
   return restore_di == SLUICE_RESTORE_KEEP && restore_m == SLUICE_RESTORE_KEEP;
+}
+
+static sluice_status_t try_modes(search_t* s, int32_t n, int32_t restore_di, int32_t restore_m) {
+  if (!is_allowed(s->moe, restore_di, restore_m)) return SLUICE_OK;
+  for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
+    if (s->inputs->wgrad_mode >= 0 && mode != s->inputs->wgrad_mode) continue;
+    SLUICE_TRY(try_candidate(s, n, restore_di, restore_m, mode));
+  }
+  return SLUICE_OK;
 }
 
 static sluice_status_t try_policies(search_t* s, int32_t n) {
   const sluice_plan_inputs_t* q = s->inputs;
+  if (q->policies.count > 0) return try_modes(s, n, q->restore_di, q->restore_m);
   for (int di = 0; di < 3; ++di) {
     if (q->restore_di >= 0 && policies_di[di] != q->restore_di) continue;
     for (int m = 0; m < 3; ++m) {
       if (q->restore_m >= 0 && policies_m[m] != q->restore_m) continue;
-      if (!is_allowed(s->moe, policies_di[di], policies_m[m])) continue;
-      for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
-        if (q->wgrad_mode >= 0 && mode != q->wgrad_mode) continue;
-        SLUICE_TRY(try_candidate(s, n, policies_di[di], policies_m[m], mode));
-      }
+      SLUICE_TRY(try_modes(s, n, policies_di[di], policies_m[m]));
     }
   }
   return SLUICE_OK;
 }
 
 const char* sluice_restore_name(int32_t restore) {
-  static const char* const names[] = {"keep", "offload", "redispatch", "recompute"};
+  static const char* const names[] = {"keep", "offload", "redispatch", "recompute", "by chunk"};
   return names[restore];
 }
 
@@ -187,8 +218,10 @@ uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
   const int64_t numbers[] = {plan->inputs.max_tokens, plan->num_blocks, plan->num_chunks,
                              plan->blocks_per_chunk,  plan->chunk_rows, plan->kept_rows,
                              plan->restore_di,        plan->restore_m,  plan->inputs.halves_apart};
+  const sluice_chunk_policies_t* p = &plan->inputs.policies;
   uint64_t hash = 0xcbf29ce484222325u;
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) hash = (hash ^ (uint64_t)numbers[i]) * 0x100000001b3u;
+  for (int32_t i = 0; i < p->count; ++i) hash = (hash ^ (uint64_t)(p->di[i] | p->m[i] << 8)) * 0x100000001b3u;
   return hash;
 }
 

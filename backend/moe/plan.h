@@ -40,6 +40,9 @@ typedef struct sluice_plan_query_data_s {
   int32_t restore_m;
   int32_t wgrad_mode;
   int32_t halves_apart; /* steps count the gradient rows between the halves of a backward */
+  int32_t
+      may_keep_part; /* where a policy does not fit for all chunks, it may be that of the first ones; policies open */
+  sluice_chunk_policies_t policies; /* what BY_CHUNK says of the num_chunks chunks */
 } sluice_plan_inputs_t;
 
 typedef struct sluice_plan_data_s {
@@ -50,7 +53,9 @@ typedef struct sluice_plan_data_s {
   int32_t blocks_per_chunk; /* at most */
   int64_t chunk_rows;
   int64_t kept_rows;
-  int64_t worst_rows; /* that a rank can receive at all: every route of every token, whatever the ids */
+  int64_t worst_rows;  /* that a rank can receive at all: every route of every token, whatever the ids */
+  int32_t kept_chunks; /* of balanced routing's, the first ones, that fit kept_rows: all, or as many as the budget has
+                          room for; the rest are sent and computed again */
   int32_t restore_di, restore_m;
   int32_t wgrad_mode;
   sluice_plan_bytes_t bytes;
@@ -63,6 +68,15 @@ typedef struct sluice_plan_set_s {
   int32_t count;
   sluice_plan_data_t plans[SLUICE_PLAN_RIVALS];
 } sluice_plan_set_t;
+
+/* How chunk `chunk` restores while its rows fit. */
+static inline int32_t sluice_plan_di(const sluice_plan_data_t* plan, int32_t chunk) {
+  return sluice_policy_of_di(plan->restore_di, &plan->inputs.policies, chunk);
+}
+
+static inline int32_t sluice_plan_m(const sluice_plan_data_t* plan, int32_t chunk) {
+  return sluice_policy_of_m(plan->restore_m, &plan->inputs.policies, chunk);
+}
 
 /* Of the host pool, what one outstanding forward may take. */
 static inline uint64_t sluice_plan_pool_of_step(const sluice_plan_data_t* plan) {
@@ -140,10 +154,10 @@ uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
 /* The same for a person, whole in 104 bytes. */
 void sluice_plan_words(const sluice_plan_data_t* plan, char* text, size_t room);
 
-/* "keep", "offload", "redispatch", "recompute" for SLUICE_RESTORE_* but ADAPTIVE. */
+/* "keep", "offload", "redispatch", "recompute", "by chunk" for SLUICE_RESTORE_* but ADAPTIVE. */
 const char* sluice_restore_name(int32_t restore);
 
 /* What is allocated now besides the arenas that a plan sizes anew. */
-uint64_t sluice_plan_base_bytes(const sluice_context_t* context);
+uint64_t sluice_plan_base_bytes(sluice_context_t* context);
 
 #endif /* SLUICE_BACKEND_MOE_PLAN_H_ */

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/moe/budget_words.h"
 #include "backend/moe/plan_search.h"
 
 enum { LIFT_CHUNKS = 1, LIFT_POLICY = 2, LIFT_OUTSTANDING = 4 };
@@ -32,8 +33,14 @@ static int restrictions(const advice_t* a) {
 static sluice_status_t try_change(const advice_t* a, int lifted, change_t* best) {
   sluice_plan_inputs_t inputs = *a->inputs;
   sluice_plan_search_t found;
-  if (lifted & LIFT_CHUNKS) inputs.num_chunks = 0;
-  if (lifted & LIFT_POLICY) inputs.restore_di = inputs.restore_m = SLUICE_RESTORE_ADAPTIVE;
+  if (lifted & LIFT_POLICY) {
+    inputs.restore_di = inputs.restore_m = SLUICE_RESTORE_ADAPTIVE;
+    inputs.policies.count = 0;
+  }
+  if (lifted & LIFT_CHUNKS) {
+    if (inputs.policies.count > 0) return SLUICE_OK; /* a list is of so many chunks */
+    inputs.num_chunks = 0;
+  }
   SLUICE_TRY(sluice_plan_search(a->moe, &inputs, a->rates, NULL, NULL, &found));
   if (lifted & LIFT_OUTSTANDING) {
     if (found.num_fitting > 0 || found.most_outstanding < 1) return SLUICE_OK;
@@ -145,17 +152,20 @@ sluice_status_t sluice_plan_fail_over_budget(sluice_moe_t* moe, const sluice_pla
     SLUICE_TRY(describe_smaller_input(&a, lean, advice, sizeof advice));
   }
   if (is_of_host) {
+    const sluice_budget_words_t words =
+        sluice_budget_words(moe->context, 1, inputs->host_budget, lean->bytes.host_pool);
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                       "layer %d: no plan fits the host memory budget of %llu bytes: offloading (T_DI %s, T_M %s) "
-                       "takes %llu with %d outstanding forwards; raise host_memory_budget to that%s",
-                       moe->config.layer_id, (unsigned long long)inputs->host_budget,
-                       sluice_restore_name(lean->restore_di), sluice_restore_name(lean->restore_m),
-                       (unsigned long long)lean->bytes.host_pool, inputs->max_outstanding, advice);
+                       "layer %d: no plan fits %s: offloading (T_DI %s, T_M %s) takes %llu with %d outstanding "
+                       "forwards; raise %s%s",
+                       moe->config.layer_id, words.what, sluice_restore_name(lean->restore_di),
+                       sluice_restore_name(lean->restore_m), (unsigned long long)lean->bytes.host_pool,
+                       inputs->max_outstanding, words.raise, advice);
   }
-  return SLUICE_FAIL(
-      SLUICE_E_OVER_BUDGET,
-      "layer %d: no plan fits the memory budget of %llu bytes: the leanest (n = %d, T_DI %s, T_M %s) needs "
-      "%llu, %llu more; raise memory_budget to that%s",
-      moe->config.layer_id, (unsigned long long)budget, lean->num_chunks, sluice_restore_name(lean->restore_di),
-      sluice_restore_name(lean->restore_m), (unsigned long long)least, (unsigned long long)(least - budget), advice);
+  const sluice_budget_words_t words = sluice_budget_words(moe->context, 0, budget, least);
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                     "layer %d: no plan fits %s: the leanest (n = %d, T_DI %s, T_M %s) needs %llu, %llu more; raise "
+                     "%s%s",
+                     moe->config.layer_id, words.what, lean->num_chunks, sluice_restore_name(lean->restore_di),
+                     sluice_restore_name(lean->restore_m), (unsigned long long)least,
+                     (unsigned long long)(least - budget), words.raise, advice);
 }

@@ -9,44 +9,81 @@
 
 static int is_stored(int32_t restore) { return restore == SLUICE_RESTORE_KEEP || restore == SLUICE_RESTORE_OFFLOAD; }
 
-uint64_t sluice_plan_stored_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+/* The two tensors that policies speak of, and how the plan restores each in a chunk. */
+enum { DI, M, NUM_RESTORED };
+static const int32_t restored_tensors[NUM_RESTORED] = {SLUICE_T_KEPT_DI, SLUICE_T_KEPT_M};
+
+static int32_t policy_of(const sluice_plan_data_t* plan, int which, int32_t chunk) {
+  return which == DI ? sluice_plan_di(plan, chunk) : sluice_plan_m(plan, chunk);
+}
+
+/* Chunks that restore the tensor so; where all are alike, as many as there may be. */
+static int64_t chunks_with(const sluice_plan_data_t* plan, int which, int32_t restore) {
+  const sluice_chunk_policies_t* p = &plan->inputs.policies;
+  if (p->count == 0) return policy_of(plan, which, 0) == restore ? INT32_MAX : 0;
+  return sluice_count_policy(which == DI ? p->di : p->m, p->count, restore);
+}
+
+/* So many chunks have at most, of the rows that are kept at all. */
+static uint64_t rows_of_chunks(const sluice_plan_data_t* plan, int64_t chunks, int64_t kept_rows) {
+  return (uint64_t)(chunks == INT32_MAX ? kept_rows : sluice_min_i64(kept_rows, chunks * plan->chunk_rows));
+}
+
+static uint64_t rows_with(const sluice_plan_data_t* plan, int which, int32_t restore, int64_t kept_rows) {
+  return rows_of_chunks(plan, chunks_with(plan, which, restore), kept_rows);
+}
+
+/* Kept or offloaded. */
+static uint64_t rows_stored(const sluice_plan_data_t* plan, int which) {
+  int64_t chunks = chunks_with(plan, which, SLUICE_RESTORE_KEEP) + chunks_with(plan, which, SLUICE_RESTORE_OFFLOAD);
+  return rows_of_chunks(plan, chunks, plan->kept_rows);
+}
+
+uint64_t sluice_plan_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t restore) {
   uint64_t bytes = 0;
-  if (is_stored(plan->restore_di)) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_DI);
-  if (is_stored(plan->restore_m)) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M);
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    if (chunks_with(plan, which, restore) > 0) bytes += sluice_pass_row_bytes(moe, restored_tensors[which]);
+  }
   return bytes;
 }
 
-uint64_t sluice_plan_offloaded_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+uint64_t sluice_plan_stored_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   uint64_t bytes = 0;
-  if (plan->restore_di == SLUICE_RESTORE_OFFLOAD) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_DI);
-  if (plan->restore_m == SLUICE_RESTORE_OFFLOAD) bytes += sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M);
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    int64_t chunks = chunks_with(plan, which, SLUICE_RESTORE_KEEP) + chunks_with(plan, which, SLUICE_RESTORE_OFFLOAD);
+    if (chunks > 0) bytes += sluice_pass_row_bytes(moe, restored_tensors[which]);
+  }
   return bytes;
 }
 
 /* Buffers of the pool are one per chunk and tensor, each rounded up. */
 uint64_t sluice_plan_host_pool_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t kept_rows) {
-  uint64_t row = sluice_plan_offloaded_row_bytes(moe, plan);
-  if (row == 0) return 0;
-  return (uint64_t)plan->inputs.max_outstanding *
-         ((uint64_t)kept_rows * row + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT);
+  uint64_t bytes = 0;
+  if (sluice_plan_row_bytes(moe, plan, SLUICE_RESTORE_OFFLOAD) == 0) return 0;
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    bytes +=
+        rows_with(plan, which, SLUICE_RESTORE_OFFLOAD, kept_rows) * sluice_pass_row_bytes(moe, restored_tensors[which]);
+  }
+  return (uint64_t)plan->inputs.max_outstanding * (bytes + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT);
 }
 
-/* Slots of `rows` rows in at most max_chunks chunks, each rounded up: a whole number of lines. */
-static uint64_t stored_bytes(const sluice_plan_data_t* plan, uint64_t row) {
-  uint64_t bytes = (uint64_t)plan->kept_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
+/* Slots of the chunks that restore so, at most max_chunks, each rounded up: a whole number of lines. */
+static uint64_t stored_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int which, int32_t restore) {
+  if (chunks_with(plan, which, restore) == 0) return 0;
+  uint64_t bytes =
+      rows_with(plan, which, restore, plan->kept_rows) * sluice_pass_row_bytes(moe, restored_tensors[which]) +
+      (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
   return bytes / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT;
 }
 
 uint64_t sluice_plan_block_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t which) {
-  uint64_t di = stored_bytes(plan, sluice_pass_row_bytes(moe, SLUICE_T_KEPT_DI));
-  uint64_t m = stored_bytes(plan, sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M));
   switch (which) {
     case SLUICE_SAVED_INPUT:
       return sluice_binding_routes_bytes(moe, plan->inputs.max_tokens) +
-             (plan->restore_di == SLUICE_RESTORE_KEEP ? di : 0);
-    case SLUICE_SAVED_MIDDLE: return plan->restore_m == SLUICE_RESTORE_KEEP ? m : 0;
-    case SLUICE_SAVED_HOST_INPUT: return plan->restore_di == SLUICE_RESTORE_OFFLOAD ? di : 0;
-    case SLUICE_SAVED_HOST_MIDDLE: return plan->restore_m == SLUICE_RESTORE_OFFLOAD ? m : 0;
+             stored_bytes(moe, plan, DI, SLUICE_RESTORE_KEEP);
+    case SLUICE_SAVED_MIDDLE: return stored_bytes(moe, plan, M, SLUICE_RESTORE_KEEP);
+    case SLUICE_SAVED_HOST_INPUT: return stored_bytes(moe, plan, DI, SLUICE_RESTORE_OFFLOAD);
+    case SLUICE_SAVED_HOST_MIDDLE: return stored_bytes(moe, plan, M, SLUICE_RESTORE_OFFLOAD);
     default: return 0;
   }
 }
@@ -56,25 +93,38 @@ static uint64_t far_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t
          sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_MIDDLE);
 }
 
+/* The step's buffer of a tensor's chunks that restore so; an empty block still takes one line. */
+static uint64_t stored_buffer(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int which, int32_t restore,
+                              int32_t num_chunks, const int64_t* kept_chunk_rows) {
+  uint64_t row = sluice_pass_row_bytes(moe, restored_tensors[which]), rows = 0, slots = 0;
+  int32_t chunks = 0;
+  for (int32_t i = 0; i < num_chunks; ++i) {
+    if (kept_chunk_rows[i] < 0 || policy_of(plan, which, i) != restore) continue;
+    rows += (uint64_t)kept_chunk_rows[i];
+    slots += sluice_align_up((uint64_t)kept_chunk_rows[i] * row);
+    ++chunks;
+  }
+  int joined = chunks == num_chunks && restore == SLUICE_RESTORE_KEEP && (which == DI || !moe->config.callback_experts);
+  return sluice_align_up((uint64_t)sluice_max_i64(1, (int64_t)(joined ? rows * row : slots)));
+}
+
 /* The step's buffers of kept and offloaded rows. */
 static uint64_t stored_buffers(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
                                const int64_t* kept_chunk_rows) {
   uint64_t bytes = 0;
-  const int32_t policy[] = {plan->restore_di, plan->restore_m};
-  const int32_t tensor[] = {SLUICE_T_KEPT_DI, SLUICE_T_KEPT_M};
-  for (int which = 0; which < 2; ++which) {
-    uint64_t row = sluice_pass_row_bytes(moe, tensor[which]), rows = 0, slots = 0;
-    int32_t chunks = 0;
-    for (int32_t i = 0; i < num_chunks && is_stored(policy[which]); ++i) {
-      if (kept_chunk_rows[i] < 0) continue;
-      rows += (uint64_t)kept_chunk_rows[i];
-      slots += sluice_align_up((uint64_t)kept_chunk_rows[i] * row);
-      ++chunks;
-    }
-    int joined =
-        chunks == num_chunks && policy[which] == SLUICE_RESTORE_KEEP && (which == 0 || !moe->config.callback_experts);
-    /* Two buffers each, one of them empty: an empty block still takes one line. */
-    bytes += sluice_align_up(sluice_max_i64(1, (int64_t)(joined ? rows * row : slots))) + SLUICE_ALIGNMENT;
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    bytes += stored_buffer(moe, plan, which, SLUICE_RESTORE_KEEP, num_chunks, kept_chunk_rows) +
+             stored_buffer(moe, plan, which, SLUICE_RESTORE_OFFLOAD, num_chunks, kept_chunk_rows);
+  }
+  return bytes;
+}
+
+/* The same at most, whatever the routing, without what rounding each chunk up takes. */
+static uint64_t most_stored(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  uint64_t bytes = 0;
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    uint64_t rows = rows_stored(plan, which) * sluice_pass_row_bytes(moe, restored_tensors[which]);
+    bytes += sluice_align_up(rows == 0 ? 1 : rows) + SLUICE_ALIGNMENT;
   }
   return bytes;
 }
@@ -88,26 +138,38 @@ uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_
   return bytes + stored_buffers(moe, plan, num_chunks, kept_chunk_rows);
 }
 
-/* Whether every chunk has the plan's policies whatever the routing. */
+/* Whether all chunks restore alike whatever the routing. */
 static int is_uniform(const sluice_plan_data_t* plan) {
+  if (plan->inputs.policies.count > 0) return 0;
   return plan->kept_rows >= plan->worst_rows || !(is_stored(plan->restore_di) || is_stored(plan->restore_m));
 }
 
-static void fill_policies(const sluice_plan_data_t* plan, sluice_template_spec_t* spec) {
-  int all_stored = is_uniform(plan);
+/* behind_list: chunks of the template that a list says nothing of. */
+static void fill_policies(const sluice_plan_data_t* plan, int32_t behind_list, sluice_template_spec_t* spec) {
+  int32_t most = is_uniform(plan) ? spec->num_chunks : spec->num_chunks / 2;
+  if (plan->inputs.policies.count > 0) most = spec->num_chunks - behind_list;
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
-    int stored = all_stored || i < spec->num_chunks / 2;
-    spec->restore_di[i] = (uint8_t)(stored ? plan->restore_di : SLUICE_RESTORE_REDISPATCH);
-    spec->restore_m[i] = (uint8_t)(stored ? plan->restore_m : SLUICE_RESTORE_RECOMPUTE);
+    int stored = i < most;
+    spec->restore_di[i] = (uint8_t)(stored ? sluice_plan_di(plan, i) : SLUICE_RESTORE_REDISPATCH);
+    spec->restore_m[i] = (uint8_t)(stored ? sluice_plan_m(plan, i) : SLUICE_RESTORE_RECOMPUTE);
   }
+}
+
+#define BEHIND_LIST 2 /* chunks that follow each other, as those do that no longer fit */
+
+/* Enough for every ring. */
+static int32_t small_chunks(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  const int32_t listed = plan->inputs.policies.count;
+  if (sluice_layer_ceiling(moe) > 0) return plan->num_chunks;
+  if (listed > 0) return (int32_t)sluice_min_i64(listed, SLUICE_PLAN_BLOCKS) + BEHIND_LIST;
+  return (int32_t)sluice_min_i64(plan->max_chunks, 4);
 }
 
 sluice_status_t sluice_plan_small_template(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
                                            int32_t weights, sluice_template_t** out_schedule) {
-  int is_fixed = sluice_layer_ceiling(moe) > 0;
   sluice_template_spec_t spec = {
       .direction = direction,
-      .num_chunks = is_fixed ? plan->num_chunks : (int32_t)sluice_min_i64(plan->max_chunks, 4),
+      .num_chunks = small_chunks(moe, plan),
       .single_rank = moe->context->world_size == 1,
       .keep = direction == SLUICE_FORWARD,
       .callback = moe->config.callback_experts,
@@ -118,7 +180,7 @@ sluice_status_t sluice_plan_small_template(const sluice_moe_t* moe, const sluice
       .weight_half = direction == SLUICE_BACKWARD ? weights : SLUICE_WEIGHTS_NONE,
       .wgrad_mode = plan->wgrad_mode,
   };
-  fill_policies(plan, &spec);
+  fill_policies(plan, sluice_layer_ceiling(moe) > 0 ? 0 : BEHIND_LIST, &spec);
   return sluice_template_build(&spec, sluice_process_allocator(), out_schedule);
 }
 
@@ -191,8 +253,9 @@ static uint64_t far_base_bytes(const sluice_context_t* context) {
          device->far->idle_bytes(device) - context->step_bytes;
 }
 
-uint64_t sluice_plan_base_bytes(const sluice_context_t* context) {
+uint64_t sluice_plan_base_bytes(sluice_context_t* context) {
   if (context->device->far != NULL) return far_base_bytes(context);
+  const uint64_t idle = sluice_engine_idle_bytes(context); /* steps take these first, or they make way */
   const sluice_arena_t* arenas[] = {&context->slots,  &context->binding, &context->parcels,
                                     &context->layout, &context->cut,     &context->envelope};
   uint64_t sized = 0;
@@ -204,7 +267,7 @@ uint64_t sluice_plan_base_bytes(const sluice_context_t* context) {
   if (context->device->vtable->events_bytes != NULL) {
     sized += context->device->vtable->events_bytes(context->device, -1);
   }
-  return context->allocator.current_bytes - sized - context->step_bytes;
+  return context->allocator.current_bytes - sized - context->step_bytes - idle;
 }
 
 static uint64_t events_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
@@ -238,27 +301,28 @@ uint64_t sluice_plan_parcels_bytes(const sluice_moe_t* moe, const sluice_plan_da
 
 /* Of one outstanding forward, at most; under ceilings exactly, on the rank with most tokens and experts. */
 static uint64_t step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  int64_t tokens = plan->inputs.max_tokens, rows[SLUICE_MAX_CHUNKS] = {plan->kept_rows};
+  int64_t tokens = plan->inputs.max_tokens, rows[SLUICE_MAX_CHUNKS];
   if (sluice_layer_ceiling(moe) > 0) {
     for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
     return sluice_plan_step_bytes(moe, plan, plan->num_chunks, rows, tokens,
                                   plan->num_chunks * sluice_plan_sent_rows(moe, plan), plan->worst_rows);
   }
-  return sluice_plan_step_bytes(moe, plan, 1, rows, tokens, tokens * moe->config.top_k,
-                                sluice_plan_any_rows(moe, plan)) +
-         (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT +
+  return sluice_align_up(sizeof(sluice_step_t)) +
+         sluice_align_up(sluice_binding_meta_bytes_of(moe, 1, tokens, tokens * moe->config.top_k,
+                                                      sluice_plan_any_rows(moe, plan))) +
+         most_stored(moe, plan) + (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT +
          sluice_binding_meta_bytes_of(moe, plan->max_chunks, 0, 0, 0);
 }
 
 uint64_t sluice_plan_saved_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  int64_t rows[SLUICE_MAX_CHUNKS] = {plan->kept_rows};
+  int64_t rows[SLUICE_MAX_CHUNKS];
   if (sluice_is_far(moe)) {
     return sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_INPUT) +
            sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_MIDDLE) -
            sluice_binding_routes_bytes(moe, plan->inputs.max_tokens);
   }
   if (sluice_layer_ceiling(moe) == 0) {
-    return stored_buffers(moe, plan, 1, rows) + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT;
+    return most_stored(moe, plan) + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT;
   }
   for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
   return stored_buffers(moe, plan, plan->num_chunks, rows);

@@ -30,9 +30,9 @@ int64_t sluice_plan_any_rows(const sluice_moe_t* moe, const sluice_plan_data_t* 
 
 /* ---- bytes (plan_bytes.c) ---- */
 
-/* Of a row that a forward keeps, or offloads, by the plan's policies; and of that, offloaded. */
+/* Of a row, the tensors that a forward restores so in any chunk; and those that it keeps or offloads in any. */
+uint64_t sluice_plan_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t restore);
 uint64_t sluice_plan_stored_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
-uint64_t sluice_plan_offloaded_row_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 /* Of the host pool, when `kept_rows` rows of each outstanding forward are offloaded. */
 uint64_t sluice_plan_host_pool_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t kept_rows);
 /* Of the kept and offloaded rows of one outstanding forward, at their ceilings. */

@@ -15,6 +15,17 @@ static double pass_time(double comm, double compute, double copy, int32_t n, dou
   return longest + (comm + compute + copy - longest) / n + startup * n;
 }
 
+/* The part of balanced routing's chunks that restore a tensor so. */
+static double share_of(const sluice_plan_data_t* plan, int32_t tensor, int32_t restore) {
+  int32_t count = 0, kept = plan->kept_chunks > 0 ? plan->kept_chunks : plan->num_chunks; /* 0: not sized yet */
+  for (int32_t i = 0; i < plan->num_chunks; ++i) {
+    int32_t di = i < kept ? sluice_plan_di(plan, i) : SLUICE_RESTORE_REDISPATCH;
+    int32_t m = i < kept ? sluice_plan_m(plan, i) : SLUICE_RESTORE_RECOMPUTE;
+    count += (tensor == SLUICE_T_DI ? di : m) == restore;
+  }
+  return (double)count / plan->num_chunks;
+}
+
 /* MPipeMoE Table II's work per chunk, in seconds over all chunks; MPMoE's phases folded into "the longest lane, plus
  * what one chunk leaves uncovered". */
 double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
@@ -31,8 +42,8 @@ double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data
   }
   double copy = rows * row_bytes / COPY_BYTES;
   double wide = (double)sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M) / row_bytes;
-  double copies = (plan->restore_di == SLUICE_RESTORE_OFFLOAD ? copy : 0) +
-                  (plan->restore_m == SLUICE_RESTORE_OFFLOAD ? wide * copy : 0);
+  double copies = share_of(plan, SLUICE_T_DI, SLUICE_RESTORE_OFFLOAD) * copy +
+                  share_of(plan, SLUICE_T_M, SLUICE_RESTORE_OFFLOAD) * wide * copy;
   double g = moe->gate_factor, weights = 0;
   if (plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK) {
     double element = fmax(4, (double)sluice_dtype_bytes(c->dtype)); /* sums of 16-bit gradients are f32 */
@@ -40,8 +51,8 @@ double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data
               (double)c->model_width * element / COPY_BYTES;
   }
   double forward = (g + 1) * product;
-  double backward = 2 * forward + weights + (plan->restore_m == SLUICE_RESTORE_RECOMPUTE ? g * product : 0);
-  double backward_comm = (plan->restore_di == SLUICE_RESTORE_REDISPATCH ? 3 : 2) * exchange;
+  double backward = 2 * forward + weights + share_of(plan, SLUICE_T_M, SLUICE_RESTORE_RECOMPUTE) * g * product;
+  double backward_comm = (2 + share_of(plan, SLUICE_T_DI, SLUICE_RESTORE_REDISPATCH)) * exchange;
   return pass_time(2 * exchange, forward, copies, plan->num_chunks, rates->startup_seconds) +
          pass_time(backward_comm, backward, copies, plan->num_chunks, rates->startup_seconds);
 }

@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+#include "backend/base/log.h"
+#include "backend/moe/budget_words.h"
 #include "backend/moe/cut.h"
 #include "backend/moe/rivals.h"
 #include "backend/moe/route_ids.h"
@@ -17,16 +19,17 @@ sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor
   return SLUICE_OK;
 }
 
-static sluice_status_t check_budget(const sluice_moe_t* moe, const char* what, const char* field, uint64_t held,
-                                    uint64_t step, uint64_t room, uint64_t budget) {
+static sluice_status_t check_budget(const sluice_moe_t* moe, int of_host, uint64_t held, uint64_t step, uint64_t room,
+                                    uint64_t budget) {
   if (held + step <= room) return SLUICE_OK;
+  const sluice_budget_words_t words = sluice_budget_words(moe->context, of_host, budget, budget);
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                      "layer %d: forwards without their backward hold %llu bytes%s on one of the ranks and one more may "
-                     "take %llu, which is %llu more than the %s of %llu has for them (max_outstanding is %d): run "
-                     "their backward or drop steps first, raise max_outstanding, or raise %s",
-                     moe->config.layer_id, (unsigned long long)held, what, (unsigned long long)step,
-                     (unsigned long long)(held + step - room), field, (unsigned long long)budget,
-                     moe->plan->inputs.max_outstanding, field);
+                     "take %llu, %llu more than there is room for in %s (max_outstanding is %d): run their backward or "
+                     "drop steps first, raise max_outstanding, or raise %s",
+                     moe->config.layer_id, (unsigned long long)held, of_host ? " of offloaded rows" : "",
+                     (unsigned long long)step, (unsigned long long)(held + step - room), words.what,
+                     moe->plan->inputs.max_outstanding, of_host ? "host_memory_budget" : "memory_budget");
 }
 
 sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held, uint64_t held_pool) {
@@ -34,11 +37,10 @@ sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held
   const sluice_plan_inputs_t* inputs = &plan->inputs;
   if (inputs->budget > 0) {
     const uint64_t fixed = plan->bytes.total - (uint64_t)inputs->max_outstanding * plan->bytes.step;
-    SLUICE_TRY(check_budget(moe, "", "memory_budget", held, plan->bytes.step, inputs->budget - fixed, inputs->budget));
+    SLUICE_TRY(check_budget(moe, 0, held, plan->bytes.step, inputs->budget - fixed, inputs->budget));
   }
   if (inputs->host_budget == 0) return SLUICE_OK;
-  return check_budget(moe, " of offloaded rows", "host_memory_budget", held_pool, sluice_plan_pool_of_step(plan),
-                      inputs->host_budget, inputs->host_budget);
+  return check_budget(moe, 1, held_pool, sluice_plan_pool_of_step(plan), inputs->host_budget, inputs->host_budget);
 }
 
 sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t bytes) {
@@ -76,6 +78,8 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
       .num_chunks = moe->config.num_chunks,
       .restore_di = moe->config.restore_input,
       .restore_m = moe->config.restore_middle,
+      .may_keep_part = 1,
+      .policies = moe->policies,
       .wgrad_mode = moe->config.wgrad_mode,
       .halves_apart = context->halves_apart,
   };
@@ -124,6 +128,34 @@ void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding) {
   binding->wgrad_mode = (uint8_t)moe->plan->wgrad_mode;
 }
 
+/* Whether the plan would store rows of this chunk. */
+static int is_stored(const sluice_plan_data_t* plan, int32_t chunk) {
+  const int32_t di = sluice_plan_di(plan, chunk), m = sluice_plan_m(plan, chunk);
+  return di == SLUICE_RESTORE_KEEP || di == SLUICE_RESTORE_OFFLOAD || m == SLUICE_RESTORE_KEEP ||
+         m == SLUICE_RESTORE_OFFLOAD;
+}
+
+/* Chunks whose rows no longer fit are slower, and nothing else says so: counted, and told once for each layer. All
+ * ranks find the same; one speaks. */
+static void note_fallback(sluice_moe_t* moe, const sluice_cut_t* cut) {
+  const sluice_plan_data_t* plan = moe->plan;
+  sluice_context_t* context = moe->context;
+  int32_t count = 0;
+  for (int32_t i = 0; i < cut->num_chunks; ++i) count += !cut->is_kept[i] && is_stored(plan, i);
+  count -= plan->num_chunks - plan->kept_chunks; /* as planned */
+  if (count < 0) count = 0;
+  context->stats.num_fallback_chunks += (uint64_t)count;
+  if (count == 0 || moe->has_told_fallback) return;
+  moe->has_told_fallback = 1;
+  if (context->rank != 0) return;
+  sluice_log(SLUICE_LOG_WARN,
+             "layer %d: a rank receives more rows than the budget keeps (%lld of up to %lld): %d of %d chunks (n is %d "
+             "by the plan) are sent and computed again in backward, which is slower and gives the same results; "
+             "routing that is more even or a larger budget avoids it (told once; num_fallback_chunks counts on)",
+             moe->config.layer_id, (long long)plan->kept_rows, (long long)plan->worst_rows, count, cut->num_chunks,
+             plan->num_chunks);
+}
+
 sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                     const int32_t* far_counts, int keep, sluice_binding_t* binding) {
   const sluice_plan_data_t* plan = moe->plan;
@@ -139,9 +171,10 @@ sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, c
   SLUICE_TRY(far_counts != NULL ? sluice_binding_route_far_blocks(moe, stream, expert_ids, cut.num_chunks, first_token,
                                                                   cut.first_block, far_counts, binding)
                                 : sluice_binding_route(moe, expert_ids, cut.num_chunks, first_token, binding));
+  if (keep) note_fallback(moe, &cut);
   for (int32_t i = 0; i < cut.num_chunks && keep; ++i) {
-    binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_di : SLUICE_RESTORE_REDISPATCH);
-    binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? plan->restore_m : SLUICE_RESTORE_RECOMPUTE);
+    binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_di(plan, i) : SLUICE_RESTORE_REDISPATCH);
+    binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_m(plan, i) : SLUICE_RESTORE_RECOMPUTE);
   }
   sluice_planned_note(moe, binding);
   return sluice_exchange_counts(binding);

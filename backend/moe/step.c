@@ -38,6 +38,11 @@ static int place_of(const sluice_moe_t* moe, int32_t which) {
   return which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_MIDDLE ? ROWS : PINNED;
 }
 
+/* On a CPU offloaded rows go to a pool between steps; a far device has its own. -1: none. */
+static int32_t pool_of(const sluice_moe_t* moe, int32_t which) {
+  return place_of(moe, which) == HOST ? sluice_engine_pool_of(which) : -1;
+}
+
 /* Counted towards a budget: on a far device what lies in its memory, else everything. */
 static int counts(const sluice_moe_t* moe, int32_t which) {
   return !sluice_is_far(moe) || place_of(moe, which) == ROWS;
@@ -58,6 +63,13 @@ static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t
   const sluice_moe_t* moe = step->moe;
   sluice_context_t* context = moe->context;
   int place = place_of(moe, which);
+  const int32_t pool = pool_of(moe, which);
+  if (pool >= 0 && bytes > 0) {
+    uint64_t counted = 0;
+    SLUICE_TRY(sluice_pool_take(&context->own_pools[pool], bytes, saved_names[which], &step->saved[which], &counted));
+    hold(step, which, counted);
+    return SLUICE_OK;
+  }
   if (place == HOST) {
     step->saved[which] = sluice_alloc(&context->allocator, bytes, saved_names[which]);
     if (step->saved[which] == NULL) return sluice_alloc_status();
@@ -77,9 +89,12 @@ static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t
 static void free_own(sluice_step_t* step, int32_t which) {
   sluice_context_t* context = step->moe->context;
   int place = place_of(step->moe, which);
+  const int32_t pool = pool_of(step->moe, which);
   if (step->saved[which] == NULL) return;
   let_go(step, which);
-  if (place == HOST) {
+  if (pool >= 0 && step->saved_bytes[which] > 0) {
+    (void)sluice_pool_give(&context->own_pools[pool], step->saved[which]);
+  } else if (place == HOST) {
     sluice_free(&context->allocator, step->saved[which], step->saved_bytes[which]);
   } else if (!step->is_captured) {
     context->device->far->give(context->device, place == PINNED, step->saved[which]);

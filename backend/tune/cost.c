@@ -265,6 +265,28 @@ sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_mac
   return (sluice_op_costs_t){op_seconds, op_beside, state, m->share};
 }
 
+/* ---- policies ---- */
+
+static int falls_back(const sluice_choice_t* c, int32_t chunk) { return c->kept_chunks > 0 && chunk >= c->kept_chunks; }
+
+static int32_t policy_of_di(const sluice_choice_t* c, int32_t chunk) {
+  if (falls_back(c, chunk)) return SLUICE_RESTORE_REDISPATCH;
+  return c->by_chunk == NULL ? c->restore_di : sluice_policy_of_di(c->restore_di, c->by_chunk, chunk);
+}
+
+static int32_t policy_of_m(const sluice_choice_t* c, int32_t chunk) {
+  if (falls_back(c, chunk)) return SLUICE_RESTORE_RECOMPUTE;
+  return c->by_chunk == NULL ? c->restore_m : sluice_policy_of_m(c->restore_m, c->by_chunk, chunk);
+}
+
+/* The part of the chunks that restore a tensor so: the papers know one policy for all. */
+static double share_of(const sluice_choice_t* c, int32_t (*policy_of)(const sluice_choice_t*, int32_t),
+                       int32_t restore) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < c->num_chunks; ++i) count += policy_of(c, i) == restore;
+  return (double)count / c->num_chunks;
+}
+
 /* ---- the papers' forms ---- */
 
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
@@ -277,21 +299,20 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
       .compute = expert_forward(&s),
       .combine = gather(&s, s.rows.received_remote) +
                  exchange(&s, forward ? SLUICE_OP_COMBINE : SLUICE_OP_COMBINE_GRAD) + gather(&s, s.rows.returned),
-      .copy = (c->restore_di == SLUICE_RESTORE_OFFLOAD ? copy(&s, 0) : 0) +
-              (c->restore_m == SLUICE_RESTORE_OFFLOAD ? copy(&s, 1) : 0),
+      .copy = share_of(c, policy_of_di, SLUICE_RESTORE_OFFLOAD) * copy(&s, 0) +
+              share_of(c, policy_of_m, SLUICE_RESTORE_OFFLOAD) * copy(&s, 1),
   };
   if (forward) return t;
-  if (c->restore_di == SLUICE_RESTORE_REDISPATCH) t.dispatch += packed + exchange(&s, SLUICE_OP_REDISPATCH) + unpacked;
-  t.compute = expert_backward(&s);
-  if (c->restore_m == SLUICE_RESTORE_RECOMPUTE) {
-    t.compute += w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor);
-  }
+  t.dispatch +=
+      share_of(c, policy_of_di, SLUICE_RESTORE_REDISPATCH) * (packed + exchange(&s, SLUICE_OP_REDISPATCH) + unpacked);
+  double again = w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor);
+  t.compute = expert_backward(&s) + share_of(c, policy_of_m, SLUICE_RESTORE_RECOMPUTE) * again;
   return t;
 }
 
 double sluice_mpmoe_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                             int32_t direction) {
-  int copies = c->restore_di == SLUICE_RESTORE_OFFLOAD || c->restore_m == SLUICE_RESTORE_OFFLOAD;
+  int copies = share_of(c, policy_of_di, SLUICE_RESTORE_OFFLOAD) + share_of(c, policy_of_m, SLUICE_RESTORE_OFFLOAD) > 0;
   int32_t paradigm = !copies                       ? SLUICE_PARADIGM_NO_COPIES
                      : direction == SLUICE_FORWARD ? SLUICE_PARADIGM_COPY_AFTER
                                                    : SLUICE_PARADIGM_COPY_BEFORE;
@@ -324,8 +345,8 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
       .cut_rows = sluice_choice_cuts_rows(w, c),
   };
   for (int32_t i = 0; i < c->num_chunks && i < SLUICE_MAX_CHUNKS; ++i) {
-    spec.restore_di[i] = (uint8_t)c->restore_di;
-    spec.restore_m[i] = (uint8_t)c->restore_m;
+    spec.restore_di[i] = (uint8_t)policy_of_di(c, i);
+    spec.restore_m[i] = (uint8_t)policy_of_m(c, i);
   }
   return sluice_template_build(&spec, sluice_process_allocator(), out_template);
 }

@@ -7,6 +7,7 @@
 #ifndef SLUICE_BACKEND_TUNE_COST_H_
 #define SLUICE_BACKEND_TUNE_COST_H_
 
+#include "backend/moe/chunk_policies.h"
 #include "backend/tune/closed_forms.h"
 #include "backend/tune/machine.h"
 #include "backend/tune/predict.h"
@@ -28,7 +29,9 @@ typedef struct sluice_choice_s {
   int32_t num_chunks;
   int32_t restore_di, restore_m;
   int32_t wgrad_mode;
-  int32_t bounded; /* under a plan: slots do not grow with n */
+  int32_t bounded;                         /* under a plan: slots do not grow with n */
+  const sluice_chunk_policies_t* by_chunk; /* lists in place of restore_di and restore_m; NULL: none */
+  int32_t kept_chunks; /* those behind them are sent and computed again; 0: all are as the policies say */
 } sluice_choice_t;
 
 /* Rows of one chunk on the fullest rank, all chunks alike. */

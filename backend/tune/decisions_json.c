@@ -94,14 +94,14 @@ static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, 
   const sluice_json_t* di = sluice_json_member(node, "restore_input");
   const sluice_json_t* m = sluice_json_member(node, "restore_middle");
   out->restore_di = out->restore_m = -1;
-  for (int32_t p = SLUICE_RESTORE_KEEP; p <= SLUICE_RESTORE_RECOMPUTE; ++p) {
+  for (int32_t p = SLUICE_RESTORE_KEEP; p <= SLUICE_RESTORE_BY_CHUNK; ++p) {
     if (di != NULL && p != SLUICE_RESTORE_RECOMPUTE && is_text(di, sluice_restore_name(p))) out->restore_di = p;
     if (m != NULL && p != SLUICE_RESTORE_REDISPATCH && is_text(m, sluice_restore_name(p))) out->restore_m = p;
   }
   CHECK((di == NULL && m == NULL) || out->restore_di >= 0,
-        WHAT ": restore_input of answer %d must be \"keep\", \"offload\" or \"redispatch\"", number);
+        WHAT ": restore_input of answer %d must be \"keep\", \"offload\", \"redispatch\" or \"by chunk\"", number);
   CHECK((di == NULL && m == NULL) || out->restore_m >= 0,
-        WHAT ": restore_middle of answer %d must be \"keep\", \"offload\" or \"recompute\"", number);
+        WHAT ": restore_middle of answer %d must be \"keep\", \"offload\", \"recompute\" or \"by chunk\"", number);
   return SLUICE_OK;
 }
 

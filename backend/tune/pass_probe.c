@@ -45,7 +45,7 @@ static sluice_status_t layer_of(scene_t* s, int32_t num_chunks, sluice_moe_t** o
         .restore_input = SLUICE_RESTORE_ADAPTIVE,
         .restore_middle = SLUICE_RESTORE_ADAPTIVE,
     };
-    SLUICE_TRY(sluice_layer_create(s->context, &config, &s->layers[num_chunks]));
+    SLUICE_TRY(sluice_layer_create(s->context, &config, NULL, &s->layers[num_chunks]));
   }
   *out_moe = s->layers[num_chunks];
   return SLUICE_OK;

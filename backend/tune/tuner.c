@@ -28,7 +28,7 @@ static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgra
   sluice_workload_t work = table->work;
   double tokens = (double)rows / (work.skew * work.top_k);
   work.num_tokens = tokens < 1 ? 1 : (int64_t)tokens;
-  const sluice_choice_t choice = {num_chunks, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, wgrad_mode, 0};
+  const sluice_choice_t choice = {num_chunks, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, wgrad_mode, 0, NULL, 0};
   double seconds = 0;
   if (sluice_predict_pass(&table->tuner->machine, &work, &choice, direction, &seconds) != SLUICE_OK) return 0;
   return seconds;
@@ -272,13 +272,14 @@ static int has_import(const sluice_tuner_t* tuner, uint64_t layer) {
 }
 
 /* Forward and backward of a plan on the tuner's machine, at `rows` received rows; 0: no machine. */
-static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe, const sluice_racing_plan_t* plan,
+static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe, const sluice_plan_data_t* plan,
                            int64_t rows) {
   if (!may_predict(tuner, moe)) return 0;
   sluice_workload_t work = work_of(moe);
   int64_t tokens = rows / work.top_k;
   work.num_tokens = tokens < 1 ? 1 : tokens;
-  const sluice_choice_t choice = {plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode, 1};
+  const sluice_choice_t choice = {plan->num_chunks,       plan->restore_di, plan->restore_m, plan->wgrad_mode, 1,
+                                  &plan->inputs.policies, plan->kept_chunks};
   sluice_step_prediction_t p;
   if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return 0;
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
@@ -295,7 +296,7 @@ static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, cons
       .what = {.rows = rows,
                .why = why,
                .seconds = sluice_plan_race_seconds(race, race->pick),
-               .predicted_seconds = plan_seconds(table->tuner, moe, &race->plans[race->pick], rows),
+               .predicted_seconds = plan_seconds(table->tuner, moe, plan, rows),
                .runner_up = -1,
                .runner_up_seconds = sluice_plan_race_seconds(race, second),
                .num_raced = race->count > 1 ? race->count : 0,
@@ -448,7 +449,8 @@ static double price(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sl
   sluice_workload_t work = work_of(moe);
   work.num_tokens = plan->inputs.max_tokens;
   if (sluice_layer_ceiling(moe) > 0) work.num_tokens = (plan->worst_rows + work.top_k - 1) / work.top_k; /* padding */
-  const sluice_choice_t choice = {plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode, 1};
+  const sluice_choice_t choice = {plan->num_chunks,       plan->restore_di, plan->restore_m, plan->wgrad_mode, 1,
+                                  &plan->inputs.policies, plan->kept_chunks};
   sluice_step_prediction_t p;
   if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return -1;
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];

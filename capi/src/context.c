@@ -9,6 +9,7 @@
 #include "backend/moe/engine.h"
 #include "backend/tune/tuner.h"
 #include "capi/src/context_far.h"
+#include "sluice/moe.h"
 
 void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size) {
   sluice_context_config_t defaults;
@@ -40,6 +41,16 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "context: max_outstanding is %d and halves_apart %d; use 0 or more, and 0 or 1",
                        out->max_outstanding, out->halves_apart);
+  }
+  const uint64_t budgets[] = {out->memory_budget, out->host_memory_budget};
+  const uint64_t shared[] = {out->shared_memory_budget, out->shared_host_memory_budget};
+  for (int i = 0; i < 2; ++i) {
+    if (shared[i] == 0 || (budgets[i] > 0 && budgets[i] <= shared[i])) continue;
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "context: %s is %llu, of which this context's share is %llu: the share is above 0 and at most "
+                       "the whole",
+                       i == 0 ? "shared_memory_budget" : "shared_host_memory_budget", (unsigned long long)shared[i],
+                       (unsigned long long)budgets[i]);
   }
   if ((out->allocate == NULL) != (out->release == NULL)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: set allocate and release together, or neither");
@@ -119,6 +130,8 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
                                   checked.allocate_user, &context));
   context->memory_budget = checked.memory_budget;
   context->host_memory_budget = checked.host_memory_budget;
+  context->shared_memory_budget = checked.shared_memory_budget;
+  context->shared_host_memory_budget = checked.shared_host_memory_budget;
   context->max_outstanding = checked.max_outstanding;
   context->halves_apart = checked.halves_apart;
   sluice_status_t status = is_cuda ? fill_cuda(context, &checked, sources) : fill_engine(context, &checked);
@@ -139,13 +152,31 @@ sluice_status_t sluice_context_create(const sluice_context_config_t* config, slu
 
 void sluice_context_destroy(sluice_context_t* context) { sluice_engine_release(context); }
 
-sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t bytes, void** out_data) {
+static sluice_status_t open_allocate(sluice_context_t* context, void** out_data, const char* what) {
   if (context == NULL || out_data == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_allocate: %s is NULL",
-                       context == NULL ? "context" : "out_data");
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: %s is NULL", what, context == NULL ? "context" : "out_data");
   }
   *out_data = NULL;
-  SLUICE_TRY(sluice_engine_check_process(context, "sluice_context_allocate"));
+  return sluice_engine_check_process(context, what);
+}
+
+sluice_status_t sluice_context_allocate_saved(sluice_context_t* context, int32_t which, uint64_t bytes,
+                                              void** out_data) {
+  SLUICE_TRY(open_allocate(context, out_data, "sluice_context_allocate_saved"));
+  if (which < 0 || which >= SLUICE_SAVED_COUNT) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "sluice_context_allocate_saved: which is %d; it is the SLUICE_SAVED_* of the buffer", which);
+  }
+  const int32_t pool = context->device->far == NULL ? sluice_engine_pool_of(which) : -1;
+  if (pool < 0 || bytes == 0) return sluice_context_allocate(context, bytes, out_data);
+  uint64_t counted = 0;
+  SLUICE_TRY(sluice_pool_take(&context->host_pools[pool], bytes, "saved buffer", out_data, &counted));
+  atomic_fetch_add(&context->step_bytes, counted);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t bytes, void** out_data) {
+  SLUICE_TRY(open_allocate(context, out_data, "sluice_context_allocate"));
   uint64_t counted = sluice_align_up(bytes == 0 ? 1 : bytes);
   SLUICE_TRY(sluice_allocator_charge(&context->allocator, counted, "saved buffer"));
   void* data = sluice_alloc(sluice_process_allocator(), bytes, "saved buffer");
@@ -162,6 +193,11 @@ void sluice_context_free(sluice_context_t* context, void* data, uint64_t bytes) 
   if (data == NULL) return;
   int is_counted = context != NULL && context->pid == getpid();
   if (is_counted) sluice_ledger_remove(&context->ledger, data); /* before another buffer may lie there */
+  for (int32_t i = 0; i < SLUICE_NUM_POOLS && is_counted; ++i) {
+    const uint64_t pooled = sluice_pool_give(&context->host_pools[i], data);
+    atomic_fetch_sub(&context->step_bytes, pooled);
+    if (pooled > 0) return;
+  }
   sluice_free(sluice_process_allocator(), data, bytes);
   if (!is_counted) return;
   uint64_t counted = sluice_align_up(bytes == 0 ? 1 : bytes);
@@ -184,6 +220,8 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
   stats.struct_size = size;
   stats.current_bytes = context->memory->current_bytes;
   stats.peak_bytes = context->memory->peak_bytes;
+  stats.num_pool_allocations = sluice_engine_pool_allocations(context);
+  stats.idle_pool_bytes = sluice_engine_idle_bytes(context);
   memcpy(stats.gemm, context->gemm->name,
          sizeof stats.gemm < sizeof context->gemm->name ? sizeof stats.gemm : sizeof context->gemm->name);
   memset(out_stats, 0, size);

@@ -1,5 +1,6 @@
 /* Creating a layer: every field of the config is checked here, with a message that says what, where and what to do. */
 #include <float.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/base/structs.h"
@@ -179,10 +180,16 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
                        checked.layer_id, context->device->name, checked.activation, checked.gated);
   }
   SLUICE_TRY(check_policies(&checked));
+  char what[32];
+  sluice_chunk_policies_t policies;
+  snprintf(what, sizeof what, "layer %d", checked.layer_id);
+  SLUICE_TRY(sluice_chunk_policies_read(what, checked.num_chunks, checked.callback_experts, checked.restore_input_of,
+                                        checked.restore_middle_of, &checked.restore_input, &checked.restore_middle,
+                                        &policies));
   SLUICE_TRY(check_ceiling(context, &checked));
   SLUICE_TRY(check_deduplicate(context, &checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));
-  sluice_status_t status = sluice_layer_create(context, &checked, out_moe);
+  sluice_status_t status = sluice_layer_create(context, &checked, &policies, out_moe);
   sluice_engine_leave(context);
   return status;
 }

@@ -11,7 +11,7 @@
 #include "capi/src/check_layer.h"
 
 #define PLAN_MAGIC 0x51ce504cu
-#define PLAN_FORM  2u
+#define PLAN_FORM  3u
 #define MAX_LINES  512
 
 struct sluice_plan_s {
@@ -69,8 +69,8 @@ static sluice_status_t check_chunks(const sluice_moe_t* moe, const sluice_plan_c
 static void add_line(void* user, const sluice_plan_data_t* c, int32_t fits) {
   sluice_plan_t* plan = user;
   if (plan->num_lines == MAX_LINES) return;
-  plan->lines[plan->num_lines++] = (sluice_plan_candidate_t){c->num_chunks,  c->restore_di, c->restore_m, c->wgrad_mode,
-                                                             c->bytes.total, c->cost,       fits,         0};
+  plan->lines[plan->num_lines++] = (sluice_plan_candidate_t){
+      c->num_chunks, c->restore_di, c->restore_m, c->wgrad_mode, c->bytes.total, c->cost, fits, c->kept_chunks};
 }
 
 static sluice_status_t new_plan(sluice_moe_t* moe, sluice_plan_t** out_plan) {
@@ -85,7 +85,7 @@ static sluice_status_t new_plan(sluice_moe_t* moe, sluice_plan_t** out_plan) {
 static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sluice_plan_t** out_plan) {
   sluice_plan_t* plan = NULL;
   SLUICE_TRY(new_plan(moe, &plan));
-  const sluice_plan_inputs_t inputs = {
+  sluice_plan_inputs_t inputs = {
       .max_tokens = c->max_tokens,
       .budget = c->memory_budget,
       .host_budget = c->host_memory_budget,
@@ -96,8 +96,13 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
       .restore_m = c->restore_middle,
       .wgrad_mode = c->wgrad_mode,
       .halves_apart = c->halves_apart,
+      .may_keep_part = 1,
   };
-  sluice_status_t status = sluice_plan_make(moe, &inputs, NULL, add_line, plan, &plan->data);
+  int32_t num_chunks = sluice_layer_ceiling(moe) > 0 ? moe->config.num_chunks : c->num_chunks;
+  sluice_status_t status =
+      sluice_chunk_policies_read("plan", num_chunks, moe->config.callback_experts, c->restore_input_of,
+                                 c->restore_middle_of, &inputs.restore_di, &inputs.restore_m, &inputs.policies);
+  if (status == SLUICE_OK) status = sluice_plan_make(moe, &inputs, NULL, add_line, plan, &plan->data);
   if (status != SLUICE_OK) {
     sluice_plan_destroy(plan);
     return status;
@@ -158,7 +163,7 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
   info.chunk_rows = d->chunk_rows, info.kept_rows = d->kept_rows;
   info.num_blocks = d->num_blocks, info.num_chunks = d->num_chunks, info.max_chunks = d->max_chunks;
   info.restore_input = d->restore_di, info.restore_middle = d->restore_m, info.wgrad_mode = d->wgrad_mode;
-  info.max_outstanding = d->inputs.max_outstanding;
+  info.max_outstanding = d->inputs.max_outstanding, info.kept_chunks = d->kept_chunks;
   info.base_bytes = d->bytes.base, info.slot_bytes = d->bytes.slots, info.routing_bytes = d->bytes.routing;
   info.schedule_bytes = d->bytes.schedules, info.header_bytes = d->bytes.headers;
   info.product_bytes = d->bytes.products, info.step_bytes = d->bytes.step, info.total_bytes = d->bytes.total;

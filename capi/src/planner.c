@@ -233,7 +233,7 @@ static sluice_status_t new_layer(const sluice_planner_workload_t* w, int32_t res
     config.dtype = w->dtype, config.gated = w->gated, config.callback_experts = w->callback_experts;
     config.deduplicate = w->deduplicate;
     if (w->callback_experts) config.restore_middle = restore_middle;
-    status = sluice_layer_create(context, &config, out_moe);
+    status = sluice_layer_create(context, &config, NULL, out_moe);
   }
   sluice_engine_release(context); /* the layer keeps it */
   return status;
@@ -287,7 +287,8 @@ static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_d
   int32_t n = plan->num_chunks;
   if (bounded && rows > (double)n * (double)plan->chunk_rows) n = (int32_t)ceil(rows / (double)plan->chunk_rows);
   if (n > plan->max_chunks) n = plan->max_chunks;
-  return (sluice_choice_t){n, plan->restore_di, plan->restore_m, plan->wgrad_mode, bounded};
+  return (sluice_choice_t){
+      n, plan->restore_di, plan->restore_m, plan->wgrad_mode, bounded, NULL, bounded ? plan->kept_chunks : 0};
 }
 
 static void write_entries(const sluice_template_t* schedule, const double* begin, const double* end,

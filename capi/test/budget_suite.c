@@ -44,6 +44,7 @@ void budget_check(const budget_suite_t* suite, case_t c) {
   result_t got, want, plain;
   case_t whole = c;
   whole.budget = whole.host_budget = 0, whole.num_chunks = 1;
+  whole.restore_input_of = whole.restore_middle_of = NULL;
   suite->run(&c, &got);
   must_work(&c, &got);
   suite->run(&whole, &plain);
@@ -259,4 +260,95 @@ void budget_predictions_of_callbacks(const budget_suite_t* suite) {
     checked += check_predicted(suite, c, plan, i);
   }
   printf("callback experts: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
+}
+
+/* Lists that put every policy of one tensor beside every policy of the other, in turns that differ by case. */
+static void fill_lists(int32_t number, int32_t num_chunks, int callback, int32_t* inputs, int32_t* middles) {
+  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (int32_t i = 0; i < num_chunks; ++i) {
+    inputs[i] = (i + number) % 3, middles[i] = middle[(i / 2 + number / 3) % 3];
+    if (!callback || (i + number) % 2 == 0) {
+      if (callback) middles[i] = SLUICE_RESTORE_RECOMPUTE;
+      continue;
+    }
+    inputs[i] = middles[i] = SLUICE_RESTORE_KEEP;
+  }
+}
+
+void budget_predictions_by_chunk(const budget_suite_t* suite) {
+  static const int32_t chunks[] = {2, 3, 5, 8};
+  int32_t checked = 0, inputs[8], middles[8];
+  for (int32_t i = 0; i < 96; ++i) {
+    case_t c = suite->base;
+    c.world_size = suite->least_ranks + i % 3, c.gated = i / 2 % 2, c.outstanding = 1 + i % 2;
+    c.uneven_owners = i % 5 == 4, c.drop_every = i % 4 == 3 ? 5 : 0, c.hot_expert = i % 7 == 6 ? 3 : -1;
+    c.callback_experts = i % 8 == 7;
+    c.dtype = i % 6 == 5 && !c.callback_experts ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
+    if (i % 9 == 7) c.tokens[1] = 0;
+    sluice_plan_config_t plan;
+    sluice_plan_config_init(&plan, sizeof plan);
+    plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i / 3 % 4];
+    plan.wgrad_mode = c.callback_experts ? SLUICE_WGRAD_ADAPTIVE : i % 2;
+    fill_lists(i, plan.num_chunks, c.callback_experts, inputs, middles);
+    plan.restore_input_of = inputs, plan.restore_middle_of = i % 5 == 3 && !c.callback_experts ? NULL : middles;
+    if (c.callback_experts)
+      c.restore_middle = SLUICE_RESTORE_RECOMPUTE; /* the host's, by which it may be asked again */
+    checked += check_predicted(suite, c, plan, i);
+  }
+  printf("by chunk: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
+}
+
+void budget_by_chunk(const budget_suite_t* suite) {
+  int32_t inputs[8], middles[8];
+  for (int32_t i = 0; i < (suite->is_slow ? 6 : 18); ++i) {
+    case_t c = suite->base;
+    c.world_size = suite->least_ranks + i % 3, c.num_chunks = i % 2 ? 4 : 8, c.gated = i / 2 % 2;
+    c.callback_experts = i % 6 == 5, c.hot_expert = i % 4 == 3 ? 2 : -1, c.outstanding = 1 + i / 3 % 2;
+    if (i % 5 == 4) c.tokens[0] = 5;
+    fill_lists(i, c.num_chunks, c.callback_experts, inputs, middles);
+    c.restore_input_of = inputs, c.restore_middle_of = middles;
+    c.budget = 1;
+    const uint64_t least = budget_smallest(suite, c);
+    for (int more = 0; more < 3; more += suite->is_slow ? 2 : 1) {
+      c.budget = least + least * (uint64_t)more / 3;
+      budget_check(suite, c);
+    }
+    c.budget = least - 1;
+    assert_int_equal(budget_smallest(suite, c), least);
+  }
+}
+
+/* What a plan of the case's own takes, of all policies or of one. */
+static uint64_t planned_bytes(const budget_suite_t* suite, case_t c, sluice_plan_config_t plan, int32_t input,
+                              int32_t middle) {
+  result_t got;
+  plan.restore_input = input, plan.restore_middle = middle, plan.memory_budget = 0;
+  c.plan = &plan;
+  suite->run(&c, &got);
+  must_work(&c, &got);
+  const uint64_t bytes = got.planned_bytes[0];
+  world_free(&got);
+  return bytes;
+}
+
+void budget_between_policies(const budget_suite_t* suite) {
+  int32_t checked = 0;
+  for (int32_t i = 0; i < 6; ++i) {
+    case_t c = suite->base;
+    c.world_size = suite->least_ranks + i % 3, c.gated = i / 2 % 2, c.outstanding = 1 + i / 3;
+    sluice_plan_config_t plan;
+    sluice_plan_config_init(&plan, sizeof plan);
+    plan.max_outstanding = c.outstanding, plan.num_chunks = 4, plan.wgrad_mode = i % 2;
+    plan.max_tokens = 96;
+    const uint64_t least = planned_bytes(suite, c, plan, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);
+    const uint64_t most = planned_bytes(suite, c, plan, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
+    for (uint64_t part = 1; part < 5; ++part) {
+      plan.memory_budget = least + (most - least) * part / 5;
+      checked += check_predicted(suite, c, plan, i);
+      case_t own = c; /* the layer's own plan */
+      own.budget = plan.memory_budget;
+      budget_check(suite, own);
+    }
+  }
+  printf("between policies: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
 }

@@ -41,5 +41,13 @@ void host_budget_one_hot_expert(const budget_suite_t* suite);
 void budget_predictions(const budget_suite_t* suite);
 /* The same of the host's own experts, kept and computed again. */
 void budget_predictions_of_callbacks(const budget_suite_t* suite);
+/* The same of layers whose chunks restore by a list. */
+void budget_predictions_by_chunk(const budget_suite_t* suite);
+
+/* Budgets between those of two policies of all chunks: the same, and results are. */
+void budget_between_policies(const budget_suite_t* suite);
+
+/* Layers whose chunks restore by a list, from the smallest budget up; one byte less is refused. */
+void budget_by_chunk(const budget_suite_t* suite);
 
 #endif /* SLUICE_CAPI_TEST_BUDGET_SUITE_H_ */

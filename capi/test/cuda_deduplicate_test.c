@@ -131,7 +131,7 @@ static void CudaDeduplicate_NumbersOfAPeerThatDoNotFit_NameTheRank(void** state)
   sluice_context_t* context = rig.context;
   sluice_moe_t* moe = NULL;
   context->world_size = 2;
-  assert_int_equal(sluice_layer_create(context, &config, &moe), SLUICE_OK);
+  assert_int_equal(sluice_layer_create(context, &config, NULL, &moe), SLUICE_OK);
   static const struct {
     int32_t parcels; /* of rank 1, for its three rows */
     int is_good;

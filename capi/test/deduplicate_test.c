@@ -353,7 +353,7 @@ static void Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank(void** state) {
   config.model_width = 4, config.hidden_width = 4, config.num_experts = 2, config.top_k = 2, config.num_chunks = 1;
   config.deduplicate = 1, config.layer_id = 3;
   sluice_moe_t* moe = NULL;
-  assert_int_equal(sluice_layer_create(context, &config, &moe), SLUICE_OK);
+  assert_int_equal(sluice_layer_create(context, &config, NULL, &moe), SLUICE_OK);
   static const struct {
     int32_t slots[2]; /* of rank 1 */
     int is_good;

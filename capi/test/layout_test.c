@@ -95,7 +95,7 @@
   MEMBER(sluice_host_gemm_args_t, dtype_c, 100, 4) \
   MEMBER(sluice_host_gemm_args_t, beta, 104, 4) \
   MEMBER(sluice_host_gemm_args_t, reserved, 108, 4) \
-  STRUCT(sluice_context_config_t, 104) \
+  STRUCT(sluice_context_config_t, 120) \
   MEMBER(sluice_context_config_t, struct_size, 0, 8) \
   MEMBER(sluice_context_config_t, next, 8, 8) \
   MEMBER(sluice_context_config_t, device_type, 16, 4) \
@@ -111,7 +111,9 @@
   MEMBER(sluice_context_config_t, max_outstanding, 88, 4) \
   MEMBER(sluice_context_config_t, halves_apart, 92, 4) \
   MEMBER(sluice_context_config_t, host_memory_budget, 96, 8) \
-  STRUCT(sluice_context_stats_t, 224) \
+  MEMBER(sluice_context_config_t, shared_memory_budget, 104, 8) \
+  MEMBER(sluice_context_config_t, shared_host_memory_budget, 112, 8) \
+  STRUCT(sluice_context_stats_t, 248) \
   MEMBER(sluice_context_stats_t, struct_size, 0, 8) \
   MEMBER(sluice_context_stats_t, current_bytes, 8, 8) \
   MEMBER(sluice_context_stats_t, peak_bytes, 16, 8) \
@@ -134,6 +136,9 @@
   MEMBER(sluice_context_stats_t, wake_cpu_ns, 200, 8) \
   MEMBER(sluice_context_stats_t, num_readings, 208, 8) \
   MEMBER(sluice_context_stats_t, readings_cpu_ns, 216, 8) \
+  MEMBER(sluice_context_stats_t, num_pool_allocations, 224, 8) \
+  MEMBER(sluice_context_stats_t, idle_pool_bytes, 232, 8) \
+  MEMBER(sluice_context_stats_t, num_fallback_chunks, 240, 8) \
   STRUCT(sluice_trace_event_t, 48) \
   MEMBER(sluice_trace_event_t, begin_ns, 0, 8) \
   MEMBER(sluice_trace_event_t, end_ns, 8, 8) \
@@ -158,7 +163,7 @@
   MEMBER(sluice_gate_config_t, capacity_factor, 56, 4) \
   MEMBER(sluice_gate_config_t, scaling, 60, 4) \
   MEMBER(sluice_gate_config_t, min_capacity, 64, 8) \
-  STRUCT(sluice_moe_config_t, 128) \
+  STRUCT(sluice_moe_config_t, 144) \
   MEMBER(sluice_moe_config_t, struct_size, 0, 8) \
   MEMBER(sluice_moe_config_t, next, 8, 8) \
   MEMBER(sluice_moe_config_t, model_width, 16, 8) \
@@ -185,6 +190,8 @@
   MEMBER(sluice_moe_config_t, ceiling_rows, 112, 8) \
   MEMBER(sluice_moe_config_t, deduplicate, 120, 4) \
   MEMBER(sluice_moe_config_t, reserved_3, 124, 4) \
+  MEMBER(sluice_moe_config_t, restore_input_of, 128, 8) \
+  MEMBER(sluice_moe_config_t, restore_middle_of, 136, 8) \
   STRUCT(sluice_expert_tensors_t, 56) \
   MEMBER(sluice_expert_tensors_t, struct_size, 0, 8) \
   MEMBER(sluice_expert_tensors_t, w1, 8, 8) \
@@ -241,7 +248,7 @@
   MEMBER(sluice_ceiling_report_t, bad_route, 40, 8) \
   MEMBER(sluice_ceiling_report_t, most_expert, 48, 4) \
   MEMBER(sluice_ceiling_report_t, reserved, 52, 4) \
-  STRUCT(sluice_plan_config_t, 72) \
+  STRUCT(sluice_plan_config_t, 88) \
   MEMBER(sluice_plan_config_t, struct_size, 0, 8) \
   MEMBER(sluice_plan_config_t, next, 8, 8) \
   MEMBER(sluice_plan_config_t, max_tokens, 16, 8) \
@@ -254,6 +261,8 @@
   MEMBER(sluice_plan_config_t, wgrad_mode, 56, 4) \
   MEMBER(sluice_plan_config_t, halves_apart, 60, 4) \
   MEMBER(sluice_plan_config_t, host_memory_budget, 64, 8) \
+  MEMBER(sluice_plan_config_t, restore_input_of, 72, 8) \
+  MEMBER(sluice_plan_config_t, restore_middle_of, 80, 8) \
   STRUCT(sluice_plan_info_t, 208) \
   MEMBER(sluice_plan_info_t, struct_size, 0, 8) \
   MEMBER(sluice_plan_info_t, max_tokens, 8, 8) \
@@ -266,7 +275,7 @@
   MEMBER(sluice_plan_info_t, restore_middle, 48, 4) \
   MEMBER(sluice_plan_info_t, wgrad_mode, 52, 4) \
   MEMBER(sluice_plan_info_t, max_outstanding, 56, 4) \
-  MEMBER(sluice_plan_info_t, reserved, 60, 4) \
+  MEMBER(sluice_plan_info_t, kept_chunks, 60, 4) \
   MEMBER(sluice_plan_info_t, base_bytes, 64, 8) \
   MEMBER(sluice_plan_info_t, slot_bytes, 72, 8) \
   MEMBER(sluice_plan_info_t, routing_bytes, 80, 8) \
@@ -291,7 +300,7 @@
   MEMBER(sluice_plan_candidate_t, total_bytes, 16, 8) \
   MEMBER(sluice_plan_candidate_t, relative_time, 24, 8) \
   MEMBER(sluice_plan_candidate_t, fits, 32, 4) \
-  MEMBER(sluice_plan_candidate_t, reserved, 36, 4) \
+  MEMBER(sluice_plan_candidate_t, kept_chunks, 36, 4) \
   STRUCT(sluice_planner_workload_t, 104) \
   MEMBER(sluice_planner_workload_t, struct_size, 0, 8) \
   MEMBER(sluice_planner_workload_t, next, 8, 8) \

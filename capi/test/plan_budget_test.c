@@ -1,6 +1,7 @@
 /* Layers under a budget: results are the same from the smallest up, whatever the routing, and its bytes suffice. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -169,6 +170,47 @@ static void Budget_MoreInputHalvesThanSaid_AreRefusedByName(void** state) {
   rig_close(&rig);
 }
 
+/* ---- chunks that no longer fit ---- */
+
+static _Atomic int32_t num_warnings;
+static char warning[512];
+
+static void on_warning(void* user, int32_t level, const char* message) {
+  (void)user;
+  if (level != SLUICE_LOG_WARN || strstr(message, "sent and computed again in backward") == NULL) return;
+  ++num_warnings;
+  snprintf(warning, sizeof warning, "%s", message);
+}
+
+/* Kept rows run out under one hot expert: told once for the layer, by one rank, and counted in every forward. */
+static void Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted(void** state) {
+  (void)state;
+  enum { FORWARDS = 3 };
+  case_t c = base_case();
+  c.world_size = 3, c.num_experts = 24, c.top_k = 1, c.outstanding = FORWARDS;
+  c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+  c.budget = 1;
+  c.budget = smallest_budget(c);
+  result_t even, hot;
+  sluice_set_log(on_warning, NULL, SLUICE_LOG_WARN);
+  world_run(&c, &even);
+  must_work(&c, &even);
+  assert_int_equal(num_warnings, 0);
+  c.hot_expert = 1;
+  world_run(&c, &hot);
+  sluice_set_log(NULL, NULL, SLUICE_LOG_ERROR);
+  must_work(&c, &hot);
+  assert_int_equal(num_warnings, 1);
+  assert_non_null(strstr(warning, "layer 7: a rank receives more rows than the budget keeps ("));
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    assert_int_equal(even.fallback_chunks[r], 0);
+    assert_true(hot.fallback_chunks[r] > 0 && hot.fallback_chunks[r] % FORWARDS == 0);
+    assert_int_equal(hot.fallback_chunks[r], hot.fallback_chunks[0]);
+  }
+  world_free(&even);
+  world_free(&hot);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Budget_FromTheSmallestUp_ResultsAreTheSame),
@@ -180,6 +222,7 @@ int main(void) {
       cmocka_unit_test(Budget_HalvesApartUnsaid_AreRefusedByName),
       cmocka_unit_test(Budget_Traced_RunsInTheSameBytes),
       cmocka_unit_test(Budget_MoreInputHalvesThanSaid_AreRefusedByName),
+      cmocka_unit_test(Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,21 +50,23 @@ typedef struct case_s {
   int32_t restore;                       /* the step is dropped and rebuilt from copies of its saved buffers */
   int32_t uneven_owners;                 /* expert_rank table: most experts on the last rank */
   int32_t restore_input, restore_middle; /* SLUICE_RESTORE_* */
-  int32_t chunk_cut;                     /* SLUICE_CHUNK_CUT_* */
-  int32_t reuse_saved;                   /* the backward may write over saved buffers */
-  uint64_t budget;                       /* of each rank's context; 0: none */
-  uint64_t host_budget;                  /* of its offloaded rows; 0: none */
-  int32_t outstanding;                   /* forwards before the first backward; 0: 1 */
-  int32_t max_outstanding;               /* what the context is told of it; 0: the truth */
-  int64_t ceiling;                       /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
-  int32_t deduplicate;                   /* rows travel once to each rank */
-  int32_t repeat_every;                  /* every how many tokens all routes go to the expert of the first; 0 none */
-  int32_t captured;                      /* passes run once with other routes, are captured, and launched */
-  int32_t parts;                         /* dispatch, experts, combine called one by one */
-  int32_t cycles;                        /* of WORLD_CYCLE rounds with fewer and more tokens, before all of it */
-  const sluice_plan_config_t* plan;      /* the layer runs under a plan of its own; NULL: none */
-  const char* gemm;                      /* NULL: "ref" */
-  const world_machine_t* machine;        /* NULL: this CPU */
+  const int32_t* restore_input_of;       /* [num_chunks], or NULL */
+  const int32_t* restore_middle_of;
+  int32_t chunk_cut;                /* SLUICE_CHUNK_CUT_* */
+  int32_t reuse_saved;              /* the backward may write over saved buffers */
+  uint64_t budget;                  /* of each rank's context; 0: none */
+  uint64_t host_budget;             /* of its offloaded rows; 0: none */
+  int32_t outstanding;              /* forwards before the first backward; 0: 1 */
+  int32_t max_outstanding;          /* what the context is told of it; 0: the truth */
+  int64_t ceiling;                  /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
+  int32_t deduplicate;              /* rows travel once to each rank */
+  int32_t repeat_every;             /* every how many tokens all routes go to the expert of the first; 0 none */
+  int32_t captured;                 /* passes run once with other routes, are captured, and launched */
+  int32_t parts;                    /* dispatch, experts, combine called one by one */
+  int32_t cycles;                   /* of WORLD_CYCLE rounds with fewer and more tokens, before all of it */
+  const sluice_plan_config_t* plan; /* the layer runs under a plan of its own; NULL: none */
+  const char* gemm;                 /* NULL: "ref" */
+  const world_machine_t* machine;   /* NULL: this CPU */
 } case_t;
 
 /* Everything a case computes, in f64, indexed by rank; freed by world_free. */
@@ -82,6 +84,7 @@ typedef struct result_s {
   uint64_t predicted_bytes[WORLD_MAX_RANKS]; /* under a plan of its own: that peak, beforehand */
   uint64_t planned_bytes[WORLD_MAX_RANKS];   /* and what the plan takes at most */
   uint64_t bytes_sent[WORLD_MAX_RANKS];
+  uint64_t fallback_chunks[WORLD_MAX_RANKS];
   sluice_ceiling_report_t report[WORLD_MAX_RANKS]; /* under a ceiling */
   sluice_status_t report_status[WORLD_MAX_RANKS];
   uint64_t growth[WORLD_MAX_RANKS];    /* of current_bytes from the second cycle to the last */

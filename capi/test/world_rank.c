@@ -78,6 +78,7 @@ void world_run_rank(rank_t* r) {
   config.expert_rank = c->uneven_owners ? owners : NULL;
   config.swiglu_alpha = WORLD_ALPHA, config.swiglu_limit = WORLD_LIMIT, config.swiglu_offset = WORLD_OFFSET;
   config.restore_input = c->restore_input, config.restore_middle = c->restore_middle;
+  config.restore_input_of = c->restore_input_of, config.restore_middle_of = c->restore_middle_of;
   config.deduplicate = c->deduplicate;
   config.chunk_cut = c->chunk_cut;
   if (c->ceiling > 0) config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = c->ceiling;
@@ -202,6 +203,7 @@ void world_run_rank(rank_t* r) {
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   if (context != NULL && sluice_context_get_stats(context, 0, &stats) == SLUICE_OK) {
     r->out->peak_bytes[r->rank] = stats.peak_bytes;
+    r->out->fallback_chunks[r->rank] = stats.num_fallback_chunks;
     count_slots(r, context);
     r->out->bytes_sent[r->rank] = stats.bytes_sent;
     r->out->num_chunks[r->rank] = stats.last_num_chunks;

@@ -211,7 +211,9 @@ def train(
     if sluice is not None:
         result["stats"] = [state["computed_by"] for state in host.sluice.stats()]
         result["passes_in_place"] = max(state["passes_in_place"] for state in host.sluice.stats())
-        result["peak_bytes"] = max(state["peak_bytes"] for state in host.sluice.stats())
+        by_context = {str(state["ranks"]): state["peak_bytes"] for state in host.sluice.stats()}
+        result["peak_bytes"] = max(by_context.values())
+        result["peaks"] = by_context
         host.sluice.unswap()
     host.destroy()
     return result

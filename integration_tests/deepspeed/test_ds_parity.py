@@ -179,7 +179,12 @@ def test_Chunks_AnyNumber_AsStock(ranks2: Ranks, chunks: Any) -> None:
     _compare(answers, F32)
 
 
-@pytest.mark.parametrize("policy", ["none", "S1", "S2", "S3", "S4", {"input": "offload"}, "adaptive"])
+BY_CHUNK = {"input": ["keep", "offload", "redispatch"], "middle": ["recompute", "offload", "keep"]}
+
+
+@pytest.mark.parametrize(
+    "policy", ["none", "S1", "S2", "S3", "S4", {"input": "offload"}, BY_CHUNK, "adaptive"], ids=str
+)
 def test_Policy_EachOne_AsStock(ranks2: Ranks, policy: Any) -> None:
     # Modules cannot be offloaded (test_ds_switch); there every layer is one that runs in C.
     other = "tuple" if policy in ("none", "S3", "S4", "adaptive") else "relu"
@@ -252,6 +257,27 @@ def test_Budget_FourLayersWithTheLeastThatTheErrorNames_HoldAndTrainAsStock(rank
     _compare(answers, F32)
     for answer in answers:
         assert budget / 2 < answer[1]["peak_bytes"] <= budget
+
+
+def test_Budget_OfAModelWithTwoEpSizes_BoundsTheSumOfItsContexts(ranks2: Ranks) -> None:
+    """Each context gets a share by its layers; the error names the share, and a whole that then does for all."""
+    layers = [{"ep_size": 1, "k": 2}, {"ep_size": 2, "k": 2}, {"ep_size": 2, "expert": "tuple"}]
+    budget = 64 << 10
+    for _ in range(3):  # one context's shortfall after the other's
+        sluice = {"memory_budget": budget, "gemm": "ref"}
+        answers = ranks2.try_run("cases_parity:parity", layers=layers, sluice=sluice)
+        if "error" not in answers[0]:
+            break
+        needs = {
+            int(re.search(r"share of the memory budget of \d+: .* raise memory_budget to (\d+)", message)[1])
+            for message in (answer["error"]["message"] for answer in answers)
+        }
+        budget = max(needs)
+    answers = ranks2.run("cases_parity:parity", layers=layers, sluice=sluice)
+    _compare(answers, F32)
+    for _, swapped in answers:
+        assert len(swapped["peaks"]) == 2
+        assert budget / 2 < sum(swapped["peaks"].values()) <= budget
 
 
 @pytest.mark.timeout(900)

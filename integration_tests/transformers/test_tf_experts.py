@@ -59,10 +59,24 @@ def test_Policy_OfTheModulesOwnFunctions_RunsThemAgainOrIsRefusedByName(capfd: p
         sluice.configure(policy="S1")
         with pytest.raises(sluice.errors.Unsupported, match="policy S1 cannot be done with experts that run as"):
             tf_compare.run(make("inkling2"), given, torch.float32)
+        sluice.configure(chunks=2, policy={"middle": ["keep", "recompute"]})
+        with pytest.raises(sluice.errors.Unsupported, match="they run again in every chunk or in none"):
+            tf_compare.run(make("inkling2"), given, torch.float32)
         sluice.configure(policy="S2", on_unsupported="warn")
         experts_module._announced.clear()
         check(make("inkling2"), given, torch.float32)
         assert "policy S2, here none: its rows and graphs are kept" in capfd.readouterr().out
+    finally:
+        sluice.configure()
+
+
+def test_Policy_ByChunk_AsEager() -> None:
+    given = rows(MODEL, 6, 23, 2)
+    try:
+        sluice.configure(chunks=3, policy={"input": ["redispatch", "keep", "offload"], "middle": "recompute"})
+        module = make("mixtral")
+        check(module, given, torch.float32)
+        assert sluice.stats(module)["last_num_chunks"] == 3
     finally:
         sluice.configure()
 

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 from sluice.errors import InvalidArgument
 
@@ -40,6 +40,10 @@ RESTORE = {
 }
 
 
+# Of dispatched rows and of pre-activations, each for all chunks or by chunk.
+Policy = tuple[Union[str, tuple[str, ...]], Union[str, tuple[str, ...]]]
+
+
 class ConfigError(InvalidArgument):
     """The section cannot be used as it is; the message names the key, the value and what to write."""
 
@@ -64,7 +68,11 @@ class TunerOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What the section says, checked. None = chosen by Sluice."""
+    """What the section says, checked. None = chosen by Sluice.
+
+    required, shared_*: not of the section. A budget that several contexts share is what shared_* says; the budget
+    itself is then one context's share.
+    """
 
     chunks: int | None = None
     wgrad_mode: str | None = None
@@ -74,7 +82,7 @@ class Options:
     timeout: float | None = None
     on_unsupported: str = "error"
     required: bool = False
-    policy: tuple[str, str] | None = None
+    policy: Policy | None = None
     memory_budget: int | None = None
     host_memory_budget: int | None = None
     max_outstanding: int | None = None
@@ -82,17 +90,21 @@ class Options:
     deduplicate: bool = False
     transport: str | None = None
     accumulate: str | None = None
+    shared_memory_budget: int | None = None
+    shared_host_memory_budget: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for comparing ranks and for messages."""
         return asdict(self)
 
     def policy_name(self) -> str:
-        """The policy for people: "S4", or "offload + keep"; "adaptive" if none is asked for."""
+        """The policy for people: "S4", or "offload + keep", by chunk "keep/offload + keep"; "adaptive" if none is
+        asked for."""
         if self.policy is None:
             return "adaptive"
-        named = {pair: name for name, pair in RESTORE.items()}
-        return named.get(self.policy, " + ".join(self.policy))
+        named: dict[Policy, str] = {pair: name for name, pair in RESTORE.items()}
+        words = (one if isinstance(one, str) else "/".join(one) for one in self.policy)
+        return named.get(self.policy, " + ".join(words))
 
     def plan_words(self) -> str:
         """How passes will be cut and what reaches the backward, for banners: "chunks 4 | policy S4"."""
@@ -115,7 +127,8 @@ def bytes_text(value: int) -> str:
     return f"{value / factor:.4g} {unit}"
 
 
-KEYS = ("enabled", *(field.name for field in fields(Options) if field.name != "required"))
+_NO_KEYS = ("required", "shared_memory_budget", "shared_host_memory_budget")
+KEYS = ("enabled", *(field.name for field in fields(Options) if field.name not in _NO_KEYS))
 
 
 def parse(section: Any) -> tuple[bool, Options]:
@@ -134,6 +147,8 @@ def parse(section: Any) -> tuple[bool, Options]:
             )
         if value is not None:
             values[key] = check(key, value)
+    if "policy" in values:
+        values["policy"] = _for_chunks(values["policy"], values.get("chunks"))
     enabled = bool(values.pop("enabled", False))
     if "gemm_library" in values and values.get("gemm") not in ("onednn", "blas"):
         raise ConfigError('"sluice": "gemm_library" needs "gemm": "onednn" or "blas" beside it')
@@ -213,7 +228,36 @@ def _seconds(key: str, value: Any) -> float:
     return float(value)
 
 
-def _policy(key: str, value: Any) -> tuple[str, str] | None:
+def _for_chunks(policy: Policy | None, chunks: int | None) -> Policy | None:
+    """Lists have one entry for each chunk; one of equal entries is the same as the word."""
+    if policy is None:
+        return None
+    for name, one in zip(("input", "middle"), policy):
+        if isinstance(one, str) or len(one) == chunks:
+            continue
+        remedy = f"give {chunks}" if chunks else f'write "chunks": {len(one)} beside it'
+        raise ConfigError(
+            f'"sluice": "policy.{name}" names {len(one)} chunks, and "chunks" is {chunks or "adaptive"}: {remedy}'
+        )
+    first, second = (one[0] if not isinstance(one, str) and len(set(one)) == 1 else one for one in policy)
+    return first, second
+
+
+def _by_chunk(allowed: tuple[str, ...]) -> Callable[[str, Any], str | tuple[str, ...]]:
+    """A word, or a list of them, one for each chunk."""
+    one_of = _one_of(allowed)
+
+    def check(key: str, value: Any) -> str | tuple[str, ...]:
+        if not isinstance(value, (list, tuple)):
+            return one_of(key, value)
+        if not value:
+            raise ConfigError(f'"sluice": "{key}" is an empty list: name a policy for each chunk, or one for all')
+        return tuple(one_of(f"{key}[{index}]", item) for index, item in enumerate(value))
+
+    return check
+
+
+def _policy(key: str, value: Any) -> Policy | None:
     """(restore of dispatched rows, restore of pre-activations); None leaves the choice to Sluice."""
     if value == "adaptive":
         return None
@@ -229,8 +273,8 @@ def _policy(key: str, value: Any) -> tuple[str, str] | None:
         raise ConfigError(f'"sluice": "{key}" has the keys "input" and "middle", not {unknown[0]!r}')
     given = {"input": "keep", "middle": "keep", **value}
     return (
-        _one_of(RESTORE_INPUT)(f"{key}.input", given["input"]),
-        _one_of(RESTORE_MIDDLE)(f"{key}.middle", given["middle"]),
+        _by_chunk(RESTORE_INPUT)(f"{key}.input", given["input"]),
+        _by_chunk(RESTORE_MIDDLE)(f"{key}.middle", given["middle"]),
     )
 
 

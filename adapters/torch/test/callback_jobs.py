@@ -3,7 +3,7 @@
 import torch
 from layer_cases import ACTIVATIONS, Case, close, compare, group, world
 from sluice.adapters.torch import CallbackExperts, Context
-from sluice.errors import Foreign, PeerRefused, Unsupported
+from sluice.errors import Foreign, InvalidArgument, PeerRefused, Unsupported
 
 
 class TwoLinears(torch.nn.Module):
@@ -186,6 +186,18 @@ def experts_run_again():
             raise AssertionError(f"{policy} was not refused")
         except Unsupported as error:
             assert "callback experts take restore_middle keep" in str(error), str(error)
+    case.restore = ("keep", ("keep", "recompute", "keep"))
+    try:
+        case.layer(context, experts=experts)
+        raise AssertionError("modules that run again in one chunk alone were not refused")
+    except Unsupported as error:
+        assert "run again in every chunk, or in none" in str(error), str(error)
+    case.restore = (("offload", "redispatch"), "recompute")
+    try:
+        case.layer(context, experts=experts)
+        raise AssertionError("two policies for three chunks were not refused")
+    except InvalidArgument as error:
+        assert "restore_input names 2 chunks, and num_chunks is 3" in str(error), str(error)
     return True
 
 

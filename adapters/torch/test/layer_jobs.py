@@ -1,14 +1,16 @@
 """What the ranks of test_layer.py do: numbers, choices, refusals and traces of layers."""
 
+import re
 import time
 import traceback
+import warnings
 
 import torch
 import torch.distributed as dist
 from layer_cases import Case, compare, group, world
 from sluice.adapters.torch import Context, ContextOptions, MoeLayer
 from sluice.config import TunerOptions
-from sluice.errors import InvalidArgument, Mismatch, PeerRefused
+from sluice.errors import InvalidArgument, Mismatch, OverBudget, PeerRefused
 
 
 def cases(W):
@@ -43,6 +45,16 @@ def cases(W):
         "S2": dict(restore=("redispatch", "offload"), n=3, tokens=(60, 25), gated=True, seed=28),
         "S3": dict(restore=("offload", "recompute"), n=3, tokens=(60, 25), bias=True, gated=True, seed=29),
         "S4": dict(restore=("redispatch", "recompute"), n=3, tokens=(60, 25), bias=True, seed=30),
+        "by chunk": dict(
+            restore=(("keep", "offload", "redispatch"), ("recompute", "keep", "offload")),
+            n=3,
+            tokens=(60, 25),
+            gated=True,
+            seed=36,
+        ),
+        "middle by chunk": dict(
+            restore=("keep", ("keep", "recompute", "recompute")), n=3, tokens=(60, 25), dtype=bf16, seed=37
+        ),
         "deduplicated": dict(deduplicate=True, per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, drop=0.1, seed=31),
         "deduplicated bf16": dict(deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), dtype=bf16, seed=32),
         "bf16": dict(dtype=bf16, tokens=(64, 33), seed=25),
@@ -94,6 +106,51 @@ def same_for_all_chunks():
         out.backward(case.cotangents[rank])
         seen.append((out.detach(), tokens.grad, weights.grad))
     return [[torch.equal(a, b) for a, b in zip(seen[0], other)] for other in seen[1:]]
+
+
+def blocks_go_from_step_to_step():
+    """Offloaded rows of twenty steps, two forwards outstanding: by step, blocks allocated and bytes that are idle."""
+    W, rank = world()
+    context = Context(group(), ContextOptions(gemm="ref"))
+    case = Case(W, tokens=(60, 25), n=3, restore=("offload", "offload"), seed=52)
+    layer = case.layer(context)
+    found = []
+    for _ in range(20):
+        given = [case.inputs(rank) for _ in range(2)]
+        outs = [layer(*each) for each in given]
+        for out in outs:
+            out.backward(case.cotangents[rank])
+        del given, outs, out
+        stats = context.stats()
+        found.append((stats["num_pool_allocations"], stats["idle_pool_bytes"], stats["current_bytes"]))
+    return found
+
+
+def fallback_is_told():
+    """Warnings and num_fallback_chunks of a budget's least plan: under even routing, and with a hot expert."""
+    W, rank = world()
+    found = []
+    for hot in (None, 0):
+        case = Case(W, per_rank=4, K=1, tokens=(96,), hot=hot, restore=("keep", "keep"), seed=53)
+        budget = 1 << 10
+        while True:
+            context = Context(group(), ContextOptions(gemm="ref", memory_budget=budget))
+            layer = case.layer(context, num_chunks=0)
+            tokens, ids, weights, params = case.inputs(rank)
+            if hot is None:
+                ids = torch.arange(len(tokens)).view(-1, 1) % case.E
+            try:
+                with warnings.catch_warnings(record=True) as told:
+                    warnings.simplefilter("always")
+                    for _ in range(3):
+                        layer(tokens, ids, weights, params).backward(case.cotangents[rank])
+                break
+            except OverBudget as error:
+                assert budget == 1 << 10, error
+                budget = int(re.search(r"needs (\d+)", str(error))[1])
+                context.close()
+        found.append(([str(one.message) for one in told], context.stats()["num_fallback_chunks"]))
+    return found
 
 
 def tuned(folder, mode, calibrate):

@@ -38,6 +38,8 @@ CASES = [
     "S2",
     "S3",
     "S4",
+    "by chunk",
+    "middle by chunk",
     "deduplicated",
     "deduplicated bf16",
     "bf16",
@@ -71,6 +73,21 @@ def test_Cases_AllOfThem_AreListed():
 def test_Layer_AnyNumberOfChunks_GivesTheSameBits(world):
     for result in ranks.run(world, "layer_jobs:same_for_all_chunks"):
         assert result == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_OffloadedRows_TwentySteps_LieInTheBlocksOfTheFirst(world):
+    for steps in ranks.run(world, "layer_jobs:blocks_go_from_step_to_step"):
+        first = steps[0]
+        assert first[0] == 4 and first[1] > 0  # T_DI and T_M of two forwards
+        assert all(step == first for step in steps)
+
+
+def test_Budget_ChunksThatNoLongerFit_AreToldOnceByTheFirstRank():
+    for rank, (even, hot) in enumerate(ranks.run(2, "layer_jobs:fallback_is_told")):
+        assert even == ([], 0)
+        assert len(hot[0]) == (rank == 0) and hot[1] >= 3, hot
+        assert rank != 0 or "more rows than the budget keeps" in hot[0][0]
 
 
 @pytest.mark.parametrize("mode, calibrate", [("profile", None), ("adaptive", 0.2), ("model", 0.2)])

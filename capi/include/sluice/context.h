@@ -56,6 +56,10 @@ typedef struct sluice_context_config_s {
                               gradient rows it leaves for the weight half; 0: such a call is UNSUPPORTED there */
   uint64_t host_memory_budget; /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own. On a
                                   CPU they count towards memory_budget as well */
+  /* Where several contexts of a process are to stay below one budget, the host gives each a share as its memory_budget
+   * (host_memory_budget), and here the whole, which errors then name: at least the share. 0: the share is the whole. */
+  uint64_t shared_memory_budget;
+  uint64_t shared_host_memory_budget;
 } sluice_context_config_t;
 
 SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size);
@@ -71,8 +75,12 @@ SLUICE_EXPORT void sluice_context_destroy(sluice_context_t* context);
 
 /* Memory from the process that counts as this context's, for saved buffers that a host hands out in sluice_save_fn_t
  * (say so with save_is_counted). 64-byte aligned. It may outlive the context: free it with NULL for the context then.
+ * allocate_saved: for saved buffer `which` (SLUICE_SAVED_*); on a CPU offloaded rows get blocks that earlier steps
+ * freed, which count until the context goes, or until a budget has no other room.
  * Any thread, also while a pass runs. Errors: INVALID_ARGUMENT, NO_MEMORY, OVER_BUDGET, STATE (in a forked child).
- * free accepts NULL data; bytes as given. */
+ * free accepts NULL data; bytes as given. Of both. */
+SLUICE_API sluice_status_t sluice_context_allocate_saved(sluice_context_t* context, int32_t which, uint64_t bytes,
+                                                         void** out_data);
 SLUICE_API sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t bytes, void** out_data);
 SLUICE_EXPORT void sluice_context_free(sluice_context_t* context, void* data, uint64_t bytes);
 
@@ -105,6 +113,10 @@ typedef struct sluice_context_stats_s {
    * none. */
   uint64_t num_readings;
   uint64_t readings_cpu_ns;
+  uint64_t num_pool_allocations; /* on a CPU: blocks for offloaded rows that were allocated, not taken from a step */
+  uint64_t idle_pool_bytes;      /* of current_bytes, such blocks that no step holds now */
+  uint64_t num_fallback_chunks;  /* under plans: chunks of forwards that did not fit kept_rows (sluice/plan.h) and are
+                                    sent and computed again; the first of a layer is told at SLUICE_LOG_WARN */
 } sluice_context_stats_t;
 
 /* Context-exclusive. reset_peak != 0 starts a new peak at the current bytes. Errors: INVALID_ARGUMENT, ABI. */

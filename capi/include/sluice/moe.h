@@ -54,7 +54,8 @@ enum {
   SLUICE_RESTORE_KEEP = 0,       /* in buffers that the step keeps */
   SLUICE_RESTORE_OFFLOAD = 1,    /* in host memory, by the copy lanes */
   SLUICE_RESTORE_REDISPATCH = 2, /* T_DI: sent again from the tokens that backward gets */
-  SLUICE_RESTORE_RECOMPUTE = 3   /* T_M: computed again from T_DI. With callback experts: their forward runs again */
+  SLUICE_RESTORE_RECOMPUTE = 3,  /* T_M: computed again from T_DI. With callback experts: their forward runs again */
+  SLUICE_RESTORE_BY_CHUNK = 4    /* in what plans and decisions report: the chunks' lists say it */
 };
 
 /* What chunks are cut out of. Equal on all ranks; results do not depend on it. */
@@ -107,6 +108,12 @@ typedef struct sluice_moe_config_s {
    * with exchange_mode CEILING, for the parts of a layer, or on CUDA under a budget or plan (UNSUPPORTED). */
   int32_t deduplicate;
   int32_t reserved_3; /* 0 */
+  /* [num_chunks], which must be given, or NULL: the policy of each chunk in place of restore_input (equal on all ranks)
+   * or restore_middle. ADAPTIVE for the other tensor is KEEP then. Copied. Chunks that a budget makes beyond num_chunks
+   * are sent and computed again, and so are those that it cannot keep. Rows are not cut by expert (chunk_cut) where
+   * chunks differ. */
+  const int32_t* restore_input_of;
+  const int32_t* restore_middle_of;
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);

@@ -36,14 +36,16 @@ typedef struct sluice_plan_config_s {
   int32_t halves_apart;        /* 1: step_bytes counts what SLUICE_HALF_INPUT alone leaves for the weight half; 0: such
                                   calls are UNSUPPORTED under the plan */
   uint64_t host_memory_budget; /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own */
+  const int32_t* restore_input_of;  /* [num_chunks], as in sluice_moe_config_t, or NULL; copied */
+  const int32_t* restore_middle_of; /* likewise */
 } sluice_plan_config_t;
 
 SLUICE_EXPORT void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_size);
 
-/* Finds the fastest candidate (n, restore policy, weight-gradient mode) that fits. Local, allocates only the handle;
- * ranks that give equal numbers get equal plans. out_plan: new, sluice_plan_destroy. Context-exclusive. Errors:
- * INVALID_ARGUMENT, ABI, NO_MEMORY; OVER_BUDGET naming the shortfall, the smallest budget that would do, and the
- * cheapest change; UNSUPPORTED (callback experts that cannot do the policy asked for). */
+/* Finds the fastest candidate (n, restore policy of all or of the first chunks, weight-gradient mode) that fits. Local,
+ * allocates only the handle; ranks that give equal numbers get equal plans. out_plan: new, sluice_plan_destroy.
+ * Context-exclusive. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY; OVER_BUDGET naming the shortfall, the smallest budget
+ * that would do, and the cheapest change; UNSUPPORTED (callback experts that cannot do the policy asked for). */
 SLUICE_API sluice_status_t sluice_plan_create(sluice_moe_t* moe, const sluice_plan_config_t* config,
                                               sluice_plan_t** out_plan);
 SLUICE_EXPORT void sluice_plan_destroy(sluice_plan_t* plan); /* accepts NULL */
@@ -51,13 +53,15 @@ SLUICE_EXPORT void sluice_plan_destroy(sluice_plan_t* plan); /* accepts NULL */
 typedef struct sluice_plan_info_s {
   size_t struct_size; /* set by the caller: sizeof */
   int64_t max_tokens;
-  int64_t chunk_rows; /* ceiling of received rows of a chunk */
-  int64_t kept_rows;  /* ceiling of rows kept or offloaded per step */
-  int32_t num_blocks; /* G */
-  int32_t num_chunks; /* n of balanced routing */
-  int32_t max_chunks; /* n at most */
-  int32_t restore_input, restore_middle, wgrad_mode, max_outstanding;
-  int32_t reserved;
+  int64_t chunk_rows;                    /* ceiling of received rows of a chunk */
+  int64_t kept_rows;                     /* ceiling of rows kept or offloaded per step */
+  int32_t num_blocks;                    /* G */
+  int32_t num_chunks;                    /* n of balanced routing */
+  int32_t max_chunks;                    /* n at most */
+  int32_t restore_input, restore_middle; /* or BY_CHUNK, as the config's list has it */
+  int32_t wgrad_mode, max_outstanding;
+  int32_t kept_chunks; /* of num_chunks, the first ones, that the policies speak of; the rest are sent and computed
+                          again: fewer than num_chunks where policies were open and the budget has no room for all */
   /* Bytes on this rank. total = base + slots + routing + schedules + headers + products + max_outstanding * step */
   uint64_t base_bytes;
   uint64_t slot_bytes;     /* temporaries of a pass, shared by all layers of the context */
@@ -89,7 +93,7 @@ typedef struct sluice_plan_candidate_s {
   uint64_t total_bytes;
   double relative_time;
   int32_t fits;
-  int32_t reserved;
+  int32_t kept_chunks; /* as in sluice_plan_info_t */
 } sluice_plan_candidate_t;
 
 /* Everything that was looked at, in order; *out_count is how many there are, at most `capacity` are written. */
@@ -98,7 +102,7 @@ SLUICE_API sluice_status_t sluice_plan_candidates(const sluice_plan_t* plan, slu
 
 /* Bytes of one step whose n chunks receive rows_per_chunk [n] rows on this rank, in a pass of num_tokens tokens with
  * num_sent kept routes: what the allocator will count, to the byte. kept_chunks of the chunks, the first ones, are kept
- * as the plan says. */
+ * as the plan says; by a list, those behind it are not. */
 SLUICE_API sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_chunks,
                                                     const int64_t* rows_per_chunk, int32_t kept_chunks,
                                                     int64_t num_tokens, int64_t num_sent, uint64_t* out_bytes);

@@ -173,6 +173,11 @@ def _section(data: Mapping[str, Any], path: str) -> dict[str, Any]:
         _, options = parse_section(data.get("sluice", {}))
     except ConfigError as error:
         raise BadInput(f"config {path}: {error}") from error
+    if options.policy is not None and not all(isinstance(one, str) for one in options.policy):
+        raise BadInput(
+            f'config {path}: "policy" names each chunk ({options.policy_name()}); the planner prices policies of all '
+            "chunks: take it out, or give one for all"
+        )
     return {
         "memory_budget": options.memory_budget,
         "host_memory_budget": options.host_memory_budget,

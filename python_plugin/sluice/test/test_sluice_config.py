@@ -107,6 +107,46 @@ def test_Policy_NameOrPair_IsRead(written, meant):
 
 
 @pytest.mark.parametrize(
+    "written,meant,words",
+    [
+        (
+            {"input": ["keep", "offload", "redispatch"], "middle": "recompute"},
+            (("keep", "offload", "redispatch"), "recompute"),
+            "policy keep/offload/redispatch + recompute",
+        ),
+        ({"middle": ["keep", "keep", "recompute"]}, ("keep", ("keep", "keep", "recompute")), "keep + keep/keep/rec"),
+        ({"input": ["redispatch"] * 3, "middle": ["recompute"] * 3}, ("redispatch", "recompute"), "policy S4"),
+    ],
+)
+def test_Policy_ByChunk_IsReadAndNamed(written, meant, words):
+    _, options = config.parse({"chunks": 3, "policy": written})
+    assert options.policy == meant
+    assert words in options.plan_words()
+    assert config.Options(**options.as_dict()) == options  # as ranks compare it
+
+
+@pytest.mark.parametrize(
+    "chunks,written,text",
+    [
+        (
+            None,
+            {"input": ["keep", "offload"]},
+            '"policy.input" names 2 chunks, and "chunks" is adaptive: write "chunks": 2',
+        ),
+        ("adaptive", {"middle": ["keep", "recompute"]}, '"policy.middle" names 2 chunks, and "chunks" is adaptive'),
+        (3, {"input": ["keep", "offload"]}, '"policy.input" names 2 chunks, and "chunks" is 3: give 3'),
+        (2, {"input": ["keep", "recompute"]}, '"policy.input[1]" must be one of keep, offload, redispatch'),
+        (2, {"middle": []}, '"policy.middle" is an empty list'),
+        (2, {"middle": ["keep", None]}, '"policy.middle[1]" must be one of'),
+    ],
+)
+def test_Policy_BadByChunk_IsNamed(chunks, written, text):
+    with pytest.raises(config.ConfigError) as error:
+        config.parse({"chunks": chunks, "policy": written})
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
     "written,text",
     [
         ("S5", 'did you mean "S'),

@@ -1,0 +1,26 @@
+#include "backend/moe/budget_words.h"
+
+#include <stdio.h>
+
+/* The whole by which a share of it becomes `needed`, whatever rounding down the share took. */
+static uint64_t whole_for(uint64_t needed, uint64_t share, uint64_t whole) {
+  return (uint64_t)((double)needed * ((double)whole / (double)share) * (1 + 1e-12)) + 1;
+}
+
+sluice_budget_words_t sluice_budget_words(const sluice_context_t* context, int of_host, uint64_t budget,
+                                          uint64_t needed) {
+  const uint64_t own = of_host ? context->host_memory_budget : context->memory_budget;
+  const uint64_t whole = of_host ? context->shared_host_memory_budget : context->shared_memory_budget;
+  const char *name = of_host ? "host memory budget" : "memory budget",
+             *key = of_host ? "host_memory_budget" : "memory_budget";
+  sluice_budget_words_t words;
+  if (whole == 0 || whole == own || budget != own) { /* a plan of the host's has a budget of its own */
+    snprintf(words.what, sizeof words.what, "the %s of %llu bytes", name, (unsigned long long)budget);
+    snprintf(words.raise, sizeof words.raise, "%s to that", key);
+    return words;
+  }
+  snprintf(words.what, sizeof words.what, "%llu bytes, this context's share of the %s of %llu", (unsigned long long)own,
+           name, (unsigned long long)whole);
+  snprintf(words.raise, sizeof words.raise, "%s to %llu", key, (unsigned long long)whole_for(needed, own, whole));
+  return words;
+}

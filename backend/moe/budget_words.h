@@ -1,0 +1,17 @@
+/* A budget for people: where a context has a share of one, both are named, and what to raise is the whole. Private to
+ * moe. */
+#ifndef SLUICE_BACKEND_MOE_BUDGET_WORDS_H_
+#define SLUICE_BACKEND_MOE_BUDGET_WORDS_H_
+
+#include "backend/moe/engine.h"
+
+typedef struct sluice_budget_words_s {
+  char what[112]; /* "the memory budget of 100 bytes", or "60 bytes, this context's share of ..." */
+  char raise[64]; /* "memory_budget to that", or "... to 170" where the share would then do */
+} sluice_budget_words_t;
+
+/* of_host: the budget of offloaded rows. budget: in force, in bytes; needed: what it must become. */
+sluice_budget_words_t sluice_budget_words(const sluice_context_t* context, int of_host, uint64_t budget,
+                                          uint64_t needed);
+
+#endif /* SLUICE_BACKEND_MOE_BUDGET_WORDS_H_ */

@@ -1,0 +1,200 @@
+/* Layers whose chunks restore each in its own way: the bits of keeping everything, bytes as planned, bad lists named.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/budget_suite.h"
+#include "capi/test/checks.h"
+#include "capi/test/refusals.h"
+
+enum { KEEP = SLUICE_RESTORE_KEEP, OFFLOAD = SLUICE_RESTORE_OFFLOAD };
+enum { REDISPATCH = SLUICE_RESTORE_REDISPATCH, RECOMPUTE = SLUICE_RESTORE_RECOMPUTE, CHUNKS = 5 };
+
+typedef struct lists_s {
+  int32_t input[CHUNKS], middle[CHUNKS];
+} lists_t;
+
+static const lists_t mixes[] = {
+    {{KEEP, OFFLOAD, REDISPATCH, KEEP, OFFLOAD}, {RECOMPUTE, KEEP, OFFLOAD, KEEP, RECOMPUTE}},
+    {{KEEP, KEEP, REDISPATCH, REDISPATCH, REDISPATCH}, {KEEP, KEEP, RECOMPUTE, RECOMPUTE, RECOMPUTE}},
+    {{REDISPATCH, KEEP, REDISPATCH, KEEP, KEEP}, {OFFLOAD, OFFLOAD, OFFLOAD, OFFLOAD, KEEP}},
+    {{OFFLOAD, OFFLOAD, OFFLOAD, OFFLOAD, OFFLOAD}, {KEEP, RECOMPUTE, KEEP, RECOMPUTE, KEEP}},
+};
+#define NUM_MIXES ((int)(sizeof mixes / sizeof mixes[0]))
+/* What the host's own experts can do. */
+static const lists_t callback_mix = {{KEEP, OFFLOAD, KEEP, REDISPATCH, KEEP},
+                                     {KEEP, RECOMPUTE, KEEP, RECOMPUTE, RECOMPUTE}};
+
+/* The same as with everything kept: bits of outputs and input gradients; of weight gradients too where those are summed
+ * chunk by chunk in both. */
+static void check_mix(case_t c, const lists_t* lists) {
+  result_t kept, mixed, want;
+  c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS, c.num_chunks = CHUNKS;
+  c.restore_input = c.restore_middle = KEEP;
+  world_run(&c, &kept);
+  must_work(&c, &kept);
+  c.restore_input_of = lists->input, c.restore_middle_of = lists->middle;
+  world_run(&c, &mixed);
+  must_work(&c, &mixed);
+  world_reference(&c, &want);
+  const double d = world_distance(&c, &mixed, &want);
+  if (!(d >= 0 && d <= world_tolerance(&c))) fail_msg("W %d: distance %g", c.world_size, d);
+  const int params = c.wgrad_mode == SLUICE_WGRAD_PER_CHUNK && !c.callback_experts && !c.halves_apart;
+  if (!world_identical(&c, &kept, &mixed, params)) {
+    fail_msg("W %d gated %d dtype %d wgrad %d reuse %d callbacks %d: a mix of policies changes bits%s", c.world_size,
+             c.gated, c.dtype, c.wgrad_mode, c.reuse_saved, c.callback_experts,
+             world_identical(&c, &kept, &mixed, 0) ? " of parameter gradients" : "");
+  }
+  world_free(&kept);
+  world_free(&mixed);
+  world_free(&want);
+}
+
+static case_t base(int32_t w, int bits) {
+  case_t c = world_small_case();
+  c.world_size = w, c.gated = bits & 1, c.bias = bits >> 1 & 1, c.reuse_saved = bits >> 2 & 1;
+  c.wgrad_mode = bits >> 3 & 1 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
+  c.num_experts = 6, c.top_k = 2;
+  for (int32_t r = 0; r < w; ++r) c.tokens[r] = 23 - 4 * r;
+  return c;
+}
+
+static void Layer_PolicyByChunk_HasTheBitsOfKeepingEverything(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    for (int bits = 0; bits < 16; ++bits) {
+      case_t c = base(w, bits);
+      for (int i = 0; i < NUM_MIXES; ++i) check_mix(c, &mixes[i]);
+      c.dtype = SLUICE_DTYPE_BF16;
+      check_mix(c, &mixes[bits % NUM_MIXES]);
+      c.deduplicate = 1;
+      check_mix(c, &mixes[bits % NUM_MIXES]);
+    }
+  }
+}
+
+static void Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    case_t c = base(w, 0);
+    c.callback_experts = 1;
+    check_mix(c, &callback_mix);
+  }
+}
+
+static void Layer_PolicyByChunkWithHalvesAndCopies_HasTheBitsOfKeepingEverything(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    for (int bits = 0; bits < 16; ++bits) {
+      case_t c = base(w, bits);
+      c.halves_apart = 1;
+      check_mix(c, &mixes[bits % NUM_MIXES]);
+      c.halves_apart = 0, c.restore = 1;
+      check_mix(c, &mixes[(bits + 1) % NUM_MIXES]);
+    }
+  }
+}
+
+static void Layer_PolicyByChunkUnderACeiling_HasTheBitsOfKeepingEverything(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 3; ++w) {
+    for (int i = 0; i < NUM_MIXES; ++i) {
+      case_t c = base(w, i);
+      c.ceiling = 23 * 2;
+      check_mix(c, &mixes[i]);
+    }
+  }
+}
+
+static void Budget_PolicyByChunk_FromTheSmallestUp(void** state) {
+  (void)state;
+  budget_by_chunk(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1});
+}
+
+static void Plan_PolicyByChunk_PredictsTheAllocator(void** state) {
+  (void)state;
+  budget_predictions_by_chunk(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 2});
+}
+
+/* A list that says the same for all chunks is that policy, a plan of it too. */
+static void Plan_ListOfOnePolicy_IsThatPolicy(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t config = rig_config();
+  WORKS(rig_open(&rig, NULL, &config));
+  const int32_t inputs[] = {OFFLOAD, OFFLOAD}, middles[] = {RECOMPUTE, RECOMPUTE}, mixed[] = {KEEP, RECOMPUTE};
+  sluice_plan_config_t plan_config;
+  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  plan_config.max_tokens = 64, plan_config.num_chunks = 2;
+  sluice_plan_info_t found[3];
+  for (int i = 0; i < 3; ++i) {
+    sluice_plan_t* plan = NULL;
+    plan_config.restore_input = i == 0 ? OFFLOAD : SLUICE_RESTORE_ADAPTIVE;
+    plan_config.restore_middle = i == 0 ? RECOMPUTE : SLUICE_RESTORE_ADAPTIVE;
+    plan_config.restore_input_of = i == 0 ? NULL : inputs;
+    plan_config.restore_middle_of = i == 0 ? NULL : i == 1 ? middles : mixed;
+    WORKS(sluice_plan_create(rig.moe, &plan_config, &plan));
+    memset(&found[i], 0, sizeof found[i]);
+    found[i].struct_size = sizeof found[i];
+    WORKS(sluice_plan_get_info(plan, &found[i]));
+    sluice_plan_destroy(plan);
+  }
+  assert_memory_equal(&found[0], &found[1], sizeof found[0]);
+  assert_int_equal(found[2].restore_input, OFFLOAD);
+  assert_int_equal(found[2].restore_middle, SLUICE_RESTORE_BY_CHUNK);
+  assert_true(found[2].saved_bytes > found[1].saved_bytes);
+  rig_close(&rig);
+}
+
+static void Lists_Bad_AreNamed(void** state) {
+  (void)state;
+  rig_t rig;
+  const sluice_moe_config_t good = rig_config();
+  sluice_moe_config_t c = good;
+  WORKS(rig_open(&rig, NULL, &good));
+  const int32_t inputs[] = {KEEP, RECOMPUTE}, middles[] = {KEEP, REDISPATCH}, open[] = {SLUICE_RESTORE_ADAPTIVE, KEEP};
+  const int32_t mixed[] = {KEEP, RECOMPUTE}, offload[] = {RECOMPUTE, OFFLOAD};
+  sluice_moe_t* moe = NULL;
+#define CASE(field, list, status, text) \
+  c = good, c.field = (list);           \
+  REFUSED(sluice_moe_create(rig.context, &c, &moe), (status), (text))
+  CASE(restore_input_of, inputs, SLUICE_E_INVALID_ARGUMENT,
+       "layer 3: restore_input_of[1] is 3; known are keep (0), offload (1) and re-dispatch (2)");
+  CASE(restore_input_of, open, SLUICE_E_INVALID_ARGUMENT, "restore_input_of[0] is -1");
+  CASE(restore_middle_of, middles, SLUICE_E_INVALID_ARGUMENT,
+       "restore_middle_of[1] is 2; known are keep (0), offload (1) and recompute (3)");
+#undef CASE
+  c = good, c.restore_middle_of = mixed, c.num_chunks = 0;
+  REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_INVALID_ARGUMENT,
+          "restore_middle_of names a policy for each chunk, and num_chunks is 0");
+  c = good, c.callback_experts = 1, c.restore_middle_of = offload;
+  REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_UNSUPPORTED,
+          "chunk 1 has restore_input 0, restore_middle 1");
+  sluice_plan_config_t plan_config;
+  sluice_plan_t* plan = NULL;
+  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  plan_config.max_tokens = 64, plan_config.restore_middle_of = mixed;
+  REFUSED(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_INVALID_ARGUMENT,
+          "plan: restore_middle_of names a policy for each chunk");
+  rig_close(&rig);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Layer_PolicyByChunk_HasTheBitsOfKeepingEverything),
+      cmocka_unit_test(Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything),
+      cmocka_unit_test(Layer_PolicyByChunkWithHalvesAndCopies_HasTheBitsOfKeepingEverything),
+      cmocka_unit_test(Layer_PolicyByChunkUnderACeiling_HasTheBitsOfKeepingEverything),
+      cmocka_unit_test(Budget_PolicyByChunk_FromTheSmallestUp),
+      cmocka_unit_test(Plan_PolicyByChunk_PredictsTheAllocator),
+      cmocka_unit_test(Plan_ListOfOnePolicy_IsThatPolicy),
+      cmocka_unit_test(Lists_Bad_AreNamed),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,130 @@
+/* Between the budgets that two policies need for all chunks, a plan keeps the chunks that it has room for: faster than
+ * any policy of all chunks that fits, in the bytes that it says. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/budget_suite.h"
+#include "capi/test/checks.h"
+#include "capi/test/refusals.h"
+
+enum { TOKENS = 512, MOST_LINES = 512, STEPS = 24 };
+
+/* One of two ranks, for its plans alone. */
+typedef struct pair_s {
+  sluice_local_group_t* group;
+  sluice_comm_t* comm;
+  rig_t rig;
+} pair_t;
+
+static void open_pair(pair_t* p) {
+  sluice_comm_config_t comm;
+  sluice_comm_config_init(&comm, sizeof comm);
+  comm.rank = 0, comm.world_size = 2;
+  WORKS(sluice_local_group_create(2, &p->group));
+  WORKS(sluice_comm_create_local(p->group, &comm, &p->comm));
+  sluice_moe_config_t config = rig_config();
+  config.model_width = 64, config.hidden_width = 256, config.num_chunks = 0;
+  WORKS(rig_open(&p->rig, p->comm, &config));
+}
+
+static void close_pair(pair_t* p) {
+  rig_close(&p->rig);
+  sluice_comm_destroy(p->comm);
+  sluice_local_group_destroy(p->group);
+}
+
+typedef struct found_s {
+  sluice_plan_info_t info;
+  double best_whole; /* relative time of the fastest policy of all chunks that fits */
+} found_t;
+
+static found_t plan_for(const pair_t* p, uint64_t budget, int32_t input, int32_t middle) {
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = TOKENS, config.memory_budget = budget, config.restore_input = input;
+  config.restore_middle = middle;
+  sluice_plan_t* plan = NULL;
+  WORKS(sluice_plan_create(p->rig.moe, &config, &plan));
+  found_t found = {.info = {.struct_size = sizeof found.info}, .best_whole = -1};
+  WORKS(sluice_plan_get_info(plan, &found.info));
+  sluice_plan_candidate_t lines[MOST_LINES];
+  int32_t count = 0;
+  WORKS(sluice_plan_candidates(plan, lines, MOST_LINES, &count));
+  for (int32_t i = 0; i < count; ++i) {
+    const sluice_plan_candidate_t* c = &lines[i];
+    assert_true(c->kept_chunks >= 1 && c->kept_chunks <= c->num_chunks);
+    int is_better = found.best_whole < 0 || c->relative_time < found.best_whole;
+    if (c->fits && c->kept_chunks == c->num_chunks && is_better) found.best_whole = c->relative_time;
+  }
+  sluice_plan_destroy(plan);
+  return found;
+}
+
+static void Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole(void** state) {
+  (void)state;
+  pair_t p;
+  open_pair(&p);
+  const int32_t open = SLUICE_RESTORE_ADAPTIVE;
+  const uint64_t least = plan_for(&p, 0, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE).info.total_bytes;
+  const uint64_t most = plan_for(&p, 0, open, open).info.total_bytes;
+  double last = 0;
+  int32_t num_parts = 0;
+  for (int i = 0; i <= STEPS; ++i) {
+    const uint64_t budget = least + (most - least) * (uint64_t)i / STEPS;
+    const found_t found = plan_for(&p, budget, open, open);
+    const sluice_plan_info_t* info = &found.info;
+    assert_true(info->total_bytes <= budget);
+    assert_true(found.best_whole > 0 && info->relative_time <= found.best_whole);
+    if (i > 0) assert_true(info->relative_time <= last); /* more budget, no slower */
+    last = info->relative_time;
+    if (info->kept_chunks == info->num_chunks) continue;
+    ++num_parts;
+    assert_true(info->relative_time < found.best_whole);
+    assert_true(info->kept_rows > 0 && info->saved_bytes > 0);
+    printf("budget %llu: %d of %d chunks T_DI %d, T_M %d, in %.3f of the time of the best policy of all chunks\n",
+           (unsigned long long)budget, info->kept_chunks, info->num_chunks, info->restore_input, info->restore_middle,
+           info->relative_time / found.best_whole);
+  }
+  assert_true(num_parts > 0);
+  close_pair(&p);
+}
+
+/* A policy that was asked for is of all chunks, or there is no plan. */
+static void Plan_PolicyAskedFor_IsOfAllChunks(void** state) {
+  (void)state;
+  pair_t p;
+  open_pair(&p);
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  sluice_plan_t* plan = NULL;
+  sluice_plan_info_t lean = {.struct_size = sizeof lean};
+  config.max_tokens = TOKENS, config.num_chunks = 8, config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+  config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  WORKS(sluice_plan_create(p.rig.moe, &config, &plan));
+  WORKS(sluice_plan_get_info(plan, &lean));
+  sluice_plan_destroy(plan);
+  config.memory_budget = lean.total_bytes * 5 / 4;
+  config.restore_input = config.restore_middle = SLUICE_RESTORE_KEEP;
+  REFUSED(sluice_plan_create(p.rig.moe, &config, &plan), SLUICE_E_OVER_BUDGET, "or take the policy ");
+  close_pair(&p);
+}
+
+static void Layer_KeepsPart_PredictedBytesAndSameResults(void** state) {
+  (void)state;
+  budget_between_policies(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1});
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole),
+      cmocka_unit_test(Plan_PolicyAskedFor_IsOfAllChunks),
+      cmocka_unit_test(Layer_KeepsPart_PredictedBytesAndSameResults),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,158 @@
+/* Offloaded rows on a CPU lie in blocks that go from step to step: none is allocated after the first, whoever takes
+ * them, and they are back with the context. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/refusals.h"
+
+enum { STEPS = 20, MOST_HELD = 16 };
+
+static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding, int32_t input, int32_t middle) {
+  memset(rig, 0, sizeof *rig);
+  rig->world_size = 1;
+  heap_init(&rig->heap);
+  sluice_context_config_t context;
+  sluice_context_config_init(&context, sizeof context);
+  context.gemm = "ref", context.memory_budget = budget, context.max_outstanding = max_outstanding;
+  context.allocate = heap_allocate, context.release = heap_release, context.allocate_user = &rig->heap;
+  WORKS(sluice_context_create(&context, NULL, &rig->context));
+  sluice_moe_config_t config = rig_config();
+  config.restore_input = input, config.restore_middle = middle;
+  WORKS(rig_open_layer(rig, &config));
+}
+
+static void close_rig(rig_t* rig) {
+  rig_close(rig);
+  assert_int_equal(atomic_load(&rig->heap.live_bytes), 0);
+}
+
+static sluice_context_stats_t stats_of(const rig_t* rig) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  WORKS(sluice_context_get_stats(rig->context, 0, &stats));
+  return stats;
+}
+
+/* Buffers of one step, taken from the context as a host with an autograd of its own does. */
+typedef struct held_s {
+  sluice_context_t* context;
+  void* data[MOST_HELD];
+  uint64_t bytes[MOST_HELD];
+  int32_t count;
+} held_t;
+
+static void* take_saved(void* user, int32_t which, uint64_t bytes) {
+  held_t* held = user;
+  void* data = NULL;
+  assert_true(held->count < MOST_HELD);
+  assert_int_equal(sluice_context_allocate_saved(held->context, which, bytes, &data), SLUICE_OK);
+  held->data[held->count] = data, held->bytes[held->count++] = bytes;
+  return data;
+}
+
+static void give_back(held_t* held, sluice_context_t* context) {
+  for (int32_t i = 0; i < held->count; ++i) sluice_context_free(context, held->data[i], held->bytes[i]);
+  held->count = 0;
+}
+
+/* So many forwards, then their backwards; the outputs have the bits of the first round. */
+static void run_round(rig_t* rig, held_t* held, int32_t outstanding, float* want, int is_first) {
+  sluice_step_t* steps[4] = {NULL};
+  for (int32_t i = 0; i < outstanding; ++i) {
+    rig_reset(rig);
+    if (held != NULL) {
+      rig->forward.save = take_saved, rig->forward.save_user = &held[i], rig->forward.save_is_counted = 1;
+    }
+    WORKS(rig_forward(rig, &steps[i]));
+  }
+  for (int32_t i = outstanding; i-- > 0;) {
+    WORKS(rig_backward(rig, steps[i]));
+    sluice_step_drop(steps[i]);
+    if (held != NULL) give_back(&held[i], rig->context);
+  }
+  if (is_first) memcpy(want, rig->grad_tokens.tensor.data, rig->grad_tokens.bytes);
+  assert_memory_equal(rig->grad_tokens.tensor.data, want, rig->grad_tokens.bytes);
+}
+
+static void Offload_TwentySteps_AllocateTheBlocksOfOne(void** state) {
+  (void)state;
+  for (int by_host = 0; by_host < 2; ++by_host) {
+    for (int32_t outstanding = 1; outstanding <= 3; ++outstanding) {
+      rig_t rig;
+      held_t held[4];
+      float want[64];
+      memset(held, 0, sizeof held);
+      open_rig(&rig, 0, outstanding, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
+      for (int i = 0; i < 4; ++i) held[i].context = rig.context;
+      uint64_t idle = 0, peak = 0;
+      for (int i = 0; i < STEPS; ++i) {
+        run_round(&rig, by_host ? held : NULL, outstanding, want, i == 0);
+        const sluice_context_stats_t stats = stats_of(&rig);
+        if (i == 0) idle = stats.idle_pool_bytes, peak = stats.peak_bytes;
+        assert_int_equal(stats.num_pool_allocations, 2 * outstanding); /* T_DI and T_M of each forward */
+        assert_true(stats.idle_pool_bytes == idle && stats.peak_bytes == peak && idle > 0);
+      }
+      close_rig(&rig);
+    }
+  }
+}
+
+/* In the least budget that its plan needs, with backwards that run in another order; then others take the bytes of idle
+ * blocks. */
+static void Offload_UnderItsLeastBudget_StaysWithin(void** state) {
+  (void)state;
+  rig_t rig;
+  float want[64];
+  unsigned long long needs = 0;
+  sluice_step_t* step = NULL;
+  open_rig(&rig, 1 << 10, 2, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
+  REFUSED(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET, ") needs ");
+  assert_int_equal(sscanf(strstr(last_message(), ") needs "), ") needs %llu", &needs), 1);
+  close_rig(&rig);
+
+  open_rig(&rig, needs, 2, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
+  for (int i = 0; i < STEPS; ++i) run_round(&rig, NULL, 2, want, i == 0);
+  sluice_context_stats_t stats = stats_of(&rig);
+  assert_true(stats.peak_bytes <= needs && stats.num_pool_allocations == 4);
+  /* Whoever else needs the bytes of idle blocks gets them, and the next step allocates its own again. */
+  void* data = NULL;
+  const uint64_t room = (needs - stats.current_bytes + stats.idle_pool_bytes) / 64 * 64;
+  assert_true(stats.idle_pool_bytes > 0);
+  WORKS(sluice_context_allocate(rig.context, room, &data));
+  assert_int_equal(stats_of(&rig).idle_pool_bytes, 0);
+  sluice_context_free(rig.context, data, room);
+  run_round(&rig, NULL, 2, want, 0);
+  stats = stats_of(&rig);
+  assert_true(stats.peak_bytes <= needs && stats.num_pool_allocations == 8);
+  close_rig(&rig);
+}
+
+/* What outlives the context is the host's: free it with NULL. */
+static void Saved_OutlivesTheContext_IsFreedWithoutIt(void** state) {
+  (void)state;
+  rig_t rig;
+  held_t held = {0};
+  void* data = NULL;
+  open_rig(&rig, 0, 1, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
+  held.context = rig.context;
+  for (int32_t which = 0; which < SLUICE_SAVED_COUNT; ++which) (void)take_saved(&held, which, 100 + (uint64_t)which);
+  REFUSED(sluice_context_allocate_saved(rig.context, SLUICE_SAVED_COUNT, 1, &data), SLUICE_E_INVALID_ARGUMENT,
+          "which is 5");
+  REFUSED(sluice_context_allocate_saved(NULL, 0, 1, &data), SLUICE_E_INVALID_ARGUMENT, "context is NULL");
+  close_rig(&rig);
+  give_back(&held, NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Offload_TwentySteps_AllocateTheBlocksOfOne),
+      cmocka_unit_test(Offload_UnderItsLeastBudget_StaysWithin),
+      cmocka_unit_test(Saved_OutlivesTheContext_IsFreedWithoutIt),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -15,8 +15,8 @@ from sluice.timeline.schedule import POLICIES
 T, M, H, E, K = 256, 64, 256, 4, 2
 
 
-def main() -> None:
-    """Forward and backward of both layers, `steps` times."""
+def main() -> list[MoeLayer]:
+    """Forward and backward of both layers, `steps` times; the layers, which live as long as the process."""
     steps, chunks, policy = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -40,7 +40,8 @@ def main() -> None:
         out.sum().backward()
     dist.barrier()
     dist.destroy_process_group()
+    return layers
 
 
 if __name__ == "__main__":
-    main()
+    kept = main()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -166,15 +169,43 @@ print("rank", deepspeed.comm.get_rank(), type(host.module.moes[0].deepspeed_moe)
 """
 
 
+def _launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """DeepSpeed's own launcher, with two ranks on this machine's CPU."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    here = Path(sys.executable).parent
+    return python(
+        *[str(here / "deepspeed"), "--num_gpus", "2", "--master_port", str(port), *arguments],
+        PATH=f"{here}:{os.environ['PATH']}",
+        **environment,
+    )
+
+
 @pytest.mark.full
 def test_Launcher_ModuleSluiceRun_TrainsOnBothRanks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN.format(folder=str(Path(__file__).resolve().parent)))
-    launcher = Path(sys.executable).parent / "deepspeed"
-    done = python(
-        *[str(launcher), "--num_gpus", "2", "--master_port", "29611", "--module", "sluice.run", str(script)],
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
-        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    )
+    done = _launch("--module", "sluice.run", str(script), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.stdout.count("SluiceMOELayer") == 2, done.stdout[-2000:] + done.stderr[-2000:]
     assert done.stdout.count("MoE layers run on Sluice") == 1
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_lm"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_Launcher_ExampleWithItsConfigAsPathAndAsBase64_TrainsOnSluiceAsStock() -> None:
+    """The script that a user has anyway, three times: the key reaches every rank in both forms of the config."""
+    config = EXAMPLE / "ds_config.json"
+    coded = base64.urlsafe_b64encode(config.read_bytes()).decode()
+    losses = {}
+    for name, given, switch in (("path", str(config), ""), ("base64", coded, ""), ("stock", str(config), "0")):
+        arguments = ["--steps", "2", "--config", given]
+        done = _launch(str(EXAMPLE / "train.py"), *arguments, SLUICE=switch)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        assert done.stdout.count("3 of 3 MoE layers run on Sluice") == (name != "stock"), done.stdout[-2000:]
+        losses[name] = [float(found) for found in re.findall(r"step +\d+  loss ([0-9.]+)", done.stdout)]
+        assert len(losses[name]) == 2 and 3 < losses[name][0] < 6, done.stdout[-2000:]
+    for name in ("path", "base64"):
+        assert losses[name] == pytest.approx(losses["stock"], abs=2e-4)  # printed with 4 places

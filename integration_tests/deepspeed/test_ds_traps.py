@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from host_release import CAPACITY, FLOAT_MASK, IS_OLD, K3_NO_DROP, LOADING, old_host_fails
 from rank_harness import RankFailure, Ranks
 
 
@@ -25,6 +26,7 @@ def test_Trap01_IdleExpertsUnderZero2_DoNotHang(ranks4: Ranks) -> None:
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_Trap01_ExpertIdleOnOneRankAndBusyOnItsPeerUnderZero_AsStock(ranks4: Ranks, stage: int) -> None:
+    old_host_fails(CAPACITY)
     answers = ranks4.run("cases_parity:idle_here_busy_there", stage=stage)
     for rank, (stock, swapped) in enumerate(answers):
         for counts in stock["counts"] + swapped["counts"]:
@@ -63,9 +65,11 @@ def test_Trap05_HookedExpert_SeesItsRowsInOneCall(ranks2: Ranks) -> None:
 
 
 def test_Trap06_LayerAttributes_AsStock(ranks2: Ranks) -> None:
+    old_host_fails(FLOAT_MASK)
     ranks2.run("cases_traps:attributes_as_stock")
 
 
+@pytest.mark.skipif(IS_OLD, reason="asks the gate for sparse routes, which 0.15.4 does not give")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_Trap07_Combine_SumsInF32AndZerosDropped(ranks2: Ranks, dtype: str) -> None:
     ranks2.run("cases_traps:sum_in_f32_and_zero_for_dropped", dtype=dtype)
@@ -151,6 +155,7 @@ def test_Trap15_Banner_OnceOnRankZero(fresh2: Ranks, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lengths", [[12, 16], [12, 0], [0, 3]])
 @pytest.mark.parametrize("k, drop", [(1, False), (2, True), (3, False)])
 def test_UnevenTokens_NoneIncluded_Train(ranks2: Ranks, lengths: list[int], k: int, drop: bool) -> None:
+    old_host_fails(K3_NO_DROP, k > 2 and not drop)
     for losses in ranks2.run("cases_traps:uneven_tokens", lengths=lengths, k=k, drop=drop):
         assert len(losses) == 3 and all(loss == loss for loss in losses)
 
@@ -172,6 +177,7 @@ CHECKPOINTS = {
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, kind: str) -> None:
+    old_host_fails(LOADING)
     layers = [{"k": 2}, {"ep_size": 1, "expert": "tuple"}]
     contents = {}
     for writer in ("stock", "sluice"):

@@ -1,4 +1,4 @@
-"""third_party/setup/setup.sh among programs that stand in for the machine's: what it asks of them and what it says."""
+"""The scripts of third_party/setup among programs that stand in for the machine's: what they ask and what they say."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Machine:
         """Answers what the scripts ask of a Python; a virtual environment has one like it."""
         self.program(path, '[ "$1" != -V ] || echo "Python 3.11.0"')
 
-    def run(self) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """setup.sh quickstart, or another of the scripts."""
         environment = {"PATH": str(self.bin), "HOME": str(self.root)}
-        script = self.root / "third_party" / "setup" / "setup.sh"
-        command = ["bash", str(script), "quickstart"]
+        name, *arguments = command or ("setup.sh", "quickstart")
+        command = ("bash", str(self.root / "third_party" / "setup" / name), *arguments)
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
     def called(self, what: str) -> list[str]:
@@ -101,3 +102,32 @@ def test_Setup_PipFails_OneLineSaysWhatToDo(machine: Machine) -> None:
     failed = [line for line in (done.stdout + done.stderr).splitlines() if "FAILED" in line]
     assert done.returncode == 1 and len(failed) == 1, done
     assert "exit 7" in failed[0] and "check the network" in failed[0] and ".setup.log" in failed[0]
+
+
+def test_OldestHost_SecondRun_InstallsNothing(machine: Machine) -> None:
+    own = machine.root / ".venv-oldest-host"
+    packages = machine.root / "packages"
+    packages.mkdir()
+    python = machine.root / ".venv" / "bin" / "python"
+    made = f'[ "$2" != venv ] || {{ mkdir -p {own}/bin && cp "$0" {own}/bin/python; }}'
+    machine.program(python, f'[ "$1" != -c ] || echo {packages}\n{made}')
+    (machine.bin / "cp").symlink_to(shutil.which("cp"))
+    done = machine.run("oldest_host.sh")
+    assert done.returncode == 0, done
+    build, install = (line for line in machine.called("python") if " pip " in line)
+    assert "wheel" in build and f"--python {own.name}/bin/python install" in install
+    assert "--no-deps" in build and "--no-deps" in install
+    assert (packages / "venv.pth").read_text().strip() == str(packages)  # what it has not is .venv's
+    assert machine.run("oldest_host.sh").returncode == 0
+    assert len([line for line in machine.called("python") if " pip " in line]) == 2
+    pinned = machine.root / "third_party" / "setup" / "requirements-oldest-host.txt"
+    assert "deepspeed==0.15.4" in pinned.read_text().splitlines()
+    pinned.write_text("deepspeed==0.15.3\n")
+    assert machine.run("oldest_host.sh").returncode == 0
+    assert len([line for line in machine.called("python") if " pip " in line]) == 4
+
+
+def test_OldestHost_PipFails_LeavesNothingThatLooksWhole(machine: Machine) -> None:
+    machine.program(machine.root / ".venv" / "bin" / "python", '[ "$2" != pip ] && [ "$3" != pip ] || exit 7')
+    assert machine.run("oldest_host.sh").returncode != 0
+    assert not (machine.root / ".venv-oldest-host" / ".stamp").exists()

@@ -155,9 +155,9 @@ def _transformers(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
 
     kind = values["model_type"]
     try:
-        layers = models.read_config(path)
+        layers = models.layers_of(values, path)
     except BadInput as error:
-        yield Finding(CHECK, BAD, str(error), "correct that field")
+        yield Finding(CHECK, BAD, f"{path}: {error}", "correct that field")
         return
     if not layers.num_experts or layers.layers == 0:
         yield Finding(CHECK, BAD, f"{path}: a {kind} without experts: there is nothing to swap", "")

@@ -111,6 +111,11 @@ def _not_json(path: str, text: str, problem: ValueError) -> Any:
     return {"moe_router_topk": megatron.DEFAULT_TOP_K, **flags}
 
 
+def layers_of(data: Mapping[str, Any], path: str) -> Model:
+    """The layers that a config of transformers describes; what a section of ours in it asks for is left alone."""
+    return _transformers(_innermost(data), path)
+
+
 def _innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part with the language model, under which multimodal models keep theirs."""
     inner = next((data[name] for name in INNER if isinstance(data.get(name), Mapping)), None)

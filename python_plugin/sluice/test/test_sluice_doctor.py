@@ -87,6 +87,11 @@ def test_Config_Missing_IsNamed(tmp_path):
 TRANSFORMERS = {
     "experts": (MIXTRAL, "ok", ["6 layers of this mixtral with 8 experts", 'experts_implementation="sluice"']),
     "a section": ({**MIXTRAL, "sluice": {"chunks": 2}}, "ok", ["chunks 2"]),
+    "a policy by chunk": (
+        {**MIXTRAL, "sluice": {"chunks": 2, "policy": {"middle": ["keep", "recompute"]}}},
+        "ok",
+        ["6 layers of this mixtral", "chunks 2 | policy"],
+    ),
     "a wrong key": ({**MIXTRAL, "sluice": {"chnks": 2}}, "bad", ["'chnks'", '"chunks"']),
     "off": ({**MIXTRAL, "sluice": {"enabled": False}}, "note", ["leaves the experts to transformers"]),
     "dense": ({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 6}, "bad", ["without experts"]),

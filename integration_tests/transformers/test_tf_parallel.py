@@ -89,6 +89,50 @@ def test_TwoRanks_Deduplicated_AsUnsplitWithFewerBytes(
     assert 0 < with_it < 0.6 * without, (without, with_it)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_TwoRanks_Bf16_AsFarFromF32AsOneProcess(ranks: Ranks, saved: Any, layout: str) -> None:
+    found = ranks.run("tf_ep_jobs:bfloat16", kind="qwen3_moe", path=saved("qwen3_moe"), layout=LAYOUTS[layout])
+    for rank, each in enumerate(found):
+        assert any("experts" in name for name in each)
+        for name, (gap, alone) in each.items():
+            assert gap <= 1.5 * alone + 0.02, (rank, name, gap, alone)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_TwoRanks_Checkpointed_AsWithout(ranks: Ranks, saved: Any, reentrant: bool, layout: str) -> None:
+    case = {"kind": "qwen3_moe", "path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "reentrant": reentrant}
+    for found in ranks.run("tf_ep_jobs:checkpointed", **case):
+        assert found["worst"] < 2e-6, found
+        assert found["calls"] == 2, found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_TwoRanks_Generation_TokensOfTheWholeModel(ranks: Ranks, saved: Any, layout: str) -> None:
+    """With a batch for each rank, one has written its last token when the other has nine to go."""
+    found = ranks.run("tf_ep_jobs:generation", kind="qwen3_moe", path=saved("qwen3_moe"), layout=LAYOUTS[layout])
+    assert [each["new"] for each in found] == ([12, 12] if layout == "tp" else [3, 12])
+    for each in found:
+        assert each["split"] == each["whole"], each
+
+
+def test_TwoRanks_NoGradRowsOnOneAlone_AsWhole(ranks: Ranks, saved: Any) -> None:
+    first, second = ranks.run("tf_ep_jobs:uneven_rows", path=saved("qwen3_moe"))
+    assert first["rows"] == [5, 0, 1, 0, 33] and second["rows"] == [0, 7, 64, 0, 1]
+    assert max(first["worst"], second["worst"]) < 2e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_budget": "12MiB"}, {"deduplicate": True}], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_TwoRanks_TwentySteps_LossesOfAllToAll(ranks: Ranks, saved: Any, layout: str, options: dict[str, Any]) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "options": options}
+    for found in ranks.run("tf_ep_jobs:losses", **case):
+        assert found["stock"][-1] < 0.9 * found["stock"][0], "nothing was learnt"
+        assert found["sluice"] == pytest.approx(found["stock"], rel=1e-4)
+        if "memory_budget" in options:
+            assert 0 < found["stats"]["peak_bytes"] <= 12 << 20
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("experts", ["sluice", "grouped_mm"])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])

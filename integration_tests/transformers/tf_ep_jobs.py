@@ -1,0 +1,145 @@
+"""What a user does with a model split over ranks, beside the same model whole or with transformers' own transport.
+
+Called on every rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sluice
+import tf_models
+import torch
+import torch.distributed as dist
+from tf_models import batch, gaps, make, step
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+
+def split(path: str, layout: dict[str, int], experts: str = "sluice", transport: str = "sluice", **how: Any) -> Any:
+    """The saved model, its experts shared out to all ranks."""
+    return AutoModelForCausalLM.from_pretrained(
+        path,
+        experts_implementation=experts,
+        attn_implementation="eager",
+        distributed_config=DistributedConfig(**layout, ep_size=dist.get_world_size(), ep_implementation=transport),
+        **how,
+    )
+
+
+def _batches(layout: dict[str, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """All of them, and this rank's."""
+    shared = layout.get("tp_size", 1)
+    found = [batch(seed) for seed in range(dist.get_world_size() // shared)]
+    return found, found[dist.get_rank() // shared]
+
+
+def _distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Of each gradient, relative to the wanted one as a whole."""
+    return {
+        name: float((found[name].double() - value.double()).norm() / value.double().norm().clamp(min=1e-9))
+        for name, value in wanted.items()
+        if name not in ("loss", "logits")
+    }
+
+
+def bfloat16(kind: str, path: str, layout: dict[str, int]) -> dict[str, list[float]]:
+    """Of each gradient, how far the split model in bf16 is from f32, and how far the whole one is.
+
+    Every token goes to every expert: a rounding then moves a route's weight, and never the route.
+    """
+    everybodys, mine = _batches(layout)
+    everywhere = {"num_experts_per_tok": 8}
+    exact = make(kind, "eager", **everywhere).bfloat16().float()  # the same values
+    wanted = tf_models._average([step(exact, ids) for ids in everybodys])
+    alike = make(kind, "sluice", torch.bfloat16, **everywhere)
+    whole = tf_models._average([step(alike, ids) for ids in everybodys])
+    model = split(path, layout, dtype=torch.bfloat16, **everywhere)
+    assert model.config.num_experts_per_tok == 8
+    found = step(model, mine)
+    assert found["logits"].dtype == torch.bfloat16
+    alone = _distance(whole, wanted)
+    return {name: [gap, alone[name]] for name, gap in _distance(found, wanted).items()}
+
+
+def checkpointed(kind: str, path: str, layout: dict[str, int], reentrant: bool) -> dict[str, Any]:
+    """The worst gap of a step with gradient checkpointing to one without, and how often the experts ran forward."""
+    _, mine = _batches(layout)
+    sluice.configure(chunks=2)  # a forward repeated without reentry must save tensors of the same sizes
+    try:
+        return _checkpointed(split(path, layout), mine, reentrant)
+    finally:
+        sluice.configure()
+
+
+def _checkpointed(model: Any, mine: torch.Tensor, reentrant: bool) -> dict[str, Any]:
+    plain = step(model, mine)
+    calls: list[int] = []
+    experts = model.model.layers[-1].mlp.experts
+    experts.register_forward_pre_hook(lambda *_: calls.append(1))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    found = step(model, mine)
+    return {"worst": max(gaps(found, plain).values()), "calls": len(calls)}
+
+
+def generation(kind: str, path: str, layout: dict[str, int]) -> dict[str, Any]:
+    """Tokens generated from prompts of other lengths on each rank, of which one is finished long before the other;
+    the same by the whole model."""
+    rank = dist.get_rank()
+    shared = layout.get("tp_size", 1) > 1
+    prompt = batch(5, rows=1 if shared or rank else 3, length=4 if shared or rank else 11)
+    count = 12 if shared or rank else 3
+    found = []
+    for is_split, model in enumerate((make(kind, "eager"), split(path, layout))):
+        model.eval()
+        with torch.no_grad():
+            ids = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                synced_gpus=bool(is_split) and not shared,
+            )
+        found.append(ids.tolist())
+    return {"whole": found[0], "split": found[1], "new": count}
+
+
+def uneven_rows(path: str) -> dict[str, Any]:
+    """One experts block without gradients, on T rows here and none, or one, there; the same by the whole block."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = split(path, {"fsdp_size": world})
+    block = model.model.layers[0].mlp.experts
+    whole = make("qwen3_moe", "eager").model.layers[0].mlp.experts
+    worst, shapes = 0.0, []
+    with torch.no_grad():
+        for case, (first, second) in enumerate(((5, 0), (0, 7), (1, 64), (0, 0), (33, 1))):
+            gen = torch.Generator().manual_seed(10 * case + rank)
+            rows = first if rank == 0 else second
+            tokens = torch.randn(rows, model.config.hidden_size, generator=gen)
+            ids = torch.rand(rows, 8, generator=gen).topk(2).indices
+            weights = torch.rand(rows, 2, generator=gen)
+            out = block(tokens, ids, weights)
+            shapes.append(list(out.shape))
+            if rows:
+                worst = max(worst, float((out - whole(tokens, ids, weights)).abs().max()))
+    return {"worst": worst, "rows": [shape[0] for shape in shapes]}
+
+
+def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: int = 20) -> dict[str, Any]:
+    """Losses of the same training through transformers' all_to_all with grouped_mm and through Sluice."""
+    _, mine = _batches(layout)
+    found: dict[str, Any] = {}
+    sluice.configure(**options)
+    try:
+        for name, experts, transport in (("stock", "grouped_mm", "all_to_all"), ("sluice", "sluice", "sluice")):
+            model = split(path, layout, experts, transport)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # larger ones make routes of near ties part ways
+            found[name] = []
+            for number in range(steps):
+                found[name].append(float(step(model, mine.roll(number, 1))["loss"]))
+                optimizer.step()
+        found["stats"] = sluice.stats(model.model.layers[-1].mlp.experts)
+    finally:
+        sluice.configure()
+    return found

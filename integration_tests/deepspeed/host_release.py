@@ -14,6 +14,7 @@ CAPACITY = "stock 0.15.4 fails where the capacity exceeds the number of tokens"
 K3_NO_DROP = "stock 0.15.4 fails for k > 2 without dropping"
 BF16_OPTIMIZER = "stock 0.15.4's BF16_Optimizer (no ZeRO, or gradients kept in f32) fails beside MoE layers"
 LOADING = "stock 0.15.4 cannot load its own checkpoints with this torch"
+CHECKPOINTING = "stock 0.15.4's own activation checkpointing does not run on a CPU"
 FLOAT_MASK = "stock 0.15.4 takes no used_token in floating point"
 
 

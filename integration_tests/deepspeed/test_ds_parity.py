@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from host_release import BF16_OPTIMIZER, K3_NO_DROP, old_host_fails
+from host_release import BF16_OPTIMIZER, CHECKPOINTING, IS_OLD, K3_NO_DROP, old_host_fails
 from rank_harness import Ranks
 
 F32 = 1e-5  # relative, over the first 10 steps
@@ -144,6 +144,7 @@ def test_Autocast_Bf16_AsStock(ranks2: Ranks, kind: str) -> None:
 @pytest.mark.parametrize("form", ["reentrant", "nonreentrant", "deepspeed"])
 @pytest.mark.parametrize("kind", ["relu", "tuple"])
 def test_ActivationCheckpointing_WithNoise_AsStock(ranks2: Ranks, form: str, kind: str) -> None:
+    old_host_fails(CHECKPOINTING, form == "deepspeed")
     layers = [{"noisy_gate_policy": "RSample", "expert": kind}, {"k": 2, "expert": kind}]
     _compare(ranks2.run("cases_parity:parity", layers=layers, checkpointing=form), F32)
 
@@ -163,7 +164,8 @@ def test_GradientAccumulation_TwoSteps_AsStock(ranks2: Ranks, stage: int) -> Non
     config = {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": stage}}
     answers = ranks2.run("cases_parity:parity", layers=[{}, {"k": 2, "expert": "tuple"}], config=config)
     _compare(answers, F32)
-    assert [swapped["passes_in_place"] for _, swapped in answers] == [5 if stage == 0 else 0] * 2
+    unseen = stage == 0 or (IS_OLD and stage == 1)  # 0.15.4's stage 1 has no such hooks
+    assert [swapped["passes_in_place"] for _, swapped in answers] == [5 if unseen else 0] * 2
 
 
 def test_GradientClipping_On_AsStock(ranks2: Ranks) -> None:

@@ -143,6 +143,7 @@ class Context:
         self._fallback_chunks = 0
         self._remembers = True
         self._layers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.layer_facts: dict[str, dict[str, Any]] = {}  # while a trace is kept, by layer id: for its record
         self._finalizer = weakref.finalize(
             self, release, library.lib.sluice_context_destroy, self._handle, self._generation
         )

@@ -419,6 +419,7 @@ class MoeLayer:
         rows = library.ffi.new("int64_t[]", max(1, self.num_local_experts))
         if library.lib.sluice_step_info(step, library.ffi.NULL, rows) == 0:
             self.received_rows = sum(rows)
+            self.context.layer_facts[str(self.layer_id)] = trace.facts_of(self)
 
     def _call(self, function: Any, *arguments: Any) -> int:
         context = self.context

@@ -92,25 +92,26 @@ def record() -> dict[str, Any]:
 
 def _taken(context: Any) -> dict[str, Any]:
     group = getattr(context, "ep_group", None)
-    layers = {
-        str(layer.layer_id): {
-            "gated": layer.is_gated,
-            "deduplicate": layer.is_deduplicated,
-            "model_width": layer.model_width,
-            "hidden_width": layer.hidden_width,
-            "dtype": str(layer.dtype).removeprefix("torch."),
-            "received_rows": layer.received_rows,
-            "num_experts": layer.num_experts,
-            "top_k": layer.top_k,
-            "chunk_cut": layer.chunk_cut,
-            "callback": layer.experts is not None,
-        }
-        for layer in getattr(context, "_layers", ())
-        if hasattr(layer, "layer_id")
-    }
+    layers = dict(getattr(context, "layer_facts", {}))  # also of those that are gone by now
     ranks = [int(rank) for rank in getattr(group, "ranks", (0,))]
     events = [dict(event) for event in context.trace_take(_capacity or 1 << 16)]
     return {"ranks": ranks, "layers": layers, "events": events}
+
+
+def facts_of(layer: Any) -> dict[str, Any]:
+    """What the record says of a layer, besides its events. Called by adapters while they record."""
+    return {
+        "gated": layer.is_gated,
+        "deduplicate": layer.is_deduplicated,
+        "model_width": layer.model_width,
+        "hidden_width": layer.hidden_width,
+        "dtype": str(layer.dtype).removeprefix("torch."),
+        "received_rows": layer.received_rows,
+        "num_experts": layer.num_experts,
+        "top_k": layer.top_k,
+        "chunk_cut": layer.chunk_cut,
+        "callback": layer.experts is not None,
+    }
 
 
 def _boot() -> str:

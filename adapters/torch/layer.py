@@ -27,7 +27,7 @@ from .descriptors import Descriptors, config_dtype
 from .experts import CallbackExperts, callbacks
 from .function import run_layer
 from .options import runs_again
-from .passes import Pass, save_callback
+from .passes import Pass, is_repeated, save_callback
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
@@ -287,6 +287,7 @@ class MoeLayer:
             args.save_user = user
             args.save_is_counted = int(not placement.is_cuda)
             args.needs_backward = int(work.record)
+            args.repeats = int(is_repeated())
         except Exception as error:
             self.refuse(error)
             raise

@@ -12,6 +12,11 @@ from ..._library import load
 from .experts import ExpertRun
 
 
+def is_repeated() -> bool:
+    """Whether autograd is running this forward: activation checkpointing then repeats one that ran before."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 class Pass:
     """State of one call of a layer, from its forward to its backward.
 

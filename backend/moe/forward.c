@@ -35,6 +35,12 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_bind
 
 static int is_kept(const forward_t* f) { return f->args->needs_backward != 0; }
 
+/* What activation checkpointing runs again must leave what the first time left, or the host cannot put one in the
+ * other's place: the same n and the same plan. */
+static int is_bound_to_last(const forward_t* f, const sluice_moe_t* moe) {
+  return f->args->repeats && moe->seat.kept_chunks > 0;
+}
+
 static sluice_status_t take_template(forward_t* f, sluice_moe_t* moe) {
   const sluice_template_spec_t spec = spec_of(moe, &f->pass.binding, is_kept(f));
   return sluice_engine_template(moe->context, &spec, &f->pass.schedule);
@@ -205,7 +211,7 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
 /* A plan, and room under it. OVER_BUDGET on all ranks alike. */
 static sluice_status_t prepare(const forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
   if (!sluice_is_planned(moe)) return SLUICE_OK;
-  SLUICE_TRY(sluice_planned_prepare(moe, agreement));
+  SLUICE_TRY(sluice_planned_prepare(moe, agreement, is_bound_to_last(f, moe)));
   if (!is_kept(f)) return SLUICE_OK;
   if (moe->ceiling == NULL) return sluice_planned_check_room(moe, agreement->held_bytes, agreement->held_pool_bytes);
   /* Without a header, by what plans promised: alike on all ranks, and no less than what is held. */
@@ -215,7 +221,7 @@ static sluice_status_t prepare(const forward_t* f, sluice_moe_t* moe, const slui
 
 static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refusal) {
   sluice_context_t* context = moe->context;
-  int32_t num_chunks = moe->seat.num_chunks;
+  int32_t num_chunks = is_bound_to_last(f, moe) ? moe->seat.kept_chunks : moe->seat.num_chunks;
   char text[256] = "";
   sluice_binding_starts(&f->pass.host);
   if (sluice_ceiling_is_agreed(moe, NULL)) SLUICE_TRY(sluice_ceiling_tell_failure(context));
@@ -262,6 +268,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
     sluice_step_drop(f.step);
     return status;
   }
+  if (!args->repeats) moe->seat.kept_chunks = is_kept(&f) ? f.pass.binding.num_chunks : 0;
   if (out_step != NULL) *out_step = f.step;
   return SLUICE_OK;
 }

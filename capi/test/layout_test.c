@@ -220,7 +220,7 @@
   MEMBER(sluice_moe_forward_args_t, local_status, 84, 4) \
   MEMBER(sluice_moe_forward_args_t, local_message, 88, 8) \
   MEMBER(sluice_moe_forward_args_t, save_is_counted, 96, 4) \
-  MEMBER(sluice_moe_forward_args_t, reserved, 100, 4) \
+  MEMBER(sluice_moe_forward_args_t, repeats, 100, 4) \
   STRUCT(sluice_moe_backward_args_t, 120) \
   MEMBER(sluice_moe_backward_args_t, struct_size, 0, 8) \
   MEMBER(sluice_moe_backward_args_t, next, 8, 8) \

@@ -215,6 +215,30 @@ static void Machine_AfterSteps_IsFittedAlikeAndPredicts(void** state) {
 }
 
 /* n = 1 is tried before anything is known and needs the most slots; n = 16 stands from the second step on. */
+static int32_t num_different(const int32_t* picks, int32_t count) {
+  uint64_t seen = 0;
+  for (int32_t k = 0; k < count; ++k) seen |= UINT64_C(1) << picks[k];
+  return __builtin_popcountll(seen);
+}
+
+/* A forward that activation checkpointing runs again leaves what it left the first time, while n or plans are tried. */
+static void RepeatedForwards_WhileTrying_SaveWhatTheFirstDid(void** state) {
+  (void)state;
+  static const struct {
+    int32_t mode;
+    uint64_t budget;
+  } cases[] = {{SLUICE_TUNER_PROFILE, 0}, {SLUICE_TUNER_ADAPTIVE, 0}, {SLUICE_TUNER_ADAPTIVE, 1 << 20}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    tuner_world_t* w = tuner_world(2, cases[i].mode, 1);
+    w->repeats = 1, w->budget = cases[i].budget, w->steps = 60;
+    tuner_run(w);
+    must_agree(w);
+    for (int32_t r = 0; r < 2; ++r) assert_int_equal(w->num_unlike[r], 0);
+    assert_true(w->num_decisions[0] >= 1 && w->stats[0].race_passes > 0);
+    assert_true(w->budget > 0 || num_different(w->picks[0], w->num_picks[0]) >= 2);
+  }
+}
+
 static void AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
@@ -268,6 +292,7 @@ int main(void) {
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
       cmocka_unit_test(Deduplicated_EveryMode_DecidesForItsOwnKind),
       cmocka_unit_test(Machine_AfterSteps_IsFittedAlikeAndPredicts),
+      cmocka_unit_test(RepeatedForwards_WhileTrying_SaveWhatTheFirstDid),
       cmocka_unit_test(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),
   };

@@ -22,6 +22,7 @@ typedef struct tuner_world_s {
   const char* import[MAX_RANKS]; /* decisions to begin with */
   uint64_t budget;
   int32_t deduplicate;
+  int32_t repeats; /* each forward runs again before its backward, as with activation checkpointing */
   sluice_local_group_t* group;
   /* found */
   sluice_status_t status[MAX_RANKS];
@@ -29,6 +30,7 @@ typedef struct tuner_world_s {
   int32_t picks[MAX_RANKS][4096];
   int32_t num_picks[MAX_RANKS];
   int32_t settled[MAX_RANKS];
+  int32_t num_unlike[MAX_RANKS]; /* repeated forwards that left another n or other bytes than the first time */
   sluice_tuner_decision_t decisions[MAX_RANKS][64];
   sluice_tuner_policy_t policies[MAX_RANKS][64];
   uint64_t peak_bytes[MAX_RANKS];

@@ -65,14 +65,7 @@ def bfloat16(kind: str, path: str, layout: dict[str, int]) -> dict[str, list[flo
 def checkpointed(kind: str, path: str, layout: dict[str, int], reentrant: bool) -> dict[str, Any]:
     """The worst gap of a step with gradient checkpointing to one without, and how often the experts ran forward."""
     _, mine = _batches(layout)
-    sluice.configure(chunks=2)  # a forward repeated without reentry must save tensors of the same sizes
-    try:
-        return _checkpointed(split(path, layout), mine, reentrant)
-    finally:
-        sluice.configure()
-
-
-def _checkpointed(model: Any, mine: torch.Tensor, reentrant: bool) -> dict[str, Any]:
+    model = split(path, layout)
     plain = step(model, mine)
     calls: list[int] = []
     experts = model.model.layers[-1].mlp.experts

@@ -84,11 +84,11 @@ def judge(line: dict[str, Any]) -> dict[str, Any]:
     line["regret"] = {mode: regret(measured, found["key"]) for mode, found in line["modes"].items()}
     line["regret"] |= {name: regret(measured, n) for name, n in line["models"].items()}
     line["repeatability"] = repeatability(measured)
-    # Of what is predicted: the layer's passes. Autograd and Python take time outside of them.
-    line["error"] = {
-        n: line["predicted"][n]["schedule"] / line["lanes"][n]["passes"] - 1 for n in measured if n in line["predicted"]
-    }
-    line["outside_s"] = {n: statistics.median(measured[n]) - line["lanes"][n]["passes"] for n in line["error"]}
+    both = {n: line["predicted"][n]["schedule"] for n in measured if n in line["predicted"]}
+    line["error"] = {n: seconds / statistics.median(measured[n]) - 1 for n, seconds in both.items()}
+    # A step beside its passes, which are what is predicted: autograd and Python.
+    line["error_of_passes"] = {n: seconds / line["lanes"][n]["passes"] - 1 for n, seconds in both.items()}
+    line["outside_s"] = {n: statistics.median(measured[n]) - line["lanes"][n]["passes"] for n in both}
     line["overlap_error"] = {
         n: line["predicted"][n]["overlap"] - line["lanes"][n]["overlap"] for n in line["error"] if runs_beside(n)
     }
@@ -126,6 +126,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     names = dict.fromkeys(name for line in lines for name in line["regret"])
     budgets = [line for line in lines if line["budget_share"] is not None]
     errors = [abs(error) for line in lines for error in line["error"].values()]
+    of_passes = [abs(error) for line in lines for error in line["error_of_passes"].values()]
     overlaps = [abs(error) for line in lines for error in line["overlap_error"].values()]
     pairs = [(line["predicted"][n], line["lanes"][n]) for line in lines for n in line["error"]]
     sides = dict.fromkeys(name for line in lines for name in line["over_adaptive"])
@@ -146,7 +147,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "repeatability_median": statistics.median(line["repeatability"] for line in lines),
         "error": {"median": statistics.median(errors), "p90": quantile(errors, 0.9), "count": len(errors)},
-        # Of a step, beside its passes: autograd and Python.
+        "error_of_passes": {"median": statistics.median(of_passes), "p90": quantile(of_passes, 0.9)},
         "outside_s_median": statistics.median(s for line in lines for s in line["outside_s"].values()),
         # Of what can run beside what; and the lanes by themselves, predicted over measured.
         "overlap_error": {"median": statistics.median(overlaps), "p90": quantile(overlaps, 0.9)} if overlaps else None,
@@ -194,12 +195,13 @@ def lines_of(found: dict[str, Any]) -> list[str]:
         f"regret {name:<9} median {100 * value['median']:.1f} %  worst {100 * value['worst']:.1f} %"
         for name, value in found["regret"].items()
     ]
-    error, overlaps, lanes = found["error"], found["overlap_error"], found["lanes_predicted_over_measured"]
+    error, passes, overlaps = found["error"], found["error_of_passes"], found["overlap_error"]
+    lanes = found["lanes_predicted_over_measured"]
     lines.append(
         f"error of predictions: median {100 * error['median']:.1f} %, 90th percentile {100 * error['p90']:.1f} % "
-        f"({error['count']} pairs of scenario and choice; of passes: a step takes "
-        f"{1e3 * found['outside_s_median']:.1f} ms more); lanes predicted / measured: "
-        f"compute {lanes['compute']:.2f}, comm {lanes['comm']:.2f}"
+        f"({error['count']} pairs of scenario and choice); of passes alone {100 * passes['median']:.1f} and "
+        f"{100 * passes['p90']:.1f} %, beside which a step takes {1e3 * found['outside_s_median']:.1f} ms; "
+        f"lanes predicted / measured: compute {lanes['compute']:.2f}, comm {lanes['comm']:.2f}"
     )
     if overlaps:
         lines.append(
@@ -262,11 +264,11 @@ def write_record(options: argparse.Namespace, lines: list[dict[str, Any]]) -> No
     points: dict[str, list[tuple[float, float, str]]] = {}
     for line in lines:
         for n in line["error"]:
-            seconds = line["lanes"][n]["passes"]
+            seconds = statistics.median(line["measured"][n])
             what = f"{line['name']}, n {n}"
             points.setdefault(line["link"], []).append((seconds, line["predicted"][n]["schedule"], what))
     (options.records / "tuner.svg").write_text(
-        error_plot.svg(points, "Times of passes that the calibrated model predicts")
+        error_plot.svg(points, "Times of steps that the calibrated model predicts")
     )
 
 

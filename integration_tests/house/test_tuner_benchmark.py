@@ -1,6 +1,7 @@
 """The tuner's benchmarks run and write whole records: tiny layers, whose numbers mean nothing here."""
 
 import json
+import statistics
 import subprocess
 import sys
 
@@ -32,6 +33,11 @@ def test_TunerBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
             assert measured["compute"] > 0 and measured["comm"] > 0
             if key in each["error"]:
                 assert each["predicted"][key]["compute"] > 0 and each["predicted"][key]["comm"] > 0
+        for key, error in each["error"].items():  # of the step's time on the wall, as the mark is
+            assert error == pytest.approx(
+                each["predicted"][key]["schedule"] / statistics.median(each["measured"][key]) - 1
+            )
+        assert set(each["error_of_passes"]) == set(each["error"])
     assert record["summary"]["error"]["count"] >= len(line["measured"])
     assert (tmp_path / "tuner.svg").read_text().count("<circle") == record["summary"]["error"]["count"]
     assert record["summary"]["scenarios"] == 2 and record["summary"]["under_budget"]["scenarios"] == 1

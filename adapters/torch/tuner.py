@@ -165,14 +165,19 @@ def _restore(number: int) -> str | None:
     return None if number < 0 else _RESTORE[number]
 
 
+def _written(write: Any, handle: Any) -> str:
+    """What a function of the library writes as text: asked for its length first."""
+    library = load()
+    size = library.ffi.new("uint64_t *")
+    library.check(write(handle, library.ffi.NULL, size))
+    text = library.ffi.new("char[]", size[0])
+    library.check(write(handle, text, size))
+    return str(library.ffi.string(text).decode())
+
+
 def decisions_json(handle: Any) -> str:
     """All answers as JSON, for a file that a later run names as "pinned" or "decisions"."""
-    library = load()
-    bytes_ = library.ffi.new("uint64_t *")
-    library.check(library.lib.sluice_context_write_decisions(handle, library.ffi.NULL, bytes_))
-    text = library.ffi.new("char[]", bytes_[0])
-    library.check(library.lib.sluice_context_write_decisions(handle, text, bytes_))
-    return str(library.ffi.string(text).decode())
+    return _written(load().lib.sluice_context_write_decisions, handle)
 
 
 def answers(handle: Any) -> list[dict[str, Any]]:
@@ -182,12 +187,7 @@ def answers(handle: Any) -> list[dict[str, Any]]:
 
 def machine_json(handle: Any) -> str:
     """The tuner's machine, corrected by the steps that ran. InvalidState: it has none, or too few have run."""
-    library = load()
-    bytes_ = library.ffi.new("uint64_t *")
-    library.check(library.lib.sluice_context_write_machine(handle, library.ffi.NULL, bytes_))
-    text = library.ffi.new("char[]", bytes_[0])
-    library.check(library.lib.sluice_context_write_machine(handle, text, bytes_))
-    return str(library.ffi.string(text).decode())
+    return _written(load().lib.sluice_context_write_machine, handle)
 
 
 def stats(handle: Any) -> dict[str, Any]:

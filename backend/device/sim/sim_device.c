@@ -91,7 +91,7 @@ static unsigned start_jobs(sim_device_t* device) {
     if (lane->running < 0 && lane->first >= 0 && is_ready(device, &device->jobs[lane->first])) {
       lane->running = lane->first;
       lane->first = device->next_of[lane->first];
-      lane->left = device->model.cost(device->model.user, lane->running, device->now);
+      lane->left = device->model.cost(device->model.user, lane->running);
       device->begin[lane->running] = device->now;
       if (l == SLUICE_LANE_COMM && device->model.beside != NULL) {
         device->beside = device->model.beside(device->model.user, lane->running);

@@ -11,9 +11,8 @@
 #include "backend/base/lanes.h"
 #include "backend/device/device.h"
 
-/* Seconds of job `index`, which begins `now`, when nothing runs beside it; not negative. Asked for once, when the job
- * begins, so that what it takes may depend on what ran before. */
-typedef double (*sluice_sim_cost_fn_t)(void* user, int32_t index, double now);
+/* Seconds of job `index` when nothing runs beside it; not negative. */
+typedef double (*sluice_sim_cost_fn_t)(void* user, int32_t index);
 
 /* A job of the communication lane beside one of the compute lane: what each keeps of its speed, in (0, 1]; 0: as
  * `share` says. */

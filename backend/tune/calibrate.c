@@ -16,7 +16,6 @@
 #define SHARES_PART  0.15
 #define LATE_PART    0.2
 #define PASSES_PART  0.1
-#define BURST_PART   0.06
 #define LEAST_ROUNDS 3
 
 typedef struct calibration_s {
@@ -119,7 +118,7 @@ static sluice_status_t agree_on_times(calibration_t* c) {
 }
 
 static sluice_status_t run_rounds(calibration_t* c, double seconds) {
-  double rounds = (1 - SHARES_PART - LATE_PART - PASSES_PART - BURST_PART) * seconds / (round_seconds(c) + 1e-6);
+  double rounds = (1 - SHARES_PART - LATE_PART - PASSES_PART) * seconds / (round_seconds(c) + 1e-6);
   int32_t count = rounds < LEAST_ROUNDS          ? LEAST_ROUNDS
                   : rounds > SLUICE_PROBE_ROUNDS ? SLUICE_PROBE_ROUNDS
                                                  : (int32_t)rounds;
@@ -221,8 +220,6 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   SLUICE_TRY(run_rounds(c, seconds));
   fill_curves(c, m);
   fill_errors(c, m);
-  sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges after a pause");
-  SLUICE_TRY(sluice_bench_burst(&c->bench, BURST_PART * seconds, m));
   sluice_log(SLUICE_LOG_INFO, "calibrating: lanes together");
   SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m->share));
   sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products");

@@ -47,7 +47,6 @@ sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choi
   rows.in = rows.received_remote * share;
   rows.returned = rows.sent * share;
   if (w->deduplicate) rows.in = fmin(rows.in, ranks * tokens * remote); /* a rank gets no token twice */
-  rows.own_out = fmin(rows.out, sent * share * fmax(0, 1 - w->skew / ranks));
   return rows;
 }
 
@@ -56,7 +55,7 @@ static sluice_chunk_rows_t rows_of_chunk(const sluice_workload_t* w, sluice_chun
                                          int32_t num_chunks) {
   double part = sluice_taper_share(chunk, num_chunks) * num_chunks;
   rows.sent *= part, rows.sent_remote *= part, rows.received *= part, rows.received_remote *= part;
-  rows.out *= part, rows.in *= part, rows.own_out *= part, rows.returned *= part, rows.tokens *= part;
+  rows.out *= part, rows.in *= part, rows.returned *= part, rows.tokens *= part;
   rows.experts = fmax(1, local_experts(w) * sluice_taper_share(chunk, num_chunks));
   rows.per_expert = rows.received / rows.experts;
   return rows;
@@ -105,28 +104,6 @@ static double exchange(const op_scene_t* s, int32_t kind) {
   const traffic_t t = traffic_of(s, kind);
   return sluice_machine_exchange(s->machine, s->work->world_size, t.bytes) +
          t.num_second * s->machine->second_exchange_seconds;
-}
-
-/* Seconds until so many bytes are through a direction that filled its bucket while it was idle. */
-static double through_bucket(op_scene_t* s, int32_t direction, double bytes, double now) {
-  const sluice_link_t* link = &s->machine->exchange;
-  const sluice_curve_t* c = &link->bytes;
-  double rate = c->x[c->count - 1] / fmax(c->y[c->count - 1], 1e-12);
-  double tokens = s->bucket[direction].tokens + (now - s->bucket[direction].at) * rate;
-  tokens = fmin(tokens, link->burst_bytes) - bytes;
-  s->bucket[direction].tokens = tokens, s->bucket[direction].at = now;
-  return tokens < 0 ? sluice_curve_at(c, -tokens) : 0;
-}
-
-/* The same of one that begins `now`. */
-static double exchange_at(op_scene_t* s, int32_t kind, double now) {
-  const sluice_machine_t* m = s->machine;
-  if (m->exchange.burst_bytes <= 0 || m->ranks_per_node > 0 || s->work->world_size <= 1) return exchange(s, kind);
-  const int is_back = kind == SLUICE_OP_COMBINE || kind == SLUICE_OP_COMBINE_GRAD;
-  const double more = s->rows.in * s->row_bytes, less = s->rows.own_out * s->row_bytes;
-  double in = through_bucket(s, 0, is_back ? less : more, now), out = through_bucket(s, 1, is_back ? more : less, now);
-  return sluice_machine_exchange(m, s->work->world_size, 0) + fmax(in, out) +
-         traffic_of(s, kind).num_second * m->second_exchange_seconds;
 }
 
 /* `matrices` products of [rows, M] with [M, H], or their like, for each of so many experts. */
@@ -224,15 +201,11 @@ static sluice_chunk_rows_t rows_at(const op_scene_t* s, const sluice_op_t* op) {
   return op->chunk >= 0 && s->cuts_rows ? rows_of_chunk(s->work, s->rows, op->chunk, s->num_chunks) : s->rows;
 }
 
-static double op_seconds(void* user, const sluice_op_t* op, double now) {
-  op_scene_t* whole = user;
-  op_scene_t s = *whole;
-  s.rows = rows_at(whole, op);
+static double op_seconds(void* user, const sluice_op_t* op) {
+  op_scene_t s = *(const op_scene_t*)user;
+  s.rows = rows_at(user, op);
   double seconds = local_seconds(&s, op) + s.machine->op_seconds;
-  if (!traffic_of(&s, op->kind).is_exchange) return seconds;
-  whole->exchange_seconds = exchange_at(&s, op->kind, now);
-  memcpy(whole->bucket, s.bucket, sizeof whole->bucket);
-  return seconds + whole->exchange_seconds;
+  return traffic_of(&s, op->kind).is_exchange ? seconds + exchange(&s, op->kind) : seconds;
 }
 
 /* While both run: packing and the op's bookkeeping go by the lanes' shares, the exchange by what was measured beside
@@ -244,7 +217,7 @@ static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
   const sluice_machine_t* m = s->machine;
   const traffic_t t = traffic_of(s, op->kind);
   if (!t.is_exchange || m->exchange_late.count == 0 || s->work->world_size <= 1) return (sluice_beside_compute_t){0, 0};
-  double exchanges = s->exchange_seconds, alone = local_seconds(s, op) + m->op_seconds + exchanges;
+  double exchanges = exchange(s, op->kind), alone = local_seconds(s, op) + m->op_seconds + exchanges;
   double measured_at = m->world_size > 1 ? m->world_size : s->work->world_size;
   double reference = sluice_machine_exchange(m, (int32_t)measured_at, t.bytes);
   sluice_late_t late = sluice_machine_late(m, t.bytes, reference);

@@ -42,7 +42,6 @@ typedef struct sluice_chunk_rows_s {
   double experts, per_expert; /* experts that have rows in the chunk, and how many each */
   double out, in, returned;   /* rows on the wire, to and from other ranks, and rows that are added up in the end: the
                                  remote ones and `sent`, or parcels where the layer is deduplicated */
-  double own_out;             /* of `out`, what the fullest rank sends: it has more of its routes' experts itself */
 } sluice_chunk_rows_t;
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, const sluice_choice_t* choice);
 
@@ -51,20 +50,15 @@ int sluice_choice_cuts_rows(const sluice_workload_t* workload, const sluice_choi
 /* Ranks that one token's K different experts lie on, expected over uniform routing. */
 double sluice_ranks_per_token(const sluice_workload_t* workload);
 
-/* What one walk over a pass needs to price its ops: links behind a token bucket remember what went through. */
+/* What pricing the ops of a pass needs. */
 typedef struct sluice_pass_costs_s {
   const sluice_machine_t* machine;
   const sluice_workload_t* work;
   sluice_chunk_rows_t rows;
   double row_bytes;
   int32_t num_chunks, cuts_rows;
-  struct {
-    double tokens, at;     /* bytes that may go at once, and when that was so; below 0: still on their way */
-  } bucket[2];             /* in, out */
-  double exchange_seconds; /* of the exchange that began last */
 } sluice_pass_costs_t;
-/* The costs of a pass's ops for one walk (predict.h). machine and work are borrowed; `state` is filled in. A pass
- * begins with empty buckets, since passes follow each other closely. */
+/* The costs of a pass's ops (predict.h). machine and work are borrowed; `state` is filled in and borrowed. */
 sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_machine_t* machine,
                                     const sluice_workload_t* work, const sluice_choice_t* choice);
 /* The papers' S, C, R and copy of one chunk, from the same costs. */

@@ -109,8 +109,6 @@ static sluice_status_t check_link(const char* field, const sluice_link_t* link) 
             link->per_peer_seconds >= 0,
         "machine: %s has startup_seconds %g and per_peer_seconds %g; both are times in seconds, 0 or more", field,
         link->startup_seconds, link->per_peer_seconds);
-  CHECK(isfinite(link->burst_bytes) && link->burst_bytes >= 0, "machine: %s has burst_bytes %g; it is 0 or more", field,
-        link->burst_bytes);
   return check_curve(field, &link->bytes);
 }
 

@@ -26,10 +26,7 @@ typedef struct sluice_curve_s {
 typedef struct sluice_link_s {
   double startup_seconds;
   double per_peer_seconds;
-  sluice_curve_t bytes; /* seconds against bytes, of one exchange behind the other */
-  /* A link behind a token bucket (a shaper, a rented machine's network): in each direction so many bytes go at once
-   * after it was idle for as long as they take otherwise. 0: none. */
-  double burst_bytes;
+  sluice_curve_t bytes; /* seconds against bytes */
 } sluice_link_t;
 
 enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_FITTED = 2 };

@@ -40,13 +40,6 @@ static sluice_status_t read_seconds(const char* field, const sluice_json_t* node
   return SLUICE_OK;
 }
 
-static sluice_status_t read_bytes(const char* field, const sluice_json_t* node, double* out) {
-  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
-  CHECK(node->number >= 0, WHAT ": %s is %g; it is a number of bytes, 0 or more", field, node->number);
-  *out = node->number;
-  return SLUICE_OK;
-}
-
 static sluice_status_t read_rate(const char* field, const char* unit, const sluice_json_t* node, double* out) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
   CHECK(node->number > 0, WHAT ": %s is %g; it is %s per second, above 0", field, node->number, unit);
@@ -106,11 +99,9 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
       SLUICE_TRY(read_seconds(name, c, &startup));
     } else if (link != NULL && sluice_json_is_named(c, "per_peer_seconds")) {
       SLUICE_TRY(read_seconds(name, c, &per_peer));
-    } else if (link != NULL && sluice_json_is_named(c, "burst_bytes")) {
-      SLUICE_TRY(read_bytes(name, c, &link->burst_bytes));
     } else {
       return unknown_field(field, c,
-                           link != NULL ? "points, bytes_per_second, startup_seconds, per_peer_seconds and burst_bytes"
+                           link != NULL ? "points, bytes_per_second, startup_seconds and per_peer_seconds"
                                         : "points, bytes_per_second and startup_seconds");
     }
   }
@@ -386,7 +377,6 @@ static void add_link(sluice_text_t* text, const char* name, const sluice_link_t*
   if (link->bytes.count == 0) return;
   sluice_text_add(text, ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, ", name,
                   link->startup_seconds, link->per_peer_seconds);
-  if (link->burst_bytes > 0) sluice_text_add(text, "\"burst_bytes\": %.10g, ", link->burst_bytes);
   add_points(text, "points", &link->bytes);
   sluice_text_add(text, "}");
 }

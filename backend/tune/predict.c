@@ -7,9 +7,9 @@ typedef struct walk_s {
   const sluice_op_costs_t* costs;
 } walk_t;
 
-static double cost_of(void* user, int32_t index, double now) {
+static double cost_of(void* user, int32_t index) {
   const walk_t* walk = user;
-  return walk->costs->seconds(walk->costs->user, &walk->schedule->ops[index], now);
+  return walk->costs->seconds(walk->costs->user, &walk->schedule->ops[index]);
 }
 
 static sluice_beside_compute_t beside_of(void* user, int32_t index) {

@@ -5,11 +5,10 @@
 #include "backend/device/sim/sim_device.h"
 #include "backend/schedule/schedule.h"
 
-/* Seconds of one op by itself, which begins `now`; asked for once, when it begins. */
-typedef double (*sluice_op_cost_fn_t)(void* user, const sluice_op_t* op, double now);
+/* Seconds of one op by itself. */
+typedef double (*sluice_op_cost_fn_t)(void* user, const sluice_op_t* op);
 
-/* Asked for behind the op's seconds: what an op of the communication lane and computation beside it keep of their
- * speeds. */
+/* What an op of the communication lane and computation beside it keep of their speeds. */
 typedef sluice_beside_compute_t (*sluice_op_beside_fn_t)(void* user, const sluice_op_t* op);
 
 /* The costs of a schedule's ops, alone and beside others. */

@@ -54,8 +54,6 @@ void sluice_bench_close(sluice_bench_t* bench);
 sluice_status_t sluice_bench_run(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats);
 /* Shares of speed while lanes run together; collective. */
 sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]);
-/* Exchanges after a pause (burst.h), into a machine that has its exchanges; collective. */
-sluice_status_t sluice_bench_burst(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
 /* Exchanges beside products (late.h), into a machine that has its products and exchanges; collective. */
 sluice_status_t sluice_bench_late(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
 /* Whole passes of a small layer (passes.h), into a machine that is measured otherwise; collective. */

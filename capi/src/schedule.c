@@ -151,8 +151,7 @@ typedef struct given_s {
   const double* seconds;
 } given_t;
 
-static double given_seconds(void* user, const sluice_op_t* op, double now) {
-  (void)now;
+static double given_seconds(void* user, const sluice_op_t* op) {
   const given_t* given = user;
   return given->seconds[op - given->ops];
 }

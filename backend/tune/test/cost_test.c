@@ -114,40 +114,6 @@ static void Exchange_SkewedRows_CountBetweenTheFullestRankAndAll(void** state) {
   }
 }
 
-/* Behind a token bucket: while products run, the link may save up 20,000 bytes for the combine. */
-static void Exchange_TokenBucket_CarriesAtOnceWhatWasSavedUp(void** state) {
-  (void)state;
-  sluice_machine_t m = plain_machine();
-  m.rows.count = 0, m.exchange.burst_bytes = 20000;
-  const sluice_choice_t one = {1, 0, 0, 0, 0};
-  const double bytes = 960 * 2 * 3.0 / 4 * 8 * 4, product = 960 * 2 * 2 * 8 * 32 * 1e-9;
-  sluice_step_prediction_t p = predict(&m, &base_work, one);
-  double ops = p.seconds[0] - sluice_pass_overhead(&m, &base_work, SLUICE_FORWARD);
-  assert_true(is_near(ops, bytes * 2e-9 + 2 * product + (bytes - 20000) * 2e-9));
-  /* Many chunks send all the time: nothing is saved up where communication takes longest. */
-  m.gemm[SLUICE_MACHINE_F32][0].y[0] = 1e-13;
-  for (int32_t n = 4; n <= 16; n *= 2) {
-    const sluice_choice_t many = {n, 0, 0, 0, 0};
-    p = predict(&m, &base_work, many);
-    assert_true(fabs(p.busy[0][SLUICE_LANE_COMM] / (2 * bytes * 2e-9) - 1) < 0.01);
-  }
-}
-
-/* All rows go to one of two ranks and back: each direction is idle half of the time, and saves up a chunk. */
-static void Exchange_TokenBucketUnderSkew_UsesBothDirections(void** state) {
-  (void)state;
-  sluice_workload_t w = base_work;
-  w.world_size = 2, w.skew = 2, w.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
-  sluice_machine_t m = plain_machine();
-  m.rows.count = 0, m.gemm[SLUICE_MACHINE_F32][0].y[0] = 1e-13;
-  const sluice_choice_t c = {16, 0, 0, 0, 0};
-  const double one_way = 960 * 2 * 8 * 4 * 2e-9;
-  assert_true(is_near(predict(&m, &w, c).busy[0][SLUICE_LANE_COMM], 2 * one_way));
-  m.exchange.burst_bytes = 1e6;
-  double both = predict(&m, &w, c).busy[0][SLUICE_LANE_COMM];
-  assert_true(both > 0.999 * one_way && both < 1.2 * one_way);
-}
-
 static double relative(double got, double want) { return fabs(got / want - 1); }
 
 static void Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting(void** state) {
@@ -233,7 +199,7 @@ static void ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed(void** state) {
 static double seconds_of(const sluice_machine_t* m, const sluice_choice_t* c, const sluice_op_t* op) {
   sluice_pass_costs_t state;
   const sluice_op_costs_t costs = sluice_pass_costs(&state, m, &base_work, c);
-  return costs.seconds(costs.user, op, 0);
+  return costs.seconds(costs.user, op);
 }
 
 /* The first and the last of them have half the rows of each other one (taper.h), and all together every row once. */
@@ -270,8 +236,6 @@ int main(void) {
       cmocka_unit_test(Forward_NoCopiesReusingSlots_IsMPMoEsPhases),
       cmocka_unit_test(Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem),
       cmocka_unit_test(Exchange_SkewedRows_CountBetweenTheFullestRankAndAll),
-      cmocka_unit_test(Exchange_TokenBucket_CarriesAtOnceWhatWasSavedUp),
-      cmocka_unit_test(Exchange_TokenBucketUnderSkew_UsesBothDirections),
       cmocka_unit_test(Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting),
       cmocka_unit_test(Deduplicated_Prediction_TakesTheShareOfTheWire),
       cmocka_unit_test(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed),

@@ -18,8 +18,7 @@ static const char profile[] =
     " \"gemm\": {\"bf16\": {\"flops_per_second\": 2e14, \"half_rows\": 100},\n"
     "           \"f32\": {\"forward\": [[1, 4e-11], [64, 1e-11]], \"weight_grad\": [[1, 8e-11]]}},\n"
     " \"rows\": {\"bytes_per_second\": 1e12, \"startup_seconds\": 2e-6},\n"
-    " \"exchange\": {\"bytes_per_second\": 25e9, \"startup_seconds\": 1e-5, \"per_peer_seconds\": 1e-6, "
-    "\"burst_bytes\": 5e5},\n"
+    " \"exchange\": {\"bytes_per_second\": 25e9, \"startup_seconds\": 1e-5, \"per_peer_seconds\": 1e-6},\n"
     " \"node_exchange\": {\"points\": [[1000, 1e-6], [2000, 1.002e-6]]},\n"
     " \"exchange_late\": {\"points\": [[1024, 2e-3], [1048576, 5e-4]]},\n"
     " \"exchange_taken\": {\"points\": [[1024, 1e-4], [1048576, 2e-4]]},\n"
@@ -102,8 +101,7 @@ static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
   }
   assert_true(m.exchange_late.count == 2 && again.exchange_late.y[0] == 2e-3 && again.exchange_taken.y[1] == 2e-4);
   assert_true(again.second_exchange_seconds == 3e-4 && again.second_exchange_late == 1e-3 &&
-              again.second_exchange_taken == 2e-5 && again.exchange_skew_gain == 0.25 &&
-              again.exchange.burst_bytes == 5e5);
+              again.second_exchange_taken == 2e-5 && again.exchange_skew_gain == 0.25);
   assert_true(is_near(again.pass_seconds, m.pass_seconds) && again.provenance == m.provenance);
 }
 

@@ -22,8 +22,7 @@ typedef struct tapered_s {
 } tapered_t;
 
 /* All of a chunk's computation in its first product; packing and the rest cost nothing. */
-static double op_cost(void* user, const sluice_op_t* op, double now) {
-  (void)now;
+static double op_cost(void* user, const sluice_op_t* op) {
   const sluice_chunk_times_t* t = &((const costs_t*)user)->times;
   switch (op->kind) {
     case SLUICE_OP_DISPATCH:
@@ -167,9 +166,9 @@ static void Interference_StretchesWhatRunsTogether(void** state) {
 }
 
 /* Costs by the rows of a tapered chunk: times of one with 1/n of them. */
-static double tapered_cost(void* user, const sluice_op_t* op, double now) {
+static double tapered_cost(void* user, const sluice_op_t* op) {
   const tapered_t* t = user;
-  return op->chunk < 0 ? 0 : op_cost(user, op, now) * t->num_chunks * sluice_taper_share(op->chunk, t->num_chunks);
+  return op->chunk < 0 ? 0 : op_cost(user, op) * t->num_chunks * sluice_taper_share(op->chunk, t->num_chunks);
 }
 
 static void TaperedChunks_SlotsReused_EqualTheClosedForm(void** state) {

@@ -60,7 +60,14 @@ static void add_probes(calibration_t* c) {
 
 /* ---- measuring ---- */
 
+static int meets_others(const sluice_probe_t* p) {
+  return p->kind == SLUICE_PROBE_EXCHANGE || p->kind == SLUICE_PROBE_HOT_EXCHANGE;
+}
+
+/* An exchange begins on all ranks together: else the first behind the products takes what the fastest rank waits. */
 static sluice_status_t sample(calibration_t* c, sluice_probe_t* p, double* out_seconds) {
+  double barrier = 0;
+  if (meets_others(p)) SLUICE_TRY(sluice_bench_longest(&c->bench, &barrier, 1));
   uint64_t begin = sluice_now_ns();
   SLUICE_TRY(sluice_bench_run(&c->bench, p, p->repeats));
   *out_seconds = (double)(sluice_now_ns() - begin) * 1e-9 / p->repeats;

@@ -19,21 +19,8 @@ double sluice_quantile(double* values, int32_t count, double share) {
   return values[at < 0 ? 0 : at];
 }
 
-/* Pools neighbours that fall into their mean, until none does. */
 void sluice_make_rising(double* y, int32_t count) {
-  double mean[SLUICE_CURVE_POINTS];
-  int32_t size[SLUICE_CURVE_POINTS], blocks = 0;
-  for (int32_t i = 0; i < count && i < SLUICE_CURVE_POINTS; ++i) {
-    mean[blocks] = y[i], size[blocks++] = 1;
-    while (blocks > 1 && mean[blocks - 1] < mean[blocks - 2]) {
-      int32_t both = size[blocks - 1] + size[blocks - 2];
-      mean[blocks - 2] = (mean[blocks - 1] * size[blocks - 1] + mean[blocks - 2] * size[blocks - 2]) / both;
-      size[--blocks - 1] = both;
-    }
-  }
-  for (int32_t b = 0, i = 0; b < blocks; ++b) {
-    for (int32_t k = 0; k < size[b]; ++k) y[i++] = mean[b];
-  }
+  for (int32_t i = count - 2; i >= 0; --i) y[i] = fmin(y[i], y[i + 1]);
 }
 
 double sluice_fit_skew_gain(const sluice_machine_t* m, double bytes, double seconds) {

@@ -8,7 +8,7 @@
 double sluice_median(double* values, int32_t count);
 /* Value below which `share` of them lie, by the nearest rank; reorders. */
 double sluice_quantile(double* values, int32_t count, double share);
-/* The non-decreasing sequence nearest to y by least squares: more rows never take less time. */
+/* More rows never take less time, and noise only adds: no size takes more than a larger one was seen to. */
 void sluice_make_rising(double* y, int32_t count);
 /* exchange_skew_gain of a machine with its exchange and world_size, where an exchange in which one rank alone receives,
  * so many bytes, takes `seconds`. */

@@ -14,7 +14,6 @@
 #define MOST_OP      2e-3 /* seconds that an op may take beyond its work */
 #define MOST_FACTOR  2    /* that products may be off by: beyond, something else was measured */
 #define BISECTIONS   24
-#define LOWER        0.25 /* of the samples: noise only adds, as in probes of single ops */
 
 static const int32_t sizes[KINDS] = {1, 2, 4, 8, 1};
 
@@ -23,7 +22,7 @@ typedef struct passes_s {
   const sluice_passes_source_t* source;
   int32_t num_sizes, has_many, num_rounds;
   double samples[KINDS][PARTS][2][ROUNDS];
-  double measured[KINDS][PARTS][2]; /* lower quartiles, the longest of all ranks */
+  double measured[KINDS][PARTS][2]; /* medians, as steps are judged by, the longest of all ranks */
 } passes_t;
 
 static int64_t tokens_of(int32_t kind) { return kind == MANY ? SLUICE_PASSES_MANY : SLUICE_PASSES_FEW; }
@@ -77,7 +76,7 @@ static sluice_status_t measure(passes_t* p, double seconds) {
   }
   for (int32_t i = 0; i < KINDS; ++i) {
     for (int32_t k = 0; k < 2 * PARTS && is_measured(p, i); ++k) {
-      p->measured[i][k / 2][k % 2] = sluice_quantile(p->samples[i][k / 2][k % 2], p->num_rounds, LOWER);
+      p->measured[i][k / 2][k % 2] = sluice_median(p->samples[i][k / 2][k % 2], p->num_rounds);
     }
   }
   return p->source->longest(p->source->user, &p->measured[0][0][0], KINDS * PARTS * 2);

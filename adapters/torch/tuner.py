@@ -144,7 +144,8 @@ def keep(context: Any, options: TunerOptions) -> None:
 
 def decisions(handle: Any) -> list[dict[str, Any]]:
     """The newest decisions, oldest first; `why` in words. Under a budget, restore_input and restore_middle say the
-    plan's policies, and total_bytes what it may take; without one they are None and 0."""
+    plan's policies, kept_chunks of how many chunks, the first ones (the rest are sent and computed again), and
+    total_bytes what it may take; without one they are None and 0."""
     library = load()
     ffi = library.ffi
     found = ffi.new("sluice_tuner_decision_t[]", 64)
@@ -152,11 +153,14 @@ def decisions(handle: Any) -> list[dict[str, Any]]:
     library.check(library.lib.sluice_context_decisions(handle, found, 64, count))
     policies = ffi.new("sluice_tuner_policy_t[]", 64)
     library.check(library.lib.sluice_context_decided_policies(handle, policies, 64, count))
+    parts = ffi.new("int32_t[]", 64)
+    library.check(library.lib.sluice_context_decided_parts(handle, parts, 64, count))
     return [
         {name: getattr(found[i], name) for name in _DECISION}
         | {"why": ffi.string(library.lib.sluice_tuner_why_name(found[i].why)).decode()}
         | {name: _restore(getattr(policies[i], name)) for name in ("restore_input", "restore_middle")}
         | {name: getattr(policies[i], name) for name in ("memory_budget", "total_bytes")}
+        | {"kept_chunks": parts[i]}
         for i in range(count[0])
     ]
 

@@ -64,10 +64,11 @@ static sluice_workload_t work_of(const sluice_moe_t* moe) {
 static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t* d) {
   static const char* const modes[] = {"deferred", "per chunk"};
   const sluice_search_decision_t* w = &d->what;
-  char text[480], next[128] = "", policy[96] = "", other[64] = "";
+  char text[512], next[128] = "", policy[128] = "", other[64] = "", part[32] = "";
+  if (d->kept_chunks < d->chosen.num_chunks) snprintf(part, sizeof part, " in the first %d", d->kept_chunks);
   if (d->chosen.restore_di >= 0) {
-    snprintf(policy, sizeof policy, ", T_DI %s, T_M %s under %llu bytes", sluice_restore_name(d->chosen.restore_di),
-             sluice_restore_name(d->chosen.restore_m), (unsigned long long)d->budget);
+    snprintf(policy, sizeof policy, ", T_DI %s, T_M %s%s under %llu bytes", sluice_restore_name(d->chosen.restore_di),
+             sluice_restore_name(d->chosen.restore_m), part, (unsigned long long)d->budget);
   }
   if (d->second.num_chunks > 0) {
     if (d->second.restore_di >= 0) {
@@ -303,6 +304,7 @@ static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, cons
                .race_passes = race->passes},
       .chosen = race->plans[race->pick],
       .budget = plan->inputs.budget,
+      .kept_chunks = plan->kept_chunks,
   };
   for (int32_t i = 0; i < moe->plans->count; ++i) {
     if (moe->plans->plans[i].bytes.total > d.total_bytes) d.total_bytes = moe->plans->plans[i].bytes.total;

@@ -62,58 +62,58 @@ static sluice_tuner_decision_t public_decision(const sluice_decision_t* d) {
   };
 }
 
-/* The newest SLUICE_TUNER_DECISIONS of all that were made are kept. */
-static int64_t num_made(const sluice_tuner_t* tuner) { return tuner == NULL ? 0 : tuner->num_decisions; }
-static int64_t first_kept(const sluice_tuner_t* tuner) {
-  const int64_t made = num_made(tuner);
-  return made > SLUICE_TUNER_DECISIONS ? made - SLUICE_TUNER_DECISIONS : 0;
-}
+/* What a call writes of every decision that is kept: the newest SLUICE_TUNER_DECISIONS of all that were made. */
+typedef void (*tell_t)(const sluice_decision_t* d, void* out, int64_t at);
 
-sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner_decision_t* out_decisions,
-                                         int32_t capacity, int32_t* out_count) {
-  CHECK(context != NULL && out_count != NULL, "sluice_context_decisions: %s is NULL",
-        context == NULL ? "context" : "out_count");
-  CHECK(capacity >= 0 && (capacity == 0 || out_decisions != NULL),
-        "sluice_context_decisions: capacity is %d and out_decisions %s", capacity,
-        out_decisions == NULL ? "NULL" : "given");
+static sluice_status_t tell_decisions(sluice_context_t* context, const char* call, tell_t tell, void* out,
+                                      int32_t capacity, int32_t* out_count) {
+  CHECK(context != NULL && out_count != NULL, "%s: %s is NULL", call, context == NULL ? "context" : "out_count");
+  CHECK(capacity >= 0 && (capacity == 0 || out != NULL), "%s: capacity is %d and the array %s", call, capacity,
+        out == NULL ? "NULL" : "given");
   *out_count = 0;
-  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_decisions"));
+  SLUICE_TRY(sluice_engine_enter(context, call));
   const sluice_tuner_t* tuner = sluice_tuner_of(context);
-  const int64_t made = num_made(tuner), first = first_kept(tuner);
+  const int64_t made = tuner == NULL ? 0 : tuner->num_decisions;
+  const int64_t first = made > SLUICE_TUNER_DECISIONS ? made - SLUICE_TUNER_DECISIONS : 0;
   *out_count = (int32_t)(made - first);
   for (int64_t i = first; i < made && i - first < capacity; ++i) {
-    out_decisions[i - first] = public_decision(&tuner->decisions[i % SLUICE_TUNER_DECISIONS]);
+    tell(&tuner->decisions[i % SLUICE_TUNER_DECISIONS], out, i - first);
   }
   sluice_engine_leave(context);
   return SLUICE_OK;
+}
+
+static void tell_decision(const sluice_decision_t* d, void* out, int64_t at) {
+  ((sluice_tuner_decision_t*)out)[at] = public_decision(d);
+}
+
+static void tell_policy(const sluice_decision_t* d, void* out, int64_t at) {
+  int has_second = d->second.num_chunks > 0;
+  ((sluice_tuner_policy_t*)out)[at] = (sluice_tuner_policy_t){
+      .restore_input = d->chosen.restore_di,
+      .restore_middle = d->chosen.restore_m,
+      .runner_up_restore_input = has_second ? d->second.restore_di : SLUICE_RESTORE_ADAPTIVE,
+      .runner_up_restore_middle = has_second ? d->second.restore_m : SLUICE_RESTORE_ADAPTIVE,
+      .memory_budget = d->budget,
+      .total_bytes = d->total_bytes,
+  };
+}
+
+static void tell_part(const sluice_decision_t* d, void* out, int64_t at) { ((int32_t*)out)[at] = d->kept_chunks; }
+
+sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner_decision_t* out_decisions,
+                                         int32_t capacity, int32_t* out_count) {
+  return tell_decisions(context, "sluice_context_decisions", tell_decision, out_decisions, capacity, out_count);
 }
 
 sluice_status_t sluice_context_decided_policies(sluice_context_t* context, sluice_tuner_policy_t* out_policies,
                                                 int32_t capacity, int32_t* out_count) {
-  CHECK(context != NULL && out_count != NULL, "sluice_context_decided_policies: %s is NULL",
-        context == NULL ? "context" : "out_count");
-  CHECK(capacity >= 0 && (capacity == 0 || out_policies != NULL),
-        "sluice_context_decided_policies: capacity is %d and out_policies %s", capacity,
-        out_policies == NULL ? "NULL" : "given");
-  *out_count = 0;
-  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_decided_policies"));
-  const sluice_tuner_t* tuner = sluice_tuner_of(context);
-  const int64_t made = num_made(tuner), first = first_kept(tuner);
-  *out_count = (int32_t)(made - first);
-  for (int64_t i = first; i < made && i - first < capacity; ++i) {
-    const sluice_decision_t* d = &tuner->decisions[i % SLUICE_TUNER_DECISIONS];
-    int has_second = d->second.num_chunks > 0;
-    out_policies[i - first] = (sluice_tuner_policy_t){
-        .restore_input = d->chosen.restore_di,
-        .restore_middle = d->chosen.restore_m,
-        .runner_up_restore_input = has_second ? d->second.restore_di : SLUICE_RESTORE_ADAPTIVE,
-        .runner_up_restore_middle = has_second ? d->second.restore_m : SLUICE_RESTORE_ADAPTIVE,
-        .memory_budget = d->budget,
-        .total_bytes = d->total_bytes,
-    };
-  }
-  sluice_engine_leave(context);
-  return SLUICE_OK;
+  return tell_decisions(context, "sluice_context_decided_policies", tell_policy, out_policies, capacity, out_count);
+}
+
+sluice_status_t sluice_context_decided_parts(sluice_context_t* context, int32_t* out_kept_chunks, int32_t capacity,
+                                             int32_t* out_count) {
+  return tell_decisions(context, "sluice_context_decided_parts", tell_part, out_kept_chunks, capacity, out_count);
 }
 
 sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* text, uint64_t* inout_bytes) {

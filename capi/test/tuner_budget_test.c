@@ -40,6 +40,31 @@ static void Budget_BestPlansRace_InsideTheBudget(void** state) {
   }
 }
 
+/* Between the bytes of two policies a plan keeps some chunks, and its decision says how many. */
+static void Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps(void** state) {
+  (void)state;
+  int32_t num_parts = 0, num_whole = 0;
+  for (uint64_t budget = 615000; budget <= 675000; budget += 3000) {
+    tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
+    w->budget = budget, w->steps = 2;
+    tuner_run(w);
+    must_agree(w);
+    assert_true(w->num_decisions[0] >= 1);
+    const int32_t last = w->num_decisions[0] - 1, kept = w->parts[0][last];
+    const sluice_tuner_policy_t* p = &w->policies[0][last];
+    assert_int_equal(kept, w->parts[1][last]);
+    assert_true(kept >= 1 && kept <= w->decisions[0][last].num_chunks);
+    if (kept == w->decisions[0][last].num_chunks) {
+      ++num_whole;
+      continue;
+    }
+    ++num_parts; /* the rest are sent and computed again, which these chunks are not */
+    assert_true(p->restore_input != SLUICE_RESTORE_REDISPATCH || p->restore_middle != SLUICE_RESTORE_RECOMPUTE);
+  }
+  printf("plans of part of their chunks: %d, of all: %d\n", num_parts, num_whole);
+  assert_true(num_parts > 0 && num_whole > 0);
+}
+
 /* A larger batch has plans of its own. By then passes have shown what lanes take: all ranks and all layers of a kind
  * begin with the same plans, so that they share a race. */
 static void Budget_BatchesGrow_PlansBeginWithWhatWasSeen(void** state) {
@@ -144,6 +169,7 @@ static void Plans_WithAMachine_CarryThePlannersSeconds(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Budget_BestPlansRace_InsideTheBudget),
+      cmocka_unit_test(Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps),
       cmocka_unit_test(Budget_BatchesGrow_PlansBeginWithWhatWasSeen),
       cmocka_unit_test(Budget_PlanOfAFile_StandsWhereItFits),
       cmocka_unit_test(Plans_WithAMachine_CarryThePlannersSeconds),

@@ -140,9 +140,10 @@ static sluice_status_t run_steps(rank_t* r) {
     }
   }
   TRY(sluice_context_decisions(r->context, w->decisions[r->rank], 64, &w->num_decisions[r->rank]));
-  int32_t num_policies = 0;
+  int32_t num_policies = 0, num_parts = 0;
   TRY(sluice_context_decided_policies(r->context, w->policies[r->rank], 64, &num_policies));
-  if (num_policies != w->num_decisions[r->rank]) return SLUICE_E_INTERNAL;
+  TRY(sluice_context_decided_parts(r->context, w->parts[r->rank], 64, &num_parts));
+  if (num_policies != w->num_decisions[r->rank] || num_parts != num_policies) return SLUICE_E_INTERNAL;
   uint64_t bytes = sizeof w->written[0];
   TRY(sluice_context_write_decisions(r->context, w->written[r->rank], &bytes));
   w->fitted[r->rank][0] = '\0';

@@ -33,6 +33,7 @@ typedef struct tuner_world_s {
   int32_t num_unlike[MAX_RANKS]; /* repeated forwards that left another n or other bytes than the first time */
   sluice_tuner_decision_t decisions[MAX_RANKS][64];
   sluice_tuner_policy_t policies[MAX_RANKS][64];
+  int32_t parts[MAX_RANKS][64]; /* chunks that each decision's plan keeps */
   uint64_t peak_bytes[MAX_RANKS];
   uint64_t first_bytes[MAX_RANKS]; /* between steps: allocated after the first pass, and after the last */
   uint64_t last_bytes[MAX_RANKS];

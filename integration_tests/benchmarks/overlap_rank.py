@@ -15,7 +15,7 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 from sluice.config import TunerOptions
 
 from integration_tests.benchmarks import launch
-from integration_tests.benchmarks.tuner_rank import Scenario
+from integration_tests.benchmarks.tuner_rank import OPEN, Choice, Scenario
 
 DIRECTIONS = ("forward", "backward")
 EVENTS = 1 << 14  # ops of one step at most
@@ -84,8 +84,8 @@ def main() -> None:
     scenario = Scenario(plan, plan["case"])
     alone = Context(group, ContextOptions(gemm=plan["gemm"]))
     choosing = Context(group, ContextOptions(gemm=plan["gemm"], tuner=TunerOptions("adaptive")))
-    one = scenario.layer(alone, (1, None, None, None))
-    chosen = scenario.layer(choosing, (0, None, None, None))
+    one = scenario.layer(alone, Choice(1))
+    chosen = scenario.layer(choosing, OPEN)
     for _ in range(plan["settle"]):
         scenario.step(chosen)
         if choosing.stats()["last_is_settled"]:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,9 +29,25 @@ MODELS = ("schedule", "mpmoe", "mpipemoe")
 MOST = 4  # times the steps that a mode may take where its races are not through
 FIXED = 4  # chunks of a baseline that does not choose
 PIPEMOE = (2, 4, 8)  # n that PipeMoE's pipeline may take
-# n, T_DI, T_M, weight gradients: what a layer may be told; None: open.
-Choice = tuple[int, str | None, str | None, str | None]
-OPEN: Choice = (0, None, None, None)
+
+
+class Choice(NamedTuple):
+    """What a layer may be told. None: open, as 0 chunks are."""
+
+    chunks: int
+    restore_input: str | None = None
+    restore_middle: str | None = None
+    wgrad: str | None = None
+    kept: int = 0  # chunks that the policies speak of, the first ones; 0: all
+
+    def by_chunk(self, policy: str | None, rest: str) -> str | list[str]:
+        """As MoeLayer takes a tensor's policy: one for all chunks, or `rest` behind those that are kept."""
+        if policy is None or not 0 < self.kept < self.chunks:
+            return policy or "adaptive"
+        return [policy] * self.kept + [rest] * (self.chunks - self.kept)
+
+
+OPEN = Choice(0)
 
 
 class Scenario:
@@ -57,15 +73,14 @@ class Scenario:
 
     def layer(self, context: Context, choice: Choice, **changes: Any) -> MoeLayer:
         case = self.case
-        chunks, restore_input, restore_middle, wgrad = choice
         # Without a budget the mode is fixed, so that n alone differs between sides.
         free = "adaptive" if context.options.memory_budget else "deferred"
         options = {
             "top_k": case["K"],
-            "num_chunks": chunks,
-            "wgrad_mode": wgrad or free,
-            "restore_input": restore_input or "adaptive",
-            "restore_middle": restore_middle or "adaptive",
+            "num_chunks": choice.chunks,
+            "wgrad_mode": choice.wgrad or free,
+            "restore_input": choice.by_chunk(choice.restore_input, "redispatch"),
+            "restore_middle": choice.by_chunk(choice.restore_middle, "recompute"),
             **changes,
         }
         sizes = {"model_width": case["M"], "hidden_width": case["H"], "num_experts": case["E"]}
@@ -117,11 +132,14 @@ def predictions(case: dict[str, Any], machine: bytes, world_size: int) -> dict[s
 
 def key_of(choice: Choice) -> str:
     """As records name it: n alone, or a plan."""
-    return str(choice[0]) if choice[1] is None else "/".join(map(str, choice))
+    if choice.restore_input is None:
+        return str(choice.chunks)
+    part = f"/first {choice.kept}" if 0 < choice.kept < choice.chunks else ""
+    return "/".join(map(str, choice[:4])) + part
 
 
 def choice_of(planned: Planned) -> Choice:
-    return (planned.num_chunks, planned.restore_input, planned.restore_middle, planned.wgrad)
+    return Choice(planned.num_chunks, planned.restore_input, planned.restore_middle, planned.wgrad)
 
 
 def budgeted(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[int, dict[Choice, dict[str, float]]]:
@@ -143,12 +161,13 @@ def chosen_by(context: Context) -> Choice:
     """What its tuner decided last."""
     decisions = context.decisions()
     if not decisions:
-        return (1, None, None, None)
+        return Choice(1)
     last = decisions[-1]
     if last["restore_input"] is None:
-        return (last["num_chunks"], None, None, None)
+        return Choice(last["num_chunks"])
     wgrad = ("deferred", "per_chunk")[last["wgrad_mode"]]
-    return (last["num_chunks"], last["restore_input"], last["restore_middle"], wgrad)
+    kept = last["kept_chunks"] if last["kept_chunks"] < last["num_chunks"] else 0
+    return Choice(last["num_chunks"], last["restore_input"], last["restore_middle"], wgrad, kept)
 
 
 def run_modes(
@@ -169,7 +188,7 @@ def run_modes(
         choice = chosen_by(context)
         choices.add(choice)
         found[mode] = {
-            "n": choice[0],
+            "n": choice.chunks,
             "key": key_of(choice),
             "decisions": context.decisions(),
             "stats": context.tuner_stats(),
@@ -223,10 +242,10 @@ def baselines(scenario: Scenario, context: Context) -> dict[str, Side]:
     alike = {"chunk_cut": "tokens"}
     split = ByDestination(scenario)
     sides = {
-        "by destination": Side(split, split.layer(context, (dist.get_world_size(), None, None, "per_chunk"), **alike))
+        "by destination": Side(split, split.layer(context, Choice(dist.get_world_size(), wgrad="per_chunk"), **alike))
     }
     for n in PIPEMOE:
-        sides[f"pipemoe {n}"] = Side(scenario, scenario.layer(context, (n, None, None, "per_chunk"), **alike))
+        sides[f"pipemoe {n}"] = Side(scenario, scenario.layer(context, Choice(n, wgrad="per_chunk"), **alike))
     return sides
 
 
@@ -289,10 +308,10 @@ def measure(
     chunk, FIXED chunks, and those of `baselines`, PipeMoE's with the n that is best for it.
     """
     plan = scenario.plan
-    wanted: set[Choice] = {(n, None, None, None) for n in SIZES}
+    wanted = {Choice(n) for n in SIZES}
     if budget is not None:
         rest = [(di, m) for di in ("keep", "redispatch") for m in ("keep", "recompute")]
-        wanted = {(n, di, m, "deferred") for n in SIZES for di, m in rest}
+        wanted = {Choice(n, di, m, "deferred") for n in SIZES for di, m in rest}
     shared = Context(group, ContextOptions(gemm=plan["gemm"])) if budget is None else None
     sides = candidates_of(scenario, group, shared, wanted | chosen, budget)
     others = {} if shared is None else baselines(scenario, shared)
@@ -312,7 +331,7 @@ def measure(
         for name in ("by destination", fastest(pipelines)[0]):
             final[name] = others[name]
         for n in (1, FIXED):
-            final[n, None, None, None] = sides[n, None, None, None]
+            final[Choice(n)] = sides[Choice(n)]
     for count in range(plan["pairs"]):
         order = list(final) if count % 2 == 0 else list(reversed(final))
         while True:
@@ -365,7 +384,7 @@ def main() -> None:
                 predicted = predictions(case, machine, W)
                 for name in MODELS:
                     best = min(predicted, key=lambda n: predicted[n][name])
-                    chosen_by_models[name] = (int(best), None, None, None)
+                    chosen_by_models[name] = Choice(int(best))
             else:
                 budget, by_plan = budgeted(case, machine, W)
                 predicted = {key_of(choice): found for choice, found in by_plan.items()}

@@ -82,3 +82,15 @@ def test_OverlapBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
     assert found["ideal_s"] == pytest.approx(ideal) and ideal > 0
     assert all(p["comm_s"] > 0 and p["comm_cpu_s"] > 0 and p["compute_s"] >= 0 for p in found["parts"].values())
     assert len(found["chosen_s"]) == len(found["one_chunk_s"]) == 3
+
+
+def test_Choice_OfPartOfItsChunks_IsToldChunkByChunk() -> None:
+    from integration_tests.benchmarks.tuner_rank import Choice, key_of
+
+    part, whole = Choice(4, "offload", "keep", "deferred", 3), Choice(4, "offload", "keep", "deferred")
+    assert part.by_chunk(part.restore_input, "redispatch") == ["offload"] * 3 + ["redispatch"]
+    assert part.by_chunk(part.restore_middle, "recompute") == ["keep"] * 3 + ["recompute"]
+    assert whole.by_chunk(whole.restore_input, "redispatch") == "offload"
+    assert Choice(4).by_chunk(None, "redispatch") == "adaptive"
+    assert key_of(part) == "4/offload/keep/deferred/first 3"
+    assert (key_of(whole), key_of(Choice(4))) == ("4/offload/keep/deferred", "4")

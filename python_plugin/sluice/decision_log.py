@@ -94,5 +94,7 @@ def line(entry: dict[str, Any]) -> str:
     choice = f"n {entry.get('num_chunks')}"
     if entry.get("restore_input"):
         choice += f", T_DI {entry['restore_input']}, T_M {entry.get('restore_middle')}"
+        if 0 < entry.get("kept_chunks", 0) < entry["num_chunks"]:
+            choice += f" in the first {entry['kept_chunks']}"
     ranks = f" on {entry['ranks']} ranks" if entry.get("ranks") else ""
     return f"{entry.get('when')}: {shape}{ranks}, {entry.get('rows')} rows: {choice} ({entry.get('why')})"

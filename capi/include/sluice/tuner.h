@@ -90,6 +90,12 @@ SLUICE_API sluice_status_t sluice_context_decided_policies(sluice_context_t* con
                                                            sluice_tuner_policy_t* out_policies, int32_t capacity,
                                                            int32_t* out_count);
 
+/* How many chunks each of these plans keeps as its policies say, the first ones: the rest are sent and computed again
+ * (kept_chunks of sluice_plan_info_t, sluice/plan.h). All n where the budget has room; 0: no plan. Context-exclusive.
+ * Errors: as there. */
+SLUICE_API sluice_status_t sluice_context_decided_parts(sluice_context_t* context, int32_t* out_kept_chunks,
+                                                        int32_t capacity, int32_t* out_count);
+
 typedef struct sluice_tuner_stats_s {
   size_t struct_size;   /* set by the caller: sizeof */
   int64_t timed_passes; /* that all ranks ran alike and reported */

@@ -71,8 +71,10 @@ def test_Doctor_LastDecisions_AreShown(tmp_path, monkeypatch) -> None:
     (finding,) = doctor._decisions()
     assert finding.state == doctor.OK and "none in" in finding.detail
     plan = {"restore_input": "keep", "restore_middle": "recompute"}
-    decision_log.append([{**ENTRY, "rows": n} for n in range(7)] + [{**ENTRY, **plan}])
+    part = {**plan, "kept_chunks": 1}
+    decision_log.append([{**ENTRY, "rows": n} for n in range(7)] + [{**ENTRY, **part}, {**ENTRY, **plan}])
     found = list(doctor._decisions())
     assert len(found) == doctor.LAST and all(finding.state == doctor.OK for finding in found)
     assert "M 8, H 16, E 4 on 2 ranks, 64 rows: n 2, T_DI keep, T_M recompute (raced)" in found[-1].detail
+    assert "n 2, T_DI keep, T_M recompute in the first 1 (raced)" in found[-2].detail
     assert json.loads((tmp_path / decision_log.NAME).read_text())["sluice_last_decisions"] == 1

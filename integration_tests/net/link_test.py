@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from integration_tests.net.link import Link, Outcome, run_ranks
-from integration_tests.net.namespaces import NamespaceError, Namespaces, parse_rate
+from integration_tests.net.namespaces import NamespaceError, Namespaces, burst_bytes, packet_bytes, parse_rate
 
 HERE = Path(__file__).resolve().parent
 
@@ -83,8 +83,19 @@ def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total
     assert slowest > 0.5 * min(unshaped), f"{rate}: at best {slowest:.0f} Mbit/s, without a shaper {unshaped}"
 
 
+@pytest.mark.parametrize(
+    ("rate", "most_s"), [("0.2gbit", 0.75e-3), ("0.4gbit", 0.4e-3), ("1gbit", 0.4e-3), ("4gbit", 0.4e-3)]
+)
+def test_link_bucket_holds_two_packets_and_little_time(rate: str, most_s: float) -> None:
+    """Else exchanges that fit take no time after a pause, and the link is another one for short messages."""
+    bits_per_s = parse_rate(rate)
+    assert bits_per_s is not None
+    assert burst_bytes(bits_per_s) >= 2 * packet_bytes(bits_per_s) >= 18_000
+    assert 8 * burst_bytes(bits_per_s) / bits_per_s <= most_s
+
+
 def test_link_short_message_after_a_pause_takes_its_time() -> None:
-    """What an idle link takes at once is a millisecond of it: a short exchange is as slow as its part of a long one."""
+    """What an idle link takes at once is less than a millisecond of it: a short exchange is as slow as its part of a long one."""
     _shaped(os.geteuid() != 0)
     total, took = 100_000, []
 

@@ -95,7 +95,7 @@ def test_link_bucket_holds_two_packets_and_little_time(rate: str, most_s: float)
 
 
 def test_link_short_message_after_a_pause_takes_its_time() -> None:
-    """What an idle link takes at once is less than a millisecond of it: a short exchange is as slow as its part of a long one."""
+    """An idle link takes less than a millisecond at once: a short exchange is as slow as its part of a long one."""
     _shaped(os.geteuid() != 0)
     total, took = 100_000, []
 

@@ -65,6 +65,11 @@ void sluice_comm_init_base(sluice_comm_t* comm, const sluice_comm_vtable_t* vtab
 /* In the child of a fork the other threads, their locks and the connections are not ours to touch. */
 static int is_inherited(const sluice_comm_t* comm) { return comm->pid != getpid(); }
 
+sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm) {
+  return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, comm->rank, -1, "rank %d started a third exchange, two are in flight",
+                          comm->rank);
+}
+
 void sluice_comm_retain(sluice_comm_t* comm) { atomic_fetch_add_explicit(&comm->references, 1, memory_order_relaxed); }
 
 void sluice_comm_release(sluice_comm_t* comm) {

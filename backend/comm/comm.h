@@ -81,6 +81,8 @@ void sluice_comm_init_base(sluice_comm_t* comm, const sluice_comm_vtable_t* vtab
                            const sluice_comm_config_t* config);
 void sluice_comm_retain(sluice_comm_t* comm);
 void sluice_comm_release(sluice_comm_t* comm); /* accepts NULL; destroys at zero */
+/* INTERNAL: what exchange_start gives where both requests are in flight. */
+sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm);
 
 /* Checked entries, used by the engine: refuse a broken communicator (with the status that broke it), remember the
  * first failure. A step that fails on this rank before its messages were posted aborts the communicator, so that the

@@ -4,8 +4,8 @@
 #include <time.h>
 
 #include "backend/base/clock.h"
+#include "backend/comm/requests.h"
 
-enum { MAX_IN_FLIGHT = 2 };
 #define NAP_NS 2000000
 
 struct sluice_comm_request_s { /* this implementation's own; the inner one's is opaque here */
@@ -25,7 +25,7 @@ typedef struct fake_comm_s {
   uint64_t num_waited;
   uint64_t num_calls;
   int32_t num_faults;
-  sluice_comm_request_t requests[MAX_IN_FLIGHT];
+  sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
   sluice_fake_fault_t faults[SLUICE_FAKE_MAX_FAULTS];
   sluice_fake_call_t calls[SLUICE_FAKE_MAX_CALLS];
 } fake_comm_t;
@@ -103,15 +103,11 @@ static sluice_status_t fake_exchange_start(sluice_comm_t* base, const sluice_exc
     call->send_bytes += exchange->send_bytes[r];
     call->recv_bytes += exchange->recv_bytes[r];
   }
-  sluice_comm_request_t* request = NULL;
-  for (int i = 0; i < MAX_IN_FLIGHT && request == NULL; ++i) {
-    if (!comm->requests[i].is_used) request = &comm->requests[i];
-  }
+  sluice_comm_request_t* request = SLUICE_FREE_REQUEST(comm->requests);
   const sluice_fake_fault_t* fault = find_fault(comm, SLUICE_FAKE_START, number);
   sluice_status_t status;
   if (request == NULL) {
-    status = SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, base->rank, -1, "rank %d started a third exchange, two are in flight",
-                              base->rank);
+    status = sluice_comm_fail_third(base);
   } else if (fault != NULL && fault->action == SLUICE_FAKE_FAIL) {
     status = strike(comm, fault, "start");
   } else {
@@ -193,7 +189,7 @@ static int32_t fake_lookup(sluice_comm_t* base, const char* key, char* out, int3
 
 static void fake_destroy(sluice_comm_t* base) {
   fake_comm_t* comm = downcast(base);
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     if (!comm->requests[i].is_used) continue;
     if (comm->inner->vtable->abort != NULL) comm->inner->vtable->abort(comm->inner); /* as a host does */
     put_away(comm, &comm->requests[i]);

@@ -4,8 +4,8 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/structs.h"
+#include "backend/comm/requests.h"
 
-enum { MAX_IN_FLIGHT = 2 };
 /* How long a request that timed out may take to come back: by itself, while the other ranks reach their own deadlines
  * and name the same laggard; then after the host's abort, which they may see as a loss of this rank. */
 #define GRACE_NS    UINT64_C(1000000000)
@@ -21,7 +21,7 @@ typedef struct host_comm_s {
   sluice_host_comm_vtable_t host;
   void* user;
   sluice_comm_vtable_t vtable; /* of this object: without the callbacks that the host lacks */
-  sluice_comm_request_t requests[MAX_IN_FLIGHT];
+  sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
 } host_comm_t;
 
 static host_comm_t* downcast(sluice_comm_t* comm) { return (host_comm_t*)comm; }
@@ -56,14 +56,8 @@ static sluice_status_t record(const host_comm_t* comm, const char* callback, slu
 static sluice_status_t host_exchange_start(sluice_comm_t* base, const sluice_exchange_t* exchange,
                                            sluice_comm_request_t** out_request) {
   host_comm_t* comm = downcast(base);
-  sluice_comm_request_t* request = NULL;
-  for (int i = 0; i < MAX_IN_FLIGHT && request == NULL; ++i) {
-    if (!comm->requests[i].is_used) request = &comm->requests[i];
-  }
-  if (request == NULL) {
-    return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, base->rank, -1, "rank %d started a third exchange, two are in flight",
-                            base->rank);
-  }
+  sluice_comm_request_t* request = SLUICE_FREE_REQUEST(comm->requests);
+  if (request == NULL) return sluice_comm_fail_third(base);
   sluice_host_failure_t failure;
   failure_init(&failure);
   request->native = NULL;
@@ -124,7 +118,7 @@ static int32_t host_is_interrupted(sluice_comm_t* base) {
 
 static void host_destroy(sluice_comm_t* base) {
   host_comm_t* comm = downcast(base);
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     if (comm->requests[i].is_used) put_away(comm, &comm->requests[i], 0);
   }
   if (comm->host.destroy != NULL) comm->host.destroy(comm->user);

@@ -18,8 +18,7 @@
 #include "backend/base/clock.h"
 #include "backend/comm/comm.h"
 #include "backend/comm/local/local_far.h"
-
-enum { MAX_IN_FLIGHT = 2 };
+#include "backend/comm/requests.h"
 
 typedef struct local_comm_s local_comm_t;
 
@@ -82,8 +81,8 @@ struct local_comm_s {
   void* ready;            /* event: the rows of the exchange being enqueued are there */
   void** fetched;         /* [W] events: our copy of that rank's rows */
   int32_t unordered;      /* of those, copies that their senders' streams do not wait for yet */
-  sluice_comm_request_t requests[MAX_IN_FLIGHT];
-  local_peer_t peers[]; /* [MAX_IN_FLIGHT * W] */
+  sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
+  local_peer_t peers[]; /* [SLUICE_MAX_IN_FLIGHT * W] */
 };
 
 static const sluice_comm_vtable_t local_comm_vtable;
@@ -130,7 +129,7 @@ void sluice_local_group_destroy(sluice_local_group_t* group) {
 /* ---- life of an end -------------------------------------------------------------------------------------------- */
 
 static uint64_t comm_bytes(int32_t world_size) {
-  return sizeof(local_comm_t) + MAX_IN_FLIGHT * (uint64_t)world_size * sizeof(local_peer_t);
+  return sizeof(local_comm_t) + SLUICE_MAX_IN_FLIGHT * (uint64_t)world_size * sizeof(local_peer_t);
 }
 
 sluice_status_t sluice_comm_create_local(sluice_local_group_t* group, const sluice_comm_config_t* config,
@@ -153,7 +152,7 @@ sluice_status_t sluice_comm_create_local(sluice_local_group_t* group, const slui
   if (comm == NULL) return SLUICE_E_NO_MEMORY;
   sluice_comm_init_base(&comm->base, &local_comm_vtable, "local", &c);
   comm->group = group;
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) comm->requests[i].peers = comm->peers + (int64_t)i * c.world_size;
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) comm->requests[i].peers = comm->peers + (int64_t)i * c.world_size;
 
   pthread_mutex_lock(&group->mutex);
   local_end_t* end = &group->ends[c.rank];
@@ -235,7 +234,7 @@ static void local_destroy(sluice_comm_t* base) {
   local_comm_t* comm = downcast(base);
   sluice_local_group_t* group = comm->group;
   pthread_mutex_lock(&group->mutex);
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     if (comm->requests[i].is_used) withdraw(comm, &comm->requests[i], base->rank, 1);
   }
   leave(comm, base->rank, 0);
@@ -264,14 +263,10 @@ static sluice_status_t post(local_comm_t* comm, const sluice_exchange_t* exchang
                             sluice_stream_t stream, sluice_comm_request_t** out_request) {
   sluice_comm_t* base = &comm->base;
   pthread_mutex_lock(&comm->group->mutex);
-  sluice_comm_request_t* request = NULL;
-  for (int i = 0; i < MAX_IN_FLIGHT && request == NULL; ++i) {
-    if (!comm->requests[i].is_used) request = &comm->requests[i];
-  }
+  sluice_comm_request_t* request = SLUICE_FREE_REQUEST(comm->requests);
   if (request == NULL) {
     pthread_mutex_unlock(&comm->group->mutex);
-    return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, base->rank, -1, "rank %d started a third exchange, two are in flight",
-                            base->rank);
+    return sluice_comm_fail_third(base);
   }
   request->is_used = 1;
   request->is_far = is_far;
@@ -331,7 +326,7 @@ static sluice_status_t fetch(local_comm_t* comm, sluice_comm_request_t* request,
   if ((ours->is_sent && ours->is_received) || group->ends[p].state != END_LIVE) return SLUICE_OK;
 
   sluice_comm_request_t* posted = NULL;
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     if (other->requests[i].is_used && other->requests[i].number == request->number) posted = &other->requests[i];
   }
   if (posted == NULL && other->num_started <= request->number) return SLUICE_OK; /* not there yet */
@@ -368,7 +363,7 @@ static sluice_status_t fetch(local_comm_t* comm, sluice_comm_request_t* request,
 /* All that has been posted for this rank's requests. */
 static sluice_status_t fetch_all(local_comm_t* comm) {
   int32_t world_size = comm->base.world_size;
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     for (int32_t step = 1; step < world_size && comm->requests[i].is_used; ++step) {
       SLUICE_TRY(fetch(comm, &comm->requests[i], (comm->base.rank + step) % world_size)); /* not all from rank 0 */
     }

@@ -28,7 +28,9 @@ sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_
 
 #include <mpi.h>
 
-enum { MAX_IN_FLIGHT = 2, TAG_DATA = 1, TAG_ABORT = 2 };
+#include "backend/comm/requests.h"
+
+enum { TAG_DATA = 1, TAG_ABORT = 2 };
 #define DEFAULT_MESSAGE_BYTES (UINT64_C(1) << 30) /* MPI counts are ints */
 #define GRACE_NS              UINT64_C(100000000) /* for messages that an abort's notice overtook */
 #define SPIN_NS               UINT64_C(50000)     /* polling without sleep: longer only takes a core from the peers */
@@ -60,7 +62,7 @@ typedef struct mpi_comm_s {
   atomic_int is_aborted;
   int aborted_peer; /* a rank that said it aborted, or -1 */
   int is_broken;    /* messages may be on their way: the communicator is not reused */
-  mpi_request_t requests[MAX_IN_FLIGHT];
+  mpi_request_t requests[SLUICE_MAX_IN_FLIGHT];
 } mpi_comm_t;
 
 /* MPI may be initialised and finalised once per process: the last communicator does it if the first one initialised. */
@@ -165,7 +167,8 @@ static void put_away(mpi_comm_t* c, mpi_request_t* request) {
 static sluice_status_t exchange_start(void* user, const sluice_exchange_t* exchange, void** out_request,
                                       sluice_host_failure_t* out_failure) {
   mpi_comm_t* c = user;
-  mpi_request_t* request = !c->requests[0].is_used ? &c->requests[0] : &c->requests[1];
+  mpi_request_t* request = SLUICE_FREE_REQUEST(c->requests);
+  if (request == NULL) return fail(out_failure, SLUICE_E_INTERNAL, -1, "two exchanges are in flight already");
   uint64_t num_messages = 0;
   for (int p = 0; p < c->world_size; ++p) {
     if (p == c->rank) continue;
@@ -316,7 +319,7 @@ static void close_mpi(int is_broken) {
 
 static void destroy(void* user) {
   mpi_comm_t* c = user;
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     if (c->requests[i].is_used) put_away(c, &c->requests[i]);
     free(c->requests[i].requests);
     free(c->requests[i].messages);

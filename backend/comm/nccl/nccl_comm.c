@@ -199,7 +199,7 @@ static void nccl_abort(sluice_comm_t* base) {
 
 /* In order where nothing is outstanding, by abort otherwise: both end in bounded time. */
 static void end_nccl(nccl_comm_t* comm) {
-  int32_t in_flight = comm->requests[0].is_used || comm->requests[1].is_used;
+  int32_t in_flight = !SLUICE_REQUESTS_ARE_FREE(comm->requests);
   if (comm->comm == NULL) return;
   if (in_flight || !comm->is_ready || atomic_load(&comm->base.broken) != SLUICE_OK) {
     sluice_nccl_abort_group(comm);
@@ -224,7 +224,7 @@ static void nccl_destroy(sluice_comm_t* base) {
   int is_current = sluice_cuda_enter(comm->device) == SLUICE_OK;
   note_gone(comm, "left");
   end_nccl(comm);
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     sluice_comm_request_t* r = &comm->requests[i];
     if (r->done != NULL) (void)comm->driver->cuEventDestroy_v2(r->done);
     if (r->staging.pinned != NULL) (void)comm->driver->cuMemFreeHost(r->staging.pinned);
@@ -281,10 +281,10 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
 
 static sluice_status_t allocate_arrays(nccl_comm_t* comm) {
   uint64_t world_size = (uint64_t)comm->base.world_size;
-  comm->arrays_bytes = world_size * MAX_IN_FLIGHT * (sizeof(void*) + 2 * sizeof(uint64_t));
+  comm->arrays_bytes = world_size * SLUICE_MAX_IN_FLIGHT * (sizeof(void*) + 2 * sizeof(uint64_t));
   char* at = sluice_alloc_zeroed(sluice_process_allocator(), comm->arrays_bytes, "nccl requests");
   if (at == NULL) return SLUICE_E_NO_MEMORY;
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     comm->requests[i].host_recv = (void**)(void*)at;
     comm->requests[i].recv_bytes = (uint64_t*)(void*)(at + world_size * sizeof(void*));
     comm->requests[i].recv_at = comm->requests[i].recv_bytes + world_size;
@@ -298,7 +298,7 @@ static sluice_status_t open_inside(nccl_comm_t* comm, const sluice_nccl_options_
   int code = comm->driver->cuCtxGetStreamPriorityRange(&least, &greatest);
   if (code == 0)
     code = comm->driver->cuStreamCreateWithPriority(&comm->stream, SLUICE_CU_STREAM_NON_BLOCKING, greatest);
-  for (int i = 0; i < MAX_IN_FLIGHT && code == 0; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT && code == 0; ++i) {
     code = comm->driver->cuEventCreate(&comm->requests[i].done, SLUICE_CU_EVENT_DISABLE_TIMING);
   }
   if (code != 0) return sluice_cuda_fail(comm->driver, code, "no stream or event for nccl");

@@ -89,14 +89,8 @@ static uint64_t places_bytes(const nccl_comm_t* comm) {
 sluice_status_t sluice_nccl_exchange_start(sluice_comm_t* base, const sluice_exchange_t* exchange,
                                            sluice_comm_request_t** out_request) {
   nccl_comm_t* comm = sluice_nccl_downcast(base);
-  sluice_comm_request_t* request = NULL;
-  for (int i = 0; i < MAX_IN_FLIGHT && request == NULL; ++i) {
-    if (!comm->requests[i].is_used) request = &comm->requests[i];
-  }
-  if (request == NULL) {
-    return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, base->rank, -1, "rank %d started a third exchange, two are in flight",
-                            base->rank);
-  }
+  sluice_comm_request_t* request = SLUICE_FREE_REQUEST(comm->requests);
+  if (request == NULL) return sluice_comm_fail_third(base);
   const void** send = sluice_alloc(sluice_process_allocator(), places_bytes(comm), "nccl exchange");
   if (send == NULL) return SLUICE_E_NO_MEMORY;
   sluice_status_t status = sluice_cuda_enter(comm->device);

@@ -13,9 +13,8 @@
 
 #include "backend/comm/nccl/nccl_comm.h"
 #include "backend/comm/nccl/nccl_memory.h"
+#include "backend/comm/requests.h"
 #include "backend/device/cuda/cuda_device.h"
-
-enum { MAX_IN_FLIGHT = 2 };
 
 /* Where a request's host buffers pass through: the same layout in pinned and in device memory. */
 typedef struct staging_s {
@@ -51,7 +50,7 @@ typedef struct sluice_nccl_comm_s {
   uint64_t arrays_bytes;
   char refusal_text[160];
   sluice_nccl_block_t* blocks;
-  sluice_comm_request_t requests[MAX_IN_FLIGHT];
+  sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
 } nccl_comm_t;
 
 static inline nccl_comm_t* sluice_nccl_downcast(sluice_comm_t* comm) { return (nccl_comm_t*)comm; }

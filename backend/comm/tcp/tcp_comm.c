@@ -28,9 +28,10 @@
 #include "backend/base/clock.h"
 #include "backend/base/structs.h"
 #include "backend/comm/comm.h"
+#include "backend/comm/requests.h"
 #include "backend/comm/tcp/tcp_connect.h"
 
-enum { MAX_IN_FLIGHT = 2, MAX_EVENTS = 64 };
+enum { MAX_EVENTS = 64 };
 
 #define DEFAULT_CONNECT_NS UINT64_C(30000000000)
 /* A request that timed out may still complete while the other ranks reach their own deadlines: leaving at once would
@@ -89,7 +90,7 @@ typedef struct tcp_comm_s {
   uint32_t next_number;
   int32_t lost; /* the peer whose connection ended first, -1 */
   _Atomic int32_t is_aborted;
-  sluice_comm_request_t requests[MAX_IN_FLIGHT];
+  sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
 } tcp_comm_t;
 
 static tcp_comm_t* downcast(sluice_comm_t* comm) { return (tcp_comm_t*)comm; }
@@ -110,7 +111,7 @@ static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; 
 /* The request whose message is next on the connection: the older one that has any left. */
 static sluice_comm_request_t* next_request(tcp_comm_t* comm, int32_t peer, int is_send) {
   sluice_comm_request_t* found = NULL;
-  for (int i = 0; i < MAX_IN_FLIGHT; ++i) {
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     sluice_comm_request_t* r = &comm->requests[i];
     if (!r->is_used || !(is_send ? r->transfers[peer].is_sending : r->transfers[peer].is_receiving)) continue;
     if (found == NULL || (int32_t)(r->number - found->number) < 0) found = r;
@@ -208,11 +209,8 @@ static void progress(tcp_comm_t* comm) {
 static sluice_status_t tcp_start(sluice_comm_t* base, const sluice_exchange_t* exchange,
                                  sluice_comm_request_t** out_request) {
   tcp_comm_t* comm = downcast(base);
-  sluice_comm_request_t* request = !comm->requests[0].is_used ? &comm->requests[0] : &comm->requests[1];
-  if (request->is_used) {
-    return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, base->rank, -1, "rank %d started a third exchange, two are in flight",
-                            base->rank);
-  }
+  sluice_comm_request_t* request = SLUICE_FREE_REQUEST(comm->requests);
+  if (request == NULL) return sluice_comm_fail_third(base);
   request->is_used = 1;
   request->number = comm->next_number++;
   request->pending = 0;
@@ -374,7 +372,7 @@ static void say_goodbye(tcp_comm_t* comm) {
 
 static void tcp_destroy(sluice_comm_t* base) {
   tcp_comm_t* comm = downcast(base);
-  const int is_idle = !comm->requests[0].is_used && !comm->requests[1].is_used;
+  const int is_idle = SLUICE_REQUESTS_ARE_FREE(comm->requests);
   if (is_idle && comm->lost < 0 && atomic_load(&base->broken) == SLUICE_OK) say_goodbye(comm);
   for (int32_t r = 0; r < base->world_size; ++r) {
     if (comm->sockets[r] >= 0) close(comm->sockets[r]);
@@ -389,7 +387,7 @@ static void tcp_destroy(sluice_comm_t* base) {
 static tcp_comm_t* allocate(int32_t world_size) {
   const uint64_t w = (uint64_t)world_size;
   const uint64_t bytes =
-      sizeof(tcp_comm_t) + w * (sizeof(tcp_peer_t) + MAX_IN_FLIGHT * sizeof(transfer_t) + sizeof(int));
+      sizeof(tcp_comm_t) + w * (sizeof(tcp_peer_t) + SLUICE_MAX_IN_FLIGHT * sizeof(transfer_t) + sizeof(int));
   tcp_comm_t* comm = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "tcp communicator");
   if (comm == NULL) return NULL;
   comm->bytes = bytes;

@@ -35,6 +35,19 @@ static void exchange_reversed(cts_rank_t* me) {
   }
 }
 
+/* By the transport's own entry: the checked one would end the communicator. */
+static void exchange_third(cts_rank_t* me) {
+  cts_exchange_t first, second;
+  sluice_comm_request_t* third = NULL;
+  CHECK(me, cts_start(me, me->comm, 0, cts_uneven_size, &first) == SLUICE_OK);
+  CHECK(me, cts_start(me, me->comm, 1, cts_uneven_size, &second) == SLUICE_OK);
+  const sluice_exchange_t more = {second.send, second.send_bytes, second.recv, second.recv_bytes};
+  CHECK(me, me->comm->vtable->exchange_start(me->comm, &more, &third) == SLUICE_E_INTERNAL);
+  CHECK(me, cts_finish(me, me->comm, &first) == SLUICE_OK);
+  CHECK(me, cts_finish(me, me->comm, &second) == SLUICE_OK);
+  CHECK(me, cts_run_exchange(me, me->comm, 2, cts_uneven_size) == SLUICE_OK);
+}
+
 static void exchange_hundred(cts_rank_t* me) {
   /* A pipeline: the next is started before the one before has been waited for, and one stays behind now and then. */
   cts_exchange_t e[2];
@@ -121,6 +134,7 @@ const cts_case_t cts_data_cases[] = {
     {"Exchange_AllEmpty_Completes", exchange_empty, 1, 0, 0},
     {"Exchange_LargeBlocks_ArriveIntact", exchange_large, 1, 0, 0},
     {"Exchange_TwoInFlightWaitedInAnyOrder_ArriveIntact", exchange_reversed, 1, 0, 0},
+    {"Exchange_ThirdInFlight_IsRefusedAndNothingIsLost", exchange_third, 1, 0, 0},
     {"Exchange_HundredPipelined_KeepOrder", exchange_hundred, 1, 0, 0},
     {"AllReduce_SumAndMax_AreExact", all_reduce_sum_max, 1, 0, 0},
     {"Exchange_MoreSentThanExpected_IsInternalNamingIt", sizes_too_many, 2, 0, 0},

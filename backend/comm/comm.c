@@ -1,4 +1,4 @@
-#include "backend/comm/comm.h"
+#include "backend/comm/all_reduce.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,6 @@
 #define DEFAULT_WARN_NS     (30 * SECOND_NS)
 #define NOTE_AFTER_NS       SECOND_NS
 #define SLICE_NS            (SECOND_NS / 5) /* a transport without an abort of its own still ends within this */
-#define SMALL_REDUCE_BYTES  UINT64_C(65536) /* received per rank; above it two exchanges are cheaper than one */
 #define MAX_LAGGARDS_LISTED 8
 
 /* ---- config, life ---------------------------------------------------------------------------------------------- */
@@ -94,8 +93,7 @@ void sluice_comm_abort(sluice_comm_t* comm) {
   if (comm->vtable->abort != NULL) comm->vtable->abort(comm);
 }
 
-/* A step that failed here before it was posted: the peers would wait for it until their deadlines. */
-static sluice_status_t fail_and_tell_peers(sluice_comm_t* comm, sluice_status_t status) {
+sluice_status_t sluice_comm_fail_and_tell(sluice_comm_t* comm, sluice_status_t status) {
   mark_broken(comm, status);
   if (comm->vtable->abort != NULL) comm->vtable->abort(comm);
   return status;
@@ -124,7 +122,7 @@ sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exc
   *out_request = NULL;
   SLUICE_TRY(check_usable(comm));
   sluice_status_t status = comm->vtable->exchange_start(comm, exchange, out_request);
-  if (status != SLUICE_OK) return fail_and_tell_peers(comm, status);
+  if (status != SLUICE_OK) return sluice_comm_fail_and_tell(comm, status);
   ++comm->num_started;
   return SLUICE_OK;
 }
@@ -133,7 +131,7 @@ sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_e
                                              sluice_stream_t stream) {
   SLUICE_TRY(check_usable(comm));
   sluice_status_t status = comm->vtable->exchange_enqueue(comm, exchange, stream);
-  return status == SLUICE_OK ? SLUICE_OK : fail_and_tell_peers(comm, status);
+  return status == SLUICE_OK ? SLUICE_OK : sluice_comm_fail_and_tell(comm, status);
 }
 
 static uint64_t add_saturating(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
@@ -299,104 +297,14 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
   }
 }
 
-/* ---- all-reduce from exchanges --------------------------------------------------------------------------------- */
-
-static void reduce_into(int64_t* data, const int64_t* other, int64_t count, int32_t op) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (op == SLUICE_REDUCE_SUM) {
-      data[i] = (int64_t)((uint64_t)data[i] + (uint64_t)other[i]);
-    } else if (other[i] > data[i]) {
-      data[i] = other[i];
-    }
-  }
-}
-
-/* The arrays of one exchange and what it receives, in one block. */
-typedef struct reduce_scratch_s {
-  const void** send;
-  uint64_t* send_bytes;
-  void** recv;
-  uint64_t* recv_bytes;
-  int64_t* received;
-} reduce_scratch_t;
-
-static sluice_status_t run_exchange(sluice_comm_t* comm, const reduce_scratch_t* s, const char* phase) {
-  sluice_exchange_t exchange = {
-      .send = s->send, .send_bytes = s->send_bytes, .recv = s->recv, .recv_bytes = s->recv_bytes};
-  sluice_comm_request_t* request;
-  SLUICE_TRY(sluice_comm_exchange_start(comm, &exchange, &request));
-  return sluice_comm_exchange_wait(comm, request, phase);
-}
-
-/* Every rank sends everything to every rank. */
-static sluice_status_t reduce_small(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
-                                    const reduce_scratch_t* s, const char* phase) {
-  for (int32_t r = 0; r < comm->world_size; ++r) {
-    s->send[r] = data;
-    s->recv[r] = s->received + r * count;
-    s->send_bytes[r] = s->recv_bytes[r] = r == comm->rank ? 0 : (uint64_t)count * sizeof *data;
-  }
-  SLUICE_TRY(run_exchange(comm, s, phase));
-  for (int32_t r = 0; r < comm->world_size; ++r) {
-    if (r != comm->rank) reduce_into(data, s->received + r * count, count, op);
-  }
-  return SLUICE_OK;
-}
-
-/* Rank r reduces slice r of everyone, then everyone gathers the slices. */
-static sluice_status_t reduce_large(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
-                                    const reduce_scratch_t* s, const char* phase) {
-  int32_t w = comm->world_size;
-  int64_t quotient = count / w;
-  int64_t rest = count % w;
-#define SLICE_BEGIN(r) (quotient * (r) + ((r) < rest ? (r) : rest))
-  int64_t begin = SLICE_BEGIN(comm->rank);
-  int64_t mine = SLICE_BEGIN(comm->rank + 1) - begin;
-  for (int32_t r = 0; r < w; ++r) {
-    s->send[r] = data + SLICE_BEGIN(r);
-    s->send_bytes[r] = r == comm->rank ? 0 : (uint64_t)(SLICE_BEGIN(r + 1) - SLICE_BEGIN(r)) * sizeof *data;
-    s->recv[r] = s->received + r * mine;
-    s->recv_bytes[r] = r == comm->rank ? 0 : (uint64_t)mine * sizeof *data;
-  }
-  SLUICE_TRY(run_exchange(comm, s, phase));
-  for (int32_t r = 0; r < w; ++r) {
-    if (r != comm->rank) reduce_into(data + begin, s->received + r * mine, mine, op);
-  }
-  for (int32_t r = 0; r < w; ++r) {
-    s->recv[r] = data + SLICE_BEGIN(r);
-    s->recv_bytes[r] = s->send_bytes[r]; /* what went out as slice r comes back reduced */
-    s->send[r] = data + begin;
-    s->send_bytes[r] = r == comm->rank ? 0 : (uint64_t)mine * sizeof *data;
-  }
-#undef SLICE_BEGIN
-  return run_exchange(comm, s, phase);
-}
-
-static sluice_status_t reduce_by_exchanges(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
-                                           const char* phase) {
-  uint64_t w = (uint64_t)comm->world_size;
-  uint64_t whole = (uint64_t)count * sizeof *data;
-  int small = whole * (w - 1) <= SMALL_REDUCE_BYTES || w == 2;
-  uint64_t slice = small ? whole : ((uint64_t)count / w + 1) * sizeof *data;
-  uint64_t bytes = w * (4 * sizeof(uint64_t) + slice);
-  char* block = sluice_alloc(sluice_process_allocator(), bytes, "all-reduce scratch");
-  if (block == NULL) return fail_and_tell_peers(comm, SLUICE_E_NO_MEMORY);
-  reduce_scratch_t s = {.send = (const void**)(void*)block,
-                        .send_bytes = (uint64_t*)(void*)(block + w * 8),
-                        .recv = (void**)(void*)(block + w * 16),
-                        .recv_bytes = (uint64_t*)(void*)(block + w * 24),
-                        .received = (int64_t*)(void*)(block + w * 32)};
-  sluice_status_t status = (small ? reduce_small : reduce_large)(comm, data, count, op, &s, phase);
-  sluice_free(sluice_process_allocator(), block, bytes);
-  return status;
-}
+/* ---- all-reduce ------------------------------------------------------------------------------------------------ */
 
 sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
                                            const char* phase) {
   if (phase == NULL) phase = "an all-reduce";
   SLUICE_TRY(check_usable(comm));
   if (comm->world_size == 1 || count == 0) return SLUICE_OK;
-  if (comm->vtable->all_reduce_i64 == NULL) return reduce_by_exchanges(comm, data, count, op, phase);
+  if (comm->vtable->all_reduce_i64 == NULL) return sluice_comm_reduce_by_exchanges(comm, data, count, op, phase);
   uint64_t start_ns = sluice_now_ns();
   sluice_status_t status =
       comm->vtable->all_reduce_i64(comm, data, count, op, add_saturating(start_ns, comm->timeout_ns));

@@ -1,0 +1,196 @@
+/* The template of a backward: where chunks lie, and its ops. */
+#include "backend/schedule/template_parts.h"
+
+/* A weight gradient reads T_DI after its chunk's rows have gone. */
+static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
+                                int32_t later) {
+  if (restore[later] == SLUICE_RESTORE_OFFLOAD) return 1;
+  if (spec->single_rank) return 0;
+  int weights = spec->weight_half != SLUICE_WEIGHTS_NONE && !spec->callback;
+  return later - earlier == 1 || (later - earlier == 2 && weights);
+}
+
+static int backward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
+                               int32_t later) {
+  (void)spec, (void)earlier;
+  return restore[later] == SLUICE_RESTORE_OFFLOAD;
+}
+
+/* Whether gradient rows of all chunks are kept until every input gradient is done. */
+static int is_deferred(const sluice_template_spec_t* spec) {
+  if (spec->callback || spec->weight_half == SLUICE_WEIGHTS_NONE) return 0;
+  return spec->weight_half == SLUICE_WEIGHTS_LATER || spec->wgrad_mode == SLUICE_WGRAD_DEFERRED || !spec->input_half;
+}
+
+/* Without weight gradients and with T_M kept, a backward does not read T_DI. */
+static int reads_di(const sluice_template_spec_t* spec, int32_t i) {
+  return spec->weight_half != SLUICE_WEIGHTS_NONE || spec->callback || spec->restore_m[i] == SLUICE_RESTORE_RECOMPUTE;
+}
+
+/* Policies of T_DI as far as this backward reads it: where it does not, the chunk needs no slot. */
+static void needed_di(const sluice_template_spec_t* spec, uint8_t* out_restore) {
+  for (int32_t i = 0; i < spec->num_chunks; ++i) {
+    out_restore[i] = reads_di(spec, i) ? spec->restore_di[i] : SLUICE_RESTORE_KEEP;
+  }
+}
+
+void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  int32_t n = spec->num_chunks, *ring = b->ring, middle = sluice_middle_of(spec);
+  int deferred = is_deferred(spec);
+  uint8_t restore_di[SLUICE_MAX_CHUNKS];
+  needed_di(spec, restore_di);
+  int32_t moving_di = n - sluice_count_policy(restore_di, n, SLUICE_RESTORE_KEEP);
+  int32_t moving_m = n - sluice_count_policy(spec->restore_m, n, SLUICE_RESTORE_KEEP);
+  int32_t between = sluice_min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+  ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
+  ring[SLUICE_T_DI] = deferred ? moving_di : sluice_ring_of(spec, restore_di, moving_di, backward_di_overlaps);
+  ring[middle] = deferred ? moving_m : sluice_ring_of(spec, spec->restore_m, moving_m, backward_m_overlaps);
+  ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : between;
+  /* As in forward: where all gradients arrive before the first returns, none may wait for a return. */
+  ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = deferred && !spec->bounded && !spec->single_rank ? n : between;
+  if (!spec->callback) {
+    ring[SLUICE_T_DACT] = deferred ? n : RING_WITHIN_LANE;
+    ring[SLUICE_T_DM] = deferred ? n : RING_WITHIN_LANE;
+  }
+  sluice_place_tokens(b, spec);
+  if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
+  sluice_builder_init_homes(b);
+  sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, restore_di);
+  sluice_place_restored(b, middle, SLUICE_T_KEPT_M, spec->restore_m);
+  if (spec->callback) return;
+  for (int32_t i = 0; i < n; ++i) {
+    sluice_slot_ref_t m = sluice_builder_home(b, SLUICE_T_M, i);
+    if (m.tensor == SLUICE_T_KEPT_M && !spec->reuse_saved) continue;
+    sluice_builder_set_home(b, SLUICE_T_DM, i, m.tensor, m.slot);
+  }
+}
+
+/* Brings T_DI of a chunk back, where it was not kept. Other ranks may need a re-dispatch that this one does not. */
+static void add_restore_di(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  int wanted = reads_di(spec, i);
+  if (spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD && wanted)
+    sluice_add_copy(b, SLUICE_OP_COPY_IN, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
+  if (spec->restore_di[i] != SLUICE_RESTORE_REDISPATCH) return;
+  if (!b->single_rank) {
+    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_REDISPATCH, SLUICE_LANE_COMM, i);
+    sluice_op_write(b, s, SLUICE_T_SEND);
+    sluice_op_write(b, s, SLUICE_T_RECV);
+  }
+  if (!wanted) return;
+  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, SLUICE_LANE_COMM, i);
+  if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
+  sluice_op_write(b, u, SLUICE_T_DI);
+}
+
+static void add_dispatch_grad(sluice_builder_t* b, int32_t i) {
+  if (!b->single_rank) {
+    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH_GRAD, SLUICE_LANE_COMM, i);
+    sluice_op_write(b, s, SLUICE_T_SEND);
+    sluice_op_write(b, s, SLUICE_T_RECV);
+  }
+  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK_GRAD, SLUICE_LANE_COMM, i);
+  if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
+  sluice_op_write(b, u, SLUICE_T_DDO);
+  sluice_op_write(b, u, SLUICE_T_ROUTE);
+}
+
+static void add_weight_grad(sluice_builder_t* b, int32_t chunk) {
+  sluice_op_t* w = sluice_builder_add(b, SLUICE_OP_WEIGHT_GRAD, SLUICE_LANE_COMPUTE, chunk);
+  sluice_op_read(b, w, SLUICE_T_DI);
+  sluice_op_read(b, w, SLUICE_T_DDO);
+  sluice_op_read(b, w, SLUICE_T_ROUTE); /* for the gradient of b2 */
+  sluice_op_read(b, w, SLUICE_T_DM);
+  sluice_op_read(b, w, SLUICE_T_DACT);
+  sluice_op_write(b, w, SLUICE_T_DW);
+}
+
+static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  int recompute = spec->restore_m[i] == SLUICE_RESTORE_RECOMPUTE;
+  if (spec->callback) {
+    if (recompute) sluice_add_host_expert(b, i);
+    sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT_GRAD, SLUICE_LANE_COMPUTE, i);
+    sluice_op_read(b, e, SLUICE_T_DI);
+    sluice_op_read(b, e, SLUICE_T_DO);
+    sluice_op_read(b, e, SLUICE_T_ROUTE);
+    sluice_op_read(b, e, SLUICE_T_DDO);
+    sluice_op_write(b, e, SLUICE_T_DDO); /* scaled in place by the route weights */
+    sluice_op_write(b, e, SLUICE_T_DDI);
+    sluice_op_write(b, e, SLUICE_T_DGATE);
+    if (spec->weight_half == SLUICE_WEIGHTS_NOW) sluice_op_write(b, e, SLUICE_T_DW);
+    return;
+  }
+  if (recompute) {
+    sluice_op_t* again = sluice_builder_add(b, SLUICE_OP_RECOMPUTE, SLUICE_LANE_COMPUTE, i);
+    sluice_op_read(b, again, SLUICE_T_DI);
+    sluice_op_write(b, again, SLUICE_T_M);
+    sluice_op_write(b, again, SLUICE_T_DACT); /* scratch: the activation that adds the biases */
+  }
+  sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2_GRAD, SLUICE_LANE_COMPUTE, i);
+  sluice_op_read(b, g2, SLUICE_T_DDO);
+  sluice_op_write(b, g2, SLUICE_T_DACT);
+  sluice_op_t* act = sluice_builder_add(b, SLUICE_OP_ACTIVATION_GRAD, SLUICE_LANE_COMPUTE, i);
+  sluice_op_read(b, act, SLUICE_T_M);
+  sluice_op_read(b, act, SLUICE_T_DACT);
+  sluice_op_read(b, act, SLUICE_T_DDO); /* dT_DO . b2 with bias */
+  sluice_op_read(b, act, SLUICE_T_ROUTE);
+  sluice_op_write(b, act, SLUICE_T_DM);
+  if (spec->weight_half) sluice_op_write(b, act, SLUICE_T_DACT);
+  sluice_op_write(b, act, SLUICE_T_DGATE);
+  sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1_GRAD, SLUICE_LANE_COMPUTE, i);
+  sluice_op_read(b, g1, SLUICE_T_DM);
+  sluice_op_write(b, g1, SLUICE_T_DDI);
+}
+
+static void add_reduce_grad(sluice_builder_t* b, int32_t chunk) {
+  sluice_op_t* x = sluice_builder_add(b, SLUICE_OP_REDUCE_GRAD, SLUICE_LANE_COMM, chunk);
+  if (b->single_rank) {
+    sluice_op_read(b, x, SLUICE_T_DDI);
+    sluice_op_read(b, x, SLUICE_T_DGATE);
+  } else {
+    sluice_op_read(b, x, SLUICE_T_RECV);
+  }
+  sluice_op_write(b, x, SLUICE_T_OUT);
+}
+
+static void add_combine_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  if (!b->single_rank) {
+    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE_GRAD, SLUICE_LANE_COMM, i);
+    sluice_op_read(b, r, SLUICE_T_DDI);
+    sluice_op_read(b, r, SLUICE_T_DGATE);
+    sluice_op_write(b, r, SLUICE_T_SEND);
+    sluice_op_write(b, r, SLUICE_T_RECV);
+  }
+  if (!spec->cut_rows) add_reduce_grad(b, i);
+}
+
+/* Everything a chunk's backward waits for: its rows first, since a recomputation needs nothing else. */
+static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  add_restore_di(b, spec, i);
+  add_dispatch_grad(b, i);
+  if (spec->restore_m[i] == SLUICE_RESTORE_OFFLOAD) {
+    sluice_add_copy(b, SLUICE_OP_COPY_IN, sluice_middle_of(spec), SLUICE_T_HOST_M, i);
+  }
+}
+
+void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  int32_t n = spec->num_chunks;
+  int deferred = is_deferred(spec);
+  if (!spec->input_half) {
+    add_weight_grad(b, -1);
+    return;
+  }
+  int32_t ahead = spec->bounded ? RING_BETWEEN_LANES : b->ring[SLUICE_T_DDO];
+  if (ahead > b->ring[SLUICE_T_DDO]) ahead = b->ring[SLUICE_T_DDO]; /* T_DI has as many for chunks that need one */
+  int dispatches = sluice_has_part(spec, SLUICE_PART_DISPATCH);
+  int experts = sluice_has_part(spec, SLUICE_PART_EXPERTS);
+  int weights = experts && spec->weight_half == SLUICE_WEIGHTS_NOW && !spec->callback;
+  for (int32_t i = 0; i < sluice_min_i32(ahead, n) && dispatches; ++i) add_arrival(b, spec, i);
+  for (int32_t i = 0; i < n; ++i) {
+    if (experts) add_experts_grad(b, spec, i);
+    if (sluice_has_part(spec, SLUICE_PART_COMBINE)) add_combine_grad(b, spec, i);
+    if (weights && !deferred) add_weight_grad(b, i);
+    if (i + ahead < n && dispatches) add_arrival(b, spec, i + ahead);
+  }
+  if (spec->cut_rows) add_reduce_grad(b, -1);
+  if (weights && deferred) add_weight_grad(b, -1);
+}

@@ -1,0 +1,132 @@
+/* The template of a forward: where chunks lie, and its ops. */
+#include "backend/schedule/template_parts.h"
+
+/* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks on, the combine in between has
+ * waited for the earlier chunk's products. Its copy has not been waited for. */
+static int forward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
+                               int32_t later) {
+  if (restore[earlier] == SLUICE_RESTORE_OFFLOAD) return 1;
+  if (spec->single_rank) return 0;
+  int has_combine = spec->only == 0 || (spec->only & SLUICE_PART_COMBINE);
+  return later - earlier == 1 || !has_combine;
+}
+
+/* The compute lane fills T_M and empties it; only the copy of an offloaded chunk still reads it [T_M needs two]. */
+static int forward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
+                              int32_t later) {
+  (void)spec, (void)later;
+  return restore[earlier] == SLUICE_RESTORE_OFFLOAD;
+}
+
+/* All dispatches run ahead of all combines: then nothing may wait for a combine, so outputs have a slot each as well
+ * [found with the sim device: with two slots computation stalls behind the last dispatch]. */
+static int runs_ahead(const sluice_template_spec_t* spec, int32_t moving_di) {
+  return moving_di == 0 && !spec->bounded && !spec->single_rank;
+}
+
+/* Dispatches that may run ahead of computation: all of them where every chunk has a slot of T_DI of its own. */
+static int32_t forward_ahead(const sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  int32_t ring = b->ring[SLUICE_T_DI];
+  if (spec->single_rank && ring > 0) return ring;
+  return ring == 0 && !spec->bounded ? spec->num_chunks : RING_BETWEEN_LANES;
+}
+
+void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  int32_t n = spec->num_chunks, *ring = b->ring, middle = sluice_middle_of(spec);
+  int32_t moving_di = n, moving_m = n;
+  if (spec->keep) {
+    moving_di -= sluice_count_policy(spec->restore_di, n, SLUICE_RESTORE_KEEP);
+    moving_m -= sluice_count_policy(spec->restore_m, n, SLUICE_RESTORE_KEEP);
+  }
+  sluice_place_tokens(b, spec);
+  ring[SLUICE_T_DI] = sluice_ring_of(spec, spec->restore_di, moving_di, forward_di_overlaps);
+  int32_t outputs = spec->callback ? moving_m : n;
+  if (!runs_ahead(spec, moving_di)) {
+    outputs = sluice_min_i32(outputs, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
+  }
+  ring[SLUICE_T_DO] = outputs;
+  if (!spec->callback) {
+    ring[SLUICE_T_M] = sluice_ring_of(spec, spec->restore_m, moving_m, forward_m_overlaps);
+    ring[SLUICE_T_ACT] = RING_WITHIN_LANE;
+  }
+  ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
+  if (spec->dedup) ring[SLUICE_T_PARCELS] = sluice_min_i32(n, forward_ahead(b, spec));
+  sluice_builder_init_homes(b);
+  if (spec->keep) {
+    sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, spec->restore_di);
+    sluice_place_restored(b, middle, SLUICE_T_KEPT_M, spec->restore_m);
+  }
+  /* A T_M that nobody wants afterwards is activated in place. */
+  for (int32_t i = 0; i < n && !spec->callback && !spec->gated; ++i) {
+    if (spec->keep && spec->restore_m[i] != SLUICE_RESTORE_RECOMPUTE) continue;
+    sluice_slot_ref_t m = sluice_builder_home(b, SLUICE_T_M, i);
+    sluice_builder_set_home(b, SLUICE_T_ACT, i, m.tensor, m.slot);
+  }
+}
+
+static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  if (!b->single_rank) {
+    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH, SLUICE_LANE_COMM, i);
+    sluice_op_write(b, s, SLUICE_T_SEND);
+    sluice_op_write(b, s, SLUICE_T_RECV);
+  }
+  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, SLUICE_LANE_COMM, i);
+  if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
+  sluice_op_write(b, u, SLUICE_T_DI);
+  if (spec->dedup) sluice_op_write(b, u, SLUICE_T_PARCELS); /* weights for the sums that the combine sends back */
+  if (spec->keep && spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD) {
+    sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
+  }
+}
+
+static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  if (spec->callback) {
+    sluice_add_host_expert(b, i);
+    return;
+  }
+  sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1, SLUICE_LANE_COMPUTE, i);
+  sluice_op_read(b, g1, SLUICE_T_DI);
+  sluice_op_write(b, g1, SLUICE_T_M);
+  sluice_op_t* act = sluice_builder_add(b, SLUICE_OP_ACTIVATION, SLUICE_LANE_COMPUTE, i);
+  sluice_op_read(b, act, SLUICE_T_M);
+  sluice_op_write(b, act, SLUICE_T_M);
+  sluice_op_write(b, act, SLUICE_T_ACT);
+  /* What is stored is the pre-activation with its biases. */
+  if (spec->keep && spec->restore_m[i] == SLUICE_RESTORE_OFFLOAD) {
+    sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_M, SLUICE_T_HOST_M, i);
+  }
+  sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2, SLUICE_LANE_COMPUTE, i);
+  sluice_op_read(b, g2, SLUICE_T_ACT);
+  sluice_op_write(b, g2, SLUICE_T_DO);
+}
+
+/* chunk: -1 where rows of all chunks are summed at once. */
+static void add_reduce(sluice_builder_t* b, int32_t chunk) {
+  sluice_op_t* y = sluice_builder_add(b, SLUICE_OP_REDUCE, SLUICE_LANE_COMM, chunk);
+  sluice_op_read(b, y, b->single_rank ? SLUICE_T_DO : SLUICE_T_RECV);
+  sluice_op_write(b, y, SLUICE_T_OUT);
+}
+
+static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  if (!b->single_rank) {
+    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE, SLUICE_LANE_COMM, i);
+    sluice_op_read(b, r, SLUICE_T_DO);
+    if (spec->dedup) sluice_op_read(b, r, SLUICE_T_PARCELS);
+    sluice_op_write(b, r, SLUICE_T_SEND);
+    sluice_op_write(b, r, SLUICE_T_RECV);
+  }
+  if (!spec->cut_rows) add_reduce(b, i);
+}
+
+void sluice_build_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  int32_t n = spec->num_chunks;
+  int32_t ahead = forward_ahead(b, spec);
+  int dispatches = sluice_has_part(spec, SLUICE_PART_DISPATCH);
+  for (int32_t i = 0; i < sluice_min_i32(ahead, n) && dispatches; ++i) add_dispatch(b, spec, i);
+  for (int32_t i = 0; i < n; ++i) {
+    if (sluice_has_part(spec, SLUICE_PART_EXPERTS)) add_experts(b, spec, i);
+    if (sluice_has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, spec, i);
+    if (i + ahead < n && dispatches) add_dispatch(b, spec, i + ahead);
+  }
+  if (spec->cut_rows) add_reduce(b, -1);
+}

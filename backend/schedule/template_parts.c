@@ -1,0 +1,51 @@
+#include "backend/schedule/template_parts.h"
+
+int32_t sluice_count_policy(const uint8_t* restore, int32_t n, int32_t policy) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < n; ++i) count += restore[i] == policy;
+  return count;
+}
+
+void sluice_place_restored(sluice_builder_t* b, int32_t tensor, int32_t kept, const uint8_t* restore) {
+  int32_t turn = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    if (restore[i] == SLUICE_RESTORE_KEEP) {
+      sluice_builder_set_home(b, tensor, i, kept, i);
+    } else {
+      sluice_builder_set_home(b, tensor, i, tensor, turn++ % b->ring[tensor]);
+    }
+  }
+}
+
+int32_t sluice_ring_of(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t moving,
+                       sluice_overlap_fn_t overlap) {
+  if (moving == 0) return 0;
+  int has_policies = spec->keep || spec->direction == SLUICE_BACKWARD; /* else every chunk takes turns */
+  int32_t last = -1;
+  for (int32_t i = 0; i < spec->num_chunks; ++i) {
+    if (has_policies && restore[i] == SLUICE_RESTORE_KEEP) continue;
+    if (last >= 0 && overlap(spec, restore, last, i)) return RING_BETWEEN_LANES;
+    last = i;
+  }
+  return RING_WITHIN_LANE;
+}
+
+void sluice_place_tokens(sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  b->ring[SLUICE_T_OUT] = spec->cut_rows ? 1 : spec->num_chunks; /* chunks of tokens are disjoint */
+  if (spec->single_rank) return;
+  b->ring[SLUICE_T_SEND] = RING_WITHIN_LANE;
+  b->ring[SLUICE_T_RECV] = spec->cut_rows ? spec->num_chunks : RING_WITHIN_LANE;
+}
+
+void sluice_add_copy(sluice_builder_t* b, int32_t kind, int32_t tensor, int32_t host, int32_t i) {
+  int out = kind == SLUICE_OP_COPY_OUT;
+  sluice_op_t* copy = sluice_builder_add(b, kind, out ? SLUICE_LANE_COPY_OUT : SLUICE_LANE_COPY_IN, i);
+  sluice_op_read(b, copy, out ? tensor : host);
+  sluice_op_write(b, copy, out ? host : tensor);
+}
+
+void sluice_add_host_expert(sluice_builder_t* b, int32_t i) {
+  sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT, SLUICE_LANE_COMPUTE, i);
+  sluice_op_read(b, e, SLUICE_T_DI);
+  sluice_op_write(b, e, SLUICE_T_DO);
+}

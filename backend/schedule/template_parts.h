@@ -1,0 +1,50 @@
+/* What the templates of both directions share: how slots are counted, and ops that both have. Private to
+ * backend/schedule. */
+#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_PARTS_H_
+#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_PARTS_H_
+
+#include "backend/schedule/builder.h"
+
+/* Slots that are handed between lanes are double-buffered; those that one lane fills and empties need one. T_DO is one
+ * of the former, under a plan too, where the papers count one slot: with one, the second product of a chunk would wait
+ * for the combine of the chunk before it, a whole exchange, and they draw those two beside each other [MPipe Fig. 5].
+ */
+enum { RING_BETWEEN_LANES = 2, RING_WITHIN_LANE = 1 };
+
+static inline int32_t sluice_min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
+
+int32_t sluice_count_policy(const uint8_t* restore, int32_t num_chunks, int32_t policy);
+
+/* The tensor that policies of T_M speak of. */
+static inline int32_t sluice_middle_of(const sluice_template_spec_t* spec) {
+  return spec->callback ? SLUICE_T_DO : SLUICE_T_M;
+}
+
+static inline int sluice_has_part(const sluice_template_spec_t* spec, int32_t part) {
+  return spec->only == 0 || (spec->only & part) != 0;
+}
+
+/* Homes of T_DI or the middle: kept chunks have a slot each, the others take turns in the ring. */
+void sluice_place_restored(sluice_builder_t* builder, int32_t tensor, int32_t kept, const uint8_t* restore);
+
+/* Whether two chunks that follow each other in a ring would be at one slot at once, if it were one slot. What lane
+ * order and the exchanges in between order anyway needs no second one; copies are ordered by nothing. */
+typedef int (*sluice_overlap_fn_t)(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
+                                   int32_t later);
+
+int32_t sluice_ring_of(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t moving,
+                       sluice_overlap_fn_t overlap);
+
+/* Where rows arrive and tokens are written: by chunk, unless one op reads all that has returned. */
+void sluice_place_tokens(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+
+void sluice_add_copy(sluice_builder_t* builder, int32_t kind, int32_t tensor, int32_t host, int32_t chunk);
+void sluice_add_host_expert(sluice_builder_t* builder, int32_t chunk);
+
+/* Where the chunks of a pass lie, then its ops in program order. */
+void sluice_place_forward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+void sluice_build_forward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+void sluice_place_backward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+void sluice_build_backward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+
+#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_PARTS_H_ */

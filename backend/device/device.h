@@ -182,10 +182,11 @@ typedef struct sluice_far_vtable_s {
 /* Of one pass on a device whose lanes are threads. */
 typedef struct sluice_lane_waits_s {
   uint64_t caller_ns;     /* that the calling thread waited */
-  uint64_t caller_cpu_ns; /* CPU time of its sleeping and waking */
-  uint64_t cpu_ns;        /* of all threads */
+  uint64_t caller_cpu_ns; /* CPU time of its sleeping, of being woken, and of waking others */
+  uint64_t cpu_ns;        /* the same of all threads, where only the calling one counts for waking others */
   uint64_t num_wakes;
   uint64_t num_caller_wakes; /* of them, of the calling thread */
+  uint64_t num_caller_posts; /* how often it woke others */
 } sluice_lane_waits_t;
 
 struct sluice_device_s {

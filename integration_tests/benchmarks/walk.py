@@ -8,11 +8,12 @@ with a trace and without take turns: bind and walk are of the first, the step th
 and the difference is what looking costs. Of the ranks, the one with the larger sum counts.
 
 bind        routes, offsets, slots: CPU time, without the ranks' agreement and the host's save callback
-walk        submitting, ordering and recording the ops: CPU time, without the ops and the waits
-instrument  readings of the thread's clock within bind and walk, N of them at c ns each: about ops as they took, others
+walk        submitting, ordering and recording the ops: CPU time, without the ops, the waits and waking other threads
+instrument  readings of the thread's clock within bind and walk, N of them at c ns each: about runs as they took, others
             at what one took at the trace's begin. They are in the sums that the library counts and in no step without
             a trace, so that the share is without them; the share with them stands beside
 waits       time that the calling thread waited for other lanes; wake-ups: of all lanes' threads, with their CPU time
+            and that of the calling thread for waking others, one system call each
 """
 
 from __future__ import annotations

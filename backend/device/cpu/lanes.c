@@ -1,11 +1,17 @@
 /* The CPU device: the compute lane is the calling thread (its OpenMP pool, its affinity); every other lane is one
- * thread, made on first use. A pass is submitted without a lock and let loose as a whole by join. One mutex guards how
- * far the lanes are; a sleeping lane says which jobs it waits for, and is woken once, by the lane that ends the last of
- * them: each wake-up is a system call, and a switch of threads on a busy core. */
+ * thread, made on first use. A pass is submitted without a lock and let loose as a whole by join.
+ *
+ * A lane runs job after job without looking at the others: a job that waits for none of theirs is preceded by nothing,
+ * and one that none of theirs waits for is followed by nothing. How far a lane is, it says in one number behind those
+ * that are awaited, and behind its last. A lane that must wait says in `sleepers` that it does, then looks once more at
+ * those numbers; who changes one looks at `sleepers` afterwards: one of the two sees the other. Only then does anyone
+ * take the mutex. A sleeper is woken once, by the lane that ends the last of what it waits for: each wake-up is a
+ * system call, and a switch of threads on a busy core. */
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,11 +22,13 @@
 /* Lanes run their jobs in order, so that "event i has fired" is "lane l has ended its nth job": what a job waits for on
  * a lane is one number. */
 typedef struct cpu_job_s {
-  int32_t lane;
+  int32_t needs[SLUICE_NUM_LANES]; /* jobs that each other lane must have ended */
   int32_t nth;                     /* of its lane, from 1 */
   int32_t next;                    /* job of the same lane; NO_JOB behind the last */
-  int32_t needs[SLUICE_NUM_LANES]; /* jobs that each lane must have ended */
-  int32_t run_on_failure;
+  int8_t lane;
+  int8_t waits;      /* any of needs is not 0 */
+  int8_t is_awaited; /* a job of another lane waits for it */
+  int8_t run_on_failure;
 } cpu_job_t;
 
 #define NO_JOB (-1)
@@ -34,25 +42,27 @@ typedef struct cpu_lane_s {
   /* of the calling thread, until join lets the lanes loose */
   int32_t first, last; /* its jobs of this pass; NO_JOB: none */
   int32_t submitted;
-  /* of the lane's own thread while it runs */
-  int32_t next;        /* job to run */
-  unsigned ended_wait; /* lanes whose wait it has ended, by bits: to be woken once the mutex is free */
-  int32_t released;    /* jobs that it may run; under the mutex */
+  int32_t loose;       /* first job of a pass that the lane may begin, NO_JOB: none; under the mutex */
+  unsigned ended_wait; /* lanes whose wait this one has ended, by bits: to be woken once the mutex is free */
+  /* of the calling thread, where waits are counted: what waking others took */
+  uint64_t posts_cpu_ns;
+  uint64_t num_posts;
 } cpu_lane_t;
 
 typedef struct cpu_device_s {
   sluice_device_t base;
-  pthread_mutex_t mutex;
-  /* What every job looks at, together: behind a product nothing else of it is in the caches. Under the mutex. */
-  int32_t done[SLUICE_NUM_LANES];         /* jobs that have ended */
-  const int32_t* needs[SLUICE_NUM_LANES]; /* while a lane sleeps: jobs that each must have ended; NULL: it is awake */
-  int32_t failed;                         /* only run_on_failure jobs run */
-  int32_t dead;                           /* nothing runs */
-  cpu_lane_t lanes[SLUICE_NUM_LANES];
-  int32_t capacity; /* jobs of a pass */
-  cpu_job_t* jobs;  /* by op */
+  /* What a lane looks at between jobs, together: behind a product nothing else of it is in the caches. */
+  cpu_job_t* jobs; /* by op */
   sluice_job_fn_t fn;
   void* user;
+  _Atomic int32_t failed;                 /* only run_on_failure jobs run */
+  _Atomic int32_t dead;                   /* nothing runs */
+  _Atomic unsigned sleepers;              /* lanes that sleep within this pass, by bits; changed under the mutex */
+  _Atomic int32_t done[SLUICE_NUM_LANES]; /* jobs that have ended: of each lane up to the last that is awaited */
+  pthread_mutex_t mutex;
+  const int32_t* needs[SLUICE_NUM_LANES]; /* while a lane sleeps: jobs that each must have ended; NULL: it is awake */
+  cpu_lane_t lanes[SLUICE_NUM_LANES];
+  int32_t capacity; /* jobs of a pass */
   int32_t stopping;
   int32_t counting;          /* base.counts_waits of this pass; lanes read it under the mutex */
   sluice_lane_waits_t waits; /* under the mutex; base.waits has them after join */
@@ -64,29 +74,67 @@ static const int32_t next_pass[SLUICE_NUM_LANES] = {INT32_MAX, INT32_MAX, INT32_
 
 static cpu_device_t* cast(sluice_device_t* device) { return (cpu_device_t*)device; }
 
-/* ---- sleeping and waking; with the mutex held ---- */
+/* ---- sleeping and waking ---- */
 
-static int have_ended(const cpu_device_t* device, const int32_t* needs) {
+static int have_ended(cpu_device_t* device, const int32_t* needs) {
   for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
-    if (device->done[i] < needs[i]) return 0;
+    if (atomic_load(&device->done[i]) < needs[i]) return 0;
   }
   return 1;
 }
 
-static void end_wait(cpu_lane_t* by, int32_t sleeper) {
-  by->device->needs[sleeper] = NULL;
-  by->ended_wait |= 1u << sleeper;
+static int is_counted(const cpu_lane_t* lane) { return lane->device->counting && lane->index == SLUICE_LANE_COMPUTE; }
+
+static void post(cpu_lane_t* lane, unsigned sleepers) {
+  for (unsigned i = 0; sleepers >> i != 0; ++i) {
+    if (sleepers >> i & 1) sem_post(&lane->device->lanes[i].woken);
+  }
 }
 
-/* Gives the mutex up first: the woken want it at once. */
+/* Gives the mutex up first: the woken want it at once. What waking takes of the calling thread is counted with what
+ * being woken takes. */
 static void unlock_and_wake(cpu_lane_t* lane) {
   cpu_device_t* device = lane->device;
   unsigned sleepers = lane->ended_wait;
+  int counts = sleepers != 0 && is_counted(lane);
   lane->ended_wait = 0;
   pthread_mutex_unlock(&device->mutex);
-  for (unsigned i = 0; sleepers >> i != 0; ++i) {
-    if (sleepers >> i & 1) sem_post(&device->lanes[i].woken);
+  uint64_t begin_cpu_ns = counts ? sluice_thread_cpu_ns() : 0;
+  post(lane, sleepers);
+  if (!counts) return;
+  lane->posts_cpu_ns += sluice_thread_cpu_ns() - begin_cpu_ns;
+  ++lane->num_posts;
+}
+
+/* With the mutex held, as the next two. */
+static void begin_wait(const cpu_lane_t* lane, const int32_t* needs) {
+  cpu_device_t* device = lane->device;
+  device->needs[lane->index] = needs;
+  if (needs != next_pass) atomic_fetch_or(&device->sleepers, 1u << lane->index);
+}
+
+static void end_wait(cpu_device_t* device, int32_t sleeper) {
+  device->needs[sleeper] = NULL;
+  atomic_fetch_and(&device->sleepers, ~(1u << sleeper));
+}
+
+static void end_waits(cpu_lane_t* by) {
+  cpu_device_t* device = by->device;
+  for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
+    if (device->needs[i] == NULL || !have_ended(device, device->needs[i])) continue;
+    end_wait(device, i);
+    by->ended_wait |= 1u << i;
   }
+}
+
+/* Behind a job that another lane waits for, and behind the last. */
+static void tell(cpu_lane_t* lane, int32_t nth) {
+  cpu_device_t* device = lane->device;
+  atomic_store(&device->done[lane->index], nth);
+  if (atomic_load(&device->sleepers) == 0) return;
+  pthread_mutex_lock(&device->mutex);
+  end_waits(lane);
+  unlock_and_wake(lane);
 }
 
 /* Whoever ends the wait posts once, so that none wakes in vain; a signal's handler may run in between. */
@@ -95,23 +143,22 @@ static void sleep_until_woken(cpu_lane_t* lane) {
   }
 }
 
-/* Gives the mutex up meanwhile. A lane may sleep from one pass into the next: it is woken there, and counts where both
- * are counted. */
-static void await(cpu_lane_t* lane, const int32_t* needs) {
+/* With the mutex held; gives it up meanwhile. A lane may sleep from one pass into the next: it is woken there, and
+ * counts where both are counted. */
+static void sleep_for(cpu_lane_t* lane, const int32_t* needs) {
   cpu_device_t* device = lane->device;
   int counts = device->counting;
-  device->needs[lane->index] = needs;
-  unlock_and_wake(lane);
-  if (!counts) {
-    sleep_until_woken(lane);
-    pthread_mutex_lock(&device->mutex);
+  begin_wait(lane, needs);
+  if (have_ended(device, needs)) { /* since it last looked */
+    end_wait(device, lane->index);
     return;
   }
-  uint64_t begin_ns = sluice_now_ns(), begin_cpu_ns = sluice_thread_cpu_ns();
+  pthread_mutex_unlock(&device->mutex);
+  uint64_t begin_ns = counts ? sluice_now_ns() : 0, begin_cpu_ns = counts ? sluice_thread_cpu_ns() : 0;
   sleep_until_woken(lane);
-  uint64_t cpu_ns = sluice_thread_cpu_ns() - begin_cpu_ns, ns = sluice_now_ns() - begin_ns;
+  uint64_t cpu_ns = counts ? sluice_thread_cpu_ns() - begin_cpu_ns : 0, ns = counts ? sluice_now_ns() - begin_ns : 0;
   pthread_mutex_lock(&device->mutex);
-  if (!device->counting) return;
+  if (!counts || !device->counting) return;
   ++device->waits.num_wakes;
   device->waits.cpu_ns += cpu_ns;
   if (lane->index != SLUICE_LANE_COMPUTE) return;
@@ -120,36 +167,37 @@ static void await(cpu_lane_t* lane, const int32_t* needs) {
   device->waits.caller_cpu_ns += cpu_ns;
 }
 
-/* ---- running ---- */
-
-/* Called with the mutex held; runs the job without it. */
-static void run_job(cpu_lane_t* lane, int32_t index) {
-  cpu_device_t* device = lane->device;
-  const cpu_job_t* job = &device->jobs[index];
-  int skip = device->dead || (device->failed && !job->run_on_failure);
-  if (!skip) {
-    unlock_and_wake(lane);
-    sluice_status_t status = device->fn(device->user, index, NULL);
-    pthread_mutex_lock(&device->mutex);
-    if (status != SLUICE_OK) {
-      if (!device->failed) sluice_error_capture(&device->error);
-      device->failed = 1;
-      if (job->run_on_failure) device->dead = 1;
-    }
-  }
-  lane->next = job->next;
-  ++device->done[lane->index];
-  for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
-    if (device->needs[i] != NULL && have_ended(device, device->needs[i])) end_wait(lane, i);
-  }
+static void await(cpu_lane_t* lane, const int32_t* needs) {
+  if (have_ended(lane->device, needs)) return;
+  pthread_mutex_lock(&lane->device->mutex);
+  sleep_for(lane, needs);
+  pthread_mutex_unlock(&lane->device->mutex);
 }
 
-static void run_released(cpu_lane_t* lane) {
+/* ---- running ---- */
+
+static void note_failure(cpu_device_t* device, const cpu_job_t* job) {
+  pthread_mutex_lock(&device->mutex);
+  if (!atomic_load(&device->failed)) sluice_error_capture(&device->error);
+  atomic_store(&device->failed, 1);
+  if (job->run_on_failure) atomic_store(&device->dead, 1);
+  pthread_mutex_unlock(&device->mutex);
+}
+
+static int is_skipped(cpu_device_t* device, const cpu_job_t* job) {
+  if (!atomic_load_explicit(&device->failed, memory_order_relaxed)) return 0;
+  return !job->run_on_failure || atomic_load_explicit(&device->dead, memory_order_relaxed);
+}
+
+/* From `index` to the lane's last. With that told, the next pass may begin and write over the jobs. */
+static void run_jobs(cpu_lane_t* lane, int32_t index) {
   cpu_device_t* device = lane->device;
-  while (device->done[lane->index] < lane->released) {
-    const int32_t* needs = device->jobs[lane->next].needs;
-    if (!have_ended(device, needs)) await(lane, needs);
-    run_job(lane, lane->next);
+  while (index != NO_JOB) {
+    const cpu_job_t* job = &device->jobs[index];
+    if (job->waits) await(lane, job->needs);
+    if (!is_skipped(device, job) && device->fn(device->user, index, NULL) != SLUICE_OK) note_failure(device, job);
+    index = job->next;
+    if (job->is_awaited || index == NO_JOB) tell(lane, job->nth);
   }
 }
 
@@ -157,12 +205,18 @@ static void* lane_main(void* argument) {
   cpu_lane_t* lane = argument;
   cpu_device_t* device = lane->device;
   pthread_mutex_lock(&device->mutex);
-  for (;;) {
-    run_released(lane);
-    if (device->stopping) break;
-    await(lane, next_pass);
+  while (!device->stopping) {
+    if (lane->loose == NO_JOB) {
+      sleep_for(lane, next_pass);
+      continue;
+    }
+    int32_t first = lane->loose;
+    lane->loose = NO_JOB;
+    pthread_mutex_unlock(&device->mutex);
+    run_jobs(lane, first);
+    pthread_mutex_lock(&device->mutex);
   }
-  unlock_and_wake(lane);
+  pthread_mutex_unlock(&device->mutex);
   return NULL;
 }
 
@@ -214,11 +268,14 @@ static sluice_status_t cpu_begin(sluice_device_t* base, int32_t num_events, slui
     for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
       cpu_lane_t* lane = &device->lanes[i];
       lane->first = lane->last = NO_JOB;
-      lane->submitted = lane->released = device->done[i] = 0;
+      lane->submitted = 0;
+      lane->num_posts = lane->posts_cpu_ns = 0;
+      atomic_store(&device->done[i], 0);
     }
     device->fn = fn;
     device->user = user;
-    device->failed = device->dead = 0;
+    atomic_store(&device->failed, 0);
+    atomic_store(&device->dead, 0);
     device->counting = base->counts_waits;
     device->waits = (sluice_lane_waits_t){0};
   }
@@ -226,10 +283,12 @@ static sluice_status_t cpu_begin(sluice_device_t* base, int32_t num_events, slui
   return status;
 }
 
-static void set_needs(const cpu_device_t* device, const sluice_job_t* job, int32_t* needs) {
+static void set_needs(const cpu_device_t* device, const sluice_job_t* job, cpu_job_t* own) {
   for (int32_t i = 0; i < job->num_waits; ++i) {
-    const cpu_job_t* awaited = &device->jobs[job->waits[i]];
-    if (needs[awaited->lane] < awaited->nth) needs[awaited->lane] = awaited->nth;
+    cpu_job_t* awaited = &device->jobs[job->waits[i]];
+    if (awaited->lane == own->lane) continue; /* in order anyway */
+    awaited->is_awaited = own->waits = 1;
+    if (own->needs[awaited->lane] < awaited->nth) own->needs[awaited->lane] = awaited->nth;
   }
 }
 
@@ -238,18 +297,17 @@ static sluice_status_t cpu_submit(sluice_device_t* base, const sluice_job_t* job
   cpu_device_t* device = cast(base);
   cpu_lane_t* lane = &device->lanes[job->lane];
   cpu_job_t* own = &device->jobs[job->index];
-  *own = (cpu_job_t){.lane = job->lane, .next = NO_JOB, .run_on_failure = job->run_on_failure};
+  *own = (cpu_job_t){.lane = (int8_t)job->lane, .next = NO_JOB, .run_on_failure = job->run_on_failure != 0};
   if (job->lane != SLUICE_LANE_COMPUTE && !lane->started) {
     sluice_status_t status = start_lane(lane);
     if (status != SLUICE_OK) {
-      pthread_mutex_lock(&device->mutex);
       sluice_error_capture(&device->error);
-      device->failed = device->dead = 1;
-      pthread_mutex_unlock(&device->mutex);
+      atomic_store(&device->failed, 1);
+      atomic_store(&device->dead, 1);
       return status;
     }
   }
-  set_needs(device, job, own->needs);
+  set_needs(device, job, own);
   own->nth = ++lane->submitted;
   if (lane->last == NO_JOB) {
     lane->first = job->index;
@@ -260,15 +318,17 @@ static sluice_status_t cpu_submit(sluice_device_t* base, const sluice_job_t* job
   return SLUICE_OK;
 }
 
-/* A lane whose first job must wait for other lanes sleeps on, until they have come so far. */
+/* A lane whose first job must wait for other lanes sleeps on, until they have come so far. One that is on its way to
+ * sleep since the pass before looks at `loose` first. */
 static void let_loose(cpu_lane_t* lane, cpu_lane_t* caller) {
-  lane->next = lane->first;
-  lane->released = lane->submitted;
   cpu_device_t* device = lane->device;
-  if (device->needs[lane->index] == NULL || lane->released == 0) return;
-  const int32_t* needs = device->jobs[lane->first].needs;
-  device->needs[lane->index] = needs;
-  if (have_ended(device, needs)) end_wait(caller, lane->index);
+  if (lane == caller || lane->first == NO_JOB) return;
+  lane->loose = lane->first;
+  if (device->needs[lane->index] == NULL) return;
+  begin_wait(lane, device->jobs[lane->first].needs);
+  if (!have_ended(device, device->needs[lane->index])) return;
+  end_wait(device, lane->index);
+  caller->ended_wait |= 1u << lane->index;
 }
 
 static sluice_status_t cpu_join(sluice_device_t* base) {
@@ -280,12 +340,16 @@ static sluice_status_t cpu_join(sluice_device_t* base) {
     all[i] = device->lanes[i].submitted;
     let_loose(&device->lanes[i], caller);
   }
-  run_released(caller);
-  if (!have_ended(device, all)) await(caller, all);
-  int failed = device->failed;
-  base->waits = device->waits;
   unlock_and_wake(caller);
-  return failed ? sluice_error_adopt(&device->error) : SLUICE_OK;
+  run_jobs(caller, caller->first);
+  await(caller, all);
+  pthread_mutex_lock(&device->mutex);
+  base->waits = device->waits;
+  pthread_mutex_unlock(&device->mutex);
+  base->waits.num_caller_posts = caller->num_posts;
+  base->waits.caller_cpu_ns += caller->posts_cpu_ns;
+  base->waits.cpu_ns += caller->posts_cpu_ns;
+  return atomic_load(&device->failed) ? sluice_error_adopt(&device->error) : SLUICE_OK;
 }
 
 static void cpu_destroy(sluice_device_t* base) {
@@ -294,7 +358,9 @@ static void cpu_destroy(sluice_device_t* base) {
   pthread_mutex_lock(&device->mutex);
   device->stopping = 1;
   for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
-    if (device->needs[i] != NULL) end_wait(caller, i);
+    if (device->needs[i] == NULL) continue;
+    end_wait(device, i);
+    caller->ended_wait |= 1u << i;
   }
   unlock_and_wake(caller);
   for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
@@ -325,7 +391,7 @@ sluice_status_t sluice_cpu_device_create(sluice_allocator_t* allocator, sluice_d
   device->base.name = "cpu";
   pthread_mutex_init(&device->mutex, NULL);
   for (int32_t i = 0; i < SLUICE_NUM_LANES; ++i) {
-    device->lanes[i] = (cpu_lane_t){.device = device, .index = i};
+    device->lanes[i] = (cpu_lane_t){.device = device, .index = i, .loose = NO_JOB};
     sem_init(&device->lanes[i].woken, 0, 0);
   }
   *out_device = &device->base;

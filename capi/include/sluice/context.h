@@ -104,13 +104,13 @@ typedef struct sluice_context_stats_s {
   uint64_t bind_cpu_ns; /* CPU time of the calling thread for routes, offsets and slots; without the ranks' agreement
                            and the host's save callback, under a budget with the exchange of counts */
   uint64_t walk_cpu_ns; /* CPU time of the calling thread for submitting, ordering and recording the ops; without the
-                           ops and the waits */
+                           ops, the waits, waking other threads, and the events of the trace */
   uint64_t wait_ns;     /* time that the calling thread waited for other lanes */
   uint64_t num_wakes;   /* how often a thread of any lane, the calling one included, slept and was woken */
-  uint64_t wake_cpu_ns; /* CPU time that this took */
+  uint64_t wake_cpu_ns; /* CPU time that this took of these threads, and waking of the calling one */
   /* The instrument: readings of the thread's clock that fall into bind_cpu_ns and walk_cpu_ns, and their CPU time: of
-   * those about ops as they took, of the others from what one took when the trace began. Without a trace there are
-   * none. */
+   * those about runs of ops as they took, of the others from what one took when the trace began. Without a trace there
+   * are none. */
   uint64_t num_readings;
   uint64_t readings_cpu_ns;
   uint64_t num_pool_allocations; /* on a CPU: blocks for offloaded rows that were allocated, not taken from a step */

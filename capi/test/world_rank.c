@@ -35,195 +35,273 @@ static void count_ready(void* user, int32_t local) {
   ++*(int32_t*)user;
 }
 
-void world_run_rank(rank_t* r) {
-  const case_t* c = r->c;
-  world_here.machine = c->machine, world_here.rank = r->rank;
-  int64_t T = c->tokens[r->rank];
-  int32_t* ids = calloc((size_t)c->num_experts, sizeof(int32_t));
-  int32_t* owners = calloc((size_t)c->num_experts, sizeof(int32_t));
-  int32_t count = world_local_experts(c, r->rank, ids);
-  for (int32_t e = 0; e < c->num_experts; ++e) owners[e] = world_owner(c, e);
-  int32_t grad_dtype = c->grad_f32 && c->dtype != SLUICE_DTYPE_F64 ? SLUICE_DTYPE_F32 : c->dtype;
+/* What a rank holds while it runs its case. */
+typedef struct held_s {
+  rank_t* r;
+  const case_t* c;
+  int32_t* ids;    /* [count] experts of this rank */
+  int32_t* owners; /* [E] */
+  int32_t count, grad_dtype;
+  sluice_comm_t* comm;
+  sluice_context_t* context;
+  sluice_moe_t* moe;
+  array_t x, id, w, y, dy, dx, dw, factors;
+  experts_t params, grads;
+  toy_t toy;
+  sluice_expert_callbacks_t callbacks;
+  saved_t saved;
+  sluice_step_t *step, *others[WORLD_MAX_OUTSTANDING];
+} held_t;
 
-  sluice_comm_t* comm = NULL;
-  sluice_comm_config_t comm_config;
-  sluice_comm_config_init(&comm_config, sizeof comm_config);
-  comm_config.rank = r->rank;
-  comm_config.world_size = c->world_size;
-  comm_config.timeout_ns = 20000000000u;
+enum { NUM_ARRAYS = 7 };
+
+static array_t* array_of(held_t* h, int i) {
+  array_t* all[NUM_ARRAYS] = {&h->x, &h->id, &h->w, &h->y, &h->dy, &h->dx, &h->dw};
+  return all[i];
+}
+
+static int is_well(const held_t* h) { return h->r->out->status[h->r->rank] == SLUICE_OK; }
+
+static void find_experts(held_t* h) {
+  const case_t* c = h->c;
+  h->ids = calloc((size_t)c->num_experts, sizeof(int32_t));
+  h->owners = calloc((size_t)c->num_experts, sizeof(int32_t));
+  h->count = world_local_experts(c, h->r->rank, h->ids);
+  for (int32_t e = 0; e < c->num_experts; ++e) h->owners[e] = world_owner(c, e);
+  h->grad_dtype = c->grad_f32 && c->dtype != SLUICE_DTYPE_F64 ? SLUICE_DTYPE_F32 : c->dtype;
+}
+
+static void make_comm(held_t* h) {
+  rank_t* r = h->r;
+  const case_t* c = h->c;
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = r->rank;
+  config.world_size = c->world_size;
+  config.timeout_ns = 20000000000u;
   int own = c->machine != NULL && c->machine->make_comm != NULL;
-  if (r->group != NULL && own) world_note(r, c->machine->make_comm(r->rank, &comm_config, &comm));
-  if (r->group != NULL && !own) world_note(r, sluice_comm_create_local(r->group, &comm_config, &comm));
-  sluice_context_config_t context_config;
-  sluice_context_config_init(&context_config, sizeof context_config);
-  context_config.gemm = c->gemm != NULL ? c->gemm : "ref";
-  context_config.memory_budget = c->budget,
-  context_config.max_outstanding = c->max_outstanding > 0 ? c->max_outstanding : c->outstanding;
-  context_config.host_memory_budget = c->host_budget;
-  context_config.halves_apart = c->halves_apart && !c->halves_unsaid;
-  sluice_context_t* context = NULL;
+  if (r->group != NULL && own) world_note(r, c->machine->make_comm(r->rank, &config, &h->comm));
+  if (r->group != NULL && !own) world_note(r, sluice_comm_create_local(r->group, &config, &h->comm));
+}
+
+static void make_context(held_t* h) {
+  rank_t* r = h->r;
+  const case_t* c = h->c;
+  sluice_context_config_t config;
+  sluice_context_config_init(&config, sizeof config);
+  config.gemm = c->gemm != NULL ? c->gemm : "ref";
+  config.memory_budget = c->budget,
+  config.max_outstanding = c->max_outstanding > 0 ? c->max_outstanding : c->outstanding;
+  config.host_memory_budget = c->host_budget;
+  config.halves_apart = c->halves_apart && !c->halves_unsaid;
   if (c->machine != NULL) {
-    context_config.gemm = c->gemm;
-    context_config.device_type = c->machine->device_type, context_config.device_id = c->machine->device_id(r->rank);
-    world_note(r, c->machine->make_context(r->rank, &context_config, comm, &context));
+    config.gemm = c->gemm;
+    config.device_type = c->machine->device_type, config.device_id = c->machine->device_id(r->rank);
+    world_note(r, c->machine->make_context(r->rank, &config, h->comm, &h->context));
   } else {
-    world_note(r, sluice_context_create(&context_config, comm, &context));
+    world_note(r, sluice_context_create(&config, h->comm, &h->context));
   }
+}
+
+static void make_layer(held_t* h) {
+  rank_t* r = h->r;
+  const case_t* c = h->c;
   sluice_moe_config_t config;
   sluice_moe_config_init(&config, sizeof config);
   config.model_width = c->model_width, config.hidden_width = c->hidden_width, config.num_experts = c->num_experts;
   config.top_k = c->top_k, config.dtype = c->dtype, config.activation = c->activation, config.gated = c->gated;
   config.bias = c->bias, config.num_chunks = c->num_chunks, config.wgrad_mode = c->wgrad_mode;
   config.callback_experts = c->callback_experts, config.layer_id = 7;
-  config.expert_rank = c->uneven_owners ? owners : NULL;
+  config.expert_rank = c->uneven_owners ? h->owners : NULL;
   config.swiglu_alpha = WORLD_ALPHA, config.swiglu_limit = WORLD_LIMIT, config.swiglu_offset = WORLD_OFFSET;
   config.restore_input = c->restore_input, config.restore_middle = c->restore_middle;
   config.restore_input_of = c->restore_input_of, config.restore_middle_of = c->restore_middle_of;
   config.deduplicate = c->deduplicate;
   config.chunk_cut = c->chunk_cut;
   if (c->ceiling > 0) config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = c->ceiling;
-  sluice_moe_t* moe = NULL;
-  world_note(r, sluice_moe_create(context, &config, &moe));
-  if (c->plan != NULL && moe != NULL) world_note(r, world_use_plan(r, moe));
+  world_note(r, sluice_moe_create(h->context, &config, &h->moe));
+  if (c->plan != NULL && h->moe != NULL) world_note(r, world_use_plan(r, h->moe));
+}
 
-  array_t x, id, w, y, dy, dx, dw;
-  world_make_rows(&x, c->dtype, T, c->model_width, 3);
-  world_make_array(&id, SLUICE_DTYPE_I64, 2, T, c->top_k, 1, T > 0 ? T : 1); /* K-major, as DeepSpeed gives them */
-  world_make_rows(&w, SLUICE_DTYPE_F32, T, c->top_k, 1);
-  world_make_rows(&y, c->dtype, T, c->model_width, 2);
-  world_make_rows(&dy, c->dtype, T, c->model_width, 0);
-  world_make_rows(&dx, c->dtype, T, c->model_width, 1);
-  world_make_rows(&dw, SLUICE_DTYPE_F32, T, c->top_k, 0);
+static void make_tensors(held_t* h) {
+  const case_t* c = h->c;
+  const int32_t rank = h->r->rank;
+  const int64_t T = c->tokens[rank];
+  world_make_rows(&h->x, c->dtype, T, c->model_width, 3);
+  world_make_array(&h->id, SLUICE_DTYPE_I64, 2, T, c->top_k, 1, T > 0 ? T : 1); /* K-major, as DeepSpeed gives them */
+  world_make_rows(&h->w, SLUICE_DTYPE_F32, T, c->top_k, 1);
+  world_make_rows(&h->y, c->dtype, T, c->model_width, 2);
+  world_make_rows(&h->dy, c->dtype, T, c->model_width, 0);
+  world_make_rows(&h->dx, c->dtype, T, c->model_width, 1);
+  world_make_rows(&h->dw, SLUICE_DTYPE_F32, T, c->top_k, 0);
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t m = 0; m < c->model_width; ++m) {
-      world_store(c->dtype, x.host, t * x.strides[0] + m, world_token_value(c, r->rank, t, m));
-      world_store(c->dtype, dy.host, t * dy.strides[0] + m, world_grad_value(c, r->rank, t, m));
+      world_store(c->dtype, h->x.host, t * h->x.strides[0] + m, world_token_value(c, rank, t, m));
+      world_store(c->dtype, h->dy.host, t * h->dy.strides[0] + m, world_grad_value(c, rank, t, m));
     }
     for (int32_t k = 0; k < c->top_k; ++k) {
-      world_store(SLUICE_DTYPE_I64, id.host, t * id.strides[0] + k * id.strides[1],
-                  (double)world_expert(c, r->rank, t, k));
-      world_store(SLUICE_DTYPE_F32, w.host, t * w.strides[0] + k, world_weight_value(c, r->rank, t, k));
+      world_store(SLUICE_DTYPE_I64, h->id.host, t * h->id.strides[0] + k * h->id.strides[1],
+                  (double)world_expert(c, rank, t, k));
+      world_store(SLUICE_DTYPE_F32, h->w.host, t * h->w.strides[0] + k, world_weight_value(c, rank, t, k));
     }
   }
-  array_t* all[] = {&x, &id, &w, &y, &dy, &dx, &dw};
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) world_push(all[i]);
-  experts_t params, grads;
-  world_make_experts(&params, c, c->dtype, ids, count, 0);
-  world_make_experts(&grads, c, grad_dtype, ids, count, 1);
-  array_t factors;
-  int64_t most = c->callback_experts ? world_tokens_before(c, c->world_size) * c->top_k : 0;
-  world_make_array(&factors, SLUICE_DTYPE_F32, 2, count, most, most, 1);
-  for (int64_t i = 0; i < count * most; ++i) ((float*)factors.host)[i] = (float)(ids[i / most] + 2);
-  world_push(&factors);
-  toy_t toy = {.c = c,
-               .ids = ids,
-               .calls = &r->out->calls[r->rank],
-               .most_rows = &r->out->most_rows[r->rank],
-               .chunk = -1,
-               .context = context,
-               .factors = world_tensor_of(&factors)->data,
-               .most_factors = most};
-  sluice_expert_callbacks_t callbacks = {sizeof callbacks, &toy, world_toy_forward, world_toy_backward};
-  saved_t saved = {{NULL}, {0}};
+  for (int i = 0; i < NUM_ARRAYS; ++i) world_push(array_of(h, i));
+}
 
-  if (c->parts && r->out->status[r->rank] == SLUICE_OK) {
-    world_run_parts(
-        r, moe,
-        &(parts_t){world_tensor_of(&x), world_tensor_of(&id), world_tensor_of(&w), world_tensor_of(&y),
-                   world_tensor_of(&dy), world_tensor_of(&dx), world_tensor_of(&dw), &params.table, &grads.table});
+static void make_experts(held_t* h) {
+  const case_t* c = h->c;
+  world_make_experts(&h->params, c, c->dtype, h->ids, h->count, 0);
+  world_make_experts(&h->grads, c, h->grad_dtype, h->ids, h->count, 1);
+  int64_t most = c->callback_experts ? world_tokens_before(c, c->world_size) * c->top_k : 0;
+  world_make_array(&h->factors, SLUICE_DTYPE_F32, 2, h->count, most, most, 1);
+  for (int64_t i = 0; i < h->count * most; ++i) ((float*)h->factors.host)[i] = (float)(h->ids[i / most] + 2);
+  world_push(&h->factors);
+  h->toy = (toy_t){.c = c,
+                   .ids = h->ids,
+                   .calls = &h->r->out->calls[h->r->rank],
+                   .most_rows = &h->r->out->most_rows[h->r->rank],
+                   .chunk = -1,
+                   .context = h->context,
+                   .factors = world_tensor_of(&h->factors)->data,
+                   .most_factors = most};
+  h->callbacks = (sluice_expert_callbacks_t){sizeof h->callbacks, &h->toy, world_toy_forward, world_toy_backward};
+}
+
+static void run_parts_and_cycles(held_t* h) {
+  rank_t* r = h->r;
+  if (h->c->parts && is_well(h)) {
+    world_run_parts(r, h->moe,
+                    &(parts_t){world_tensor_of(&h->x), world_tensor_of(&h->id), world_tensor_of(&h->w),
+                               world_tensor_of(&h->y), world_tensor_of(&h->dy), world_tensor_of(&h->dx),
+                               world_tensor_of(&h->dw), &h->params.table, &h->grads.table});
   }
-  if (c->cycles > 0 && r->out->status[r->rank] == SLUICE_OK) {
-    world_run_cycles(
-        r, context, moe,
-        &(round_t){.tensors = {&x, &id, &w, &y, &dy, &dx, &dw}, .params = &params.table, .grads = &grads.table});
+  if (h->c->cycles > 0 && is_well(h)) {
+    world_run_cycles(r, h->context, h->moe,
+                     &(round_t){.tensors = {&h->x, &h->id, &h->w, &h->y, &h->dy, &h->dx, &h->dw},
+                                .params = &h->params.table,
+                                .grads = &h->grads.table});
   }
-  sluice_step_t *step = NULL, *others[WORLD_MAX_OUTSTANDING] = {NULL};
-  if (r->out->status[r->rank] == SLUICE_OK && !c->parts) {
-    sluice_moe_forward_args_t f;
-    sluice_moe_forward_args_init(&f, sizeof f);
-    f.tokens = world_tensor_of(&x), f.expert_ids = world_tensor_of(&id), f.route_weights = world_tensor_of(&w),
-    f.out_tokens = world_tensor_of(&y);
-    f.params = c->callback_experts ? NULL : &params.table;
-    f.callbacks = c->callback_experts ? &callbacks : NULL;
-    f.needs_backward = 1;
-    if (c->restore) f.save = world_save, f.save_user = &saved;
-    if (c->captured) {
-      const sluice_moe_backward_args_t before = world_backward_args(&x, &w, &dy, &dx, &dw, &params.table, &grads.table);
-      world_run_before_capture(r, moe, &f, &before, &id);
-      world_here.machine->begin_capture(r->rank);
-    }
-    world_tell(SLUICE_FORWARD, 0);
-    world_note(r, sluice_moe_forward(moe, &f, world_stream_here(), &step));
-    world_tell(SLUICE_FORWARD, 1);
-    count_slots(r, context);
-    f.save = NULL, f.save_user = NULL; /* `saved` is the first step's; the others keep what they save themselves */
-    for (int32_t i = 1; i < c->outstanding && r->out->status[r->rank] == SLUICE_OK; ++i) {
-      world_note(r, sluice_moe_forward(moe, &f, world_stream_here(), &others[i]));
-    }
+}
+
+static void run_forward(held_t* h) {
+  rank_t* r = h->r;
+  const case_t* c = h->c;
+  sluice_moe_forward_args_t f;
+  sluice_moe_forward_args_init(&f, sizeof f);
+  f.tokens = world_tensor_of(&h->x), f.expert_ids = world_tensor_of(&h->id), f.route_weights = world_tensor_of(&h->w),
+  f.out_tokens = world_tensor_of(&h->y);
+  f.params = c->callback_experts ? NULL : &h->params.table;
+  f.callbacks = c->callback_experts ? &h->callbacks : NULL;
+  f.needs_backward = 1;
+  if (c->restore) f.save = world_save, f.save_user = &h->saved;
+  if (c->captured) {
+    const sluice_moe_backward_args_t before =
+        world_backward_args(&h->x, &h->w, &h->dy, &h->dx, &h->dw, &h->params.table, &h->grads.table);
+    world_run_before_capture(r, h->moe, &f, &before, &h->id);
+    world_here.machine->begin_capture(r->rank);
   }
-  if (r->out->status[r->rank] == SLUICE_OK && c->restore) world_note(r, world_rebuild(moe, &saved, &step));
-  if (r->out->status[r->rank] == SLUICE_OK && !c->parts) {
-    sluice_moe_backward_args_t b;
-    sluice_moe_backward_args_init(&b, sizeof b);
-    b.tokens = world_tensor_of(&x), b.route_weights = world_tensor_of(&w), b.grad_out = world_tensor_of(&dy);
-    b.grad_tokens = world_tensor_of(&dx), b.grad_route_weights = world_tensor_of(&dw);
-    b.params = c->callback_experts ? NULL : &params.table;
-    b.callbacks = c->callback_experts ? &callbacks : NULL;
-    b.grad_params = c->callback_experts ? NULL : &grads.table;
-    b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
-    b.may_reuse_saved = c->reuse_saved;
-    b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
-    world_tell(SLUICE_BACKWARD, 0);
-    if (c->halves_apart) {
-      b.halves = SLUICE_HALF_INPUT;
-      world_note(r, sluice_moe_backward(moe, step, &b, world_stream_here()));
-      b.halves = SLUICE_HALF_WEIGHT;
-      b.may_reuse_saved = !c->reuse_saved; /* what the input half did counts */
-      b.grad_out = NULL;
-    }
-    world_note(r, sluice_moe_backward(moe, step, &b, world_stream_here()));
-    world_tell(SLUICE_BACKWARD, 1);
+  world_tell(SLUICE_FORWARD, 0);
+  world_note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->step));
+  world_tell(SLUICE_FORWARD, 1);
+  count_slots(r, h->context);
+  f.save = NULL, f.save_user = NULL; /* `saved` is the first step's; the others keep what they save themselves */
+  for (int32_t i = 1; i < c->outstanding && is_well(h); ++i) {
+    world_note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->others[i]));
   }
-  if (c->captured) world_launch_graph(r, &id, (array_t* const[]){&y, &dx, &dw}, &grads, count);
-  world_settle();
-  r->out->out[r->rank] = world_copy_rows(&y, c->dtype);
-  r->out->grad_tokens[r->rank] = world_copy_rows(&dx, c->dtype);
-  r->out->grad_weights[r->rank] = world_copy_rows(&dw, SLUICE_DTYPE_F32);
+}
+
+static void run_backward(held_t* h) {
+  rank_t* r = h->r;
+  const case_t* c = h->c;
+  sluice_moe_backward_args_t b;
+  sluice_moe_backward_args_init(&b, sizeof b);
+  b.tokens = world_tensor_of(&h->x), b.route_weights = world_tensor_of(&h->w), b.grad_out = world_tensor_of(&h->dy);
+  b.grad_tokens = world_tensor_of(&h->dx), b.grad_route_weights = world_tensor_of(&h->dw);
+  b.params = c->callback_experts ? NULL : &h->params.table;
+  b.callbacks = c->callback_experts ? &h->callbacks : NULL;
+  b.grad_params = c->callback_experts ? NULL : &h->grads.table;
+  b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
+  b.may_reuse_saved = c->reuse_saved;
+  b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
+  world_tell(SLUICE_BACKWARD, 0);
+  if (c->halves_apart) {
+    b.halves = SLUICE_HALF_INPUT;
+    world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
+    b.halves = SLUICE_HALF_WEIGHT;
+    b.may_reuse_saved = !c->reuse_saved; /* what the input half did counts */
+    b.grad_out = NULL;
+  }
+  world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
+  world_tell(SLUICE_BACKWARD, 1);
+}
+
+static void collect_gradients(held_t* h) {
+  const case_t* c = h->c;
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     const int of = world_param_array(c, kind);
-    for (int32_t l = 0; world_param_used(c, kind) && grads.arrays[of] != NULL && l < count; ++l) {
-      const array_t* a = &grads.arrays[of][l];
+    for (int32_t l = 0; world_param_used(c, kind) && h->grads.arrays[of] != NULL && l < h->count; ++l) {
+      const array_t* a = &h->grads.arrays[of][l];
       world_pull(a);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
-        r->out->grad_params[kind][(int64_t)ids[l] * world_param_size(c, kind) + i] =
-            world_load(grad_dtype, a->host, world_param_place(c, a, kind, i));
+        h->r->out->grad_params[kind][(int64_t)h->ids[l] * world_param_size(c, kind) + i] =
+            world_load(h->grad_dtype, a->host, world_param_place(c, a, kind, i));
       }
     }
   }
+}
+
+static void collect(held_t* h) {
+  rank_t* r = h->r;
+  const case_t* c = h->c;
+  r->out->out[r->rank] = world_copy_rows(&h->y, c->dtype);
+  r->out->grad_tokens[r->rank] = world_copy_rows(&h->dx, c->dtype);
+  r->out->grad_weights[r->rank] = world_copy_rows(&h->dw, SLUICE_DTYPE_F32);
+  collect_gradients(h);
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  if (context != NULL && sluice_context_get_stats(context, 0, &stats) == SLUICE_OK) {
+  if (h->context != NULL && sluice_context_get_stats(h->context, 0, &stats) == SLUICE_OK) {
     r->out->peak_bytes[r->rank] = stats.peak_bytes;
     r->out->fallback_chunks[r->rank] = stats.num_fallback_chunks;
-    count_slots(r, context);
+    count_slots(r, h->context);
     r->out->bytes_sent[r->rank] = stats.bytes_sent;
     r->out->num_chunks[r->rank] = stats.last_num_chunks;
   }
-  if (c->ceiling > 0 && moe != NULL) {
-    sluice_ceiling_report_t* report = &r->out->report[r->rank];
-    sluice_ceiling_report_init(report, sizeof *report);
-    r->out->report_status[r->rank] = sluice_moe_take_ceiling_report(moe, world_stream_here(), report);
-  }
-  if (c->captured) world_here.machine->drop_graph(r->rank);
-  for (int i = 0; i < WORLD_MAX_OUTSTANDING; ++i) sluice_step_drop(others[i]);
-  sluice_step_drop(step);
-  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) world_give_saved(i, saved.data[i]);
-  sluice_moe_destroy(moe);
-  sluice_context_destroy(context);
-  sluice_comm_destroy(comm);
-  world_free_experts(&params, count);
-  world_free_experts(&grads, count);
-  world_drop_array(&factors);
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) world_drop_array(all[i]);
-  free(ids);
-  free(owners);
+  if (c->ceiling <= 0 || h->moe == NULL) return;
+  sluice_ceiling_report_t* report = &r->out->report[r->rank];
+  sluice_ceiling_report_init(report, sizeof *report);
+  r->out->report_status[r->rank] = sluice_moe_take_ceiling_report(h->moe, world_stream_here(), report);
+}
+
+static void release(held_t* h) {
+  if (h->c->captured) world_here.machine->drop_graph(h->r->rank);
+  for (int i = 0; i < WORLD_MAX_OUTSTANDING; ++i) sluice_step_drop(h->others[i]);
+  sluice_step_drop(h->step);
+  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) world_give_saved(i, h->saved.data[i]);
+  sluice_moe_destroy(h->moe);
+  sluice_context_destroy(h->context);
+  sluice_comm_destroy(h->comm);
+  world_free_experts(&h->params, h->count);
+  world_free_experts(&h->grads, h->count);
+  world_drop_array(&h->factors);
+  for (int i = 0; i < NUM_ARRAYS; ++i) world_drop_array(array_of(h, i));
+  free(h->ids);
+  free(h->owners);
+}
+
+void world_run_rank(rank_t* r) {
+  held_t h = {.r = r, .c = r->c};
+  world_here.machine = h.c->machine, world_here.rank = r->rank;
+  find_experts(&h);
+  make_comm(&h);
+  make_context(&h);
+  make_layer(&h);
+  make_tensors(&h);
+  make_experts(&h);
+  run_parts_and_cycles(&h);
+  if (is_well(&h) && !h.c->parts) run_forward(&h);
+  if (is_well(&h) && h.c->restore) world_note(r, world_rebuild(h.moe, &h.saved, &h.step));
+  if (is_well(&h) && !h.c->parts) run_backward(&h);
+  if (h.c->captured) world_launch_graph(r, &h.id, (array_t* const[]){&h.y, &h.dx, &h.dw}, &h.grads, h.count);
+  world_settle();
+  collect(&h);
+  release(&h);
 }

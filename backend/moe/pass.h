@@ -26,12 +26,12 @@ typedef struct sluice_op_times_s {
   uint64_t bytes;
 } sluice_op_times_t;
 
-/* CPU time of the communication lane's thread, from its first op of the pass to its last. Only it writes the times. */
-typedef struct sluice_comm_ops_s {
+/* CPU time of the communication lane's thread, from its first job of the pass to its last. Only it writes the times. */
+typedef struct sluice_comm_jobs_s {
   int32_t first, last; /* -1: it has none */
   uint64_t began_cpu_ns;
   uint64_t cpu_ns;
-} sluice_comm_ops_t;
+} sluice_comm_jobs_t;
 
 typedef struct sluice_pass_s {
   sluice_context_t* context;
@@ -68,8 +68,8 @@ typedef struct sluice_pass_s {
   int32_t captured;           /* the host's stream is being captured into a graph */
   int32_t has_begun;          /* ops are being submitted: rows may have left this rank */
   int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
-  uint64_t begin_ns;
-  sluice_comm_ops_t comm_ops;
+  uint64_t begin_ns, end_ns;
+  sluice_comm_jobs_t comm_jobs;
   sluice_host_times_t host;
   uint64_t agreed_ns; /* when the header's exchange had ended */
   uint64_t header_ns; /* that it took */
@@ -78,17 +78,17 @@ typedef struct sluice_pass_s {
 /* The tensor behind each saved buffer; META has none. */
 extern const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT];
 
-/* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
 /* On a far device, once the stream has been read: the times of the layer's last passes go into its next report, if they
  * are through. */
 void sluice_pass_take_times(sluice_moe_t* moe);
 void sluice_pass_drop_timers(sluice_moe_t* moe);
 
+/* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
 uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor);
 /* What a pass takes from the arena behind its slots. scalar_bytes: of one f32 for each row of the largest chunk. */
+uint64_t sluice_pass_scratch_bytes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops);
 /* Of it, what lies with the rows of a far device. */
 uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes);
-uint64_t sluice_pass_scratch_bytes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops);
 
 /* Sizes of all tensors, from template and binding: pass->slots[tensor].bytes. Before the slots themselves exist. */
 sluice_status_t sluice_pass_measure(sluice_pass_t* pass);

@@ -77,16 +77,19 @@ typedef struct sluice_slot_ref_s {
 #define SLUICE_OP_MAX_ACCESSES 8
 
 typedef struct sluice_op_s {
-  int16_t kind;  /* sluice_op_kind_t */
-  int16_t lane;  /* SLUICE_LANE_* */
-  int32_t chunk; /* -1: all chunks */
+  /* What walking looks at: together, since behind a product it is no longer in the caches. */
+  int16_t kind;      /* sluice_op_kind_t */
+  int16_t lane;      /* SLUICE_LANE_* */
+  int32_t chunk;     /* -1: all chunks */
+  int32_t first_dep; /* into template->deps */
+  int32_t num_deps;
+  int32_t first_of_run; /* the op that its run begins with, see sluice_ends_run */
+  /* What proving looks at. */
   int32_t num_reads;
   int32_t num_writes;
   sluice_slot_ref_t reads[SLUICE_OP_MAX_ACCESSES]; /* slot -1: every slot of the tensor */
   sluice_slot_ref_t writes[SLUICE_OP_MAX_ACCESSES];
-  int32_t releases;  /* bits of accesses whose slots this op frees, see sluice_op_releases */
-  int32_t first_dep; /* into template->deps */
-  int32_t num_deps;
+  int32_t releases; /* bits of accesses whose slots this op frees, see sluice_op_releases */
 } sluice_op_t;
 
 /* Bit of an access in sluice_op_t.releases. */
@@ -147,10 +150,17 @@ int32_t sluice_template_max_ops(int32_t num_chunks);
 int32_t sluice_template_max_deps(int32_t num_chunks);
 
 /* For readers of templates from elsewhere: an empty one of a checked spec with room for the most that n chunks can
- * have, and, once it is filled and proved, its hashes. Errors: INVALID_ARGUMENT, UNSUPPORTED (the spec), NO_MEMORY. */
+ * have, and, once it is filled and proved, its runs and hashes. Errors: INVALID_ARGUMENT, UNSUPPORTED (the spec),
+ * NO_MEMORY. */
 sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
                                     sluice_template_t** out_template);
 void sluice_template_seal(sluice_template_t* schedule);
+
+/* Runs: ops of one lane that stand together, of which only the first waits for other lanes and only the last is waited
+ * for, so that a lane may be handed them as one. An exchange is one by itself. */
+static inline int sluice_ends_run(const sluice_template_t* t, int32_t index) {
+  return index + 1 == t->num_ops || t->ops[index + 1].first_of_run == index + 1;
+}
 
 /* Where the chunk's rows of `tensor` lie. */
 static inline sluice_slot_ref_t sluice_template_home(const sluice_template_t* t, int32_t tensor, int32_t chunk) {

@@ -152,7 +152,20 @@ sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_a
   return SLUICE_OK;
 }
 
+static void find_runs(sluice_template_t* t) {
+  uint8_t is_awaited[OPS_PER_CHUNK * SLUICE_MAX_CHUNKS + 1] = {0};
+  for (int32_t d = 0; d < t->num_deps; ++d) is_awaited[t->deps[d]] = 1;
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    sluice_op_t* op = &t->ops[i];
+    op->first_of_run = i;
+    if (i == 0 || op->num_deps > 0 || is_awaited[i - 1] || op->lane != op[-1].lane) continue;
+    if (sluice_op_is_exchange(op->kind) || sluice_op_is_exchange(op[-1].kind)) continue;
+    op->first_of_run = op[-1].first_of_run;
+  }
+}
+
 void sluice_template_seal(sluice_template_t* schedule) {
+  find_runs(schedule);
   uint64_t hash = fnv1a(0xcbf29ce484222325u, &schedule->spec, sizeof schedule->spec);
   hash = fnv1a(hash, schedule->ops, (size_t)schedule->num_ops * sizeof(sluice_op_t));
   schedule->hash = fnv1a(hash, schedule->deps, (size_t)schedule->num_deps * sizeof(int32_t));

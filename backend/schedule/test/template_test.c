@@ -133,6 +133,38 @@ static void Template_SlotsReused_AlternatesDispatchAndCombine(void** state) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
+/* Handed to a lane as one, a run may neither wait in its middle nor be waited for there. */
+static void check_runs(const sluice_template_t* t) {
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    const sluice_op_t* op = &t->ops[i];
+    for (int32_t d = 0; d < op->num_deps; ++d) assert_true(sluice_ends_run(t, t->deps[op->first_dep + d]));
+    if (op->first_of_run == i) continue;
+    assert_true(i > 0 && op->first_of_run == t->ops[i - 1].first_of_run && op->first_of_run < i);
+    assert_int_equal(op->lane, t->ops[i - 1].lane);
+    assert_int_equal(op->num_deps, 0);
+    assert_false(sluice_op_is_exchange(op->kind) || sluice_op_is_exchange(t->ops[i - 1].kind));
+  }
+}
+
+static void Template_Runs_NeitherWaitNorAreAwaitedInTheirMiddle(void** state) {
+  (void)state;
+  assert_true(for_each_template(3, check_runs) > 0);
+}
+
+static void Template_ExpertsOfAChunk_AreOneRun(void** state) {
+  (void)state;
+  sluice_template_t* t = build((sluice_template_spec_t){.num_chunks = 8, .keep = 1});
+  int32_t runs = 0;
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    runs += sluice_ends_run(t, i);
+    if (t->ops[i].lane == SLUICE_LANE_COMPUTE)
+      assert_int_equal(sluice_ends_run(t, i), t->ops[i].kind == SLUICE_OP_GEMM2);
+  }
+  assert_int_equal(t->num_ops, 8 * 7);
+  assert_int_equal(runs, 8 * 5); /* dispatch, unpack, the experts' three, combine, reduce */
+  sluice_template_destroy(t, sluice_process_allocator());
+}
+
 static void Template_SameSpec_HasSameHash(void** state) {
   (void)state;
   sluice_template_t* a = build((sluice_template_spec_t){.num_chunks = 4, .keep = 1});
@@ -161,6 +193,8 @@ int main(void) {
       cmocka_unit_test(Template_AnyDependencyRemoved_LeavesAConflictUnordered),
       cmocka_unit_test(Template_OneRank_HasNoExchangeAndOneLane),
       cmocka_unit_test(Template_SlotsReused_AlternatesDispatchAndCombine),
+      cmocka_unit_test(Template_Runs_NeitherWaitNorAreAwaitedInTheirMiddle),
+      cmocka_unit_test(Template_ExpertsOfAChunk_AreOneRun),
       cmocka_unit_test(Template_SameSpec_HasSameHash),
       cmocka_unit_test(Template_ChunksOutOfRange_AreRefused),
   };

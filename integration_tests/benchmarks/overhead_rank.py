@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
+from sluice.adapters.torch import Context, MoeLayer
 
-from integration_tests.benchmarks import launch
+from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradients, make_experts
 
 MODES = ("deferred", "per_chunk")
 
@@ -22,23 +18,24 @@ MODES = ("deferred", "per_chunk")
 class Run:
     """Batches, experts and layers of one workload."""
 
-    def __init__(self, plan: dict[str, Any], group: EpGroup) -> None:
-        self.plan, self.group = plan, group
-        W, shape = dist.get_world_size(), plan["shape"]
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.plan = rank, rank.plan
+        plan, shape = rank.plan, rank.plan["shape"]
         M, H, E, K = (shape[name] for name in "MHEK")
-        generator = torch.Generator().manual_seed(plan["seed"] + dist.get_rank())
+        generator = torch.Generator().manual_seed(plan["seed"] + rank.number)
         self.batches = {}
         for T in plan["sizes"]:
-            ids = (torch.arange(T * K) % E).view(T, K)
             tokens = torch.randn(T, M, generator=generator).requires_grad_()
-            self.batches[T] = (tokens, ids, torch.full((T, K), 1.0 / K), torch.randn(T, M, generator=generator))
-        self.experts = [
-            {"w1": (torch.randn(H, M) / M**0.5).requires_grad_(), "w2": (torch.randn(M, H) / H**0.5).requires_grad_()}
-            for _ in range(E // W)
-        ]
+            self.batches[T] = (
+                tokens,
+                balanced_ids(T, E, K),
+                torch.full((T, K), 1.0 / K),
+                torch.randn(T, M, generator=generator),
+            )
+        self.experts = make_experts(M, H, E // rank.world_size)
 
     def context(self) -> Context:
-        return Context(self.group, ContextOptions(gemm=self.plan["gemm"]))
+        return self.rank.context(gemm=self.plan["gemm"])
 
     def layer(self, context: Context, chunks: int = 0, wgrad: str = "adaptive") -> MoeLayer:
         shape = self.plan["shape"]
@@ -54,9 +51,7 @@ class Run:
         )
 
     def step(self, layer: MoeLayer, T: int) -> None:
-        for expert in self.experts:
-            for parameter in expert.values():
-                parameter.grad = None
+        forget_gradients(self.experts)
         tokens, ids, weights, cotangent = self.batches[T]
         layer(tokens, ids, weights, self.experts).backward(cotangent)
 
@@ -89,11 +84,8 @@ def slowest(seconds: list[float]) -> list[float]:
 
 
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    group = EpGroup.for_ranks(list(range(dist.get_world_size())))
-    run = Run(plan, group)
+    rank = Rank()
+    plan, run = rank.plan, Run(rank)
     scouted = scout(run)
     tuned_context, fixed_context = run.context(), run.context()
     tuned = run.layer(tuned_context)
@@ -114,21 +106,13 @@ def main() -> None:
             clocks["cpu"][side].append(time.process_time() - cpu)
             clocks["wall"][side].append(time.perf_counter() - wall)
         done += len(sizes)
-        if dist.get_rank() == 0:
-            launch.report(done=done, of=plan["steps"])
+        rank.report(done=done, of=plan["steps"])
     found: dict[str, Any] = {
         c: {side: slowest(values) for side, values in sides.items()} for c, sides in clocks.items()
     }
     found["stats"], found["scouted"] = tuned_context.tuner_stats(), scouted
     found["chosen"] = run.chosen(tuned_context)
-    if dist.get_rank() == 0:
-        Path(plan["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    tuned_context.close()
-    fixed_context.close()
-    group.close()
-    dist.destroy_process_group()
-    os._exit(0)
+    rank.leave(found)
 
 
 if __name__ == "__main__":

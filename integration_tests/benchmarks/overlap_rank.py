@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
+from sluice.adapters.torch import MoeLayer
 from sluice.config import TunerOptions
 
-from integration_tests.benchmarks import launch
+from integration_tests.benchmarks.rank import Rank
 from integration_tests.benchmarks.tuner_rank import OPEN, Choice, Scenario
 
 DIRECTIONS = ("forward", "backward")
@@ -77,13 +73,11 @@ def parts_of(rounds: list[dict[str, dict[str, float]]], comm_cpu_s: float) -> di
 
 
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    group = EpGroup.for_ranks(list(range(dist.get_world_size())))
+    rank = Rank()
+    plan = rank.plan
     scenario = Scenario(plan, plan["case"])
-    alone = Context(group, ContextOptions(gemm=plan["gemm"]))
-    choosing = Context(group, ContextOptions(gemm=plan["gemm"], tuner=TunerOptions("adaptive")))
+    alone = rank.context(gemm=plan["gemm"])
+    choosing = rank.context(gemm=plan["gemm"], tuner=TunerOptions("adaptive"))
     one = scenario.layer(alone, Choice(1))
     chosen = scenario.layer(choosing, OPEN)
     for _ in range(plan["settle"]):
@@ -104,22 +98,14 @@ def main() -> None:
             walls[side].append(seconds_of(events))
             if side == "one":
                 lanes.append(lanes_of(events))
-        if dist.get_rank() == 0:
-            launch.report(done=count + 1, of=plan["rounds"])
+        rank.report(done=count + 1, of=plan["rounds"])
     found = {
         "parts": parts_of(lanes, cpu_ns / 1e9 / plan["rounds"]),
         "one_chunk_s": over_ranks(walls["one"], dist.ReduceOp.MAX),
         "chosen_s": over_ranks(walls["chosen"], dist.ReduceOp.MAX),
         "n": choosing.stats()["last_num_chunks"],
     }
-    if dist.get_rank() == 0:
-        Path(plan["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    alone.close()
-    choosing.close()
-    group.close()
-    dist.destroy_process_group()
-    os._exit(0)
+    rank.leave(found)
 
 
 if __name__ == "__main__":

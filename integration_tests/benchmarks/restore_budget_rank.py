@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +11,7 @@ import torch.distributed as dist
 from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 
 from integration_tests.benchmarks import launch
+from integration_tests.benchmarks.rank import Rank, forget_gradients
 
 
 def largest(value: float) -> float:
@@ -59,8 +56,7 @@ class Model:
 
     def step(self, tokens: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: Any) -> torch.Tensor:
         """Forward of all layers, then backward of all; the output."""
-        for parameter in [tensor for expert in experts for tensor in expert.values()]:
-            parameter.grad = None
+        forget_gradients(experts)
         hidden = tokens
         for layer in self.layers:
             hidden = layer(hidden, ids, weights, experts)
@@ -116,17 +112,8 @@ def measure(plan: dict[str, Any], group: EpGroup) -> dict[str, Any]:
 
 
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    group = EpGroup.for_ranks(list(range(dist.get_world_size())))
-    found = measure(plan, group)
-    if dist.get_rank() == 0:
-        Path(plan["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    group.close()
-    dist.destroy_process_group()
-    os._exit(0)
+    rank = Rank()
+    rank.leave(measure(rank.plan, rank.group))
 
 
 if __name__ == "__main__":

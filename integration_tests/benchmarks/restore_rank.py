@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
-from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
+from sluice.adapters.torch import MoeLayer
 from torch.utils.checkpoint import checkpoint
 
 from integration_tests.benchmarks import launch, memory
 from integration_tests.benchmarks.cells import Cell
 from integration_tests.benchmarks.layer_rank import Bench
+from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradients, make_experts
 
 # Where T_DI and T_M come from in backward. `none` and S1 to S4 are the papers' points; the rest of 3 x 3 follows.
 POLICIES = {
@@ -39,9 +36,10 @@ COUNTERS = ("saved_bytes", "slot_bytes", "peak_bytes")
 class Case:
     """A layer of its own context, so that its high-water mark is its own."""
 
-    def __init__(self, plan: dict[str, Any], group: EpGroup, policy: str, chunks: int) -> None:
+    def __init__(self, rank: Rank, policy: str, chunks: int) -> None:
+        plan = rank.plan
         self.policy, self.chunks = policy, chunks
-        self.context = Context(group, ContextOptions(gemm=plan["gemm"]))
+        self.context = rank.context(gemm=plan["gemm"])
         restore_input, restore_middle = POLICIES[policy]
         self.layer = MoeLayer(
             self.context,
@@ -128,57 +126,41 @@ class Stock:
 
 
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
     deepspeed.init_distributed()
-    torch.set_num_threads(1)
-    W, rank = dist.get_world_size(), dist.get_rank()
-    generator = torch.Generator().manual_seed(plan["seed"] + rank)
+    rank = Rank()
+    plan, W = rank.plan, rank.world_size
+    generator = torch.Generator().manual_seed(plan["seed"] + rank.number)
     T, M, H, E, K = (plan[name] for name in "TMHEK")
     tokens = torch.randn(T, M, generator=generator).requires_grad_()
-    # Balanced to the row: every rank sends each expert the same number of rows, in every block of tokens.
-    ids = (torch.arange(T * K) % E).view(T, K)
+    ids = balanced_ids(T, E, K)
     weights = torch.full((T, K), 1.0 / K)
-    experts = [
-        {"w1": (torch.randn(H, M) / M**0.5).requires_grad_(), "w2": (torch.randn(M, H) / H**0.5).requires_grad_()}
-        for _ in range(E // W)
-    ]
+    experts = make_experts(M, H, E // W)
     cotangent = torch.randn(T, M, generator=generator)
-    group = EpGroup.for_ranks(list(range(W)))
-    cases: list[Case | Stock] = [Case(plan, group, policy, n) for n in plan["chunks"] for policy in POLICIES]
+    cases: list[Case | Stock] = [Case(rank, policy, n) for n in plan["chunks"] for policy in POLICIES]
     bench = Bench(Cell("restore", W=W, **{name: plan[name] for name in "TMHEK"}), plan["seed"], {})
     cases += [Stock(bench, checkpointed) for checkpointed in (False, True)]
     rounds = plan["rounds"] + 1
     for number in range(rounds):
         for case in cases if number % 2 == 0 else reversed(cases):
-            for parameter in [tensor for expert in experts for tensor in expert.values()]:
-                parameter.grad = None
+            forget_gradients(experts)
             case.step((tokens, ids, weights, experts), cotangent)
-        if rank == 0:
-            launch.report(done=number + 1, of=rounds)
+        rank.report(done=number + 1, of=rounds)
     run_pairs([case for case in cases if isinstance(case, Case)], plan, (tokens, ids, weights, experts), cotangent)
     for case in cases:
         if isinstance(case, Stock):
             case.measure_bytes()
-    if rank == 0:
-        lines = [
-            {
-                "policy": case.policy,
-                "chunks": case.chunks,
-                "median_s": statistics.median(case.seconds[1:]),
-                "seconds": [round(s, 5) for s in case.seconds[1:]],
-                "pair_ratios": [round(r, 4) for r in getattr(case, "pair_ratios", [])],
-                **case.bytes,
-            }
-            for case in cases
-        ]
-        Path(plan["out"]).write_text(json.dumps(lines))
-    dist.barrier()
-    for case in cases:
-        if isinstance(case, Case):
-            case.context.close()
-    group.close()
-    dist.destroy_process_group()
-    os._exit(0)
+    lines = [
+        {
+            "policy": case.policy,
+            "chunks": case.chunks,
+            "median_s": statistics.median(case.seconds[1:]),
+            "seconds": [round(s, 5) for s in case.seconds[1:]],
+            "pair_ratios": [round(r, 4) for r in getattr(case, "pair_ratios", [])],
+            **case.bytes,
+        }
+        for case in cases
+    ]
+    rank.leave(lines)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sluice import routing
-from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
+from sluice.adapters.torch import MoeLayer
 
-from integration_tests.benchmarks import launch
+from integration_tests.benchmarks.rank import Rank, forget_gradients, make_experts
 
 WARM_UP = 12
 
@@ -42,22 +40,16 @@ class Stopwatch:
 
 def main() -> None:
     """All pairs, then one file with this rank's seconds."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    W, rank = dist.get_world_size(), dist.get_rank()
+    rank = Rank()
+    plan = rank.plan
     T, M, H, E, K = (plan[name] for name in "TMHEK")
-    generator = torch.Generator().manual_seed(7 + rank)
+    generator = torch.Generator().manual_seed(7 + rank.number)
     tokens = torch.randn(T, M, generator=generator).requires_grad_()
     ids = torch.stack([torch.randperm(E, generator=generator)[:K] for _ in range(T)])
     weights = torch.full((T, K), 1.0 / K)
-    experts = [
-        {"w1": (torch.randn(H, M) / M**0.5).requires_grad_(), "w2": (torch.randn(M, H) / H**0.5).requires_grad_()}
-        for _ in range(E // W)
-    ]
+    experts = make_experts(M, H, E // rank.world_size)
     cotangent = torch.randn(T, M, generator=generator)
-    group = EpGroup.for_ranks(list(range(W)))
-    context = Context(group, ContextOptions())
+    context = rank.context()
     layer = MoeLayer(context, model_width=M, hidden_width=H, num_experts=E, top_k=K, activation="gelu", num_chunks=2)
     watch = Stopwatch()
     routing.note = watch
@@ -66,8 +58,7 @@ def main() -> None:
 
     def step(recording: bool) -> tuple[float, float]:
         nonlocal backwards
-        for parameter in [tensor for expert in experts for tensor in expert.values()]:
-            parameter.grad = None
+        forget_gradients(experts)
         routing.active = recording
         dist.barrier()
         wall, cpu = time.perf_counter(), time.process_time()
@@ -85,17 +76,13 @@ def main() -> None:
             wall, cpu = step(side == "with")
             found["wall"][side].append(wall)
             found["cpu"][side].append(cpu)
-        if rank == 0 and number % 50 == 0:
-            launch.report(done=number + 1, of=plan["pairs"])
+        if number % 50 == 0:
+            rank.report(done=number + 1, of=plan["pairs"])
     routing.flush()
     found["wall"]["inside"], found["cpu"]["inside"] = watch.wall, watch.cpu
     out = {**found, "recorded": watch.calls, "backwards": backwards}
-    (Path(plan["out"]) / f"rank{rank}.json").write_text(json.dumps(out))
-    dist.barrier()
-    context.close()
-    group.close()
-    dist.destroy_process_group()
-    os._exit(0)
+    (Path(plan["out"]) / f"rank{rank.number}.json").write_text(json.dumps(out))
+    rank.leave(None)
 
 
 if __name__ == "__main__":

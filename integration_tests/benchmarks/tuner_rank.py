@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +18,7 @@ from sluice.planning.machines import Machine
 from sluice.planning.planner import Choice as Planned
 from sluice.planning.planner import Planner, Prediction, Workload
 
-from integration_tests.benchmarks import launch
+from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradients, make_experts, seconds_of
 from integration_tests.benchmarks.stolen import Stolen
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -59,16 +57,13 @@ class Scenario:
         generator = torch.Generator().manual_seed(plan["seed"] + rank)
         T, M, H, E, K = (case[name] for name in "TMHEK")
         self.tokens = torch.randn(T, M, generator=generator).requires_grad_()
-        ids = (torch.arange(T * K) % E).view(T, K)
+        ids = balanced_ids(T, E, K)
         # Skew: all routes of so many tokens go to different experts of rank 0 that it gets `skew` times its part.
         share = (case["skew"] - 1) / max(W - 1, 1)
         hot = torch.rand(T, generator=generator) < share
         ids[hot] = (torch.arange(int(hot.sum())).view(-1, 1) + torch.arange(K)) % (E // W)
         self.ids, self.weights = ids, torch.full((T, K), 1.0 / K)
-        self.experts = [
-            {"w1": (torch.randn(H, M) / M**0.5).requires_grad_(), "w2": (torch.randn(M, H) / H**0.5).requires_grad_()}
-            for _ in range(E // W)
-        ]
+        self.experts = make_experts(M, H, E // W)
         self.cotangent = torch.randn(T, M, generator=generator)
 
     def layer(self, context: Context, choice: Choice, **changes: Any) -> MoeLayer:
@@ -88,15 +83,8 @@ class Scenario:
 
     def step(self, layer: MoeLayer) -> float:
         """One forward and backward; the slowest rank's seconds."""
-        for expert in self.experts:
-            for parameter in expert.values():
-                parameter.grad = None
-        dist.barrier()
-        began = time.perf_counter()
-        layer(self.tokens, self.ids, self.weights, self.experts).backward(self.cotangent)
-        took = torch.tensor([time.perf_counter() - began])
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        return float(took.item())
+        forget_gradients(self.experts)
+        return seconds_of(lambda: layer(self.tokens, self.ids, self.weights, self.experts).backward(self.cotangent))
 
 
 def overlap(compute: float, comm: float, whole: float) -> float:
@@ -369,11 +357,8 @@ def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
 
 
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    W, rank = dist.get_world_size(), dist.get_rank()
-    group = EpGroup.for_ranks(list(range(W)))
+    rank = Rank()
+    plan, group, W = rank.plan, rank.group, rank.world_size
     lines = []
     with tempfile.TemporaryDirectory() as folder:  # of this rank: every link is another machine
         for number, case in enumerate(plan["cases"]):
@@ -397,14 +382,8 @@ def main() -> None:
             models = {name: key for name, key in models.items() if key in final["measured"]}  # the others do not fit
             line = {**case, "modes": modes, "models": models, "predicted": predicted, **final}
             lines.append({**line, "stolen": stolen.found(), "calibration": json.loads(machine)})
-            if rank == 0:
-                launch.report(done=number + 1, of=len(plan["cases"]), name=case["name"])
-    if rank == 0:
-        Path(plan["out"]).write_text(json.dumps(lines))
-    dist.barrier()
-    group.close()
-    dist.destroy_process_group()
-    os._exit(0)
+            rank.report(done=number + 1, of=len(plan["cases"]), name=case["name"])
+    rank.leave(lines)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@
  * Numbers: k is cut into steps of 32 from its beginning, the last one filled up with zeros. A step adds its even k and
  * its odd k in two chains of fused multiply-adds that start from zero, then one to the other, then both to the sum so
  * far, in f32, subnormal numbers taken and given as zeros (the processor's definition). C is added last (beta 1) and
- * rounded once. As there, nothing else is part of it, so a row has the same bits in every chunking.
+ * rounded once; to bf16 as the processor does it, subnormal results to zeros. As there, nothing else is part of it, so
+ * a row has the same bits in every chunking.
  */
 #include "backend/gemm/native/native_kernels.h"
 
@@ -26,12 +27,12 @@
 #include "backend/base/dtype.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(                                                                        \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,prfchw,amx-tile,amx-bf16"))), \
+#pragma clang attribute push(                                                                                   \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,f16c,prfchw,amx-tile,amx-bf16"))), \
     apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,prfchw,amx-tile,amx-bf16")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,f16c,prfchw,amx-tile,amx-bf16")
 #endif
 
 #include "backend/gemm/native/native_zmm.inc.h"
@@ -168,6 +169,7 @@ typedef struct group_s {
   char* c;
   int64_t ldc; /* bytes */
   int64_t rows, cols;
+  int64_t ahead; /* bytes from C's rows here to those of the next group, or 0: what they hold travels meanwhile */
   int32_t dtype_c;
   int adds; /* to C */
 } group_t;
@@ -240,6 +242,15 @@ INLINE void multiply(const int lefts, const int rights, const group_t* g, const 
 #define WAIT(i)    _tile_stored(i, WAITING(i), LINE);
 #define GIVE(i)    _tile_stored(i, sums + (i)*TILE_FLOATS, LINE);
 
+/* Rounded to nearest even as the processor does it: subnormal numbers become zeros. */
+INLINE void store_rounded(int32_t dtype, char* at, lanes_t lanes, vf x) {
+  if (dtype == SLUICE_DTYPE_BF16) {
+    _mm256_mask_storeu_epi16(at, lanes, (__m256i)_mm512_cvtneps_pbh(x));
+  } else {
+    store(dtype, at, lanes, x);
+  }
+}
+
 /* C's tile at (i, j) from its sum. */
 INLINE void finish(const group_t* g, const float* sum, int64_t i, int64_t j) {
   const int64_t rows = g->rows - i;
@@ -253,8 +264,9 @@ INLINE void finish(const group_t* g, const float* sum, int64_t i, int64_t j) {
 #pragma GCC unroll 16
   for (int l = 0; l < LANES; ++l) {
     if (l >= rows) continue;
+    if (g->ahead != 0) __builtin_prefetch(at + g->ahead, 1, 3);
     if (g->adds) r[l] = _mm512_add_ps(r[l], load(dtype, at, lanes));
-    store(dtype, at, lanes, r[l]);
+    store_rounded(dtype, at, lanes, r[l]);
     at += g->ldc;
   }
 }
@@ -265,11 +277,12 @@ INLINE void finish_two(const group_t* g, const float* sum, int64_t i, int64_t j)
   char* at = g->c + i * g->ldc + j * BF16_BYTES;
   for (int64_t l = 0; l < rows; ++l) {
     vf x = _mm512_load_ps(sum + l * LANES), y = _mm512_load_ps(sum + TILE_FLOATS + l * LANES);
+    if (g->ahead != 0) __builtin_prefetch(at + g->ahead, 1, 3);
     if (g->adds) {
       x = _mm512_add_ps(x, load(SLUICE_DTYPE_BF16, at, (lanes_t)0xffff));
       y = _mm512_add_ps(y, load(SLUICE_DTYPE_BF16, at + EDGE * BF16_BYTES, (lanes_t)0xffff));
     }
-    _mm512_storeu_si512(at, _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16(x)), to_bf16(y), 1));
+    _mm512_storeu_si512(at, (__m512i)_mm512_cvtne2ps_pbh(y, x));
     at += g->ldc;
   }
 }
@@ -425,7 +438,7 @@ static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const b
                            const sluice_native_prefetch_t* after) {
   const int64_t high = pieces(p->rows, EDGE), steps = pieces(p->depth, STEP);
   const int64_t together = columns_of(high, steps);
-  const int64_t most = high <= 4 ? high : 2;
+  const int64_t most = high <= 4 ? high : 2, calls = steps * pieces(high, most);
   g->left_tile = EDGE * b->ld;
   g->left_step = STEP * BF16_BYTES;
   g->left_ld = b->ld;
@@ -441,7 +454,7 @@ static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const b
     g->o = p->j0 + j;
     g->k = p->k0 + g->steps * STEP;
     sluice_native_prefetch_t prefetch = *after;
-    if (cols < left) prefetch = aim(b, p->k0, p->depth, p->j0 + j + cols, smaller(left - cols, cols), steps);
+    if (cols < left) prefetch = aim(b, p->k0, p->depth, p->j0 + j + cols, smaller(left - cols, cols), calls);
     for (int64_t i = 0; i < high; i += most) {
       const int64_t rights = smaller(high - i, most);
       place(g, f, p, i * EDGE, j);
@@ -455,6 +468,7 @@ static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const b
 static void multiply_across(const sluice_gemm_form_t* f, const block_t* p, group_t* g,
                             sluice_native_prefetch_t* prefetch) {
   const int64_t high = pieces(p->rows, EDGE), wide = pieces(p->cols, EDGE);
+  const int64_t bytes = (int64_t)sluice_dtype_bytes(g->dtype_c);
   g->steps = pieces(p->depth, STEP);
   g->left_tile = g->right_tile = g->steps * TILE_BYTES;
   g->left_step = TILE_BYTES;
@@ -466,6 +480,7 @@ static void multiply_across(const sluice_gemm_form_t* f, const block_t* p, group
     g->left = p->a + i * g->left_tile;
     for (int64_t j = 0; j < wide; j += most) {
       place(g, f, p, i * EDGE, j * EDGE);
+      g->ahead = (j + most < wide ? most * EDGE * bytes : lefts * EDGE * g->ldc - j * EDGE * bytes);
       g->right = p->b + j * g->right_tile;
       run_group(lefts, smaller(wide - j, most), g, prefetch);
     }
@@ -506,7 +521,7 @@ static void product(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, in
           if (p.i0 + p.rows == f->m) j0 += p.cols;
         }
         sluice_native_prefetch_t after = {0}, nothing = {0};
-        int64_t calls = steps;
+        int64_t calls = high <= 4 ? steps : pieces(high, 2) * steps;
         if (!f->trans_b) calls = wide * steps + pieces(high, 2) * pieces(wide, high == 1 ? 4 : 2) * steps;
         if (j0 < to) {
           int64_t cols = f->trans_b ? columns_of(high, steps) : c.cols;
@@ -563,11 +578,13 @@ static const sluice_native_kernels_t* found;
 /* The kernel gives the registers, 8 KiB of each thread's state, only to a process that asks. It refuses where a thread
  * has an alternative signal stack too small to save them. */
 static void look(void) {
-  enum { ARCH_REQ_XCOMP_PERM_ = 0x1023, XFEATURE_XTILEDATA_ = 18, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };
+  enum { ARCH_REQ_XCOMP_PERM_ = 0x1023, XFEATURE_XTILEDATA_ = 18 };
+  enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, AVX512_BF16 = 1 << 5 };
   unsigned a, b, c, d;
   const sluice_native_kernels_t* others = sluice_native_avx512();
   if (others == NULL || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
   if ((d & AMX_BF16) == 0 || (d & AMX_TILE) == 0) return;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a & AVX512_BF16) == 0) return; /* every one so far has it */
   if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM_, XFEATURE_XTILEDATA_) != 0) return;
   kernels = *others;
   kernels.name = "amx";

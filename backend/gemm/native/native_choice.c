@@ -5,8 +5,8 @@
 #include "backend/gemm/native/native_kernels.h"
 
 int sluice_native_sets(sluice_native_set_t out_sets[SLUICE_NATIVE_SETS]) {
-  out_sets[0] =
-      (sluice_native_set_t){"amx", "AMX (TILE, BF16) that the kernel lets this process use", sluice_native_amx()};
+  out_sets[0] = (sluice_native_set_t){"amx", "AVX512-BF16 and AMX (TILE, BF16) that the kernel lets this process use",
+                                      sluice_native_amx()};
   out_sets[1] = (sluice_native_set_t){"avx512", "AVX-512 (F, BW, DQ, VL)", sluice_native_avx512()};
   out_sets[2] = (sluice_native_set_t){"avx2", "AVX2 with FMA and F16C", sluice_native_avx2()};
   return SLUICE_NATIVE_SETS;

@@ -70,8 +70,8 @@ typedef struct sluice_native_kernels_s {
   const sluice_native_bf16_t* bf16; /* NULL: as the other dtypes */
 } sluice_native_kernels_t;
 
-/* NULL where this processor lacks AMX (TILE, BF16) or AVX-512, or where the kernel does not let this process use AMX.
- */
+/* NULL where this processor lacks AMX (TILE, BF16), AVX512-BF16 or AVX-512, or where the kernel does not let this
+ * process use AMX. */
 const sluice_native_kernels_t* sluice_native_amx(void);
 /* NULL where this processor lacks AVX-512 (F, BW, DQ, VL). */
 const sluice_native_kernels_t* sluice_native_avx512(void);

@@ -270,6 +270,38 @@ static void Native_SubnormalBf16_ZeroOnlyInTiles(void** state) {
   assert_true(c == (by_tiles(SLUICE_DTYPE_BF16) ? 0 : 0x1p-30f));
 }
 
+/* What is stored by tiles, side by side or alone, turned or not, is rounded alike: ties, overflow, NaN and what is so
+ * small that tiles make zeros of it. */
+static void Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  enum { M = 18, N = 75, LIMITS = 7 };
+  const uint16_t zeros = by_tiles(SLUICE_DTYPE_BF16) ? 0xff80 : 0xffff; /* what is kept of a subnormal number */
+  const struct {
+    uint16_t c;
+    float x; /* added to it */
+    uint16_t wanted;
+  } limits[LIMITS] = {
+      {0x3f80, 0x1p-8f, 0x3f80},                             /* ties go to even */
+      {0x3f81, 0x1p-8f, 0x3f82}, {0x7f7f, 0x1p119f, 0x7f80}, /* the largest number's to infinity */
+      {0x7f80, 1, 0x7f80},       {0x7fc1, 1, 0x7fc1},        {0x0003, 0, 0x0003 & zeros}, {0x8003, 0, 0x8003 & zeros},
+  };
+  for (int trans_b = 0; trans_b < 2; ++trans_b) {
+    uint16_t a[M * 2], b[N * 2] = {0}, c[M * N];
+    for (int i = 0; i < M; ++i) a[2 * i] = 0x3f80, a[2 * i + 1] = 0;
+    for (int j = 0; j < N; ++j) b[trans_b ? 2 * j : j] = sluice_f32_to_bf16(limits[j % LIMITS].x);
+    for (int i = 0; i < M * N; ++i) c[i] = limits[i % N % LIMITS].c;
+    sluice_product_t p = {M, N, 2, {a, 2, 1}, {b, N, 1}, {c, N, 1}};
+    if (trans_b) p.b = (sluice_matrix_t){b, 1, 2};
+    sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 1};
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    for (int i = 0; i < M * N; ++i) {
+      if (c[i] == limits[i % N % LIMITS].wanted) continue;
+      fail_msg("trans_b %d, column %d: %04x, expected %04x", trans_b, i % N, c[i], limits[i % N % LIMITS].wanted);
+    }
+  }
+}
+
 static void Native_NanAndInfinity_TravelAsInArithmetic(void** state) {
   (void)state;
   if (gemm == NULL) skip();
@@ -535,6 +567,7 @@ int main(void) {
     cmocka_unit_test_setup_teardown(Native_EveryCutOfBf16_BitsAreKnown, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_RowsInAnyCompany_SameBits, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_SubnormalBf16_ZeroOnlyInTiles, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_NanAndInfinity_TravelAsInArithmetic, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_AnyNumberOfThreads_SameBits, set_up, tear_down),
 #if !defined(__SANITIZE_THREAD__)

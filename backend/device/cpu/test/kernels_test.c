@@ -3,94 +3,10 @@
  * Every entry gives the same bits as the plain version, for every dtype, width and stride, except activations, whose
  * tolerance is stated at `close_enough`. Data has random values of mixed sizes, outputs start as NaN, guard elements
  * behind every output must survive. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "backend/base/dtype.h"
 #include "backend/device/cpu/kernels_paths.h"
+#include "backend/device/test/kernel_buffers.h"
 
-enum { GUARD = 80 };
-
-static const int32_t DTYPES[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
 static const int64_t ROWS[] = {0, 3, 1, 5, 9};
-
-static uint64_t seed = 1;
-static uint32_t random_bits(void) {
-  seed = seed * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(seed >> 33);
-}
-static double random_real(void) { return ((double)random_bits() / 2147483648.0 - 0.5) * 6; }
-
-static double get(int32_t dtype, const void* data, int64_t i) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: return ((const float*)data)[i];
-    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(((const uint16_t*)data)[i]);
-    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(((const uint16_t*)data)[i]);
-    default: return ((const double*)data)[i];
-  }
-}
-
-static void put(int32_t dtype, void* data, int64_t i, double x) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: ((float*)data)[i] = (float)x; break;
-    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16((float)x); break;
-    case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16((float)x); break;
-    default: ((double*)data)[i] = x; break;
-  }
-}
-
-/* A buffer of `count` elements that starts one element off any alignment, with a guard behind it. */
-typedef struct {
-  void* data;
-  void* block;
-  int32_t dtype;
-  int64_t count;
-} buffer_t;
-
-static buffer_t buffer(int32_t dtype, int64_t count) {
-  size_t bytes = sluice_dtype_bytes(dtype);
-  buffer_t b = {.dtype = dtype, .count = count};
-  b.block = malloc((size_t)(count + GUARD + 1) * bytes);
-  assert_non_null(b.block);
-  b.data = (char*)b.block + bytes;
-  for (int64_t i = 0; i < count + GUARD; ++i) put(dtype, b.data, i, NAN);
-  return b;
-}
-
-static buffer_t random_buffer(int32_t dtype, int64_t count) {
-  buffer_t b = buffer(dtype, count);
-  for (int64_t i = 0; i < count; ++i) put(dtype, b.data, i, random_real());
-  return b;
-}
-
-static buffer_t copy_of(const buffer_t* a) {
-  buffer_t b = buffer(a->dtype, a->count);
-  memcpy(b.data, a->data, (size_t)a->count * sluice_dtype_bytes(a->dtype));
-  return b;
-}
-
-static void release(buffer_t* b) {
-  for (int64_t i = 0; i < GUARD; ++i) assert_true(isnan(get(b->dtype, b->data, b->count + i)));
-  free(b->block);
-}
-
-static int same(double x, double y) { return x == y || (isnan(x) && isnan(y)); }
-
-static void assert_same(const buffer_t* a, const buffer_t* b, const char* what) {
-  for (int64_t i = 0; i < a->count; ++i) {
-    double x = get(a->dtype, a->data, i), y = get(b->dtype, b->data, i);
-    if (!same(x, y))
-      fail_msg("%s, %s: element %lld is %.9g, want %.9g", what, sluice_dtype_name(a->dtype), (long long)i, y, x);
-  }
-}
 
 static const sluice_kernels_t* ref;
 
@@ -587,6 +503,7 @@ static void Unit_InterleavedAndHalves_SameBits(void** state) {
 }
 
 int main(void) {
+  shift = 1; /* one element off any alignment */
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(GatherRows_EveryDtypeAndWidth_CopiesTheRows),
       cmocka_unit_test(MoveRows_RunsWithEmptyOnes_CopiesTheRows),

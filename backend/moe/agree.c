@@ -32,9 +32,11 @@ typedef struct header_s {
   int64_t hidden_width;
   int32_t num_experts;
   int32_t top_k;
-  int32_t dtype;
-  int32_t activation;
-  int32_t gated;
+  int16_t dtype;
+  int16_t activation;
+  uint32_t like;
+  int16_t gated;
+  int16_t repeats;
   int32_t bias;
   int32_t wgrad_mode;
   int32_t callback_experts;
@@ -68,6 +70,8 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->call_number = moe->context->comm->call_number;
   h->layer_id = c->layer_id;
   h->num_chunks = proposal->num_chunks;
+  h->repeats = (int16_t)proposal->repeats;
+  h->like = proposal->like;
   h->fingerprint = moe->fingerprint;
   h->comm_hash = proposal->comm_hash;
   h->num_tokens = proposal->num_tokens;
@@ -84,9 +88,9 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->hidden_width = c->hidden_width;
   h->num_experts = c->num_experts;
   h->top_k = c->top_k;
-  h->dtype = c->dtype;
-  h->activation = c->activation;
-  h->gated = c->gated;
+  h->dtype = (int16_t)c->dtype;
+  h->activation = (int16_t)c->activation;
+  h->gated = (int16_t)c->gated;
   h->bias = c->bias;
   h->wgrad_mode = c->wgrad_mode;
   h->callback_experts = c->callback_experts;
@@ -148,7 +152,8 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
                     own->layer_id, peer_rank, (int)sizeof peer->plan_words, or_none(peer->plan_words), rank,
                     or_none(own->plan_words));
   }
-  DIFFERS(num_chunks, "num_chunks"); /* under a plan it is 0 */
+  DIFFERS(repeats, "repeats (activation checkpointing runs a forward again)");
+  if (!own->repeats) DIFFERS(num_chunks, "num_chunks"); /* under a plan it is 0 */
 #undef DIFFERS
   if (peer->fingerprint != own->fingerprint) {
     return snprintf(
@@ -339,6 +344,17 @@ static void learn(const char* received, int32_t world_size, int32_t rank, sluice
     if (peer->base_bytes > out->base_bytes) out->base_bytes = peer->base_bytes;
     if (peer->held_bytes > out->held_bytes) out->held_bytes = peer->held_bytes;
     if (peer->held_pool_bytes > out->held_pool_bytes) out->held_pool_bytes = peer->held_pool_bytes;
+    out->like &= peer->like;
+  }
+}
+
+/* Which forward this one repeats: what it is like on every rank. Each had to bind chunks before it knew. Before
+ * reports are heard, after which the seat has the n of the next forward. */
+static void learn_repeated(sluice_moe_t* moe, const char* received, sluice_agreement_t* out) {
+  const sluice_kept_forward_t* repeated = sluice_kept_choose(&moe->kept, out->like);
+  out->num_chunks = repeated != NULL ? repeated->num_chunks : moe->seat.num_chunks;
+  for (int32_t r = 0; r < moe->context->world_size; ++r) {
+    out->is_uncounted |= header_of(received, r)->num_chunks != out->num_chunks;
   }
 }
 
@@ -371,6 +387,8 @@ sluice_agreement_t sluice_agreement_alone(const sluice_proposal_t* proposal) {
       .base_bytes = proposal->base_bytes,
       .held_bytes = proposal->held_bytes,
       .held_pool_bytes = proposal->held_pool_bytes,
+      .like = proposal->like,
+      .num_chunks = proposal->num_chunks,
   };
 }
 
@@ -413,8 +431,10 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   if (verdict != SLUICE_OK) return proposal->local_status != SLUICE_OK ? sluice_error_adopt(&refusal) : verdict;
   SLUICE_TRY(agree_on_memory(moe, &buffers));
   learn(buffers.recv, context->world_size, context->rank, out_agreement);
+  if (proposal->repeats && binding != NULL) learn_repeated(moe, buffers.recv, out_agreement);
   if (proposal->direction == SLUICE_FORWARD) hear_reports(moe, &buffers);
   if (binding == NULL) return SLUICE_OK;
+  if (out_agreement->is_uncounted) return SLUICE_OK;
   for (int32_t r = 0; r < context->world_size; ++r) {
     if (r == context->rank) continue;
     memcpy(words_from(binding, r), buffers.recv + (size_t)r * ENVELOPE_BYTES + sizeof(header_t),

@@ -12,6 +12,8 @@
 
 typedef struct sluice_proposal_s {
   int32_t direction; /* SLUICE_FORWARD, SLUICE_BACKWARD */
+  int32_t repeats;   /* a forward that is run again, where n or the plan is open: of which is found by all ranks */
+  uint32_t like;     /* what this rank takes it for: sluice_kept_like */
   int32_t num_chunks;
   uint64_t comm_hash;
   int64_t num_tokens;
@@ -33,6 +35,9 @@ typedef struct sluice_agreement_s {
   uint64_t base_bytes; /* the most of any rank; the next two as well */
   uint64_t held_bytes;
   uint64_t held_pool_bytes;
+  uint32_t like;        /* of a repeated forward: what it is like on all ranks */
+  int32_t num_chunks;   /* that it then has */
+  int32_t is_uncounted; /* some rank had bound another number of them: all bind that many and exchange counts */
 } sluice_agreement_t;
 
 /* What a rank knows without a header: its own. */

@@ -33,12 +33,11 @@ typedef struct sluice_step_report_s {
 /* What a layer does next, written by the chooser after each forward's header, and what this rank will report. */
 typedef struct sluice_seat_s {
   int32_t num_chunks;
-  int32_t wgrad_mode;  /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
-  int32_t is_settled;  /* 0: a candidate on trial */
-  int32_t plan;        /* under a budget: of the layer's set, what it took last */
-  int32_t kept_chunks; /* n of the last forward that was no repetition, if it needed a backward; else 0 */
-  uint32_t switched;   /* the chooser's: directions whose next report is of a first pass after a switch */
-  void* table;         /* the chooser's; NULL: nothing is open, nobody is asked */
+  int32_t wgrad_mode; /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
+  int32_t is_settled; /* 0: a candidate on trial */
+  int32_t plan;       /* under a budget: of the layer's set, what it took last */
+  uint32_t switched;  /* the chooser's: directions whose next report is of a first pass after a switch */
+  void* table;        /* the chooser's; NULL: nothing is open, nobody is asked */
   sluice_step_report_t own;
   /* On a far device, by direction: the pass that was enqueued last, and its time, which is known once it has run. */
   sluice_pass_report_t enqueued[2];

@@ -14,6 +14,10 @@ typedef struct forward_s {
   const sluice_moe_forward_args_t* args;
   sluice_step_t* step;
   int32_t* far_counts; /* on a far device under a plan: routes by block of tokens and place */
+  /* Where somebody chooses n or the plan. What activation checkpointing runs again must leave what the first time left,
+   * or the host cannot put one in the other's place: the same n and the same plan. */
+  int32_t is_open, repeats;
+  uint64_t routes;
 } forward_t;
 
 static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_binding_t* binding, int keep) {
@@ -34,12 +38,6 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_bind
 }
 
 static int is_kept(const forward_t* f) { return f->args->needs_backward != 0; }
-
-/* What activation checkpointing runs again must leave what the first time left, or the host cannot put one in the
- * other's place: the same n and the same plan. */
-static int is_bound_to_last(const forward_t* f, const sluice_moe_t* moe) {
-  return f->args->repeats && moe->seat.kept_chunks > 0;
-}
 
 static sluice_status_t take_template(forward_t* f, sluice_moe_t* moe) {
   const sluice_template_spec_t spec = spec_of(moe, &f->pass.binding, is_kept(f));
@@ -198,6 +196,10 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
   f->pass.header_ns = agreement->header_ns;
   sluice_binding_starts(&f->pass.host);
   if (sluice_is_planned(moe)) SLUICE_TRY(bind_planned(f, moe));
+  if (agreement->is_uncounted) {
+    SLUICE_TRY(bind_local(f, moe, agreement->num_chunks));
+    SLUICE_TRY(sluice_exchange_counts(&f->pass.binding));
+  }
   SLUICE_TRY(sluice_binding_finish(&f->pass.binding));
   if (sluice_layer_is_deduplicated(moe)) {
     sluice_binding_stops(&f->pass.host);
@@ -208,10 +210,28 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
   return execute(f, moe);
 }
 
+static sluice_status_t take_plan(const forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+  sluice_kept_forward_t* repeated = f->repeats ? sluice_kept_choose(&moe->kept, agreement->like) : NULL;
+  if (repeated != NULL) repeated->is_repeated = 1;
+  return sluice_is_planned(moe) ? sluice_planned_prepare(moe, agreement, repeated) : SLUICE_OK;
+}
+
+/* For its repetition. All ranks do this for the same forwards. */
+static void note_kept(const forward_t* f, sluice_moe_t* moe) {
+  if (!f->is_open || f->args->repeats) return;
+  const int32_t plan = moe->plan != NULL ? (int32_t)(moe->plan - moe->plans->plans) : 0;
+  const sluice_kept_forward_t kept = {
+      .routes = f->routes,
+      .num_chunks = moe->plan != NULL ? moe->plan->num_chunks : f->pass.binding.num_chunks,
+      .plan = (int16_t)plan,
+  };
+  sluice_kept_add(&moe->kept, is_kept(f) ? &kept : NULL);
+}
+
 /* A plan, and room under it. OVER_BUDGET on all ranks alike. */
 static sluice_status_t prepare(const forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+  SLUICE_TRY(take_plan(f, moe, agreement));
   if (!sluice_is_planned(moe)) return SLUICE_OK;
-  SLUICE_TRY(sluice_planned_prepare(moe, agreement, is_bound_to_last(f, moe)));
   if (!is_kept(f)) return SLUICE_OK;
   if (moe->ceiling == NULL) return sluice_planned_check_room(moe, agreement->held_bytes, agreement->held_pool_bytes);
   /* Without a header, by what plans promised: alike on all ranks, and no less than what is held. */
@@ -219,14 +239,27 @@ static sluice_status_t prepare(const forward_t* f, sluice_moe_t* moe, const slui
   return sluice_planned_check_room(moe, sums.promised, sums.promised_pool);
 }
 
+/* The forward that this one may repeat, by this rank's routing. */
+static uint32_t look_back(forward_t* f, sluice_moe_t* moe, int32_t* out_num_chunks) {
+  *out_num_chunks = moe->seat.num_chunks;
+  if (f->is_open && (is_kept(f) || f->repeats)) f->routes = sluice_kept_routes(moe, f->args->expert_ids);
+  if (!f->repeats) return 0;
+  const uint32_t like = sluice_kept_like(&moe->kept, f->routes);
+  const sluice_kept_forward_t* repeated = sluice_kept_choose(&moe->kept, like);
+  if (repeated != NULL) *out_num_chunks = repeated->num_chunks;
+  return like;
+}
+
 static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refusal) {
   sluice_context_t* context = moe->context;
-  int32_t num_chunks = is_bound_to_last(f, moe) ? moe->seat.kept_chunks : moe->seat.num_chunks;
+  int32_t num_chunks = moe->seat.num_chunks;
+  uint32_t like = 0;
   char text[256] = "";
   sluice_binding_starts(&f->pass.host);
   if (sluice_ceiling_is_agreed(moe, NULL)) SLUICE_TRY(sluice_ceiling_tell_failure(context));
   refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   if (refusal == SLUICE_OK) {
+    like = look_back(f, moe, &num_chunks);
     refusal = bind_local(f, moe, num_chunks);
     if (refusal != SLUICE_OK) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   }
@@ -234,8 +267,11 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
   int planned = sluice_is_planned(moe);
   const sluice_proposal_t proposal = {
       .direction = SLUICE_FORWARD,
+      .repeats = f->repeats,
+      .like = like,
       .num_chunks = planned ? 0 : num_chunks,
-      .comm_hash = refusal == SLUICE_OK && !planned ? f->pass.schedule->comm_hash : (uint64_t)is_kept(f),
+      /* A repetition's n is still to be found. */
+      .comm_hash = refusal == SLUICE_OK && !planned && !f->repeats ? f->pass.schedule->comm_hash : (uint64_t)is_kept(f),
       .num_tokens = refusal == SLUICE_OK ? f->args->expert_ids->shape[0] : 0,
       .base_bytes = planned ? sluice_plan_base_bytes(context) : 0,
       .held_bytes = atomic_load(&context->step_bytes),
@@ -248,6 +284,7 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
   SLUICE_TRY(agree(f, moe, &proposal, &agreement));
   sluice_status_t status = prepare(f, moe, &agreement);
   if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
+  if (status == SLUICE_OK) note_kept(f, moe);
   if (status == SLUICE_OK) status = run_agreed(f, moe, &agreement);
   if (status == SLUICE_OK) return SLUICE_OK;
   return moe->ceiling != NULL ? sluice_ceiling_fail(&f->pass, status)
@@ -256,7 +293,10 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
 
 sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
                                    sluice_status_t refusal, sluice_step_t** out_step) {
+  const int32_t is_open = moe->seat.table != NULL;
   forward_t f = {.args = args,
+                 .is_open = is_open,
+                 .repeats = is_open && args->repeats,
                  .pass = {.context = moe->context,
                           .moe = moe,
                           .stream = stream,
@@ -268,7 +308,6 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
     sluice_step_drop(f.step);
     return status;
   }
-  if (!args->repeats) moe->seat.kept_chunks = is_kept(&f) ? f.pass.binding.num_chunks : 0;
   if (out_step != NULL) *out_step = f.step;
   return SLUICE_OK;
 }

@@ -6,6 +6,7 @@
 #include "backend/moe/chooser.h"
 #include "backend/moe/chunk_policies.h"
 #include "backend/moe/engine.h"
+#include "backend/moe/kept.h"
 #include "sluice/moe.h"
 
 /* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders
@@ -24,6 +25,7 @@ struct sluice_moe_s {
   uint64_t tables_bytes;
   uint64_t fingerprint;                  /* of everything that must be equal on all ranks */
   sluice_seat_t seat;                    /* what it does next */
+  sluice_kept_t kept;                    /* and what it did, where the seat has a choice */
   struct sluice_plan_set_s* plans;       /* NULL: passes take what their rows need */
   const struct sluice_plan_data_s* plan; /* of those, what is in force */
   struct sluice_ceiling_s* ceiling;      /* NULL: rows travel as they are */

@@ -85,11 +85,14 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
   };
 }
 
-sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement, int keeps_plan) {
+sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
+                                       const sluice_kept_forward_t* repeated) {
   sluice_chooser_t* chooser = moe->seat.table != NULL ? moe->context->chooser : NULL;
   if (moe->plan != NULL && moe->plan->inputs.max_tokens >= agreement->max_tokens) {
-    if (chooser != NULL && !moe->plan_is_given && !keeps_plan) {
-      moe->plan = &moe->plans->plans[chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
+    if (chooser != NULL && !moe->plan_is_given) {
+      moe->plan =
+          &moe->plans
+               ->plans[repeated != NULL ? repeated->plan : chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
     }
     return SLUICE_OK;
   }

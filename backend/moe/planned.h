@@ -19,8 +19,9 @@ sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held
 sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t bytes);
 
 /* A plan for as many tokens as any rank has, made and installed if the present one is for fewer. Fails alike on all
- * ranks, but for NO_MEMORY. keeps_plan: of several, the present one stays. */
-sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement, int keeps_plan);
+ * ranks, but for NO_MEMORY. repeated: of several, the one of that forward; NULL: whichever is chosen. */
+sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
+                                       const sluice_kept_forward_t* repeated);
 
 /* Cuts by received rows (one all-reduce), orders the routes and exchanges counts. Collective. Fills the binding and its
  * restore policies; sluice_binding_finish is still to come. far_counts: of sluice_binding_count_far, on the pass's

@@ -91,5 +91,6 @@ sluice_status_t sluice_rivals_make(sluice_moe_t* moe, const sluice_plan_inputs_t
 sluice_status_t sluice_rivals_install(sluice_moe_t* moe, const sluice_plan_set_t* set) {
   for (int32_t i = set->count - 1; i >= 0; --i) SLUICE_TRY(sluice_plan_install(moe, &set->plans[i]));
   *moe->plans = *set;
+  sluice_kept_forget(&moe->kept);
   return SLUICE_OK;
 }

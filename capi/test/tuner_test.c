@@ -214,7 +214,6 @@ static void Machine_AfterSteps_IsFittedAlikeAndPredicts(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* n = 1 is tried before anything is known and needs the most slots; n = 16 stands from the second step on. */
 static int32_t num_different(const int32_t* picks, int32_t count) {
   uint64_t seen = 0;
   for (int32_t k = 0; k < count; ++k) seen |= UINT64_C(1) << picks[k];
@@ -239,6 +238,51 @@ static void RepeatedForwards_WhileTrying_SaveWhatTheFirstDid(void** state) {
   }
 }
 
+/* In a pipeline several forwards are outstanding: each repetition takes what its own first time took, in whatever order
+ * they come, also where they look alike on one of the ranks. */
+static void RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid(void** state) {
+  (void)state;
+  static const struct {
+    int32_t ranks, mode, outstanding, reverse, alike;
+    uint64_t budget;
+  } cases[] = {
+      {2, SLUICE_TUNER_PROFILE, 4, 0, 0, 0},        {2, SLUICE_TUNER_PROFILE, 4, 1, 2, 0},
+      {3, SLUICE_TUNER_PROFILE, 32, 1, 1, 0},       {2, SLUICE_TUNER_ADAPTIVE, 3, 1, 1, 1 << 20},
+      {1, SLUICE_TUNER_ADAPTIVE, 4, 1, 0, 1 << 20},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    tuner_world_t* w = tuner_world(cases[i].ranks, cases[i].mode, 1);
+    w->repeats = cases[i].outstanding, w->reverse = cases[i].reverse, w->alike = cases[i].alike;
+    w->budget = cases[i].budget, w->steps = cases[i].outstanding > 4 ? 12 : 40;
+    tuner_run(w);
+    must_agree(w);
+    for (int32_t r = 0; r < w->world_size; ++r) assert_int_equal(w->num_unlike[r], 0);
+    if (w->budget == 0) assert_true(w->num_mixed[0] > 0);
+  }
+}
+
+/* What has left the list runs with the n of another; the ranks still fit together. */
+static void RepeatedForwards_MoreThanAreKnown_RunAlikeOnAllRanks(void** state) {
+  (void)state;
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 1);
+  w->repeats = 40, w->steps = 10, w->layers = 1;
+  tuner_run(w);
+  must_agree(w);
+  assert_true(w->num_mixed[0] > 0 && w->num_unlike[0] <= 8 * w->steps);
+}
+
+static void RepeatedForward_OfOneRankOnly_IsAMismatch(void** state) {
+  (void)state;
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 1);
+  w->repeats = 1, w->forgets = 2;
+  tuner_run(w);
+  for (int32_t r = 0; r < 2; ++r) {
+    assert_int_equal(w->status[r], SLUICE_E_MISMATCH);
+    assert_non_null(strstr(w->message[r], "repeats"));
+  }
+}
+
+/* n = 1 is tried before anything is known and needs the most slots; n = 16 stands from the second step on. */
 static void AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
@@ -293,6 +337,9 @@ int main(void) {
       cmocka_unit_test(Deduplicated_EveryMode_DecidesForItsOwnKind),
       cmocka_unit_test(Machine_AfterSteps_IsFittedAlikeAndPredicts),
       cmocka_unit_test(RepeatedForwards_WhileTrying_SaveWhatTheFirstDid),
+      cmocka_unit_test(RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid),
+      cmocka_unit_test(RepeatedForwards_MoreThanAreKnown_RunAlikeOnAllRanks),
+      cmocka_unit_test(RepeatedForward_OfOneRankOnly_IsAMismatch),
       cmocka_unit_test(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),
   };

@@ -10,7 +10,8 @@
 
 #include <cmocka.h>
 
-#define MAX_T 256
+#define MAX_T           256
+#define MAX_OUTSTANDING 64
 
 const char* const tuner_machine =
     "{\"sluice_machine\": 1, \"name\": \"test\", "
@@ -24,6 +25,7 @@ typedef struct rank_s {
   int32_t rank;
   sluice_context_t* context;
   sluice_moe_t* layers[4];
+  int32_t step;
   float *tokens, *out, *grad, *weights;
   int64_t* ids;
   float params[2 * 8 * M * H];
@@ -40,27 +42,61 @@ static sluice_tensor_t matrix(void* data, int64_t* shape, int32_t ndim, uint8_t 
   return (sluice_tensor_t){data, SLUICE_DEVICE_CPU, 0, ndim, code, bits, 1, shape, NULL, 0};
 }
 
-/* The first step goes, as a host drops it that computes activations again in backward. */
-static sluice_status_t run_again(rank_t* r, sluice_moe_t* moe, sluice_moe_forward_args_t* f, sluice_step_t** step) {
-  sluice_context_stats_t first = {.struct_size = sizeof first}, stats = first;
-  TRY(sluice_context_get_stats(r->context, 0, &first));
-  sluice_step_drop(*step);
-  *step = NULL;
-  f->repeats = 1;
-  TRY(sluice_moe_forward(moe, f, NULL, step));
-  TRY(sluice_context_get_stats(r->context, 0, &stats));
-  r->world->num_unlike[r->rank] +=
-      stats.last_num_chunks != first.last_num_chunks || stats.saved_bytes != first.saved_bytes;
+/* The routing of one of the forwards that are outstanding. */
+static void route(const rank_t* r, int64_t count, int32_t which) {
+  const tuner_world_t* w = r->world;
+  if (w->alike == r->rank + 1) which = 0;
+  for (int64_t t = 0; t < count; ++t) {
+    r->ids[t] = (t * 7 + r->step + r->rank + (which > 0 && t % (which + 1) == 0)) % (2 * w->world_size);
+  }
+}
+
+static int is_unlike(const sluice_context_stats_t* a, const sluice_context_stats_t* b) {
+  return a->last_num_chunks != b->last_num_chunks || a->saved_bytes != b->saved_bytes;
+}
+
+/* All outstanding forwards but the one whose backward comes next: their steps go, as a host drops them that computes
+ * activations again in backward. */
+static sluice_status_t run_forwards(rank_t* r, sluice_moe_t* moe, sluice_moe_forward_args_t* f, int64_t count,
+                                    sluice_context_stats_t* first) {
+  tuner_world_t* w = r->world;
+  int32_t is_mixed = 0;
+  for (int32_t i = 0; i < w->repeats; ++i) {
+    sluice_step_t* step = NULL;
+    route(r, count, i);
+    TRY(sluice_moe_forward(moe, f, NULL, &step));
+    sluice_step_drop(step);
+    first[i].struct_size = sizeof first[i];
+    TRY(sluice_context_get_stats(r->context, 0, &first[i]));
+    is_mixed |= first[i].last_num_chunks != first[0].last_num_chunks;
+  }
+  w->num_mixed[r->rank] += is_mixed;
+  f->repeats = w->repeats > 0 && w->forgets != r->rank + 1;
   return SLUICE_OK;
+}
+
+static sluice_status_t run_backward(rank_t* r, sluice_moe_t* moe, const sluice_moe_forward_args_t* f,
+                                    const sluice_expert_tensors_t* grads) {
+  sluice_step_t* step = NULL;
+  TRY(sluice_moe_forward(moe, f, NULL, &step));
+  sluice_tensor_t grad = *f->tokens;
+  grad.data = r->grad;
+  sluice_moe_backward_args_t b;
+  sluice_moe_backward_args_init(&b, sizeof b);
+  b.tokens = f->tokens, b.route_weights = f->route_weights, b.params = f->params, b.grad_out = &grad;
+  b.grad_tokens = f->out_tokens, b.grad_params = grads, b.halves = SLUICE_HALF_BOTH;
+  sluice_status_t status = sluice_moe_backward(moe, step, &b, NULL);
+  sluice_step_drop(step);
+  return status;
 }
 
 static sluice_status_t run_pass(rank_t* r, sluice_moe_t* moe, int64_t count) {
   int64_t rows[] = {count, M}, routes[] = {count, 1}, w1[] = {H, M}, w2[] = {M, H};
   int32_t local = sluice_moe_num_local_experts(moe);
-  sluice_tensor_t tokens = matrix(r->tokens, rows, 2, SLUICE_TYPE_FLOAT, 32), out = tokens, grad = tokens;
+  sluice_tensor_t tokens = matrix(r->tokens, rows, 2, SLUICE_TYPE_FLOAT, 32), out = tokens;
   sluice_tensor_t ids = matrix(r->ids, routes, 2, SLUICE_TYPE_INT, 64),
                   weights = matrix(r->weights, routes, 2, SLUICE_TYPE_FLOAT, 32);
-  out.data = r->out, grad.data = r->grad;
+  out.data = r->out;
   sluice_tensor_t p1[8], p2[8], g1[8], g2[8];
   for (int32_t e = 0; e < local; ++e) {
     p1[e] = matrix(r->params + 2 * e * M * H, w1, 2, SLUICE_TYPE_FLOAT, 32);
@@ -74,16 +110,18 @@ static sluice_status_t run_pass(rank_t* r, sluice_moe_t* moe, int64_t count) {
   sluice_moe_forward_args_init(&f, sizeof f);
   f.tokens = &tokens, f.expert_ids = &ids, f.route_weights = &weights, f.params = &params, f.out_tokens = &out;
   f.needs_backward = 1;
-  sluice_step_t* step = NULL;
-  TRY(sluice_moe_forward(moe, &f, NULL, &step));
-  if (r->world->repeats) TRY(run_again(r, moe, &f, &step));
-  sluice_moe_backward_args_t b;
-  sluice_moe_backward_args_init(&b, sizeof b);
-  b.tokens = &tokens, b.route_weights = &weights, b.params = &params, b.grad_out = &grad, b.grad_tokens = &out;
-  b.grad_params = &grads, b.halves = SLUICE_HALF_BOTH;
-  sluice_status_t status = sluice_moe_backward(moe, step, &b, NULL);
-  sluice_step_drop(step);
-  return status;
+  const int32_t num = r->world->repeats;
+  sluice_context_stats_t first[MAX_OUTSTANDING];
+  TRY(run_forwards(r, moe, &f, count, first));
+  for (int32_t i = 0; i < (num > 0 ? num : 1); ++i) {
+    const int32_t which = r->world->reverse ? num - 1 - i : i;
+    sluice_context_stats_t stats = {.struct_size = sizeof stats};
+    route(r, count, which);
+    TRY(run_backward(r, moe, &f, &grads));
+    TRY(sluice_context_get_stats(r->context, 0, &stats));
+    if (num > 0) r->world->num_unlike[r->rank] += is_unlike(&stats, &first[which]);
+  }
+  return SLUICE_OK;
 }
 
 static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
@@ -124,10 +162,8 @@ static sluice_status_t run_steps(rank_t* r) {
   static const int64_t sizes[] = {256, 32, 128, 64};
   for (int32_t step = 0; step < w->steps; ++step) {
     int64_t count = w->changes ? sizes[step / 3 % 4] : w->grows && step < w->steps / 2 ? 32 : 128;
-    for (int64_t t = 0; t < count; ++t) {
-      r->ids[t] = (t * 7 + step + r->rank) % (2 * w->world_size);
-      r->weights[t] = 0.5f;
-    }
+    r->step = step;
+    for (int64_t t = 0; t < count; ++t) r->weights[t] = 0.5f;
     for (int32_t i = 0; i < w->layers; ++i) {
       TRY(run_pass(r, r->layers[i], count));
       sluice_context_stats_t stats = {.struct_size = sizeof stats};

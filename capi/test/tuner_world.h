@@ -22,7 +22,12 @@ typedef struct tuner_world_s {
   const char* import[MAX_RANKS]; /* decisions to begin with */
   uint64_t budget;
   int32_t deduplicate;
-  int32_t repeats; /* each forward runs again before its backward, as with activation checkpointing */
+  /* So many forwards are outstanding, as in a pipeline, and each runs again before its backward, as with activation
+   * checkpointing. 0: none runs again. */
+  int32_t repeats;
+  int32_t reverse; /* the last one first */
+  int32_t alike;   /* a rank (from 1) whose forwards have all the same routing */
+  int32_t forgets; /* a rank (from 1) that does not say that it repeats */
   sluice_local_group_t* group;
   /* found */
   sluice_status_t status[MAX_RANKS];
@@ -31,6 +36,7 @@ typedef struct tuner_world_s {
   int32_t num_picks[MAX_RANKS];
   int32_t settled[MAX_RANKS];
   int32_t num_unlike[MAX_RANKS]; /* repeated forwards that left another n or other bytes than the first time */
+  int32_t num_mixed[MAX_RANKS];  /* steps whose outstanding forwards had not all the same n */
   sluice_tuner_decision_t decisions[MAX_RANKS][64];
   sluice_tuner_policy_t policies[MAX_RANKS][64];
   int32_t parts[MAX_RANKS][64]; /* chunks that each decision's plan keeps */

@@ -61,12 +61,20 @@ def test_TwoStages_SeveralBlocksInOne_GraphIsWalkedForEachTensorHandedOn(pipes4:
     _compare(answers, swapped_on=[2, 2, 1, 1], outstanding=[2, 2, 1, 1])
 
 
-def test_TwoStages_ZeroOneAndCheckpointing_LossesAsStock(pipes4: Ranks) -> None:
+@pytest.mark.parametrize(
+    "section",
+    [{}, {"chunks": None, "tuner": {"mode": "profile"}}, {"chunks": None, "memory_budget": "32MiB"}],
+    ids=["two chunks", "chosen chunks", "chosen plans"],
+)
+def test_TwoStages_ZeroOneAndCheckpointing_LossesAsStock(pipes4: Ranks, section: dict[str, Any]) -> None:
+    """Chosen: while numbers of chunks are tried, those of the forwards that are outstanding differ."""
     # The reentrant form is DeepSpeed's own error where a stage hands on several tensors.
     block = {"ep_size": 2, "k": 2}
     pipeline = {"activation_checkpoint_interval": 1, "use_reentrant": False}
     config = {"zero_optimization": {"stage": 1}, "pipeline": pipeline}
-    answers = pipes4.run("cases_pipeline:parity", blocks=[block, block], stages=2, steps=5, config=config)
+    answers = pipes4.run(
+        "cases_pipeline:parity", blocks=[block, block], stages=2, steps=5, sluice=section, config=config
+    )
     _compare(answers, swapped_on=[1, 1, 1, 1], outstanding=None)
 
 

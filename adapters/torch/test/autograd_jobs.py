@@ -7,6 +7,7 @@ import torch
 from callback_jobs import runner_of
 from layer_cases import Case, close, compare, group, world
 from sluice.adapters.torch import Context, ContextOptions
+from sluice.config import TunerOptions
 from sluice.errors import PeerRefused
 from torch.utils.checkpoint import checkpoint
 
@@ -186,6 +187,28 @@ def hooks_and_checkpoints(callback):
         for index, (a, b) in enumerate(zip(got, plain)):
             assert torch.equal(a, b), f"{name}: tensor {index} differs by {(a - b).abs().max()}"
     return True
+
+
+def checkpoints_outstanding():
+    """As a pipeline has them: several forwards wait for their backward, in which each runs again, while n is tried.
+
+    Without reentry torch compares the sizes of what both times saved. Returns how often n was not the same for all.
+    """
+    W, rank = world()
+    context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions("profile")))
+    case = Case(W, tokens=(40, 24), seed=32)
+    layer = case.layer(context, num_chunks=0)
+    mixed = 0
+    for _ in range(12):
+        outputs, chunks = [], set()
+        for micro in range(3):
+            tokens, ids, weights, params = case.inputs(rank)
+            outputs.append(checkpoint(layer, tokens, ids.roll(micro, 0), weights, params, use_reentrant=False))
+            chunks.add(context.stats()["last_num_chunks"])
+        mixed += len(chunks) > 1
+        for output in outputs:
+            output.backward(case.cotangents[rank])
+    return mixed
 
 
 def live_bytes():

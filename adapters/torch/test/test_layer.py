@@ -135,6 +135,10 @@ def test_Checkpointing_BothKindsAndHooks_SameGradients(world, callback):
     ranks.run(world, "autograd_jobs:hooks_and_checkpoints", callback=callback)
 
 
+def test_Checkpointing_SeveralOutstandingWhileChunksAreTried_EachRepeatsItsOwn():
+    assert min(ranks.run(2, "autograd_jobs:checkpoints_outstanding")) > 0
+
+
 @pytest.mark.parametrize("callback", [False, True])
 def test_Checkpointing_WithoutReentry_FreesWhatForwardSaved(callback):
     malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}

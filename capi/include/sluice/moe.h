@@ -187,8 +187,9 @@ typedef struct sluice_moe_forward_args_s {
   int32_t local_status;      /* not 0: the host refuses its input with this status; the header tells all ranks */
   const char* local_message; /* the host's reason, or NULL */
   int32_t save_is_counted;   /* 1: `save` takes memory from sluice_context_allocate, which counts it already */
-  int32_t repeats; /* 1: again, for activation checkpointing: n and plan of the last forward that was not, where
-                      that one needed a backward; a tuner may want others by now. The same on all ranks */
+  int32_t repeats; /* 1: again, for activation checkpointing: n and plan of the forward that it repeats, where that
+                      one needed a backward; a tuner may want others by now. Of the last 32 it is the one with the
+                      same expert_ids; else, and on CUDA, the last. The same on all ranks */
 } sluice_moe_forward_args_t;
 
 SLUICE_EXPORT void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_args, size_t struct_size);

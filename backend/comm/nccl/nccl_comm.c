@@ -114,6 +114,9 @@ uint64_t sluice_nccl_deadline_of(const nccl_comm_t* comm) {
 
 /* ---- one group of sends and receives --------------------------------------------------------------------------- */
 
+/* Of a call inside a group: IN_PROGRESS is no error, and the calls behind it belong to the same exchange. */
+static int is_taken(int code) { return code == 0 || code == SLUICE_NCCL_IN_PROGRESS; }
+
 /* Device memory only. The group is closed on every path: an open one would swallow this thread's next calls. */
 static int post(nccl_comm_t* comm, const sluice_exchange_t* e, void* stream) {
   const sluice_nccl_symbols_t* nccl = &comm->nccl;
@@ -125,18 +128,18 @@ static int post(nccl_comm_t* comm, const sluice_exchange_t* e, void* stream) {
   }
   int code = nccl->ncclGroupStart();
   if (code == 0) {
-    for (int32_t i = 1; i < world_size && code == 0; ++i) {
+    for (int32_t i = 1; i < world_size && is_taken(code); ++i) {
       int32_t peer = (rank + world_size - i) % world_size;
       if (e->recv_bytes[peer] == 0) continue;
       code = nccl->ncclRecv(e->recv[peer], e->recv_bytes[peer], SLUICE_NCCL_UINT8, peer, comm->comm, stream);
     }
-    for (int32_t i = 1; i < world_size && code == 0; ++i) {
+    for (int32_t i = 1; i < world_size && is_taken(code); ++i) {
       int32_t peer = (rank + i) % world_size; /* not all to rank 0 at once */
       if (e->send_bytes[peer] == 0) continue;
       code = nccl->ncclSend(e->send[peer], e->send_bytes[peer], SLUICE_NCCL_UINT8, peer, comm->comm, stream);
     }
     int ended = nccl->ncclGroupEnd();
-    if (code == 0 || code == SLUICE_NCCL_IN_PROGRESS) code = ended;
+    if (is_taken(code)) code = ended;
   }
   pthread_mutex_unlock(&comm->mutex);
   return code;

@@ -194,7 +194,7 @@ static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_product_list
       gemm->handle, g->trans_a, g->trans_b, g->m, g->n, g->k, &g->alpha, (const void* const*)table, type, g->lda,
       (const void* const*)(table + MAX_GROUPS), type, g->ldb, &g->beta, (void* const*)(table + 2 * MAX_GROUPS), type,
       g->ldc, g->count, g->size, compute_of(gemm, list->dtype_ab));
-  *out_declined = code == SLUICE_CUBLAS_NOT_SUPPORTED;
+  *out_declined = code == SLUICE_CUBLAS_NOT_SUPPORTED || code == SLUICE_CUBLAS_ARCH_MISMATCH;
   return code == 0 || *out_declined ? SLUICE_OK : fail(code, "a grouped product");
 }
 

@@ -380,6 +380,9 @@ static void* batch_again(const void* user) {
   return b;
 }
 
+/* A failure on command that is none: the call is done and says that more is to come. */
+static int is_taken(int code) { return code == 0 || code == SLUICE_NCCL_IN_PROGRESS; }
+
 static int fake_group_start(void) {
   sluice_fake_cuda_lock();
   int code = planned();
@@ -395,7 +398,7 @@ static int fake_group_end(void) {
     code = INVALID_USAGE;
   } else if (--open_groups == 0 && batch != NULL) {
     batch->number = -1;
-    if (code != 0 || batch->comm->ended) {
+    if (!is_taken(code) || batch->comm->ended) {
       drop_batch(batch);
     } else {
       sluice_fake_cuda_enqueue(
@@ -415,7 +418,7 @@ static int add(const void* data, size_t count, int type, int peer, fake_comm_t* 
   int is_wrong = type != SLUICE_NCCL_UINT8 || peer < 0 || peer >= comm->group->num_ranks || count == 0 ||
                  open_groups == 0 || (batch != NULL && (batch->comm != comm || batch->stream != stream));
   if (code == 0 && is_wrong) code = INVALID_USAGE;
-  if (code == 0) {
+  if (is_taken(code)) {
     if (batch == NULL) {
       batch = calloc(1, sizeof *batch);
       batch->comm = comm;

@@ -15,7 +15,8 @@
 
 sluice_nccl_symbols_t sluice_fake_nccl(void);
 void sluice_fake_nccl_set_version(int version);
-/* As the fake driver's; error texts and versions are not counted. */
+/* As the fake driver's; error texts and versions are not counted. With the code IN_PROGRESS a send, a receive or the
+ * end of a group is done all the same. */
 void sluice_fake_nccl_fail_call(int64_t nth, int code);
 int sluice_fake_nccl_failed(void);
 int64_t sluice_fake_nccl_live(void);          /* communicators */

@@ -148,6 +148,35 @@ static void Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait(void** state
   }
 }
 
+/* A communicator that does not block may answer any call in a group with "in progress": the others still follow. */
+static void Enqueue_AnyCallInProgress_LeavesNothingOut(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK); /* the group has started */
+  int seen = 0;
+  for (int64_t nth = 1; nth < 12; ++nth) { /* 0 is the start of the group, which does not answer so */
+    for (int i = 0; i < W; ++i) memset(ranks[i].recv, 0, W * BLOCK);
+    for (int i = 0; i < W; ++i) {
+      if (i == 1) sluice_fake_nccl_fail_call(nth, SLUICE_NCCL_IN_PROGRESS);
+      if (enqueue(&ranks[i], i) != SLUICE_OK) fail_msg("call %lld, rank %d: %s", (long long)nth, i, message());
+      if (i == 1) seen += sluice_fake_nccl_failed();
+      if (i == 1) sluice_fake_nccl_fail_call(-1, 0);
+    }
+    for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+    for (int me = 0; me < W; ++me) {
+      for (int p = 0; p < W; ++p) {
+        for (uint64_t b = 0; b < size_of(p, me); ++b) {
+          assert_int_equal(ranks[me].recv[p * BLOCK + b], 16 * p + me + 1);
+        }
+      }
+    }
+  }
+  assert_true(seen >= 3); /* its sends and receives, and the end of the group */
+}
+
 /* The host's own communicator, split by colour: ranks keep their places. */
 static void Split_OfTheHostsCommunicator_Exchanges(void** state) {
   (void)state;
@@ -441,6 +470,7 @@ int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
       CASE(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait),
+      CASE(Enqueue_AnyCallInProgress_LeavesNothingOut),
       CASE(Split_OfTheHostsCommunicator_Exchanges),
       CASE(Create_WithoutIdOrParent_IsRefused),
       CASE(Enqueue_RankNeverCreated_TimesOutAndIsBroken),

@@ -227,7 +227,7 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
   if (code != 0) return code;
   if (!handle->has_workspace || num_groups < 1 || type_a != type_b || type_a != type_c) return INVALID_VALUE;
   int is_half = type_a == SLUICE_CUBLAS_R_16BF || type_a == SLUICE_CUBLAS_R_16F;
-  if (state.declines_halves && is_half) return SLUICE_CUBLAS_NOT_SUPPORTED;
+  if (state.declines_halves && is_half) return state.declines_halves;
   grouped_t* g = malloc(sizeof *g + (size_t)num_groups * sizeof g->products[0]);
   *g = (grouped_t){
       .a = a, .b = b, .c = c, .count = num_groups, .wants_alignment = is_half || compute == SLUICE_CUBLAS_COMPUTE_TF32};
@@ -261,7 +261,8 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
 }
 
 sluice_cublas_symbols_t sluice_fake_cublas(int with_groups) {
-  state.declines_halves = with_groups == 2;
+  static const int answers[] = {0, 0, SLUICE_CUBLAS_NOT_SUPPORTED, SLUICE_CUBLAS_ARCH_MISMATCH};
+  state.declines_halves = answers[with_groups];
   return (sluice_cublas_symbols_t){.cublasCreate_v2 = fake_create,
                                    .cublasDestroy_v2 = fake_destroy,
                                    .cublasGetVersion_v2 = fake_version,

@@ -81,6 +81,11 @@ typedef struct sluice_far_blocks_s {
   int32_t* counts; /* device, out [G][E + 1]; the last of a block: its first route whose id is no expert's, t * K + k,
                       or INT32_MAX */
   void* scratch;   /* device, route_scratch_bytes(0, E) */
+  /* Parcels too; num_ranks 0: not. */
+  int32_t num_ranks;
+  const int32_t* rank_of_expert; /* host [E] */
+  int32_t* parcels;              /* device, out [G][W + 1] by rank, and a word without meaning */
+  void* parcel_scratch;          /* device, parcel_scratch_bytes(T K, E, W) */
 } sluice_far_blocks_t;
 
 /* The parcels of a forward (moe/parcels.h), of routes that were ordered before. Those of chunk i start at

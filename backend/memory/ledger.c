@@ -55,6 +55,16 @@ sluice_status_t sluice_ledger_add(sluice_ledger_t* ledger, const void* data, con
   return status;
 }
 
+void sluice_ledger_keep(sluice_ledger_t* ledger, const void* data) {
+  pthread_mutex_lock(&ledger->mutex);
+  for (int64_t i = ledger->count; i-- > 0 && data != NULL;) {
+    if (ledger->lines[i].data != data) continue;
+    ledger->lines[i] = ledger->lines[--ledger->count];
+    break;
+  }
+  pthread_mutex_unlock(&ledger->mutex);
+}
+
 void sluice_ledger_remove(sluice_ledger_t* ledger, const void* data) {
   pthread_mutex_lock(&ledger->mutex);
   for (int64_t i = ledger->count; i-- > 0;) {

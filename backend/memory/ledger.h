@@ -32,6 +32,8 @@ void sluice_ledger_deinit(sluice_ledger_t* ledger);
 /* Counts `what` for as long as the buffer `data` lives; nothing for NULL. Errors: OVER_BUDGET past the limit, with
  * nothing counted; NO_MEMORY. */
 sluice_status_t sluice_ledger_add(sluice_ledger_t* ledger, const void* data, const sluice_ledger_sums_t* what);
+/* The buffer's address may serve another one, but what it took stays counted for good: a graph uses it. */
+void sluice_ledger_keep(sluice_ledger_t* ledger, const void* data);
 /* The buffer is gone; one that was never added is none of the ledger's business. */
 void sluice_ledger_remove(sluice_ledger_t* ledger, const void* data);
 sluice_ledger_sums_t sluice_ledger_sums(sluice_ledger_t* ledger);

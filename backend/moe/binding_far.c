@@ -104,14 +104,21 @@ static uint64_t far_parcel_scratch_bytes(const sluice_moe_t* moe, int64_t num_to
                                                          moe->context->world_size);
 }
 
-/* Numbers the parcels of routes that `routes` has ordered. ranks: host [E], for this call. */
-static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_far_routes_t* routes,
-                                    int32_t* ranks, sluice_binding_t* b) {
-  sluice_context_t* context = moe->context;
-  for (int32_t e = 0; e < b->moe->config.num_experts; ++e) {
+/* Of a host table of ranks by expert. */
+static uint64_t ranks_bytes_of(const sluice_moe_t* moe) {
+  return sluice_has_far_parcels(moe) ? (uint64_t)moe->config.num_experts * sizeof(int32_t) : 0;
+}
+static void fill_ranks(const sluice_moe_t* moe, int32_t* ranks) {
+  for (int32_t e = 0; e < moe->config.num_experts && sluice_has_far_parcels(moe); ++e) {
     ranks[e] = 0;
     while (moe->place_of_expert[e] >= moe->first_place[ranks[e] + 1]) ++ranks[e];
   }
+}
+
+/* Numbers the parcels of routes that `routes` has ordered. ranks: host [E]. */
+static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_far_routes_t* routes,
+                                    const int32_t* ranks, sluice_binding_t* b) {
+  sluice_context_t* context = moe->context;
   b->parcels.sent_slots = sluice_arena_take(&context->routes, far_slots_bytes(moe, b->num_tokens));
   const sluice_far_parcels_t parcels = {
       .ids = routes->ids,
@@ -138,7 +145,7 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
 /* Orders the routes on the device, and their parcels. ranks: host [E] for those, else NULL. out_counts: there,
  * far_counts_bytes(). */
 static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                   int64_t* tally, int32_t* ranks, sluice_binding_t* b, int32_t** out_counts) {
+                                   int64_t* tally, const int32_t* ranks, sluice_binding_t* b, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_far_vtable_t* far = context->device->far;
   int32_t num_experts = moe->config.num_experts;
@@ -180,10 +187,10 @@ sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stre
   int32_t* there = NULL;
   uint64_t bytes = far_counts_bytes(moe, num_chunks);
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
-  uint64_t ranks_bytes = sluice_has_far_parcels(moe) ? (uint64_t)moe->config.num_experts * sizeof(int32_t) : 0;
-  SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes, "counts of a pass"));
+  SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
   int32_t* counts = sluice_arena_take(&context->scratch, bytes);
-  int32_t* ranks = sluice_arena_take(&context->scratch, ranks_bytes);
+  int32_t* ranks = sluice_arena_take(&context->scratch, ranks_bytes_of(moe));
+  fill_ranks(moe, ranks);
   SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks, b, &there));
   SLUICE_TRY(context->device->far->read(context->device, stream, there, counts, bytes));
   SLUICE_TRY(take_counts(b, counts));
@@ -191,31 +198,50 @@ sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stre
   return SLUICE_OK;
 }
 
-/* Of the counts by block on the device, and of what counting them takes beside. */
+/* ---- in two parts, under a plan ---- */
+
+/* Of the counts by block: [G][E + 1] routes, behind them with far parcels [G][W + 1] of these. */
+static int64_t block_routes(const sluice_moe_t* moe, int32_t num_blocks) {
+  return (int64_t)num_blocks * (moe->config.num_experts + 1);
+}
+static int64_t block_parcels(const sluice_moe_t* moe, int32_t num_blocks) {
+  return sluice_has_far_parcels(moe) ? (int64_t)num_blocks * (moe->context->world_size + 1) : 0;
+}
 static uint64_t block_counts_bytes(const sluice_moe_t* moe, int32_t num_blocks) {
-  return (uint64_t)num_blocks * ((uint64_t)moe->config.num_experts + 1) * sizeof(int32_t);
+  return (uint64_t)(block_routes(moe, num_blocks) + block_parcels(moe, num_blocks)) * sizeof(int32_t);
+}
+/* On the host the table of ranks follows them, for as long as they are there. */
+static int32_t* ranks_behind(const sluice_moe_t* moe, const int32_t* counts) {
+  return (int32_t*)(void*)((char*)(uintptr_t)counts + sluice_align_up(block_counts_bytes(moe, SLUICE_PLAN_BLOCKS)));
 }
 
 uint64_t sluice_binding_far_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
   const sluice_far_vtable_t* far = moe->context->device->far;
   int32_t num_experts = moe->config.num_experts;
-  uint64_t counting =
-      sluice_align_up(block_counts_bytes(moe, SLUICE_PLAN_BLOCKS)) + far->route_scratch_bytes(0, num_experts);
+  uint64_t parcel_scratch = far_parcel_scratch_bytes(moe, num_tokens);
+  uint64_t counting = sluice_align_up(block_counts_bytes(moe, SLUICE_PLAN_BLOCKS)) +
+                      sluice_align_up(far->route_scratch_bytes(0, num_experts)) + parcel_scratch;
   uint64_t routing = sluice_binding_routes_bytes(moe, num_tokens) + sluice_align_up(far_counts_bytes(moe, num_chunks)) +
-                     far->route_scratch_bytes(num_tokens * moe->config.top_k, num_experts);
+                     sluice_align_up(far->route_scratch_bytes(num_tokens * moe->config.top_k, num_experts)) +
+                     far_slots_bytes(moe, num_tokens) + parcel_scratch;
+  if (sluice_layer_ceiling(moe) > 0) return sluice_align_up(routing); /* nothing is counted */
   return sluice_align_up(counting > routing ? counting : routing);
 }
 
 sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                         int32_t num_blocks, int32_t** out_counts) {
+                                         int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_far_vtable_t* far = context->device->far;
-  int32_t num_experts = moe->config.num_experts;
+  int32_t num_experts = moe->config.num_experts, num_blocks = SLUICE_PLAN_BLOCKS;
   uint64_t bytes = block_counts_bytes(moe, num_blocks), scratch = far->route_scratch_bytes(0, num_experts);
+  uint64_t parcel_scratch = far_parcel_scratch_bytes(moe, expert_ids->shape[0]);
   SLUICE_TRY(sluice_binding_check_routes(moe, expert_ids->shape[0]));
-  SLUICE_TRY(sluice_arena_reset(&context->scratch, bytes, "counts of a pass"));
-  SLUICE_TRY(sluice_arena_reset(&context->routes, sluice_align_up(bytes) + scratch, "routes on the device"));
+  SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
+  SLUICE_TRY(sluice_arena_reset(&context->routes, sluice_align_up(bytes) + sluice_align_up(scratch) + parcel_scratch,
+                                "routes on the device"));
   int32_t* there = sluice_arena_take(&context->routes, bytes);
+  int32_t* counts = sluice_arena_take(&context->scratch, bytes);
+  fill_ranks(moe, ranks_behind(moe, counts));
   const sluice_far_blocks_t blocks = {
       .ids = sluice_tensor_data(expert_ids),
       .ids_t = sluice_tensor_stride(expert_ids, 0),
@@ -228,9 +254,12 @@ sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stre
       .num_experts = num_experts,
       .counts = there,
       .scratch = sluice_arena_take(&context->routes, scratch),
+      .num_ranks = sluice_has_far_parcels(moe) ? context->world_size : 0,
+      .rank_of_expert = ranks_behind(moe, counts),
+      .parcels = there + block_routes(moe, num_blocks),
+      .parcel_scratch = sluice_arena_take(&context->routes, parcel_scratch),
   };
   SLUICE_TRY(far->count_blocks(context->device, stream, &blocks));
-  int32_t* counts = sluice_arena_take(&context->scratch, bytes);
   SLUICE_TRY(far->read(context->device, stream, there, counts, bytes));
   for (int32_t g = 0; g < num_blocks; ++g) {
     const int32_t* of_block = counts + (int64_t)g * (num_experts + 1);
@@ -241,6 +270,18 @@ sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stre
   return SLUICE_OK;
 }
 
+/* Sums over the blocks of each chunk. of_block: [G][stride], of which `count` entries; out: [n][count]. */
+static void sum_blocks(int32_t num_chunks, const int32_t* first_block, const int32_t* of_block, int32_t stride,
+                       int32_t count, int32_t* out) {
+  memset(out, 0, (size_t)num_chunks * (size_t)count * sizeof *out);
+  for (int32_t i = 0; i < num_chunks; ++i) {
+    int32_t* of_chunk = out + (int64_t)i * count;
+    for (int32_t g = first_block[i]; g < first_block[i + 1]; ++g) {
+      for (int32_t k = 0; k < count; ++k) of_chunk[k] += of_block[(int64_t)g * stride + k];
+    }
+  }
+}
+
 sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream_t stream,
                                                 const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                                 const int64_t* first_token, const int32_t* first_block,
@@ -249,13 +290,11 @@ sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream
   int32_t* there = NULL;
   int32_t num_experts = moe->config.num_experts;
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, first_token, b, &cursor));
-  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, NULL, b, &there));
-  memset(b->send_counts, 0, (size_t)num_chunks * (size_t)num_experts * sizeof *b->send_counts);
-  for (int32_t i = 0; i < num_chunks; ++i) {
-    int32_t* of_chunk = b->send_counts + (int64_t)i * num_experts;
-    for (int32_t g = first_block[i]; g < first_block[i + 1]; ++g) {
-      for (int32_t place = 0; place < num_experts; ++place) of_chunk[place] += counts[(int64_t)g * num_experts + place];
-    }
+  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks_behind(moe, counts), b, &there));
+  sum_blocks(num_chunks, first_block, counts, num_experts, num_experts, b->send_counts);
+  if (sluice_has_far_parcels(moe)) {
+    sum_blocks(num_chunks, first_block, counts + block_routes(moe, SLUICE_PLAN_BLOCKS), b->world_size + 1,
+               b->world_size, b->parcels.send_counts);
   }
   sum_sent(b);
   sluice_binding_receive_own(b);

@@ -59,13 +59,14 @@ sluice_status_t sluice_ceiling_check_capture(const sluice_pass_t* pass) {
         "the host: use an nccl one",
         pass->moe->config.layer_id, comm->name);
   }
-  int32_t kind = kind_of(ceiling, pass->schedule->comm_hash);
+  const sluice_template_t* schedule = pass->schedule; /* NULL: a forward that has no plan yet */
+  int32_t kind = schedule != NULL ? kind_of(ceiling, schedule->comm_hash) : -1;
   if (kind < 0 || !ceiling->has_run[kind] || !ceiling->is_cleared) {
     return SLUICE_FAIL(SLUICE_E_STATE,
                        "layer %d: the stream is being captured into a graph, and no such %s has run outside a capture "
                        "yet: make the same call once before",
                        pass->moe->config.layer_id,
-                       pass->schedule->spec.direction == SLUICE_FORWARD ? "forward" : "backward");
+                       schedule == NULL || schedule->spec.direction == SLUICE_FORWARD ? "forward" : "backward");
   }
   fix_memory(pass->context, 1);
   return SLUICE_OK;

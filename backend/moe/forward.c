@@ -70,8 +70,9 @@ static sluice_status_t bind_under_ceiling(forward_t* f, sluice_moe_t* moe, int32
 /* Under a plan that has not changed such calls need no header; what this rank alone may refuse comes first. All ranks
  * find the same, since they have the same plan. */
 static sluice_status_t open_planned_ceiling(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
+  if (moe->plan != NULL) SLUICE_TRY(choose_template(f, moe, num_chunks));
+  SLUICE_TRY(sluice_ceiling_check_capture(&f->pass));
   if (moe->plan == NULL) return SLUICE_OK;
-  SLUICE_TRY(choose_template(f, moe, num_chunks));
   if (!sluice_ceiling_is_agreed(moe, f->pass.schedule)) {
     f->pass.schedule = NULL; /* the header tells whether the plan is for as many tokens as there are */
     return SLUICE_OK;
@@ -84,11 +85,13 @@ static sluice_status_t open_planned_ceiling(forward_t* f, sluice_moe_t* moe, int
                      moe->config.layer_id, (long long)tokens, (long long)most);
 }
 
-/* Under a plan: ids are looked at, on a far device with the one read of the forward, and counted by the way. */
+/* Under a plan: ids are looked at, on a far device with the one read of the forward, and counted by the way. Under
+ * ceilings nothing is read there: what every chunk has is known, and the tally tells of ids that name nothing. */
 static sluice_status_t check_planned(forward_t* f, sluice_moe_t* moe) {
   if (!sluice_is_far(moe)) return sluice_check_routes(moe, f->args->expert_ids);
   SLUICE_TRY(sluice_ceiling_open(&f->pass));
-  return sluice_binding_count_far(moe, f->pass.stream, f->args->expert_ids, SLUICE_PLAN_BLOCKS, &f->far_counts);
+  if (moe->ceiling != NULL) return SLUICE_OK;
+  return sluice_binding_count_far(moe, f->pass.stream, f->args->expert_ids, &f->far_counts);
 }
 
 /* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal

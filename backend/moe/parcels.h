@@ -62,6 +62,11 @@ sluice_status_t sluice_parcels_restore(struct sluice_binding_s* binding, int32_t
 sluice_status_t sluice_parcels_exchange_far(struct sluice_binding_s* binding, sluice_stream_t stream);
 sluice_status_t sluice_parcels_restore_far(struct sluice_binding_s* binding, void* kept);
 uint64_t sluice_parcels_kept_bytes(const struct sluice_binding_s* binding);
+/* The same of so many that arrive, and rows; and of the context's arena of far parcels in a forward with so many tokens
+ * of this rank. */
+struct sluice_moe_s;
+uint64_t sluice_parcels_kept_bytes_of(const struct sluice_moe_s* moe, int64_t arriving, int64_t rows);
+uint64_t sluice_parcels_far_bytes(const struct sluice_moe_s* moe, int64_t tokens, int64_t arriving, int64_t rows);
 
 /* What the arena has room for. */
 typedef struct sluice_parcels_size_s {
@@ -72,7 +77,6 @@ typedef struct sluice_parcels_size_s {
   int64_t arriving; /* parcels, own ones among them */
 } sluice_parcels_size_t;
 
-struct sluice_moe_s;
 /* Bytes of the arena; a restored binding has no exchange. */
 uint64_t sluice_parcels_bytes(const struct sluice_moe_s* moe, const sluice_parcels_size_t* size, int is_restored);
 

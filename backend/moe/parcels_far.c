@@ -10,9 +10,21 @@ static int64_t most_of_token(const sluice_binding_t* b) { return b->top_k < b->w
 static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * sizeof(int32_t)); }
 
 /* Position and origin, one behind the other. */
+uint64_t sluice_parcels_kept_bytes_of(const sluice_moe_t* moe, int64_t arriving, int64_t rows) {
+  if (!sluice_has_far_parcels(moe)) return 0;
+  return words(arriving * moe->config.top_k) + words(rows);
+}
+
 uint64_t sluice_parcels_kept_bytes(const sluice_binding_t* b) {
   if (!sluice_has_far_parcels(b->moe)) return 0;
-  return words(b->parcels.first_arrived[b->num_chunks] * b->top_k) + words(b->num_rows);
+  return sluice_parcels_kept_bytes_of(b->moe, b->parcels.first_arrived[b->num_chunks], b->num_rows);
+}
+
+/* Those, the places of weights, and slots in and out. */
+uint64_t sluice_parcels_far_bytes(const sluice_moe_t* moe, int64_t tokens, int64_t arriving, int64_t rows) {
+  if (!sluice_has_far_parcels(moe)) return 0;
+  return sluice_parcels_kept_bytes_of(moe, arriving, rows) + words(arriving * moe->config.top_k) + words(rows) +
+         words(tokens * moe->config.top_k);
 }
 
 static void place_kept(sluice_binding_t* b, void* kept) {

@@ -76,11 +76,25 @@ static uint64_t stored_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* 
   return bytes / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT;
 }
 
+/* Parcels of a pass whatever the ids: at most one of each token for each rank. */
+static int64_t any_parcels(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return sluice_min_i64(sluice_plan_any_rows(moe, plan), moe->context->world_size * plan->inputs.max_tokens);
+}
+
+/* Of the block in front of a step's rows. */
+static uint64_t kept_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return sluice_binding_routes_bytes(moe, plan->inputs.max_tokens) +
+         sluice_parcels_kept_bytes_of(moe, any_parcels(moe, plan), sluice_plan_any_rows(moe, plan));
+}
+
+uint64_t sluice_plan_far_parcels_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return sluice_align_up(
+      sluice_parcels_far_bytes(moe, plan->inputs.max_tokens, any_parcels(moe, plan), sluice_plan_any_rows(moe, plan)));
+}
+
 uint64_t sluice_plan_block_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t which) {
   switch (which) {
-    case SLUICE_SAVED_INPUT:
-      return sluice_binding_routes_bytes(moe, plan->inputs.max_tokens) +
-             stored_bytes(moe, plan, DI, SLUICE_RESTORE_KEEP);
+    case SLUICE_SAVED_INPUT: return kept_bytes(moe, plan) + stored_bytes(moe, plan, DI, SLUICE_RESTORE_KEEP);
     case SLUICE_SAVED_MIDDLE: return stored_bytes(moe, plan, M, SLUICE_RESTORE_KEEP);
     case SLUICE_SAVED_HOST_INPUT: return stored_bytes(moe, plan, DI, SLUICE_RESTORE_OFFLOAD);
     case SLUICE_SAVED_HOST_MIDDLE: return stored_bytes(moe, plan, M, SLUICE_RESTORE_OFFLOAD);
@@ -250,7 +264,7 @@ static sluice_status_t between_halves(const sluice_moe_t* moe, const sluice_plan
 static uint64_t far_base_bytes(const sluice_context_t* context) {
   sluice_device_t* device = context->device;
   return context->far_allocator.current_bytes - context->slots.capacity - context->routes.capacity -
-         device->far->idle_bytes(device) - context->step_bytes;
+         context->far_parcels.capacity - device->far->idle_bytes(device) - context->step_bytes;
 }
 
 uint64_t sluice_plan_base_bytes(sluice_context_t* context) {
@@ -295,7 +309,7 @@ uint64_t sluice_plan_parcels_bytes(const sluice_moe_t* moe, const sluice_plan_da
   if (!sluice_layer_is_deduplicated(moe)) return 0;
   int64_t tokens = plan->inputs.max_tokens, rows = sluice_plan_any_rows(moe, plan);
   const sluice_parcels_size_t size = {plan->max_chunks, tokens, tokens * moe->config.top_k, rows,
-                                      sluice_min_i64(rows, moe->context->world_size * tokens)};
+                                      any_parcels(moe, plan)};
   return sluice_align_up(sluice_parcels_bytes(moe, &size, 0));
 }
 
@@ -318,8 +332,7 @@ uint64_t sluice_plan_saved_bytes(const sluice_moe_t* moe, const sluice_plan_data
   int64_t rows[SLUICE_MAX_CHUNKS];
   if (sluice_is_far(moe)) {
     return sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_INPUT) +
-           sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_MIDDLE) -
-           sluice_binding_routes_bytes(moe, plan->inputs.max_tokens);
+           sluice_plan_block_bytes(moe, plan, SLUICE_SAVED_MIDDLE) - kept_bytes(moe, plan);
   }
   if (sluice_layer_ceiling(moe) == 0) {
     return most_stored(moe, plan) + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT;
@@ -342,7 +355,8 @@ sluice_status_t sluice_plan_measure(sluice_moe_t* layer, sluice_plan_data_t* pla
   b->base = plan->inputs.base;
   b->slots = sluice_align_up(forward > backward ? forward : backward);
   if (sluice_is_far(moe)) {
-    b->routing = sluice_binding_far_bytes(moe, plan->max_chunks, plan->inputs.max_tokens);
+    b->routing = sluice_binding_far_bytes(moe, plan->max_chunks, plan->inputs.max_tokens) +
+                 sluice_plan_far_parcels_bytes(moe, plan);
     b->step = far_step_bytes(moe, plan) + between;
     b->host_pool = sluice_plan_host_pool_bytes(moe, plan, plan->kept_rows);
     b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;

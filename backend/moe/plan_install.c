@@ -22,7 +22,9 @@ sluice_status_t sluice_plan_install(sluice_moe_t* layer, const sluice_plan_data_
   context->ledger.pool_limit = plan->inputs.host_budget;
   if (sluice_is_far(layer)) {
     context->device->far->limit_pinned(context->device, plan->inputs.host_budget);
-    SLUICE_TRY(sluice_arena_reserve(&context->routes, plan->bytes.routing, "routes of a plan"));
+    const uint64_t parcels = sluice_plan_far_parcels_bytes(moe, plan);
+    SLUICE_TRY(sluice_arena_reserve(&context->routes, plan->bytes.routing - parcels, "routes of a plan"));
+    if (parcels > 0) SLUICE_TRY(sluice_arena_reserve(&context->far_parcels, parcels, "parcels of a plan"));
   }
   SLUICE_TRY(sluice_engine_reserve_templates(context, plan->max_chunks));
   SLUICE_TRY(sluice_arena_reserve(&context->slots, plan->bytes.slots, "slots of a plan"));
@@ -32,7 +34,7 @@ sluice_status_t sluice_plan_install(sluice_moe_t* layer, const sluice_plan_data_
   if (sluice_plan_cut_bytes(moe, plan) > 0) {
     SLUICE_TRY(sluice_arena_reserve(&context->cut, sluice_plan_cut_bytes(moe, plan), "rows by block of a plan"));
   }
-  if (sluice_plan_parcels_bytes(moe, plan) > 0) {
+  if (!sluice_is_far(layer) && sluice_plan_parcels_bytes(moe, plan) > 0) {
     SLUICE_TRY(sluice_arena_reserve(&context->parcels, sluice_plan_parcels_bytes(moe, plan), "parcels of a plan"));
   }
   const sluice_device_t* device = context->device;

@@ -53,5 +53,7 @@ uint64_t sluice_plan_routing_bytes(const sluice_moe_t* moe, const sluice_plan_da
 uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan);
 uint64_t sluice_plan_cut_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 uint64_t sluice_plan_parcels_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+/* On a far device, of the arena of parcels in its memory; part of routing. */
+uint64_t sluice_plan_far_parcels_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 
 #endif /* SLUICE_BACKEND_MOE_PLAN_SIZES_H_ */

@@ -86,12 +86,15 @@ static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t
   return SLUICE_OK;
 }
 
+/* What a graph keeps of a plan's memory stays counted, and so does the plan's promise. */
+static int stays_counted(const sluice_step_t* step) { return step->is_captured && step->is_promised; }
+
 static void free_own(sluice_step_t* step, int32_t which) {
   sluice_context_t* context = step->moe->context;
   int place = place_of(step->moe, which);
   const int32_t pool = pool_of(step->moe, which);
   if (step->saved[which] == NULL) return;
-  let_go(step, which);
+  if (!stays_counted(step)) let_go(step, which);
   if (pool >= 0 && step->saved_bytes[which] > 0) {
     (void)sluice_pool_give(&context->own_pools[pool], step->saved[which]);
   } else if (place == HOST) {
@@ -110,7 +113,7 @@ static sluice_status_t check_given(const sluice_step_t* step, int32_t which, uin
 }
 
 /* Under a plan: what of its promises the buffer takes, for as long as it lives. */
-static sluice_status_t enter_ledger(const sluice_step_t* step, int32_t which, uint64_t bytes) {
+static sluice_status_t enter_ledger(sluice_step_t* step, int32_t which, uint64_t bytes) {
   sluice_context_t* context = step->moe->context;
   const sluice_plan_data_t* plan = step->moe->plan;
   sluice_ledger_sums_t what = {0};
@@ -118,6 +121,7 @@ static sluice_status_t enter_ledger(const sluice_step_t* step, int32_t which, ui
   if (which == SLUICE_SAVED_META) {
     what.promised = plan->bytes.step;
     what.promised_pool = sluice_plan_pool_of_step(plan);
+    step->is_promised = 1;
   } else if (which != SLUICE_SAVED_HOST_INPUT && which != SLUICE_SAVED_HOST_MIDDLE) {
     return SLUICE_OK;
   } else {
@@ -187,7 +191,7 @@ sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tenso
 void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor) {
   sluice_context_t* context = step->moe->context;
   if (step->deferred[tensor] == NULL) return;
-  atomic_fetch_sub(&context->step_bytes, counted_bytes(step->deferred_bytes[tensor]));
+  if (!stays_counted(step)) atomic_fetch_sub(&context->step_bytes, counted_bytes(step->deferred_bytes[tensor]));
   if (sluice_is_far(step->moe)) {
     if (!step->is_captured) context->device->far->give(context->device, 0, step->deferred[tensor]);
   } else {
@@ -233,8 +237,13 @@ void sluice_step_drop(sluice_step_t* step) {
   sluice_moe_t* moe = step->moe;
   if (moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
   sluice_allocator_t* allocator = &moe->context->allocator;
+  if (step->saved[SLUICE_SAVED_INPUT] == NULL) step->is_promised = 0; /* it failed before any block was taken */
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
-    if (step->owns_saved || i < step->num_charged) sluice_ledger_remove(&moe->context->ledger, step->saved[i]);
+    if (step->owns_saved && stays_counted(step)) {
+      sluice_ledger_keep(&moe->context->ledger, step->saved[i]);
+    } else if (step->owns_saved || i < step->num_charged) {
+      sluice_ledger_remove(&moe->context->ledger, step->saved[i]);
+    }
     if (step->owns_saved) free_own(step, i);
     if (i < step->num_charged) {
       let_go(step, i);

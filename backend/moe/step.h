@@ -23,6 +23,7 @@ struct sluice_step_s {
   int32_t num_charged;                     /* host-allocated buffers counted in the context until the step is dropped */
   int32_t state;                           /* sluice_step_state_t */
   int32_t is_captured;                     /* a graph uses its buffers: the library's own stay until the context goes */
+  int32_t is_promised;                     /* under a plan: they are in the context's ledger */
   int32_t reuses_saved;                    /* the input half wrote dT_M over the saved T_M */
   /* Left by the input half for the weight half: every slot that WEIGHT_GRAD reads and the step does not save. */
   void* deferred[SLUICE_T_COUNT];

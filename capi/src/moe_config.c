@@ -101,12 +101,6 @@ static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe
         SLUICE_E_UNSUPPORTED,
         "layer %d: exchange_mode ceiling does not take callback experts, which are given real rows alone", id);
   }
-  if (context->device->far != NULL && (context->memory_budget != 0 || context->host_memory_budget != 0)) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: exchange_mode ceiling does not run under a budget on device %s yet: set 0; buffers "
-                       "have fixed sizes anyway",
-                       id, context->device->name);
-  }
   if (c->num_chunks == 0 && context->world_size > 1) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: num_chunks is 0, chosen by Sluice, but ceiling_rows is of one chunk: give a number",
@@ -121,19 +115,11 @@ static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe
 }
 
 /* What is open where parcels travel in place of rows. A single rank sends neither. */
-static sluice_status_t check_deduplicate(const sluice_context_t* context, const sluice_moe_config_t* c) {
+static sluice_status_t check_deduplicate(const sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
   CHECK(is_flag(c->deduplicate), "layer %d: deduplicate is %d; it must be 0 or 1", id, c->deduplicate);
   CHECK(c->reserved_3 == 0, "layer %d: reserved_3 is %d; set it to 0", id, c->reserved_3);
   if (!c->deduplicate) return SLUICE_OK;
-  if (context->device->far != NULL && context->world_size > 1 &&
-      (context->memory_budget != 0 || context->host_memory_budget != 0)) {
-    return SLUICE_FAIL(
-        SLUICE_E_UNSUPPORTED,
-        "layer %d: deduplicate is 1, which does not run under a budget on device %s yet: set deduplicate "
-        "to 0, or memory_budget and host_memory_budget",
-        id, context->device->name);
-  }
   if (c->exchange_mode == SLUICE_EXCHANGE_CEILING) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: deduplicate is 1, but exchange_mode ceiling sends fixed numbers of rows for each "
@@ -187,7 +173,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
                                         checked.restore_middle_of, &checked.restore_input, &checked.restore_middle,
                                         &policies));
   SLUICE_TRY(check_ceiling(context, &checked));
-  SLUICE_TRY(check_deduplicate(context, &checked));
+  SLUICE_TRY(check_deduplicate(&checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));
   sluice_status_t status = sluice_layer_create(context, &checked, &policies, out_moe);
   sluice_engine_leave(context);

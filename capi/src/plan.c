@@ -111,21 +111,10 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
   return SLUICE_OK;
 }
 
-/* Ceilings and parcels on a device of its own memory have no plans yet. */
-static sluice_status_t check_mode(const sluice_moe_t* moe, const char* what) {
-  if (moe->context->device->far == NULL) return SLUICE_OK;
-  SLUICE_TRY(sluice_check_is_exact(moe, what));
-  if (!sluice_layer_is_deduplicated(moe)) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                     "%s: layer %d has deduplicate 1, which has no plans on device %s yet: set it to 0", what,
-                     moe->config.layer_id, moe->context->device->name);
-}
-
 sluice_status_t sluice_plan_create(sluice_moe_t* moe, const sluice_plan_config_t* config, sluice_plan_t** out_plan) {
   if (out_plan == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_create: out_plan is NULL");
   *out_plan = NULL;
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_create: moe is NULL");
-  SLUICE_TRY(check_mode(moe, "sluice_plan_create"));
   sluice_plan_config_t checked;
   sluice_plan_config_init(&checked, sizeof checked);
   SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, offsetof(sluice_plan_config_t, host_memory_budget),
@@ -213,7 +202,6 @@ sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_
 
 sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan) {
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_use_plan: moe is NULL");
-  SLUICE_TRY(check_mode(moe, "sluice_moe_use_plan"));
   if (plan != NULL && plan->moe->fingerprint != moe->fingerprint) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this plan was made for layer %d, which is not alike",
                        moe->config.layer_id, plan->moe->config.layer_id);
@@ -272,7 +260,6 @@ sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t b
   if (moe == NULL || data == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: %s is NULL", moe == NULL ? "moe" : "data");
   }
-  SLUICE_TRY(check_mode(moe, "sluice_plan_read"));
   plan_file_t file;
   CHECK(bytes == sizeof file, "sluice_plan_read: %llu bytes; a plan has %llu", (unsigned long long)bytes,
         (unsigned long long)sizeof file);

@@ -1,15 +1,17 @@
-/* Deduplicated layers on a CUDA context, on fakes: the bits of the CPU's, bytes on the wire, what is refused. The
- * layer's suite (cuda_layer_suite.c) holds them against the reference. */
+/* Deduplicated layers on a CUDA context, on fakes: the bits of the CPU's, bytes on the wire, budgets and plans,
+ * what is refused. The layer's suite (cuda_layer_suite.c) holds them against the reference. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/binding.h"
+#include "capi/test/budget_suite.h"
 #include "capi/test/checks.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
@@ -23,15 +25,19 @@ static case_t base_case(void) {
 }
 
 /* On fakes: no hazard between any two accesses, and nothing left. */
-static void run(const case_t* c, result_t* out) {
+static void run_any(const case_t* c, result_t* out) {
   char text[200], live[200];
   case_t there = *c;
   fakes_open(c->world_size, 1);
   there.machine = fakes_machine();
   world_run(&there, out);
-  must_work(c, out);
   if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("hazard: %s", text);
   if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+}
+
+static void run(const case_t* c, result_t* out) {
+  run_any(c, out);
+  must_work(c, out);
 }
 
 static void check_bits(const case_t* c) {
@@ -156,36 +162,85 @@ static void CudaDeduplicate_NumbersOfAPeerThatDoNotFit_NameTheRank(void** state)
   rig_use_machine(NULL, 0);
 }
 
-/* ---- what is refused ---- */
+/* ---- under budgets and plans ---- */
 
-static void expect_refused(case_t* c, const char* text) {
-  result_t out;
-  char live[200];
-  fakes_open(c->world_size, 1);
-  c->machine = fakes_machine();
-  world_run(c, &out);
-  for (int32_t r = 0; r < c->world_size; ++r) {
-    assert_int_equal(out.status[r], SLUICE_E_UNSUPPORTED);
-    if (strstr(out.message[r], text) == NULL) fail_msg("%s", out.message[r]);
-  }
-  world_free(&out);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+/* is_small: rows are next to nothing beside the products' workspace. */
+static budget_suite_t suite_of(int is_small) {
+  budget_suite_t suite = {.base = budget_base_case(), .run = run_any, .least_ranks = 2, .is_slow = 1};
+  suite.base.model_width = is_small ? 4 : 12, suite.base.hidden_width = is_small ? 8 : 24;
+  for (int r = 0; r < 4 && is_small; ++r) suite.base.tokens[r] /= 2;
+  suite.base.top_k = 4, suite.base.deduplicate = 1;
+  suite.base.machine = fakes_machine();
+  return suite;
 }
 
-static void CudaDeduplicate_BudgetsPlansAndCeilings_AreRefusedByName(void** state) {
+static void CudaDeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of(1);
+  budget_from_the_smallest_up(&suite);
+}
+
+static void CudaDeduplicateBudget_OneHotExpert_StaysWithinThePlan(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of(0);
+  budget_one_hot_expert(&suite);
+}
+
+static void CudaDeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of(1);
+  budget_odd_shapes_and_policies(&suite);
+}
+
+/* The bytes that a plan of its own names are the device allocator's peak, and the routes still take one read. */
+static void CudaDeduplicatePlan_EveryPolicy_PeakIsPlannedToTheByte(void** state) {
+  (void)state;
+  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (int i = 0; i < 18; i += i < 9 ? 1 : 2) {
+    case_t c = base_case();
+    char live[200];
+    result_t got, plain;
+    c.dtype = i % 2 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32, c.world_size = i < 9 ? 2 : 4;
+    c.tokens[0] = c.tokens[1] = c.tokens[2] = c.tokens[3] = 48;
+    c.hot_expert = i % 4 == 3 ? 1 : -1, c.repeat_every = i % 5 == 4 ? 2 : 0;
+    run(&c, &plain);
+    sluice_plan_config_t plan;
+    sluice_plan_config_init(&plan, sizeof plan);
+    plan.max_tokens = 48, plan.max_outstanding = 1, plan.num_chunks = 1 + i % 3;
+    plan.restore_input = i % 3, plan.restore_middle = middle[i / 3 % 3];
+    plan.memory_budget = (uint64_t)1 << 40; /* so that steps take blocks of its ceilings */
+    c.plan = &plan, c.machine = fakes_machine();
+    fakes_open(c.world_size, 1);
+    world_run(&c, &got);
+    must_work(&c, &got);
+    for (int32_t r = 0; r < c.world_size; ++r) {
+      assert_int_equal(fakes_waits(r, SLUICE_FORWARD).reads, 1);
+      assert_int_equal(fakes_waits(r, SLUICE_BACKWARD).reads, 0);
+      if (got.peak_bytes[r] != got.planned_bytes[r]) {
+        fail_msg("case %d rank %d: peak %llu, planned %llu", i, r, (unsigned long long)got.peak_bytes[r],
+                 (unsigned long long)got.planned_bytes[r]);
+      }
+    }
+    if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+    assert_true(world_identical(&c, &got, &plain, 0));
+    world_free(&got);
+    world_free(&plain);
+  }
+}
+
+/* ---- what is refused ---- */
+
+static void CudaDeduplicate_UnderACeiling_IsRefusedByName(void** state) {
   (void)state;
   case_t c = base_case();
-  c.budget = (uint64_t)1 << 30;
-  expect_refused(&c, "deduplicate is 1, which does not run under a budget on device");
-  c.budget = 0, c.host_budget = (uint64_t)1 << 30;
-  expect_refused(&c, "deduplicate is 1, which does not run under a budget on device");
-  c.host_budget = 0, c.ceiling = 18;
-  expect_refused(&c, "set deduplicate to 0, or exchange_mode to exact");
-  sluice_plan_config_t plan;
-  sluice_plan_config_init(&plan, sizeof plan);
-  plan.max_tokens = 100;
-  c.ceiling = 0, c.plan = &plan;
-  expect_refused(&c, "sluice_plan_create: layer");
+  result_t out;
+  c.ceiling = 18;
+  run_any(&c, &out);
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    assert_int_equal(out.status[r], SLUICE_E_UNSUPPORTED);
+    assert_non_null(strstr(out.message[r], "set deduplicate to 0, or exchange_mode to exact"));
+  }
+  world_free(&out);
 }
 
 int main(void) {
@@ -195,7 +250,12 @@ int main(void) {
       cmocka_unit_test(CudaDeduplicate_AtTheExperts_HasTheBitsWithout),
       cmocka_unit_test(CudaDeduplicate_AnyNumberOfChunks_HasTheSameBits),
       cmocka_unit_test(CudaDeduplicate_NumbersOfAPeerThatDoNotFit_NameTheRank),
-      cmocka_unit_test(CudaDeduplicate_BudgetsPlansAndCeilings_AreRefusedByName),
+      cmocka_unit_test(CudaDeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame),
+      cmocka_unit_test(CudaDeduplicateBudget_OneHotExpert_StaysWithinThePlan),
+      cmocka_unit_test(CudaDeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame),
+      cmocka_unit_test(CudaDeduplicatePlan_EveryPolicy_PeakIsPlannedToTheByte),
+      cmocka_unit_test(CudaDeduplicate_UnderACeiling_IsRefusedByName),
   };
+  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

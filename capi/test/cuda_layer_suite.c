@@ -231,6 +231,22 @@ static const char* ceiling(const layer_machine_t* machine, int32_t world_size) {
   return NULL;
 }
 
+#define AMPLE ((uint64_t)1 << 28) /* a plan is in force, and has room for every policy */
+
+/* Plans: of rows as they come, of parcels, under ceilings. */
+static const char* budgets(const layer_machine_t* machine, int32_t world_size) {
+  for (int i = 0; i < 6; ++i) {
+    case_t c = case_of(world_size);
+    c.budget = AMPLE, c.num_chunks = CHUNKS[1 + i % 2], c.bias = 1, c.gated = i % 2, c.outstanding = 1 + i / 3;
+    c.restore_input = c.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+    if (i % 3 == 1) c.deduplicate = 1, c.top_k = 4;
+    if (i % 3 == 2) c.ceiling = 18;
+    if (i >= 3) c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
+    CHECK(machine, &c);
+  }
+  return NULL;
+}
+
 /* Forward and backward as one graph, captured with other routes than it is launched with. Ranks that are threads meet
  * on the host, which a capture cannot: they are told so. */
 static const char* captured(const layer_machine_t* machine, int32_t world_size) {
@@ -238,6 +254,7 @@ static const char* captured(const layer_machine_t* machine, int32_t world_size) 
     case_t c = case_of(world_size);
     c.ceiling = 18, c.bias = 1, c.gated = n == 0, c.captured = 1, c.num_chunks = CHUNKS[n];
     if (n > 0) c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
+    if (n > 0) c.budget = AMPLE;
     if (world_size == 1 || strcmp(machine->name, "nccl") == 0) {
       case_t plain = c;
       result_t got, cpu;
@@ -323,6 +340,7 @@ const layer_case_t layer_cases[] = {
     {"Deduplicated_MatchesReferenceAndCpu", deduplicated, 1},
     {"DeduplicatedEveryPolicy_MatchesReferenceAndCpu", deduplicated_policies, 0},
     {"UnderACeiling_MatchesReferenceAndCpu", ceiling, 0},
+    {"UnderABudget_MatchesReferenceAndCpu", budgets, 0},
     {"CapturedIntoAGraph_MatchesCpu", captured, 0},
     {"ManyRounds_KeepTheirBytes", many_rounds, 0},
     {NULL, NULL, 0},

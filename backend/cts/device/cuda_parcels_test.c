@@ -147,6 +147,66 @@ static void Parcels_AnyRoutes_AreNumberedAsByAPlainLoop(void** state) {
   }
 }
 
+/* Parcels by block of tokens: of the chunks that are made of whole blocks they are the sums. */
+static void check_blocks(const problem_t* p, int ids_64, int32_t num_blocks) {
+  const shape_t* s = p->s;
+  int64_t routes = s->tokens * s->top_k, w = s->ranks;
+  int32_t *counts = filled(num_blocks * (s->experts + 1)), *parcels = filled(num_blocks * (w + 1));
+  int32_t* places = filled(s->experts);
+  for (int32_t e = 0; e < s->experts; ++e) places[e] = s->experts - 1 - e;
+  void* scratch = malloc(device->far->route_scratch_bytes(0, s->experts) + 1);
+  void* parcel_scratch = malloc(device->far->parcel_scratch_bytes(routes, s->experts, s->ranks));
+  const sluice_far_blocks_t blocks = {
+      .ids = ids_64 ? (const void*)p->ids64 : p->ids32,
+      .ids_t = s->top_k,
+      .ids_k = 1,
+      .ids_64 = ids_64,
+      .num_blocks = num_blocks,
+      .num_tokens = s->tokens,
+      .place_of_expert = places,
+      .top_k = s->top_k,
+      .num_experts = s->experts,
+      .counts = counts,
+      .scratch = scratch,
+      .num_ranks = s->ranks,
+      .rank_of_expert = p->owner,
+      .parcels = parcels,
+      .parcel_scratch = parcel_scratch,
+  };
+  assert_int_equal(device->far->count_blocks(device, NULL, &blocks), SLUICE_OK);
+  for (int32_t g = 0; g < num_blocks; ++g) {
+    for (int32_t r = 0; r < w; ++r) {
+      int32_t want = 0;
+      for (int64_t t = s->tokens * g / num_blocks; t < s->tokens * (g + 1) / num_blocks; ++t) {
+        int any = 0;
+        for (int32_t k = 0; k < s->top_k; ++k) any |= rank_of(p, t * s->top_k + k) == r;
+        want += any;
+      }
+      assert_int_equal(parcels[g * (w + 1) + r], want);
+    }
+    for (int32_t e = 0; e < s->experts; ++e) {
+      int32_t want = 0;
+      for (int64_t i = s->tokens * g / num_blocks * s->top_k; i < s->tokens * (g + 1) / num_blocks * s->top_k; ++i) {
+        want += p->ids32[i] == e;
+      }
+      assert_int_equal(counts[g * (s->experts + 1) + places[e]], want);
+    }
+  }
+  free(counts), free(parcels), free(places), free(scratch), free(parcel_scratch);
+}
+
+static void Parcels_AnyRoutes_AreCountedByBlockAsByAPlainLoop(void** state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; ++i) {
+    for (int bits = 0; bits < 4; ++bits) {
+      problem_t p = make(&SHAPES[i], bits & 1);
+      check_blocks(&p, bits >> 1, 64);
+      check_blocks(&p, bits >> 1, 3);
+      drop(&p);
+    }
+  }
+}
+
 /* More runs than a launch has room for; own routes among them; every seventh slot lies outside. */
 static void place(int64_t num_runs, int32_t top_k, int32_t rows, int spoilt) {
   int64_t routes = num_runs * rows;
@@ -200,6 +260,7 @@ int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
       CASE(Parcels_AnyRoutes_AreNumberedAsByAPlainLoop),
+      CASE(Parcels_AnyRoutes_AreCountedByBlockAsByAPlainLoop),
       CASE(Parcels_SlotsThatArrive_BecomeTables),
       CASE(Parcels_SlotsOutside_ArePassedOver),
   };

@@ -192,7 +192,7 @@ static sluice_status_t count_inside(sluice_stream_t stream, const sluice_far_blo
                                                           .ids_t = b->ids_t,
                                                           .ids_k = b->ids_k,
                                                           .ids_64 = b->ids_64});
-  return SLUICE_OK;
+  return sluice_cuda_count_parcels(stream, b);
 }
 
 static sluice_status_t far_count_blocks(sluice_device_t* device, sluice_stream_t stream,

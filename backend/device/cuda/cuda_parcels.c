@@ -23,9 +23,9 @@ typedef struct scratch_s {
   int32_t *offsets, *rank, *first, *parcel, *tiles;
 } scratch_t;
 
-static scratch_t scratch_of(const sluice_far_parcels_t* p, int64_t num_routes) {
-  char* at = (char*)p->scratch + sluice_cuda_table_bytes(p->num_experts);
-  char* routes = at + offsets_bytes(p->num_ranks);
+static scratch_t scratch_in(void* scratch, int32_t num_experts, int32_t num_ranks, int64_t num_routes) {
+  char* at = (char*)scratch + sluice_cuda_table_bytes(num_experts);
+  char* routes = at + offsets_bytes(num_ranks);
   uint64_t bytes = routes_bytes(num_routes);
   return (scratch_t){(int32_t*)(void*)at, (int32_t*)(void*)routes, (int32_t*)(void*)(routes + bytes),
                      (int32_t*)(void*)(routes + 2 * bytes), (int32_t*)(void*)(routes + 3 * bytes)};
@@ -33,7 +33,7 @@ static scratch_t scratch_of(const sluice_far_parcels_t* p, int64_t num_routes) {
 
 static void number_chunk(sluice_stream_t stream, const sluice_far_parcels_t* p, int32_t chunk, const int32_t* table) {
   int64_t first = p->first_token[chunk], tokens = p->first_token[chunk + 1] - first, routes = tokens * p->top_k;
-  const scratch_t scratch = scratch_of(p, routes);
+  const scratch_t scratch = scratch_in(p->scratch, p->num_experts, p->num_ranks, routes);
   int32_t* counts = p->counts + (int64_t)chunk * (p->num_ranks + 1);
   sluice_parcel_args_t args = {
       .ids = (const char*)p->ids + first * p->ids_t * (p->ids_64 ? 8 : 4),
@@ -74,6 +74,43 @@ static void number_chunk(sluice_stream_t stream, const sluice_far_parcels_t* p, 
   sluice_cuda_launch(SLUICE_CUDA_parcel_slots, stream, &args, args.units);
   args.units = groups_of_32(tokens * p->num_ranks);
   sluice_cuda_launch(SLUICE_CUDA_parcel_table, stream, &args, args.units);
+}
+
+/* A token lies in one block, so that its parcels are those of the block whatever the chunks: the routes that are the
+ * first of their token at their rank, counted as routes are. */
+sluice_status_t sluice_cuda_count_parcels(sluice_stream_t stream, const sluice_far_blocks_t* b) {
+  const int64_t routes = b->num_tokens * b->top_k;
+  int32_t* table = NULL;
+  if (b->num_ranks == 0) return SLUICE_OK;
+  SLUICE_TRY(sluice_cuda_write_table(stream, b->rank_of_expert, b->num_experts, b->parcel_scratch, &table));
+  const scratch_t scratch = scratch_in(b->parcel_scratch, b->num_experts, b->num_ranks, routes);
+  const sluice_parcel_args_t args = {
+      .ids = b->ids,
+      .slot_of = table,
+      .rank = scratch.rank,
+      .first = scratch.first,
+      .units = groups_of_32(routes),
+      .num_routes = routes,
+      .top_k = b->top_k,
+      .num_experts = b->num_experts,
+      .num_ranks = b->num_ranks,
+      .ids_t = b->ids_t,
+      .ids_k = b->ids_k,
+      .ids_64 = b->ids_64,
+  };
+  const sluice_block_args_t blocks = {
+      .ids = scratch.first,
+      .counts = b->parcels,
+      .units = b->num_blocks,
+      .num_tokens = b->num_tokens,
+      .top_k = b->top_k,
+      .num_experts = b->num_ranks,
+      .ids_t = b->top_k,
+      .ids_k = 1,
+  };
+  sluice_cuda_launch(SLUICE_CUDA_parcel_ranks, stream, &args, args.units);
+  sluice_cuda_count_blocks(stream, &blocks);
+  return SLUICE_OK;
 }
 
 static sluice_status_t number_inside(sluice_stream_t stream, const sluice_far_parcels_t* p) {

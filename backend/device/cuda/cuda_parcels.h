@@ -5,6 +5,8 @@
 #include "backend/device/device.h"
 
 uint64_t sluice_cuda_parcel_scratch_bytes(int64_t num_routes, int32_t num_experts, int32_t num_ranks);
+/* Between enter and leave: parcels by block of tokens and rank, where blocks->num_ranks is not 0. */
+sluice_status_t sluice_cuda_count_parcels(sluice_stream_t stream, const sluice_far_blocks_t* blocks);
 sluice_status_t sluice_cuda_number_parcels(sluice_device_t* device, sluice_stream_t stream,
                                            const sluice_far_parcels_t* parcels);
 sluice_status_t sluice_cuda_move_words(sluice_device_t* device, sluice_stream_t stream, const sluice_row_run_t* runs,

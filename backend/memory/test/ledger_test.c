@@ -54,10 +54,32 @@ static void Ledger_PoolPastItsLimit_IsRefusedAndNotCounted(void** state) {
   sluice_ledger_deinit(&ledger);
 }
 
+/* What a graph keeps: another buffer may lie at the same address, come and go. */
+static void Ledger_LineThatIsKept_StaysCountedForGood(void** state) {
+  (void)state;
+  sluice_ledger_t ledger;
+  sluice_ledger_init(&ledger);
+  char buffers[2];
+  const sluice_ledger_sums_t kept = pool(60), other = pool(7);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &kept), SLUICE_OK);
+  sluice_ledger_keep(&ledger, &buffers[0]);
+  sluice_ledger_keep(&ledger, &buffers[1]); /* never added */
+  sluice_ledger_keep(&ledger, NULL);
+  sluice_ledger_remove(&ledger, &buffers[0]);
+  assert_int_equal(sluice_ledger_sums(&ledger).promised, 600);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &other), SLUICE_OK);
+  assert_int_equal(sluice_ledger_sums(&ledger).promised, 670);
+  sluice_ledger_remove(&ledger, &buffers[0]);
+  assert_int_equal(sluice_ledger_sums(&ledger).promised, 600);
+  assert_int_equal(sluice_ledger_sums(&ledger).promised_pool, 120);
+  sluice_ledger_deinit(&ledger);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ledger_BuffersComeAndGoInAnyOrder_SumsFollow),
       cmocka_unit_test(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted),
+      cmocka_unit_test(Ledger_LineThatIsKept_StaysCountedForGood),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -105,7 +105,7 @@ typedef struct sluice_moe_config_s {
   /* 1: a token's row travels once to each rank that owns experts of its routes, and one row comes back: their weighted
    * sum, in k order in f32, rounded to the layer's dtype; the sums of ranks are then added in rank order. Gradients
    * alike. 8 bytes for each route go along. Default 0. Equal on all ranks; one rank alone sends nothing either way. Not
-   * with exchange_mode CEILING, for the parts of a layer, or on CUDA under a budget or plan (UNSUPPORTED). */
+   * with exchange_mode CEILING or for the parts of a layer (UNSUPPORTED). */
   int32_t deduplicate;
   int32_t reserved_3; /* 0 */
   /* [num_chunks], which must be given, or NULL: the policy of each chunk in place of restore_input (equal on all ranks)

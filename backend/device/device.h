@@ -181,6 +181,8 @@ typedef struct sluice_far_vtable_s {
   uint64_t (*idle_bytes)(const sluice_device_t* device);
   /* Page-locked blocks are at most so many bytes from now on; 0: no limit. */
   void (*limit_pinned)(sluice_device_t* device, uint64_t bytes);
+  /* What the device is, for a person and for caches of what was measured on it. */
+  void (*describe)(const sluice_device_t* device, char* out_name, int32_t bytes);
   void (*release)(sluice_device_t* device);
 } sluice_far_vtable_t;
 

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
 #include "backend/tune/fit.h"
@@ -68,9 +67,8 @@ static int meets_others(const sluice_probe_t* p) {
 static sluice_status_t sample(calibration_t* c, sluice_probe_t* p, double* out_seconds) {
   double barrier = 0;
   if (meets_others(p)) SLUICE_TRY(sluice_bench_longest(&c->bench, &barrier, 1));
-  uint64_t begin = sluice_now_ns();
-  SLUICE_TRY(sluice_bench_run(&c->bench, p, p->repeats));
-  *out_seconds = (double)(sluice_now_ns() - begin) * 1e-9 / p->repeats;
+  SLUICE_TRY(sluice_bench_time(&c->bench, p, p->repeats, out_seconds));
+  *out_seconds /= p->repeats;
   return SLUICE_OK;
 }
 
@@ -229,10 +227,12 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   fill_errors(c, m);
   sluice_log(SLUICE_LOG_INFO, "calibrating: lanes together");
   SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m->share));
-  sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products");
-  SLUICE_TRY(sluice_bench_late(&c->bench, LATE_PART * seconds, m));
-  sluice_log(SLUICE_LOG_INFO, "calibrating: whole passes");
-  SLUICE_TRY(sluice_bench_passes(&c->bench, PASSES_PART * seconds, m));
+  if (!sluice_bench_is_far(&c->bench)) { /* no thread serves exchanges there, and lanes wait for each other unasked */
+    sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products");
+    SLUICE_TRY(sluice_bench_late(&c->bench, LATE_PART * seconds, m));
+    sluice_log(SLUICE_LOG_INFO, "calibrating: whole passes");
+    SLUICE_TRY(sluice_bench_passes(&c->bench, PASSES_PART * seconds, m));
+  }
   sluice_log(SLUICE_LOG_INFO, "calibrated: error on %d held-out sizes: median %.1f %%, 90th percentile %.1f %%",
              m->error_count, 100 * m->error_median, 100 * m->error_p90);
   return SLUICE_OK;
@@ -240,10 +240,6 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
 
 sluice_status_t sluice_calibrate(sluice_context_t* context, const sluice_calibration_t* wanted,
                                  sluice_machine_t* out_machine) {
-  if (context->device->far != NULL) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "calibration: device %s is not measured yet; give a machine profile",
-                       context->device->name);
-  }
   calibration_t* c = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *c, "calibration");
   if (c == NULL) return SLUICE_E_NO_MEMORY;
   sluice_machine_t machine;

@@ -23,18 +23,30 @@ typedef struct pair_s {
 } pair_t;
 
 static sluice_status_t run_work(void* user, int32_t index, sluice_stream_t stream) {
-  (void)stream;
   pair_t* pair = user;
   uint64_t begin = sluice_now_ns();
-  sluice_status_t status = sluice_bench_run(pair->bench, &pair->works[index]->probe, pair->works[index]->repeats);
+  sluice_status_t status =
+      sluice_bench_run(pair->bench, &pair->works[index]->probe, pair->works[index]->repeats, stream);
   pair->seconds[index] = (double)(sluice_now_ns() - begin) * 1e-9;
   return status;
+}
+
+static sluice_status_t run_far(pair_t* pair, int32_t count) {
+  sluice_bench_job_t jobs[2];
+  for (int32_t i = 0; i < count; ++i) {
+    const work_t* work = pair->works[i];
+    jobs[i] = (sluice_bench_job_t){work->lane, &work->probe, work->repeats, 0};
+  }
+  SLUICE_TRY(sluice_bench_run_far(pair->bench, jobs, count));
+  for (int32_t i = 0; i < count; ++i) pair->seconds[i] = jobs[i].seconds;
+  return SLUICE_OK;
 }
 
 /* One work alone, or two lanes together. */
 static sluice_status_t run_pair(pair_t* pair) {
   sluice_device_t* device = pair->bench->context->device;
   int32_t count = pair->works[1] == NULL ? 1 : 2;
+  if (sluice_bench_is_far(pair->bench)) return run_far(pair, count);
   SLUICE_TRY(device->vtable->begin(device, count, run_work, pair, NULL));
   sluice_status_t status = SLUICE_OK;
   for (int32_t i = count - 1; i >= 0 && status == SLUICE_OK; --i) { /* the calling thread's lane last: it may run now */

@@ -35,13 +35,13 @@ static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream
   sluice_status_t status = SLUICE_OK;
   uint64_t begin = sluice_now_ns();
   if (index == EXCHANGES) {
-    status = sluice_bench_run(s->bench, &s->exchange, s->repeats);
+    status = sluice_bench_run(s->bench, &s->exchange, s->repeats, NULL);
     s->exchanging = (double)(sluice_now_ns() - begin) * 1e-9;
     atomic_store(&s->is_done, 1);
     return status;
   }
   do {
-    status = sluice_bench_run(s->bench, &s->product, 1);
+    status = sluice_bench_run(s->bench, &s->product, 1, NULL);
     ++s->num_products;
   } while (status == SLUICE_OK && !atomic_load(&s->is_done));
   s->multiplying = (double)(sluice_now_ns() - begin) * 1e-9;
@@ -68,7 +68,7 @@ static sluice_status_t sample_once(beside_t* s, sluice_late_sample_t* out) {
   SLUICE_TRY(run_lanes(s, 0));
   out->alone = s->exchanging / s->repeats;
   uint64_t begin = sluice_now_ns();
-  SLUICE_TRY(sluice_bench_run(s->bench, &s->product, PIECES));
+  SLUICE_TRY(sluice_bench_run(s->bench, &s->product, PIECES, NULL));
   double product = (double)(sluice_now_ns() - begin) * 1e-9 / PIECES;
   SLUICE_TRY(run_lanes(s, 1));
   out->beside = s->exchanging / s->repeats;

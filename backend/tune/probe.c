@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 
 #define MOST_WIDTH 4096
@@ -11,41 +12,74 @@ static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- memory ---- */
 
-sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibration_t* wanted,
-                                  sluice_bench_t* out_bench) {
-  sluice_bench_t b = {.context = context, .dtype = wanted->dtype, .element = sluice_dtype_bytes(wanted->dtype)};
-  b.model_width = min_i64(wanted->model_width, MOST_WIDTH);
-  b.hidden_width = min_i64(wanted->hidden_width, MOST_WIDTH);
-  uint64_t rows = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b.model_width * b.element);
-  uint64_t middle = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b.hidden_width * b.element);
-  uint64_t weights = sluice_align_up((uint64_t)(b.model_width * b.hidden_width) * b.element);
+/* Where everything lies but what is copied to. */
+static void lay_out(sluice_bench_t* b, uint64_t rows, uint64_t middle, uint64_t weights, uint64_t moved,
+                    uint64_t small) {
+  char* at = b->memory;
+  b->rows = at, at += rows;
+  b->middle = at, at += 2 * middle;
+  b->weights = at, at += weights;
+  b->grads = at, at += weights;
+  b->send = at, at += moved;
+  b->recv = at, at += moved;
+  b->index = (int32_t*)(void*)at, at += small;
+  b->scalars = (float*)(void*)at, at += small;
+  b->sums = (float*)(void*)at;
+}
+
+void sluice_bench_fill_tables(int32_t* index, float* scalars) {
+  for (int32_t i = 0; i < SLUICE_BENCH_ROWS; ++i) {
+    index[i] = (int32_t)((int64_t)i * 7919 % SLUICE_BENCH_ROWS); /* scattered, as routes are */
+    scalars[i] = 0.5f;
+  }
+}
+
+static sluice_status_t open_near(sluice_bench_t* b) {
+  b->memory = sluice_alloc(sluice_process_allocator(), b->bytes, "calibration");
+  b->copied = sluice_alloc(sluice_process_allocator(), SLUICE_BENCH_BYTES, "calibration");
+  if (b->memory == NULL || b->copied == NULL) return SLUICE_E_NO_MEMORY;
+  memset(b->memory, 0x3c, b->bytes); /* small finite numbers in every dtype */
+  memset(b->copied, 0x3c, SLUICE_BENCH_BYTES);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibration_t* wanted, sluice_bench_t* b) {
+  memset(b, 0, sizeof *b);
+  b->context = context, b->dtype = wanted->dtype, b->element = sluice_dtype_bytes(wanted->dtype);
+  b->model_width = min_i64(wanted->model_width, MOST_WIDTH);
+  b->hidden_width = min_i64(wanted->hidden_width, MOST_WIDTH);
+  uint64_t rows = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b->model_width * b->element);
+  uint64_t middle = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element);
+  uint64_t weights = sluice_align_up((uint64_t)(b->model_width * b->hidden_width) * b->element);
   uint64_t moved = (uint64_t)SLUICE_BENCH_BYTES + (uint64_t)context->world_size * SLUICE_ALIGNMENT;
   uint64_t small = sluice_align_up(SLUICE_BENCH_ROWS * sizeof(int32_t));
-  b.bytes = rows + 2 * middle + 2 * weights + 2 * moved + (uint64_t)SLUICE_BENCH_BYTES + 2 * small;
-  b.memory = sluice_alloc(sluice_process_allocator(), b.bytes, "calibration");
-  if (b.memory == NULL) return SLUICE_E_NO_MEMORY;
-  memset(b.memory, 0x3c, b.bytes); /* small finite numbers in every dtype */
-  char* at = b.memory;
-  b.rows = at, at += rows;
-  b.middle = at, at += 2 * middle;
-  b.weights = at, at += weights;
-  b.grads = at, at += weights;
-  b.send = at, at += moved;
-  b.recv = at, at += moved;
-  b.copied = at, at += SLUICE_BENCH_BYTES;
-  b.index = (int32_t*)(void*)at, at += small;
-  b.scalars = (float*)(void*)at;
-  for (int32_t i = 0; i < SLUICE_BENCH_ROWS; ++i) {
-    b.index[i] = (int32_t)((int64_t)i * 7919 % SLUICE_BENCH_ROWS); /* scattered, as routes are */
-    b.scalars[i] = 0.5f;
+  b->bytes = rows + 2 * middle + 2 * weights + 2 * moved + 3 * small;
+  sluice_status_t status = sluice_bench_is_far(b) ? sluice_bench_open_far(b) : open_near(b);
+  if (status == SLUICE_OK) {
+    lay_out(b, rows, middle, weights, moved, small);
+    if (!sluice_bench_is_far(b)) {
+      sluice_bench_fill_tables(b->index, b->scalars);
+    } else {
+      status = sluice_bench_send_tables_far(b);
+    }
   }
-  *out_bench = b;
+  if (status != SLUICE_OK) {
+    sluice_error_info_t why;
+    sluice_error_capture(&why);
+    sluice_bench_close(b);
+    return sluice_error_adopt(&why);
+  }
   return SLUICE_OK;
 }
 
 void sluice_bench_close(sluice_bench_t* bench) {
-  sluice_free(sluice_process_allocator(), bench->memory, bench->bytes);
-  bench->memory = NULL;
+  if (sluice_bench_is_far(bench)) {
+    sluice_bench_close_far(bench);
+  } else {
+    sluice_free(sluice_process_allocator(), bench->memory, bench->bytes);
+    sluice_free(sluice_process_allocator(), bench->copied, SLUICE_BENCH_BYTES);
+  }
+  bench->memory = bench->copied = NULL;
 }
 
 sluice_status_t sluice_bench_longest(sluice_bench_t* b, double* seconds, int32_t count) {
@@ -60,20 +94,21 @@ sluice_status_t sluice_bench_longest(sluice_bench_t* b, double* seconds, int32_t
 /* ---- ops ---- */
 
 /* The three products of algorithms.md: y = x W', dx = dy W, dW = dy' x, with W [H, M] row-major. */
-static sluice_status_t run_product(sluice_bench_t* b, int32_t form, int64_t rows) {
+static sluice_status_t run_product(sluice_bench_t* b, int32_t form, int64_t rows, sluice_stream_t stream) {
   int64_t m = b->model_width, h = b->hidden_width;
   const sluice_matrix_t x = {b->rows, m, 1}, y = {b->middle, h, 1}, w = {b->weights, m, 1};
   const sluice_matrix_t transposed_w = {b->weights, 1, m}, transposed_y = {b->middle, 1, h}, dw = {b->grads, m, 1};
   sluice_product_t product = {rows, h, m, x, transposed_w, y};
   if (form == SLUICE_FORM_INPUT_GRAD) product = (sluice_product_t){rows, m, h, y, w, x};
   if (form == SLUICE_FORM_WEIGHT_GRAD) product = (sluice_product_t){h, m, rows, transposed_y, x, dw};
-  const sluice_product_list_t list = {&product, 1, b->dtype, b->dtype, 0, NULL};
+  const sluice_product_list_t list = {&product, 1, b->dtype, b->dtype, 0, stream};
   return sluice_gemm_run(b->context->gemm, &list);
 }
 
-/* So many bytes that a rank receives, from all others alike; with `hot` the first rank alone. */
+/* So many bytes that a rank receives, from all others alike; with `hot` the first rank alone. Of device memory it is
+ * enqueued, and *out_request stays NULL. */
 static sluice_status_t start_exchange(sluice_bench_t* b, int64_t bytes, int hot, char* from, char* to,
-                                      sluice_comm_request_t** out_request) {
+                                      sluice_stream_t stream, sluice_comm_request_t** out_request) {
   int32_t world = b->context->world_size, self = b->context->rank;
   const void* send[256];
   void* recv[256];
@@ -88,22 +123,23 @@ static sluice_status_t start_exchange(sluice_bench_t* b, int64_t bytes, int hot,
     at += r != self;
   }
   const sluice_exchange_t exchange = {send, send_bytes, recv, recv_bytes};
+  if (sluice_bench_is_far(b)) return sluice_comm_exchange_enqueue(b->context->comm, &exchange, stream);
   return sluice_comm_exchange_start(b->context->comm, &exchange, out_request);
 }
 
-static sluice_status_t run_exchange(sluice_bench_t* b, int64_t bytes, int hot) {
+static sluice_status_t run_exchange(sluice_bench_t* b, int64_t bytes, int hot, sluice_stream_t stream) {
   sluice_comm_request_t* request = NULL;
-  SLUICE_TRY(start_exchange(b, bytes, hot, b->send, b->recv, &request));
-  return sluice_comm_exchange_wait(b->context->comm, request, "calibration");
+  SLUICE_TRY(start_exchange(b, bytes, hot, b->send, b->recv, stream, &request));
+  return request == NULL ? SLUICE_OK : sluice_comm_exchange_wait(b->context->comm, request, "calibration");
 }
 
-/* Where the second cannot start, the first is waited for: it holds memory that goes away. */
+/* Where the second cannot start, the first is waited for: it holds memory that goes away. Not on a far device. */
 static sluice_status_t run_two_exchanges(sluice_bench_t* b, int64_t bytes) {
   sluice_comm_request_t *first = NULL, *second = NULL;
-  SLUICE_TRY(start_exchange(b, bytes, 0, b->send, b->recv, &first));
+  SLUICE_TRY(start_exchange(b, bytes, 0, b->send, b->recv, NULL, &first));
   /* Scalars of few rows, in the space of copies. */
   sluice_status_t started = start_exchange(b, SCALARS * (int64_t)(b->context->world_size - 1), 0, b->copied,
-                                           b->copied + SLUICE_BENCH_BYTES / 2, &second);
+                                           b->copied + SLUICE_BENCH_BYTES / 2, NULL, &second);
   sluice_status_t status = sluice_comm_exchange_wait(b->context->comm, first, "calibration");
   if (started != SLUICE_OK) return started;
   sluice_status_t waited = sluice_comm_exchange_wait(b->context->comm, second, "calibration");
@@ -131,36 +167,75 @@ static sluice_status_t run_launches(sluice_bench_t* b, int64_t jobs) {
   return status != SLUICE_OK ? status : joined;
 }
 
-static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p) {
+static sluice_status_t copy(sluice_bench_t* b, uint64_t bytes, sluice_stream_t stream) {
+  sluice_device_t* device = b->context->device;
+  if (sluice_bench_is_far(b)) return device->far->copy(device, stream, b->copied, b->send, bytes);
+  memcpy(b->copied, b->send, bytes);
+  return SLUICE_OK;
+}
+
+static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p, sluice_stream_t stream) {
   const sluice_kernels_t* kernels = b->context->device->kernels;
   int64_t row_bytes = b->model_width * (int64_t)b->element;
   switch (p->kind) {
     case SLUICE_PROBE_ROWS:
       /* Into the space of exchanges, as packing does. */
-      kernels->gather_rows(NULL, b->dtype, min_i64(p->size, SLUICE_BENCH_BYTES) / row_bytes, b->model_width, b->rows,
+      kernels->gather_rows(stream, b->dtype, min_i64(p->size, SLUICE_BENCH_BYTES) / row_bytes, b->model_width, b->rows,
                            b->model_width, b->index, b->send);
       return SLUICE_OK;
-    case SLUICE_PROBE_COPY: memcpy(b->copied, b->send, (size_t)p->size); return SLUICE_OK;
+    case SLUICE_PROBE_COPY: return copy(b, (uint64_t)p->size, stream);
     case SLUICE_PROBE_ACTIVATION:
-      kernels->activation_forward(NULL, b->dtype, SLUICE_ACTIVATION_GELU, 0, p->size, b->hidden_width, b->middle, NULL,
-                                  NULL, b->middle + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element);
+      kernels->activation_forward(stream, b->dtype, SLUICE_ACTIVATION_GELU, 0, p->size, b->hidden_width, b->middle,
+                                  NULL, NULL, b->middle + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element);
       return SLUICE_OK;
     case SLUICE_PROBE_ACTIVATION_GRAD: {
       char* other = b->middle + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element;
-      float dweight[SLUICE_BENCH_ROWS];
-      kernels->activation_backward(NULL, b->dtype, SLUICE_ACTIVATION_GELU, 0, p->size, b->hidden_width, b->middle,
-                                   other, b->scalars, b->recv, other, dweight);
+      kernels->activation_backward(stream, b->dtype, SLUICE_ACTIVATION_GELU, 0, p->size, b->hidden_width, b->middle,
+                                   other, b->scalars, b->recv, other, b->sums);
       return SLUICE_OK;
     }
-    case SLUICE_PROBE_EXCHANGE: return run_exchange(b, p->size, 0);
-    case SLUICE_PROBE_HOT_EXCHANGE: return run_exchange(b, p->size, 1);
+    case SLUICE_PROBE_EXCHANGE: return run_exchange(b, p->size, 0, stream);
+    case SLUICE_PROBE_HOT_EXCHANGE: return run_exchange(b, p->size, 1, stream);
     case SLUICE_PROBE_TWO_EXCHANGES: return run_two_exchanges(b, p->size);
     case SLUICE_PROBE_LAUNCH: return run_launches(b, p->size);
-    default: return run_product(b, p->kind - SLUICE_PROBE_PRODUCT, p->size);
+    default: return run_product(b, p->kind - SLUICE_PROBE_PRODUCT, p->size, stream);
   }
 }
 
-sluice_status_t sluice_bench_run(sluice_bench_t* b, const sluice_probe_t* p, int32_t repeats) {
-  for (int32_t i = 0; i < repeats; ++i) SLUICE_TRY(run_once(b, p));
+sluice_status_t sluice_bench_run(sluice_bench_t* b, const sluice_probe_t* p, int32_t repeats, sluice_stream_t stream) {
+  for (int32_t i = 0; i < repeats; ++i) SLUICE_TRY(run_once(b, p, stream));
+  return SLUICE_OK;
+}
+
+static int32_t lane_of(int32_t kind) {
+  switch (kind) {
+    case SLUICE_PROBE_EXCHANGE:
+    case SLUICE_PROBE_HOT_EXCHANGE: return SLUICE_LANE_COMM;
+    case SLUICE_PROBE_COPY: return SLUICE_LANE_COPY_OUT;
+    default: return SLUICE_LANE_COMPUTE;
+  }
+}
+
+static sluice_status_t time_far(sluice_bench_t* b, const sluice_probe_t* p, int32_t repeats, double* out_seconds) {
+  if (p->kind == SLUICE_PROBE_LAUNCH) {
+    double sum = 0;
+    for (int32_t i = 0; i < repeats; ++i) {
+      SLUICE_TRY(sluice_bench_launch_far(b, (int32_t)p->size, out_seconds));
+      sum += *out_seconds;
+    }
+    *out_seconds = sum;
+    return SLUICE_OK;
+  }
+  sluice_bench_job_t job = {lane_of(p->kind), p, repeats, 0};
+  SLUICE_TRY(sluice_bench_run_far(b, &job, 1));
+  *out_seconds = job.seconds;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_bench_time(sluice_bench_t* b, const sluice_probe_t* p, int32_t repeats, double* out_seconds) {
+  if (sluice_bench_is_far(b)) return time_far(b, p, repeats, out_seconds);
+  uint64_t begin = sluice_now_ns();
+  SLUICE_TRY(sluice_bench_run(b, p, repeats, NULL));
+  *out_seconds = (double)(sluice_now_ns() - begin) * 1e-9;
   return SLUICE_OK;
 }

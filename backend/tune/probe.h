@@ -39,9 +39,11 @@ typedef struct sluice_bench_s {
   uint64_t element;
   char* memory;
   uint64_t bytes;
-  char *rows, *middle, *weights, *grads, *send, *recv, *copied; /* into memory */
-  int32_t* index;                                               /* [SLUICE_BENCH_ROWS] */
-  float* scalars;                                               /* [SLUICE_BENCH_ROWS] */
+  char *rows, *middle, *weights, *grads, *send, *recv; /* into memory */
+  int32_t* index;                                      /* [SLUICE_BENCH_ROWS] */
+  float *scalars, *sums;                               /* [SLUICE_BENCH_ROWS] */
+  char* copied;                                        /* of the host, where copies go; on a far device page-locked */
+  sluice_allocator_t far_memory;                       /* of a far device, where all the rest lies */
 } sluice_bench_t;
 
 #define SLUICE_BENCH_ROWS  2048
@@ -50,8 +52,31 @@ typedef struct sluice_bench_s {
 sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibration_t* wanted,
                                   sluice_bench_t* out_bench);
 void sluice_bench_close(sluice_bench_t* bench);
-/* Runs the probe `repeats` times. */
-sluice_status_t sluice_bench_run(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats);
+/* Runs the probe `repeats` times. stream: of the job that it is in, on a far device; launches are jobs themselves. */
+sluice_status_t sluice_bench_run(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats,
+                                 sluice_stream_t stream);
+/* The same from outside a job, and the seconds it took: on the host's clock, on a far device on its own. */
+sluice_status_t sluice_bench_time(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats,
+                                  double* out_seconds);
+
+/* Work on a lane, and how long it took. */
+typedef struct sluice_bench_job_s {
+  int32_t lane;
+  const sluice_probe_t* probe;
+  int32_t repeats;
+  double seconds;
+} sluice_bench_job_t;
+
+/* On a far device (probe_far.c): jobs beside each other, by its clock, waited for; and a chain of `count` jobs that do
+ * nothing, over two lanes. */
+sluice_status_t sluice_bench_open_far(sluice_bench_t* bench);
+sluice_status_t sluice_bench_send_tables_far(sluice_bench_t* bench);
+/* [SLUICE_BENCH_ROWS] each. */
+void sluice_bench_fill_tables(int32_t* index, float* scalars);
+void sluice_bench_close_far(sluice_bench_t* bench);
+sluice_status_t sluice_bench_run_far(sluice_bench_t* bench, sluice_bench_job_t* jobs, int32_t count);
+sluice_status_t sluice_bench_launch_far(sluice_bench_t* bench, int32_t count, double* out_seconds);
+static inline int sluice_bench_is_far(const sluice_bench_t* bench) { return bench->context->device->far != NULL; }
 /* Shares of speed while lanes run together; collective. */
 sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]);
 /* Exchanges beside products (late.h), into a machine that has its products and exchanges; collective. */

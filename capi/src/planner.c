@@ -78,7 +78,6 @@ sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice
   CHECK(out_planner != NULL, "sluice_planner_calibrate: out_planner is NULL");
   *out_planner = NULL;
   CHECK(context != NULL, "sluice_planner_calibrate: context is NULL");
-  SLUICE_TRY(sluice_check_is_near(context, "sluice_planner_calibrate"));
   sluice_calibration_config_t c;
   sluice_calibration_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_calibration_config_t"));

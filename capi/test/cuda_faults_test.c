@@ -115,11 +115,6 @@ static void CudaLayer_WhatIsNotThereYet_IsRefusedByName(void** state) {
   assert_int_equal(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
                    SLUICE_E_UNSUPPORTED);
   assert_non_null(strstr(last_message(), "sluice_dispatch_forward"));
-  sluice_calibration_config_t calibration;
-  sluice_calibration_config_init(&calibration, sizeof calibration);
-  sluice_planner_t* planner = NULL;
-  assert_int_equal(sluice_planner_calibrate(rig.context, &calibration, &planner), SLUICE_E_UNSUPPORTED);
-  assert_non_null(strstr(last_message(), "sluice_planner_calibrate"));
   const int64_t rows[4] = {0};
   assert_int_equal(sluice_experts_forward(rig.moe, NULL, rows, &rig.param_table, NULL, NULL, NULL),
                    SLUICE_E_UNSUPPORTED);

@@ -5,16 +5,18 @@
  *
  * Several ranks are threads that share GPU 0, with a local communicator. integration_tests/gpu/run builds this with gcc
  * and nvcc; the same source over the fake driver and cuBLAS (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/moe/engine.h"
 #include "capi/src/context_far.h"
+#include "capi/test/cuda_calibrate_suite.h"
 #include "capi/test/cuda_layer_suite.h"
 #ifdef SLUICE_GPU_SUITE_FAKE
 #include "capi/test/fakes.h"
+#else
+#include "backend/cts/gpu/gpu_graphs.h"
 #endif
 
 enum { NO_GPU = 77, MOST_RANKS = 4 };
@@ -50,7 +52,7 @@ typedef struct rank_machine_s {
   sluice_device_t* device; /* an object for each rank: entering one is for one thread at a time */
   void* stream;
   sluice_context_t* context;
-  void *graph, *exec;
+  gpu_graph_t graph;
   uint64_t before, sums[2];
 } rank_machine_t;
 
@@ -122,59 +124,29 @@ static void note(int32_t rank, int32_t direction, int32_t has_returned) {
   r->before = now;
 }
 
-/* What the library never calls: a host's framework captures. Thread-local, since ranks are threads. */
-static struct {
-  int (*begin)(void* stream, int mode);
-  int (*end)(void* stream, void** out_graph);
-  int (*instantiate)(void** out_exec, void* graph, unsigned long long flags);
-  int (*launch)(void* exec, void* stream);
-  int (*destroy_exec)(void* exec);
-  int (*destroy_graph)(void* graph);
-} graphs;
-enum { CAPTURE_THREAD_LOCAL = 1 };
-
-static void open_graphs(void) {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW);
-  if (library == NULL) die("libcuda.so.1", 0);
-  *(void**)&graphs.begin = dlsym(library, "cuStreamBeginCapture_v2");
-  *(void**)&graphs.end = dlsym(library, "cuStreamEndCapture");
-  *(void**)&graphs.instantiate = dlsym(library, "cuGraphInstantiateWithFlags");
-  *(void**)&graphs.launch = dlsym(library, "cuGraphLaunch");
-  *(void**)&graphs.destroy_exec = dlsym(library, "cuGraphExecDestroy");
-  *(void**)&graphs.destroy_graph = dlsym(library, "cuGraphDestroy");
-  if (graphs.begin == NULL || graphs.end == NULL || graphs.instantiate == NULL || graphs.launch == NULL ||
-      graphs.destroy_exec == NULL || graphs.destroy_graph == NULL) {
-    die("a driver with graphs", 0);
-  }
-}
-
 static void begin_capture(int32_t rank) {
   enter(rank);
-  int code = graphs.begin(ranks[rank].stream, CAPTURE_THREAD_LOCAL);
+  int code = gpu_graph_begin(ranks[rank].stream);
   leave(rank);
   if (code != 0) die("the beginning of a capture", code);
 }
 static int end_capture(int32_t rank) {
   rank_machine_t* r = &ranks[rank];
   enter(rank);
-  int code = graphs.end(r->stream, &r->graph);
-  if (code == 0) code = graphs.instantiate(&r->exec, r->graph, 0);
+  int code = gpu_graph_end(r->stream, &r->graph);
   leave(rank);
   return code;
 }
 static void launch(int32_t rank) {
   enter(rank);
-  int code = graphs.launch(ranks[rank].exec, ranks[rank].stream);
+  int code = gpu_graph_launch(&ranks[rank].graph, ranks[rank].stream);
   leave(rank);
   if (code != 0) die("the launch of a graph", code);
 }
 static void drop_graph(int32_t rank) {
-  rank_machine_t* r = &ranks[rank];
   enter(rank);
-  if (r->exec != NULL) (void)graphs.destroy_exec(r->exec);
-  if (r->graph != NULL) (void)graphs.destroy_graph(r->graph);
+  gpu_graph_drop(&ranks[rank].graph);
   leave(rank);
-  r->exec = r->graph = NULL;
 }
 
 static const world_machine_t* world(void) {
@@ -236,7 +208,7 @@ static void open_gpu(void) {
       exit(NO_GPU);
     }
     if (status != SLUICE_OK) die("device", 0);
-    if (r == 0) open_graphs();
+    if (r == 0 && !gpu_graphs_open()) die("a driver with graphs", 0);
     driver = sluice_cuda_device_driver(ranks[0].device);
     enter(r);
     int code = driver->cuStreamCreateWithPriority(&ranks[r].stream, SLUICE_CU_STREAM_NON_BLOCKING, 0);
@@ -289,6 +261,26 @@ static void part_small(double seconds) {
   run_cases(1, 1);
   run_cases(2, 1);
 }
+/* What a calibration finds is its result: printed, to be read. On fakes sizes at which they are fast. */
+static void part_calibrate(double seconds) {
+  static char machine[32768];
+  for (int32_t w = 1; w <= 2; ++w) {
+    for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_BF16; ++dtype) {
+      char name[128];
+      const layer_machine_t* on = machine_of(w);
+      const calibrate_case_t c = {.world_size = w,
+                                  .dtype = dtype,
+                                  .model_width = on->is_slow ? 8 : 4096,
+                                  .hidden_width = on->is_slow ? 16 : 4096,
+                                  .seconds = seconds < 20 ? seconds : 20,
+                                  .folder = ""};
+      const char* why = calibrate_run(on, &c, machine, sizeof machine);
+      snprintf(name, sizeof name, "calibration in %s, %d ranks", dtype == SLUICE_DTYPE_F32 ? "f32" : "bf16", w);
+      report(name, why);
+      if (why == NULL) printf("%s\n", machine);
+    }
+  }
+}
 static void part_soak(double seconds) {
   for (int32_t most = 1; most <= MOST_RANKS; most += MOST_RANKS - 1) {
     char name[128];
@@ -302,7 +294,11 @@ static void part_soak(double seconds) {
 static const struct {
   const char* name;
   void (*run)(double seconds);
-} parts[] = {{"layer", part_layer}, {"ranks", part_ranks}, {"small", part_small}, {"soak", part_soak}};
+} parts[] = {{"layer", part_layer},
+             {"ranks", part_ranks},
+             {"calibrate", part_calibrate},
+             {"small", part_small},
+             {"soak", part_soak}};
 enum { NUM_PARTS = sizeof parts / sizeof parts[0] };
 
 int main(int argc, char** argv) {

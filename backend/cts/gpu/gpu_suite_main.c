@@ -14,6 +14,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
+#include "backend/cts/gpu/gpu_graphs.h"
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/cuda_routing.h"
 #include "backend/gemm/cublas/gemm_cublas.h"
@@ -349,11 +350,54 @@ static void part_routing(void) {
 
 /* ---- products -------------------------------------------------------------------------------------------------- */
 
+typedef const char* (*run_t)(sluice_gemm_t* gemm, const sluice_product_list_t* list);
+
+static const char* run_eagerly(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+  return sluice_gemm_run(gemm, list) == SLUICE_OK ? NULL : last_error();
+}
+
+/* A list of other products, so that nothing on the host is as it was: what a launch reads must be in the graph. */
+static sluice_status_t run_others(sluice_gemm_t* gemm, const sluice_product_list_t* list, const array_t* space) {
+  sluice_product_t others[40];
+  char* at = space->there;
+  int64_t size = (int64_t)sluice_dtype_bytes(list->dtype_ab);
+  for (int i = 0; i < 40; ++i) {
+    others[i] = (sluice_product_t){8, 16, 8, {at, 8, 1}, {at + 512, 16, 1}, {at + 1536 + i * 128 * size, 16, 1}};
+  }
+  const sluice_product_list_t call = {others, 40, list->dtype_ab, list->dtype_ab, 0, list->stream};
+  return sluice_gemm_run(gemm, &call);
+}
+
+/* The list as a graph, launched once. */
+static const char* run_captured(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+  static char text[96];
+  sluice_product_list_t call = *list;
+  gpu_graph_t graph = {NULL, NULL};
+  const char* problem = NULL;
+  array_t space = array(1 << 20);
+  void* stream = NULL;
+  if (driver->cuStreamCreateWithPriority(&stream, SLUICE_CU_STREAM_NON_BLOCKING, 0) != 0) die("a stream");
+  call.stream = stream;
+  send(&space); /* zeros */
+  int code = gpu_graph_begin(stream);
+  if (code == 0 && sluice_gemm_run(gemm, &call) != SLUICE_OK) problem = last_error();
+  if (code == 0) code = gpu_graph_end(stream, &graph);
+  if (code == 0 && problem == NULL && run_others(gemm, &call, &space) != SLUICE_OK) problem = last_error();
+  if (code == 0 && problem == NULL) code = gpu_graph_launch(&graph, stream);
+  if (code == 0) code = driver->cuStreamSynchronize(stream);
+  gpu_graph_drop(&graph);
+  (void)driver->cuStreamDestroy_v2(stream);
+  drop(&space);
+  if (code == 0 || problem != NULL) return problem;
+  snprintf(text, sizeof text, "the capture or its launch: CUresult %d", code);
+  return text;
+}
+
 /* As backend/cts/gemm: sums in f64, the bound for adding k f32 products in any order, one rounding to C's dtype. */
-static const char* products(sluice_gemm_t* gemm, int32_t dtype, int32_t dtype_c, int trans, int64_t count) {
+static const char* products(sluice_gemm_t* gemm, int32_t dtype, int32_t dtype_c, int trans, int64_t count, run_t run) {
   enum { M = 40, N = 72, K = 56 };
   static char text[160];
-  const char* problem = NULL;
+  const char* problem;
   sluice_product_t list[24];
   array_t a = randoms(dtype, count * M * K), b = randoms(dtype, count * K * N), c = randoms(dtype_c, count * M * N);
   int64_t in = (int64_t)sluice_dtype_bytes(dtype), out = (int64_t)sluice_dtype_bytes(dtype_c);
@@ -366,7 +410,7 @@ static const char* products(sluice_gemm_t* gemm, int32_t dtype, int32_t dtype_c,
                                  {(char*)c.there + i * M * N * out, N, 1}};
   }
   const sluice_product_list_t call = {list, count, dtype, dtype_c, 1, NULL};
-  if (sluice_gemm_run(gemm, &call) != SLUICE_OK) problem = last_error();
+  problem = run(gemm, &call);
   fetch(&c);
   double unit = dtype == SLUICE_DTYPE_F64 ? 0x1p-53 : 0x1p-24;
   double last = dtype_c == SLUICE_DTYPE_BF16 ? 0x1p-8 : (dtype_c == SLUICE_DTYPE_F16 ? 0x1p-11 : unit);
@@ -418,7 +462,9 @@ static void part_gemm(void) {
           char name[96];
           snprintf(name, sizeof name, "%s: %lld products of %s into %s, N%s", hows[how], (long long)count,
                    sluice_dtype_name(types[t][0]), sluice_dtype_name(types[t][1]), trans ? "T" : "N");
-          report(name, products(gemm, types[t][0], types[t][1], trans, count));
+          report(name, products(gemm, types[t][0], types[t][1], trans, count, run_eagerly));
+          strncat(name, ", captured", sizeof name - strlen(name) - 1);
+          report(name, products(gemm, types[t][0], types[t][1], trans, count, run_captured));
         }
       }
     }
@@ -611,6 +657,7 @@ int main(int argc, char** argv) {
   if (status != SLUICE_OK) die("device");
   driver = sluice_cuda_device_driver(device);
   sluice_cuda_allocator_init(device, &memory);
+  if (!gpu_graphs_open()) die("a driver with graphs");
   enter(); /* the default stream of this device, for the suite's own waits */
   parts[part].run();
   leave();

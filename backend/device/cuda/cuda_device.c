@@ -401,6 +401,11 @@ int32_t sluice_cuda_device_ordinal(const sluice_device_t* device) { return ((con
 sluice_cuda_numa_t sluice_cuda_device_numa(const sluice_device_t* device) {
   return sluice_cuda_numa_of(((const cuda_device_t*)device)->driver, ((const cuda_device_t*)device)->device);
 }
+void sluice_cuda_device_name(const sluice_device_t* base, char* out_name, int32_t bytes) {
+  const cuda_device_t* device = (const cuda_device_t*)base;
+  if (device->driver->cuDeviceGetName(out_name, bytes, device->device) == 0 && out_name[0] != '\0') return;
+  snprintf(out_name, (size_t)bytes, "unknown GPU");
+}
 sluice_cuda_stats_t sluice_cuda_device_stats(const sluice_device_t* device) {
   return ((const cuda_device_t*)device)->stats;
 }

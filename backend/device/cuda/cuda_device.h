@@ -45,6 +45,8 @@ const sluice_cuda_driver_t* sluice_cuda_device_driver(const sluice_device_t* dev
 int32_t sluice_cuda_device_ordinal(const sluice_device_t* device);
 /* Where its host memory should lie; asks system and driver. */
 sluice_cuda_numa_t sluice_cuda_device_numa(const sluice_device_t* device);
+/* What it is ("NVIDIA H200"); "unknown GPU" where the driver does not say. */
+void sluice_cuda_device_name(const sluice_device_t* device, char* out_name, int32_t bytes);
 sluice_cuda_stats_t sluice_cuda_device_stats(const sluice_device_t* device);
 
 /* Whether this process is a fork of the one that made the device: then nothing of the driver may be touched. */

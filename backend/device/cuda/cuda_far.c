@@ -373,5 +373,6 @@ const sluice_far_vtable_t sluice_cuda_far_vtable = {
     .op_times = far_op_times,
     .idle_bytes = far_idle_bytes,
     .limit_pinned = far_limit_pinned,
+    .describe = sluice_cuda_device_name,
     .release = far_drop_pools,
 };

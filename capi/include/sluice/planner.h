@@ -49,8 +49,8 @@ SLUICE_EXPORT void sluice_calibration_config_init(sluice_calibration_config_t* o
  * callback at SLUICE_LOG_INFO. A cached file that is damaged, of another version, or not the same on all ranks is
  * measured again, with a word at SLUICE_LOG_WARN. Takes tens of MB
  * from the process while it runs. out_planner: new, sluice_planner_destroy. Context-exclusive. Errors:
- * INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, UNSUPPORTED (a CUDA context, more than 256 ranks), what products and
- * exchanges report. */
+ * INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, UNSUPPORTED (more than 256 ranks), what products, exchanges and a CUDA device
+ * report. A CUDA context is measured by its device's clock, on its default stream. */
 SLUICE_API sluice_status_t sluice_planner_calibrate(sluice_context_t* context,
                                                     const sluice_calibration_config_t* config,
                                                     sluice_planner_t** out_planner);

@@ -73,6 +73,10 @@ int sluice_fake_cuDeviceGetAttribute(int* out_value, int attribute, int device) 
   *out_value = sluice_fake_world.numa_node;
   return sluice_fake_world.numa_node < 0 ? INVALID_VALUE : sluice_fake_simple();
 }
+int sluice_fake_cuDeviceGetName(char* out_name, int bytes, int device) {
+  snprintf(out_name, (size_t)bytes, "Fake GPU %d", device - 100);
+  return sluice_fake_simple();
+}
 int sluice_fake_cuDevicePrimaryCtxRetain(void** out_context, int device) {
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();

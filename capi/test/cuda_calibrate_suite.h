@@ -1,0 +1,19 @@
+/* Calibration of CUDA contexts, on fakes and on a GPU alike: one case without a test framework. */
+#ifndef SLUICE_CAPI_TEST_CUDA_CALIBRATE_SUITE_H_
+#define SLUICE_CAPI_TEST_CUDA_CALIBRATE_SUITE_H_
+
+#include "capi/test/cuda_layer_suite.h"
+
+typedef struct calibrate_case_s {
+  int32_t world_size, dtype;
+  int64_t model_width, hidden_width;
+  double seconds;
+  const char* folder; /* of the cache; "": none */
+} calibrate_case_t;
+
+/* Every rank calibrates its context, as a thread: one machine for all, with curves for what a layer does, that
+ * predicts. out_text [out_bytes], may be NULL: the machine. NULL, or the problem. */
+const char* calibrate_run(const layer_machine_t* machine, const calibrate_case_t* c, char* out_text,
+                          uint64_t out_bytes);
+
+#endif /* SLUICE_CAPI_TEST_CUDA_CALIBRATE_SUITE_H_ */

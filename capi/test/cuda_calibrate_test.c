@@ -1,0 +1,162 @@
+/* Calibration of CUDA contexts on fakes: the path whole, from the ranks' agreement to the cache, and every failing call
+ * of the driver. What it measures is this CPU under the fakes, so that no time is looked at. */
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "capi/test/cuda_calibrate_suite.h"
+#include "capi/test/fakes.h"
+#include "capi/test/rig.h"
+#include "sluice/sluice.h"
+
+static calibrate_case_t small_case(int32_t world_size) {
+  return (calibrate_case_t){.world_size = world_size,
+                            .dtype = SLUICE_DTYPE_F32,
+                            .model_width = 8,
+                            .hidden_width = 16,
+                            .seconds = 0.05,
+                            .folder = ""};
+}
+
+static void CudaCalibrate_RanksOverNcclAndLocal_GetOneMachineThatPredicts(void** state) {
+  (void)state;
+  for (int is_local = 0; is_local < 2; ++is_local) {
+    for (int32_t w = 1; w <= 3; ++w) {
+      calibrate_case_t c = small_case(w);
+      c.dtype = w == 2 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
+      const char* problem = calibrate_run(fakes_layer_machine(is_local), &c, NULL, 0);
+      if (problem != NULL) fail_msg("W %d, %s: %s", w, is_local ? "local" : "nccl", problem);
+    }
+  }
+}
+
+/* The cache tells GPUs apart: by what the driver calls them. */
+static void CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu(void** state) {
+  (void)state;
+  static char first[32768], second[32768];
+  char folder[] = "/tmp/sluice-cuda-calibrate-XXXXXX", path[512] = "", line[512] = "";
+  assert_non_null(mkdtemp(folder));
+  calibrate_case_t c = small_case(1);
+  c.folder = folder;
+  const char* problem = calibrate_run(fakes_layer_machine(0), &c, first, sizeof first);
+  if (problem != NULL) fail_msg("%s", problem);
+  DIR* dir = opendir(folder);
+  for (struct dirent* entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
+    if (entry->d_name[0] != '.') snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+  }
+  closedir(dir);
+  FILE* file = fopen(path, "r");
+  assert_non_null(file);
+  assert_non_null(fgets(line, sizeof line, file)); /* the form */
+  assert_non_null(fgets(line, sizeof line, file));
+  fclose(file);
+  if (strstr(line, "device cuda, Fake GPU 0, ") == NULL) fail_msg("%s", line);
+  problem = calibrate_run(fakes_layer_machine(0), &c, second, sizeof second);
+  if (problem != NULL) fail_msg("%s", problem);
+  assert_string_equal(first, second);
+  (void)unlink(path);
+  (void)rmdir(folder);
+}
+
+static sluice_status_t calibrate(rig_t* rig) {
+  sluice_calibration_config_t config;
+  sluice_planner_t* planner = NULL;
+  sluice_calibration_config_init(&config, sizeof config);
+  config.model_width = 4, config.hidden_width = 4, config.seconds = 0.05, config.cache_dir = "";
+  sluice_status_t status = sluice_planner_calibrate(rig->context, &config, &planner);
+  assert_int_equal(planner != NULL, status == SLUICE_OK);
+  sluice_planner_destroy(planner);
+  return status;
+}
+
+/* Between passes of a layer, with steps outstanding: they end as they would. */
+static void CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone(void** state) {
+  (void)state;
+  rig_t rig;
+  char live[200], hazard[200];
+  uint64_t want = 0, got = 0;
+  sluice_step_t* step = NULL;
+  sluice_moe_config_t config = rig_config();
+  config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+  rig_reset(&rig);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  if (calibrate(&rig) != SLUICE_OK) fail_msg("%s", last_message());
+  assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
+  sluice_step_drop(step);
+  assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
+  assert_true(got == want);
+  rig_close(&rig);
+  if (sluice_fake_cuda_hazards(hazard, sizeof hazard) != 0) fail_msg("hazard: %s", hazard);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  rig_use_machine(NULL, 0);
+}
+
+/* The first calls one by one, which make and fill everything, then every so often: whatever fails is told or does not
+ * matter, nothing leaks, and the context works on. */
+static void CudaCalibrate_NthDriverCallFails_ContextWorksOn(void** state) {
+  (void)state;
+  int64_t told = 0, tried = 0;
+  for (int64_t nth = 0;; nth += nth < 60 ? 1 : 701, ++tried) {
+    rig_t rig;
+    char live[200];
+    const sluice_moe_config_t config = rig_config();
+    fakes_open(1, 1);
+    rig_use_machine(fakes_machine(), 0);
+    if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+    sluice_fake_cuda_fail_call(nth, 719);
+    sluice_status_t status = calibrate(&rig);
+    int failed = sluice_fake_cuda_failed();
+    sluice_fake_cuda_fail_call(-1, 0);
+    told += status != SLUICE_OK;
+    if (!failed && status != SLUICE_OK) fail_msg("nothing failed, but: %s", last_message());
+    if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("after call %lld: %s", (long long)nth, last_message());
+    rig_close(&rig);
+    if (fakes_close(live, sizeof live) != 0) fail_msg("call %lld: left: %s", (long long)nth, live);
+    rig_use_machine(NULL, 0);
+    if (!failed || tried > 120) break;
+  }
+  print_message("%lld calls failed, %lld told\n", (long long)tried, (long long)told);
+  assert_true(told > 40);
+}
+
+static void CudaCalibrate_OutOfMemory_SaysHowMuch(void** state) {
+  (void)state;
+  rig_t rig;
+  char live[200];
+  const sluice_moe_config_t config = rig_config();
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+  sluice_fake_cuda_set_memory((uint64_t)1 << 20);
+  assert_int_equal(calibrate(&rig), SLUICE_E_NO_MEMORY);
+  assert_non_null(strstr(last_message(), "bytes"));
+  sluice_fake_cuda_set_memory((uint64_t)1 << 30);
+  assert_int_equal(calibrate(&rig), SLUICE_OK);
+  rig_close(&rig);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  rig_use_machine(NULL, 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(CudaCalibrate_RanksOverNcclAndLocal_GetOneMachineThatPredicts),
+      cmocka_unit_test(CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu),
+      cmocka_unit_test(CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone),
+      cmocka_unit_test(CudaCalibrate_NthDriverCallFails_ContextWorksOn),
+      cmocka_unit_test(CudaCalibrate_OutOfMemory_SaysHowMuch),
+  };
+  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

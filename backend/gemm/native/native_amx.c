@@ -50,6 +50,9 @@ enum {
   MOST_B = 256,
   MOST_AHEAD = 512
 };
+/* Of B's rows that are a page long or more the processor fetches what comes next by itself, and sooner than it comes
+ * when asked for; with more rows of C than these, computing leaves the time to ask. */
+enum { FEW_ROWS = 64, PAGE = 4096 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t pieces(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
@@ -386,8 +389,8 @@ static int64_t room(const sluice_gemm_form_t* f) {
   return (c.a + c.b + c.sums) * TILE_FLOATS;
 }
 
-/* Aims at B [k0 ..][j0 ..]; what lies there is asked for within `calls` calls of ask(). */
-static sluice_native_prefetch_t aim(const side_t* b, int64_t k0, int64_t depth, int64_t j0, int64_t cols,
+/* Aims at B [k0 ..][j0 ..] of a product with m rows; what lies there is asked for within `calls` calls of ask(). */
+static sluice_native_prefetch_t aim(const side_t* b, int64_t m, int64_t k0, int64_t depth, int64_t j0, int64_t cols,
                                     int64_t calls) {
   const char* at = side_at(b, j0, k0);
   const int64_t bytes = (b->along ? depth : cols) * BF16_BYTES;
@@ -396,6 +399,7 @@ static sluice_native_prefetch_t aim(const side_t* b, int64_t k0, int64_t depth, 
   p.left = (b->along ? cols : depth) * p.lines;
   p.skip = b->ld - p.lines * LINE;
   p.per_step = pieces(p.left, calls > 0 ? calls : 1);
+  if (m <= FEW_ROWS && b->ld >= PAGE) p.left = 0;
   return p;
 }
 
@@ -454,7 +458,7 @@ static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const b
     g->o = p->j0 + j;
     g->k = p->k0 + g->steps * STEP;
     sluice_native_prefetch_t prefetch = *after;
-    if (cols < left) prefetch = aim(b, p->k0, p->depth, p->j0 + j + cols, smaller(left - cols, cols), calls);
+    if (cols < left) prefetch = aim(b, f->m, p->k0, p->depth, p->j0 + j + cols, smaller(left - cols, cols), calls);
     for (int64_t i = 0; i < high; i += most) {
       const int64_t rights = smaller(high - i, most);
       place(g, f, p, i * EDGE, j);
@@ -495,7 +499,7 @@ static sluice_native_prefetch_t aim_first(const sluice_gemm_form_t* f, int64_t c
   const cut_t c = cut(f);
   const side_t b = side_b(f);
   const int64_t cols = f->trans_b ? columns_of(c.rows / EDGE, c.steps) : c.cols;
-  return aim(&b, 0, smaller(f->k, c.steps * STEP), 0, smaller(f->n, cols), calls);
+  return aim(&b, f->m, 0, smaller(f->k, c.steps * STEP), 0, smaller(f->n, cols), calls);
 }
 
 static void product(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, int64_t from, int64_t to, float* memory,
@@ -525,7 +529,7 @@ static void product(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, in
         if (!f->trans_b) calls = wide * steps + pieces(high, 2) * pieces(wide, high == 1 ? 4 : 2) * steps;
         if (j0 < to) {
           int64_t cols = f->trans_b ? columns_of(high, steps) : c.cols;
-          after = aim(&b, k0, smaller(f->k - k0, c.steps * STEP), j0, smaller(to - j0, cols), calls);
+          after = aim(&b, f->m, k0, smaller(f->k - k0, c.steps * STEP), j0, smaller(to - j0, cols), calls);
         } else if (next != NULL) {
           after = aim_first(next, calls);
         }

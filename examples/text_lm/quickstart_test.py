@@ -15,6 +15,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
+import quickstart  # noqa: E402
 import timeline  # noqa: E402
 
 from integration_tests.benchmarks import memory  # noqa: E402
@@ -125,13 +126,29 @@ def test_quickstart_stock_only_writes_its_record(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "timeline.svg").exists()
 
 
-@pytest.mark.parametrize("link", ["1gb", "fast", "", "0mbit", "-1gbit", "1gbit 200mbit", "None"])
-def test_quickstart_link_not_understood_is_refused(link: str, tmp_path: Path) -> None:
+def _not_understood(link: str) -> str:
+    return f"rate {link!r} is not understood; write for example 1gbit"
+
+
+def test_quickstart_link_not_understood_ends_it(tmp_path: Path) -> None:
     """Before anything is started."""
-    command = [sys.executable, str(HERE / "quickstart.py"), f"--link={link}", "--out", str(tmp_path / "out")]
+    command = [sys.executable, str(HERE / "quickstart.py"), "--link=fast", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 2
-    assert f"rate {link!r} is not understood; write for example 1gbit" in " ".join(done.stderr.split())
+    assert _not_understood("fast") in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("link", ["1gb", "fast", "", "0mbit", "-1gbit", "1gbit 200mbit", "None"])
+def test_quickstart_link_not_understood_is_refused(
+    link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the reader of its command line."""
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", f"--link={link}", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as end:
+        quickstart.arguments()
+    assert end.value.code == 2
+    assert _not_understood(link) in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
 
 
@@ -157,15 +174,14 @@ def test_quickstart_namespaces_refused_runs_over_loopback_and_says_so(tmp_path: 
     assert json.loads((tmp_path / "out" / "result.json").read_text())["link"] == "loopback"
 
 
-def test_quickstart_result_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+def test_quickstart_result_that_cannot_be_written_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A folder that is missing is made; what is none cannot be."""
     (tmp_path / "file").write_text("")
     for option in (["--json", str(tmp_path / "file" / "x.json")], ["--json", str(tmp_path)]):
-        done = subprocess.run(
-            [sys.executable, str(HERE / "quickstart.py"), "--out", str(tmp_path / "out"), *option],
-            capture_output=True,
-            text=True,
-            timeout=250,
-        )
-        assert done.returncode == 2
-        assert "cannot be written" in done.stderr and "--json" in done.stderr
+        monkeypatch.setattr(sys, "argv", ["quickstart.py", "--out", str(tmp_path / "out"), *option])
+        with pytest.raises(SystemExit) as end:
+            quickstart.arguments()
+        said = capsys.readouterr().err
+        assert end.value.code == 2 and "cannot be written" in said and "--json" in said

@@ -1,8 +1,9 @@
 """Ranks as processes that stay: a test names a function and every rank runs it, under a deadline.
 
-Starting torch, DeepSpeed and a process group takes seconds and each case milliseconds, so the everyday tests share one
-set of ranks. After anything unexpected (an error, a missed deadline, a dead rank) the set is ended and a later test
-gets a fresh one.
+Starting a process group takes longer than most cases, so the everyday tests share one set of ranks. After anything
+unexpected (an error, a missed deadline, a dead rank) the set is ended and a later test gets a fresh one. Importing
+torch and DeepSpeed takes seconds: ranks are forks of a process that has, but for those with an environment of their
+own.
 """
 
 from __future__ import annotations
@@ -15,13 +16,33 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1] / "third_party" / "test"))
+from fork_server import ForkServer, Process  # noqa: E402
+
+_servers: dict[str, ForkServer] = {}
+_starting = threading.Lock()
+
+
+def _server_for(worker: str, imports: Sequence[str], environment: dict[str, str]) -> ForkServer:
+    with _starting:
+        if worker not in _servers:
+            _servers[worker] = ForkServer(imports, environment)
+        return _servers[worker]
+
+
 START_DEADLINE_S = 200.0
 DEADLINE_S = 150.0  # against hangs: on a busy machine a case of a second takes many
+
+
+def _without_empty(environment: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if value != ""}
 
 
 class RankFailure(AssertionError):
@@ -32,11 +53,12 @@ class Ranks:
     """`world` processes in one gloo group over loopback."""
 
     worker = HERE / "rank_worker.py"
+    imports = ("torch", "deepspeed")  # what the worker begins with
 
     def __init__(self, world: int, **environment: str) -> None:
         self.world = world
         self._environment = environment
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | Process] = []
         self._replies: list[Any] = []
         self._logs: list[Path] = []
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-ranks-")
@@ -100,36 +122,43 @@ class Ranks:
     # ---- inside ----
 
     def _start(self) -> None:
+        plain = {
+            **os.environ,
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_SIZE": str(self.world),
+            "MASTER_ADDR": "127.0.0.1",
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+            "TORCHDYNAMO_DISABLE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        worker = str(self.worker)
+        server: ForkServer | None = _server_for(worker, self.imports, _without_empty(plain))
+        common = _without_empty({**plain, **self._environment})
+        if not server.suits(common):
+            server = None
         door = socket.create_server(("127.0.0.1", 0), backlog=128)  # rank 0's from here on: nobody else gets the port
+        common["MASTER_PORT"] = str(door.getsockname()[1])
         self._logs = [Path(self._folder.name) / f"rank{rank}-{time.monotonic_ns()}.log" for rank in range(self.world)]
         for rank in range(self.world):
             read_end, write_end = os.pipe()
-            environment = {
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(self.world),
-                "LOCAL_SIZE": str(self.world),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(door.getsockname()[1]),
-                "OMP_NUM_THREADS": "1",
-                "DS_ACCELERATOR": "cpu",
-                "TORCHDYNAMO_DISABLE": "1",
-                "PYTHONUNBUFFERED": "1",
-                **self._environment,
-            }
-            environment = {key: value for key, value in environment.items() if value != ""}
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(self.worker), str(write_end), str(door.fileno())],
-                    stdin=subprocess.PIPE,
-                    stdout=self._logs[rank].open("wb"),
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(write_end, door.fileno()) if rank == 0 else (write_end,),
-                    env=environment,
-                    cwd=self._folder.name,
-                )
-            )
+            environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            doors = (door.fileno(),) if rank == 0 else ()
+            with self._logs[rank].open("wb") as log:
+                if server is not None:
+                    fds = [write_end, *(doors or ["-1"])]
+                    process = server.start(worker, fds, environment, self._folder.name, log.fileno(), has_stdin=True)
+                else:
+                    process = subprocess.Popen(
+                        [sys.executable, worker, str(write_end), str(door.fileno())],
+                        stdin=subprocess.PIPE,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=(write_end, *doors),
+                        env=environment,
+                        cwd=self._folder.name,
+                    )
+            self._processes.append(process)
             os.close(write_end)
             self._replies.append(os.fdopen(read_end, "rb", buffering=0))
         door.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,19 @@ def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
         assert not any(left), f"contexts of this test are alive: {[len(each) for each in left]} by rank"
 
 
-@pytest.mark.parametrize("form", ["reentrant", "nonreentrant"])
+ZERO_TWO, BF16 = {"zero_optimization": {"stage": 2}}, {"bf16": {"enabled": True}}
+
+
 @pytest.mark.parametrize(
-    "config, loss",
-    [({}, 1e-5), ({"zero_optimization": {"stage": 2}}, 1e-5), ({"bf16": {"enabled": True}}, 0.02)],
-    ids=["zero 0", "zero 2", "bf16"],
+    "config, loss, form",
+    [
+        pytest.param({}, 1e-5, "reentrant", id="zero 0-reentrant", marks=pytest.mark.full),
+        pytest.param({}, 1e-5, "nonreentrant", id="zero 0-nonreentrant"),
+        pytest.param(ZERO_TWO, 1e-5, "reentrant", id="zero 2-reentrant"),
+        pytest.param(ZERO_TWO, 1e-5, "nonreentrant", id="zero 2-nonreentrant", marks=pytest.mark.full),
+        pytest.param(BF16, 0.02, "reentrant", id="bf16-reentrant", marks=pytest.mark.full),
+        pytest.param(BF16, 0.02, "nonreentrant", id="bf16-nonreentrant"),
+    ],
 )
 def test_TwoEpSizesBudgetCheckpointingAccumulation_SavedUnswappedAndLoadedByStock(
     ranks4: Ranks, tmp_path: Path, config: dict[str, Any], loss: float, form: str
@@ -110,15 +120,29 @@ def test_RankKilledInTheMiddleOfAStep_TheOthersLoopNamesItSoon(fresh2: Ranks, wh
     assert found["s"] < SOON and found["unswap_s"] < SOON, found
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("how", ["stops", "dies"])
-def test_RankEndsInsideACalledExpert_OthersNameItAndGoOn(where: str, how: str) -> None:
+ENDS = [(how, where) for how in ("stops", "dies") for where in ("forward", "backward")]
+
+
+def _ends(case: tuple[str, str]) -> list[dict[str, Any]]:
+    how, where = case
     ranks = Ranks(3)
     gone = {"stopping": (1,)} if how == "stops" else {"dying": (1,)}
     try:
-        first, second, third = ranks.try_run("cases_stories:one_expert_stops", where=where, how=how, **gone)
+        return ranks.try_run("cases_stories:one_expert_stops", where=where, how=how, **gone)
     finally:
         ranks.stop()
+
+
+@functools.cache
+def _all_ends() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Side by side, since most of it is waiting for a deadline."""
+    with futures.ThreadPoolExecutor(len(ENDS)) as pool:
+        return dict(zip(ENDS, pool.map(_ends, ENDS)))
+
+
+@pytest.mark.parametrize("how, where", ENDS)
+def test_RankEndsInsideACalledExpert_OthersNameItAndGoOn(how: str, where: str) -> None:
+    first, second, third = _all_ends()[how, where]
     assert second == ({"stopped": True} if how == "stops" else {"died": True})
     for answer in (first, third):
         found = answer["result"]

@@ -16,6 +16,7 @@ LAYOUTS = {"tp": {"tp_size": 2}, "fsdp2": {"fsdp_size": 2}}
 
 class TransformersRanks(Ranks):
     worker = HERE / "tf_rank_worker.py"
+    imports = ("torch",)
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +123,29 @@ def test_TwoRanks_NoGradRowsOnOneAlone_AsWhole(ranks: Ranks, saved: Any) -> None
     assert max(first["worst"], second["worst"]) < 2e-5
 
 
+@pytest.fixture(scope="module")
+def stock_losses(ranks: Ranks, saved: Any) -> Any:
+    """Of a layout, by rank: the same for whatever Sluice is compared."""
+    found: dict[str, list[list[float]]] = {}
+
+    def of(layout: str) -> list[list[float]]:
+        if layout not in found:
+            case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout]}
+            found[layout] = ranks.run("tf_ep_jobs:stock_losses", **case)
+        return found[layout]
+
+    return of
+
+
 @pytest.mark.parametrize("options", [{}, {"memory_budget": "12MiB"}, {"deduplicate": True}], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_TwoRanks_TwentySteps_LossesOfAllToAll(ranks: Ranks, saved: Any, layout: str, options: dict[str, Any]) -> None:
+def test_TwoRanks_TwentySteps_LossesOfAllToAll(
+    ranks: Ranks, saved: Any, stock_losses: Any, layout: str, options: dict[str, Any]
+) -> None:
     case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "options": options}
-    for found in ranks.run("tf_ep_jobs:losses", **case):
-        assert found["stock"][-1] < 0.9 * found["stock"][0], "nothing was learnt"
-        assert found["sluice"] == pytest.approx(found["stock"], rel=1e-4)
+    for stock, found in zip(stock_losses(layout), ranks.run("tf_ep_jobs:losses", **case)):
+        assert stock[-1] < 0.9 * stock[0], "nothing was learnt"
+        assert found["losses"] == pytest.approx(stock, rel=1e-4)
         if "memory_budget" in options:
             assert 0 < found["stats"]["peak_bytes"] <= 12 << 20
 

@@ -119,20 +119,27 @@ def uneven_rows(path: str) -> dict[str, Any]:
     return {"worst": worst, "rows": [shape[0] for shape in shapes]}
 
 
+def stock_losses(path: str, layout: dict[str, int], steps: int = 20) -> list[float]:
+    """Losses of a training through transformers' all_to_all with grouped_mm."""
+    return _losses(split(path, layout, "grouped_mm", "all_to_all"), layout, steps)
+
+
 def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: int = 20) -> dict[str, Any]:
-    """Losses of the same training through transformers' all_to_all with grouped_mm and through Sluice."""
-    _, mine = _batches(layout)
-    found: dict[str, Any] = {}
+    """Losses of the same training through Sluice."""
     sluice.configure(**options)
     try:
-        for name, experts, transport in (("stock", "grouped_mm", "all_to_all"), ("sluice", "sluice", "sluice")):
-            model = split(path, layout, experts, transport)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # larger ones make routes of near ties part ways
-            found[name] = []
-            for number in range(steps):
-                found[name].append(float(step(model, mine.roll(number, 1))["loss"]))
-                optimizer.step()
-        found["stats"] = sluice.stats(model.model.layers[-1].mlp.experts)
+        model = split(path, layout, "sluice", "sluice")
+        found = _losses(model, layout, steps)
+        return {"losses": found, "stats": sluice.stats(model.model.layers[-1].mlp.experts)}
     finally:
         sluice.configure()
+
+
+def _losses(model: Any, layout: dict[str, int], steps: int) -> list[float]:
+    _, mine = _batches(layout)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # larger ones make routes of near ties part ways
+    found = []
+    for number in range(steps):
+        found.append(float(step(model, mine.roll(number, 1))["loss"]))
+        optimizer.step()
     return found

@@ -1,7 +1,7 @@
 """Runs one function in several processes that form a gloo group over loopback, with a deadline.
 
 A job is "module:function" of this folder; it is called with its keyword arguments and returns something that pickles.
-Started processes import torch once each, so a job should do many cases.
+Ranks with an environment or threads of their own import torch themselves; all others are forks of a process that has.
 """
 
 import importlib
@@ -17,6 +17,23 @@ import traceback
 from datetime import timedelta
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(HERE, "..", "..", "..", "third_party", "test"))
+from fork_server import ForkServer  # noqa: E402
+
+_server = None
+
+
+def _fork_server(environment):
+    """Started when a test first asks for ranks; None where it would not do what the ranks' own imports do."""
+    global _server
+    if _server is None:
+        _server = ForkServer(["torch", "torch.distributed"], _environment(1))
+    return _server if _server.suits(environment) else None
+
+
+def _environment(threads):
+    own = {"OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return {**os.environ, **own}
 
 
 class Ended:
@@ -40,18 +57,22 @@ def start(world, job, deadline=200, threads=1, group_timeout=60, extra_environme
     """Starts the ranks and returns what `finish` takes."""
     folder = tempfile.mkdtemp(prefix="sluice_ranks_")
     door = socket.create_server(("127.0.0.1", 0), backlog=128)  # rank 0's from here on: nobody else gets the port
-    environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(door.getsockname()[1]))
-    environment["WORLD_SIZE"] = str(world)
-    environment.update(OMP_NUM_THREADS=str(threads), TORCHDYNAMO_DISABLE="1", GLOO_SOCKET_IFNAME="lo")
+    environment = _environment(threads)
+    environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(door.getsockname()[1]), WORLD_SIZE=str(world))
     environment.update(extra_environment or {})
+    server = _fork_server(environment)
     with open(os.path.join(folder, "job"), "wb") as file:
         pickle.dump((job, group_timeout, arguments), file)
     processes = []
     for rank in range(world):
         with open(os.path.join(folder, f"log{rank}"), "wb") as log:
-            command = [sys.executable, os.path.abspath(__file__), folder, str(door.fileno())]
             own = dict(environment, RANK=str(rank))
             keep = (door.fileno(),) if rank == 0 else ()
+            if server is not None:
+                arguments_of_rank = [folder, *(keep or ["-1"])]
+                processes.append(server.start(os.path.abspath(__file__), arguments_of_rank, own, HERE, log.fileno()))
+                continue
+            command = [sys.executable, os.path.abspath(__file__), folder, str(door.fileno())]
             processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log, cwd=HERE, pass_fds=keep))
     door.close()
     return folder, processes, time.monotonic() + deadline

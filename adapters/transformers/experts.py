@@ -140,7 +140,7 @@ class ExpertsState:
         try:
             layer, tensors, dtype = self._layer_of(module, hidden, ids, weights)
         except Exception as error:
-            self._refuse(error)
+            self._refuse(error, hidden.device)
             raise
         tokens = hidden if hidden.dtype == dtype else hidden.to(dtype)
         route = weights if weights.dtype == torch.float32 else weights.float()
@@ -180,7 +180,7 @@ class ExpertsState:
         self._latest, self._up_shape = (layer, tensors[0].shape) if quick else (None, None)
         return layer, tensors, dtype
 
-    def _refuse(self, error: Exception) -> None:
+    def _refuse(self, error: Exception, device: torch.device) -> None:
         """Tells the other ranks, which may be waiting in their own call, that this one does not take part."""
         if self._group is None or self._group.world_size == 1 or self._options is None:
             return
@@ -188,8 +188,8 @@ class ExpertsState:
         if layer is not None:
             layer.refuse(error)
             return
-        # Nothing was made yet: the smallest layer has a header to say it in.
-        context = context_of(self._options, self._group)
+        # Nothing was made yet: the smallest layer has a header to say it in, where the others wait for theirs.
+        context = context_of(self._options, self._group, device=device)
         layer = MoeLayer(
             context,
             model_width=1,

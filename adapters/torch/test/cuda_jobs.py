@@ -280,6 +280,66 @@ def transformers_matches_stock():
         print("matches stock, computed by", found["computed_by"])
 
 
+def expert_parallel_matches_stock(store):
+    """`ep_implementation="sluice"` on one rank whose experts are "on CUDA": fused, and transformers' own functions as
+    callbacks, on the rows of one expert at a time."""
+    import sluice.adapters.transformers.experts as module
+    from sluice.adapters.transformers.transport import SluiceEP
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers.models.mixtral import MixtralConfig, modeling_mixtral
+
+    torch.distributed.init_process_group("gloo", f"file://{store}", rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    original = module.context_of
+    module.context_of = lambda options, group, layers, device: original(options, group, layers, torch.device("cuda", 0))
+    config = MixtralConfig(hidden_size=16, intermediate_size=24, num_local_experts=4, num_experts_per_tok=2)
+    rows = torch.Generator().manual_seed(1)
+    for implementation in ("sluice", "eager", "grouped_mm"):
+        results = []
+        for parallel in (False, True):
+            torch.manual_seed(3)
+            config._experts_implementation = implementation if parallel else "eager"
+            experts = modeling_mixtral.MixtralExperts(config)
+            for parameter in experts.parameters():
+                torch.nn.init.normal_(parameter, std=0.2)
+            call = SluiceEP(experts, mesh, mesh) if parallel else experts
+            rows.manual_seed(1)
+            x = torch.randn(9, 16, generator=rows, requires_grad=True)
+            ids = torch.randint(0, 4, (9, 2), generator=rows)
+            weights = torch.rand(9, 2, generator=rows, requires_grad=True)
+            out = call(x, ids, weights)
+            out.square().sum().backward()
+            results.append([out.detach(), x.grad, weights.grad, *(p.grad for p in experts.parameters())])
+        for a, b in zip(*results):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        found = call._state.stats()
+        assert found["computed_by"] == ("sluice" if implementation == "sluice" else "the module's own functions"), found
+        assert found["gemm"].startswith("cublas"), found["gemm"]
+        print(implementation, "matches stock, computed by", found["computed_by"])
+    torch.distributed.destroy_process_group()
+
+
+def refusal_goes_where_the_others_wait():
+    """A rank whose first call cannot be made says so on the device of its experts, on the peers' communicator."""
+    import types
+
+    import sluice.adapters.transformers.experts as module
+
+    class Asked(Exception):
+        pass
+
+    def context_of(options, group, layers=None, device=None):
+        raise Asked(str(device))
+
+    module.context_of = context_of
+    state = module.ExpertsState(0, types.SimpleNamespace(world_size=2, ranks=(0, 1)))
+    state._options = ContextOptions()
+    try:
+        state._refuse(ValueError("no"), torch.device("cuda", 0))
+    except Asked as asked:
+        print("asked for", asked)
+
+
 def refusals():
     context = Context(device="cuda:0")
     options = {"model_width": 4, "hidden_width": 4, "num_experts": 1, "top_k": 1}
@@ -336,4 +396,6 @@ if __name__ == "__main__":
             "refusals": refusals,
             "deepspeed": deepspeed_matches_stock,
             "transformers": transformers_matches_stock,
-        }[sys.argv[1]]()
+            "expert_parallel": expert_parallel_matches_stock,
+            "refusal": refusal_goes_where_the_others_wait,
+        }[sys.argv[1]](*sys.argv[2:])

@@ -81,6 +81,19 @@ def test_Transformers_ExpertsOnAPretendedDevice_MatchStock(fakes):
     assert text.count("matches stock, computed by the module's own functions") == 1
 
 
+def test_TransformersExpertParallel_ExpertsOnAPretendedDevice_MatchStock(fakes, tmp_path):
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    text = run(fakes, "expert_parallel", str(tmp_path / "store"))
+    assert text.count("sluice matches stock, computed by sluice") == 1
+    for implementation in ("eager", "grouped_mm"):
+        assert f"{implementation} matches stock, computed by the module's own functions" in text
+
+
+def test_TransformersExpertParallel_RefusalOfAFirstCall_IsSaidOnItsDevice(fakes):
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    assert "asked for cuda:0" in run(fakes, "refusal")
+
+
 def test_Group_OnCuda_TakesOneIdThroughTheStore(fakes, tmp_path):
     command = [sys.executable, str(JOBS), "group"]
     ranks = [

@@ -11,32 +11,15 @@
 
 #include "capi/test/budget_suite.h"
 #include "capi/test/checks.h"
+#include "capi/test/own_rig.h"
 #include "capi/test/refusals.h"
 
 enum { TOKENS = 512, MOST_LINES = 512, STEPS = 24 };
 
-/* One of two ranks, for its plans alone. */
-typedef struct pair_s {
-  sluice_local_group_t* group;
-  sluice_comm_t* comm;
-  rig_t rig;
-} pair_t;
-
 static void open_pair(pair_t* p) {
-  sluice_comm_config_t comm;
-  sluice_comm_config_init(&comm, sizeof comm);
-  comm.rank = 0, comm.world_size = 2;
-  WORKS(sluice_local_group_create(2, &p->group));
-  WORKS(sluice_comm_create_local(p->group, &comm, &p->comm));
   sluice_moe_config_t config = rig_config();
   config.model_width = 64, config.hidden_width = 256, config.num_chunks = 0;
-  WORKS(rig_open(&p->rig, p->comm, &config));
-}
-
-static void close_pair(pair_t* p) {
-  rig_close(&p->rig);
-  sluice_comm_destroy(p->comm);
-  sluice_local_group_destroy(p->group);
+  pair_open(p, &config);
 }
 
 typedef struct found_s {
@@ -92,7 +75,7 @@ static void Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole(void** stat
            info->relative_time / found.best_whole);
   }
   assert_true(num_parts > 0);
-  close_pair(&p);
+  pair_close(&p);
 }
 
 /* A policy that was asked for is of all chunks, or there is no plan. */
@@ -112,7 +95,7 @@ static void Plan_PolicyAskedFor_IsOfAllChunks(void** state) {
   config.memory_budget = lean.total_bytes * 5 / 4;
   config.restore_input = config.restore_middle = SLUICE_RESTORE_KEEP;
   REFUSED(sluice_plan_create(p.rig.moe, &config, &plan), SLUICE_E_OVER_BUDGET, "or take the policy ");
-  close_pair(&p);
+  pair_close(&p);
 }
 
 static void Layer_KeepsPart_PredictedBytesAndSameResults(void** state) {

@@ -9,31 +9,14 @@
 
 #include <cmocka.h>
 
+#include "capi/test/own_rig.h"
 #include "capi/test/refusals.h"
 
-static sluice_context_stats_t stats_of(const rig_t* rig) {
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  WORKS(sluice_context_get_stats(rig->context, 0, &stats));
-  return stats;
-}
-
 static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding) {
-  memset(rig, 0, sizeof *rig);
-  rig->world_size = 1;
-  heap_init(&rig->heap);
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
-  context.gemm = "ref", context.memory_budget = budget, context.max_outstanding = max_outstanding;
-  context.allocate = heap_allocate, context.release = heap_release, context.allocate_user = &rig->heap;
-  WORKS(sluice_context_create(&context, NULL, &rig->context));
+  const sluice_context_config_t context = own_rig_context(budget, max_outstanding);
   sluice_moe_config_t config = rig_config();
   config.num_chunks = 0;
-  WORKS(rig_open_layer(rig, &config));
-}
-
-static void close_rig(rig_t* rig) {
-  rig_close(rig);
-  assert_int_equal(atomic_load(&rig->heap.live_bytes), 0);
+  own_rig_open(rig, &context, &config);
 }
 
 /* The first forward is refused, and each one after it: not a byte more is held, and none was in between. */
@@ -41,17 +24,17 @@ static void Budget_Refused_NothingWasAllocated(void** state) {
   (void)state;
   rig_t rig;
   open_rig(&rig, 1 << 12, 1);
-  const sluice_context_stats_t before = stats_of(&rig);
+  const sluice_context_stats_t before = own_rig_stats(&rig);
   const int64_t calls = atomic_load(&rig.heap.calls), live = atomic_load(&rig.heap.live_bytes);
   for (int i = 0; i < 3; ++i) {
     sluice_step_t* step = (sluice_step_t*)(uintptr_t)1;
     REFUSED(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET, "no plan fits the memory budget of 4096 bytes");
     assert_null(step);
-    const sluice_context_stats_t after = stats_of(&rig);
+    const sluice_context_stats_t after = own_rig_stats(&rig);
     assert_memory_equal(&after, &before, sizeof after);
     assert_true(atomic_load(&rig.heap.calls) == calls && atomic_load(&rig.heap.live_bytes) == live);
   }
-  close_rig(&rig);
+  own_rig_close(&rig);
 }
 
 enum { MOST_LAYERS = 4 };
@@ -65,13 +48,13 @@ static sluice_context_stats_t run_layers(int32_t count) {
   sluice_step_t* steps[MOST_LAYERS] = {NULL};
   open_rig(&rig, 0, 0);
   layers[0] = rig.moe;
-  const uint64_t one = stats_of(&rig).current_bytes;
+  const uint64_t one = own_rig_stats(&rig).current_bytes;
   for (int32_t i = 1; i < count; ++i) {
     sluice_moe_config_t config = rig.config;
     config.layer_id += i;
     WORKS(sluice_moe_create(rig.context, &config, &layers[i]));
   }
-  made = stats_of(&rig).current_bytes - one;
+  made = own_rig_stats(&rig).current_bytes - one;
   for (int32_t i = 0; i < count; ++i) {
     rig.moe = layers[i];
     WORKS(rig_forward(&rig, &steps[i]));
@@ -81,12 +64,12 @@ static sluice_context_stats_t run_layers(int32_t count) {
     WORKS(rig_backward(&rig, steps[i]));
     sluice_step_drop(steps[i]);
   }
-  sluice_context_stats_t stats = stats_of(&rig);
+  sluice_context_stats_t stats = own_rig_stats(&rig);
   assert_true(stats.current_bytes > made);
   stats.current_bytes -= made;
   for (int32_t i = 1; i < count; ++i) sluice_moe_destroy(layers[i]);
   rig.moe = layers[0];
-  close_rig(&rig);
+  own_rig_close(&rig);
   return stats;
 }
 
@@ -108,7 +91,7 @@ static void Budget_WithoutGradients_HoldsNoStep(void** state) {
   sluice_step_t* step = NULL;
   REFUSED(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET, ") needs ");
   assert_int_equal(sscanf(strstr(last_message(), ") needs "), ") needs %llu", &needs), 1);
-  close_rig(&rig);
+  own_rig_close(&rig);
 
   open_rig(&rig, needs, 1);
   float want[64];
@@ -117,16 +100,16 @@ static void Budget_WithoutGradients_HoldsNoStep(void** state) {
   memcpy(want, rig.out.tensor.data, rig.out.bytes);
   WORKS(rig_backward(&rig, step));
   sluice_step_drop(step);
-  const uint64_t idle = stats_of(&rig).current_bytes;
+  const uint64_t idle = own_rig_stats(&rig).current_bytes;
   for (int i = 0; i < 4; ++i) { /* more than max_outstanding, were they steps */
     rig_reset(&rig);
     rig.forward.needs_backward = 0;
     WORKS(sluice_moe_forward(rig.moe, &rig.forward, NULL, NULL));
     assert_memory_equal(rig.out.tensor.data, want, rig.out.bytes);
-    assert_int_equal(stats_of(&rig).current_bytes, idle);
+    assert_int_equal(own_rig_stats(&rig).current_bytes, idle);
   }
-  assert_true(stats_of(&rig).peak_bytes <= needs);
-  close_rig(&rig);
+  assert_true(own_rig_stats(&rig).peak_bytes <= needs);
+  own_rig_close(&rig);
 }
 
 int main(void) {

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "capi/test/own_rig.h"
 #include "capi/test/plan_layer.h"
 #include "capi/test/refusals.h"
 
@@ -72,30 +73,6 @@ static void Plan_BadInput_IsNamed(void** state) {
   close_layer(&l);
 }
 
-/* One of two ranks, for its plans alone. */
-typedef struct pair_s {
-  sluice_local_group_t* group;
-  sluice_comm_t* comm;
-  rig_t rig;
-} pair_t;
-
-static void open_pair(pair_t* p) {
-  sluice_comm_config_t comm;
-  sluice_comm_config_init(&comm, sizeof comm);
-  comm.rank = 0, comm.world_size = 2;
-  WORKS(sluice_local_group_create(2, &p->group));
-  WORKS(sluice_comm_create_local(p->group, &comm, &p->comm));
-  sluice_moe_config_t config = rig_config();
-  config.model_width = 16, config.hidden_width = 64, config.top_k = 1, config.gated = 0, config.num_chunks = 0;
-  WORKS(rig_open(&p->rig, p->comm, &config));
-}
-
-static void close_pair(pair_t* p) {
-  rig_close(&p->rig);
-  sluice_comm_destroy(p->comm);
-  sluice_local_group_destroy(p->group);
-}
-
 static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, int32_t restore_middle, int32_t halves) {
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
@@ -113,7 +90,9 @@ static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, i
 static void PlanInfo_Categories_SayWhatTheyHold(void** state) {
   (void)state;
   pair_t p;
-  open_pair(&p);
+  sluice_moe_config_t layer = rig_config();
+  layer.model_width = 16, layer.hidden_width = 64, layer.top_k = 1, layer.gated = 0, layer.num_chunks = 0;
+  pair_open(&p, &layer);
   for (int32_t n = 1; n <= 8; n *= 2) {
     const sluice_plan_info_t none = info_of(&p, n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, 0);
     const sluice_plan_info_t s4 = info_of(&p, n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, 0);
@@ -134,7 +113,7 @@ static void PlanInfo_Categories_SayWhatTheyHold(void** state) {
     printf("n %d: S4 takes %llu of slots, %llu at once at %s\n", n, (unsigned long long)s4.slot_bytes,
            (unsigned long long)s4.peak_slot_bytes, s4.peak_op);
   }
-  close_pair(&p);
+  pair_close(&p);
 }
 
 static void PaperFootprint_IsAsPrinted(void** state) {

@@ -9,44 +9,8 @@
 
 #include <cmocka.h>
 
-#include "sluice/plan.h"
-#include "sluice/planner.h"
-
-static const char machine[] =
-    "{\"sluice_machine\": 1, \"name\": \"test\", "
-    "\"gemm\": {\"f32\": {\"flops_per_second\": 1e11, \"half_rows\": 8}}, "
-    "\"rows\": {\"bytes_per_second\": 5e9}, \"activation_seconds\": 1e-10, \"activation_grad_seconds\": 2e-10, "
-    "\"exchange\": {\"bytes_per_second\": 1.2e8, \"startup_seconds\": 1e-4, \"per_peer_seconds\": 2e-5}, "
-    "\"host_copy\": {\"bytes_per_second\": 4e9}, \"op_seconds\": 2e-6, \"pass_seconds\": 1e-4}";
-
-static void must(sluice_status_t status) {
-  sluice_error_info_t why;
-  if (status == SLUICE_OK) return;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  fail_msg("%s: %s", sluice_status_name(status), why.message);
-}
-
-static sluice_planner_t* new_planner(void) {
-  sluice_planner_t* planner = NULL;
-  must(sluice_planner_create(machine, sizeof machine - 1, &planner));
-  return planner;
-}
-
-static sluice_planner_workload_t new_workload(void) {
-  sluice_planner_workload_t w;
-  sluice_planner_workload_init(&w, sizeof w);
-  w.model_width = 256, w.hidden_width = 1024, w.num_tokens = 2048;
-  w.num_experts = 8, w.top_k = 2, w.world_size = 4;
-  return w;
-}
-
-static sluice_planner_prediction_t predict(const sluice_planner_t* p, const sluice_planner_workload_t* w,
-                                           sluice_planner_choice_t c) {
-  sluice_planner_prediction_t out = {.struct_size = sizeof out};
-  must(sluice_planner_predict(p, w, &c, &out, NULL, 0));
-  return out;
-}
+#include "capi/test/planner_rig.h"
+#include "capi/test/refusals.h"
 
 static void Predict_Timeline_EndsWhenThePassDoes(void** state) {
   (void)state;
@@ -55,7 +19,7 @@ static void Predict_Timeline_EndsWhenThePassDoes(void** state) {
   const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_DEFERRED};
   static sluice_planner_entry_t entries[512];
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
-  must(sluice_planner_predict(planner, &w, &choice, &p, entries, 512));
+  WORKS(sluice_planner_predict(planner, &w, &choice, &p, entries, 512));
   assert_true(p.num_entries > 40 && p.num_entries < 512);
   double last[2] = {0, 0}, busy[2][4] = {{0}};
   for (int32_t i = 0; i < p.num_entries; ++i) {
@@ -74,7 +38,7 @@ static void Predict_Timeline_EndsWhenThePassDoes(void** state) {
   assert_true(p.mpmoe_forward_seconds > 0 && p.mpipemoe_backward_seconds > 0 && p.fits == 1);
   /* Too small a buffer is filled, no more. */
   entries[5].op = NULL;
-  must(sluice_planner_predict(planner, &w, &choice, &p, entries, 5));
+  WORKS(sluice_planner_predict(planner, &w, &choice, &p, entries, 5));
   assert_true(entries[4].op != NULL && entries[5].op == NULL && p.num_entries > 40);
   sluice_planner_destroy(planner);
 }
@@ -89,13 +53,13 @@ static void Predict_Bytes_AreThoseOfARealPlan(void** state) {
   sluice_context_config_init(&context_config, sizeof context_config);
   context_config.gemm = "ref";
   sluice_context_t* context = NULL;
-  must(sluice_context_create(&context_config, NULL, &context));
+  WORKS(sluice_context_create(&context_config, NULL, &context));
   sluice_moe_config_t layer;
   sluice_moe_config_init(&layer, sizeof layer);
   layer.model_width = w.model_width, layer.hidden_width = w.hidden_width;
   layer.num_experts = w.num_experts, layer.top_k = w.top_k;
   sluice_moe_t* moe = NULL;
-  must(sluice_moe_create(context, &layer, &moe));
+  WORKS(sluice_moe_create(context, &layer, &moe));
   for (int32_t n = 1; n <= 8; n *= 2) {
     for (int32_t di = 0; di < 3; ++di) {
       sluice_plan_config_t config;
@@ -104,9 +68,9 @@ static void Predict_Bytes_AreThoseOfARealPlan(void** state) {
       config.num_chunks = n, config.restore_input = di, config.restore_middle = SLUICE_RESTORE_RECOMPUTE;
       config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
       sluice_plan_t* plan = NULL;
-      must(sluice_plan_create(moe, &config, &plan));
+      WORKS(sluice_plan_create(moe, &config, &plan));
       sluice_plan_info_t info = {.struct_size = sizeof info};
-      must(sluice_plan_get_info(plan, &info));
+      WORKS(sluice_plan_get_info(plan, &info));
       sluice_planner_prediction_t p =
           predict(planner, &w, (sluice_planner_choice_t){n, di, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK});
       assert_int_equal(p.slot_bytes, info.slot_bytes);
@@ -130,7 +94,7 @@ static sluice_planner_candidate_t candidates[512];
 static int32_t choose(const sluice_planner_t* p, const sluice_planner_workload_t* w,
                       const sluice_planner_choice_t* wanted, int32_t* out_count) {
   int32_t chosen = -1;
-  must(sluice_planner_choose(p, w, wanted, candidates, 512, out_count, &chosen));
+  WORKS(sluice_planner_choose(p, w, wanted, candidates, 512, out_count, &chosen));
   assert_true(chosen >= 0 && chosen < *out_count && candidates[chosen].verdict == SLUICE_PLANNER_CHOSEN);
   return chosen;
 }
@@ -186,10 +150,10 @@ static void Predict_Deduplicated_SendsARowForEachRankOfAToken(void** state) {
 /* On a calibrated machine chunks come out of rows unless the layer's config says tokens: fewer experts in each. */
 static void Predict_ChunkCut_IsThatOfTheLayer(void** state) {
   (void)state;
-  char text[sizeof machine + 64];
-  snprintf(text, sizeof text, "{\"provenance\": \"calibrated\", \"gemm_call_seconds\": 1e-4, %s", machine + 1);
+  char text[1024];
+  snprintf(text, sizeof text, "{\"provenance\": \"calibrated\", \"gemm_call_seconds\": 1e-4, %s", planner_machine + 1);
   sluice_planner_t* planner = NULL;
-  must(sluice_planner_create(text, strlen(text), &planner));
+  WORKS(sluice_planner_create(text, strlen(text), &planner));
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {2, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
   double rows = predict(planner, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
@@ -309,11 +273,11 @@ static void Machine_WrittenAndReadAgain_PredictsTheSame(void** state) {
   (void)state;
   sluice_planner_t *planner = new_planner(), *again = NULL;
   uint64_t bytes = 0;
-  must(sluice_planner_write_machine(planner, NULL, &bytes));
+  WORKS(sluice_planner_write_machine(planner, NULL, &bytes));
   char* text = malloc(bytes);
-  must(sluice_planner_write_machine(planner, text, &bytes));
+  WORKS(sluice_planner_write_machine(planner, text, &bytes));
   assert_int_equal(strlen(text) + 1, bytes);
-  must(sluice_planner_create(text, bytes - 1, &again));
+  WORKS(sluice_planner_create(text, bytes - 1, &again));
   uint64_t small = bytes - 1;
   assert_int_equal(sluice_planner_write_machine(planner, text, &small), SLUICE_E_INVALID_ARGUMENT);
   const sluice_planner_workload_t w = new_workload();
@@ -328,11 +292,7 @@ static void Machine_WrittenAndReadAgain_PredictsTheSame(void** state) {
 static void refuse(sluice_planner_workload_t w, sluice_planner_choice_t c, sluice_status_t want, const char* says) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  assert_int_equal(sluice_planner_predict(planner, &w, &c, &p, NULL, 0), want);
-  sluice_error_last(&why);
-  if (strstr(why.message, says) == NULL) fail_msg("\"%s\" does not say \"%s\"", why.message, says);
+  REFUSED(sluice_planner_predict(planner, &w, &c, &p, NULL, 0), want, says);
   sluice_planner_destroy(planner);
 }
 
@@ -378,14 +338,6 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   sluice_planner_destroy(NULL);
 }
 
-static void must_say(sluice_status_t got, sluice_status_t want, const char* says) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  if (got != want || strstr(why.message, says) == NULL)
-    fail_msg("%d \"%s\", wanted %d \"%s\"", got, why.message, want, says);
-}
-
 /* Every pointer and every room of every call. */
 static void BadCalls_EveryArgument_IsRefusedByName(void** state) {
   (void)state;
@@ -395,38 +347,37 @@ static void BadCalls_EveryArgument_IsRefusedByName(void** state) {
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
   sluice_planner_entry_t entry;
   int32_t count = 7, chosen = 7;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, length = planner_machine_length();
   char text[8];
-  const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
-  must_say(sluice_planner_create(machine, sizeof machine - 1, NULL), bad, "out_planner is NULL");
-  must_say(sluice_planner_create(machine, (1 << 24) + 1, &other), bad, "has 16777217 bytes; at most 16 MiB");
-  must_say(sluice_planner_create(machine, 0, &other), bad, "machine profile");
-  must_say(sluice_planner_create("{\"sluice_machine\": 2}", 21, &other), bad, "this version reads form 1");
-  must_say(sluice_planner_create(machine, sizeof machine - 9, &other), bad, "machine profile: line");
+  REFUSED(sluice_planner_create(planner_machine, length, NULL), BAD, "out_planner is NULL");
+  REFUSED(sluice_planner_create(planner_machine, (1 << 24) + 1, &other), BAD, "has 16777217 bytes; at most 16 MiB");
+  REFUSED(sluice_planner_create(planner_machine, 0, &other), BAD, "machine profile");
+  REFUSED(sluice_planner_create("{\"sluice_machine\": 2}", 21, &other), BAD, "this version reads form 1");
+  REFUSED(sluice_planner_create(planner_machine, length - 8, &other), BAD, "machine profile: line");
   assert_null(other);
-  must_say(sluice_planner_write_machine(NULL, text, &bytes), bad, "planner is NULL");
-  must_say(sluice_planner_write_machine(planner, text, NULL), bad, "inout_bytes is NULL");
+  REFUSED(sluice_planner_write_machine(NULL, text, &bytes), BAD, "planner is NULL");
+  REFUSED(sluice_planner_write_machine(planner, text, NULL), BAD, "inout_bytes is NULL");
   bytes = sizeof text;
-  must_say(sluice_planner_write_machine(planner, text, &bytes), bad, "room for 8 bytes, the machine has ");
-  must_say(sluice_planner_calibrate(NULL, NULL, &other), bad, "context is NULL");
-  must_say(sluice_planner_calibrate(NULL, NULL, NULL), bad, "out_planner is NULL");
-  must_say(sluice_planner_predict(NULL, &w, &c, &p, NULL, 0), bad, "planner is NULL");
-  must_say(sluice_planner_predict(planner, NULL, &c, &p, NULL, 0), bad, "workload is NULL");
-  must_say(sluice_planner_predict(planner, &w, NULL, &p, NULL, 0), bad, "choice is NULL");
-  must_say(sluice_planner_predict(planner, &w, &c, NULL, NULL, 0), bad, "out_prediction is NULL");
-  must_say(sluice_planner_predict(planner, &w, &c, &p, &entry, -1), bad, "capacity is -1");
-  must_say(sluice_planner_predict(planner, &w, &c, &p, NULL, 3), bad, "capacity is 3 and out_entries NULL");
+  REFUSED(sluice_planner_write_machine(planner, text, &bytes), BAD, "room for 8 bytes, the machine has ");
+  REFUSED(sluice_planner_calibrate(NULL, NULL, &other), BAD, "context is NULL");
+  REFUSED(sluice_planner_calibrate(NULL, NULL, NULL), BAD, "out_planner is NULL");
+  REFUSED(sluice_planner_predict(NULL, &w, &c, &p, NULL, 0), BAD, "planner is NULL");
+  REFUSED(sluice_planner_predict(planner, NULL, &c, &p, NULL, 0), BAD, "workload is NULL");
+  REFUSED(sluice_planner_predict(planner, &w, NULL, &p, NULL, 0), BAD, "choice is NULL");
+  REFUSED(sluice_planner_predict(planner, &w, &c, NULL, NULL, 0), BAD, "out_prediction is NULL");
+  REFUSED(sluice_planner_predict(planner, &w, &c, &p, &entry, -1), BAD, "capacity is -1");
+  REFUSED(sluice_planner_predict(planner, &w, &c, &p, NULL, 3), BAD, "capacity is 3 and out_entries NULL");
   p.struct_size = 0;
-  must_say(sluice_planner_predict(planner, &w, &c, &p, NULL, 0), SLUICE_E_ABI, "struct_size is 0");
-  must_say(sluice_planner_choose(NULL, &w, NULL, NULL, 0, &count, &chosen), bad, "planner is NULL");
-  must_say(sluice_planner_choose(planner, &w, NULL, NULL, 0, NULL, &chosen), bad, "out_count is NULL");
-  must_say(sluice_planner_choose(planner, &w, NULL, NULL, 2, &count, &chosen), bad, "capacity is 2 and out_candidates");
-  must_say(sluice_planner_choose(planner, NULL, NULL, NULL, 0, &count, &chosen), bad, "workload is NULL");
+  REFUSED(sluice_planner_predict(planner, &w, &c, &p, NULL, 0), SLUICE_E_ABI, "struct_size is 0");
+  REFUSED(sluice_planner_choose(NULL, &w, NULL, NULL, 0, &count, &chosen), BAD, "planner is NULL");
+  REFUSED(sluice_planner_choose(planner, &w, NULL, NULL, 0, NULL, &chosen), BAD, "out_count is NULL");
+  REFUSED(sluice_planner_choose(planner, &w, NULL, NULL, 2, &count, &chosen), BAD, "capacity is 2 and out_candidates");
+  REFUSED(sluice_planner_choose(planner, NULL, NULL, NULL, 0, &count, &chosen), BAD, "workload is NULL");
   assert_true(count == 0 && chosen == -1);
-  must(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL)); /* how many there are */
+  WORKS(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL)); /* how many there are */
   assert_int_equal(count, 8 * 9 * 2);
   const sluice_planner_choice_t open = {0, -2, -1, -1};
-  must_say(sluice_planner_choose(planner, &w, &open, NULL, 0, &count, NULL), bad, "restore_input is -2");
+  REFUSED(sluice_planner_choose(planner, &w, &open, NULL, 0, &count, NULL), BAD, "restore_input is -2");
   assert_string_equal(sluice_planner_verdict_name(-1), "unknown");
   assert_string_equal(sluice_planner_verdict_name(99), "unknown");
   sluice_planner_destroy(planner);
@@ -448,8 +399,8 @@ static void Workload_AbsurdWorlds_ArePlannedOrRefusedByName(void** state) {
   w = new_workload();
   w.memory_budget = 1;
   int32_t count = 0;
-  must_say(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL), SLUICE_E_OVER_BUDGET,
-           "no plan fits the memory budget of 1 bytes");
+  REFUSED(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL), SLUICE_E_OVER_BUDGET,
+          "no plan fits the memory budget of 1 bytes");
   assert_int_equal(count, 8 * 9 * 2);
   w.memory_budget = 0, w.num_tokens = INT32_MAX, w.world_size = w.num_experts = 1 << 20, w.top_k = 1 << 20;
   refuse(w, ok, SLUICE_E_INVALID_ARGUMENT, "is one of them wrong?");

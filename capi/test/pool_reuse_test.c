@@ -9,33 +9,16 @@
 
 #include <cmocka.h>
 
+#include "capi/test/own_rig.h"
 #include "capi/test/refusals.h"
 
 enum { STEPS = 20, MOST_HELD = 16 };
 
 static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding, int32_t input, int32_t middle) {
-  memset(rig, 0, sizeof *rig);
-  rig->world_size = 1;
-  heap_init(&rig->heap);
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
-  context.gemm = "ref", context.memory_budget = budget, context.max_outstanding = max_outstanding;
-  context.allocate = heap_allocate, context.release = heap_release, context.allocate_user = &rig->heap;
-  WORKS(sluice_context_create(&context, NULL, &rig->context));
+  const sluice_context_config_t context = own_rig_context(budget, max_outstanding);
   sluice_moe_config_t config = rig_config();
   config.restore_input = input, config.restore_middle = middle;
-  WORKS(rig_open_layer(rig, &config));
-}
-
-static void close_rig(rig_t* rig) {
-  rig_close(rig);
-  assert_int_equal(atomic_load(&rig->heap.live_bytes), 0);
-}
-
-static sluice_context_stats_t stats_of(const rig_t* rig) {
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  WORKS(sluice_context_get_stats(rig->context, 0, &stats));
-  return stats;
+  own_rig_open(rig, &context, &config);
 }
 
 /* Buffers of one step, taken from the context as a host with an autograd of its own does. */
@@ -92,12 +75,12 @@ static void Offload_TwentySteps_AllocateTheBlocksOfOne(void** state) {
       uint64_t idle = 0, peak = 0;
       for (int i = 0; i < STEPS; ++i) {
         run_round(&rig, by_host ? held : NULL, outstanding, want, i == 0);
-        const sluice_context_stats_t stats = stats_of(&rig);
+        const sluice_context_stats_t stats = own_rig_stats(&rig);
         if (i == 0) idle = stats.idle_pool_bytes, peak = stats.peak_bytes;
         assert_int_equal(stats.num_pool_allocations, 2 * outstanding); /* T_DI and T_M of each forward */
         assert_true(stats.idle_pool_bytes == idle && stats.peak_bytes == peak && idle > 0);
       }
-      close_rig(&rig);
+      own_rig_close(&rig);
     }
   }
 }
@@ -113,23 +96,23 @@ static void Offload_UnderItsLeastBudget_StaysWithin(void** state) {
   open_rig(&rig, 1 << 10, 2, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
   REFUSED(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET, ") needs ");
   assert_int_equal(sscanf(strstr(last_message(), ") needs "), ") needs %llu", &needs), 1);
-  close_rig(&rig);
+  own_rig_close(&rig);
 
   open_rig(&rig, needs, 2, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
   for (int i = 0; i < STEPS; ++i) run_round(&rig, NULL, 2, want, i == 0);
-  sluice_context_stats_t stats = stats_of(&rig);
+  sluice_context_stats_t stats = own_rig_stats(&rig);
   assert_true(stats.peak_bytes <= needs && stats.num_pool_allocations == 4);
   /* Whoever else needs the bytes of idle blocks gets them, and the next step allocates its own again. */
   void* data = NULL;
   const uint64_t room = (needs - stats.current_bytes + stats.idle_pool_bytes) / 64 * 64;
   assert_true(stats.idle_pool_bytes > 0);
   WORKS(sluice_context_allocate(rig.context, room, &data));
-  assert_int_equal(stats_of(&rig).idle_pool_bytes, 0);
+  assert_int_equal(own_rig_stats(&rig).idle_pool_bytes, 0);
   sluice_context_free(rig.context, data, room);
   run_round(&rig, NULL, 2, want, 0);
-  stats = stats_of(&rig);
+  stats = own_rig_stats(&rig);
   assert_true(stats.peak_bytes <= needs && stats.num_pool_allocations == 8);
-  close_rig(&rig);
+  own_rig_close(&rig);
 }
 
 /* What outlives the context is the host's: free it with NULL. */
@@ -144,7 +127,7 @@ static void Saved_OutlivesTheContext_IsFreedWithoutIt(void** state) {
   REFUSED(sluice_context_allocate_saved(rig.context, SLUICE_SAVED_COUNT, 1, &data), SLUICE_E_INVALID_ARGUMENT,
           "which is 5");
   REFUSED(sluice_context_allocate_saved(NULL, 0, 1, &data), SLUICE_E_INVALID_ARGUMENT, "context is NULL");
-  close_rig(&rig);
+  own_rig_close(&rig);
   give_back(&held, NULL);
 }
 

@@ -1,0 +1,48 @@
+#include "capi/test/own_rig.h"
+
+#include <string.h>
+
+#include "capi/test/refusals.h"
+
+sluice_context_config_t own_rig_context(uint64_t budget, int32_t max_outstanding) {
+  sluice_context_config_t config;
+  sluice_context_config_init(&config, sizeof config);
+  config.gemm = "ref", config.memory_budget = budget, config.max_outstanding = max_outstanding;
+  return config;
+}
+
+void own_rig_open(rig_t* rig, const sluice_context_config_t* context, const sluice_moe_config_t* layer) {
+  sluice_context_config_t config = *context;
+  memset(rig, 0, sizeof *rig);
+  rig->world_size = 1;
+  heap_init(&rig->heap);
+  config.allocate = heap_allocate, config.release = heap_release, config.allocate_user = &rig->heap;
+  WORKS(sluice_context_create(&config, NULL, &rig->context));
+  WORKS(rig_open_layer(rig, layer));
+}
+
+void own_rig_close(rig_t* rig) {
+  rig_close(rig);
+  assert_int_equal(atomic_load(&rig->heap.live_bytes), 0);
+}
+
+sluice_context_stats_t own_rig_stats(const rig_t* rig) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  WORKS(sluice_context_get_stats(rig->context, 0, &stats));
+  return stats;
+}
+
+void pair_open(pair_t* pair, const sluice_moe_config_t* layer) {
+  sluice_comm_config_t comm;
+  sluice_comm_config_init(&comm, sizeof comm);
+  comm.rank = 0, comm.world_size = 2;
+  WORKS(sluice_local_group_create(2, &pair->group));
+  WORKS(sluice_comm_create_local(pair->group, &comm, &pair->comm));
+  WORKS(rig_open(&pair->rig, pair->comm, layer));
+}
+
+void pair_close(pair_t* pair) {
+  rig_close(&pair->rig);
+  sluice_comm_destroy(pair->comm);
+  sluice_local_group_destroy(pair->group);
+}

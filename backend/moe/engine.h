@@ -59,7 +59,7 @@ struct sluice_context_s {
   int32_t device_id;
   int32_t rank;
   int32_t world_size;
-  int32_t poison;       /* SLUICE_POISON=1: slots start as NaN in every pass */
+  int32_t poison;       /* SLUICE_POISON=1: slots start as NaN in every pass, and are it when released */
   int32_t num_captured; /* passes that graphs replay: slots and routes stay where they are */
   int32_t told_failure; /* a pass failed here after its header: the next header tells the others */
   char failure_text[256];

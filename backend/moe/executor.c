@@ -2,6 +2,7 @@
 #include "backend/base/clock.h"
 #include "backend/moe/op_times.h"
 #include "backend/moe/pass.h"
+#include "backend/moe/released.h"
 
 #define NO_JOB (-1)
 
@@ -10,6 +11,7 @@ static sluice_status_t run_op(sluice_pass_t* pass, int32_t index) {
   pass->times[index].begin_ns = sluice_now_ns();
   sluice_status_t status = pass->schedule->spec.direction == SLUICE_FORWARD ? sluice_run_forward_op(pass, op, index)
                                                                             : sluice_run_backward_op(pass, op, index);
+  if (status == SLUICE_OK) sluice_released_by(pass, op);
   pass->times[index].end_ns = sluice_now_ns();
   return status;
 }
@@ -209,7 +211,7 @@ void sluice_pass_drop_timers(sluice_moe_t* moe) {
   }
 }
 
-sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
+static sluice_status_t run(sluice_pass_t* pass) {
   sluice_device_t* device = pass->context->device;
   sluice_pass_report_t* enqueued = &pass->moe->seat.enqueued[pass->schedule->spec.direction];
   enqueued->pass_ns = 0;
@@ -232,5 +234,12 @@ sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
     trace(pass);
   }
   if (!has_end) enqueued->pass_ns = 0;
+  return status;
+}
+
+sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
+  SLUICE_TRY(sluice_released_begin(pass));
+  sluice_status_t status = run(pass);
+  sluice_released_end(pass);
   return status;
 }

@@ -33,6 +33,8 @@ typedef struct sluice_comm_jobs_s {
   uint64_t cpu_ns;
 } sluice_comm_jobs_t;
 
+typedef struct sluice_released_s sluice_released_t;
+
 typedef struct sluice_pass_s {
   sluice_context_t* context;
   sluice_moe_t* moe;
@@ -71,8 +73,9 @@ typedef struct sluice_pass_s {
   uint64_t begin_ns, end_ns;
   sluice_comm_jobs_t comm_jobs;
   sluice_host_times_t host;
-  uint64_t agreed_ns; /* when the header's exchange had ended */
-  uint64_t header_ns; /* that it took */
+  sluice_released_t* released; /* released.h; NULL: slots are not poisoned */
+  uint64_t agreed_ns;          /* when the header's exchange had ended */
+  uint64_t header_ns;          /* that it took */
 } sluice_pass_t;
 
 /* The tensor behind each saved buffer; META has none. */

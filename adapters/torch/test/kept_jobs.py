@@ -1,13 +1,15 @@
 """What the ranks of test_kept.py do: runs that begin with decisions in files."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import sluice
+import torch
 import torch.distributed as dist
 from layer_cases import Case, group, world
 from sluice.adapters.torch import Context, ContextOptions
 from sluice.config import TunerOptions
-from sluice.errors import InvalidArgument
+from sluice.errors import InvalidArgument, InvalidState
 
 
 def kept_file(folder, first, others):
@@ -47,3 +49,38 @@ def pinned_file(folder, text):
     finally:
         context.close()
     return None
+
+
+def exported_machine(folder):
+    """Why there is no machine to export yet, before any layer and before any step; then what a run exports, which a
+    second one takes."""
+    W, rank = world()
+    model, path = torch.nn.Module(), Path(folder) / f"machine{rank}.json"
+    refusals = []
+
+    def refused():
+        try:
+            sluice.export_machine(model, path)
+        except InvalidState as error:
+            refusals.append(str(error))
+
+    refused()
+    context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(calibrate=0.1, cache=folder)))
+    case = Case(W, tokens=(60, 60, 60), seed=51)
+    layer = case.layer(context, num_chunks=0)
+    model._sluice = SimpleNamespace(context=context)  # as a host's layer has it
+    refused()
+    for _ in range(60):
+        tokens, ids, weights, params = case.inputs(rank)
+        layer(tokens, ids, weights, params).backward(case.cotangents[rank])
+    made = sluice.export_machine(model, path)
+    context.close()
+    again = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions("model", machine=str(path))))
+    layer = case.layer(again, num_chunks=0)
+    for _ in range(3):
+        tokens, ids, weights, params = case.inputs(rank)
+        layer(tokens, ids, weights, params).backward(case.cotangents[rank])
+    why = {entry["why"] for entry in again.decisions()}
+    again.close()
+    dist.barrier()
+    return refusals, made, path.read_text(), why

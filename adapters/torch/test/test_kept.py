@@ -6,6 +6,9 @@ import os
 import pytest
 import ranks
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+from sluice.planning import plan_command
+from sluice.planning.machines import Machine
+from sluice.planning.planner import Choice, Planner, Workload
 
 
 def test_Kept_FirstRanksFileAlone_BeginsAllRanks(tmp_path):
@@ -56,3 +59,24 @@ def test_Pinned_NotGood_IsAnError(tmp_path, text, words):
     (told,) = ranks.run(1, "kept_jobs:pinned_file", folder=str(tmp_path), text=text)
     assert words in told
     assert os.listdir(tmp_path) == ([] if text is None else ["pinned.json"])
+
+
+def test_ExportMachine_OfARun_IsWhatPlanAndTheNextRunTake(tmp_path, capsys):
+    found = ranks.run(2, "kept_jobs:exported_machine", folder=str(tmp_path))
+    for refusals, made, text, why in found:
+        assert "has run no layer of this model yet" in refusals[0] and len(refusals) == 2
+        assert made == json.loads(text) and made["provenance"] == "fitted"
+        assert text == found[0][2]  # all ranks have the same
+        assert why == {"predicted"}
+    path = str(tmp_path / "machine0.json")
+    flags = "--ranks 2 --model-width 64 --hidden-width 128 --experts 4 --top-k 2 --tokens 512 --dtype f32".split()
+    assert plan_command.main(["--machine", path, *flags, "--json"]) == 0
+    (layer,) = json.loads(capsys.readouterr().out)["layers"]
+    chosen = {name: value for name, value in layer["chosen"].items() if name != "policy"}
+    work = Workload(64, 128, 512, 4, 2, 2, "f32")
+    planner = Planner(Machine(found[1][1], {}))
+    assert layer["prediction"]["seconds"] == planner.predict(work, Choice(**chosen)).seconds
+    assert layer["prediction"]["error_median"] == found[0][1]["error"]["median"] > 0
+    (cached,) = (path.read_text() for path in tmp_path.glob("machine-*.json"))  # as it was before the steps
+    before = Planner(Machine(json.loads(cached.split("\n", 2)[2]), {})).predict(work, Choice(**chosen)).seconds
+    assert before != layer["prediction"]["seconds"]

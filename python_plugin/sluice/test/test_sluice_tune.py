@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from sluice import doctor, kept_decisions
-from sluice.planning import machines, plan_command, tune_command
+from sluice.planning import cached, machines, plan_command, tune_command
 from sluice.planning.planner import Choice, Planner, Workload
 
 HERE = Path(__file__).resolve().parent
@@ -139,6 +139,14 @@ def test_Plan_CachedMachine_IsTheOneMeasuredForSuchLayers(tmp_path, monkeypatch,
     assert "calibrated at 1 ranks over none, f32, M 96, H 128" in capsys.readouterr().out
     assert plan_command.main(model) == 2
     assert "--machine is missing" in capsys.readouterr().err
+    # What another version left there is no machine, and is said.
+    for path in tmp_path.glob("machine-*.json"):
+        path.write_text(path.read_text().replace(cached.FORM, "sluice cache 1", 1))
+    assert plan_command.main(["--machine", "cached", *model]) == 2
+    assert "there: nothing of this processor" in capsys.readouterr().err
+    (finding,) = doctor._calibration()
+    assert finding.state == doctor.NOTE and "2 of 2 machines" in finding.detail
+    assert "are of another version's form (machine-" in finding.detail
 
 
 def test_Doctor_SaysWhichDecisionsAreKept(tmp_path, monkeypatch) -> None:

@@ -92,6 +92,10 @@ class EngineRunner:
         finally:
             self._modules.bind((), None)
 
+    def smallest_budget(self, tokens: int) -> int:
+        """See seam.Runner."""
+        return self.layer.smallest_budget(tokens)
+
     def refuse(self, message: str) -> None:
         """See seam.Runner."""
         self.layer.refuse(RuntimeError(message))
@@ -141,6 +145,10 @@ class EngineBackend:
     def layer(self, spec: LayerSpec) -> EngineRunner:
         """See seam.Backend."""
         return EngineRunner(self.context, spec, self._options)
+
+    def set_share(self, share: int, whole: int) -> None:
+        """See seam.Backend."""
+        self.context.set_share(share, whole)
 
     def stats(self, reset_peak: bool = False) -> dict[str, Any]:
         """See seam.Backend."""

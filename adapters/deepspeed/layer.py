@@ -32,6 +32,7 @@ class SluiceMOELayer(MOELayer):
             runner, dtype = state.runner(self)
             tokens = hidden.reshape(-1, hidden.shape[-1])
             state.check_tokens(tokens, dtype)
+            state.settle(tokens, dtype)
             route = routes.ask(self.gate, state.finding.gate_format, tokens, used_token)
         except Exception as error:
             # The others are on their way into the exchange: they must learn that this rank is not coming.

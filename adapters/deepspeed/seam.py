@@ -44,6 +44,10 @@ class Runner(Protocol):
         """[T, M] in the spec's dtype, with a backward. Collective."""
         ...
 
+    def smallest_budget(self, tokens: int) -> int:
+        """Below which the backend has no plan for so many tokens. Where backends share a budget."""
+        ...
+
     def refuse(self, message: str) -> None:
         """Takes this rank's place in the collective call with a refusal, so that the others fail instead of waiting."""
         ...
@@ -54,6 +58,10 @@ class Backend(Protocol):
 
     def layer(self, spec: LayerSpec) -> Runner:
         """Makes a layer; no communication."""
+        ...
+
+    def set_share(self, share: int, whole: int) -> None:
+        """The bytes that it has of a budget, before its first pass. Where backends share one."""
         ...
 
     def stats(self, reset_peak: bool = False) -> dict[str, Any]:

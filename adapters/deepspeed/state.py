@@ -15,6 +15,7 @@ from sluice.adapters.deepspeed import comms_log, first_call
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.probe import DTYPES, Finding
 from sluice.adapters.deepspeed.seam import Backend, LayerSpec, Runner
+from sluice.adapters.deepspeed.shares import Sharing
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
 from sluice.config import Options
 from sluice.errors import Mismatch
@@ -24,14 +25,23 @@ from torch import nn
 class LayerState:
     """One swapped layer."""
 
-    def __init__(self, finding: Finding, backend: Backend, options: Options, family: list[LayerState]) -> None:
-        """`family`: the layers that share the backend, this one included from now on."""
+    def __init__(
+        self,
+        finding: Finding,
+        backend: Backend,
+        options: Options,
+        family: list[LayerState],
+        sharing: Sharing | None = None,
+    ) -> None:
+        """`family`: the layers that share the backend, this one included from now on. `sharing`: where the backend has
+        a share of a budget."""
         family.append(self)
+        self._sharing = sharing
         self.finding = finding
         self._family = family
         self._options = options
         self._seen_experts: set[int] = set()
-        self._backend = backend
+        self.backend = backend
         self._runners: dict[tuple[torch.dtype, bool], Runner] = {}
         self._result_dtypes: dict[torch.dtype, torch.dtype] = {}
         self._fused_now = finding.form is not None
@@ -57,8 +67,24 @@ class LayerState:
             warnings.warn(f"sluice: {reason}", stacklevel=2)
         self._make(key)
 
+    def settle(self, tokens: torch.Tensor, dtype: torch.dtype) -> None:
+        """Before the first of these rows: the backend's share of a budget."""
+        if self._sharing is not None:
+            self._sharing.settle(max(1, tokens.shape[0]), dtype)
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        """There is an engine layer: what plans need depends on all that there are."""
+        if not self._runners:
+            self._make((dtype, True))
+
+    def smallest_budget(self, tokens: int) -> int:
+        """Of the backend, for this layer."""
+        return max(runner.smallest_budget(tokens) for runner in self._runners.values())
+
     def refuse(self, message: str) -> None:
         """Tells the other ranks that this one is not coming, through whichever of its engine layers there is."""
+        if self._sharing is not None:
+            self._sharing.fail(message)
         if not self._runners:  # the very first call: as it was when it was swapped, which all ranks agreed on
             self._make((self.finding.dtype, True))
         next(iter(self._runners.values())).refuse(message)
@@ -76,7 +102,7 @@ class LayerState:
             hidden_width=found.form.hidden_width if found.form else 1,
             one_chunk=not untouched,
         )
-        self._runners[key] = self._backend.layer(spec)
+        self._runners[key] = self.backend.layer(spec)
 
     def check_tokens(self, tokens: torch.Tensor, dtype: torch.dtype) -> None:
         """What the host would find out later, or on the other ranks only."""
@@ -136,7 +162,7 @@ class LayerState:
     @property
     def context(self) -> Any:
         """The torch adapter's, for `sluice.decisions`; None where tests put another backend."""
-        return getattr(self._backend, "context", None)
+        return getattr(self.backend, "context", None)
 
     # ---- what the host's timers and logger get ----
 
@@ -147,7 +173,7 @@ class LayerState:
 
     def communication(self) -> tuple[int, int]:
         """(bytes sent, nanoseconds of the communication lane) so far."""
-        now = self._backend.stats()
+        now = self.backend.stats()
         return int(now["bytes_sent"]), int(now["comm_ns"])
 
     def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
@@ -190,7 +216,7 @@ class LayerState:
             "ranks": list(found.ranks),
             "computed_by": "sluice" if self._fused_now else "host modules",
             "why_not_fused": found.why_not_fused,
-            **self._backend.stats(reset_peak),
+            **self.backend.stats(reset_peak),
         }
 
     # ---- dtypes ----

@@ -114,6 +114,10 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
     weight = shares.weights(
         finding for members in groups.values() for _, finding in members if not isinstance(finding, str)
     )
+    sharing = None
+    if options.memory_budget is not None:
+        exchange = functools.partial(_exchange, options.timeout)
+        sharing = shares.Sharing(options.memory_budget, weight, exchange)
     for ranks, members in groups.items():
         for layer, finding in members:
             if isinstance(finding, str):
@@ -127,8 +131,10 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
                 own = shares.options_of(options, weight, where, functools.partial(_least, ranks, options.timeout))
                 handle._backends[where] = open_backend(ranks, own, finding.device)
                 _register_for_tracing(handle._backends[where])
+                if own.shared_memory_budget is not None and sharing is not None:
+                    sharing.add(where, handle._backends[where], families.setdefault(ranks, []))
             family = families.setdefault(ranks, [])
-            layer._sluice = LayerState(finding, handle._backends[where], options, family)
+            layer._sluice = LayerState(finding, handle._backends[where], options, family, sharing)
             layer.__class__ = SluiceMOELayer
             handle.layers.append(layer)
             handle.findings.append(finding)
@@ -196,6 +202,10 @@ def _agree(ranks: tuple[int, ...], members: list[Member], options: Options) -> N
             member[1] = reason if len(ranks) == 1 else f"{reason} (on rank {rank})"
         else:
             agree.require_equal("the models differ", views)
+
+
+def _exchange(timeout: float | None, ranks: tuple[int, ...], own: Any) -> dict[int, Any]:
+    return agree.exchange(ranks, _rank(), own, timeout)
 
 
 def _least(ranks: tuple[int, ...], timeout: float | None, own: dict[str, int]) -> dict[str, int]:

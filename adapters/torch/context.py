@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice import decision_log
@@ -49,6 +49,9 @@ _STATS = (
     "num_pool_allocations",
     "idle_pool_bytes",
     "num_fallback_chunks",
+    "num_outstanding",
+    "most_outstanding",
+    "planned_outstanding",
 )
 
 
@@ -160,6 +163,12 @@ class Context:
     @property
     def is_budgeted(self) -> bool:
         return self.options.memory_budget is not None or self.options.host_memory_budget is not None
+
+    def set_share(self, share: int, whole: int) -> None:
+        """Another share of the budget `whole` than the options say. Before the first plan; alike on all ranks."""
+        library = load()
+        library.check(library.lib.sluice_context_set_share(self.handle, share, whole))
+        self.options = replace(self.options, memory_budget=share, shared_memory_budget=whole)
 
     @property
     def handle(self) -> Any:

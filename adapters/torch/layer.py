@@ -224,6 +224,13 @@ class MoeLayer:
             raise InvalidState("this layer has been closed")
         return self._handle
 
+    def smallest_budget(self, num_tokens: int) -> int:
+        """The smallest memory_budget of the context under which forwards of so many tokens have a plan."""
+        library = load()
+        out = library.ffi.new("uint64_t *")
+        library.check(library.lib.sluice_moe_smallest_budget(self.handle, num_tokens, out))
+        return int(out[0])
+
     def close(self) -> None:
         self._finalizer()
 

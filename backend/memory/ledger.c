@@ -44,6 +44,8 @@ static sluice_status_t add(sluice_ledger_t* ledger, const void* data, const slui
   sums->pool += what->pool;
   sums->promised += what->promised;
   sums->promised_pool += what->promised_pool;
+  sums->steps += what->steps;
+  if (sums->steps > ledger->most_steps) ledger->most_steps = sums->steps;
   return SLUICE_OK;
 }
 
@@ -73,6 +75,7 @@ void sluice_ledger_remove(sluice_ledger_t* ledger, const void* data) {
     ledger->sums.pool -= what->pool;
     ledger->sums.promised -= what->promised;
     ledger->sums.promised_pool -= what->promised_pool;
+    ledger->sums.steps -= what->steps;
     ledger->lines[i] = ledger->lines[--ledger->count];
     break;
   }
@@ -84,4 +87,12 @@ sluice_ledger_sums_t sluice_ledger_sums(sluice_ledger_t* ledger) {
   sluice_ledger_sums_t sums = ledger->sums;
   pthread_mutex_unlock(&ledger->mutex);
   return sums;
+}
+
+uint64_t sluice_ledger_most_steps(sluice_ledger_t* ledger, int reset) {
+  pthread_mutex_lock(&ledger->mutex);
+  const uint64_t most = ledger->most_steps;
+  if (reset) ledger->most_steps = ledger->sums.steps;
+  pthread_mutex_unlock(&ledger->mutex);
+  return most;
 }

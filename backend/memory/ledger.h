@@ -14,6 +14,7 @@ typedef struct sluice_ledger_sums_s {
   uint64_t pool;          /* bytes of offloaded rows */
   uint64_t promised;      /* bytes that plans set aside for the forwards, alike on all ranks */
   uint64_t promised_pool; /* of those, of offloaded rows */
+  uint64_t steps;         /* forwards without their backward */
 } sluice_ledger_sums_t;
 
 typedef struct sluice_ledger_line_s sluice_ledger_line_t;
@@ -23,6 +24,7 @@ typedef struct sluice_ledger_s {
   sluice_ledger_line_t* lines;
   int64_t count, capacity;
   sluice_ledger_sums_t sums;
+  uint64_t most_steps; /* at one time, since the last reset */
   uint64_t pool_limit; /* sums.pool may not pass it; 0: no limit */
 } sluice_ledger_t;
 
@@ -37,5 +39,7 @@ void sluice_ledger_keep(sluice_ledger_t* ledger, const void* data);
 /* The buffer is gone; one that was never added is none of the ledger's business. */
 void sluice_ledger_remove(sluice_ledger_t* ledger, const void* data);
 sluice_ledger_sums_t sluice_ledger_sums(sluice_ledger_t* ledger);
+/* The most forwards at one time since the last reset; reset != 0: from now on that of those there are now. */
+uint64_t sluice_ledger_most_steps(sluice_ledger_t* ledger, int reset);
 
 #endif /* SLUICE_BACKEND_MEMORY_LEDGER_H_ */

@@ -85,10 +85,11 @@ struct sluice_context_s {
   uint64_t shared_host_memory_budget;
   int32_t max_outstanding;          /* forwards without their backward; 0: one for each layer */
   int32_t halves_apart;             /* under a budget: what an input half leaves is counted in steps */
+  int32_t planned_outstanding;      /* what the newest plan counts with; 0: there is none */
   int32_t num_layers;               /* of this context */
   struct sluice_chooser_s* chooser; /* NULL: layers without a configured n run one chunk; released with the context */
   _Atomic uint64_t step_bytes;      /* of the allocator's, what outstanding steps hold */
-  sluice_ledger_t ledger;           /* under plans: of that, the host pool, and what the plans set aside */
+  sluice_ledger_t ledger; /* how many there are; under plans, of that, the host pool and what they set aside */
   /* On a CPU, offloaded rows between steps: of the allocator's own memory, and of what a host takes through
    * sluice_context_allocate_saved; by SLUICE_POOL_*. */
   sluice_pool_t own_pools[SLUICE_NUM_POOLS], host_pools[SLUICE_NUM_POOLS];

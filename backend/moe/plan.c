@@ -59,14 +59,45 @@ static int may_keep_part(const sluice_plan_inputs_t* q) {
   return q->may_keep_part && q->restore_di < 0 && q->restore_m < 0;
 }
 
+/* Rows that a plan keeps at least where it keeps all chunks of balanced routing: with a quarter more to spare. */
+static int64_t least_kept(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  int64_t balanced = sluice_plan_balanced_rows(moe, plan->inputs.max_tokens);
+  return sluice_min_i64(plan->worst_rows, sluice_plan_with_slack(balanced, 1));
+}
+
+/* Whether chunks can be sent and computed again whose rows find no room. */
+static int can_fall_back(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return (!moe->config.callback_experts || plan->restore_m >= SLUICE_RESTORE_RECOMPUTE) &&
+         sluice_layer_ceiling(moe) == 0; /* all ranks know all rows: the policy itself is chosen */
+}
+
+static void set_kept_chunks(const sluice_moe_t* moe, int32_t kept_chunks, sluice_plan_data_t* plan) {
+  int64_t balanced = sluice_plan_balanced_rows(moe, plan->inputs.max_tokens);
+  plan->kept_rows =
+      sluice_min_i64(least_kept(moe, plan), kept_chunks * sluice_plan_with_slack(balanced, plan->num_chunks));
+  plan->kept_chunks = kept_chunks;
+}
+
+sluice_status_t sluice_plan_keep_chunks(sluice_moe_t* moe, int32_t kept_chunks, sluice_plan_data_t* plan) {
+  if (kept_chunks >= plan->num_chunks || sluice_plan_stored_row_bytes(moe, plan) == 0) return SLUICE_OK;
+  if (!can_fall_back(moe, plan)) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: %s keep their rows in all of %d chunks, not in %d: no chunk of theirs is sent and "
+                       "computed again",
+                       moe->config.layer_id,
+                       sluice_layer_ceiling(moe) > 0 ? "layers with ceilings" : "callback experts", plan->num_chunks,
+                       kept_chunks);
+  }
+  set_kept_chunks(moe, kept_chunks, plan);
+  return sluice_plan_measure(moe, plan);
+}
+
 /* Where the budget has no room for all chunks of balanced routing: as many of them as it has room for. None: as it was,
  * to say what is missing. */
 static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* plan) {
   const int64_t all = plan->kept_rows;
-  const int64_t balanced = sluice_plan_balanced_rows(s->moe, s->inputs->max_tokens);
   for (int32_t k = plan->num_chunks - 1; k > 0; --k) {
-    plan->kept_rows = sluice_min_i64(all, k * sluice_plan_with_slack(balanced, plan->num_chunks));
-    plan->kept_chunks = k;
+    set_kept_chunks(s->moe, k, plan);
     SLUICE_TRY(measure(s, plan));
     if (fits(plan)) return SLUICE_OK;
   }
@@ -78,15 +109,13 @@ static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* 
  * first chunks. */
 static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   const sluice_moe_t* moe = s->moe;
-  int64_t balanced = sluice_plan_balanced_rows(moe, s->inputs->max_tokens);
-  int64_t least = sluice_min_i64(plan->worst_rows, sluice_plan_with_slack(balanced, 1));
+  int64_t least = least_kept(moe, plan);
   uint64_t row = sluice_plan_stored_row_bytes(moe, plan);
-  int can_fall_back = (!moe->config.callback_experts || plan->restore_m >= SLUICE_RESTORE_RECOMPUTE) &&
-                      sluice_layer_ceiling(moe) == 0; /* all ranks know all rows: the policy itself is chosen */
-  plan->kept_rows = row == 0 ? 0 : can_fall_back ? least : plan->worst_rows;
+  int falls_back = can_fall_back(moe, plan);
+  plan->kept_rows = row == 0 ? 0 : falls_back ? least : plan->worst_rows;
   plan->kept_chunks = plan->num_chunks;
   SLUICE_TRY(measure(s, plan));
-  if (row > 0 && can_fall_back && may_keep_part(s->inputs) && !fits(plan)) return keep_fewer_chunks(s, plan);
+  if (row > 0 && falls_back && may_keep_part(s->inputs) && !fits(plan)) return keep_fewer_chunks(s, plan);
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
   if (plan->bytes.total >= budget) return SLUICE_OK;
@@ -199,19 +228,39 @@ sluice_status_t sluice_plan_search(sluice_moe_t* moe, const sluice_plan_inputs_t
   return SLUICE_OK;
 }
 
+static sluice_status_t fail_without_candidates(const sluice_moe_t* moe) {
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                     "layer %d: callback experts keep their rows and outputs; no other restore policy is possible",
+                     moe->config.layer_id);
+}
+
 sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
                                  const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                  sluice_plan_data_t* out_plan) {
   sluice_plan_search_t found;
   SLUICE_TRY(sluice_plan_search(moe, inputs, rates, visit, user, &found));
-  if (found.num_seen == 0) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: callback experts keep their rows and outputs; no other restore policy is possible",
-                       moe->config.layer_id);
-  }
+  if (found.num_seen == 0) return fail_without_candidates(moe);
   if (found.num_fitting == 0) return sluice_plan_fail_over_budget(moe, inputs, rates, &found);
   *out_plan = found.best;
   return SLUICE_OK;
+}
+
+static void keep_least(void* user, const sluice_plan_data_t* plan, int32_t fits) {
+  uint64_t* least = user;
+  (void)fits;
+  if (fits_host(plan) && plan->bytes.total < *least) *least = plan->bytes.total;
+}
+
+sluice_status_t sluice_plan_least_bytes(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, uint64_t* out_bytes) {
+  sluice_plan_inputs_t lean = *inputs;
+  sluice_plan_search_t found;
+  lean.budget = 1; /* nothing to spare, so that no candidate keeps more than it must */
+  *out_bytes = UINT64_MAX;
+  SLUICE_TRY(sluice_plan_search(moe, &lean, NULL, keep_least, out_bytes, &found));
+  if (*out_bytes != UINT64_MAX) return SLUICE_OK;
+  if (found.num_seen == 0) return fail_without_candidates(moe);
+  lean.budget = 0;
+  return sluice_plan_fail_over_budget(moe, &lean, NULL, &found);
 }
 
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {

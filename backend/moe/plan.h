@@ -110,6 +110,13 @@ sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* 
                                  const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                  sluice_plan_data_t* out_plan);
 
+/* The fewest bytes of any candidate that the inputs allow and that fits their host budget: with so many as its budget,
+ * whatever theirs is, a plan stands. Errors: UNSUPPORTED, OVER_BUDGET (of the host budget). */
+sluice_status_t sluice_plan_least_bytes(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, uint64_t* out_bytes);
+
+/* The same as the layer's own plan for passes of num_tokens would have it, on this rank. */
+sluice_status_t sluice_planned_least_bytes(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes);
+
 /* What a plan's categories hold, and where its slots are fullest. */
 typedef struct sluice_plan_breakdown_s {
   uint64_t communication; /* of slots: rows on their way out or just in, parcels */
@@ -125,6 +132,9 @@ sluice_status_t sluice_plan_break_down(const sluice_moe_t* moe, const sluice_pla
 
 /* Bytes at the plan's ceilings. */
 sluice_status_t sluice_plan_measure(sluice_moe_t* moe, sluice_plan_data_t* plan);
+/* The same where the policies speak of the first kept_chunks of balanced routing's chunks alone, in [1, num_chunks],
+ * and the rest are sent and computed again. Errors: UNSUPPORTED (callback experts that cannot). */
+sluice_status_t sluice_plan_keep_chunks(sluice_moe_t* moe, int32_t kept_chunks, sluice_plan_data_t* plan);
 /* Sizes the candidate of `plan` (its inputs, n, policies and mode) anew where it shares `least` bytes of slots,
  * routing, schedules and products with others; *out_fits says whether it is in its budgets then. */
 sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_bytes_t* least, sluice_plan_data_t* plan,

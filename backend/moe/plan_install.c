@@ -20,6 +20,7 @@ sluice_status_t sluice_plan_install(sluice_moe_t* layer, const sluice_plan_data_
   sluice_ceiling_forget_agreed(layer);
   context->memory->limit = plan->inputs.budget;
   context->ledger.pool_limit = plan->inputs.host_budget;
+  context->planned_outstanding = plan->inputs.max_outstanding;
   if (sluice_is_far(layer)) {
     context->device->far->limit_pinned(context->device, plan->inputs.host_budget);
     const uint64_t parcels = sluice_plan_far_parcels_bytes(moe, plan);

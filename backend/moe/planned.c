@@ -85,6 +85,12 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
   };
 }
 
+sluice_status_t sluice_planned_least_bytes(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
+  const sluice_agreement_t own = {.max_tokens = num_tokens, .base_bytes = sluice_plan_base_bytes(moe->context)};
+  const sluice_plan_inputs_t inputs = inputs_of(moe, &own);
+  return sluice_plan_least_bytes(moe, &inputs, out_bytes);
+}
+
 sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
                                        const sluice_kept_forward_t* repeated) {
   sluice_chooser_t* chooser = moe->seat.table != NULL ? moe->context->chooser : NULL;

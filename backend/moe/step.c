@@ -112,17 +112,18 @@ static sluice_status_t check_given(const sluice_step_t* step, int32_t which, uin
   return device->far->check_memory(device, step->saved[which], bytes, SLUICE_ALIGNMENT, name);
 }
 
-/* Under a plan: what of its promises the buffer takes, for as long as it lives. */
+/* That the forward is outstanding, and under a plan what of its promises the buffer takes, for as long as it lives. */
 static sluice_status_t enter_ledger(sluice_step_t* step, int32_t which, uint64_t bytes) {
   sluice_context_t* context = step->moe->context;
   const sluice_plan_data_t* plan = step->moe->plan;
   sluice_ledger_sums_t what = {0};
-  if (plan == NULL) return SLUICE_OK;
+  const int is_offloaded = which == SLUICE_SAVED_HOST_INPUT || which == SLUICE_SAVED_HOST_MIDDLE;
   if (which == SLUICE_SAVED_META) {
-    what.promised = plan->bytes.step;
-    what.promised_pool = sluice_plan_pool_of_step(plan);
-    step->is_promised = 1;
-  } else if (which != SLUICE_SAVED_HOST_INPUT && which != SLUICE_SAVED_HOST_MIDDLE) {
+    what.steps = 1;
+    what.promised = plan == NULL ? 0 : plan->bytes.step;
+    what.promised_pool = plan == NULL ? 0 : sluice_plan_pool_of_step(plan);
+    step->is_promised = plan != NULL;
+  } else if (plan == NULL || !is_offloaded) {
     return SLUICE_OK;
   } else {
     what.pool = sluice_align_up(bytes);

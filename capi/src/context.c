@@ -152,6 +152,37 @@ sluice_status_t sluice_context_create(const sluice_context_config_t* config, slu
 
 void sluice_context_destroy(sluice_context_t* context) { sluice_engine_release(context); }
 
+static sluice_status_t set_share(sluice_context_t* context, uint64_t share, uint64_t whole) {
+  if (context->memory_budget == 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "sluice_context_set_share: the context was made without memory_budget; give it one there");
+  }
+  if (share == 0 || share > whole) {
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT,
+        "sluice_context_set_share: memory_budget is %llu of %llu: a share is above 0 and at most the whole",
+        (unsigned long long)share, (unsigned long long)whole);
+  }
+  if (context->memory->limit != 0) {
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "sluice_context_set_share: a plan of %llu bytes stands; shares are set before the first forward",
+                       (unsigned long long)context->memory->limit);
+  }
+  context->memory_budget = share;
+  context->shared_memory_budget = whole;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_context_set_share(sluice_context_t* context, uint64_t memory_budget, uint64_t whole) {
+  if (context == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_set_share: context is NULL");
+  }
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_context_set_share"));
+  sluice_status_t status = set_share(context, memory_budget, whole);
+  sluice_engine_leave(context);
+  return status;
+}
+
 static sluice_status_t open_allocate(sluice_context_t* context, void** out_data, const char* what) {
   if (context == NULL || out_data == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: %s is NULL", what, context == NULL ? "context" : "out_data");
@@ -222,6 +253,9 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
   stats.peak_bytes = context->memory->peak_bytes;
   stats.num_pool_allocations = sluice_engine_pool_allocations(context);
   stats.idle_pool_bytes = sluice_engine_idle_bytes(context);
+  stats.num_outstanding = sluice_ledger_sums(&context->ledger).steps;
+  stats.most_outstanding = sluice_ledger_most_steps(&context->ledger, reset_peak != 0);
+  stats.planned_outstanding = (uint64_t)context->planned_outstanding;
   memcpy(stats.gemm, context->gemm->name,
          sizeof stats.gemm < sizeof context->gemm->name ? sizeof stats.gemm : sizeof context->gemm->name);
   memset(out_stats, 0, size);

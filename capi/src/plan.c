@@ -218,6 +218,20 @@ sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan
   return status;
 }
 
+sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
+  CHECK(out_bytes != NULL, "sluice_moe_smallest_budget: out_bytes is NULL");
+  *out_bytes = 0;
+  CHECK(moe != NULL, "sluice_moe_smallest_budget: moe is NULL");
+  CHECK(num_tokens >= 1 && num_tokens <= INT32_MAX,
+        "sluice_moe_smallest_budget: num_tokens is %lld; it must be in [1, 2^31)", (long long)num_tokens);
+  SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_smallest_budget"));
+  uint64_t bytes = 0;
+  sluice_status_t status = sluice_planned_least_bytes(moe, num_tokens, &bytes);
+  sluice_engine_leave(moe->context);
+  if (status == SLUICE_OK) *out_bytes = bytes;
+  return status;
+}
+
 /* ---- as bytes ---- */
 
 typedef struct plan_file_s {

@@ -175,6 +175,8 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
   CHECK(out->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE || out->chunk_cut == SLUICE_CHUNK_CUT_TOKENS,
         "workload: chunk_cut is %d; known are adaptive (0) and tokens (1)", out->chunk_cut);
   CHECK(out->deduplicate == 0 || out->deduplicate == 1, "workload: deduplicate is %d; it is 0 or 1", out->deduplicate);
+  CHECK(out->may_keep_part == 0 || out->may_keep_part == 1, "workload: may_keep_part is %d; it is 0 or 1",
+        out->may_keep_part);
   return SLUICE_OK;
 }
 
@@ -196,28 +198,58 @@ static sluice_workload_t workload_of(const sluice_machine_t* machine, const slui
   };
 }
 
-static sluice_status_t check_choice(const sluice_planner_choice_t* c, int open) {
+/* A choice, and what BY_CHUNK in it says. */
+typedef struct asked_s {
+  sluice_planner_choice_t choice;
+  sluice_chunk_policies_t policies;
+} asked_t;
+
+static sluice_status_t check_choice(const sluice_planner_workload_t* w, const sluice_planner_choice_t* c, int open) {
+  const char* any = open ? "any (-1), " : "";
   CHECK(c->num_chunks >= !open && c->num_chunks <= SLUICE_MAX_CHUNKS,
         "choice: num_chunks is %d; it must be in [1, %d]%s", c->num_chunks, SLUICE_MAX_CHUNKS,
         open ? ", or 0 for any" : "");
-  CHECK(c->restore_input >= -open && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
-        "choice: restore_input is %d; known are %skeep (0), offload (1) and re-dispatch (2)", c->restore_input,
-        open ? "any (-1), " : "");
-  CHECK(c->restore_middle >= -open && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
-            c->restore_middle != SLUICE_RESTORE_REDISPATCH,
-        "choice: restore_middle is %d; known are %skeep (0), offload (1) and recompute (3)", c->restore_middle,
-        open ? "any (-1), " : "");
+  CHECK(w->restore_input_of != NULL || (c->restore_input >= -open && c->restore_input <= SLUICE_RESTORE_REDISPATCH),
+        "choice: restore_input is %d; known are %skeep (0), offload (1) and re-dispatch (2), and with the workload's "
+        "restore_input_of by chunk (4)",
+        c->restore_input, any);
+  CHECK(w->restore_middle_of != NULL || (c->restore_middle >= -open && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
+                                         c->restore_middle != SLUICE_RESTORE_REDISPATCH),
+        "choice: restore_middle is %d; known are %skeep (0), offload (1) and recompute (3), and with the workload's "
+        "restore_middle_of by chunk (4)",
+        c->restore_middle, any);
   CHECK(c->wgrad_mode >= -open && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
-        "choice: wgrad_mode is %d; known are %sdeferred (0) and per chunk (1)", c->wgrad_mode,
-        open ? "any (-1), " : "");
+        "choice: wgrad_mode is %d; known are %sdeferred (0) and per chunk (1)", c->wgrad_mode, any);
   return SLUICE_OK;
+}
+
+/* The plan alone knows which chunks find room; without a budget there is none. */
+static sluice_status_t check_kept(const sluice_planner_workload_t* w, const sluice_planner_choice_t* c) {
+  CHECK(w->kept_chunks >= 0 && w->kept_chunks <= c->num_chunks,
+        "workload: kept_chunks is %d; it must be in [1, num_chunks = %d], or 0 for all", w->kept_chunks, c->num_chunks);
+  int is_part = w->kept_chunks > 0 && w->kept_chunks < c->num_chunks;
+  CHECK(!is_part || w->memory_budget != 0 || w->host_memory_budget != 0,
+        "workload: kept_chunks is %d of %d and there is no budget, without which all chunks are kept: set it to 0, or "
+        "memory_budget to what there is; where chunks differ by your own choice, name each in restore_input_of and "
+        "restore_middle_of",
+        w->kept_chunks, c->num_chunks);
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_choice(const sluice_planner_workload_t* w, const sluice_planner_choice_t* given, int open,
+                                   asked_t* out) {
+  SLUICE_TRY(check_choice(w, given, open));
+  out->choice = *given;
+  return sluice_chunk_policies_read("workload", given->num_chunks, w->callback_experts, w->restore_input_of,
+                                    w->restore_middle_of, &out->choice.restore_input, &out->choice.restore_middle,
+                                    &out->policies);
 }
 
 /* ---- bytes ---- */
 
 /* A layer that nobody runs, so that plans size it as they size any: an engine without ranks behind it that believes in
  * W of them. */
-static sluice_status_t new_layer(const sluice_planner_workload_t* w, int32_t restore_middle, sluice_moe_t** out_moe) {
+static sluice_status_t new_layer(const sluice_planner_workload_t* w, const asked_t* asked, sluice_moe_t** out_moe) {
   sluice_context_t* context = NULL;
   SLUICE_TRY(sluice_engine_create(NULL, NULL, NULL, NULL, &context));
   context->world_size = w->world_size;
@@ -231,15 +263,16 @@ static sluice_status_t new_layer(const sluice_planner_workload_t* w, int32_t res
     config.num_experts = w->num_experts, config.top_k = w->top_k;
     config.dtype = w->dtype, config.gated = w->gated, config.callback_experts = w->callback_experts;
     config.deduplicate = w->deduplicate;
-    if (w->callback_experts) config.restore_middle = restore_middle;
-    status = sluice_layer_create(context, &config, NULL, out_moe);
+    if (w->callback_experts) config.restore_middle = asked->choice.restore_middle;
+    status = sluice_layer_create(context, &config, &asked->policies, out_moe);
   }
   sluice_engine_release(context); /* the layer keeps it */
   return status;
 }
 
 static sluice_plan_inputs_t plan_inputs(const sluice_moe_t* moe, const sluice_planner_workload_t* w,
-                                        const sluice_planner_choice_t* wanted) {
+                                        const asked_t* asked) {
+  const sluice_planner_choice_t* wanted = &asked->choice;
   return (sluice_plan_inputs_t){
       .max_tokens = w->num_tokens,
       .budget = w->memory_budget,
@@ -250,6 +283,7 @@ static sluice_plan_inputs_t plan_inputs(const sluice_moe_t* moe, const sluice_pl
       .restore_di = wanted->restore_input,
       .restore_m = wanted->restore_middle,
       .wgrad_mode = wanted->wgrad_mode,
+      .policies = asked->policies,
   };
 }
 
@@ -259,15 +293,17 @@ static void keep_candidate(void* user, const sluice_plan_data_t* plan, int32_t f
   *(sluice_plan_data_t*)user = *plan;
 }
 
-static sluice_status_t plan_bytes(const sluice_planner_workload_t* w, const sluice_planner_choice_t* choice,
+static sluice_status_t plan_bytes(const sluice_planner_workload_t* w, const asked_t* asked,
                                   sluice_plan_data_t* out_plan) {
   sluice_moe_t* moe = NULL;
-  SLUICE_TRY(new_layer(w, choice->restore_middle, &moe));
-  const sluice_plan_inputs_t inputs = plan_inputs(moe, w, choice);
+  SLUICE_TRY(new_layer(w, asked, &moe));
+  const sluice_plan_inputs_t inputs = plan_inputs(moe, w, asked);
   sluice_plan_data_t best;
   sluice_status_t status = sluice_plan_make(moe, &inputs, NULL, keep_candidate, out_plan, &best);
+  if (status == SLUICE_E_OVER_BUDGET) status = SLUICE_OK;
+  if (status == SLUICE_OK && w->kept_chunks > 0) status = sluice_plan_keep_chunks(moe, w->kept_chunks, out_plan);
   sluice_layer_release(moe);
-  return status == SLUICE_E_OVER_BUDGET ? SLUICE_OK : status;
+  return status;
 }
 
 /* ---- predicting ---- */
@@ -278,7 +314,7 @@ typedef struct scene_s {
   sluice_choice_t choice;
 } scene_t;
 
-/* Under a budget a rank that receives more than its share makes more chunks, for all ranks. */
+/* Under a budget a rank that receives more than its share makes more chunks, for all ranks. plan: borrowed with it. */
 static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan) {
   int bounded = plan->inputs.budget != 0 || plan->inputs.host_budget != 0;
   const sluice_choice_t whole = {.num_chunks = 1};
@@ -286,8 +322,13 @@ static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_d
   int32_t n = plan->num_chunks;
   if (bounded && rows > (double)n * (double)plan->chunk_rows) n = (int32_t)ceil(rows / (double)plan->chunk_rows);
   if (n > plan->max_chunks) n = plan->max_chunks;
-  return (sluice_choice_t){
-      n, plan->restore_di, plan->restore_m, plan->wgrad_mode, bounded, NULL, bounded ? plan->kept_chunks : 0};
+  return (sluice_choice_t){n,
+                           plan->restore_di,
+                           plan->restore_m,
+                           plan->wgrad_mode,
+                           bounded,
+                           &plan->inputs.policies,
+                           bounded ? plan->kept_chunks : 0};
 }
 
 static void write_entries(const sluice_template_t* schedule, const double* begin, const double* end,
@@ -334,19 +375,19 @@ static void fill_bytes(const sluice_plan_data_t* plan, const sluice_planner_work
   p->schedule_bytes = plan->bytes.schedules, p->header_bytes = plan->bytes.headers;
   p->product_bytes = plan->bytes.products, p->step_bytes = plan->bytes.step, p->total_bytes = plan->bytes.total;
   p->chunk_rows = plan->chunk_rows;
-  p->max_chunks = plan->max_chunks;
+  p->max_chunks = plan->max_chunks, p->kept_chunks = plan->kept_chunks;
   p->fits = bytes_over(plan->bytes.total, w->memory_budget) == 0 &&
             bytes_over(plan->bytes.host_pool, w->host_memory_budget) == 0;
 }
 
 static sluice_status_t predict(const sluice_planner_t* planner, const sluice_planner_workload_t* w,
-                               const sluice_planner_choice_t* choice, sluice_planner_prediction_t* p,
-                               sluice_planner_entry_t* entries, int32_t capacity) {
+                               const asked_t* asked, sluice_planner_prediction_t* p, sluice_planner_entry_t* entries,
+                               int32_t capacity) {
   const sluice_machine_t* m = &planner->machine;
   scene_t s = {.machine = m, .work = workload_of(m, w)};
   SLUICE_TRY(sluice_machine_check_for(m, w->dtype, w->world_size));
   sluice_plan_data_t plan;
-  SLUICE_TRY(plan_bytes(w, choice, &plan));
+  SLUICE_TRY(plan_bytes(w, asked, &plan));
   s.choice = choice_of(&s.work, &plan);
   p->run_chunks = s.choice.num_chunks;
   fill_bytes(&plan, w, p);
@@ -382,10 +423,12 @@ sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sl
   }
   sluice_planner_workload_t checked;
   SLUICE_TRY(read_workload(workload, &checked));
-  SLUICE_TRY(check_choice(choice, 0));
+  asked_t asked;
+  SLUICE_TRY(read_choice(&checked, choice, 0, &asked));
+  SLUICE_TRY(check_kept(&checked, choice));
   sluice_planner_prediction_t prediction;
   memset(&prediction, 0, sizeof prediction);
-  SLUICE_TRY(predict(planner, &checked, choice, &prediction, out_entries, capacity));
+  SLUICE_TRY(predict(planner, &checked, &asked, &prediction, out_entries, capacity));
   prediction.struct_size = size;
   memset(out_prediction, 0, size);
   memcpy(out_prediction, &prediction, size < sizeof prediction ? size : sizeof prediction);
@@ -416,7 +459,7 @@ static void add_candidate(void* user, const sluice_plan_data_t* plan, int32_t fi
   memset(c, 0, sizeof *c);
   c->choice = (sluice_planner_choice_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};
   c->forward_seconds = p.seconds[SLUICE_FORWARD], c->backward_seconds = p.seconds[SLUICE_BACKWARD];
-  c->total_bytes = plan->bytes.total;
+  c->total_bytes = plan->bytes.total, c->kept_chunks = plan->kept_chunks;
   uint64_t over = bytes_over(c->total_bytes, plan->inputs.budget);
   if (!fits) {
     c->verdict = over > 0 ? SLUICE_PLANNER_OVER_BUDGET : SLUICE_PLANNER_OVER_HOST_BUDGET;
@@ -425,6 +468,10 @@ static void add_candidate(void* user, const sluice_plan_data_t* plan, int32_t fi
     all->best = all->count; /* candidates come by n: of equal ones the first has the fewest chunks */
   }
   ++all->count;
+}
+
+static void add_part(void* user, const sluice_plan_data_t* plan, int32_t fits) {
+  if (fits && plan->kept_chunks < plan->num_chunks) add_candidate(user, plan, fits);
 }
 
 static void judge(candidates_t* all) {
@@ -440,14 +487,17 @@ static void judge(candidates_t* all) {
   }
 }
 
-static sluice_status_t choose(candidates_t* all, const sluice_planner_workload_t* w,
-                              const sluice_planner_choice_t* wanted) {
+static sluice_status_t choose(candidates_t* all, const sluice_planner_workload_t* w, const asked_t* wanted) {
   SLUICE_TRY(sluice_machine_check_for(&all->planner->machine, w->dtype, w->world_size));
   sluice_moe_t* moe = NULL;
-  SLUICE_TRY(new_layer(w, wanted->restore_middle, &moe));
-  const sluice_plan_inputs_t inputs = plan_inputs(moe, w, wanted);
+  SLUICE_TRY(new_layer(w, wanted, &moe));
+  sluice_plan_inputs_t inputs = plan_inputs(moe, w, wanted);
   sluice_plan_data_t ignored; /* the plan's own choice, by its rough figures */
   sluice_status_t status = sluice_plan_make(moe, &inputs, NULL, add_candidate, all, &ignored);
+  if (w->may_keep_part && (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET)) {
+    inputs.may_keep_part = 1;
+    status = sluice_plan_make(moe, &inputs, NULL, add_part, all, &ignored);
+  }
   sluice_layer_release(moe);
   judge(all);
   return all->status != SLUICE_OK ? all->status : status;
@@ -466,12 +516,16 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
   const sluice_planner_choice_t any = {0, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, SLUICE_WGRAD_ADAPTIVE};
   sluice_planner_workload_t checked;
   SLUICE_TRY(read_workload(workload, &checked));
-  if (wanted == NULL) wanted = &any;
-  SLUICE_TRY(check_choice(wanted, 1));
+  asked_t asked;
+  SLUICE_TRY(read_choice(&checked, wanted == NULL ? &any : wanted, 1, &asked));
+  CHECK(
+      checked.kept_chunks == 0,
+      "workload: kept_chunks is %d; candidates say theirs: set it to 0, and may_keep_part to 1 for such that keep part",
+      checked.kept_chunks);
   candidates_t* all = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *all, "candidates");
   if (all == NULL) return SLUICE_E_NO_MEMORY;
   all->planner = planner, all->work = workload_of(&planner->machine, &checked), all->best = -1;
-  sluice_status_t status = choose(all, &checked, wanted);
+  sluice_status_t status = choose(all, &checked, &asked);
   if (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET) {
     *out_count = all->count;
     if (out_chosen != NULL) *out_chosen = all->best;

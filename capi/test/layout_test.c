@@ -113,7 +113,7 @@
   MEMBER(sluice_context_config_t, host_memory_budget, 96, 8) \
   MEMBER(sluice_context_config_t, shared_memory_budget, 104, 8) \
   MEMBER(sluice_context_config_t, shared_host_memory_budget, 112, 8) \
-  STRUCT(sluice_context_stats_t, 248) \
+  STRUCT(sluice_context_stats_t, 272) \
   MEMBER(sluice_context_stats_t, struct_size, 0, 8) \
   MEMBER(sluice_context_stats_t, current_bytes, 8, 8) \
   MEMBER(sluice_context_stats_t, peak_bytes, 16, 8) \
@@ -139,6 +139,9 @@
   MEMBER(sluice_context_stats_t, num_pool_allocations, 224, 8) \
   MEMBER(sluice_context_stats_t, idle_pool_bytes, 232, 8) \
   MEMBER(sluice_context_stats_t, num_fallback_chunks, 240, 8) \
+  MEMBER(sluice_context_stats_t, num_outstanding, 248, 8) \
+  MEMBER(sluice_context_stats_t, most_outstanding, 256, 8) \
+  MEMBER(sluice_context_stats_t, planned_outstanding, 264, 8) \
   STRUCT(sluice_trace_event_t, 48) \
   MEMBER(sluice_trace_event_t, begin_ns, 0, 8) \
   MEMBER(sluice_trace_event_t, end_ns, 8, 8) \
@@ -301,7 +304,7 @@
   MEMBER(sluice_plan_candidate_t, relative_time, 24, 8) \
   MEMBER(sluice_plan_candidate_t, fits, 32, 4) \
   MEMBER(sluice_plan_candidate_t, kept_chunks, 36, 4) \
-  STRUCT(sluice_planner_workload_t, 104) \
+  STRUCT(sluice_planner_workload_t, 128) \
   MEMBER(sluice_planner_workload_t, struct_size, 0, 8) \
   MEMBER(sluice_planner_workload_t, next, 8, 8) \
   MEMBER(sluice_planner_workload_t, model_width, 16, 8) \
@@ -320,12 +323,16 @@
   MEMBER(sluice_planner_workload_t, host_memory_budget, 88, 8) \
   MEMBER(sluice_planner_workload_t, deduplicate, 96, 4) \
   MEMBER(sluice_planner_workload_t, chunk_cut, 100, 4) \
+  MEMBER(sluice_planner_workload_t, restore_input_of, 104, 8) \
+  MEMBER(sluice_planner_workload_t, restore_middle_of, 112, 8) \
+  MEMBER(sluice_planner_workload_t, kept_chunks, 120, 4) \
+  MEMBER(sluice_planner_workload_t, may_keep_part, 124, 4) \
   STRUCT(sluice_planner_choice_t, 16) \
   MEMBER(sluice_planner_choice_t, num_chunks, 0, 4) \
   MEMBER(sluice_planner_choice_t, restore_input, 4, 4) \
   MEMBER(sluice_planner_choice_t, restore_middle, 8, 4) \
   MEMBER(sluice_planner_choice_t, wgrad_mode, 12, 4) \
-  STRUCT(sluice_planner_prediction_t, 240) \
+  STRUCT(sluice_planner_prediction_t, 248) \
   MEMBER(sluice_planner_prediction_t, struct_size, 0, 8) \
   MEMBER(sluice_planner_prediction_t, forward_seconds, 8, 8) \
   MEMBER(sluice_planner_prediction_t, backward_seconds, 16, 8) \
@@ -352,6 +359,8 @@
   MEMBER(sluice_planner_prediction_t, max_chunks, 224, 4) \
   MEMBER(sluice_planner_prediction_t, run_chunks, 228, 4) \
   MEMBER(sluice_planner_prediction_t, sent_rows, 232, 8) \
+  MEMBER(sluice_planner_prediction_t, kept_chunks, 240, 4) \
+  MEMBER(sluice_planner_prediction_t, reserved, 244, 4) \
   STRUCT(sluice_planner_entry_t, 40) \
   MEMBER(sluice_planner_entry_t, begin_seconds, 0, 8) \
   MEMBER(sluice_planner_entry_t, end_seconds, 8, 8) \
@@ -363,7 +372,7 @@
   STRUCT(sluice_planner_candidate_t, 64) \
   MEMBER(sluice_planner_candidate_t, choice, 0, 16) \
   MEMBER(sluice_planner_candidate_t, verdict, 16, 4) \
-  MEMBER(sluice_planner_candidate_t, reserved, 20, 4) \
+  MEMBER(sluice_planner_candidate_t, kept_chunks, 20, 4) \
   MEMBER(sluice_planner_candidate_t, forward_seconds, 24, 8) \
   MEMBER(sluice_planner_candidate_t, backward_seconds, 32, 8) \
   MEMBER(sluice_planner_candidate_t, slower_by, 40, 8) \

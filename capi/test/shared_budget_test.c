@@ -8,29 +8,18 @@
 
 #include <cmocka.h>
 
+#include "capi/test/own_rig.h"
 #include "capi/test/refusals.h"
 
 /* A share of `whole` with room for so many parts of `parts`. */
 static void open_share(rig_t* rig, uint64_t whole, uint64_t part, uint64_t parts) {
-  memset(rig, 0, sizeof *rig);
-  rig->world_size = 1;
-  heap_init(&rig->heap);
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
-  context.gemm = "ref", context.max_outstanding = 1;
-  context.shared_memory_budget = whole, context.memory_budget = whole * part / parts;
-  context.allocate = heap_allocate, context.release = heap_release, context.allocate_user = &rig->heap;
-  WORKS(sluice_context_create(&context, NULL, &rig->context));
+  sluice_context_config_t context = own_rig_context(whole * part / parts, 1);
   sluice_moe_config_t config = rig_config();
-  config.num_chunks = 0;
-  WORKS(rig_open_layer(rig, &config));
+  context.shared_memory_budget = whole, config.num_chunks = 0;
+  own_rig_open(rig, &context, &config);
 }
 
-static uint64_t peak_of(const rig_t* rig) {
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  WORKS(sluice_context_get_stats(rig->context, 0, &stats));
-  return stats.peak_bytes;
-}
+static uint64_t peak_of(const rig_t* rig) { return own_rig_stats(rig).peak_bytes; }
 
 static void Share_TooSmall_NamesTheWholeThatDoes(void** state) {
   (void)state;
@@ -41,7 +30,7 @@ static void Share_TooSmall_NamesTheWholeThatDoes(void** state) {
   REFUSED(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET,
           "no plan fits 4285 bytes, this context's share of the memory budget of 10000: the leanest");
   assert_int_equal(sscanf(strstr(last_message(), "raise memory_budget to "), "raise memory_budget to %llu", &whole), 1);
-  rig_close(&rig);
+  own_rig_close(&rig);
 
   rig_t three, four; /* both at once, in the whole that the error named */
   sluice_step_t *first = NULL, *second = NULL;
@@ -55,8 +44,51 @@ static void Share_TooSmall_NamesTheWholeThatDoes(void** state) {
   sluice_step_drop(first);
   sluice_step_drop(second);
   assert_true(peak_of(&three) <= whole * 3 / 7 && peak_of(&four) <= whole * 4 / 7);
-  rig_close(&three);
-  rig_close(&four);
+  own_rig_close(&three);
+  own_rig_close(&four);
+}
+
+/* With the smallest budget of each, whatever their shares by another rule were: no byte less does. */
+static void Share_SetToTheSmallest_DoesAndNoByteLess(void** state) {
+  (void)state;
+  for (uint64_t less = 0; less < 2; ++less) {
+    rig_t rig;
+    sluice_step_t* step = NULL;
+    uint64_t least = 0;
+    open_share(&rig, 1 << 20, 1, 100);
+    WORKS(sluice_moe_smallest_budget(rig.moe, rig.num_tokens, &least));
+    assert_true(least > (1 << 20) / 100);
+    WORKS(sluice_context_set_share(rig.context, least - less, 1 << 20));
+    if (less > 0) {
+      REFUSED(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET, "1 more; raise memory_budget to ");
+    } else {
+      WORKS(rig_forward(&rig, &step));
+      WORKS(rig_backward(&rig, step));
+      sluice_step_drop(step);
+      assert_true(peak_of(&rig) <= least);
+      REFUSED(sluice_context_set_share(rig.context, least, 1 << 20), SLUICE_E_STATE, "a plan of ");
+    }
+    own_rig_close(&rig);
+  }
+}
+
+static void SetShare_Bad_IsNamed(void** state) {
+  (void)state;
+  rig_t rig, none;
+  uint64_t least = 7;
+  const sluice_moe_config_t config = rig_config();
+  open_share(&rig, 1 << 20, 1, 2);
+  WORKS(rig_open(&none, NULL, &config));
+  REFUSED(sluice_context_set_share(NULL, 1, 1), BAD, "context is NULL");
+  REFUSED(sluice_context_set_share(rig.context, 0, 1), BAD, "memory_budget is 0 of 1");
+  REFUSED(sluice_context_set_share(rig.context, 2, 1), BAD, "memory_budget is 2 of 1");
+  REFUSED(sluice_context_set_share(none.context, 1, 1), BAD, "made without memory_budget");
+  REFUSED(sluice_moe_smallest_budget(NULL, 1, &least), BAD, "moe is NULL");
+  assert_int_equal(least, 0);
+  REFUSED(sluice_moe_smallest_budget(rig.moe, 0, &least), BAD, "num_tokens is 0");
+  REFUSED(sluice_moe_smallest_budget(rig.moe, 1, NULL), BAD, "out_bytes is NULL");
+  own_rig_close(&rig);
+  own_rig_close(&none);
 }
 
 static void Share_Bad_IsNamed(void** state) {
@@ -78,6 +110,8 @@ static void Share_Bad_IsNamed(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Share_TooSmall_NamesTheWholeThatDoes),
+      cmocka_unit_test(Share_SetToTheSmallest_DoesAndNoByteLess),
+      cmocka_unit_test(SetShare_Bad_IsNamed),
       cmocka_unit_test(Share_Bad_IsNamed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

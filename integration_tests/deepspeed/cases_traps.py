@@ -317,7 +317,7 @@ def host_collectives_in_between() -> None:
     alone = layer(x, None)
     alone.sum().backward()
     wanted, gradient = alone.detach().clone(), x.grad.clone()
-    mine = layer._sluice._backend.context.ep_group._joined.group
+    mine = layer._sluice.backend.context.ep_group._joined.group
     assert mine is not layer.ep_group and mine is not dist.group.WORLD
     for step in range(6):
         x.grad = None

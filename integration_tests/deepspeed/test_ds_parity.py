@@ -267,20 +267,19 @@ def test_Budget_FourLayersWithTheLeastThatTheErrorNames_HoldAndTrainAsStock(rank
 
 
 def test_Budget_OfAModelWithTwoEpSizes_BoundsTheSumOfItsContexts(ranks2: Ranks) -> None:
-    """Each context gets a share by its layers; the error names the share, and a whole that then does for all."""
+    """Each context has its least; the error names both and their sum, which then does, and no byte less."""
     layers = [{"ep_size": 1, "k": 2}, {"ep_size": 2, "k": 2}, {"ep_size": 2, "expert": "tuple"}]
-    budget = 64 << 10
-    for _ in range(3):  # one context's shortfall after the other's
-        sluice = {"memory_budget": budget, "gemm": "ref"}
-        answers = ranks2.try_run("cases_parity:parity", layers=layers, sluice=sluice)
-        if "error" not in answers[0]:
-            break
-        needs = {
-            int(re.search(r"share of the memory budget of \d+: .* raise memory_budget to (\d+)", message)[1])
-            for message in (answer["error"]["message"] for answer in answers)
-        }
-        budget = max(needs)
-    answers = ranks2.run("cases_parity:parity", layers=layers, sluice=sluice)
+    pattern = r"need at least (\d+) for the layers of ranks .* and (\d+) for the layers of .*together (\d+), for"
+
+    def refused(budget: int) -> set[tuple[int, ...]]:
+        answers = ranks2.try_run("cases_parity:parity", layers=layers, sluice={"memory_budget": budget, "gemm": "ref"})
+        return {tuple(map(int, re.search(pattern, answer["error"]["message"]).groups())) for answer in answers}
+
+    found = refused(64 << 10)
+    assert len(found) == 1, found
+    alone, together, budget = found.pop()
+    assert alone + together == budget and refused(budget - 1) == {(alone, together, budget)}
+    answers = ranks2.run("cases_parity:parity", layers=layers, sluice={"memory_budget": budget, "gemm": "ref"})
     _compare(answers, F32)
     for _, swapped in answers:
         assert len(swapped["peaks"]) == 2

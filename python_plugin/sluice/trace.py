@@ -95,7 +95,13 @@ def _taken(context: Any) -> dict[str, Any]:
     layers = dict(getattr(context, "layer_facts", {}))  # also of those that are gone by now
     ranks = [int(rank) for rank in getattr(group, "ranks", (0,))]
     events = [dict(event) for event in context.trace_take(_capacity or 1 << 16)]
-    return {"ranks": ranks, "layers": layers, "events": events}
+    return {"ranks": ranks, "layers": layers, "memory": _memory(context), "events": events}
+
+
+def _memory(context: Any) -> dict[str, int]:
+    """What passes took at most, and how many forwards waited for their backward at one time, beside the plan's."""
+    found = context.stats()
+    return {name: found[name] for name in ("peak_bytes", "most_outstanding", "planned_outstanding")}
 
 
 def facts_of(layer: Any) -> dict[str, Any]:

@@ -75,9 +75,28 @@ static void Ledger_LineThatIsKept_StaysCountedForGood(void** state) {
   sluice_ledger_deinit(&ledger);
 }
 
+static void Ledger_Steps_TheMostAtOneTimeIsKept(void** state) {
+  (void)state;
+  sluice_ledger_t ledger;
+  sluice_ledger_init(&ledger);
+  char buffers[4];
+  const sluice_ledger_sums_t step = {.steps = 1};
+  for (int i = 0; i < 3; ++i) assert_int_equal(sluice_ledger_add(&ledger, &buffers[i], &step), SLUICE_OK);
+  sluice_ledger_remove(&ledger, &buffers[1]);
+  sluice_ledger_remove(&ledger, &buffers[0]);
+  assert_int_equal(sluice_ledger_sums(&ledger).steps, 1);
+  assert_int_equal(sluice_ledger_most_steps(&ledger, 0), 3);
+  assert_int_equal(sluice_ledger_most_steps(&ledger, 1), 3);
+  assert_int_equal(sluice_ledger_most_steps(&ledger, 0), 1);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[3], &step), SLUICE_OK);
+  assert_int_equal(sluice_ledger_most_steps(&ledger, 0), 2);
+  sluice_ledger_deinit(&ledger);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ledger_BuffersComeAndGoInAnyOrder_SumsFollow),
+      cmocka_unit_test(Ledger_Steps_TheMostAtOneTimeIsKept),
       cmocka_unit_test(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted),
       cmocka_unit_test(Ledger_LineThatIsKept_StaysCountedForGood),
   };

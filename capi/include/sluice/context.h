@@ -73,6 +73,12 @@ SLUICE_API sluice_status_t sluice_context_create(const sluice_context_config_t* 
 /* Layers and steps keep the context alive. Steps outstanding at process exit are harmless. */
 SLUICE_EXPORT void sluice_context_destroy(sluice_context_t* context);
 
+/* Another share of a budget than the context was made with, before its first plan: what each of several contexts needs
+ * at least (sluice_moe_smallest_budget) is known when their first tokens are. whole: as shared_memory_budget in the
+ * config. Every rank calls it with equal shares; the next header checks. Context-exclusive. Errors: INVALID_ARGUMENT
+ * (a context without memory_budget, a share of 0 or above the whole), STATE (a plan stands). */
+SLUICE_API sluice_status_t sluice_context_set_share(sluice_context_t* context, uint64_t memory_budget, uint64_t whole);
+
 /* Memory from the process that counts as this context's, for saved buffers that a host hands out in sluice_save_fn_t
  * (say so with save_is_counted). 64-byte aligned. It may outlive the context: free it with NULL for the context then.
  * allocate_saved: for saved buffer `which` (SLUICE_SAVED_*); on a CPU offloaded rows get blocks that earlier steps
@@ -117,6 +123,10 @@ typedef struct sluice_context_stats_s {
   uint64_t idle_pool_bytes;      /* of current_bytes, such blocks that no step holds now */
   uint64_t num_fallback_chunks;  /* under plans: chunks of forwards that did not fit kept_rows (sluice/plan.h) and are
                                     sent and computed again; the first of a layer is told at SLUICE_LOG_WARN */
+  uint64_t num_outstanding;      /* forwards without their backward now, of all layers: their saved buffers are kept */
+  uint64_t most_outstanding;     /* the most at one time since the last reset of the peak */
+  uint64_t planned_outstanding;  /* max_outstanding of the newest plan; 0: none has been made. More than that may be
+                                    refused, and fit while routing is even */
 } sluice_context_stats_t;
 
 /* Context-exclusive. reset_peak != 0 starts a new peak at the current bytes. Errors: INVALID_ARGUMENT, ABI. */

@@ -75,15 +75,23 @@ typedef struct sluice_planner_workload_s {
   uint64_t host_memory_budget;     /* bytes of offloaded rows of max_outstanding forwards; 0: no limit of their own */
   int32_t deduplicate;             /* 0 or 1, as sluice_moe_config_t has it */
   int32_t chunk_cut;               /* SLUICE_CHUNK_CUT_*, as sluice_moe_config_t has it; default ADAPTIVE */
+  /* [num_chunks of the choice], or NULL: the policy of each chunk in place of the choice's restore_input or
+   * restore_middle, as in sluice_moe_config_t. Read during the call. */
+  const int32_t* restore_input_of;
+  const int32_t* restore_middle_of;
+  int32_t kept_chunks;   /* predict, under a budget: of the choice's num_chunks the first ones that its policies speak
+                            of; the rest are sent and computed again. 0: all. choose: 0 */
+  int32_t may_keep_part; /* choose: 1: a policy that does not fit for all chunks is a candidate for as many of the first
+                            ones as fit, where both policies are open, as in plans; 0: for all chunks alone */
 } sluice_planner_workload_t;
 
 SLUICE_EXPORT void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size);
 
-/* One choice. ADAPTIVE is not a choice: predict takes none of it. */
+/* One choice. ADAPTIVE is not a choice: predict takes none of it, but where the workload has the tensor's list. */
 typedef struct sluice_planner_choice_s {
   int32_t num_chunks;     /* n in [1, 256] */
-  int32_t restore_input;  /* SLUICE_RESTORE_KEEP, _OFFLOAD, _REDISPATCH */
-  int32_t restore_middle; /* SLUICE_RESTORE_KEEP, _OFFLOAD, _RECOMPUTE */
+  int32_t restore_input;  /* SLUICE_RESTORE_KEEP, _OFFLOAD, _REDISPATCH, with the workload's list _BY_CHUNK */
+  int32_t restore_middle; /* SLUICE_RESTORE_KEEP, _OFFLOAD, _RECOMPUTE, likewise */
   int32_t wgrad_mode;     /* SLUICE_WGRAD_DEFERRED, _PER_CHUNK */
 } sluice_planner_choice_t;
 
@@ -117,6 +125,8 @@ typedef struct sluice_planner_prediction_s {
   int32_t max_chunks;  /* n at most, whatever the routing */
   int32_t run_chunks;  /* n under this skew: a budget cuts the fullest rank's rows into more chunks */
   double sent_rows; /* that one exchange of a pass sends to other ranks from one rank, all chunks: routes, or parcels */
+  int32_t kept_chunks; /* of the choice's num_chunks, the first ones that its policies speak of */
+  int32_t reserved;
 } sluice_planner_prediction_t;
 
 /* One op of a predicted pass; each direction begins at 0, overhead_seconds before its first op excluded. */
@@ -151,8 +161,9 @@ enum {
 
 typedef struct sluice_planner_candidate_s {
   sluice_planner_choice_t choice;
-  int32_t verdict; /* SLUICE_PLANNER_* */
-  int32_t reserved;
+  int32_t verdict;     /* SLUICE_PLANNER_* */
+  int32_t kept_chunks; /* of num_chunks, the first ones that the policies speak of: all, or with may_keep_part fewer;
+                          the rest are sent and computed again. For the workload of predict */
   double forward_seconds;
   double backward_seconds;
   double slower_by; /* predicted time over that of the chosen one, minus 1 */
@@ -160,7 +171,8 @@ typedef struct sluice_planner_candidate_s {
   uint64_t bytes_over; /* the budget */
 } sluice_planner_candidate_t;
 
-/* Predicts every candidate and takes the fastest that fits. wanted: fields >= 0 (num_chunks >= 1) are fixed, ADAPTIVE
+/* Predicts every candidate and takes the fastest that fits; what keeps part comes behind all that does not. wanted:
+ * fields >= 0 (num_chunks >= 1) are fixed, ADAPTIVE
  * (-1; num_chunks 0) are open; NULL: all open. out_candidates [capacity] as far as they fit; *out_count is how many
  * there are; *out_chosen the index of the chosen one, -1 where none fits (then OVER_BUDGET is returned, the record
  * names the shortfall and the leanest, and the candidates are written all the same). out_chosen may be NULL. Any

@@ -74,7 +74,12 @@ def model_of(options: Any) -> Model:
         deduplicate=options.deduplicate,
         policy=None if options.policy is None else config.RESTORE[options.policy],
     )
-    return with_tokens(flags.over(model))
+    model = with_tokens(flags.over(model))
+    try:
+        config._for_chunks(model.policy, model.num_chunks)  # of a config and of a flag
+    except config.ConfigError as error:
+        raise BadInput(str(error)) from None
+    return model
 
 
 def machine_of(options: Any, model: Model, ranks: int | None) -> machines.Machine:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import ConfigError, Options
+from ..config import ConfigError, Options, Policy
 from ..config import parse as parse_section
 from . import megatron, moe_layers
 from .errors import BadInput
@@ -48,7 +48,7 @@ class Model:
     memory_budget: int | None = None
     host_memory_budget: int | None = None
     num_chunks: int | None = None
-    policy: tuple[str, str] | None = None
+    policy: Policy | None = None  # of all chunks, or by chunk
     wgrad: str | None = None
     max_outstanding: int | None = None
     deduplicate: bool | None = None
@@ -178,11 +178,6 @@ def _section(data: Mapping[str, Any], path: str) -> dict[str, Any]:
         _, options = parse_section(data.get("sluice", {}))
     except ConfigError as error:
         raise BadInput(f"config {path}: {error}") from error
-    if options.policy is not None and not all(isinstance(one, str) for one in options.policy):
-        raise BadInput(
-            f'config {path}: "policy" names each chunk ({options.policy_name()}); the planner prices policies of all '
-            "chunks: take it out, or give one for all"
-        )
     return {
         "memory_budget": options.memory_budget,
         "host_memory_budget": options.host_memory_budget,

@@ -78,6 +78,7 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         max_outstanding=model.max_outstanding or model.layers,
         deduplicate=bool(model.deduplicate),
         chunk_cut=model.chunk_cut or "adaptive",
+        may_keep_part=True,
     )
 
 
@@ -120,18 +121,18 @@ def _other_way(planner: Planner, work: Workload, wanted: Choice) -> tuple[Choice
 def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
     """The predicted passes of one layer, with slots where the schedule is at hand."""
     panels = []
+    under_plan = work.memory_budget > 0 or work.host_memory_budget > 0
     for direction, seconds in (("forward", prediction.forward), ("backward", prediction.backward)):
         events = [event for event in prediction.events[direction] if event.seconds > 0]
         panel = timeline.Panel(f"{direction}: {seconds * 1e3:.2f} ms predicted ({choice})", events)
         schedule = Schedule.build(
             direction,
             prediction.run_chunks,
-            choice.restore_input,
-            choice.restore_middle,
+            *choice.restores(prediction.run_chunks, under_plan),
             wgrad=choice.wgrad,
             single_rank=work.world_size == 1,
             gated=work.gated,
-            under_plan=work.memory_budget > 0 or work.host_memory_budget > 0,
+            under_plan=under_plan,
             may_reuse_saved=direction == "backward",
             deduplicate=work.deduplicate and work.world_size > 1,
         )
@@ -143,12 +144,14 @@ def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
 
 
 def best_of_each(decision: Decision) -> list[Candidate]:
-    """The fastest candidate of each policy that fits, or its leanest: what a person wants to compare."""
-    best: dict[str, Candidate] = {}
+    """The fastest candidate of each policy that fits, or its leanest, of all chunks and of part of them: what a person
+    wants to compare."""
+    best: dict[tuple[str, bool], Candidate] = {}
     for candidate in decision.candidates:
-        held = best.get(candidate.choice.policy)
+        kind = candidate.choice.policy, candidate.choice.kept_chunks > 0
+        held = best.get(kind)
         if held is None or _rank(candidate) < _rank(held):
-            best[candidate.choice.policy] = candidate
+            best[kind] = candidate
     return sorted(best.values(), key=_rank)
 
 
@@ -184,10 +187,10 @@ def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[s
             lines += _chosen(decision, prediction)
             if row["other"]:
                 lines.append(_compared(row["workload"], prediction, *row["other"]))
-        lines += ["", f"  {'n':>4} {'policy':<20} {'weight gradients':<17} {'ms':>9} {'bytes':>11}  why"]
+        lines += ["", f"  {'n':>4} {'policy':<26} {'weight gradients':<17} {'ms':>9} {'bytes':>11}  why"]
         for c in decision.candidates if everything else best_of_each(decision):
             wgrad = c.choice.wgrad.replace("_", " ")
-            place = f"  {c.choice.num_chunks:4} {c.choice.policy:<20} {wgrad:<17} {c.seconds * 1e3:9.2f}"
+            place = f"  {c.choice.num_chunks:4} {c.choice.where:<26} {wgrad:<17} {c.seconds * 1e3:9.2f}"
             lines.append(f"{place} {size(c.total_bytes):>11}  {c.reason()}")
     if total:
         lines += ["", f"MoE layers of one step: {total * 1e3:.2f} ms; " + error_of(made["layers"][0]["prediction"])]
@@ -211,6 +214,11 @@ def _chosen(decision: Decision, p: Prediction) -> list[str]:
         f"  busy by lane (ms): {lanes}; second opinions: MPMoE {p.mpmoe * 1e3:.2f}, MPipeMoE {p.mpipemoe * 1e3:.2f}",
         f"  bytes on a rank: {size(p.bytes['total'])} = {shares} (step: of each outstanding forward)",
     ]
+    kept, chunks = decision.chosen.kept_chunks, decision.chosen.num_chunks
+    if kept:
+        lines.append(
+            f"  the budget has room for the first {kept} chunks; the other {chunks - kept} are sent and computed again"
+        )
     if p.run_chunks != decision.chosen.num_chunks:
         lines.append(f"  under this skew it runs with {p.run_chunks} chunks, at most {p.max_chunks}")
     return lines

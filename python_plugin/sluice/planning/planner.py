@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Union
 
 from .._library import load
 from ..errors import OverBudget
 from ..timeline.model import Event
 from ..timeline.schedule import LANE_NAMES, POLICIES, RESTORE_INPUT, RESTORE_MIDDLE, WGRAD
+from .errors import BadInput
 from .machines import Machine
 
 DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
 CHUNK_CUTS = {"adaptive": 0, "tokens": 1}
 MOST = 512
+BY_CHUNK = 4
+LEAST = ("redispatch", "recompute")  # how chunks come back that nothing is kept of
 BYTES = ("base", "slot", "routing", "schedule", "header", "product", "step", "total")
 _OVER_BUDGET = -14
+
+Restore = Union[str, tuple[str, ...], None]  # of all chunks, or by chunk
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Workload:
     host_memory_budget: int = 0
     deduplicate: bool = False
     chunk_cut: str = "adaptive"
+    may_keep_part: bool = False  # candidates may be policies of as many of the first chunks as fit
 
     def with_(self, **changes: Any) -> Workload:
         return replace(self, **changes)
@@ -44,21 +51,40 @@ class Workload:
 
 @dataclass(frozen=True)
 class Choice:
-    """n, how T_DI and T_M reach the backward, when weight gradients are computed. None (n 0): open."""
+    """n, how T_DI and T_M reach the backward, when weight gradients are computed. None (n 0): open.
+
+    kept_chunks: of n, the first ones that the policies speak of; the rest are sent and computed again. 0: all of them.
+    """
 
     num_chunks: int = 0
-    restore_input: str | None = None
-    restore_middle: str | None = None
+    restore_input: Restore = None
+    restore_middle: Restore = None
     wgrad: str | None = None
+    kept_chunks: int = 0
 
     @property
     def policy(self) -> str:
-        """The papers' name, or both words."""
+        """The papers' name, or both words, by chunk "keep/offload+keep"."""
         pair = (self.restore_input, self.restore_middle)
-        return next((name for name, point in POLICIES.items() if point == pair), "+".join(map(str, pair)))
+        words = (one if isinstance(one, str) or one is None else "/".join(one) for one in pair)
+        return next((name for name, point in POLICIES.items() if point == pair), "+".join(map(str, words)))
+
+    @property
+    def where(self) -> str:
+        """The policy and, of several chunks that differ by the budget, how many it is of: "none in 3 of 8"."""
+        return f"{self.policy} in {self.kept_chunks} of {self.num_chunks}" if self.kept_chunks else self.policy
+
+    def restores(self, chunks: int, under_plan: bool) -> tuple[list[str], list[str]]:
+        """By chunk of a pass that runs so many. Under a plan those beyond what is kept are sent and computed again."""
+        kept = self.kept_chunks or self.num_chunks if under_plan else chunks
+        pair = []
+        for one, least in zip((self.restore_input, self.restore_middle), LEAST):
+            named = [str(one)] * kept if isinstance(one, str) or one is None else list(one)[:kept]
+            pair.append([*named, *[least] * (chunks - len(named))][:chunks])
+        return pair[0], pair[1]
 
     def __str__(self) -> str:
-        return f"n = {self.num_chunks}, {self.policy}, weight gradients {str(self.wgrad).replace('_', ' ')}"
+        return f"n = {self.num_chunks}, {self.where}, weight gradients {str(self.wgrad).replace('_', ' ')}"
 
 
 @dataclass(frozen=True)
@@ -114,6 +140,7 @@ class Candidate:
         return "as fast, but not with fewer chunks" if self.verdict == "as fast" else self.verdict
 
     def as_dict(self) -> dict[str, Any]:
+        """As plain values. kept_chunks 0: all."""
         return {**asdict(self), "policy": self.choice.policy, "reason": self.reason()}
 
 
@@ -137,21 +164,31 @@ class Planner:
         self._library.check(self._library.lib.sluice_planner_create(text, len(text), out))
         self._handle = self._library.ffi.gc(out[0], self._library.lib.sluice_planner_destroy)
 
-    def _workload(self, work: Workload) -> Any:
+    def _workload(self, work: Workload, choice: Choice | None) -> tuple[Any, list[Any]]:
+        """The struct, and what it points to."""
         value = self._library.new("planner_workload")
         value.model_width, value.hidden_width, value.num_tokens = work.model_width, work.hidden_width, work.num_tokens
         value.num_experts, value.top_k, value.world_size = work.num_experts, work.top_k, work.world_size
         value.dtype, value.gated, value.skew = DTYPES[work.dtype], int(work.gated), work.skew
         value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
         value.host_memory_budget, value.deduplicate = work.host_memory_budget, int(work.deduplicate)
-        value.chunk_cut = CHUNK_CUTS[work.chunk_cut]
-        return value
+        value.chunk_cut, value.may_keep_part = CHUNK_CUTS[work.chunk_cut], int(work.may_keep_part)
+        lists: list[Any] = []
+        for name, table in (("restore_input", RESTORE_INPUT), ("restore_middle", RESTORE_MIDDLE)):
+            words = None if choice is None else getattr(choice, name)
+            if words is None or isinstance(words, str):
+                continue
+            if len(words) != choice.num_chunks:
+                raise BadInput(f"{name} names {len(words)} chunks, and n is {choice.num_chunks}: give one for each")
+            lists.append(self._library.ffi.new("int32_t[]", [table[word] for word in words]))
+            setattr(value, f"{name}_of", lists[-1])
+        return value, lists
 
     def _choice(self, choice: Choice) -> Any:
         value = self._library.ffi.new("sluice_planner_choice_t *")
         value.num_chunks = choice.num_chunks
-        value.restore_input = -1 if choice.restore_input is None else RESTORE_INPUT[choice.restore_input]
-        value.restore_middle = -1 if choice.restore_middle is None else RESTORE_MIDDLE[choice.restore_middle]
+        value.restore_input = _number(RESTORE_INPUT, choice.restore_input)
+        value.restore_middle = _number(RESTORE_MIDDLE, choice.restore_middle)
         value.wgrad_mode = -1 if choice.wgrad is None else WGRAD[choice.wgrad]
         return value
 
@@ -162,10 +199,10 @@ class Planner:
         out.struct_size = ffi.sizeof(out[0])
         capacity = 8192 if timeline else 0
         entries = ffi.new("sluice_planner_entry_t[]", capacity) if timeline else ffi.NULL
+        asked, _lists = self._workload(work, choice)
+        asked.kept_chunks = choice.kept_chunks
         library.check(
-            library.lib.sluice_planner_predict(
-                self._handle, self._workload(work), self._choice(choice), out, entries, capacity
-            )
+            library.lib.sluice_planner_predict(self._handle, asked, self._choice(choice), out, entries, capacity)
         )
         count = min(out.num_entries, capacity)
         events: dict[str, list[Event]] = {"forward": [], "backward": []}
@@ -198,9 +235,8 @@ class Planner:
         listed = ffi.new("sluice_planner_candidate_t[]", MOST)
         count, chosen = ffi.new("int32_t *"), ffi.new("int32_t *")
         want = ffi.NULL if wanted is None else self._choice(wanted)
-        status = library.lib.sluice_planner_choose(
-            self._handle, self._workload(work), want, listed, MOST, count, chosen
-        )
+        asked, _lists = self._workload(work, wanted)
+        status = library.lib.sluice_planner_choose(self._handle, asked, want, listed, MOST, count, chosen)
         shortfall = ""
         if status == _OVER_BUDGET:
             error = library.last_error(status)
@@ -209,17 +245,27 @@ class Planner:
             shortfall = str(error)
         else:
             library.check(status)
-        candidates = tuple(self._candidate(listed[index]) for index in range(min(count[0], MOST)))
+        candidates = tuple(self._candidate(listed[index], wanted) for index in range(min(count[0], MOST)))
         best = None if chosen[0] < 0 else candidates[chosen[0]].choice
         return Decision(candidates, best, shortfall)
 
-    def _candidate(self, c: Any) -> Candidate:
+    def _candidate(self, c: Any, wanted: Choice | None) -> Candidate:
         names = [{number: name for name, number in table.items()} for table in (RESTORE_INPUT, RESTORE_MIDDLE, WGRAD)]
+        if wanted is not None:
+            names[0][BY_CHUNK], names[1][BY_CHUNK] = wanted.restore_input, wanted.restore_middle
         numbers = (c.choice.restore_input, c.choice.restore_middle, c.choice.wgrad_mode)
-        choice = Choice(c.choice.num_chunks, *(table[number] for table, number in zip(names, numbers)))
+        kept = c.kept_chunks if c.kept_chunks < c.choice.num_chunks else 0
+        words = (table[number] for table, number in zip(names, numbers))
+        choice = Choice(c.choice.num_chunks, *words, kept_chunks=kept)
         verdict = self._library.ffi.string(self._library.lib.sluice_planner_verdict_name(c.verdict)).decode()
         times = c.forward_seconds, c.backward_seconds, c.slower_by
         return Candidate(choice, verdict, *times, c.total_bytes, c.bytes_over)
+
+
+def _number(table: Mapping[str, int], words: Restore) -> int:
+    if words is None:
+        return -1
+    return table[words] if isinstance(words, str) else BY_CHUNK
 
 
 def size(value: float) -> str:

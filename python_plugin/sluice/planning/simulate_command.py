@@ -142,7 +142,7 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
     for name, points in made["scaling"].items():
         lines += ["", f"{name} scaling (a step of all MoE layers; efficiency against the first row)"]
         lines.append(
-            f"  {'ranks':>6} {'experts':>7} {'T':>7} {'skew':>5} {'n':>3} {'policy':<16} {'ms':>9} {'unsplit':>9} "
+            f"  {'ranks':>6} {'experts':>7} {'T':>7} {'skew':>5} {'n':>3} {'policy':<20} {'ms':>9} {'unsplit':>9} "
             f"{'balanced':>9} {'comm':>6} {'Mtok/s':>8} {'eff.':>6} {'at most':>10}"
         )
         for p, share in zip(points, simulate.efficiency(points)):
@@ -153,7 +153,7 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
             busy = f"{100 * p.comm_busy / p.seconds:5.0f}%"
             times = f"{p.seconds * 1e3:9.2f} {p.unsplit_seconds * 1e3:9.2f} {p.balanced_seconds * 1e3:9.2f}"
             speed = f"{p.tokens_per_second / 1e6:8.2f} {100 * share:5.1f}% {size(p.total_bytes):>10}"
-            lines.append(f"{place} {p.choice.num_chunks:3} {p.choice.policy:<16} {times} {busy} {speed}")
+            lines.append(f"{place} {p.choice.num_chunks:3} {p.choice.where:<20} {times} {busy} {speed}")
     lines += ["", "unsplit: n = 1, everything kept; balanced: without the skew; comm: busy share of the fullest rank;"]
     lines.append("at most: bytes of a rank under any routing, which a budget bounds")
     return [*lines, error_of(made["error"])]

@@ -14,6 +14,7 @@ from sluice.planning.errors import BadInput
 from sluice.planning.planner import Choice, Planner, Workload
 
 WORK = Workload(1024, 4096, 4096, 64, 2, 64, "f16")
+FEW_RANKS = Workload(1024, 4096, 8192, 8, 2, 8, "f16")  # as FLAGS
 FLAGS = "--ranks 8 --model-width 1024 --hidden-width 4096 --experts 8 --top-k 2 --tokens 8192 --dtype f16".split()
 MIXTRAL = {
     "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_local_experts": 8,
@@ -78,6 +79,47 @@ def test_Choose_FixedPolicy_IsKept() -> None:
     decision = planner.choose(WORK, Choice(4, "redispatch", "recompute"))
     assert (decision.chosen.num_chunks, decision.chosen.policy) == (4, "S4")
     assert {c.choice.policy for c in decision.candidates} == {"S4"}
+
+
+def _budget_between(planner: Planner, work: Workload) -> int:
+    """Bytes that the fastest policy of all chunks has no room in, and the leanest much."""
+    every = planner.choose(work.with_(memory_budget=1 << 50)).candidates
+    least = min(c.total_bytes for c in every)
+    return least + (next(c for c in every if c.verdict == "chosen").total_bytes - least) * 3 // 4
+
+
+def test_Choose_MayKeepPart_ListsPoliciesOfTheChunksThatFit() -> None:
+    planner = Planner(machines.load("a100-8x8-200g"))
+    work = FEW_RANKS.with_(memory_budget=_budget_between(planner, FEW_RANKS))
+    whole, both = planner.choose(work), planner.choose(work.with_(may_keep_part=True))
+    assert all(c.choice.kept_chunks == 0 for c in whole.candidates)
+    choices, whole_choices = ([c.choice for c in one.candidates] for one in (both, whole))
+    parts = both.candidates[len(whole_choices) :]
+    assert parts and choices[: len(whole_choices)] == whole_choices
+    for c in parts:
+        assert 0 < c.choice.kept_chunks < c.choice.num_chunks and c.total_bytes <= work.memory_budget
+        assert c.choice.where == f"{c.choice.policy} in {c.choice.kept_chunks} of {c.choice.num_chunks}"
+        made = planner.predict(work, c.choice)
+        assert (made.seconds, made.bytes["total"], made.fits) == (c.seconds, c.total_bytes, True)
+    seconds = {c.choice: c.seconds for c in both.candidates}
+    assert seconds[both.chosen] <= seconds[whole.chosen]
+
+
+def test_Predict_PolicyByChunk_LiesBetweenItsPolicies() -> None:
+    planner = Planner(machines.load("a100-8x8-1600g"))
+    kept, lean = (Choice(4, *policy, "deferred") for policy in (("keep", "keep"), ("redispatch", "recompute")))
+    mixed = Choice(
+        4, ("keep", "keep", "redispatch", "redispatch"), ("keep", "keep", "recompute", "recompute"), "deferred"
+    )
+    assert mixed.policy == "keep/keep/redispatch/redispatch+keep/keep/recompute/recompute"
+    first, between, last = (planner.predict(WORK, choice) for choice in (kept, mixed, lean))
+    assert first.bytes["step"] > between.bytes["step"] > last.bytes["step"]
+    assert first.seconds < between.seconds < last.seconds
+    decision = planner.choose(WORK, Choice(4, mixed.restore_input, mixed.restore_middle))
+    assert {c.choice.wgrad for c in decision.candidates} == {"deferred", "per_chunk"}
+    assert all(c.choice.restore_input == mixed.restore_input for c in decision.candidates)
+    with pytest.raises(BadInput, match="restore_input names 4 chunks, and n is 8: give one for each"):
+        planner.predict(WORK, Choice(8, mixed.restore_input, "keep", "deferred"))
 
 
 def test_Machine_BadFields_AreNamed(tmp_path) -> None:
@@ -280,6 +322,40 @@ def test_Plan_HostBudgetOfAConfig_IsHonoured(tmp_path, capsys) -> None:
     assert status == 0 and "1 MiB for offloaded rows" in out and "over host budget by" in out
     status, out, _ = run(capsys, "--machine", "a100-8x8-1600g", *FLAGS, "--policy", "S1", "--host-budget", "1MiB")
     assert status == 1 and "raise host_memory_budget" in out
+
+
+def test_Plan_BudgetBetweenPolicies_ShowsWhatKeepsPartOfItsChunks(tmp_path, capsys) -> None:
+    planner = Planner(machines.load("a100-8x8-200g"))
+    budget = _budget_between(planner, FEW_RANKS)
+    picture = tmp_path / "plan.svg"
+    words = ["--machine", "a100-8x8-200g", *FLAGS, "--budget", str(budget), "--picture", str(picture)]
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and re.search(r" +\d+ \S+ in \d+ of \d+ .* (slower by|chosen)", out)
+    assert "holds chunk" in picture.read_text()
+    layer = json.loads(run(capsys, *words, "--json")[1])["layers"][0]
+    parts = [c for c in layer["candidates"] if c["choice"]["kept_chunks"]]
+    assert parts and all(c["total_bytes"] <= budget and c["reason"] for c in parts)
+    for part in parts:  # what all chunks would take is refused beside it
+        whole = {**part["choice"], "kept_chunks": 0}
+        assert [c["verdict"] for c in layer["candidates"] if c["choice"] == whole] == ["over budget"]
+    # A policy that is held fast is of all chunks.
+    layer = json.loads(run(capsys, *words, "--policy", "S4", "--json")[1])["layers"][0]
+    assert not [c for c in layer["candidates"] if c["choice"]["kept_chunks"]]
+
+
+def test_Plan_PolicyByChunkOfAConfig_IsPriced(tmp_path, capsys) -> None:
+    config, picture = tmp_path / "ds.json", tmp_path / "plan.svg"
+    policy = {"input": ["keep", "redispatch"], "middle": "keep"}
+    config.write_text(json.dumps({"sluice": {"enabled": True, "chunks": 2, "policy": policy}}))
+    words = ["--machine", "a100-8x8-1600g", *FLAGS, "--config", str(config), "--picture", str(picture)]
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and "chosen: n = 2, keep/redispatch+keep, weight gradients" in out
+    assert "holds chunk" in picture.read_text()
+    layer = json.loads(run(capsys, *words, "--json")[1])["layers"][0]
+    assert layer["chosen"]["restore_input"] == ["keep", "redispatch"] and layer["chosen"]["restore_middle"] == "keep"
+    assert len(layer["candidates"]) == 2 and layer["chosen"]["policy"] == "keep/redispatch+keep"
+    status, _, err = run(capsys, *words, "--chunks", "4")
+    assert status == 2 and '"policy.input" names 2 chunks, and "chunks" is 4: give 4' in err
 
 
 def test_Plan_Deduplicate_IsPricedBothWays(tmp_path, capsys) -> None:

@@ -250,6 +250,24 @@ def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, capsys) -> None:
     assert "planned: backward of layer 3" in picture and "planned: forward of layer 3" in picture
 
 
+def test_Report_ChunksThatCameBackInDifferentWays_ArePlanned(tmp_path, capsys) -> None:
+    """As under a budget that has room for two chunks of four."""
+    restores = ["keep", "keep", "redispatch", "redispatch"], ["keep", "keep", "recompute", "recompute"]
+    pair = [
+        Schedule.build("forward", 4, *restores, under_plan=True),
+        Schedule.build("backward", 4, *restores, under_plan=True, may_reuse_saved=True, wgrad="per_chunk"),
+    ]
+    facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunk_cut": "tokens"}
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(_record(pair * 2, rank, facts=facts)))
+    assert command.main(["--out", str(tmp_path), "--machine", "a100-8x8-200g", "--json"]) == 0
+    for row in json.loads(capsys.readouterr().out)["layers"]:
+        assert row["policy"] == dict(zip(("restore_input", "restore_middle"), restores))
+        assert row.get("machine_problem") is None and row["machine_s"] > 0
+        redispatches = [op for op in row["machine_ops"] if op["op"] == "redispatch"]
+        assert len(redispatches) == (row["direction"] == "backward")
+
+
 def test_Report_RecordWithoutShapes_SaysWhyItIsNotPlanned(tmp_path, capsys) -> None:
     (tmp_path / "rank0-9.json").write_text(json.dumps(_record(_pair("none"), 0)))
     assert command.main(["--out", str(tmp_path), "--machine", "h200-8x8"]) == 0
@@ -290,4 +308,9 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, input
         assert 0 < row["predicted_s"]
         assert 0 < row["machine_s"], row.get("machine_problem")  # though the layers are gone when ranks end
     assert any(row["lane"] == "compute" and row["waited_for"].startswith("dispatch") for row in made["idle"])
+    memory = [
+        (row["rank"], row["ranks"], row["most_outstanding"], row["planned_outstanding"]) for row in made["memory"]
+    ]
+    assert memory == [(rank, [0, 1], 2, 0) for rank in (0, 1)]  # both layers forward, then back; no budget
+    assert all(row["peak_bytes"] > 0 for row in made["memory"])
     assert (tmp_path / "trace.json").exists() and (tmp_path / "timeline.svg").exists()

@@ -82,6 +82,7 @@ def main(arguments: list[str]) -> int:
         return 2
     plans = None if planner is None else planned.plan(planner, passes)
     made = report.make(passes, alignment, options.steps, plans)
+    made["memory"] = report.memory_of(options.out)
     if planner is not None:
         made["machine"] = planner.machine.name
     written = report.write(options.out, passes, made, plans)

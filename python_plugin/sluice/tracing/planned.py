@@ -121,10 +121,10 @@ def choice_of(passes: Sequence[Pass]) -> Choice | str:
         if one.direction != "backward" or one.schedule is None:
             continue
         data = one.schedule.data
-        if len({*data["restore_di"]}) > 1 or len({*data["restore_m"]}) > 1:
-            return "its chunks came back in different ways"
         wgrad = next(name for name, number in WGRAD.items() if number == data["wgrad_mode"])
-        return Choice(one.num_chunks, data["restore_di"][0], data["restore_m"][0], wgrad)
+        both = (tuple(data[name]) for name in ("restore_di", "restore_m"))
+        words = (one[0] if len({*one}) == 1 else one for one in both)
+        return Choice(one.num_chunks, *words, wgrad)
     return "no backward with a schedule was recorded"
 
 

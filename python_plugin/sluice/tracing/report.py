@@ -47,6 +47,17 @@ def load(folder: str | os.PathLike[str], steps: int) -> tuple[list[Pass], list[c
     return kept, alignment
 
 
+def memory_of(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Of each rank and group, where the record says it: peak bytes, forwards outstanding at most, and as planned."""
+    rows = []
+    for path in sorted(Path(folder).glob("rank*.json")):
+        data = json.loads(path.read_text())
+        for context in data["contexts"]:
+            if context.get("memory"):
+                rows.append({"rank": data["rank"], "ranks": context["ranks"], **context["memory"]})
+    return sorted(rows, key=lambda row: (row["rank"], row["ranks"]))
+
+
 def _groups(passes: Sequence[Pass]) -> dict[tuple[Any, ...], list[Pass]]:
     """Passes that ran one schedule: rank, layer, direction, hash."""
     groups: dict[tuple[Any, ...], list[Pass]] = {}

@@ -63,10 +63,19 @@ def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) 
     for row in report["peers"][:3]:
         what = f"{row['before']} waited for {row['waited_for']} to begin: {row['seconds'] * 1e3:.1f} ms"
         lines.append(f"  rank {row['rank']}: {what} ({row['direction']} of layer {row['layer']})")
+    lines += [_memory(row) for row in report.get("memory", [])]
     if report["unexplained_passes"]:
         why = "ran no whole schedule (parts called alone, or cut off at the start of the ring)"
         lines.append(f"  {report['unexplained_passes']} passes {why}: not explained")
     return lines
+
+
+def _memory(row: dict[str, Any]) -> str:
+    planned = row["planned_outstanding"]
+    beside = f" (planned for {planned}: max_outstanding)" if planned else ""
+    most = f"at most {row['most_outstanding']} forwards waited for their backward at one time{beside}"
+    where = f"rank {row['rank']} in the group of {len(row['ranks'])}"
+    return f"  {where}: {most}; {row['peak_bytes'] / 2**20:.1f} MiB at the peak"
 
 
 def sentence(row: dict[str, Any]) -> str:

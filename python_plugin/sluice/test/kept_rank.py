@@ -16,7 +16,7 @@ T, M, H, E, K = 64, 64, 128, 4, 2
 
 
 def main() -> None:
-    """Three steps of one layer."""
+    """Four steps of one layer."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     options = ContextOptions("native", tuner=TunerOptions(decisions=sys.argv[1]))
@@ -27,7 +27,7 @@ def main() -> None:
         for _ in range(layer.num_local_experts)
     ]
     found: dict[str, list[object]] = {"settled": [], "chunks": []}
-    for _ in range(3):
+    for _ in range(4):
         ids = (torch.arange(T * K) % E).view(T, K)
         layer(torch.randn(T, M, requires_grad=True), ids, torch.full((T, K), 1 / K), experts).sum().backward()
         stats = context.stats()

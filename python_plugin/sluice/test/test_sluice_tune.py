@@ -60,10 +60,14 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     assert kept["path"] == str(tmp_path / "kept.json") and kept["decisions"][-1]["why"] in ("raced", "predicted")
     ((words_of_machine, answers),) = kept_decisions.machines(kept["path"]).items()
     assert "2 ranks; products native" in words_of_machine and answers == kept["answers"] and answers[-1]["rows"] == 128
+    # To a number that no run begins with by itself, so that it can come from the file alone.
+    answers[-1]["num_chunks"] = 3
+    kept_decisions.merge(kept["path"], words_of_machine, answers)
     done = subprocess.run([*launcher, str(HERE / "kept_rank.py"), kept["path"]], **run)
     assert done.returncode == 0, done.stderr[-3000:]
     began = json.loads(done.stdout.splitlines()[-1])
-    assert began["settled"][1:] == [True, True] and began["chunks"][1:] == [answers[-1]["num_chunks"]] * 2
+    # The first forward says in which size batches come, the second's header tells it to all ranks.
+    assert began["settled"][1:] == [True, True, True] and began["chunks"] == [1, 1, 3, 3]
 
 
 def test_Tune_KeepBadInput_IsNamed(capsys, monkeypatch) -> None:

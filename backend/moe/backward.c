@@ -23,10 +23,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
       .callback = moe->config.callback_experts,
       .input_half = (args->halves & SLUICE_HALF_INPUT) != 0,
       .weight_half = weights,
-      .wgrad_mode = moe->plan != NULL && binding->plan > 0            ? binding->wgrad_mode
-                    : moe->plan != NULL                               ? moe->plan->wgrad_mode
-                    : moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE ? moe->seat.wgrad_mode
-                                                                      : moe->config.wgrad_mode,
+      .wgrad_mode = moe->plan != NULL && binding->plan == 0 ? moe->plan->wgrad_mode : binding->wgrad_mode,
       .gated = moe->config.gated != SLUICE_GATED_NO,
       .bounded = sluice_is_planned(moe) && !binding->cut_rows,
       .dedup = sluice_layer_is_deduplicated(moe),

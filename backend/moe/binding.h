@@ -29,7 +29,7 @@ typedef struct sluice_binding_s {
   uint8_t restore_di[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, as forward left the rows */
   uint8_t restore_m[SLUICE_MAX_CHUNKS];
   uint8_t plan;       /* of the layer's set, from 1, under which the forward ran; 0: without one */
-  uint8_t wgrad_mode; /* of that plan: its backward runs by it, whatever is in force by then */
+  uint8_t wgrad_mode; /* of its backward, whatever is chosen or in force by then */
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */

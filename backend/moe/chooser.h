@@ -15,7 +15,7 @@ typedef struct sluice_pass_report_s {
   uint64_t pass_ns; /* from the agreement to the end; 0: there was none */
   int64_t rows;     /* that it received */
   int32_t num_chunks;
-  int16_t wgrad_mode; /* backward */
+  int16_t wgrad_mode; /* of a forward: that of its backward */
   int16_t plan;       /* of the layer's set, from 1; 0: it ran without */
   /* Nanoseconds; in four bytes each, since they travel in every header. */
   float compute_ns, comm_ns; /* of its ops by lane; exchanges include waiting for other ranks */

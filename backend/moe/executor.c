@@ -95,7 +95,7 @@ static void report(sluice_pass_t* pass, const uint64_t* lane_ns) {
       .pass_ns = pass->end_ns - pass->agreed_ns,
       .rows = pass->binding.num_rows,
       .num_chunks = spec->num_chunks,
-      .wgrad_mode = (int16_t)spec->wgrad_mode,
+      .wgrad_mode = (int16_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
       .plan = pass->binding.plan,
       .compute_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMPUTE],
       .comm_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMM],

@@ -18,6 +18,7 @@ typedef struct forward_s {
    * or the host cannot put one in the other's place: the same n and the same plan. */
   int32_t is_open, repeats;
   uint64_t routes;
+  int32_t wgrad_mode; /* without a plan: of this step's backward */
 } forward_t;
 
 static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_binding_t* binding, int keep) {
@@ -203,6 +204,7 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
     SLUICE_TRY(bind_local(f, moe, agreement->num_chunks));
     SLUICE_TRY(sluice_exchange_counts(&f->pass.binding));
   }
+  if (!sluice_is_planned(moe)) f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;
   SLUICE_TRY(sluice_binding_finish(&f->pass.binding));
   if (sluice_layer_is_deduplicated(moe)) {
     sluice_binding_stops(&f->pass.host);
@@ -213,9 +215,9 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
   return execute(f, moe);
 }
 
-static sluice_status_t take_plan(const forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+static sluice_status_t take_plan(forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
   sluice_kept_forward_t* repeated = f->repeats ? sluice_kept_choose(&moe->kept, agreement->like) : NULL;
-  if (repeated != NULL) repeated->is_repeated = 1;
+  if (repeated != NULL) repeated->is_repeated = 1, f->wgrad_mode = repeated->wgrad_mode;
   return sluice_is_planned(moe) ? sluice_planned_prepare(moe, agreement, repeated) : SLUICE_OK;
 }
 
@@ -227,12 +229,13 @@ static void note_kept(const forward_t* f, sluice_moe_t* moe) {
       .routes = f->routes,
       .num_chunks = moe->plan != NULL ? moe->plan->num_chunks : f->pass.binding.num_chunks,
       .plan = (int16_t)plan,
+      .wgrad_mode = (int16_t)f->wgrad_mode,
   };
   sluice_kept_add(&moe->kept, is_kept(f) ? &kept : NULL);
 }
 
 /* A plan, and room under it. OVER_BUDGET on all ranks alike. */
-static sluice_status_t prepare(const forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+static sluice_status_t prepare(forward_t* f, sluice_moe_t* moe, const sluice_agreement_t* agreement) {
   SLUICE_TRY(take_plan(f, moe, agreement));
   if (!sluice_is_planned(moe)) return SLUICE_OK;
   if (!is_kept(f)) return SLUICE_OK;
@@ -242,9 +245,16 @@ static sluice_status_t prepare(const forward_t* f, sluice_moe_t* moe, const slui
   return sluice_planned_check_room(moe, sums.promised, sums.promised_pool);
 }
 
-/* The forward that this one may repeat, by this rank's routing. */
+/* Without a plan. After the header the seat has the choice for the next forward, which may be another. */
+static int32_t mode_of(const sluice_moe_t* moe) {
+  const int32_t given = moe->config.wgrad_mode;
+  return given == SLUICE_WGRAD_ADAPTIVE ? moe->seat.wgrad_mode : given;
+}
+
+/* The forward that this one may repeat, by this rank's routing, else what this one takes. */
 static uint32_t look_back(forward_t* f, sluice_moe_t* moe, int32_t* out_num_chunks) {
   *out_num_chunks = moe->seat.num_chunks;
+  f->wgrad_mode = mode_of(moe);
   if (f->is_open && (is_kept(f) || f->repeats)) f->routes = sluice_kept_routes(moe, f->args->expert_ids);
   if (!f->repeats) return 0;
   const uint32_t like = sluice_kept_like(&moe->kept, f->routes);

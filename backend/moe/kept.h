@@ -21,7 +21,8 @@ typedef struct sluice_kept_forward_s {
   uint64_t routes;    /* of sluice_kept_routes */
   int32_t num_chunks; /* of the pass, or of the plan; 0: nothing is here */
   int16_t plan;       /* of the layer's set, under one */
-  int16_t is_repeated;
+  int16_t wgrad_mode; /* without a plan */
+  int32_t is_repeated;
 } sluice_kept_forward_t;
 
 typedef struct sluice_kept_s {

@@ -427,9 +427,7 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
     if (ns > 0 && direction == SLUICE_FORWARD) note_forward(tuner_of(chooser), moe, p->num_chunks, pass_rows, &lanes);
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
     if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->num_chunks) continue;
-    /* A forward knows no mode: it counts for whatever its backward will be. */
-    int32_t mode = direction == SLUICE_FORWARD ? seat->wgrad_mode : p->wgrad_mode;
-    int32_t pick = size + SLUICE_SEARCH_SIZES * mode;
+    int32_t pick = size + SLUICE_SEARCH_SIZES * p->wgrad_mode;
     if (is_first(seat, direction)) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
     } else if (may_predict(tuner_of(chooser), moe)) {

@@ -1,0 +1,110 @@
+/* What a step ran with is one choice: the mode of its weight gradients is that which was chosen with its n, also where
+ * the header of its forward has brought the choice for the next one. A race whose candidates differ in both waits for
+ * ever for one that never runs as it was meant. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "backend/moe/chooser.h"
+#include "backend/moe/engine.h"
+#include "backend/moe/layer.h"
+#include "capi/test/own_rig.h"
+#include "capi/test/refusals.h"
+
+enum { STEPS = 10, CHOICES = 3 };
+
+/* In turns: one chunk; two, whose weight gradients are computed one by one; three, all at once. An odd number, so that
+ * also every second one is another. */
+static const struct {
+  int32_t num_chunks, wgrad_mode;
+} choices[CHOICES] = {{1, SLUICE_WGRAD_DEFERRED}, {2, SLUICE_WGRAD_PER_CHUNK}, {3, SLUICE_WGRAD_DEFERRED}};
+
+typedef struct turns_s {
+  sluice_chooser_t base; /* first: the engine knows it as this */
+  int32_t next;
+  int32_t passes[2], mixed[2]; /* by direction: per chunk, and in another mode than that of their n */
+} turns_t;
+
+static void choose(turns_t* turns, sluice_seat_t* seat) {
+  seat->num_chunks = choices[turns->next].num_chunks;
+  seat->wgrad_mode = choices[turns->next].wgrad_mode;
+  turns->next = (turns->next + 1) % CHOICES;
+}
+
+static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
+                  const sluice_step_report_t* const* reports, int32_t world_size) {
+  turns_t* turns = (turns_t*)(void*)chooser;
+  (void)moe, (void)world_size;
+  for (int direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    const sluice_pass_report_t* pass = &reports[0]->pass[direction];
+    if (pass->pass_ns == 0) continue;
+    turns->passes[direction] += pass->num_chunks == 2;
+    turns->mixed[direction] += pass->wgrad_mode != choices[pass->num_chunks - 1].wgrad_mode;
+  }
+  choose(turns, seat);
+}
+
+static const sluice_chooser_vtable_t vtable = {.agree = agree};
+
+/* `repeats`: each forward runs a second time, as activation checkpointing does, and its backward behind that. */
+static void run_turns(turns_t* turns, int32_t repeats) {
+  rig_t rig;
+  const sluice_context_config_t context = own_rig_context(0, 0);
+  sluice_moe_config_t config = rig_config();
+  own_rig_open(&rig, &context, &config);
+  sluice_chooser_t* own = rig.context->chooser;
+  *turns = (turns_t){.base.vtable = &vtable};
+  config.num_chunks = 0;
+  WORKS(rig_swap_layer(&rig, &config));
+  rig.moe->seat.table = turns; /* one rank has nothing to choose by itself */
+  choose(turns, &rig.moe->seat);
+  rig.context->chooser = &turns->base;
+  for (int i = 0; i < STEPS; ++i) {
+    sluice_step_t* step = NULL;
+    rig.forward.repeats = 0;
+    WORKS(rig_forward(&rig, &step));
+    if (repeats) {
+      sluice_step_drop(step);
+      rig.forward.repeats = 1;
+      WORKS(rig_forward(&rig, &step));
+    }
+    WORKS(rig_backward(&rig, step));
+    sluice_step_drop(step);
+  }
+  rig.context->chooser = own;
+  own_rig_close(&rig);
+}
+
+static void check(const turns_t* turns) {
+  for (int direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    assert_true(turns->passes[direction] >= 3);
+    assert_int_equal(turns->mixed[direction], 0);
+  }
+}
+
+static void Step_ChosenInTurns_RunsWithTheModeOfItsN(void** state) {
+  (void)state;
+  turns_t turns;
+  run_turns(&turns, 0);
+  check(&turns);
+}
+
+/* The repetition takes what its first time took, though the seat has had two other choices since. */
+static void Step_RunAgain_HasTheModeOfItsFirstTime(void** state) {
+  (void)state;
+  turns_t turns;
+  run_turns(&turns, 1);
+  check(&turns);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Step_ChosenInTurns_RunsWithTheModeOfItsN),
+      cmocka_unit_test(Step_RunAgain_HasTheModeOfItsFirstTime),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -32,7 +32,8 @@ only what one rank can do. What was measured before for this device, link, width
 With --keep one layer of the model then trains on made-up rows until its tuner has decided, and the decision goes to
 the file that runs with "tuner": {"decisions": true} (or a path) begin with; it takes a layer's memory, with gradients.
 
-exit status: 0 measured (and the model, if one is given, fits); 1 it does not fit; 2 wrong arguments; 3 not measured
+exit status: 0 measured (and the model, if one is given, fits); 1 it does not fit, or --keep had nothing to keep;
+2 wrong arguments; 3 not measured
 """
 _INFO = 2
 
@@ -125,7 +126,8 @@ def main(words: list[str]) -> int:
             print("\n".join(["", *lines_of(made, planner, False)]))
         if kept:
             print("\n".join(["", *kept_lines(kept)]))
-    return 0 if made is None or all(row["decision"].chosen for row in made["layers"]) else 1
+    fits = made is None or all(row["decision"].chosen for row in made["layers"])
+    return 0 if fits and (place is None or kept) else 1
 
 
 def _place(options: Any, model: Model) -> str | bool | None:
@@ -149,12 +151,18 @@ def _place(options: Any, model: Model) -> str | bool | None:
 
 
 def _decide(context: Any, model: Model, options: Any, place: str | bool, first: bool) -> dict[str, Any] | None:
-    """What was kept, on the first rank; None where no plan fits the budget, which the plan that is printed explains."""
+    """What was kept, on the first rank; None where no plan fits the budget, which the plan that is printed explains,
+    and where the steps did not decide.
+    """
     try:
         steps = ahead.settle(context, model, options.steps, _progress(first))
     except OverBudget as error:
         if first:
             print(f"sluice tune: nothing kept: {error}", file=sys.stderr)
+        return None
+    if not context.decisions():
+        if first:
+            print(f"sluice tune: nothing kept: undecided after {steps} steps; allow more: --steps", file=sys.stderr)
         return None
     return {"steps": steps, **ahead.keep(context, place, options.cache_dir)} if first else None
 

@@ -70,6 +70,20 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     assert began["settled"][1:] == [True, True, True] and began["chunks"] == [1, 1, 3, 3]
 
 
+def test_Tune_KeepTooFewSteps_SaysSoAndKeepsNothing(tmp_path) -> None:
+    pytest.importorskip("torch")
+    words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--keep", str(tmp_path / "kept.json"), "--json"]
+    model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sluice"]
+    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
+    done = subprocess.run([*launcher, "tune", *words, *model], **run)
+    assert done.returncode == 1 and "exitcode  : 1" in done.stderr
+    assert "nothing kept: undecided after 2 steps; allow more: --steps" in done.stderr
+    made = json.loads(done.stdout)
+    assert made["kept"] is None and made["plan"]["layers"][0]["fits"] and not (tmp_path / "kept.json").exists()
+
+
 def test_Tune_KeepBadInput_IsNamed(capsys, monkeypatch) -> None:
     pytest.importorskip("torch")
     model = [*SIZES, "--experts", "4", "--top-k", "2", "--tokens", "64", "--keep"]

@@ -13,10 +13,9 @@ ROOT = os.path.dirname(HERE)
 STANDARD = {"dlfcn.h", "math.h", "pthread.h", "stdio.h", "stdlib.h", "string.h", "mpi.h"}
 
 
-def run(command, expect=0, **environment):
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    )
+def run(command, expect=0, cwd=None, **environment):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=cwd)
     assert done.returncode == expect, f"{command} gave {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout if expect == 0 else done.stdout + done.stderr
 
@@ -53,12 +52,17 @@ def libraries(tmp_path_factory):
     return str(folder)
 
 
+def build(language, libraries, folder):
+    """Into a folder that is named as seen from `folder`, as are the libraries; the new one."""
+    script = os.path.join(HERE, language, "build.sh")
+    run([script, os.path.join("made", language), os.path.relpath(libraries, folder)], cwd=folder)
+    return os.path.join(folder, "made", language)
+
+
 @pytest.fixture(scope="module")
 def c_programs(libraries, tmp_path_factory):
     need("gcc", "gcc")
-    out = str(tmp_path_factory.mktemp("c"))
-    run([os.path.join(HERE, "c", "build.sh"), out, libraries])
-    return out
+    return build("c", libraries, tmp_path_factory.mktemp("c"))
 
 
 @pytest.fixture(scope="module")
@@ -168,14 +172,14 @@ def test_ManualGate_AsPrinted_ChoosesAndDrops(libraries, tmp_path):
 
 def test_RustLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
     need("rustc", "rustc")
-    run([os.path.join(HERE, "rust", "build.sh"), str(tmp_path), libraries])
-    assert losses(run([str(tmp_path / "layer_rust")])) == pytest.approx(c_losses, rel=1e-3)
+    program = os.path.join(build("rust", libraries, tmp_path), "layer_rust")
+    assert losses(run([program])) == pytest.approx(c_losses, rel=1e-3)
 
 
 def test_FortranLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
     need("gfortran", "gfortran")
-    run([os.path.join(HERE, "fortran", "build.sh"), str(tmp_path), libraries])
-    assert losses(run([str(tmp_path / "layer_fortran")])) == pytest.approx(c_losses, rel=1e-3)
+    program = os.path.join(build("fortran", libraries, tmp_path), "layer_fortran")
+    assert losses(run([program])) == pytest.approx(c_losses, rel=1e-3)
 
 
 @pytest.mark.parametrize("path", ["rust/sluice.rs", "fortran/sluice.f90"])
@@ -187,12 +191,13 @@ def test_Bindings_AreShort(path):
 
 
 @pytest.mark.timeout(600)
-def test_TransformersTrainer_OneConfigValue_LearnsAsStockDoes():
+def test_TransformersTrainer_OneConfigValue_LearnsAsStockDoes(tmp_path):
     """Every loss of a short training: rounding has no time to grow."""
     pytest.importorskip("transformers", reason="./test installs it")
     script = os.path.join(HERE, "transformers_lm", "train.py")
     command = [sys.executable, script, "--steps", "30", "--experts"]
-    texts = [run([*command, name]) for name in ("sluice", "grouped_mm")]
+    texts = [run([*command, name], TMPDIR=str(tmp_path)) for name in ("sluice", "grouped_mm")]
+    assert not list(tmp_path.glob("tmp*"))
     assert "MixtralExperts runs on Sluice, fused in C" in texts[0] and "on Sluice" not in texts[1]
     found, wanted = (losses(text) for text in texts)
     assert len(found) == 3 and found[-1] < 0.9 * found[0]

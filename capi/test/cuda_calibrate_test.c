@@ -38,12 +38,32 @@ static void CudaCalibrate_RanksOverNcclAndLocal_GetOneMachineThatPredicts(void**
   }
 }
 
+static char folder[64];
+
+static int make_folder(void** state) {
+  (void)state;
+  snprintf(folder, sizeof folder, "/tmp/sluice-cuda-calibrate-XXXXXX");
+  return mkdtemp(folder) == NULL ? -1 : 0;
+}
+
+/* Also behind a test that failed. */
+static int drop_folder(void** state) {
+  (void)state;
+  char path[512];
+  DIR* dir = opendir(folder);
+  for (struct dirent* entry = dir == NULL ? NULL : readdir(dir); entry != NULL; entry = readdir(dir)) {
+    snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+    if (entry->d_name[0] != '.') (void)unlink(path);
+  }
+  if (dir != NULL) closedir(dir);
+  return rmdir(folder);
+}
+
 /* The cache tells GPUs apart: by what the driver calls them. */
 static void CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu(void** state) {
   (void)state;
   static char first[32768], second[32768];
-  char folder[] = "/tmp/sluice-cuda-calibrate-XXXXXX", path[512] = "", line[512] = "";
-  assert_non_null(mkdtemp(folder));
+  char path[512] = "", line[512] = "";
   calibrate_case_t c = small_case(1);
   c.folder = folder;
   const char* problem = calibrate_run(fakes_layer_machine(0), &c, first, sizeof first);
@@ -62,8 +82,6 @@ static void CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu(void** state) {
   problem = calibrate_run(fakes_layer_machine(0), &c, second, sizeof second);
   if (problem != NULL) fail_msg("%s", problem);
   assert_string_equal(first, second);
-  (void)unlink(path);
-  (void)rmdir(folder);
 }
 
 static sluice_status_t calibrate(rig_t* rig) {
@@ -152,7 +170,7 @@ static void CudaCalibrate_OutOfMemory_SaysHowMuch(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(CudaCalibrate_RanksOverNcclAndLocal_GetOneMachineThatPredicts),
-      cmocka_unit_test(CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu),
+      cmocka_unit_test_setup_teardown(CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu, make_folder, drop_folder),
       cmocka_unit_test(CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone),
       cmocka_unit_test(CudaCalibrate_NthDriverCallFails_ContextWorksOn),
       cmocka_unit_test(CudaCalibrate_OutOfMemory_SaysHowMuch),

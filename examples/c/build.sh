@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the C examples into OUT: examples/c/build.sh OUT [FOLDER of libsluice.so.0, default: Bazel's]
 set -euo pipefail
+out=$(realpath -m "${1:?usage: $0 OUT [FOLDER of libsluice.so.0]}") given=${2:+$(realpath "$2")} # of the caller's folder
 cd "$(dirname "${BASH_SOURCE[0]}")"
-out=$1
-lib=${2:-$(cd ../.. && bazel build --noshow_progress //capi:libsluice.so.0 >&2 && bazel info bazel-bin 2>/dev/null)/capi}
+lib=${given:-$(cd ../.. && bazel build --noshow_progress //capi:libsluice.so.0 >&2 && bazel info bazel-bin 2>/dev/null)/capi}
 mkdir -p "$out"
 flags=(-std=c99 -O2 -Wall -Wextra -Werror -I ../../capi/include)
 gcc "${flags[@]}" layer.c -o "$out/layer" -ldl -lm # not linked with the library: it is loaded by name

@@ -47,20 +47,21 @@ def main() -> None:
     )
     torch.manual_seed(0)
     model = MixtralForCausalLM(config)
-    arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(),
-        max_steps=options.steps,
-        per_device_train_batch_size=8,
-        learning_rate=2e-3,
-        lr_scheduler_type="constant",
-        logging_steps=10,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        seed=0,
-    )
-    trainer = Trainer(model=model, args=arguments, train_dataset=pieces(text(), 128))
-    trainer.train()
+    with tempfile.TemporaryDirectory() as folder:  # the Trainer wants one; nothing is saved
+        arguments = TrainingArguments(
+            output_dir=folder,
+            max_steps=options.steps,
+            per_device_train_batch_size=8,
+            learning_rate=2e-3,
+            lr_scheduler_type="constant",
+            logging_steps=10,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            seed=0,
+        )
+        trainer = Trainer(model=model, args=arguments, train_dataset=pieces(text(), 128))
+        trainer.train()
     for entry in trainer.state.log_history:
         if "loss" in entry:
             print(f"step {entry['step']:4d} loss {float(entry['loss']):.4f}")

@@ -28,6 +28,7 @@ class Settings:
     patience_s: float = 120.0  # of waiting for quiet per cell, and of running spoiled rounds again
     most_stolen: float = 1.0  # see stolen.py; 1: no round is run again
     memory: bool = True
+    blocks: bool = False  # what is alive at the peak of memory, by size and caller; the passes watched take longer
     one_chunk: bool = True  # a third side: Sluice with one chunk
     stock_only: bool = False
     verbose: bool = False

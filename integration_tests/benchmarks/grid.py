@@ -4,15 +4,17 @@
     grid.py [--pairs 20] [--only SUBSTRING] [--resume] [--most CELLS]
 
 In each cell at least 20 interleaved pairs; a cell fails if the *lower quartile* of time Sluice / stock is above 1.03.
-All records go to one file, rewritten after every cell, so that a run that is cut loses one cell; --resume goes on with
-the cells that the file lacks, --most stops after so many.
+All records go to one file, replaced after every cell, so that a run that is cut loses one cell, and cells that are not
+asked for keep theirs; --resume goes on with those that the file lacks, --most stops after so many, --list names them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -45,7 +47,9 @@ def write(file: Path, records: dict[str, dict]) -> list[str]:
     ordered = [records[c.name] for c in CELLS if c.name in records]
     slower = [record["cell"]["name"] for record in ordered if is_slower(record)]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"limit": LIMIT, "slower": slower, "cells": ordered}, indent=1) + "\n")
+    beside = file.with_name(file.name + ".part")
+    beside.write_text(json.dumps({"limit": LIMIT, "slower": slower, "cells": ordered}, indent=1) + "\n")
+    os.replace(beside, file)  # whoever is stopped while writing leaves the record as it was
     return slower
 
 
@@ -55,7 +59,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=LEAST_PAIRS)
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    parser.add_argument("--list", action="store_true", help="print the names of what would be measured and stop")
     parser.add_argument("--resume", action="store_true", help="only cells that the record lacks")
     parser.add_argument("--most", type=int, default=MOST_CELLS, help="stop after so many cells")
     parser.add_argument("--stock-only", action="store_true")
@@ -66,12 +70,11 @@ def main() -> int:
     args = parser.parse_args()
     assert len(CELLS) <= MOST_CELLS
     assert len({c.name for c in CELLS}) == len(CELLS)
-    cells = [c for c in CELLS if args.only in c.name]
+    records = kept(args.record)  # what is not measured now stays
+    cells = [c for c in CELLS if args.only in c.name and not (args.resume and c.name in records)][: args.most]
     if args.list:
         print("\n".join(c.name for c in cells))
         return 0
-    records = kept(args.record) if args.resume else {}
-    cells = [c for c in cells if c.name not in records][: args.most]
     if args.pairs < LEAST_PAIRS and not args.stock_only:
         parser.error(f"at least {LEAST_PAIRS} pairs are needed for a quartile that means something")
     why = "" if args.stock_only else sluice_side.missing()
@@ -79,11 +82,16 @@ def main() -> int:
         print(f"{why} Use --stock-only to measure stock alone.", file=sys.stderr)
         return 3
 
+    began = time.monotonic()
+
     def on_record(record: dict) -> None:
+        nonlocal began
         name, stock = record["cell"]["name"], record["sides"]["stock"]["wall"]["median"]
         records[name] = record
         write(args.record, records)
-        text = f"{name:<58} stock {stock * 1e3:7.1f} ms"
+        now = time.monotonic()
+        text = f"{name:<58} in {now - began:4.0f} s  stock {stock * 1e3:7.1f} ms"
+        began = now
         if "sluice_over_stock" in record:
             ratio = record["sluice_over_stock"]
             text += f"  sluice / stock {ratio['median']:.2f} [{ratio['q1']:.2f} .. {ratio['q3']:.2f}]"

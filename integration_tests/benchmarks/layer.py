@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import memory_marks, quiet, sluice_side, stolen
+from integration_tests.benchmarks import memory_blocks, memory_marks, quiet, sluice_side, stolen
 from integration_tests.benchmarks.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.cells import NAMED, Cell
 
@@ -93,6 +93,9 @@ def summary(record: dict) -> list[str]:
             s: max(m[s]["peak_bytes"] for m in record["memory"] if s in m) for s in record["memory"][0] if s in sides
         }
         lines.append("  memory   " + ", ".join(f"{side} {peak / 2**20:.1f} MiB" for side, peak in peaks.items()))
+        for side in peaks:
+            blocks = record["memory"][0][side].get("blocks", [])
+            lines += [f"  blocks   of {side} at its peak, rank 0", *memory_blocks.said(blocks)] if blocks else []
     if "memory_over_parts" in record:
         bound = record.get("memory_bound")
         of_bound = "not known" if bound is None else f"{bound['of_bound']:.2f} (at most 1)"
@@ -122,6 +125,7 @@ def main() -> int:
     parser.add_argument("--max-seconds", type=float, default=120.0, help="timed seconds per case (at least 5 pairs)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=JSON", help="of the ds_config key")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--blocks", action="store_true", help="also list what is alive at the peak of memory")
     parser.add_argument("--stock-only", action="store_true")
     parser.add_argument("--check", action="store_true", help="fail if a named case falls short")
     parser.add_argument("--records", type=Path, help=f"folder for the records ({RECORDS.name}/ beside this file)")
@@ -153,6 +157,7 @@ def main() -> int:
         seed=args.seed,
         max_seconds=args.max_seconds,
         memory=not args.no_memory,
+        blocks=args.blocks,
         stock_only=args.stock_only,
         verbose=args.verbose,
         quiet_gflops=args.quiet,

@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,21 +114,24 @@ class Bench:
             self.once(self.stock)
         return timers.seconds()
 
-    def memory(self, with_sluice: bool) -> dict[str, object]:
+    def memory(self, with_sluice: bool, blocks: bool) -> dict[str, object]:
         """Peak bytes of both sides on fresh swaps; see memory.py for what is counted."""
 
         def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
             torch.manual_seed(self.seed + self.rank)
             return layer(x)[0]
 
-        found: dict[str, object] = {"stock": memory.moe_peak_bytes([self.stock], [self.x], [self.gradient], call)}
+        def peak(layer: nn.Module, prepare: Callable[[], None] | None = None) -> dict[str, Any]:
+            return memory.moe_peak_bytes([layer], [self.x], [self.gradient], call, prepare, blocks=blocks)
+
+        found: dict[str, object] = {"stock": peak(self.stock)}
         if with_sluice:
             twin, handles = self.twin(), []
 
             def swap() -> None:
                 handles.append(sluice_side.swap(twin, self.options))
 
-            found["sluice"] = memory.moe_peak_bytes([twin], [self.x], [self.gradient], call, swap)
+            found["sluice"] = peak(twin, swap)
             found["sluice_stats"] = sluice_side.stats(sluice_side.moe_layers(twin)[0])
             handles[0].unswap()
         return found
@@ -184,7 +188,7 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
         "link": os.environ.get("LINK_DESCRIPTION", "unknown"),
     }
     if plan["memory"] and memory.Watch.available():
-        record["memory"] = gather(bench.memory(with_sluice))
+        record["memory"] = gather(bench.memory(with_sluice, plan["blocks"]))
     modules: dict[str, MoE] = {"stock": bench.stock}
     handles = []
     if with_sluice:

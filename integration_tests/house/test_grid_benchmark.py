@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from integration_tests.benchmarks import grid
 from integration_tests.benchmarks.grid_cells import CELLS
 
@@ -21,6 +23,32 @@ def test_Write_CellsInAnyOrder_InTheOrderOfTheListWithTheSlowerOnes(tmp_path: Pa
     found = json.loads(file.read_text())
     assert [record["cell"]["name"] for record in found["cells"]] == [first, last]
     assert found["slower"] == [last]
+
+
+def test_Write_CutInTheMiddle_LeavesTheRecordAsItWas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "grid.json"
+    first = {CELLS[0].name: _record(CELLS[0].name, 0.9)}
+    grid.write(file, first)
+    write_text = Path.write_text
+
+    def cut(path: Path, text: str) -> int:
+        write_text(path, text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", cut)
+    with pytest.raises(KeyboardInterrupt):
+        grid.write(file, {**first, CELLS[1].name: _record(CELLS[1].name, 0.9)})
+    assert grid.kept(file) == first
+
+
+def test_Resume_SomeMeasured_ListsTheOthersInOrder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "grid.json"
+    grid.write(file, {CELLS[at].name: _record(CELLS[at].name, 0.9) for at in (0, 2)})
+    monkeypatch.setattr("sys.argv", ["grid.py", "--resume", "--list", "--most", "2", "--record", str(file)])
+    assert grid.main() == 0
+    assert capsys.readouterr().out.split() == [CELLS[1].name, CELLS[3].name]
 
 
 def test_Kept_RecordWithACellNoLongerListed_WithoutIt(tmp_path: Path) -> None:

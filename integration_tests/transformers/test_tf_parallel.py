@@ -51,11 +51,11 @@ def test_TwoRanks_EachLayoutAndExperts_AsUnsplit(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_TwoRanks_SaveAfterLoad_SameBits(ranks: Ranks, saved: Any, layout: str) -> None:
-    assert ranks.run("tf_models:ep_save", kind="qwen3_moe", path=saved("qwen3_moe"), layout=LAYOUTS[layout]) == [
-        True,
-        True,
-    ]
+def test_TwoRanks_SaveAfterLoad_SameBits(ranks: Ranks, saved: Any, tmp_path: Path, layout: str) -> None:
+    kind = "qwen3_moe"
+    assert ranks.run(
+        "tf_models:ep_save", kind=kind, path=saved(kind), layout=LAYOUTS[layout], folder=str(tmp_path)
+    ) == [True, True]
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])

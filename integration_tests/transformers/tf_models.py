@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from typing import Any
 
 import torch
@@ -178,8 +177,8 @@ def ep_kept(kind: str, path: str, folder: str) -> dict[str, Any]:
     return {"why": [entry["why"] for entry in decided], "race_passes": races}
 
 
-def ep_save(kind: str, path: str, layout: dict[str, int]) -> bool:
-    """Whether a model that was loaded split and saved again has the bits it had."""
+def ep_save(kind: str, path: str, layout: dict[str, int], folder: str) -> bool:
+    """Whether a model that was loaded split and saved again, in `folder`, has the bits it had."""
     from transformers.distributed import DistributedConfig
 
     world = torch.distributed.get_world_size()
@@ -189,12 +188,10 @@ def ep_save(kind: str, path: str, layout: dict[str, int]) -> bool:
         distributed_config=DistributedConfig(**layout, ep_size=world, ep_implementation="sluice"),
     )
     step(model, batch())
-    folder = [tempfile.mkdtemp() if torch.distributed.get_rank() == 0 else None]
-    torch.distributed.broadcast_object_list(folder)
-    model.save_pretrained(folder[0])
+    model.save_pretrained(folder)
     torch.distributed.barrier()
     before = AutoModelForCausalLM.from_pretrained(path).state_dict()
-    after = AutoModelForCausalLM.from_pretrained(folder[0]).state_dict()
+    after = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 

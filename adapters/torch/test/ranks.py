@@ -53,38 +53,80 @@ class Ended:
                 self.error = value
 
 
-def start(world, job, deadline=200, threads=1, group_timeout=60, extra_environment=None, **arguments):
+class Started:
+    """Ranks at work, and the folder of their results and logs, which goes when they have ended or nobody knows them."""
+
+    def __init__(self, deadline):
+        self.until = time.monotonic() + deadline
+        self.processes = []
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice_ranks_")
+        self.folder = self._folder.name
+
+    def abandon(self):
+        """Ends those that run and takes the folder away."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self._folder.cleanup()
+
+
+def start(world, job, deadline=200, **options):
     """Starts the ranks and returns what `finish` takes."""
-    folder = tempfile.mkdtemp(prefix="sluice_ranks_")
-    door = socket.create_server(("127.0.0.1", 0), backlog=128)  # rank 0's from here on: nobody else gets the port
+    started = Started(deadline)
+    try:
+        _start(started, world, job, **options)
+    except BaseException:
+        started.abandon()
+        raise
+    return started
+
+
+def _start(started, world, job, threads=1, group_timeout=60, extra_environment=None, **arguments):
+    folder, processes = started.folder, started.processes
     environment = _environment(threads)
-    environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(door.getsockname()[1]), WORLD_SIZE=str(world))
+    environment.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE=str(world))
     environment.update(extra_environment or {})
     server = _fork_server(environment)
     with open(os.path.join(folder, "job"), "wb") as file:
         pickle.dump((job, group_timeout, arguments), file)
-    processes = []
-    for rank in range(world):
-        with open(os.path.join(folder, f"log{rank}"), "wb") as log:
-            own = dict(environment, RANK=str(rank))
-            keep = (door.fileno(),) if rank == 0 else ()
-            if server is not None:
-                arguments_of_rank = [folder, *(keep or ["-1"])]
-                processes.append(server.start(os.path.abspath(__file__), arguments_of_rank, own, HERE, log.fileno()))
-                continue
-            command = [sys.executable, os.path.abspath(__file__), folder, str(door.fileno())]
-            processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log, cwd=HERE, pass_fds=keep))
-    door.close()
-    return folder, processes, time.monotonic() + deadline
+    with socket.create_server(
+        ("127.0.0.1", 0), backlog=128
+    ) as door:  # rank 0's from here on: nobody else gets the port
+        environment["MASTER_PORT"] = str(door.getsockname()[1])
+        for rank in range(world):
+            with open(os.path.join(folder, f"log{rank}"), "wb") as log:
+                own = dict(environment, RANK=str(rank))
+                keep = (door.fileno(),) if rank == 0 else ()
+                if server is not None:
+                    words = [folder, *(keep or ["-1"])]
+                    processes.append(server.start(os.path.abspath(__file__), words, own, HERE, log.fileno()))
+                    continue
+                command = [sys.executable, os.path.abspath(__file__), folder, str(door.fileno())]
+                processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log, cwd=HERE, pass_fds=keep))
 
 
 def finish(started):
-    """Waits for all ranks; those that outlive the deadline are asked for their stacks, then killed."""
-    folder, processes, deadline = started
+    """Waits for all ranks; those that outlive the deadline are asked for their stacks, then killed. Of ranks that did
+    not end well the logs are printed: their folder does not stay."""
+    try:
+        ended, late = _wait(started)
+    finally:
+        started.abandon()
+    for rank, end in enumerate(ended):
+        if end.code != 0 or end.error is not None:
+            print(f"--- rank {rank} ended with {end.code}\n{end.error or ''}\n{end.output[-6000:]}")
+    if late:
+        texts = "\n".join(f"--- rank {rank} ---\n{ended[rank].output[-6000:]}" for rank in late)
+        raise AssertionError(f"ranks {late} missed the deadline:\n{texts}")
+    return ended
+
+
+def _wait(started):
+    folder, processes = started.folder, started.processes
     late = []
     for rank, process in enumerate(processes):
         try:
-            process.wait(max(0.1, deadline - time.monotonic()))
+            process.wait(max(0.1, started.until - time.monotonic()))
         except subprocess.TimeoutExpired:
             late.append(rank)
     for rank in late:
@@ -98,10 +140,7 @@ def finish(started):
             process.wait()
         with open(os.path.join(folder, f"log{rank}"), errors="replace") as log:
             ended.append(Ended(os.path.join(folder, f"result{rank}"), process.returncode, log.read()))
-    if late:
-        texts = "\n".join(f"--- rank {rank} ---\n{ended[rank].output[-6000:]}" for rank in late)
-        raise AssertionError(f"ranks {late} missed the deadline:\n{texts}")
-    return ended
+    return ended, late
 
 
 def run(world, job, **options):

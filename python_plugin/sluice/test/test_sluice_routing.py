@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sluice.planning import routing, routing_join
 from sluice.planning.errors import BadInput
+from two_ranks import launcher
 
 HERE = Path(__file__).resolve().parent
 
@@ -26,9 +27,8 @@ def test_Record_TwoRealRanks_CountEveryRouteOnce(tmp_path, capsys) -> None:
     pytest.importorskip("torch")
     folder = tmp_path / "loads"
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", SLUICE_ROUTING_DIR=str(folder))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, str(HERE / "trace_rank.py"), "3", "2", "S4"],
+        [*launcher(tmp_path), str(HERE / "trace_rank.py"), "3", "2", "S4"],
         env=environment,
         capture_output=True,
         text=True,

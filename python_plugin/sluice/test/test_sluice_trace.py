@@ -15,6 +15,7 @@ from sluice.timeline import Schedule
 from sluice.timeline.schedule import POLICIES
 from sluice.tracing import clocks, command, explain, passes, report
 from sluice.tracing import text as report_text
+from two_ranks import launcher
 
 HERE = Path(__file__).resolve().parent
 COSTS = {
@@ -282,12 +283,11 @@ def test_Report_RecordWithoutShapes_SaysWhyItIsNotPlanned(tmp_path, capsys) -> N
 def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, inputs: str, middles: str) -> None:
     """`none` is what a layer does when nothing is said: its chunks come out of rows."""
     pytest.importorskip("torch")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = [sys.executable, "-m", "sluice", "trace", "--json", "--steps", "2", "--out", str(tmp_path)]
     arguments += ["--machine", "a100-8x8-200g"]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     done = subprocess.run(
-        [*arguments, "--", *launcher, str(HERE / "trace_rank.py"), "4", "3", policy],
+        [*arguments, "--", *launcher(tmp_path), str(HERE / "trace_rank.py"), "4", "3", policy],
         env=environment,
         cwd=tmp_path,
         capture_output=True,

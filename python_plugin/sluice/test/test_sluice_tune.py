@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from sluice import doctor, kept_decisions
 from sluice.planning import cached, machines, plan_command, tune_command
 from sluice.planning.planner import Choice, Planner, Workload
+from two_ranks import launcher
 
 HERE = Path(__file__).resolve().parent
 SIZES = ["--model-width", "64", "--hidden-width", "128", "--dtype", "f32", "--seconds", "0.2", "--cache-dir", ""]
@@ -31,10 +31,9 @@ def test_Tune_OneRank_MakesAMachineThatPlans(tmp_path, capsys) -> None:
 def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "machine.json"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sluice"]
     model = ["--experts", "4", "--top-k", "2", "--tokens", "256", "--json"]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
-    command = [*launcher, "tune", *SIZES, "--out", str(out), *model]
+    command = [*launcher(tmp_path), "-m", "sluice", "tune", *SIZES, "--out", str(out), *model]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
@@ -51,10 +50,9 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 2, "sluice": section}))
     words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--config", "ds.json", "--keep", "--json"]
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "300"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
-    done = subprocess.run([*launcher, "-m", "sluice", "tune", *words, *model], **run)
+    done = subprocess.run([*launcher(tmp_path), "-m", "sluice", "tune", *words, *model], **run)
     assert done.returncode == 0, done.stderr[-3000:]
     kept = json.loads(done.stdout)["kept"]
     assert kept["path"] == str(tmp_path / "kept.json") and kept["decisions"][-1]["why"] in ("raced", "predicted")
@@ -63,7 +61,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     # To a number that no run begins with by itself, so that it can come from the file alone.
     answers[-1]["num_chunks"] = 3
     kept_decisions.merge(kept["path"], words_of_machine, answers)
-    done = subprocess.run([*launcher, str(HERE / "kept_rank.py"), kept["path"]], **run)
+    done = subprocess.run([*launcher(tmp_path), str(HERE / "kept_rank.py"), kept["path"]], **run)
     assert done.returncode == 0, done.stderr[-3000:]
     began = json.loads(done.stdout.splitlines()[-1])
     # The first forward says in which size batches come, the second's header tells it to all ranks.
@@ -74,10 +72,9 @@ def test_Tune_KeepTooFewSteps_SaysSoAndKeepsNothing(tmp_path) -> None:
     pytest.importorskip("torch")
     words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--keep", str(tmp_path / "kept.json"), "--json"]
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "2"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sluice"]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
-    done = subprocess.run([*launcher, "tune", *words, *model], **run)
+    done = subprocess.run([*launcher(tmp_path), "-m", "sluice", "tune", *words, *model], **run)
     assert done.returncode == 1 and "exitcode  : 1" in done.stderr
     assert "nothing kept: undecided after 2 steps; allow more: --steps" in done.stderr
     made = json.loads(done.stdout)

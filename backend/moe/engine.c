@@ -51,6 +51,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   atomic_init(&context->busy, 0);
   atomic_init(&context->step_bytes, 0);
   sluice_ledger_init(&context->ledger);
+  sluice_live_steps_init(&context->live_steps);
   for (int32_t i = 0; i < SLUICE_NUM_POOLS; ++i) {
     sluice_pool_init(&context->own_pools[i], &context->allocator, 0);
     sluice_pool_init(&context->host_pools[i], &context->allocator, 1);
@@ -136,6 +137,7 @@ static void destroy(sluice_context_t* context) {
   sluice_allocator_deinit(&context->far_allocator);
   if (context->device != NULL && is_far) context->device->vtable->destroy(context->device);
   sluice_ledger_deinit(&context->ledger);
+  sluice_live_steps_deinit(&context->live_steps);
   for (int32_t i = 0; i < SLUICE_NUM_POOLS; ++i) {
     sluice_pool_deinit(&context->own_pools[i]);
     sluice_pool_deinit(&context->host_pools[i]);

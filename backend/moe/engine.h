@@ -12,6 +12,7 @@
 #include "backend/memory/arena.h"
 #include "backend/memory/ledger.h"
 #include "backend/memory/pool.h"
+#include "backend/moe/live_steps.h"
 #include "backend/schedule/schedule.h"
 #include "sluice/context.h"
 
@@ -88,6 +89,7 @@ struct sluice_context_s {
   int32_t planned_outstanding;      /* what the newest plan counts with; 0: there is none */
   int32_t num_layers;               /* of this context */
   struct sluice_chooser_s* chooser; /* NULL: layers without a configured n run one chunk; released with the context */
+  sluice_live_steps_t live_steps;   /* so that a dropped one is refused */
   _Atomic uint64_t step_bytes;      /* of the allocator's, what outstanding steps hold */
   sluice_ledger_t ledger; /* how many there are; under plans, of that, the host pool and what they set aside */
   /* On a CPU, offloaded rows between steps: of the allocator's own memory, and of what a host takes through

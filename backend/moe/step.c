@@ -24,6 +24,7 @@ sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
   sluice_layer_retain(moe);
   step->moe = moe;
   atomic_fetch_add(&moe->context->step_bytes, handle_bytes(moe));
+  sluice_live_steps_add(&moe->context->live_steps, step);
   *out_step = step;
   return SLUICE_OK;
 }
@@ -238,6 +239,7 @@ void sluice_step_drop(sluice_step_t* step) {
   sluice_moe_t* moe = step->moe;
   if (moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
   sluice_allocator_t* allocator = &moe->context->allocator;
+  sluice_live_steps_remove(&moe->context->live_steps, step);
   if (step->saved[SLUICE_SAVED_INPUT] == NULL) step->is_promised = 0; /* it failed before any block was taken */
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
     if (step->owns_saved && stays_counted(step)) {

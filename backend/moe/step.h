@@ -15,7 +15,8 @@ typedef enum sluice_step_state_e {
 extern const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED];
 
 struct sluice_step_s {
-  sluice_moe_t* moe; /* retained */
+  sluice_moe_t* moe;            /* retained */
+  sluice_step_t *older, *newer; /* of the context's steps that are not dropped */
   void* saved[SLUICE_SAVED_COUNT];
   uint64_t saved_bytes[SLUICE_SAVED_COUNT];
   uint64_t held_bytes[SLUICE_SAVED_COUNT]; /* of those, counted in the context's step_bytes; blocks may be larger */

@@ -74,6 +74,12 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
   if (a->next != NULL)
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_backward_args_t: extension of unknown type %d", a->next->type);
   if (step == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: step is NULL", c->layer_id);
+  if (!sluice_live_steps_has(&moe->context->live_steps, step)) {
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "layer %d: this step is not outstanding: it was dropped (sluice_step_drop), or is of another "
+                       "context",
+                       c->layer_id);
+  }
   if (step->moe != moe) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this step is of layer %d", c->layer_id,
                        step->moe->config.layer_id);

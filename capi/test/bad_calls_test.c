@@ -151,6 +151,31 @@ static void Backward_InTheWrongOrder_IsStateError(void** state) {
   close_fixture(&f);
 }
 
+static void Backward_AfterDrop_IsStateError(void** state) {
+  (void)state;
+  fixture_t f, other;
+  open_default(&f);
+  open_default(&other);
+  sluice_step_t* kept = fresh_step(&f);
+  sluice_step_t* dropped = fresh_step(&f);
+  sluice_step_t* later = fresh_step(&f);
+  sluice_step_drop(dropped);
+  const int32_t halves[] = {SLUICE_HALF_BOTH, SLUICE_HALF_INPUT, SLUICE_HALF_WEIGHT};
+  for (int i = 0; i < COUNT(halves); ++i) {
+    f.rig.backward.halves = halves[i];
+    REFUSED(rig_backward(&f.rig, dropped), SLUICE_E_STATE, "layer 3: this step is not outstanding: it was dropped");
+  }
+  f.rig.backward.halves = SLUICE_HALF_BOTH;
+  REFUSED(rig_backward(&other.rig, later), SLUICE_E_STATE, "or is of another context");
+  WORKS(rig_backward(&f.rig, later));
+  WORKS(rig_backward(&f.rig, kept));
+  sluice_step_drop(kept);
+  sluice_step_drop(later);
+  check_nothing_lost(&f);
+  close_fixture(&other);
+  close_fixture(&f);
+}
+
 static void Backward_StepOfAnotherLayer_NamesBoth(void** state) {
   (void)state;
   fixture_t f;
@@ -261,6 +286,7 @@ int main(void) {
       cmocka_unit_test(RouteWeights_NaNAndInfinity_PassThrough),
       cmocka_unit_test(Calls_StreamHandlesFlags_AreChecked),
       cmocka_unit_test(Backward_InTheWrongOrder_IsStateError),
+      cmocka_unit_test(Backward_AfterDrop_IsStateError),
       cmocka_unit_test(Backward_StepOfAnotherLayer_NamesBoth),
       cmocka_unit_test(Restore_DamagedOrForeignBuffers_AreRefused),
       cmocka_unit_test(Forward_HostRefusesASavedBuffer_IsNoMemory),

@@ -258,7 +258,8 @@ typedef struct sluice_moe_backward_args_s {
 SLUICE_EXPORT void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out_args, size_t struct_size);
 
 /* Runs the layer backward. Collective as forward is (HALF_WEIGHT alone is local). Idle experts get zero gradients.
- * A step takes one backward, or one INPUT half and then one WEIGHT half; more is STATE.
+ * A step takes one backward, or one INPUT half and then one WEIGHT half; more is STATE, and so is a step that was
+ * dropped, as long as no other one has taken its address.
  * Threads, errors: as forward. Host-complete on a CPU, stream-complete on CUDA without a wait for the device. */
 SLUICE_API sluice_status_t sluice_moe_backward(sluice_moe_t* moe, sluice_step_t* step,
                                                const sluice_moe_backward_args_t* args, sluice_stream_t stream);

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed import routes
 from sluice.adapters.deepspeed.state import LayerState
-from sluice.errors import Mismatch
+from sluice.errors import Mismatch, OverBudget
 
 from deepspeed.moe.sharded_moe import MOE_TIMER, MOELayer
 
@@ -51,6 +51,8 @@ class SluiceMOELayer(MOELayer):
             )
         except Mismatch as error:
             raise state.explain(error) from error
+        except OverBudget as error:
+            raise state.explain_budget(error, tokens) from error
         if before is not None:
             state.record(self, output, before)
         output = state.as_host(output, experts, tokens)

@@ -18,7 +18,7 @@ from sluice.adapters.deepspeed.seam import Backend, LayerSpec, Runner
 from sluice.adapters.deepspeed.shares import Sharing
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
 from sluice.config import Options
-from sluice.errors import Mismatch
+from sluice.errors import Mismatch, OverBudget
 from torch import nn
 
 
@@ -71,6 +71,10 @@ class LayerState:
         """Before the first of these rows: the backend's share of a budget."""
         if self._sharing is not None:
             self._sharing.settle(max(1, tokens.shape[0]), dtype)
+
+    def explain_budget(self, error: OverBudget, tokens: torch.Tensor) -> OverBudget:
+        """What the engine does not know: when the backend's share was made."""
+        return error if self._sharing is None else self._sharing.explain(error, tokens.shape[0])
 
     def prepare(self, dtype: torch.dtype) -> None:
         """There is an engine layer: what plans need depends on all that there are."""

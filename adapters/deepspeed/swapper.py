@@ -111,13 +111,11 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
     groups = _by_group(found)
     for ranks, members in groups.items():
         _agree(ranks, members, options)
-    weight = shares.weights(
-        finding for members in groups.values() for _, finding in members if not isinstance(finding, str)
-    )
+    findings = [finding for members in groups.values() for _, finding in members if not isinstance(finding, str)]
     sharing = None
     if options.memory_budget is not None:
         exchange = functools.partial(_exchange, options.timeout)
-        sharing = shares.Sharing(options.memory_budget, weight, exchange)
+        sharing = shares.Sharing(options.memory_budget, shares.weights(findings), exchange)
     for ranks, members in groups.items():
         for layer, finding in members:
             if isinstance(finding, str):
@@ -128,7 +126,7 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
                 handle.kept.append(kept)
             where = (ranks, finding.device)
             if where not in handle._backends:
-                own = shares.options_of(options, weight, where, functools.partial(_least, ranks, options.timeout))
+                own = shares.options_of(options, findings, where, functools.partial(_least, ranks, options.timeout))
                 handle._backends[where] = open_backend(ranks, own, finding.device)
                 _register_for_tracing(handle._backends[where])
                 if own.shared_memory_budget is not None and sharing is not None:

@@ -28,6 +28,11 @@ def parity(layers: list[dict[str, Any]], steps: int = 10, sluice: dict[str, Any]
     return [stock, swapped]
 
 
+def parity_of_lengths(layers: list[dict[str, Any]], lengths: list[int], sluice: dict[str, Any]) -> Any:
+    """As `parity`, one step for each of the sequence lengths."""
+    return parity(layers, len(lengths), sluice, data=lambda step, _, dtype: models.batch(step, lengths[step], dtype))
+
+
 def same_with_every_policy(layers: list[dict[str, Any]], policies: list[Any], **how: Any) -> Any:
     """What `models.train` gives with each policy, everything else alike."""
     section = {**models.SLUICE, "chunks": 3, "chunk_cut": "tokens"}  # bits are promised at equal cut

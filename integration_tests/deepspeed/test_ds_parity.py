@@ -286,6 +286,25 @@ def test_Budget_OfAModelWithTwoEpSizes_BoundsTheSumOfItsContexts(ranks2: Ranks) 
         assert budget / 2 < sum(swapped["peaks"].values()) <= budget
 
 
+def test_Budget_OfTwoEpSizes_LaterBatchesAreLarger_FitWhileTheWholeWouldDo(ranks2: Ranks) -> None:
+    """Shares are made at the first forward: under what four times its tokens need at least, four times are no error."""
+    layers = [{"ep_size": 1, "k": 2}, {"ep_size": 2, "k": 2}, {"ep_size": 2, "expert": "tuple"}]
+
+    def how(lengths: list[int], budget: int) -> dict[str, Any]:
+        return {"layers": layers, "lengths": lengths, "sluice": {"memory_budget": budget, "gemm": "ref"}}
+
+    refused = ranks2.try_run("cases_parity:parity_of_lengths", **how([48], 64 << 10))
+    needs = {int(re.search(r"together (\d+), for", answer["error"]["message"])[1]) for answer in refused}
+    assert len(needs) == 1, refused
+    budget = needs.pop()
+    answers = ranks2.run("cases_parity:parity_of_lengths", **how([12, 48, 12, 48], budget))
+    _compare(answers, F32)
+    assert all(sum(swapped["peaks"].values()) <= budget for _, swapped in answers)
+    for answer in ranks2.try_run("cases_parity:parity_of_lengths", **how([12, 12, 96], budget)):
+        assert "share of the memory budget" in answer["error"]["message"]
+        assert "where the largest batch comes first, shares are made for it" in answer["error"]["message"]
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("steps", [30, pytest.param(200, marks=pytest.mark.full)])
 def test_Long_ManySteps_WithinStocksOwnGap(ranks2: Ranks, steps: int) -> None:

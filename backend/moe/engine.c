@@ -212,14 +212,13 @@ static int32_t place_in_block(const sluice_template_cache_t* cache) {
   return oldest;
 }
 
-static sluice_status_t build_in_block(sluice_template_cache_t* cache, const sluice_template_spec_t* spec,
+/* A plan's own schedules always fit; those of layers that run without one may not. */
+static sluice_status_t build_in_block(sluice_context_t* context, const sluice_template_spec_t* spec,
                                       const sluice_template_t** out_template) {
+  SLUICE_TRY(sluice_engine_reserve_templates(context, spec->num_chunks));
+  sluice_template_cache_t* cache = &context->templates;
   int32_t place = place_in_block(cache);
   uint64_t room = cache->block_bytes / SLUICE_PLANNED_TEMPLATES;
-  if (sluice_template_bytes(spec->num_chunks) > room) {
-    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "a schedule of %d chunks takes more than the %llu bytes of this plan",
-                       spec->num_chunks, (unsigned long long)room);
-  }
   sluice_template_t* made = NULL;
   sluice_status_t status = sluice_template_build_into(spec, cache->block + (uint64_t)place * room, &made);
   if (status == SLUICE_OK) status = prove(made);
@@ -243,7 +242,7 @@ sluice_status_t sluice_engine_template(sluice_context_t* context, const sluice_t
     *out_template = cache->items[i];
     return SLUICE_OK;
   }
-  if (cache->block != NULL) return build_in_block(cache, spec, out_template);
+  if (cache->block != NULL) return build_in_block(context, spec, out_template);
   if (cache->count == cache->capacity) SLUICE_TRY(cache_grow(context));
   sluice_template_t* made = NULL;
   SLUICE_TRY(sluice_template_build(spec, &context->allocator, &made));

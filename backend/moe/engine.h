@@ -87,6 +87,7 @@ struct sluice_context_s {
   int32_t max_outstanding;          /* forwards without their backward; 0: one for each layer */
   int32_t halves_apart;             /* under a budget: what an input half leaves is counted in steps */
   int32_t planned_outstanding;      /* what the newest plan counts with; 0: there is none */
+  int32_t num_given_plans;          /* layers that run under plans of the host's */
   int32_t num_layers;               /* of this context */
   struct sluice_chooser_s* chooser; /* NULL: layers without a configured n run one chunk; released with the context */
   sluice_live_steps_t live_steps;   /* so that a dropped one is refused */

@@ -65,8 +65,7 @@ static int64_t least_kept(const sluice_moe_t* moe, const sluice_plan_data_t* pla
   return sluice_min_i64(plan->worst_rows, sluice_plan_with_slack(balanced, 1));
 }
 
-/* Whether chunks can be sent and computed again whose rows find no room. */
-static int can_fall_back(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+int sluice_plan_can_fall_back(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   return (!moe->config.callback_experts || plan->restore_m >= SLUICE_RESTORE_RECOMPUTE) &&
          sluice_layer_ceiling(moe) == 0; /* all ranks know all rows: the policy itself is chosen */
 }
@@ -80,7 +79,7 @@ static void set_kept_chunks(const sluice_moe_t* moe, int32_t kept_chunks, sluice
 
 sluice_status_t sluice_plan_keep_chunks(sluice_moe_t* moe, int32_t kept_chunks, sluice_plan_data_t* plan) {
   if (kept_chunks >= plan->num_chunks || sluice_plan_stored_row_bytes(moe, plan) == 0) return SLUICE_OK;
-  if (!can_fall_back(moe, plan)) {
+  if (!sluice_plan_can_fall_back(moe, plan)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: %s keep their rows in all of %d chunks, not in %d: no chunk of theirs is sent and "
                        "computed again",
@@ -111,7 +110,7 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   const sluice_moe_t* moe = s->moe;
   int64_t least = least_kept(moe, plan);
   uint64_t row = sluice_plan_stored_row_bytes(moe, plan);
-  int falls_back = can_fall_back(moe, plan);
+  int falls_back = sluice_plan_can_fall_back(moe, plan);
   plan->kept_rows = row == 0 ? 0 : falls_back ? least : plan->worst_rows;
   plan->kept_chunks = plan->num_chunks;
   SLUICE_TRY(measure(s, plan));
@@ -179,15 +178,14 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   return SLUICE_OK;
 }
 
-/* What lists of callback experts hold has been checked where they were read. */
-static int is_allowed(const sluice_moe_t* moe, int32_t restore_di, int32_t restore_m) {
+int sluice_plan_is_allowed(const sluice_moe_t* moe, int32_t restore_di, int32_t restore_m) {
   if (!moe->config.callback_experts) return 1;
   if (restore_m >= SLUICE_RESTORE_RECOMPUTE) return sluice_layer_runs_again(moe);
   return restore_di == SLUICE_RESTORE_KEEP && restore_m == SLUICE_RESTORE_KEEP;
 }
 
 static sluice_status_t try_modes(search_t* s, int32_t n, int32_t restore_di, int32_t restore_m) {
-  if (!is_allowed(s->moe, restore_di, restore_m)) return SLUICE_OK;
+  if (!sluice_plan_is_allowed(s->moe, restore_di, restore_m)) return SLUICE_OK;
   for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
     if (s->inputs->wgrad_mode >= 0 && mode != s->inputs->wgrad_mode) continue;
     SLUICE_TRY(try_candidate(s, n, restore_di, restore_m, mode));

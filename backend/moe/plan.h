@@ -152,9 +152,17 @@ uint64_t sluice_plan_block_bytes(const sluice_moe_t* moe, const sluice_plan_data
 sluice_status_t sluice_plan_deferred_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
                                            uint64_t* out_bytes);
 
+/* Of a plan from a file: its choices (inputs, n, policies, mode, rows that are kept) are checked, its ceilings too, and
+ * its bytes found anew. Needs the context entered. Errors: INVALID_ARGUMENT naming the field; OVER_BUDGET,
+ * UNSUPPORTED, NO_MEMORY. */
+sluice_status_t sluice_plan_reread(sluice_moe_t* moe, sluice_plan_data_t* plan);
+
 /* Allocates everything that the plan fixes; from then on only steps are allocated, up to the budget. The layer's set is
  * this plan alone. */
 sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t* plan);
+
+/* The plan in force is the host's from now on. */
+void sluice_plan_was_given(sluice_moe_t* moe);
 
 /* The layer runs without a plan, or makes its own under the context's budget. */
 void sluice_plan_remove(sluice_moe_t* moe);

@@ -16,6 +16,13 @@ sluice_status_t sluice_plan_search(sluice_moe_t* moe, const sluice_plan_inputs_t
                                    const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                    sluice_plan_search_t* out);
 
+/* Whether a candidate may have these policies: of callback experts, what they can do. Lists have been checked where
+ * they were read. */
+int sluice_plan_is_allowed(const sluice_moe_t* moe, int32_t restore_di, int32_t restore_m);
+
+/* Whether chunks can be sent and computed again whose rows find no room. */
+int sluice_plan_can_fall_back(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+
 /* OVER_BUDGET for a search in which nothing fits. The cheapest change is found by searching again with n, the policy
  * or max_outstanding left open, one at a time and then together; that of the least cost is named. */
 sluice_status_t sluice_plan_fail_over_budget(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,

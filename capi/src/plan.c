@@ -212,7 +212,7 @@ sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan
     sluice_plan_remove(moe);
   } else {
     status = sluice_plan_install(moe, &plan->data);
-    if (status == SLUICE_OK) moe->plan_is_given = 1;
+    if (status == SLUICE_OK) sluice_plan_was_given(moe);
   }
   sluice_engine_leave(moe->context);
   return status;
@@ -283,11 +283,12 @@ sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t b
   CHECK(file.checksum == checksum_of(&file), "sluice_plan_read: checksum is wrong; the bytes were changed");
   CHECK(file.fingerprint == moe->fingerprint, "sluice_plan_read: fingerprint is of another layer than layer %d",
         moe->config.layer_id);
-  sluice_plan_t* plan = NULL;
-  SLUICE_TRY(new_plan(moe, &plan));
-  plan->data = file.data;
-  *out_plan = plan;
-  return SLUICE_OK;
+  SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_plan_read"));
+  sluice_status_t status = sluice_plan_reread(moe, &file.data);
+  if (status == SLUICE_OK) status = new_plan(moe, out_plan);
+  if (status == SLUICE_OK) (*out_plan)->data = file.data;
+  sluice_engine_leave(moe->context);
+  return status;
 }
 
 void sluice_paper_footprint(int64_t rows, int64_t model_width, int64_t hidden_width, int32_t num_experts,

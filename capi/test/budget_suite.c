@@ -214,7 +214,8 @@ static int32_t check_predicted(const budget_suite_t* suite, case_t c, sluice_pla
   suite->run(&c, &got);
   must_work(&c, &got);
   for (int32_t r = 0; r < c.world_size; ++r) {
-    if (got.peak_bytes[r] == got.predicted_bytes[r] && got.peak_bytes[r] <= got.planned_bytes[r]) continue;
+    const uint64_t peak = got.peak_bytes[r], most = got.predicted_bytes[r];
+    if (peak <= most && peak + got.lent_bytes[r] >= most && most <= got.planned_bytes[r]) continue;
     fail_msg("case %d, rank %d of %d: n %d restore %d %d wgrad %d: peak %llu, predicted %llu, planned %llu", number, r,
              c.world_size, plan.num_chunks, plan.restore_input, plan.restore_middle, plan.wgrad_mode,
              (unsigned long long)got.peak_bytes[r], (unsigned long long)got.predicted_bytes[r],
@@ -240,7 +241,8 @@ void budget_predictions(const budget_suite_t* suite) {
     plan.restore_input = i / 9 % 3, plan.restore_middle = middle[i / 3 % 3];
     checked += check_predicted(suite, c, plan, i);
   }
-  printf("predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
+  printf("predicted bytes equal the allocator's peak%s on %d of %d ranks\n",
+         suite->base.gemm != NULL ? ", but for what products did not borrow," : "", checked, checked);
 }
 
 void budget_predictions_of_callbacks(const budget_suite_t* suite) {

@@ -209,6 +209,14 @@ static void Prediction_CallbackExperts_EqualsTheAllocatorOfEach(void** state) {
   budget_predictions_of_callbacks(&(budget_suite_t){.base = world_small_case(), .run = world_run, .least_ranks = 1});
 }
 
+/* To the byte but for what products may borrow, and they borrow no more. */
+static void Prediction_NativeProducts_EqualsTheAllocatorButForTheirScratch(void** state) {
+  (void)state;
+  case_t c = world_small_case();
+  c.gemm = "native";
+  budget_predictions(&(budget_suite_t){.base = c, .run = world_run});
+}
+
 /* Hosts may give an expert twice within a token, and so one rank more rows than distinct ids could: more slots of
  * weight gradients that wait, more rows of a pass, and still no byte that was not planned. */
 static void Prediction_RepeatedIds_EqualsTheAllocatorOfEach(void** state) {
@@ -226,6 +234,7 @@ int main(void) {
       cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
       cmocka_unit_test(Prediction_SeveralRanks_EqualsTheAllocatorOfEach),
       cmocka_unit_test(Prediction_CallbackExperts_EqualsTheAllocatorOfEach),
+      cmocka_unit_test(Prediction_NativeProducts_EqualsTheAllocatorButForTheirScratch),
       cmocka_unit_test(Prediction_RepeatedIds_EqualsTheAllocatorOfEach),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -81,7 +81,8 @@ typedef struct result_s {
   uint64_t peak_bytes[WORLD_MAX_RANKS];
   uint64_t slot_bytes[WORLD_MAX_RANKS]; /* of the forward or the backward, whichever has more */
   uint64_t saved_bytes[WORLD_MAX_RANKS];
-  uint64_t predicted_bytes[WORLD_MAX_RANKS]; /* under a plan of its own: that peak, beforehand */
+  uint64_t predicted_bytes[WORLD_MAX_RANKS]; /* under a plan of its own: that peak, beforehand, */
+  uint64_t lent_bytes[WORLD_MAX_RANKS];      /* with so many that products may borrow; 0 with gemm "ref" */
   uint64_t planned_bytes[WORLD_MAX_RANKS];   /* and what the plan takes at most */
   uint64_t bytes_sent[WORLD_MAX_RANKS];
   uint64_t fallback_chunks[WORLD_MAX_RANKS];

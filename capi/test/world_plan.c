@@ -65,6 +65,7 @@ sluice_status_t world_use_plan(rank_t* r, sluice_moe_t* moe) {
   }
   r->out->planned_bytes[r->rank] = info.total_bytes;
   r->out->predicted_bytes[r->rank] = info.total_bytes - outstanding * info.step_bytes + outstanding * step;
+  r->out->lent_bytes[r->rank] = info.product_bytes;
   sluice_plan_destroy(plan);
   return status;
 }

@@ -109,7 +109,8 @@ SLUICE_API sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, i
 
 /* Runs the layer under the plan from now on; NULL: without. Allocates what the plan fixes. Every rank uses an equal
  * plan; the next header checks. Not with steps outstanding of another plan. Context-exclusive. Errors: INVALID_ARGUMENT
- * (a plan of another layer), OVER_BUDGET, NO_MEMORY: the layer keeps the plan it had. */
+ * (a plan of another layer), OVER_BUDGET, NO_MEMORY: the layer keeps the plan it had. The plan's budgets hold for all
+ * layers of the context, until the last one that was given a plan is without. */
 SLUICE_API sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan);
 
 /* The smallest memory_budget of the layer's context under which its forwards of num_tokens would have a plan, by what
@@ -120,7 +121,9 @@ SLUICE_API sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_p
 SLUICE_API sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes);
 
 /* Plans as bytes, for a file or another process with the same layer. write: *inout_bytes is the room and then the size;
- * data may be NULL to ask. read: out_plan new, sluice_plan_destroy. Errors: INVALID_ARGUMENT naming the field. */
+ * data may be NULL to ask. read: out_plan new, sluice_plan_destroy; its choices are checked and its bytes found anew;
+ * context-exclusive. Errors: INVALID_ARGUMENT naming the field; of read also OVER_BUDGET (it takes more with this
+ * context's products than its own budget), UNSUPPORTED (a list that callback experts cannot do), NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_t* inout_bytes);
 SLUICE_API sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t bytes,
                                             sluice_plan_t** out_plan);

@@ -1,0 +1,205 @@
+/* Plans as bytes, changed in any way under a checksum that fits: refused by the name of a field, or plans like any
+ * other, under which a layer runs with the same results, or is refused for its budget. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/refusals.h"
+#include "capi/test/rig.h"
+
+#define MOST_BYTES      1024
+#define RUN_UP_TO_BYTES (1u << 24) /* what a plan may take that is run */
+
+static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
+
+static void reseal(unsigned char* data, uint64_t bytes) {
+  uint64_t sum = 0xcbf29ce484222325u;
+  for (uint64_t i = 0; i < bytes - 8; ++i) sum = (sum ^ data[i]) * 0x100000001b3u;
+  memcpy(data + bytes - 8, &sum, 8);
+}
+
+/* Words that every refusal has. */
+static int names_a_field(const char* message) {
+  static const char* const words[] = {"magic is",           "form is",        "fingerprint is",  "max_tokens is",
+                                      "max_outstanding is", "num_chunks is",  "wgrad_mode is",   "halves_apart is",
+                                      "may_keep_part is",   "base_bytes is",  "restore_input",   "restore_middle",
+                                      "relative_time is",   "num_blocks is",  "max_chunks is",   "chunk_rows is",
+                                      "kept_rows is",       "kept_chunks is", "memory_budget is"};
+  for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
+    if (strstr(message, words[i]) != NULL) return 1;
+  }
+  return 0;
+}
+
+/* Any policies, of all chunks or of each. */
+static uint64_t random_plan(const rig_t* rig, uint32_t* seed, unsigned char* out) {
+  static const int32_t chunks[] = {0, 1, 2, 3, 8}, middle[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP,
+                                                               SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  int32_t inputs[8], middles[8];
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = 6 + next_random(seed) % 40, config.max_outstanding = 1 + (int32_t)(next_random(seed) % 3);
+  config.num_chunks = rig->config.ceiling_rows > 0 ? rig->config.num_chunks : chunks[next_random(seed) % 5];
+  config.halves_apart = (int32_t)(next_random(seed) % 2) && !rig->config.callback_experts;
+  if (!rig->config.callback_experts) {
+    config.restore_input = (int32_t)(next_random(seed) % 4) - 1;
+    config.restore_middle = middle[next_random(seed) % 4];
+  }
+  for (int32_t i = 0; i < config.num_chunks; ++i) {
+    inputs[i] = (int32_t)(next_random(seed) % 3), middles[i] = middle[1 + next_random(seed) % 3];
+    if (rig->config.callback_experts) middles[i] = SLUICE_RESTORE_RECOMPUTE;
+  }
+  if (config.num_chunks > 0 && next_random(seed) % 3 == 0) {
+    config.restore_input_of = inputs, config.restore_middle_of = middles;
+  }
+  if (next_random(seed) % 2) config.memory_budget = 1u << 22;
+  sluice_plan_t* plan = NULL;
+  uint64_t bytes = MOST_BYTES;
+  WORKS(sluice_plan_create(rig->moe, &config, &plan));
+  WORKS(sluice_plan_write(plan, out, &bytes));
+  sluice_plan_destroy(plan);
+  return bytes;
+}
+
+static void change(unsigned char* data, uint64_t bytes, uint32_t* seed) {
+  const uint32_t times = 1 + next_random(seed) % 3;
+  for (uint32_t i = 0; i < times; ++i) {
+    const uint64_t at = next_random(seed) % ((bytes - 8) / 4) * 4;
+    uint32_t value = 0;
+    memcpy(&value, data + at, 4);
+    switch (next_random(seed) % 4) {
+      case 0: value ^= 1u << next_random(seed) % 32; break;
+      case 1: value = next_random(seed) % 8; break;
+      case 2: value = (uint32_t)0 - next_random(seed) % 8; break;
+      default: value = next_random(seed) << 8; break;
+    }
+    memcpy(data + at, &value, 4);
+  }
+}
+
+typedef struct outcome_s {
+  int64_t refused, ran, over_budget;
+} outcome_t;
+
+/* A plan is a plan, wherever it comes from. */
+static void run_under(rig_t* rig, const sluice_plan_t* plan, const float* want, outcome_t* outcome) {
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  WORKS(sluice_plan_get_info(plan, &info));
+  assert_int_equal(info.total_bytes, info.base_bytes + info.slot_bytes + info.routing_bytes + info.schedule_bytes +
+                                         info.header_bytes + info.product_bytes +
+                                         (uint64_t)info.max_outstanding * info.step_bytes);
+  if (info.total_bytes > RUN_UP_TO_BYTES || info.max_tokens < rig->num_tokens) return;
+  sluice_status_t status = sluice_moe_use_plan(rig->moe, plan);
+  if (status == SLUICE_OK) status = rig_round(rig, NULL);
+  if (status == SLUICE_OK) {
+    ++outcome->ran;
+    assert_memory_equal(rig->out.tensor.data, want, rig->out.bytes);
+  } else {
+    if (status != SLUICE_E_OVER_BUDGET) fail_msg("%d: %s", status, last_message());
+    ++outcome->over_budget;
+  }
+  WORKS(sluice_moe_use_plan(rig->moe, NULL));
+}
+
+static void damage(const sluice_moe_config_t* layer, int64_t inputs, uint32_t seed, outcome_t* outcome) {
+  unsigned char plain[MOST_BYTES], bent[MOST_BYTES];
+  float want[64];
+  uint64_t bytes = 0;
+  rig_t rig;
+  WORKS(rig_open(&rig, NULL, layer));
+  WORKS(rig_round(&rig, NULL));
+  assert_true(rig.out.bytes <= sizeof want);
+  memcpy(want, rig.out.tensor.data, rig.out.bytes);
+  for (int64_t i = 0; i < inputs; ++i) {
+    if (i % 50 == 0) bytes = random_plan(&rig, &seed, plain);
+    memcpy(bent, plain, bytes);
+    change(bent, bytes, &seed);
+    reseal(bent, bytes);
+    sluice_plan_t* plan = NULL;
+    sluice_status_t status = sluice_plan_read(rig.moe, bent, bytes, &plan);
+    if (status == SLUICE_OK) {
+      run_under(&rig, plan, want, outcome);
+      sluice_plan_destroy(plan);
+      continue;
+    }
+    ++outcome->refused;
+    assert_null(plan);
+    if (!names_a_field(last_message())) fail_msg("%d, no field named: %s", status, last_message());
+  }
+  rig_close(&rig);
+  assert_int_equal(atomic_load(&rig.heap.live_blocks), 0);
+}
+
+static void Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers(void** state) {
+  (void)state;
+  const int64_t inputs = getenv("SLUICE_FULL") != NULL ? 1000000 : 20000;
+  outcome_t outcome = {0};
+  sluice_moe_config_t own = rig_config(), ceiling = rig_config(), host = rig_config();
+  own.num_chunks = 0;
+  ceiling.exchange_mode = SLUICE_EXCHANGE_CEILING, ceiling.ceiling_rows = 6;
+  host.callback_experts = 1, host.gated = host.bias = 0, host.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  damage(&own, inputs / 2, 3, &outcome);
+  damage(&ceiling, inputs / 4, 5, &outcome);
+  damage(&host, inputs / 4, 7, &outcome);
+  printf("changed plans: %lld, refused by a field: %lld, run with the same results: %lld, over their budget: %lld\n",
+         (long long)inputs, (long long)outcome.refused, (long long)outcome.ran, (long long)outcome.over_budget);
+  assert_true(outcome.refused > inputs / 4 && outcome.ran > inputs / 100);
+}
+
+/* The allocator's limit is that of the plan, and no longer than the plan. */
+static void UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn(void** state) {
+  (void)state;
+  sluice_moe_config_t layer = rig_config();
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  sluice_plan_t* plan = NULL;
+  rig_t rig;
+  WORKS(rig_open(&rig, NULL, &layer));
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = rig.num_tokens, config.memory_budget = 1u << 20;
+  WORKS(sluice_plan_create(rig.moe, &config, &plan));
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  WORKS(sluice_plan_get_info(plan, &info));
+  sluice_plan_destroy(plan);
+  config.memory_budget = info.total_bytes;
+  WORKS(sluice_plan_create(rig.moe, &config, &plan));
+  WORKS(sluice_moe_use_plan(rig.moe, plan));
+  WORKS(rig_round(&rig, NULL));
+  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
+  assert_int_equal(stats.planned_outstanding, 1);
+
+  /* Another plan that cannot be had leaves this one as it is. */
+  sluice_plan_t* wider = NULL;
+  config.max_tokens = 4096, config.memory_budget = 0, config.max_outstanding = 3;
+  WORKS(sluice_plan_create(rig.moe, &config, &wider));
+  atomic_store(&rig.heap.fail_at, atomic_load(&rig.heap.calls));
+  assert_int_equal(sluice_moe_use_plan(rig.moe, wider), SLUICE_E_NO_MEMORY);
+  atomic_store(&rig.heap.fail_at, -1);
+  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
+  assert_int_equal(stats.planned_outstanding, 1);
+  rig.num_tokens = 4096;
+  REFUSED(rig_round(&rig, NULL), SLUICE_E_OVER_BUDGET, "this layer's plan is for at most 6");
+
+  WORKS(sluice_moe_use_plan(rig.moe, NULL));
+  WORKS(rig_round(&rig, NULL));
+  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
+  assert_int_equal(stats.planned_outstanding, 0);
+  assert_true(stats.peak_bytes > info.total_bytes);
+  sluice_plan_destroy(plan);
+  sluice_plan_destroy(wider);
+  rig_close(&rig);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers),
+      cmocka_unit_test(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

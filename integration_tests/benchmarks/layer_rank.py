@@ -126,6 +126,8 @@ class Bench:
 
         found: dict[str, object] = {"stock": peak(self.stock)}
         if with_sluice:
+            # Importing Sluice's modules may double the interpreter's table of strings (3.7 MiB), which no layer takes.
+            sluice_side.swap(self.twin(), self.options).unswap()
             twin, handles = self.twin(), []
 
             def swap() -> None:

@@ -60,7 +60,7 @@ def said(blocks: list[dict[str, object]], most: int = 20) -> list[str]:
 
 def _site(names: list[str]) -> str:
     callers = [name for name in dict.fromkeys(names) if not PASSED_THROUGH.search(name)]
-    return " < ".join((callers or names)[:CALLERS])
+    return " < ".join(callers[:CALLERS] or names[-CALLERS:])
 
 
 def _names(addresses: Iterable[int]) -> dict[int, str]:

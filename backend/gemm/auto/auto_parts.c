@@ -1,5 +1,6 @@
 #include "backend/gemm/auto/auto_parts.h"
 
+#include "backend/base/cache.h"
 #include "backend/base/dtype.h"
 
 /* The dimension that shortens no row of the weights, or of their gradient. */
@@ -18,7 +19,7 @@ void sluice_gemm_parts_begin(sluice_gemm_parts_t* parts, const sluice_product_li
     if (*harmless >= 256) largest = harmless;
     *largest = (*largest + 1) / 2;
   }
-  *parts = (sluice_gemm_parts_t){.list = list, .form = *form, .part = p};
+  *parts = (sluice_gemm_parts_t){.list = list, .form = *form, .part = p, .evict = sluice_cache_evict};
   parts->along = harmless_of(form) / *harmless;
 }
 
@@ -39,6 +40,18 @@ static int has_part(const sluice_gemm_parts_t* parts, int64_t product, sluice_ge
          form->k >= p->k && form->n >= p->n && harmless_of(form) >= harmless_of(&parts->form);
 }
 
+/* Row by row: between them may lie what others use. */
+static void evict_result(const sluice_gemm_parts_t* parts) {
+  const sluice_product_t* p = &parts->part;
+  const uint64_t bytes_c = sluice_dtype_bytes(parts->list->dtype_c), row_bytes = (uint64_t)p->n * bytes_c;
+  const uint64_t ld_bytes = (uint64_t)p->c.row_stride * bytes_c;
+  if (row_bytes == ld_bytes) {
+    parts->evict(p->c.data, (uint64_t)p->m * row_bytes);
+    return;
+  }
+  for (int64_t i = 0; i < p->m; ++i) parts->evict((const char*)p->c.data + (uint64_t)i * ld_bytes, row_bytes);
+}
+
 const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* scratch) {
   sluice_gemm_form_t f;
   while (!has_part(parts, parts->product, &f)) parts->product = (parts->product + 1) % parts->list->count;
@@ -54,6 +67,7 @@ const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void*
     const int64_t bytes_c = (int64_t)sluice_dtype_bytes(parts->list->dtype_c);
     p->c = (sluice_matrix_t){(char*)f.c + first * f.ldc * bytes_c, f.ldc, 1};
   }
+  if (f.trans_a) evict_result(parts);
   if (++parts->at == parts->along) {
     parts->at = 0;
     parts->product = (parts->product + 1) % parts->list->count;

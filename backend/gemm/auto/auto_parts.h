@@ -8,13 +8,15 @@
 /* Equal parts of the products of a list, one after another, over all experts. A pass uses each weight once, so it comes
  * from memory; the same part again and again would lie in a cache, where a library that waits for memory looks as fast
  * as one that does not. Results go to scratch memory, those of weight gradients that are about to be overwritten to
- * their own place. */
+ * their own place. A weight gradient is mostly reading and writing of its result, which in a pass comes from memory
+ * too: where it will go is evicted first. */
 typedef struct sluice_gemm_parts_s {
   const sluice_product_list_t* list;
   sluice_gemm_form_t form; /* of the list's largest product, with the rows to measure */
   sluice_product_t part;
   int64_t along; /* parts of one product */
   int64_t product, at;
+  void (*evict)(const void* data, uint64_t bytes); /* sluice_cache_evict; tests note what is evicted */
 } sluice_gemm_parts_t;
 
 /* Sizes of a part: at most `most_flop` of arithmetic and `most_bytes` of result. */
@@ -22,6 +24,7 @@ void sluice_gemm_parts_begin(sluice_gemm_parts_t* parts, const sluice_product_li
                              const sluice_gemm_form_t* form, double most_flop, uint64_t most_bytes);
 /* Of the scratch memory; may be 0. */
 uint64_t sluice_gemm_parts_result_bytes(const sluice_gemm_parts_t* parts);
+/* The next part, whose result, if it is a weight gradient, lies in no cache. */
 const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* scratch);
 
 #endif /* SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_ */

@@ -1,0 +1,101 @@
+/* Parts of products: what lies in no cache before a part is measured. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "backend/base/cache.h"
+#include "backend/gemm/auto/auto_parts.h"
+#include "backend/gemm/gemm_form.h"
+
+enum { M = 96, N = 80, K = 8, GAP = 16, EXPERTS = 2 };
+
+/* What was evicted since it was last asked. */
+static uint64_t evicted_bytes;
+static const char *evicted_from, *evicted_to;
+
+static void note(const void* data, uint64_t bytes) {
+  const char* at = data;
+  if (evicted_bytes == 0 || at < evicted_from) evicted_from = at;
+  if (evicted_bytes == 0 || at + bytes > evicted_to) evicted_to = at + bytes;
+  evicted_bytes += bytes;
+}
+
+static float x[EXPERTS][K * M], y[EXPERTS][K * N], c[EXPERTS][M * (N + GAP)];
+static sluice_product_t products[EXPERTS];
+
+/* dW = dY^T X of each expert, rows of dW `ld` apart; or with trans_a = 0 a product of dY's rows. */
+static sluice_product_list_t list_of(int trans_a, int64_t ld, float beta) {
+  for (int e = 0; e < EXPERTS; ++e) {
+    products[e] = (sluice_product_t){.m = M, .n = N, .k = K};
+    products[e].a = trans_a ? (sluice_matrix_t){x[e], 1, M} : (sluice_matrix_t){x[e], K, 1};
+    products[e].b = (sluice_matrix_t){y[e], N, 1};
+    products[e].c = (sluice_matrix_t){c[e], ld, 1};
+  }
+  return (sluice_product_list_t){products, EXPERTS, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta, NULL};
+}
+
+static sluice_gemm_parts_t begin(const sluice_product_list_t* list, double most_flop) {
+  sluice_gemm_form_t form;
+  sluice_gemm_parts_t parts;
+  assert_true(sluice_gemm_form(&products[0], &form));
+  sluice_gemm_parts_begin(&parts, list, &form, most_flop, UINT64_MAX);
+  assert_true(parts.evict == sluice_cache_evict);
+  parts.evict = note;
+  return parts;
+}
+
+/* All of a part's result, each time, whether it goes to its own place or to scratch memory that was used before. */
+static void Next_WeightGradient_ItsWholeResultComesFromMemory(void** state) {
+  (void)state;
+  for (int adds = 0; adds < 2; ++adds) {
+    const sluice_product_list_t list = list_of(1, N, (float)adds);
+    sluice_gemm_parts_t parts = begin(&list, 1.0 * M * N * K); /* half a product */
+    float* scratch = adds ? malloc(sluice_gemm_parts_result_bytes(&parts)) : NULL;
+    assert_true(adds == (sluice_gemm_parts_result_bytes(&parts) > 0));
+    for (int run = 0; run < 6; ++run) {
+      evicted_bytes = 0;
+      const sluice_product_t* p = sluice_gemm_parts_next(&parts, scratch);
+      const uint64_t bytes = (uint64_t)(p->m * p->n) * sizeof(float);
+      assert_int_equal(p->m * p->n * 2, M * N);
+      assert_int_equal(evicted_bytes, bytes);
+      assert_ptr_equal(evicted_from, p->c.data);
+      assert_int_equal(evicted_to - evicted_from, bytes);
+      assert_true((p->c.data == scratch) == adds);
+    }
+    free(scratch);
+  }
+}
+
+static void Next_ResultWithGaps_WhatLiesBetweenItsRowsStays(void** state) {
+  (void)state;
+  const sluice_product_list_t list = list_of(1, N + GAP, 0);
+  sluice_gemm_parts_t parts = begin(&list, 2.0 * M * N * K);
+  evicted_bytes = 0;
+  const sluice_product_t* p = sluice_gemm_parts_next(&parts, NULL);
+  assert_ptr_equal(evicted_from, p->c.data);
+  assert_int_equal(evicted_bytes, (uint64_t)M * N * sizeof(float));
+  assert_int_equal(evicted_to - evicted_from, ((M - 1) * (N + GAP) + N) * (int64_t)sizeof(float));
+}
+
+/* Rows that a pass has just written, or reads next, are in a cache there too. */
+static void Next_ProductOfRows_NothingIsEvicted(void** state) {
+  (void)state;
+  const sluice_product_list_t list = list_of(0, N, 0);
+  sluice_gemm_parts_t parts = begin(&list, 2.0 * M * N * K);
+  evicted_bytes = 0;
+  (void)sluice_gemm_parts_next(&parts, c[0]);
+  assert_int_equal(evicted_bytes, 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Next_WeightGradient_ItsWholeResultComesFromMemory),
+      cmocka_unit_test(Next_ResultWithGaps_WhatLiesBetweenItsRowsStays),
+      cmocka_unit_test(Next_ProductOfRows_NothingIsEvicted),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

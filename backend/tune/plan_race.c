@@ -3,12 +3,12 @@
 #include <math.h>
 #include <string.h>
 
-#define COUNTED     3    /* steps of each plan, behind its warm-up */
-#define HOPELESS    1.15 /* times the best in two counted steps: out */
-#define FAR         1.95 /* the same in one: more than a flip of the machine's speed (1.7) explains */
-#define ABOUT       1.19 /* of the first size, either way: 2^(1/4) */
-#define LONE_PASSES 24   /* forwards without a backward */
-#define ELSEWHERE   128  /* passes of other sizes after which the race ends as it stands */
+#define COUNTED   3    /* steps of each plan, behind its warm-up */
+#define HOPELESS  1.15 /* times the best in two counted steps: out */
+#define FAR       1.95 /* the same in one: more than a flip of the machine's speed (1.7) explains */
+#define ABOUT     1.19 /* of the first size, either way: 2^(1/4) */
+#define ELSEWHERE 128  /* passes of other sizes after which the race ends as it stands */
+#define PATIENCE  128  /* training steps in a row that do not bring it forward: the same */
 
 static double time_of(const sluice_plan_race_t* r, int32_t plan) {
   if (r->counts[plan][0] < 2 || r->counts[plan][1] < 2) return INFINITY;
@@ -59,7 +59,7 @@ static int judge(sluice_plan_race_t* r) {
     double time = time_of(r, p);
     double hopeless = ran(r, p) > 2 ? HOPELESS : FAR;
     int lost = best >= 0 && time < INFINITY && time > hopeless * time_of(r, best);
-    if (lost || r->counts[p][0] > LONE_PASSES) r->alive &= ~(1u << p);
+    if (lost) r->alive &= ~(1u << p);
     open += (r->alive >> p & 1) && ran(r, p) <= COUNTED;
   }
   /* Alone and measured it has won: its other steps would decide nothing. */
@@ -82,6 +82,8 @@ void sluice_plan_race_count_switch(sluice_plan_race_t* r, int32_t direction, int
   if (more > 0) r->switch_ns += more;
 }
 
+int sluice_plan_race_wait(sluice_plan_race_t* r) { return !r->is_settled && ++r->waited > PATIENCE ? settle(r) : 0; }
+
 int sluice_plan_race_observe(sluice_plan_race_t* r, int32_t direction, int32_t plan, int64_t rows, uint64_t ns) {
   if (rows < 1 || ns == 0 || plan < 0 || plan >= r->count) return 0;
   ++r->timed;
@@ -92,6 +94,7 @@ int sluice_plan_race_observe(sluice_plan_race_t* r, int32_t direction, int32_t p
   if (size > ABOUT || size < 1 / ABOUT) return ++r->elsewhere > ELSEWHERE ? settle(r) : 0;
   ++r->passes;
   double each = (double)ns / (double)rows, *shortest = &r->ns_per_row[plan][direction];
+  if (r->counts[plan][direction] <= COUNTED) r->waited = 0;
   count_warm_up(r, plan, direction, each, (double)rows);
   if (++r->counts[plan][direction] > 1 && (*shortest == 0 || each < *shortest)) *shortest = each;
   int32_t best = best_but(r, -1);

@@ -6,7 +6,8 @@
  * fill their budget, and another set of them is another race.
  *
  * Only steps of about the size of the first count, so that changing batches do not decide it; where sizes never repeat,
- * the first plan wins.
+ * the first plan wins. Where steps go on and none of them can be counted (ranks ran passes differently, a direction is
+ * not timed), the race is given up: the best of what ran, else the first plan.
  *
  * Source: MPMoE's joint selection of (n, strategy), and algorithms.md section 4's "adaptive: model first, top few
  * confirmed".
@@ -31,6 +32,7 @@ typedef struct sluice_plan_race_s {
   int64_t passes;             /* that the race took, both directions */
   int64_t timed;              /* all that were seen, also behind the race and of other sizes */
   int64_t elsewhere;          /* passes of other sizes */
+  int32_t waited;             /* training steps since a pass last brought the race forward */
   double total_ns, excess_ns; /* of passes that counted; beyond those of the best */
   double switch_ns;           /* of first passes after a switch, beyond the shortest of the same plan */
   sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
@@ -45,6 +47,9 @@ void sluice_plan_race_start(sluice_plan_race_t* race, const sluice_racing_plan_t
 int32_t sluice_plan_race_next(sluice_plan_race_t* race);
 /* A pass that all ranks ran under `plan`: ns of the slowest, rows of the fullest. Nonzero: it settled the race. */
 int sluice_plan_race_observe(sluice_plan_race_t* race, int32_t direction, int32_t plan, int64_t rows, uint64_t ns);
+/* A training step has run since the last forward, timed or not. Nonzero: that settled the race, since none brings it
+ * forward for long. */
+int sluice_plan_race_wait(sluice_plan_race_t* race);
 /* A first pass after a switch to `plan`: what it took beyond the plan's usual time is counted where that is known. */
 void sluice_plan_race_count_switch(sluice_plan_race_t* race, int32_t direction, int32_t plan, int64_t rows,
                                    uint64_t ns);

@@ -15,7 +15,9 @@
  * fewest chunks (sketch.h), and races what that likes best against them; there a candidate is out after two counted
  * steps that are clearly slower than those beside them. PROFILE begins with both ends and the middle and walks from the
  * best one to the bottom of its valley. An answer is questioned again now and then by racing it against its neighbours,
- * as long as all races together stay under a share of the time.
+ * as long as all races together stay under a share of the time. A race whose candidates' passes do not come (batches of
+ * other sizes run what was chosen for this one, ranks run passes differently, directions go untimed) is given up: what
+ * ran decides, or the nearest answer, or the model.
  *
  * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, as algorithms.md section 4 resolves them: ranges are the runs of evidence
  * with one n, so that they are disjoint, and new evidence inside another's range shrinks it, without bookkeeping.
@@ -87,6 +89,7 @@ typedef struct sluice_spot_s {
   uint8_t is_extended, is_unsteady; /* the window runs twice as long; the machine's speed flipped during this race */
   int8_t worse;
   int16_t lo, hi;
+  int32_t waited; /* training steps since a pass last brought the race forward */
   int32_t race_passes;
   uint32_t passes_since;   /* the last race */
   uint32_t question_after; /* passes */
@@ -148,6 +151,9 @@ int32_t sluice_search_next(sluice_search_t* search, int64_t rows, int32_t* out_w
 /* A pass that all ranks ran with the same pick: `ns` of the slowest, and what its lanes took in ns, or NULL. */
 void sluice_search_observe(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
                            const sluice_lanes_t* lanes);
+/* A training step has run since the last forward, timed or not, and the next one will be asked for `rows`: a race that
+ * no pass brings forward for long is given up. */
+void sluice_search_wait(sluice_search_t* search, int64_t rows);
 /* Beyond `seconds`, which a first pass after a switch took: counted where the candidate's usual time is known. */
 void sluice_search_count_switch(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, double seconds);
 /* An answer from elsewhere for this size. */

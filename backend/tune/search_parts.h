@@ -56,7 +56,9 @@ sluice_window_t* sluice_search_window(sluice_search_t* search, const sluice_spot
 void sluice_search_enter(sluice_search_t* search, sluice_spot_t* spot, uint32_t set, uint8_t stage, int alone);
 /* Forgets what ran at a size. */
 void sluice_search_clear(sluice_search_t* search, sluice_spot_t* spot);
-/* Whether a candidate has run all steps of its window; who is out before; whether the anchor runs again after all. */
+/* Passes of each direction that a candidate runs in its window, and whether it has; who is out before; whether the
+ * anchor runs again after all. */
+int32_t sluice_search_wanted(const sluice_search_t* search, const sluice_spot_t* spot);
 int sluice_search_is_done(const sluice_search_t* search, const sluice_spot_t* spot, int32_t pick);
 void sluice_search_drop_hopeless(const sluice_search_t* search, sluice_spot_t* spot, const sluice_window_t* window);
 void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window);
@@ -68,6 +70,8 @@ int sluice_search_close_window(sluice_search_t* search, sluice_spot_t* spot, slu
 void sluice_search_start(sluice_search_t* search, int32_t bucket);
 /* After each counted pass: the next window, once this one is through. */
 void sluice_search_advance(sluice_search_t* search, int32_t bucket);
+/* The race ends as it stands. */
+void sluice_search_give_up(sluice_search_t* search, int32_t bucket);
 /* Only as long as races have cost less than their share; then the answer races its neighbours. */
 int sluice_search_may_question(const sluice_search_t* search, const sluice_spot_t* spot);
 void sluice_search_question(sluice_search_t* search, int32_t bucket);

@@ -168,12 +168,15 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
     sluice_search_decide(s, bucket, below->pick, SLUICE_WHY_INSIDE_RANGE);
     return;
   }
-  if (s->config.predict != NULL && s->config.mode == SLUICE_TUNER_MODEL) {
-    sluice_search_decide(s, bucket, sluice_search_best_predicted(s, spot, 0, NULL), SLUICE_WHY_PREDICTED);
+  /* -1: there is no model, or it says nothing of any candidate. */
+  int32_t asks = s->config.predict != NULL && s->config.mode != SLUICE_TUNER_PROFILE;
+  int32_t liked = asks ? sluice_search_best_predicted(s, spot, 0, NULL) : -1;
+  if (liked >= 0 && s->config.mode == SLUICE_TUNER_MODEL) {
+    sluice_search_decide(s, bucket, liked, SLUICE_WHY_PREDICTED);
     return;
   }
   sluice_search_clear(s, spot);
-  if (s->config.predict != NULL && s->config.mode == SLUICE_TUNER_ADAPTIVE) {
+  if (liked >= 0 && s->config.mode == SLUICE_TUNER_ADAPTIVE) {
     start_few(s, bucket);
     return;
   }
@@ -192,6 +195,26 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
     return;
   }
   start_ends(s, bucket);
+}
+
+void sluice_search_give_up(sluice_search_t* s, int32_t bucket) {
+  sluice_spot_t* spot = &s->spots[bucket];
+  spot->is_extended = 1; /* or the window would run on */
+  sluice_search_close_window(s, spot, sluice_search_window(s, spot));
+  if (spot->stage == QUESTION || sluice_spot_best(spot, spot->raced) >= 0) {
+    settle(s, bucket);
+    return;
+  }
+  const sluice_spot_t *below = sluice_search_answer_near(s, bucket, -1),
+                      *above = sluice_search_answer_near(s, bucket, 1), *near = below != NULL ? below : above;
+  int32_t liked = sluice_search_best_predicted(s, spot, 0, NULL);
+  if (near != NULL) {
+    sluice_search_decide(s, bucket, near->pick, SLUICE_WHY_INSIDE_RANGE);
+  } else if (s->config.predict != NULL && liked >= 0) {
+    sluice_search_decide(s, bucket, liked, SLUICE_WHY_PREDICTED);
+  } else {
+    settle(s, bucket);
+  }
 }
 
 static void after_first(sluice_search_t* s, int32_t bucket) {
@@ -230,10 +253,11 @@ void sluice_search_advance(sluice_search_t* s, int32_t bucket) {
   sluice_window_t* window = sluice_search_window(s, spot);
   sluice_search_recall_anchor(spot, window);
   sluice_search_drop_hopeless(s, spot, window);
-  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
-    if ((spot->racing >> p & 1) && !sluice_search_is_done(s, spot, p)) return;
-  }
-  if (!sluice_search_close_window(s, spot, window)) return;
+  do { /* again where it runs on: passes that came late may have brought those steps already */
+    for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+      if ((spot->racing >> p & 1) && !sluice_search_is_done(s, spot, p)) return;
+    }
+  } while (!sluice_search_close_window(s, spot, window));
   if (sluice_spot_best(spot, spot->raced) < 0) { /* nobody finished a step */
     settle(s, bucket);
     return;

@@ -6,7 +6,6 @@
 #define HOPELESS     1.5  /* two counted steps this much slower than their neighbours end a candidate's race */
 #define SKETCH_TRUST 1.25 /* times: a first step that is so near to its sketch saw the same machine */
 #define DRIFT        1.2  /* times: an anchor that took so much more or less than before saw another machine */
-#define LONE_PASSES  24   /* forwards without a backward after which a candidate is taken out */
 
 /* The size's window; where all are taken, the one that was used longest ago makes room and forgets its steps. */
 sluice_window_t* sluice_search_window(sluice_search_t* s, const sluice_spot_t* spot) {
@@ -40,6 +39,7 @@ void sluice_search_enter(sluice_search_t* s, sluice_spot_t* spot, uint32_t set, 
   spot->stage = stage;
   spot->anchor = (int8_t)(best >= 0 ? best : set >> spot->pick & 1 ? spot->pick : __builtin_ctz(set));
   spot->is_extended = 0;
+  spot->waited = 0;
   sluice_race_log_restart(&window->log, spot->anchor);
   if (best >= 0 && !alone) {
     set |= 1u << best;
@@ -63,19 +63,23 @@ void sluice_search_clear(sluice_search_t* s, sluice_spot_t* spot) {
   spot->race_passes = 0;
 }
 
+int32_t sluice_search_wanted(const sluice_search_t* s, const sluice_spot_t* spot) {
+  return spot->stage == FIRST ? 2 : s->config.repeats * (1 + spot->is_extended) + 1;
+}
+
 int sluice_search_is_done(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
-  int32_t wanted = spot->stage == FIRST ? 2 : s->config.repeats * (1 + spot->is_extended) + 1;
+  int32_t wanted = sluice_search_wanted(s, spot);
   return spot->forward[sluice_pick_size(pick)].count >= wanted && spot->backward[pick].count >= wanted;
 }
 
-/* Those that lost already, in two steps beside another's unless no flip of the machine's speed explains one, or whose
- * backward never comes, need not run their other steps. */
+/* Those that lost already, in two steps beside another's unless no flip of the machine's speed explains one, need not
+ * run their other steps. */
 void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, const sluice_window_t* window) {
   int is_early = spot->stage == SKETCHED || (spot->stage == WGRAD && sluice_search_makes_sketches(s));
   double hopeless = is_early ? SKETCH_HOPELESS : HOPELESS;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if (!(spot->racing >> p & 1)) continue;
-    int lost = spot->forward[sluice_pick_size(p)].count > LONE_PASSES;
+    int lost = 0;
     for (int32_t other = 0; other < SLUICE_SEARCH_PICKS && !lost; ++other) {
       if (other == p || !(spot->window >> other & 1)) continue;
       lost = sluice_race_log_losses(&window->log, p, other, hopeless) >= 2;

@@ -239,6 +239,14 @@ static uint64_t slowest(const sluice_step_report_t* const* reports, int32_t worl
   return ns;
 }
 
+/* Whether any rank ran a training pass since the last forward. */
+static int has_trained(const sluice_step_report_t* const* reports, int32_t world_size) {
+  for (int32_t r = 0; r < world_size; ++r) {
+    if (reports[r]->pass[SLUICE_FORWARD].pass_ns > 0 || reports[r]->pass[SLUICE_BACKWARD].pass_ns > 0) return 1;
+  }
+  return 0;
+}
+
 /* ---- plans under a budget ---- */
 
 static sluice_racing_plan_t racing_of(const sluice_plan_data_t* plan) {
@@ -406,6 +414,9 @@ static void agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat, const sl
       tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
     }
   }
+  if (has_trained(reports, world_size) && sluice_plan_race_wait(race)) {
+    tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
+  }
 }
 
 static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
@@ -438,6 +449,7 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
   if (sluice_is_planned(moe)) {
     agree_on_plan(moe, seat, reports, world_size);
   } else {
+    if (has_trained(reports, world_size)) sluice_search_wait(&table->search, rows);
     take(table, seat, rows);
   }
 }

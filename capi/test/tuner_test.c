@@ -44,7 +44,7 @@ static void EveryMode_RanksDecideAlikeAndSettle(void** state) {
 static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
-  w->changes = 1, w->steps = 400;
+  w->changes = 3, w->steps = 400;
   tuner_run(w);
   must_agree(w);
   int64_t least = INT64_MAX, most = 0;
@@ -61,6 +61,27 @@ static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
   }
   printf("%lld switches cost %.2f ms of %.2f ms\n", (long long)w->stats[0].num_switches,
          1e3 * w->stats[0].switch_seconds, 1e3 * w->stats[0].total_seconds);
+}
+
+/* Three sizes in turn, one of which is known: each step runs what was chosen for another size, so the largest runs one
+ * chunk for ever, and the race of its own candidates would never end. */
+static void SizesInTurn_CandidatesNeverRun_RacesAreGivenUp(void** state) {
+  (void)state;
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->steps = 40;
+  tuner_run(w);
+  must_agree(w);
+  const char* layer = strstr(w->written[0], "\"layer\"");
+  assert_non_null(layer);
+  char text[128]; /* of as many rows as there are tokens: routing is even */
+  snprintf(text, sizeof text, "{\"sluice_decisions\": 2, \"answers\": [{%.27s, \"rows\": 32, \"num_chunks\": 1}]}",
+           layer);
+  w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->import[0] = w->import[1] = text;
+  w->changes = 1, w->steps = 600;
+  tuner_run(w);
+  must_agree(w);
+  assert_true(w->settled[0]);
 }
 
 /* What each rank chooses by is named beside the rank, whichever of the two fails. */
@@ -331,6 +352,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(EveryMode_RanksDecideAlikeAndSettle),
       cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
+      cmocka_unit_test(SizesInTurn_CandidatesNeverRun_RacesAreGivenUp),
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
       cmocka_unit_test(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),

@@ -160,8 +160,9 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
 static sluice_status_t run_steps(rank_t* r) {
   tuner_world_t* w = r->world;
   static const int64_t sizes[] = {256, 32, 128, 64};
+  const int32_t cycle = w->changes == 1 ? 3 : 4;
   for (int32_t step = 0; step < w->steps; ++step) {
-    int64_t count = w->changes ? sizes[step / 3 % 4] : w->grows && step < w->steps / 2 ? 32 : 128;
+    int64_t count = w->changes > 0 ? sizes[step / w->changes % cycle] : w->grows && step < w->steps / 2 ? 32 : 128;
     r->step = step;
     for (int64_t t = 0; t < count; ++t) r->weights[t] = 0.5f;
     for (int32_t i = 0; i < w->layers; ++i) {

@@ -13,7 +13,7 @@ extern const char* const tuner_machine;
 
 typedef struct tuner_world_s {
   int32_t world_size, steps, layers;
-  int32_t changes;         /* T changes from step to step */
+  int32_t changes;         /* T changes every so many steps; 0: never */
   int32_t grows;           /* T is larger in the second half */
   int32_t mode[MAX_RANKS]; /* of each rank's tuner */
   int32_t has_machine[MAX_RANKS];

@@ -119,8 +119,44 @@ static void Race_ForwardsWithoutBackward_End(void** state) {
   sluice_plan_race_t race = begin(2);
   for (int i = 0; i < 200 && !race.is_settled; ++i) {
     sluice_plan_race_observe(&race, 0, sluice_plan_race_next(&race), 1000, 1000);
+    sluice_plan_race_wait(&race);
   }
   assert_true(race.is_settled && race.pick == 0);
+}
+
+/* A direction, or all passes, that ranks did not time alike. */
+static void Race_PassesThatDoNotCount_End(void** state) {
+  (void)state;
+  for (int32_t timed = 0; timed < 3; ++timed) { /* backward alone, the first plan's alone, nothing */
+    sluice_plan_race_t race = begin(3);
+    int32_t told = 0, steps = 0;
+    for (; steps < 1000 && !race.is_settled; ++steps) {
+      int32_t plan = sluice_plan_race_next(&race);
+      for (int32_t d = 0; d < 2; ++d) {
+        if (timed == 0 ? d == 1 : timed == 1 && plan == 0) told += sluice_plan_race_observe(&race, d, plan, 1000, 1000);
+      }
+      told += sluice_plan_race_wait(&race);
+    }
+    assert_true(race.is_settled && race.pick == 0 && steps <= 200);
+    assert_int_equal(told, 1);
+    assert_int_equal(sluice_plan_race_wait(&race), 0);
+  }
+}
+
+/* Many forwards for each backward that is told, as a pipeline's. */
+static void Race_FewBackwardsTold_BestIsFound(void** state) {
+  (void)state;
+  sluice_plan_race_t race = begin(3);
+  const double ns[] = {3000, 2000, 2500};
+  for (int step = 0; step < 100 && !race.is_settled; ++step) {
+    int32_t plan = 0;
+    for (int i = 0; i < 24; ++i) {
+      plan = sluice_plan_race_next(&race);
+      sluice_plan_race_observe(&race, 0, plan, 1000, (uint64_t)ns[plan]);
+    }
+    sluice_plan_race_observe(&race, 1, plan, 1000, (uint64_t)ns[plan]);
+  }
+  assert_true(race.is_settled && race.pick == 1);
 }
 
 /* What a plan's warm-up, and later first passes under it, took beyond its usual time. */
@@ -149,6 +185,8 @@ int main(void) {
       cmocka_unit_test(Race_SinglePlan_HasWon),
       cmocka_unit_test(Race_OtherSizes_DoNotCount),
       cmocka_unit_test(Race_ForwardsWithoutBackward_End),
+      cmocka_unit_test(Race_PassesThatDoNotCount_End),
+      cmocka_unit_test(Race_FewBackwardsTold_BestIsFound),
       cmocka_unit_test(Race_FirstPassesUnderAPlan_AreCounted),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

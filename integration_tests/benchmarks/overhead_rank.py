@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from sluice.adapters.torch import Context, MoeLayer
+from sluice.config import TunerOptions
 
 from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradients, make_experts
 
@@ -76,6 +78,21 @@ def scout(run: Run) -> dict[int, tuple[int, str]]:
     return found
 
 
+def calibrations(run: Run) -> list[float]:
+    """Seconds that the first layer takes longer to make where this machine is calibrated: now, and from the cache."""
+    plan, found = run.plan, []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            options = TunerOptions("adaptive", calibrate=plan["calibrate"], cache=folder)
+            context = run.rank.context(gemm=plan["gemm"], tuner=options)
+            dist.barrier()
+            began = time.perf_counter()
+            run.layer(context)
+            found.append(time.perf_counter() - began)
+            context.close()
+    return found
+
+
 def slowest(seconds: list[float]) -> list[float]:
     """Of all ranks, block by block."""
     values = torch.tensor(seconds, dtype=torch.float64)
@@ -94,7 +111,8 @@ def main() -> None:
         run.step(fixed[choice], T)
     draw = random.Random(plan["seed"])
     clocks: dict[str, dict[str, list[float]]] = {c: {"tuned": [], "fixed": []} for c in ("wall", "cpu")}
-    done = 0
+    raced: list[bool] = []
+    done, races = 0, 0
     while done < plan["steps"]:
         sizes = [draw.choice(plan["sizes"]) for _ in range(min(plan["block"], plan["steps"] - done))]
         sides = ("tuned", "fixed") if done // plan["block"] % 2 == 0 else ("fixed", "tuned")
@@ -105,13 +123,16 @@ def main() -> None:
                 run.step(tuned if side == "tuned" else fixed[scouted[T]], T)
             clocks["cpu"][side].append(time.process_time() - cpu)
             clocks["wall"][side].append(time.perf_counter() - wall)
+        before, races = races, tuned_context.tuner_stats()["race_passes"]
+        raced.append(races > before)
         done += len(sizes)
         rank.report(done=done, of=plan["steps"])
     found: dict[str, Any] = {
         c: {side: slowest(values) for side, values in sides.items()} for c, sides in clocks.items()
     }
     found["stats"], found["scouted"] = tuned_context.tuner_stats(), scouted
-    found["chosen"] = run.chosen(tuned_context)
+    found["chosen"], found["raced"] = run.chosen(tuned_context), raced
+    found["calibration_s"] = slowest(calibrations(run))
     rank.leave(found)
 
 

@@ -54,6 +54,8 @@ static void add_probes(calibration_t* c) {
   for (size_t i = 1; i < num_bytes; ++i) add(c, SLUICE_PROBE_COPY, bytes[i], bytes[i] % 3 == 0);
   add(c, SLUICE_PROBE_ACTIVATION, 256, 0);
   add(c, SLUICE_PROBE_ACTIVATION_GRAD, 256, 0);
+  add(c, SLUICE_PROBE_RELU, 256, 0);
+  add(c, SLUICE_PROBE_RELU_GRAD, 256, 0);
   add(c, SLUICE_PROBE_LAUNCH, LAUNCHES, 0);
 }
 
@@ -190,6 +192,8 @@ static void fill_curves(const calibration_t* c, sluice_machine_t* m) {
   double elements = 256.0 * (double)c->bench.hidden_width;
   m->activation_seconds = only(c, SLUICE_PROBE_ACTIVATION) / elements;
   m->activation_grad_seconds = only(c, SLUICE_PROBE_ACTIVATION_GRAD) / elements;
+  m->relu_seconds = only(c, SLUICE_PROBE_RELU) / elements;
+  m->relu_grad_seconds = only(c, SLUICE_PROBE_RELU_GRAD) / elements;
   m->op_seconds = only(c, SLUICE_PROBE_LAUNCH) / LAUNCHES;
 }
 

@@ -118,8 +118,17 @@ static double product(const op_scene_t* s, int32_t form, double matrices) {
   return products(s, form, matrices, s->rows.experts, s->rows.per_expert);
 }
 
-static double activation(const op_scene_t* s, double seconds) {
-  return s->rows.received * (double)s->work->hidden_width * seconds;
+/* With an exponential, or next to nothing beside the bytes. */
+static double activation(const op_scene_t* s, int32_t direction) {
+  const sluice_machine_t* m = s->machine;
+  const int32_t kind = s->work->activation;
+  int is_plain =
+      kind == SLUICE_ACTIVATION_IDENTITY || kind == SLUICE_ACTIVATION_RELU || kind == SLUICE_ACTIVATION_RELU2;
+  double each = direction == SLUICE_FORWARD ? m->activation_seconds : m->activation_grad_seconds;
+  if (is_plain && m->relu_seconds + m->relu_grad_seconds > 0) {
+    each = direction == SLUICE_FORWARD ? m->relu_seconds : m->relu_grad_seconds;
+  }
+  return s->rows.received * (double)s->work->hidden_width * each;
 }
 
 static double copy(const op_scene_t* s, int is_middle) {
@@ -130,7 +139,7 @@ static double copy(const op_scene_t* s, int is_middle) {
 }
 
 static double expert_forward(const op_scene_t* s) {
-  return product(s, SLUICE_FORM_FORWARD, s->work->gate_factor) + activation(s, s->machine->activation_seconds) +
+  return product(s, SLUICE_FORM_FORWARD, s->work->gate_factor) + activation(s, SLUICE_FORWARD) +
          product(s, SLUICE_FORM_FORWARD, 1);
 }
 
@@ -143,8 +152,7 @@ static double weight_grad(const op_scene_t* s, int32_t chunks) {
 
 static double expert_backward(const op_scene_t* s) {
   double matrices = s->work->gate_factor + 1;
-  return product(s, SLUICE_FORM_INPUT_GRAD, matrices) + weight_grad(s, 1) +
-         activation(s, s->machine->activation_grad_seconds);
+  return product(s, SLUICE_FORM_INPUT_GRAD, matrices) + weight_grad(s, 1) + activation(s, SLUICE_BACKWARD);
 }
 
 static int touches_middle(const sluice_op_t* op) {
@@ -157,7 +165,6 @@ static int touches_middle(const sluice_op_t* op) {
 
 /* All but the exchange itself. */
 static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
-  const sluice_machine_t* m = s->machine;
   const sluice_chunk_rows_t* r = &s->rows;
   const int32_t num_chunks = s->num_chunks;
   double g = s->work->gate_factor;
@@ -173,13 +180,13 @@ static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
     case SLUICE_OP_REDUCE_GRAD: return gather(s, r->returned * (op->chunk < 0 ? num_chunks : 1));
     case SLUICE_OP_GEMM1:
     case SLUICE_OP_RECOMPUTE: return product(s, SLUICE_FORM_FORWARD, g);
-    case SLUICE_OP_ACTIVATION: return activation(s, m->activation_seconds);
+    case SLUICE_OP_ACTIVATION: return activation(s, SLUICE_FORWARD);
     case SLUICE_OP_GEMM2: return product(s, SLUICE_FORM_FORWARD, 1);
     case SLUICE_OP_EXPERT: return expert_forward(s);
     case SLUICE_OP_EXPERT_GRAD: return expert_backward(s);
     case SLUICE_OP_GEMM2_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, 1);
     case SLUICE_OP_GEMM1_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, g);
-    case SLUICE_OP_ACTIVATION_GRAD: return activation(s, m->activation_grad_seconds);
+    case SLUICE_OP_ACTIVATION_GRAD: return activation(s, SLUICE_BACKWARD);
     case SLUICE_OP_WEIGHT_GRAD: return weight_grad(s, op->chunk < 0 ? num_chunks : 1);
     case SLUICE_OP_COPY_OUT:
     case SLUICE_OP_COPY_IN: return copy(s, touches_middle(op));

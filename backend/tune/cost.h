@@ -23,6 +23,7 @@ typedef struct sluice_workload_s {
   int64_t num_tokens; /* T of each rank */
   double skew;        /* rows of the fullest rank over those of balanced routing, >= 1 */
   int32_t deduplicate;
+  int32_t activation; /* SLUICE_ACTIVATION_* */
 } sluice_workload_t;
 
 typedef struct sluice_choice_s {

@@ -38,6 +38,7 @@ static void scale(sluice_machine_t* m, double compute, double comm) {
   }
   scale_curve(&m->rows, compute);
   m->gemm_call_seconds *= compute, m->activation_seconds *= compute, m->activation_grad_seconds *= compute;
+  m->relu_seconds *= compute, m->relu_grad_seconds *= compute;
   scale_link(&m->exchange, comm), scale_link(&m->node_exchange, comm);
   scale_curve(&m->exchange_late, comm), scale_curve(&m->exchange_taken, comm);
   m->second_exchange_seconds *= comm, m->second_exchange_late *= comm, m->second_exchange_taken *= comm;

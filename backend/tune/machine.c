@@ -139,6 +139,8 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
   SLUICE_TRY(check_curve("rows", &m->rows));
   SLUICE_TRY(check_seconds("activation_seconds", m->activation_seconds));
   SLUICE_TRY(check_seconds("activation_grad_seconds", m->activation_grad_seconds));
+  SLUICE_TRY(check_seconds("relu_seconds", m->relu_seconds));
+  SLUICE_TRY(check_seconds("relu_grad_seconds", m->relu_grad_seconds));
   SLUICE_TRY(check_link("exchange", &m->exchange));
   SLUICE_TRY(check_link("node_exchange", &m->node_exchange));
   SLUICE_TRY(check_curve("exchange_late", &m->exchange_late));

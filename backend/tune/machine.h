@@ -43,12 +43,13 @@ typedef struct sluice_machine_s {
   int64_t gemm_model_width, gemm_hidden_width; /* sizes at which products were measured; 0: not said */
   /* Seconds per flop against rows per expert, [dtype][form]; interpolated as seconds. */
   sluice_curve_t gemm[SLUICE_MACHINE_DTYPES][SLUICE_FORM_COUNT];
-  double gemm_call_seconds;       /* of each expert's product, on top */
-  sluice_curve_t rows;            /* seconds against bytes gathered, packed or reduced */
-  double activation_seconds;      /* per element of the activated rows */
-  double activation_grad_seconds; /* the same in backward */
-  sluice_link_t exchange;         /* between ranks; between nodes where ranks_per_node says so */
-  sluice_link_t node_exchange;    /* within a node */
+  double gemm_call_seconds;               /* of each expert's product, on top */
+  sluice_curve_t rows;                    /* seconds against bytes gathered, packed or reduced */
+  double activation_seconds;              /* per element of the activated rows: GELU, for all with an exponential */
+  double activation_grad_seconds;         /* the same in backward */
+  double relu_seconds, relu_grad_seconds; /* of relu, relu2 and none; both 0: not known, as the others */
+  sluice_link_t exchange;                 /* between ranks; between nodes where ranks_per_node says so */
+  sluice_link_t node_exchange;            /* within a node */
   /* What an exchange takes longer while products run, since the threads that serve it wait for a core, and what
    * products lose to one: seconds against bytes, measured at world_size. late.count 0: not measured, `share` says it.
    */

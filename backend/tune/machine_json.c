@@ -280,6 +280,8 @@ static const field_t fields[] = {
     {"rows", KIND_PART, AT(rows), read_curve},
     {"activation_seconds", KIND_SECONDS, AT(activation_seconds), NULL},
     {"activation_grad_seconds", KIND_SECONDS, AT(activation_grad_seconds), NULL},
+    {"relu_seconds", KIND_SECONDS, AT(relu_seconds), NULL},
+    {"relu_grad_seconds", KIND_SECONDS, AT(relu_grad_seconds), NULL},
     {"exchange", KIND_PART, AT(exchange), read_link},
     {"node_exchange", KIND_PART, AT(node_exchange), read_link},
     {"exchange_late", KIND_PART, AT(exchange_late), read_curve},
@@ -422,6 +424,8 @@ uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t ro
   add_curve(&text, "rows", &m->rows);
   sluice_text_add(&text, ",\n \"activation_seconds\": %.10g,\n \"activation_grad_seconds\": %.10g",
                   m->activation_seconds, m->activation_grad_seconds);
+  sluice_text_add(&text, ",\n \"relu_seconds\": %.10g,\n \"relu_grad_seconds\": %.10g", m->relu_seconds,
+                  m->relu_grad_seconds);
   add_link(&text, "exchange", &m->exchange);
   add_link(&text, "node_exchange", &m->node_exchange);
   add_curve(&text, "exchange_late", &m->exchange_late);

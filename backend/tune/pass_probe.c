@@ -174,7 +174,8 @@ sluice_status_t sluice_bench_passes(sluice_bench_t* b, double seconds, sluice_ma
                                                     .gate_factor = 1,
                                                     .dtype = b->dtype,
                                                     .world_size = b->context->world_size,
-                                                    .skew = 1}};
+                                                    .skew = 1,
+                                                    .activation = SLUICE_ACTIVATION_GELU}};
     status = sluice_passes_fit(&source, seconds, machine);
   }
   close_scene(&s);

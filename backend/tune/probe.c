@@ -174,6 +174,18 @@ static sluice_status_t copy(sluice_bench_t* b, uint64_t bytes, sluice_stream_t s
   return SLUICE_OK;
 }
 
+static void run_activation(sluice_bench_t* b, int32_t activation, int32_t direction, int64_t rows,
+                           sluice_stream_t stream) {
+  const sluice_kernels_t* kernels = b->context->device->kernels;
+  char* other = b->middle + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element;
+  if (direction == SLUICE_FORWARD) {
+    kernels->activation_forward(stream, b->dtype, activation, 0, rows, b->hidden_width, b->middle, NULL, NULL, other);
+  } else {
+    kernels->activation_backward(stream, b->dtype, activation, 0, rows, b->hidden_width, b->middle, other, b->scalars,
+                                 b->recv, other, b->sums);
+  }
+}
+
 static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p, sluice_stream_t stream) {
   const sluice_kernels_t* kernels = b->context->device->kernels;
   int64_t row_bytes = b->model_width * (int64_t)b->element;
@@ -185,15 +197,13 @@ static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p, slui
       return SLUICE_OK;
     case SLUICE_PROBE_COPY: return copy(b, (uint64_t)p->size, stream);
     case SLUICE_PROBE_ACTIVATION:
-      kernels->activation_forward(stream, b->dtype, SLUICE_ACTIVATION_GELU, 0, p->size, b->hidden_width, b->middle,
-                                  NULL, NULL, b->middle + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element);
+    case SLUICE_PROBE_ACTIVATION_GRAD:
+      run_activation(b, SLUICE_ACTIVATION_GELU, p->kind != SLUICE_PROBE_ACTIVATION, p->size, stream);
       return SLUICE_OK;
-    case SLUICE_PROBE_ACTIVATION_GRAD: {
-      char* other = b->middle + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element;
-      kernels->activation_backward(stream, b->dtype, SLUICE_ACTIVATION_GELU, 0, p->size, b->hidden_width, b->middle,
-                                   other, b->scalars, b->recv, other, b->sums);
+    case SLUICE_PROBE_RELU:
+    case SLUICE_PROBE_RELU_GRAD:
+      run_activation(b, SLUICE_ACTIVATION_RELU, p->kind != SLUICE_PROBE_RELU, p->size, stream);
       return SLUICE_OK;
-    }
     case SLUICE_PROBE_EXCHANGE: return run_exchange(b, p->size, 0, stream);
     case SLUICE_PROBE_HOT_EXCHANGE: return run_exchange(b, p->size, 1, stream);
     case SLUICE_PROBE_TWO_EXCHANGES: return run_two_exchanges(b, p->size);

@@ -13,6 +13,8 @@ enum {
   SLUICE_PROBE_COPY,
   SLUICE_PROBE_ACTIVATION,
   SLUICE_PROBE_ACTIVATION_GRAD,
+  SLUICE_PROBE_RELU,
+  SLUICE_PROBE_RELU_GRAD,
   SLUICE_PROBE_EXCHANGE,
   SLUICE_PROBE_HOT_EXCHANGE,  /* all send to the first rank, and nobody else gets anything */
   SLUICE_PROBE_TWO_EXCHANGES, /* under way at once: the second of next to nothing, as an op of a backward has */

@@ -56,6 +56,7 @@ static sluice_workload_t work_of(const sluice_moe_t* moe) {
       .chunk_cut = c->chunk_cut,
       .skew = 1,
       .deduplicate = sluice_layer_is_deduplicated(moe),
+      .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* of the host's nothing is known */
   };
 }
 

@@ -177,6 +177,10 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
   CHECK(out->deduplicate == 0 || out->deduplicate == 1, "workload: deduplicate is %d; it is 0 or 1", out->deduplicate);
   CHECK(out->may_keep_part == 0 || out->may_keep_part == 1, "workload: may_keep_part is %d; it is 0 or 1",
         out->may_keep_part);
+  CHECK(out->activation >= SLUICE_ACTIVATION_IDENTITY && out->activation <= SLUICE_ACTIVATION_SWIGLU,
+        "workload: activation is %d; known are SLUICE_ACTIVATION_* of sluice/moe.h, and 0 where it is not said",
+        out->activation);
+  CHECK(out->reserved_2 == 0, "workload: reserved_2 is %d; set it to 0", out->reserved_2);
   return SLUICE_OK;
 }
 
@@ -195,6 +199,7 @@ static sluice_workload_t workload_of(const sluice_machine_t* machine, const slui
       .num_tokens = w->num_tokens,
       .skew = w->skew,
       .deduplicate = w->deduplicate && w->world_size > 1,
+      .activation = w->activation == SLUICE_ACTIVATION_IDENTITY ? SLUICE_ACTIVATION_GELU : w->activation,
   };
 }
 

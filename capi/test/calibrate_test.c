@@ -158,6 +158,8 @@ static void Calibrate_SeveralRanks_GetOneMachineThatPredicts(void** state) {
       assert_true((p.forward_busy[SLUICE_LANE_COMM] > 0) == (w > 1));
       assert_true(p.machine_error_median > 0 && p.machine_error_median < 5);
       assert_non_null(strstr(ranks[0].machine, "\"provenance\": \"calibrated\""));
+      const char* relu = strstr(ranks[0].machine, "\"relu_seconds\": ");
+      assert_true(relu != NULL && strtod(strchr(relu, ':') + 1, NULL) > 0);
       if (w > 1) assert_non_null(strstr(ranks[0].machine, "{\"lane\": \"comm\", \"beside\": [\"compute\"]"));
       assert_non_null(strstr(ranks[0].machine, "\"exchange_skew_gain\": "));
       assert_true((strstr(ranks[0].machine, "\"exchange_late\": {\"points\": [[1024, ") != NULL) == (w > 1));

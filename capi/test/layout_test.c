@@ -304,7 +304,7 @@
   MEMBER(sluice_plan_candidate_t, relative_time, 24, 8) \
   MEMBER(sluice_plan_candidate_t, fits, 32, 4) \
   MEMBER(sluice_plan_candidate_t, kept_chunks, 36, 4) \
-  STRUCT(sluice_planner_workload_t, 128) \
+  STRUCT(sluice_planner_workload_t, 136) \
   MEMBER(sluice_planner_workload_t, struct_size, 0, 8) \
   MEMBER(sluice_planner_workload_t, next, 8, 8) \
   MEMBER(sluice_planner_workload_t, model_width, 16, 8) \
@@ -327,6 +327,8 @@
   MEMBER(sluice_planner_workload_t, restore_middle_of, 112, 8) \
   MEMBER(sluice_planner_workload_t, kept_chunks, 120, 4) \
   MEMBER(sluice_planner_workload_t, may_keep_part, 124, 4) \
+  MEMBER(sluice_planner_workload_t, activation, 128, 4) \
+  MEMBER(sluice_planner_workload_t, reserved_2, 132, 4) \
   STRUCT(sluice_planner_choice_t, 16) \
   MEMBER(sluice_planner_choice_t, num_chunks, 0, 4) \
   MEMBER(sluice_planner_choice_t, restore_input, 4, 4) \

@@ -164,6 +164,27 @@ static void Predict_ChunkCut_IsThatOfTheLayer(void** state) {
   sluice_planner_destroy(planner);
 }
 
+/* Experts with relu are priced by it where the machine knows it; what is not said is priced as GELU. */
+static void Predict_Activation_IsThatOfTheExperts(void** state) {
+  (void)state;
+  char text[1024];
+  snprintf(text, sizeof text, "{\"relu_seconds\": 1e-11, \"relu_grad_seconds\": 2e-11, %s", planner_machine + 1);
+  sluice_planner_t* planner = NULL;
+  WORKS(sluice_planner_create(text, strlen(text), &planner));
+  sluice_planner_workload_t w = new_workload();
+  const sluice_planner_choice_t choice = {1, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
+  const sluice_planner_prediction_t unsaid = predict(planner, &w, choice);
+  w.activation = SLUICE_ACTIVATION_GELU;
+  const sluice_planner_prediction_t gelu = predict(planner, &w, choice);
+  w.activation = SLUICE_ACTIVATION_RELU;
+  const sluice_planner_prediction_t relu = predict(planner, &w, choice);
+  const double elements = 4096.0 * 1024;
+  assert_true(unsaid.forward_seconds == gelu.forward_seconds && unsaid.backward_seconds == gelu.backward_seconds);
+  assert_true(fabs(gelu.forward_seconds - relu.forward_seconds - 9e-11 * elements) < 1e-9);
+  assert_true(fabs(gelu.backward_seconds - relu.backward_seconds - 1.8e-10 * elements) < 1e-9);
+  sluice_planner_destroy(planner);
+}
+
 /* The bytes are those of the deduplicated layer: tables beside the routes, rows on their way by parcels. */
 static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
   (void)state;
@@ -320,6 +341,9 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   REFUSE(w.reserved = 1, "reserved is 1");
   REFUSE(w.chunk_cut = 2, "chunk_cut is 2");
   REFUSE(w.deduplicate = 2, "deduplicate is 2");
+  REFUSE(w.activation = -1, "activation is -1");
+  REFUSE(w.activation = 7, "activation is 7");
+  REFUSE(w.reserved_2 = 1, "reserved_2 is 1");
   w = new_workload();
   refuse(w, (sluice_planner_choice_t){0, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 0");
   refuse(w, (sluice_planner_choice_t){257, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 257");
@@ -420,6 +444,7 @@ int main(void) {
       cmocka_unit_test(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower),
       cmocka_unit_test(Predict_Deduplicated_SendsARowForEachRankOfAToken),
       cmocka_unit_test(Predict_ChunkCut_IsThatOfTheLayer),
+      cmocka_unit_test(Predict_Activation_IsThatOfTheExperts),
       cmocka_unit_test(Predict_DeduplicatedUnderABudget_CountsItsTables),
       cmocka_unit_test(Choose_HostBudget_BoundsOffloadedRows),
       cmocka_unit_test(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany),

@@ -108,7 +108,7 @@ def predicted_of(p: Prediction) -> dict[str, float]:
 
 def workload_of(case: dict[str, Any], world_size: int) -> Workload:
     T, M, H, E, K = (case[name] for name in "TMHEK")
-    return Workload(M, H, T, E, K, world_size, dtype="f32", skew=case["skew"])
+    return Workload(M, H, T, E, K, world_size, dtype="f32", skew=case["skew"], activation="relu")
 
 
 def predictions(case: dict[str, Any], machine: bytes, world_size: int) -> dict[str, dict[str, float]]:

@@ -39,6 +39,33 @@ static sluice_step_prediction_t predict(const sluice_machine_t* m, const sluice_
   return p;
 }
 
+/* GELU stands for all with an exponential; relu and its like have seconds of their own where the machine knows them. */
+static void Activation_OfEachKind_TakesItsOwnSeconds(void** state) {
+  (void)state;
+  static const struct {
+    int32_t kind, is_plain;
+  } kinds[] = {{SLUICE_ACTIVATION_IDENTITY, 1}, {SLUICE_ACTIVATION_RELU, 1},      {SLUICE_ACTIVATION_RELU2, 1},
+               {SLUICE_ACTIVATION_GELU, 0},     {SLUICE_ACTIVATION_GELU_TANH, 0}, {SLUICE_ACTIVATION_SILU, 0}};
+  const sluice_choice_t choice = {.num_chunks = 2};
+  for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; ++i) {
+    sluice_machine_t m = plain_machine();
+    sluice_workload_t w = base_work;
+    w.activation = kinds[i].kind;
+    double elements = 1920.0 * 32, bare[2];
+    sluice_step_prediction_t p = predict(&m, &w, choice);
+    for (int d = 0; d < 2; ++d) bare[d] = p.busy[d][SLUICE_LANE_COMPUTE];
+    m.activation_seconds = 8e-9, m.activation_grad_seconds = 9e-9;
+    p = predict(&m, &w, choice);
+    assert_true(is_near(p.busy[SLUICE_FORWARD][SLUICE_LANE_COMPUTE], bare[SLUICE_FORWARD] + 8e-9 * elements));
+    assert_true(is_near(p.busy[SLUICE_BACKWARD][SLUICE_LANE_COMPUTE], bare[SLUICE_BACKWARD] + 9e-9 * elements));
+    m.relu_seconds = 2e-9, m.relu_grad_seconds = 3e-9;
+    double forward = kinds[i].is_plain ? 2e-9 : 8e-9, backward = kinds[i].is_plain ? 3e-9 : 9e-9;
+    p = predict(&m, &w, choice);
+    assert_true(is_near(p.busy[SLUICE_FORWARD][SLUICE_LANE_COMPUTE], bare[SLUICE_FORWARD] + forward * elements));
+    assert_true(is_near(p.busy[SLUICE_BACKWARD][SLUICE_LANE_COMPUTE], bare[SLUICE_BACKWARD] + backward * elements));
+  }
+}
+
 /* MPipeMoE Table II: work by lane of none and S1 to S4, with gamma, a and m of one chunk. */
 static void Busy_EveryStrategy_IsTableTwo(void** state) {
   (void)state;
@@ -232,6 +259,7 @@ static void SingleRank_HasNoCommunication(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Activation_OfEachKind_TakesItsOwnSeconds),
       cmocka_unit_test(Busy_EveryStrategy_IsTableTwo),
       cmocka_unit_test(Forward_NoCopiesReusingSlots_IsMPMoEsPhases),
       cmocka_unit_test(Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem),

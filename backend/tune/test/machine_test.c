@@ -27,6 +27,7 @@ static const char profile[] =
     " \"host_copy\": {\"bytes_per_second\": 2e10},\n"
     " \"gemm_call_seconds\": 3e-6, \"op_seconds\": 1e-6, \"pass_seconds\": 1e-4,\n"
     " \"activation_seconds\": 1e-12, \"activation_grad_seconds\": 2e-12,\n"
+    " \"relu_seconds\": 3e-13, \"relu_grad_seconds\": 4e-13,\n"
     " \"share\": [{\"lane\": \"comm\", \"beside\": [\"compute\"], \"share\": 0.8}],\n"
     " \"error\": {\"median\": 0.04, \"p90\": 0.1, \"count\": 12}}";
 
@@ -102,6 +103,7 @@ static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
   assert_true(m.exchange_late.count == 2 && again.exchange_late.y[0] == 2e-3 && again.exchange_taken.y[1] == 2e-4);
   assert_true(again.second_exchange_seconds == 3e-4 && again.second_exchange_late == 1e-3 &&
               again.second_exchange_taken == 2e-5 && again.exchange_skew_gain == 0.25);
+  assert_true(again.relu_seconds == 3e-13 && again.relu_grad_seconds == 4e-13);
   assert_true(is_near(again.pass_seconds, m.pass_seconds) && again.provenance == m.provenance);
 }
 
@@ -134,6 +136,7 @@ static const refusal_t refusals[] = {
     {M "\"exchange_skew_gain\": 1.5}", "exchange_skew_gain is 1.5; it is in [0, 1]"},
     {M "\"second_exchange_late\": -1}", "second_exchange_late is -1; it is a time in seconds"},
     {M "\"share\": [{\"lane\": \"comm\", \"beside\": [\"comm\"], \"share\": 1}]}", "names other lanes"},
+    {M "\"relu_grad_seconds\": -1}", "relu_grad_seconds is -1; it is a time in seconds"},
     {M "\"op_seconds\": -1}", "op_seconds is -1; it is a time in seconds"},
     {M "\"op_seconds\": 1, \"op_seconds\": 2}", "two members of this name"},
     {M "\"op_seconds\": nan}", "line 1, column 37: a value is expected here"},

@@ -14,7 +14,7 @@ from ..timeline.schedule import LANE_NAMES, Schedule
 from . import arguments, routing, written
 from .errors import BadInput
 from .model import Model, complete
-from .planner import Candidate, Choice, Decision, Planner, Prediction, Workload, size
+from .planner import ACTIVATIONS, Candidate, Choice, Decision, Planner, Prediction, Workload, size
 
 EXAMPLE = """examples:
   sluice plan --machine h200-8x8 --ranks 8 --config mixtral/config.json --tokens 8192 --budget 20GiB
@@ -78,6 +78,7 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         max_outstanding=model.max_outstanding or model.layers,
         deduplicate=bool(model.deduplicate),
         chunk_cut=model.chunk_cut or "adaptive",
+        activation=model.activation if model.activation in ACTIVATIONS else None,
         may_keep_part=True,
     )
 

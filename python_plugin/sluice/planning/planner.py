@@ -16,6 +16,7 @@ from .machines import Machine
 
 DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
 CHUNK_CUTS = {"adaptive": 0, "tokens": 1}
+ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 MOST = 512
 BY_CHUNK = 4
 LEAST = ("redispatch", "recompute")  # how chunks come back that nothing is kept of
@@ -43,6 +44,7 @@ class Workload:
     host_memory_budget: int = 0
     deduplicate: bool = False
     chunk_cut: str = "adaptive"
+    activation: str | None = None  # of the experts; None: not said, priced as GELU
     may_keep_part: bool = False  # candidates may be policies of as many of the first chunks as fit
 
     def with_(self, **changes: Any) -> Workload:
@@ -173,6 +175,7 @@ class Planner:
         value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
         value.host_memory_budget, value.deduplicate = work.host_memory_budget, int(work.deduplicate)
         value.chunk_cut, value.may_keep_part = CHUNK_CUTS[work.chunk_cut], int(work.may_keep_part)
+        value.activation = ACTIVATIONS[work.activation]
         lists: list[Any] = []
         for name, table in (("restore_input", RESTORE_INPUT), ("restore_middle", RESTORE_MIDDLE)):
             words = None if choice is None else getattr(choice, name)

@@ -122,6 +122,22 @@ def test_Predict_PolicyByChunk_LiesBetweenItsPolicies() -> None:
         planner.predict(WORK, Choice(8, mixed.restore_input, "keep", "deferred"))
 
 
+def test_Plan_ActivationOfAConfig_IsPriced(tmp_path, capsys) -> None:
+    machine = tmp_path / "m.json"
+    data = {**machines.load("h200-8x8").data, "relu_seconds": 1e-15, "relu_grad_seconds": 1e-15}
+    machine.write_text(json.dumps({**data, "activation_seconds": 1e-9, "activation_grad_seconds": 1e-9}))
+    seconds = {}
+    for word in ("silu", "relu", "relu2", "quick_gelu"):
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps({**MIXTRAL, "hidden_act": word}))
+        words = ("--machine", str(machine), "--ranks", "8", "--config", str(config), "--tokens", "1024", "--json")
+        status, out, err = run(capsys, *words)
+        assert status == 0, err
+        seconds[word] = json.loads(out)["layers"][0]["prediction"]["seconds"]
+    assert seconds["relu"] == seconds["relu2"] < seconds["silu"]
+    assert seconds["quick_gelu"] == seconds["silu"]  # a word that says nothing
+
+
 def test_Machine_BadFields_AreNamed(tmp_path) -> None:
     good = machines.load("h200-8x8").data
     path = tmp_path / "m.json"

@@ -37,7 +37,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--ranks", type=int, required=True, metavar="W", help="of one expert-parallel group")
     arguments.add_model(parser)
     arguments.add_choice(parser)
-    parser.add_argument("--skew", type=float, default=1.0, help="rows of the fullest rank over balanced ones (1)")
+    parser.add_argument("--skew", type=float, help="rows of the fullest rank over balanced ones (1)")
     parser.add_argument("--routing", metavar="FILE", help="recorded expert loads: the skew of each layer from there")
     parser.add_argument("--outstanding", type=int, metavar="N", help="forwards without their backward (one a layer)")
     parser.add_argument(
@@ -87,8 +87,10 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
     """{"model", "layers": [{"layers", "workload", "decision", "prediction"}]}, layers of equal skew together."""
     if options.outstanding is not None:
         model = Model(max_outstanding=options.outstanding).over(model)
-    skews = [options.skew] * model.layers
+    skews = [1.0 if options.skew is None else options.skew] * model.layers
     if options.routing:
+        if options.skew is not None:
+            raise BadInput("--skew and --routing exclude each other; give one")
         trace = routing.read(options.routing)
         skews = [trace.skew(layer, options.ranks, model.num_experts) for layer in range(model.layers)]
     groups: dict[float, list[int]] = {}

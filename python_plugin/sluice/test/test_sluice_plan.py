@@ -399,6 +399,25 @@ def test_Plan_Deduplicate_IsPricedBothWays(tmp_path, capsys) -> None:
     assert status == 1 and "raise memory_budget to that" in out
 
 
+def test_Plan_Routing_LayersTakeTheirOwnSkewAndBeginAgain(tmp_path, capsys) -> None:
+    path = tmp_path / "routing.jsonl"
+    even, hot = [8] * 8, [32, 8, 8, 8, 2, 2, 2, 2]  # over 8 ranks 1 and 4 times the mean
+    steps = [{"step": step, "loads": [even, hot, even]} for step in range(3)]
+    path.write_text("\n".join(map(json.dumps, [{"sluice_routing": 1, "layers": 3, "experts": 8}, *steps])))
+    words = ("--machine", "h200-8x8", *FLAGS, "--layers", "8", "--routing", str(path), "--json")
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    found = [(row["layers"], row["workload"]["skew"]) for row in json.loads(out)["layers"]]
+    assert found == [([0, 2, 3, 5, 6], 1.0), ([1, 4, 7], 4.0)]
+    refusals = (
+        (["--skew", "2"], "--skew and --routing exclude each other"),
+        (["--experts", "16"], "recorded with 8 exp"),
+    )
+    for more, text in refusals:
+        status, _, err = run(capsys, *words, *more)
+        assert status == 2 and text in err, err
+
+
 def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
     status, out, _ = run(capsys, "--machine", "h200-8x8", *FLAGS, "--budget", "10MiB")
     assert status == 1 and "DOES NOT FIT" in out and "raise memory_budget to that" in out and "over budget by" in out

@@ -6,6 +6,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from sluice.planning.machines import Machine
 from sluice.planning.planner import Choice as Planned
 from sluice.planning.planner import Planner, Prediction, Workload
 
+from integration_tests.benchmarks import reference
 from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradients, make_experts, seconds_of
 from integration_tests.benchmarks.stolen import Stolen
 
@@ -124,6 +126,17 @@ def key_of(choice: Choice) -> str:
         return str(choice.chunks)
     part = f"/first {choice.kept}" if 0 < choice.kept < choice.chunks else ""
     return "/".join(map(str, choice[:4])) + part
+
+
+def seconds_on(machine: dict[str, Any], work: Workload, choices: Iterable[Choice]) -> dict[str, float]:
+    """What a machine says of layers, or plans, that run as these do."""
+    planner = Planner(Machine(machine, {}))
+    return {
+        key_of(c): planner.predict(
+            work, Planned(c.chunks, c.restore_input or "keep", c.restore_middle or "keep", c.wgrad or "deferred")
+        ).seconds
+        for c in choices
+    }
 
 
 def choice_of(planned: Planned) -> Choice:
@@ -288,7 +301,12 @@ def candidates_of(
 
 
 def measure(
-    scenario: Scenario, group: EpGroup, chosen: set[Choice], budget: int | None, stolen: Stolen
+    scenario: Scenario,
+    group: EpGroup,
+    chosen: set[Choice],
+    budget: int | None,
+    stolen: Stolen,
+    beside: reference.Reference,
 ) -> dict[str, dict[str, Any]]:
     """Screens every candidate in turns, then runs the best five, what was chosen, and the baselines in fresh rounds.
 
@@ -320,16 +338,19 @@ def measure(
             final[name] = others[name]
         for n in (1, FIXED):
             final[Choice(n)] = sides[Choice(n)]
+    references = []
     for count in range(plan["pairs"]):
         order = list(final) if count % 2 == 0 else list(reversed(final))
         while True:
             stolen.begin()
-            took = {}
+            took, now = {}, [beside.sample()]
             for key in order:
                 final[key].step()
                 took[key] = final[key].counted()
+            now.append(beside.sample())
             if not stolen.spoiled():
                 break
+        references += now
         for key, (seconds, lanes) in took.items():
             final[key].seconds.append(seconds)
             final[key].lanes.append(lanes)
@@ -338,10 +359,26 @@ def measure(
         "measured": {names[key]: side.seconds for key, side in final.items() if not isinstance(key, str)},
         "baselines": {names[key]: side.seconds for key, side in final.items() if isinstance(key, str)},
         "lanes": {names[key]: side.lanes_over_ranks() for key, side in final.items()},
+        "reference_now": reference.medians(references),
     }
     for side in sides.values():
         side.layer.context.close()
     return found
+
+
+TINY: dict[str, Any] = {"T": 32, "M": 64, "H": 64, "E": 2, "K": 1, "skew": 1.0}
+
+
+def tiny_layer(rank: Rank) -> reference.Reference:
+    """A reference whose step is that of a layer with next to no work, in one chunk."""
+    scenario = Scenario(rank.plan, {**TINY, "E": 2 * rank.world_size})
+    side = Side(scenario, scenario.layer(rank.context(gemm=rank.plan["gemm"]), Choice(1)))
+
+    def step() -> tuple[float, float]:
+        seconds, (_, _, passes) = side.counted()
+        return seconds, passes
+
+    return reference.Reference(step)
 
 
 def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
@@ -359,12 +396,17 @@ def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
 def main() -> None:
     rank = Rank()
     plan, group, W = rank.plan, rank.group, rank.world_size
-    lines = []
+    lines, beside = [], tiny_layer(rank)
+    calibrated: dict[bytes, dict[str, float]] = {}  # what the reference took when the machine was measured
     with tempfile.TemporaryDirectory() as folder:  # of this rank: every link is another machine
         for number, case in enumerate(plan["cases"]):
             scenario = Scenario(plan, case)
+            before = beside.samples()
             machine = machine_of(scenario, group, folder)
+            if machine not in calibrated:
+                calibrated[machine] = reference.medians(before + beside.samples())
             budget, chosen_by_models = None, {}
+            by_plan: dict[Choice, dict[str, float]] = {}
             if case["budget_share"] is None:
                 predicted = predictions(case, machine, W)
                 for name in MODELS:
@@ -377,7 +419,14 @@ def main() -> None:
                     chosen_by_models[name] = min(by_plan, key=lambda choice: by_plan[choice][name])
             modes, choices = run_modes(scenario, group, folder, budget)
             stolen = Stolen(plan["most_stolen"], plan["patience_s"])
-            final = measure(scenario, group, choices | {*chosen_by_models.values()}, budget, stolen)
+            final = measure(scenario, group, choices | {*chosen_by_models.values()}, budget, stolen, beside)
+            final["reference_then"] = calibrated[machine]
+            drift = reference.drift(final["reference_then"], final["reference_now"])
+            now = reference.drifted(json.loads(machine), drift)
+            ran = [Choice(n) for n in SIZES] if budget is None else by_plan
+            final["predicted_now"] = seconds_on(
+                now, workload_of(case, W).with_(memory_budget=budget or 0), (c for c in ran if key_of(c) in predicted)
+            )
             models = {name: key_of(choice) for name, choice in chosen_by_models.items()}
             models = {name: key for name, key in models.items() if key in final["measured"]}  # the others do not fit
             line = {**case, "modes": modes, "models": models, "predicted": predicted, **final}

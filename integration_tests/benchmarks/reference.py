@@ -1,0 +1,104 @@
+"""A short reference beside calibrations and measurements: what a machine does to both, whoever predicts.
+
+A rented machine's products and exchanges take a fifth more or less from one minute to the next. A calibrated model then
+differs from a later measurement although nothing of it is wrong. So one fixed product, one fixed exchange and one step
+of a fixed tiny layer are timed when the machine is calibrated, and again in every round of what is measured:
+
+  product_s, exchange_s   on torch alone; what they take now over what they took then is the machine's drift
+  host_s                  what the tiny layer's step takes beside its passes: autograd, Python and the barrier's end,
+                          which are in every step and in no pass
+
+`drifted` is a calibrated machine as it would be now. What is said of a prediction without it is the raw error; with it,
+and never in place of it, the error that is not the machine's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+ROWS, WIDTH, HIDDEN, MATRICES = 128, 256, 512, 4  # of the product: weights of 2 MiB in turn
+EXCHANGED = 1 << 16  # floats that each rank sends to each other one
+SAMPLES = 9
+NAMES = ("product_s", "exchange_s", "host_s")
+EXCHANGES = ("exchange", "node_exchange", "exchange_late", "exchange_taken")
+SECOND = "second_exchange_"
+NO_TIMES = ("share", "error", "exchange_skew_gain")
+
+Sample = tuple[float, float, float]
+
+
+class Reference:
+    """The fixed work of one rank; every call is collective."""
+
+    def __init__(self, step: Callable[[], tuple[float, float]]) -> None:
+        """step: of the tiny layer; its seconds, and those of its passes."""
+        import torch
+        import torch.distributed as dist
+
+        self._torch, self._step = torch, step
+        self._rows = torch.randn(ROWS, WIDTH)
+        self._weights = [torch.randn(HIDDEN, WIDTH) for _ in range(MATRICES)]
+        world, rank = dist.get_world_size(), dist.get_rank()
+        self._out = [torch.zeros(EXCHANGED if peer != rank else 0) for peer in range(world)]
+        self._back = [torch.zeros_like(tensor) for tensor in self._out]
+        for _ in range(2):  # warm
+            self.sample()
+
+    def sample(self) -> Sample:
+        """Seconds of the slowest rank, by NAMES."""
+        import torch.distributed as dist
+
+        from integration_tests.benchmarks.parts import exchange, slowest
+
+        dist.barrier()
+        began = time.perf_counter()
+        for weights in self._weights:
+            self._torch.mm(self._rows, weights.T)
+        product = time.perf_counter() - began
+        dist.barrier()
+        began = time.perf_counter()
+        exchange(self._out, self._back)
+        exchanged = time.perf_counter() - began
+        whole, passes = self._step()
+        product, exchanged, whole, passes = slowest([product, exchanged, whole, passes])
+        return product, exchanged, max(whole - passes, 0.0)
+
+    def samples(self, count: int = SAMPLES) -> list[Sample]:
+        return [self.sample() for _ in range(count)]
+
+
+def medians(samples: Sequence[Sample]) -> dict[str, float]:
+    """By NAMES."""
+    return {name: statistics.median(sample[i] for sample in samples) for i, name in enumerate(NAMES)}
+
+
+def drift(then: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """What products and exchanges take now over what they took then."""
+    return {"product": now["product_s"] / then["product_s"], "exchange": now["exchange_s"] / then["exchange_s"]}
+
+
+def drifted(machine: Mapping[str, Any], by: Mapping[str, float]) -> dict[str, Any]:
+    """A calibrated machine (docs/tuning.md) whose exchanges take by["exchange"] times as long, and all else
+    by["product"] times: a processor that is taken away is taken from all that it does."""
+    found = {}
+    for name, value in machine.items():
+        if name in NO_TIMES:
+            found[name] = value
+        else:
+            factor = by["exchange"] if name in EXCHANGES or name.startswith(SECOND) else by["product"]
+            found[name] = _scaled(name, value, factor)
+    return found
+
+
+def _scaled(name: str, value: Any, factor: float) -> Any:
+    """Seconds, and points whose second number is seconds; what else there is stays."""
+    if isinstance(value, dict):
+        return {key: _scaled(key, each, factor) for key, each in value.items()}
+    if isinstance(value, list):
+        return [[x, y * factor] for x, y in value]
+    if name.endswith(("_seconds", "_late", "_taken")):
+        return value * factor
+    return value / factor if name.endswith("_per_second") else value

@@ -55,7 +55,13 @@ struct sluice_gemm_s {
   const sluice_gemm_vtable_t* vtable;
   sluice_allocator_t* allocator; /* for temporaries; counted */
   char name[64];                 /* "ref", "blas (libtorch_cpu)", ...; "auto" lists its choices once it made some */
+  char made_of[192];             /* as the name was before any choice, of "auto" all that there is; empty: the name */
 };
+
+/* Implementation and version, the same for a gemm's whole life: what its speed goes by. */
+static inline const char* sluice_gemm_made_of(const sluice_gemm_t* gemm) {
+  return gemm->made_of[0] != '\0' ? gemm->made_of : gemm->name;
+}
 
 /* What the chooser is given; mirrors sluice_context_config_t. */
 typedef struct sluice_gemm_options_s {

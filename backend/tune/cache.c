@@ -38,15 +38,14 @@ void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_
     far->describe(context->device, device + name, (int32_t)sizeof device - name);
   }
   const char* threads = getenv("OMP_NUM_THREADS");
-  /* "auto" adds its choices to its name as it makes them: only the first word is the key. */
-  int gemm = (int)strcspn(context->gemm->name, " (");
   snprintf(out_key, SLUICE_CACHE_KEY_BYTES,
-           "version %d.%d.%d; device %s, %s, %ld cores, %s threads; link %s, %d ranks; products %.*s, %s, M %lld, H "
+           "version %d.%d.%d; device %s, %s, %ld cores, %s threads; link %s, %d ranks; products %s, %s, M %lld, H "
            "%lld",
            SLUICE_VERSION_MAJOR, SLUICE_VERSION_MINOR, SLUICE_VERSION_PATCH, device, processor,
            sysconf(_SC_NPROCESSORS_ONLN), threads != NULL ? threads : "all",
-           context->comm != NULL ? context->comm->name : "none", context->world_size, gemm, context->gemm->name,
-           sluice_dtype_name(wanted->dtype), (long long)wanted->model_width, (long long)wanted->hidden_width);
+           context->comm != NULL ? context->comm->name : "none", context->world_size,
+           sluice_gemm_made_of(context->gemm), sluice_dtype_name(wanted->dtype), (long long)wanted->model_width,
+           (long long)wanted->hidden_width);
 }
 
 static uint64_t hash_of(const char* text) {

@@ -10,7 +10,7 @@
 #include "backend/moe/engine.h"
 #include "backend/tune/calibrate.h"
 
-#define SLUICE_CACHE_KEY_BYTES  512
+#define SLUICE_CACHE_KEY_BYTES  768
 #define SLUICE_CACHE_PATH_BYTES 1024
 
 /* What a machine's costs depend on: processor, cores, communicator, ranks, products, dtype, sizes, library version. */

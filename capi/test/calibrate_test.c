@@ -17,6 +17,7 @@
 
 static char folders[MAX_RANKS][64];
 static int32_t num_measured; /* log lines that say so */
+static const char* products = "ref";
 static char last_warning[1300];
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -60,7 +61,7 @@ static void* run_rank(void* argument) {
   r->status = r->world_size == 1 ? SLUICE_OK : sluice_comm_create_local(r->group, &comm_config, &comm);
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
-  context_config.gemm = "ref";
+  context_config.gemm = products;
   sluice_context_t* context = NULL;
   if (r->status == SLUICE_OK) r->status = sluice_context_create(&context_config, comm, &context);
   if (r->status == SLUICE_OK) r->status = calibrate(r, context);
@@ -186,6 +187,24 @@ static void Cache_SecondTime_IsReadAndNotMeasured(void** state) {
   assert_int_equal(only_file(folders[0], path, sizeof path), 2);
 }
 
+/* What is faster with another library, or another version of one, is another machine. */
+static void Cache_OtherProducts_AreMeasured(void** state) {
+  (void)state;
+  char path[512], text[1024];
+  empty_folder(folders[0]);
+  products = "auto";
+  run(1, 0, 0, SLUICE_DTYPE_F32);
+  assert_int_equal(only_file(folders[0], path, sizeof path), 1);
+  FILE* file = fopen(path, "rb");
+  text[fread(text, 1, sizeof text - 1, file)] = '\0';
+  fclose(file);
+  assert_non_null(strstr(text, "; products auto of "));
+  products = "ref";
+  run(1, 0, 0, SLUICE_DTYPE_F32);
+  assert_int_equal(num_measured, 1);
+  assert_int_equal(only_file(folders[0], path, sizeof path), 2);
+}
+
 static void put(const char* path, const char* text, size_t length) {
   FILE* file = fopen(path, "wb");
   assert_non_null(file);
@@ -284,6 +303,7 @@ static void BadConfig_EveryField_IsRefusedByName(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Calibrate_SeveralRanks_GetOneMachineThatPredicts),
+      cmocka_unit_test(Cache_OtherProducts_AreMeasured),
       cmocka_unit_test(Cache_SecondTime_IsReadAndNotMeasured),
       cmocka_unit_test(Cache_BadFile_IsMeasuredAgainWithAWord),
       cmocka_unit_test(Cache_RanksDiffer_AllMeasureAgain),

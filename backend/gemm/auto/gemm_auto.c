@@ -403,6 +403,18 @@ static sluice_status_t open_kinds(sluice_gemm_auto_t* chooser, const char* name,
   return sluice_gemm_host_create(options->host_gemm, options->host_gemm_user, allocator, &chooser->kinds[HOST]);
 }
 
+/* All that it chooses among; of a name the one it stands for, since `ref` is always there. */
+static void list_kinds(const sluice_gemm_auto_t* chooser, char* text, size_t room) {
+  const char* between = "auto of ";
+  size_t used = 0;
+  for (int kind = 0; kind < NUM_KINDS && chooser->measures && used < room; ++kind) {
+    if (chooser->kinds[kind] == NULL) continue;
+    used += (size_t)snprintf(text + used, room - used, "%s%s", between, chooser->kinds[kind]->name);
+    between = " + ";
+  }
+  if (!chooser->measures) snprintf(text, room, "%s", chooser->base.name);
+}
+
 sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_allocator_t* allocator,
                                    sluice_gemm_t** out_gemm) {
   *out_gemm = NULL;
@@ -436,6 +448,7 @@ sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_
   chooser->signature = hash(chooser->signature, &options->host_gemm, sizeof options->host_gemm);
   const char* shown = chooser->measures ? "auto" : chooser->kinds[(chooser->named & 0xf) - 1]->name;
   snprintf(chooser->base.name, sizeof chooser->base.name, "%s", shown);
+  list_kinds(chooser, chooser->base.made_of, sizeof chooser->base.made_of);
   *out_gemm = &chooser->base;
   return SLUICE_OK;
 }

@@ -189,6 +189,28 @@ static void GemmCreate_Environment_ReplacesNameAndItsLibrary(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
+/* What a calibration is kept under: with versions, and whatever was chosen in the meantime. */
+static void MadeOf_NamesAllAndStaysTheSame(void** state) {
+  (void)state;
+  sluice_gemm_t* gemm = NULL;
+  float x[1] = {3}, y[1] = {5}, z[1] = {0};
+  sluice_product_t p = {1, 1, 1, {x, 1, 1}, {y, 1, 1}, {z, 1, 1}};
+  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  assert_int_equal(create("auto", instant_host, &gemm), SLUICE_OK);
+  char before[192];
+  memcpy(before, sluice_gemm_made_of(gemm), sizeof before);
+  assert_ptr_equal(strstr(before, "auto of "), before);
+  assert_non_null(strstr(before, "host"));
+  assert_non_null(strstr(before, "ref"));
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  assert_string_not_equal(gemm->name, "auto");
+  assert_string_equal(sluice_gemm_made_of(gemm), before);
+  sluice_gemm_destroy(gemm);
+  assert_int_equal(create("host", host, &gemm), SLUICE_OK);
+  assert_string_equal(sluice_gemm_made_of(gemm), "host");
+  sluice_gemm_destroy(gemm);
+}
+
 static void Gemm_F64_GoesToRefUnmeasured(void** state) {
   (void)state;
   sluice_gemm_t* gemm = NULL;
@@ -383,6 +405,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(GemmCreate_HostWithoutFunction_InvalidArgument, set_up, tear_down),
       cmocka_unit_test_setup_teardown(GemmCreate_AutoWithMissingLibrary_NotFound, set_up, tear_down),
       cmocka_unit_test_setup_teardown(GemmCreate_Environment_ReplacesNameAndItsLibrary, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(MadeOf_NamesAllAndStaysTheSame, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_F64_GoesToRefUnmeasured, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_HostDeclinesOneOfMany_EachAddedOnce, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_AutoFirstUse_MeasuresOncePerProcess, set_up, tear_down),

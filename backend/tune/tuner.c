@@ -1,4 +1,4 @@
-#include "backend/tune/tuner.h"
+#include "backend/tune/tuner_parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,17 +9,6 @@
 #include "backend/moe/cut_rows.h"
 #include "backend/moe/layer.h"
 #include "backend/moe/parcels.h"
-#include "backend/moe/plan.h"
-
-#define FNV_BASIS 0xcbf29ce484222325u
-
-static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
-  const unsigned char* p = data;
-  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
-  return hash;
-}
-
-static sluice_tuner_t* tuner_of(sluice_chooser_t* chooser) { return (sluice_tuner_t*)chooser; }
 
 /* ---- predictions ---- */
 
@@ -42,7 +31,7 @@ static int32_t experts_of_chunks(const sluice_moe_t* moe) {
   return (c->num_experts + moe->context->world_size - 1) / moe->context->world_size;
 }
 
-static sluice_workload_t work_of(const sluice_moe_t* moe) {
+sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->config;
   return (sluice_workload_t){
       .model_width = c->model_width,
@@ -91,7 +80,7 @@ static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t*
   if (tuner->is_loud && tuner->rank == 0) fprintf(stderr, "%s\n", text);
 }
 
-static void record(sluice_tuner_t* tuner, const sluice_decision_t* decision) {
+void sluice_tuner_record(sluice_tuner_t* tuner, const sluice_decision_t* decision) {
   sluice_decision_t* d = &tuner->decisions[tuner->num_decisions++ % SLUICE_TUNER_DECISIONS];
   *d = *decision;
   print_decision(tuner, d);
@@ -105,19 +94,19 @@ static sluice_racing_plan_t plan_of_pick(const sluice_search_t* search, int32_t 
 
 static void decided(void* user, const sluice_search_decision_t* decision) {
   const sluice_tuner_table_t* table = user;
-  record(table->tuner, &(sluice_decision_t){
-                           .layer = table->layer,
-                           .work = table->work,
-                           .what = *decision,
-                           .chosen = plan_of_pick(&table->search, decision->pick),
-                           .second = plan_of_pick(&table->search, decision->runner_up),
-                       });
+  sluice_tuner_record(table->tuner, &(sluice_decision_t){
+                                        .layer = table->layer,
+                                        .work = table->work,
+                                        .what = *decision,
+                                        .chosen = plan_of_pick(&table->search, decision->pick),
+                                        .second = plan_of_pick(&table->search, decision->runner_up),
+                                    });
 }
 
 /* ---- the chooser ---- */
 
 static void destroy(sluice_chooser_t* chooser) {
-  sluice_tuner_t* tuner = tuner_of(chooser);
+  sluice_tuner_t* tuner = sluice_tuner_of_chooser(chooser);
   for (sluice_tuner_table_t *t = tuner->tables, *next; t != NULL; t = next) {
     next = t->next;
     sluice_free(tuner->allocator, t, sizeof *t);
@@ -127,7 +116,7 @@ static void destroy(sluice_chooser_t* chooser) {
   sluice_free(tuner->allocator, tuner, sizeof *tuner);
 }
 
-static int may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
+int sluice_tuner_may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   if (!tuner->has_machine || moe->config.callback_experts) return 0; /* what a host's expert takes is unknown */
   return sluice_machine_check_for(&tuner->machine, moe->config.dtype, moe->context->world_size) == SLUICE_OK;
 }
@@ -135,7 +124,8 @@ static int may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
 /* Steps alone try weight gradients chunk by chunk as well, at the n that won; not where that would leave a temporary as
  * large as all gradients in f32 behind (sums of 16-bit gradients), which nobody asked for: a model or a budget may. */
 static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  return may_predict(tuner, moe) || (!moe->config.callback_experts && moe->config.dtype == SLUICE_DTYPE_F32);
+  return sluice_tuner_may_predict(tuner, moe) ||
+         (!moe->config.callback_experts && moe->config.dtype == SLUICE_DTYPE_F32);
 }
 
 /* A configured n leaves the mode alone open, and with one chunk both modes are the same. */
@@ -150,7 +140,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   if (table == NULL) return sluice_alloc_status();
   table->layer = moe->fingerprint;
   table->tuner = tuner;
-  table->work = work_of(moe);
+  table->work = sluice_tuner_work_of(moe);
   const int fixed = has_fixed_chunks(moe);
   const int32_t size = sluice_search_size_of(moe->config.num_chunks); /* that stands for any fixed n */
   const sluice_search_config_t config = {
@@ -162,7 +152,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .wgrad_mode = moe->config.wgrad_mode,
       .num_local = experts_of_chunks(moe),
       .tapers = sluice_cuts_rows(moe, 2),
-      .predict = may_predict(tuner, moe) ? predict : NULL,
+      .predict = sluice_tuner_may_predict(tuner, moe) ? predict : NULL,
       .user = table,
       .decided = decided,
   };
@@ -176,13 +166,12 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   return SLUICE_OK;
 }
 
-static void note_switch(sluice_tuner_table_t* table, sluice_seat_t* seat) {
+void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_seat_t* seat) {
   ++table->num_switches;
   seat->switched = 1u << SLUICE_FORWARD | 1u << SLUICE_BACKWARD;
 }
 
-/* Whether the report that has come is of a first pass after a switch; true once. */
-static int is_first(sluice_seat_t* seat, int32_t direction) {
+int sluice_tuner_is_first(sluice_seat_t* seat, int32_t direction) {
   int first = (int)(seat->switched >> direction & 1);
   seat->switched &= ~(1u << direction);
   return first;
@@ -191,7 +180,8 @@ static int is_first(sluice_seat_t* seat, int32_t direction) {
 static void take(sluice_tuner_table_t* table, sluice_seat_t* seat, int64_t rows) {
   int32_t why = 0, pick = sluice_search_next(&table->search, rows, &why);
   int32_t num_chunks = sluice_search_chunks(&table->search, pick);
-  if (seat->num_chunks != num_chunks || seat->wgrad_mode != sluice_pick_wgrad(pick)) note_switch(table, seat);
+  if (seat->num_chunks != num_chunks || seat->wgrad_mode != sluice_pick_wgrad(pick))
+    sluice_tuner_note_switch(table, seat);
   seat->num_chunks = num_chunks;
   seat->wgrad_mode = sluice_pick_wgrad(pick);
   seat->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
@@ -204,7 +194,7 @@ static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
 }
 
 static sluice_status_t attach(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat) {
-  sluice_tuner_t* tuner = tuner_of(chooser);
+  sluice_tuner_t* tuner = sluice_tuner_of_chooser(chooser);
   if (!has_choice(tuner, moe)) return SLUICE_OK;
   sluice_tuner_table_t* table = tuner->tables;
   while (table != NULL && table->layer != moe->fingerprint) table = table->next;
@@ -214,10 +204,8 @@ static sluice_status_t attach(sluice_chooser_t* chooser, const sluice_moe_t* moe
   return SLUICE_OK;
 }
 
-/* The pass that all ranks ran alike, if they did: ns of the slowest and rows of the fullest. Lanes: a rank that waits
- * for another counts the wait as communication, so the rank that communicates least shows what exchanges take. */
-static uint64_t slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,
-                        int64_t* out_rows, sluice_lanes_t* out_lanes) {
+uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,
+                              int64_t* out_rows, sluice_lanes_t* out_lanes) {
   const sluice_pass_report_t* first = &reports[0]->pass[direction];
   uint64_t ns = 0;
   *out_rows = 0;
@@ -240,130 +228,11 @@ static uint64_t slowest(const sluice_step_report_t* const* reports, int32_t worl
   return ns;
 }
 
-/* Whether any rank ran a training pass since the last forward. */
-static int has_trained(const sluice_step_report_t* const* reports, int32_t world_size) {
+int sluice_tuner_has_trained(const sluice_step_report_t* const* reports, int32_t world_size) {
   for (int32_t r = 0; r < world_size; ++r) {
     if (reports[r]->pass[SLUICE_FORWARD].pass_ns > 0 || reports[r]->pass[SLUICE_BACKWARD].pass_ns > 0) return 1;
   }
   return 0;
-}
-
-/* ---- plans under a budget ---- */
-
-static sluice_racing_plan_t racing_of(const sluice_plan_data_t* plan) {
-  return (sluice_racing_plan_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};
-}
-
-static int same_plan(const sluice_racing_plan_t* a, const sluice_racing_plan_t* b) {
-  return a->num_chunks == b->num_chunks && a->restore_di == b->restore_di && a->restore_m == b->restore_m &&
-         a->wgrad_mode == b->wgrad_mode;
-}
-
-static int32_t num_rivals(sluice_chooser_t* chooser, const sluice_moe_t* moe) {
-  (void)moe;
-  return tuner_of(chooser)->mode == SLUICE_TUNER_MODEL ? 1 : SLUICE_PLAN_RIVALS;
-}
-
-static int32_t is_pinned(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  const sluice_tuner_t* tuner = tuner_of(chooser);
-  const sluice_racing_plan_t wanted = racing_of(plan);
-  for (int32_t i = 0; i < tuner->num_imports; ++i) {
-    const sluice_import_t* import = &tuner->imports[i];
-    if (import->layer == moe->fingerprint && same_plan(&import->plan, &wanted)) return 1;
-  }
-  return 0;
-}
-
-static int has_import(const sluice_tuner_t* tuner, uint64_t layer) {
-  for (int32_t i = 0; i < tuner->num_imports; ++i) {
-    if (tuner->imports[i].layer == layer && tuner->imports[i].plan.num_chunks > 0) return 1;
-  }
-  return 0;
-}
-
-/* Forward and backward of a plan on the tuner's machine, at `rows` received rows; 0: no machine. */
-static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe, const sluice_plan_data_t* plan,
-                           int64_t rows) {
-  if (!may_predict(tuner, moe)) return 0;
-  sluice_workload_t work = work_of(moe);
-  int64_t tokens = rows / work.top_k;
-  work.num_tokens = tokens < 1 ? 1 : tokens;
-  const sluice_choice_t choice = {plan->num_chunks,       plan->restore_di, plan->restore_m, plan->wgrad_mode, 1,
-                                  &plan->inputs.policies, plan->kept_chunks};
-  sluice_step_prediction_t p;
-  if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return 0;
-  return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
-}
-
-static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_race_t* race,
-                      int32_t why) {
-  const sluice_plan_data_t* plan = &moe->plans->plans[race->pick];
-  int32_t second = sluice_plan_race_second(race);
-  int64_t rows = race->rows > 0 ? race->rows : plan->inputs.max_tokens * table->work.top_k;
-  sluice_decision_t d = {
-      .layer = table->layer,
-      .work = table->work,
-      .what = {.rows = rows,
-               .why = why,
-               .seconds = sluice_plan_race_seconds(race, race->pick),
-               .predicted_seconds = plan_seconds(table->tuner, moe, plan, rows),
-               .runner_up = -1,
-               .runner_up_seconds = sluice_plan_race_seconds(race, second),
-               .num_raced = race->count > 1 ? race->count : 0,
-               .race_passes = race->passes},
-      .chosen = race->plans[race->pick],
-      .budget = plan->inputs.budget,
-      .kept_chunks = plan->kept_chunks,
-  };
-  for (int32_t i = 0; i < moe->plans->count; ++i) {
-    if (moe->plans->plans[i].bytes.total > d.total_bytes) d.total_bytes = moe->plans->plans[i].bytes.total;
-  }
-  if (second >= 0) d.second = race->plans[second];
-  ++table->num_plan_decisions;
-  record(table->tuner, &d);
-}
-
-/* A set that does not race is decided at once. */
-static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_race_t* race) {
-  const sluice_tuner_t* tuner = table->tuner;
-  int pinned = has_import(tuner, moe->fingerprint);
-  if (pinned && !is_pinned(&table->tuner->base, moe, &moe->plans->plans[0])) {
-    sluice_log(SLUICE_LOG_WARN, "layer %d: the imported plan does not fit this budget: another is chosen",
-               moe->config.layer_id);
-    pinned = 0;
-  }
-  if (race->count > 1) return;
-  tell_plan(table, moe, race,
-            pinned                    ? SLUICE_WHY_IMPORTED
-            : may_predict(tuner, moe) ? SLUICE_WHY_PREDICTED
-                                      : SLUICE_WHY_ONE_LEFT);
-}
-
-/* Layers with the same set share its race. */
-static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe_t* moe) {
-  sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
-  int32_t count = moe->plans->count;
-  for (int32_t i = 0; i < count; ++i) plans[i] = racing_of(&moe->plans->plans[i]);
-  uint64_t key = fnv1a(0xcbf29ce484222325u, plans, (size_t)count * sizeof *plans) | 1;
-  for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
-    if (table->races[i].key == key) return &table->races[i].race;
-  }
-  sluice_tuner_race_t* place = &table->races[table->next_race++ % SLUICE_TUNER_RACES];
-  place->key = key;
-  sluice_plan_race_start(&place->race, plans, count);
-  decide_single(table, moe, &place->race);
-  return &place->race;
-}
-
-static int32_t choose_plan(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat) {
-  (void)chooser;
-  sluice_tuner_table_t* table = seat->table;
-  sluice_plan_race_t* race = race_of(table, moe);
-  int32_t plan = sluice_plan_race_next(race);
-  if (plan != seat->plan) note_switch(table, seat);
-  seat->plan = plan;
-  seat->is_settled = race->is_settled;
-  return plan;
 }
 
 /* Two exchanges of rows a chunk: there and back. */
@@ -401,25 +270,6 @@ static void note_for_fit(const sluice_tuner_table_t* table, int32_t direction, c
   if (*fitted != NULL) sluice_fitted_add(*fitted, &pass); /* without memory nothing can be exported, no more */
 }
 
-static void agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat, const sluice_step_report_t* const* reports,
-                          int32_t world_size) {
-  if (moe->plans == NULL || moe->plan_is_given) return;
-  sluice_plan_race_t* race = race_of(seat->table, moe);
-  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
-    sluice_lanes_t lanes;
-    int64_t rows = 0;
-    uint64_t ns = slowest(reports, world_size, direction, &rows, &lanes);
-    int32_t plan = reports[0]->pass[direction].plan - 1;
-    if (ns > 0 && is_first(seat, direction)) sluice_plan_race_count_switch(race, direction, plan, rows, ns);
-    if (sluice_plan_race_observe(race, direction, plan, rows, ns)) {
-      tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
-    }
-  }
-  if (has_trained(reports, world_size) && sluice_plan_race_wait(race)) {
-    tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
-  }
-}
-
 static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
                   const sluice_step_report_t* const* reports, int32_t world_size) {
   sluice_tuner_table_t* table = seat->table;
@@ -434,61 +284,36 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     int64_t pass_rows = 0;
     sluice_lanes_t lanes;
-    uint64_t ns = slowest(reports, world_size, direction, &pass_rows, &lanes);
+    uint64_t ns = sluice_tuner_slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
-    if (ns > 0 && direction == SLUICE_FORWARD) note_forward(tuner_of(chooser), moe, p->num_chunks, pass_rows, &lanes);
+    if (ns > 0 && direction == SLUICE_FORWARD)
+      note_forward(sluice_tuner_of_chooser(chooser), moe, p->num_chunks, pass_rows, &lanes);
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
     if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->num_chunks) continue;
     int32_t pick = size + SLUICE_SEARCH_SIZES * p->wgrad_mode;
-    if (is_first(seat, direction)) {
+    if (sluice_tuner_is_first(seat, direction)) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
-    } else if (may_predict(tuner_of(chooser), moe)) {
+    } else if (sluice_tuner_may_predict(sluice_tuner_of_chooser(chooser), moe)) {
       note_for_fit(table, direction, p, pass_rows, ns, &lanes);
     }
     sluice_search_observe(&table->search, direction, pick, pass_rows, ns, &lanes);
   }
   if (sluice_is_planned(moe)) {
-    agree_on_plan(moe, seat, reports, world_size);
+    sluice_tuner_agree_on_plan(moe, seat, reports, world_size);
   } else {
-    if (has_trained(reports, world_size)) sluice_search_wait(&table->search, rows);
+    if (sluice_tuner_has_trained(reports, world_size)) sluice_search_wait(&table->search, rows);
     take(table, seat, rows);
   }
 }
 
-/* Balanced routing at the plan's most tokens; a plan's slots are bounded. */
-static double price(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  const sluice_tuner_t* tuner = tuner_of(chooser);
-  if (!may_predict(tuner, moe)) return -1;
-  sluice_workload_t work = work_of(moe);
-  work.num_tokens = plan->inputs.max_tokens;
-  if (sluice_layer_ceiling(moe) > 0) work.num_tokens = (plan->worst_rows + work.top_k - 1) / work.top_k; /* padding */
-  const sluice_choice_t choice = {plan->num_chunks,       plan->restore_di, plan->restore_m, plan->wgrad_mode, 1,
-                                  &plan->inputs.policies, plan->kept_chunks};
-  sluice_step_prediction_t p;
-  if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return -1;
-  return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
-}
-
-static int32_t rates(sluice_chooser_t* chooser, const sluice_moe_t* moe, int64_t max_tokens,
-                     sluice_plan_rates_t* out_rates) {
-  sluice_tuner_table_t* table = moe->seat.table;
-  if (moe->config.callback_experts) return 0;
-  if (table->rated_tokens != max_tokens) {
-    table->rated_tokens = max_tokens;
-    table->is_rated = sluice_seen_rates(&tuner_of(chooser)->seen, moe->config.dtype, &table->rates);
-  }
-  *out_rates = table->rates;
-  return table->is_rated;
-}
-
 static const sluice_chooser_vtable_t vtable = {.destroy = destroy,
                                                .attach = attach,
-                                               .price = price,
-                                               .rates = rates,
+                                               .price = sluice_tuner_price,
+                                               .rates = sluice_tuner_rates,
                                                .agree = agree,
-                                               .num_rivals = num_rivals,
-                                               .is_pinned = is_pinned,
-                                               .choose_plan = choose_plan};
+                                               .num_rivals = sluice_tuner_num_rivals,
+                                               .is_pinned = sluice_tuner_is_pinned,
+                                               .choose_plan = sluice_tuner_choose_plan};
 
 /* ---- installing ---- */
 
@@ -498,13 +323,14 @@ static int is_asked_for_decisions(void) {
 }
 
 static uint64_t hash_of_imports(const sluice_tuner_t* tuner, uint64_t hash) {
-  return tuner->num_imports > 0 ? fnv1a(hash, tuner->imports, (size_t)tuner->num_imports * sizeof *tuner->imports)
-                                : hash;
+  return tuner->num_imports > 0
+             ? sluice_tuner_hash(hash, tuner->imports, (size_t)tuner->num_imports * sizeof *tuner->imports)
+             : hash;
 }
 
 static uint64_t state_of(const sluice_tuner_t* tuner) {
-  uint64_t hash = hash_of_imports(tuner, fnv1a(FNV_BASIS, &tuner->mode, sizeof tuner->mode));
-  return tuner->has_machine ? fnv1a(hash, &tuner->machine, sizeof tuner->machine) : hash;
+  uint64_t hash = hash_of_imports(tuner, sluice_tuner_hash(SLUICE_TUNER_HASH, &tuner->mode, sizeof tuner->mode));
+  return tuner->has_machine ? sluice_tuner_hash(hash, &tuner->machine, sizeof tuner->machine) : hash;
 }
 
 static void describe(const sluice_tuner_t* tuner, char* text, size_t room) {
@@ -512,11 +338,11 @@ static void describe(const sluice_tuner_t* tuner, char* text, size_t room) {
   char machine[64] = "no machine", imports[48] = "no imported decisions";
   if (tuner->has_machine) {
     snprintf(machine, sizeof machine, "machine %.32s (%08x)", tuner->machine.name,
-             (unsigned)fnv1a(FNV_BASIS, &tuner->machine, sizeof tuner->machine));
+             (unsigned)sluice_tuner_hash(SLUICE_TUNER_HASH, &tuner->machine, sizeof tuner->machine));
   }
   if (tuner->num_imports > 0) {
     snprintf(imports, sizeof imports, "%d imported decisions (%08x)", tuner->num_imports,
-             (unsigned)hash_of_imports(tuner, FNV_BASIS));
+             (unsigned)hash_of_imports(tuner, SLUICE_TUNER_HASH));
   }
   snprintf(text, room, "mode %s, %s, %s", modes[tuner->mode], machine, imports);
 }
@@ -540,7 +366,7 @@ sluice_status_t sluice_tuner_install(sluice_context_t* context) {
 
 sluice_tuner_t* sluice_tuner_of(const sluice_context_t* context) {
   sluice_chooser_t* chooser = context->chooser;
-  return chooser != NULL && chooser->vtable == &vtable ? tuner_of(chooser) : NULL;
+  return chooser != NULL && chooser->vtable == &vtable ? sluice_tuner_of_chooser(chooser) : NULL;
 }
 
 sluice_status_t sluice_tuner_configure(sluice_tuner_t* tuner, int32_t mode, const sluice_machine_t* machine) {

@@ -1,0 +1,168 @@
+/* A tuner's plans under a budget: what they are priced by, which of a layer's set runs, and their race. */
+#include <string.h>
+
+#include "backend/base/log.h"
+#include "backend/moe/layer.h"
+#include "backend/tune/tuner_parts.h"
+
+static sluice_racing_plan_t racing_of(const sluice_plan_data_t* plan) {
+  return (sluice_racing_plan_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};
+}
+
+static int same_plan(const sluice_racing_plan_t* a, const sluice_racing_plan_t* b) {
+  return a->num_chunks == b->num_chunks && a->restore_di == b->restore_di && a->restore_m == b->restore_m &&
+         a->wgrad_mode == b->wgrad_mode;
+}
+
+int32_t sluice_tuner_num_rivals(sluice_chooser_t* chooser, const sluice_moe_t* moe) {
+  (void)moe;
+  return sluice_tuner_of_chooser(chooser)->mode == SLUICE_TUNER_MODEL ? 1 : SLUICE_PLAN_RIVALS;
+}
+
+int32_t sluice_tuner_is_pinned(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  const sluice_tuner_t* tuner = sluice_tuner_of_chooser(chooser);
+  const sluice_racing_plan_t wanted = racing_of(plan);
+  for (int32_t i = 0; i < tuner->num_imports; ++i) {
+    const sluice_import_t* import = &tuner->imports[i];
+    if (import->layer == moe->fingerprint && same_plan(&import->plan, &wanted)) return 1;
+  }
+  return 0;
+}
+
+static int has_import(const sluice_tuner_t* tuner, uint64_t layer) {
+  for (int32_t i = 0; i < tuner->num_imports; ++i) {
+    if (tuner->imports[i].layer == layer && tuner->imports[i].plan.num_chunks > 0) return 1;
+  }
+  return 0;
+}
+
+/* Forward and backward of a plan on the tuner's machine, at `rows` received rows; 0: no machine. */
+static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+                           int64_t rows) {
+  if (!sluice_tuner_may_predict(tuner, moe)) return 0;
+  sluice_workload_t work = sluice_tuner_work_of(moe);
+  int64_t tokens = rows / work.top_k;
+  work.num_tokens = tokens < 1 ? 1 : tokens;
+  const sluice_choice_t choice = {plan->num_chunks,       plan->restore_di, plan->restore_m, plan->wgrad_mode, 1,
+                                  &plan->inputs.policies, plan->kept_chunks};
+  sluice_step_prediction_t p;
+  if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return 0;
+  return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
+}
+
+static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_race_t* race,
+                      int32_t why) {
+  const sluice_plan_data_t* plan = &moe->plans->plans[race->pick];
+  int32_t second = sluice_plan_race_second(race);
+  int64_t rows = race->rows > 0 ? race->rows : plan->inputs.max_tokens * table->work.top_k;
+  sluice_decision_t d = {
+      .layer = table->layer,
+      .work = table->work,
+      .what = {.rows = rows,
+               .why = why,
+               .seconds = sluice_plan_race_seconds(race, race->pick),
+               .predicted_seconds = plan_seconds(table->tuner, moe, plan, rows),
+               .runner_up = -1,
+               .runner_up_seconds = sluice_plan_race_seconds(race, second),
+               .num_raced = race->count > 1 ? race->count : 0,
+               .race_passes = race->passes},
+      .chosen = race->plans[race->pick],
+      .budget = plan->inputs.budget,
+      .kept_chunks = plan->kept_chunks,
+  };
+  for (int32_t i = 0; i < moe->plans->count; ++i) {
+    if (moe->plans->plans[i].bytes.total > d.total_bytes) d.total_bytes = moe->plans->plans[i].bytes.total;
+  }
+  if (second >= 0) d.second = race->plans[second];
+  ++table->num_plan_decisions;
+  sluice_tuner_record(table->tuner, &d);
+}
+
+/* A set that does not race is decided at once. */
+static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_race_t* race) {
+  const sluice_tuner_t* tuner = table->tuner;
+  int pinned = has_import(tuner, moe->fingerprint);
+  if (pinned && !sluice_tuner_is_pinned(&table->tuner->base, moe, &moe->plans->plans[0])) {
+    sluice_log(SLUICE_LOG_WARN, "layer %d: the imported plan does not fit this budget: another is chosen",
+               moe->config.layer_id);
+    pinned = 0;
+  }
+  if (race->count > 1) return;
+  tell_plan(table, moe, race,
+            pinned                                 ? SLUICE_WHY_IMPORTED
+            : sluice_tuner_may_predict(tuner, moe) ? SLUICE_WHY_PREDICTED
+                                                   : SLUICE_WHY_ONE_LEFT);
+}
+
+/* Layers with the same set share its race. */
+static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe_t* moe) {
+  sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
+  int32_t count = moe->plans->count;
+  for (int32_t i = 0; i < count; ++i) plans[i] = racing_of(&moe->plans->plans[i]);
+  uint64_t key = sluice_tuner_hash(SLUICE_TUNER_HASH, plans, (size_t)count * sizeof *plans) | 1;
+  for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
+    if (table->races[i].key == key) return &table->races[i].race;
+  }
+  sluice_tuner_race_t* place = &table->races[table->next_race++ % SLUICE_TUNER_RACES];
+  place->key = key;
+  sluice_plan_race_start(&place->race, plans, count);
+  decide_single(table, moe, &place->race);
+  return &place->race;
+}
+
+int32_t sluice_tuner_choose_plan(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat) {
+  (void)chooser;
+  sluice_tuner_table_t* table = seat->table;
+  sluice_plan_race_t* race = race_of(table, moe);
+  int32_t plan = sluice_plan_race_next(race);
+  if (plan != seat->plan) sluice_tuner_note_switch(table, seat);
+  seat->plan = plan;
+  seat->is_settled = race->is_settled;
+  return plan;
+}
+
+void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat,
+                                const sluice_step_report_t* const* reports, int32_t world_size) {
+  if (moe->plans == NULL || moe->plan_is_given) return;
+  sluice_plan_race_t* race = race_of(seat->table, moe);
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    sluice_lanes_t lanes;
+    int64_t rows = 0;
+    uint64_t ns = sluice_tuner_slowest(reports, world_size, direction, &rows, &lanes);
+    int32_t plan = reports[0]->pass[direction].plan - 1;
+    if (ns > 0 && sluice_tuner_is_first(seat, direction))
+      sluice_plan_race_count_switch(race, direction, plan, rows, ns);
+    if (sluice_plan_race_observe(race, direction, plan, rows, ns)) {
+      tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
+    }
+  }
+  if (sluice_tuner_has_trained(reports, world_size) && sluice_plan_race_wait(race)) {
+    tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
+  }
+}
+
+/* Balanced routing at the plan's most tokens; a plan's slots are bounded. */
+double sluice_tuner_price(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  const sluice_tuner_t* tuner = sluice_tuner_of_chooser(chooser);
+  if (!sluice_tuner_may_predict(tuner, moe)) return -1;
+  sluice_workload_t work = sluice_tuner_work_of(moe);
+  work.num_tokens = plan->inputs.max_tokens;
+  if (sluice_layer_ceiling(moe) > 0) work.num_tokens = (plan->worst_rows + work.top_k - 1) / work.top_k; /* padding */
+  const sluice_choice_t choice = {plan->num_chunks,       plan->restore_di, plan->restore_m, plan->wgrad_mode, 1,
+                                  &plan->inputs.policies, plan->kept_chunks};
+  sluice_step_prediction_t p;
+  if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return -1;
+  return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
+}
+
+int32_t sluice_tuner_rates(sluice_chooser_t* chooser, const sluice_moe_t* moe, int64_t max_tokens,
+                           sluice_plan_rates_t* out_rates) {
+  sluice_tuner_table_t* table = moe->seat.table;
+  if (moe->config.callback_experts) return 0;
+  if (table->rated_tokens != max_tokens) {
+    table->rated_tokens = max_tokens;
+    table->is_rated = sluice_seen_rates(&sluice_tuner_of_chooser(chooser)->seen, moe->config.dtype, &table->rates);
+  }
+  *out_rates = table->rates;
+  return table->is_rated;
+}

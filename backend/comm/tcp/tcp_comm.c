@@ -11,7 +11,8 @@
  *
  * A rank that leaves with nothing outstanding says so (FRAME_BYE). A connection that ends without it means that the
  * peer died, failed or aborted: that ends every wait of this rank, also one for a third rank, which may be waiting for
- * the same loss. */
+ * the same loss. Who gives up for such a reason says which rank was lost (FRAME_LOST) where a frame may stand, so that
+ * the others blame that one, and not the first whose connection they find closed. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/sockios.h>
@@ -39,11 +40,11 @@ enum { MAX_EVENTS = 64 };
 #define GRACE_NS  UINT64_C(1000000000)
 #define LINGER_NS UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
 
-enum { FRAME_DATA = 0x736c7531, FRAME_BYE = 0x736c7532 };
+enum { FRAME_DATA = 0x736c7531, FRAME_BYE = 0x736c7532, FRAME_LOST = 0x736c7533 };
 
 typedef struct frame_s {
   uint32_t kind;
-  uint32_t number; /* of the request */
+  uint32_t number; /* of the request; of FRAME_LOST the rank */
   uint64_t bytes;  /* of the payload that follows */
 } frame_t;
 
@@ -88,7 +89,8 @@ typedef struct tcp_comm_s {
   int epoll;
   int wake; /* eventfd: abort ends a wait with it */
   uint32_t next_number;
-  int32_t lost; /* the peer whose connection ended first, -1 */
+  int32_t lost;     /* the peer whose connection ended first, or that another rank has lost; -1 */
+  int32_t has_told; /* the others which it was */
   _Atomic int32_t is_aborted;
   sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
 } tcp_comm_t;
@@ -104,6 +106,13 @@ static void lose(tcp_comm_t* comm, int32_t peer, int error) {
   p->state = PEER_LOST;
   p->native_error = error;
   if (comm->lost < 0) comm->lost = peer;
+}
+
+/* The sender ends its connections next, since it has lost `culprit`. */
+static void hear_of_loss(tcp_comm_t* comm, int32_t peer, uint32_t culprit) {
+  const int is_third = culprit < (uint32_t)comm->base.world_size && culprit != (uint32_t)comm->base.rank;
+  if (comm->lost < 0 && is_third) comm->lost = (int32_t)culprit;
+  lose(comm, peer, 0);
 }
 
 static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
@@ -175,6 +184,10 @@ static void pull(tcp_comm_t* comm, int32_t peer) {
     }
     if (p->in.kind == FRAME_BYE) {
       p->state = PEER_LEFT;
+      return;
+    }
+    if (p->in.kind == FRAME_LOST) {
+      hear_of_loss(comm, peer, p->in.number);
       return;
     }
     sluice_comm_request_t* request = next_request(comm, peer, 0);
@@ -266,13 +279,26 @@ static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
                             peer, (unsigned long long)p->in.bytes, comm->base.rank, p->in.number,
                             (unsigned long long)p->expected);
   }
-  const char* how = p->state == PEER_LEFT  ? "it has left"
-                    : p->native_error == 0 ? "its connection was closed"
-                                           : strerror(p->native_error);
+  const char* how = p->state == PEER_LEFT                              ? "it has left"
+                    : p->state == PEER_LIVE && peer != comm->base.rank ? "another rank lost it and said so"
+                    : p->native_error == 0                             ? "its connection was closed"
+                                                                       : strerror(p->native_error);
   return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,
                              "rank %d lost rank %d, which died or left: see its log. This communicator is broken: "
                              "destroy it and make a new one on all ranks. (tcp: %s)",
                              comm->base.rank, peer, how);
+}
+
+/* Only between frames: behind half of one it would be taken for the rest. */
+static void tell_of_loss(tcp_comm_t* comm, int32_t culprit) {
+  const frame_t frame = {.kind = FRAME_LOST, .number = (uint32_t)culprit};
+  if (comm->has_told || culprit == comm->base.rank) return;
+  comm->has_told = 1;
+  for (int32_t r = 0; r < comm->base.world_size; ++r) {
+    const tcp_peer_t* p = &comm->peers[r];
+    if (r == comm->base.rank || r == culprit || p->state != PEER_LIVE || p->out_used > 0) continue;
+    (void)send(comm->sockets[r], &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT); /* or it sees the end alone */
+  }
 }
 
 /* OK while nothing stands against the request. */
@@ -281,9 +307,14 @@ static sluice_status_t check(tcp_comm_t* comm, const sluice_comm_request_t* requ
     return SLUICE_FAIL_PEER(SLUICE_E_ABORTED, comm->base.rank, -1, "rank %d: the tcp communicator was aborted",
                             comm->base.rank);
   }
-  if (comm->lost >= 0) return fail_lost(comm, comm->lost);
+  if (comm->lost >= 0) {
+    tell_of_loss(comm, comm->lost);
+    return fail_lost(comm, comm->lost);
+  }
   const int32_t left = find_peer(comm, request, PEER_LEFT);
-  return left < 0 ? SLUICE_OK : fail_lost(comm, left);
+  if (left < 0) return SLUICE_OK;
+  tell_of_loss(comm, left);
+  return fail_lost(comm, left);
 }
 
 static sluice_status_t tcp_wait(sluice_comm_t* base, sluice_comm_request_t* request, uint64_t deadline_ns,

@@ -99,7 +99,37 @@ static void exchange_once(rank_t* me) {
   me->status = sluice_comm_exchange_start(me->comm, &exchange, &request);
   if (me->status == SLUICE_OK) me->status = sluice_comm_exchange_wait(me->comm, request, NULL);
   for (int32_t r = 0; r < WORLD; ++r) {
-    if (r != me->rank && in[r] != (uint64_t)r + 7) me->status = SLUICE_E_INTERNAL;
+    if (r != me->rank && me->status == SLUICE_OK && in[r] != (uint64_t)r + 7) me->status = SLUICE_E_INTERNAL;
+  }
+  if (me->status != SLUICE_OK) sluice_error_last(&me->why);
+}
+
+static void meet(const rank_t* me) {
+  int64_t one = 1;
+  (void)sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "a meeting of the test");
+}
+
+static void last_dies_and_second_gives_up(rank_t* me) {
+  if (me->rank == 2) sluice_comm_abort(me->comm); /* without a farewell */
+  meet(me);
+  if (me->rank == 1) {
+    exchange_once(me);
+    sluice_comm_destroy(me->comm);
+    me->comm = NULL;
+  }
+  meet(me);
+  if (me->rank == 0) exchange_once(me);
+}
+
+/* By then the first rank finds both connections ended, that of the survivor first. */
+static void loss_that_another_noticed(void** state) {
+  (void)state;
+  rank_t ranks[WORLD];
+  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (rank_t){.then = last_dies_and_second_gives_up};
+  run(ranks);
+  for (int32_t r = 0; r < 2; ++r) {
+    assert_int_equal(ranks[r].status, SLUICE_E_PEER_LOST);
+    if (ranks[r].why.peer != 2) fail_msg("rank %d blames rank %d: %s", r, ranks[r].why.peer, ranks[r].why.message);
   }
 }
 
@@ -214,6 +244,7 @@ int main(void) {
   static const struct CMUnitTest tests[] = {
       {"TcpCreate_OneRankWithoutInterface_FailsOnAllAndTheParentWorksOn", one_without_interface},
       {"TcpCreate_NamedInterface_IsUsed", named_interface},
+      {"TcpWait_AnotherGaveUpForALostRank_BlamesTheLostOne", loss_that_another_noticed},
       {"TcpCreate_StrangersConnect_AreShownTheDoor", strangers},
       {"TcpCreate_BadArguments_AreRefused", bad_arguments},
       {"TcpCard_Targets_AreLoopbackWhereThePlaceIsTheSame", targets},

@@ -7,6 +7,7 @@ from typing import Any
 LEAST_OF_ROOFLINE = 0.75
 MOST_PEAK = {"fresh": 1.25, "kept": 2.25}  # of a backward over what is resident, in units of all gradients
 MOST_SAVED = 0.5  # of grouped_mm's
+MOST_OVERHEAD_US = 30  # of a call without gradients, over its products
 _FINE_GRAINED = {"float32": 1.5, "bfloat16": 2.5}
 LEAST_SPEEDUP = {  # over grouped_mm
     "mixtral": {"float32": 1.2, "bfloat16": 1.5},
@@ -40,11 +41,24 @@ def missed(cell: dict[str, Any]) -> list[str]:
     return said
 
 
-def verdicts(cells: list[dict[str, Any]]) -> tuple[list[str], bool]:
+def missed_by_decode(key: str, cells: dict[str, Any]) -> list[str]:
+    """The same of the calls without gradients of a shape. What a call takes at widths of 16 is all counted as overhead,
+    products of that size and transformers' own part of the call too."""
+    said = []
+    for tokens, cell in cells.items():
+        took = cell["sluice"]["overhead_us"]
+        if took > MOST_OVERHEAD_US:
+            said.append(f"missed: {key}, decode T {tokens}: {took:.0f} us at width 16, at most {MOST_OVERHEAD_US}")
+    return said
+
+
+def verdicts(cells: list[dict[str, Any]], decode: dict[str, Any] | None = None) -> tuple[list[str], bool]:
     """A line for each cell that misses something, and whether none does."""
     lines = []
     for cell in cells:
         name = f"{cell['shape']} T {cell['tokens']} {cell['dtype']} {cell['threads']} threads"
         name += f", gradients {cell['gradients']}"
         lines += [f"missed: {name}: {text}" for text in missed(cell)]
+    for key, calls in (decode or {}).items():
+        lines += missed_by_decode(key, calls)
     return lines or [f"all {len(cells)} cells keep the marks"], bool(cells) and not lines

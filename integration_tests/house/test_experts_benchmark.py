@@ -62,6 +62,14 @@ def test_Experts_Nothing_KeepsNothing() -> None:
     assert not experts_marks.verdicts([])[1]
 
 
+def test_Experts_Decode_SlowCalls_AreNamed() -> None:
+    calls = {tokens: {"sluice": {"overhead_us": took}} for tokens, took in (("1", 30.0), ("8", 31.4))}
+    lines, good = experts_marks.verdicts([_cell()], {"qwen3 bfloat16 1 threads": calls})
+    assert (lines, good) == (["missed: qwen3 bfloat16 1 threads, decode T 8: 31 us at width 16, at most 30"], False)
+    del calls["8"]
+    assert experts_marks.verdicts([_cell()], {"qwen3 bfloat16 1 threads": calls})[1]
+
+
 def _line(median: float, q3: float, comm: float) -> dict[str, Any]:
     gain = {"q1": 1.0, "median": median, "q3": q3}
     return {"name": "qwen3", "dtype": "float32", "link": "1gbit", "comm_s": comm, "compute_s": 1.0, "speedup": gain}

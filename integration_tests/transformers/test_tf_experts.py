@@ -131,6 +131,24 @@ def test_Dtypes_16Bit_WithinTheirRounding(dtype: torch.dtype, tokens: int) -> No
     check(make(), rows(MODEL, 6, tokens, 2), dtype)
 
 
+def test_Sums_OfBf16OverManyRows_AreInF32() -> None:
+    """A bias gradient over 512 rows. A sum in bf16, as transformers' grouped_mm has it, would be seen."""
+    module, given = make("gpt_oss", experts=4).bfloat16(), rows(MODEL, 4, 1024, 2)
+    wanted = tf_compare.reference(module, given, torch.bfloat16).values["down_proj_bias"]
+    found = tf_compare.run(module, given, torch.bfloat16).values["down_proj_bias"]
+    most = 2**-8  # of the largest: each row is rounded once, and the sum
+
+    def off(sums: torch.Tensor) -> float:
+        return float((sums.double() - wanted).abs().max() / wanted.abs().max())
+
+    shorts = torch.zeros_like(found)
+    for ids, weights, grad in zip(given.ids, given.weights, given.grad.bfloat16()):
+        for expert, weight in zip(ids, weights):
+            shorts[expert] += (weight * grad).bfloat16()
+    assert off(shorts) > 2 * most, "these rows cannot tell"
+    assert off(found) <= most, off(found)
+
+
 def test_RouteWeights_InTheModelsDtype_GetTheirGradient() -> None:
     module, given = make(), rows(MODEL, 6, 20, 2)
     weights = given.weights.bfloat16().requires_grad_()

@@ -150,6 +150,21 @@ def test_TwoRanks_TwentySteps_LossesOfAllToAll(
             assert 0 < found["stats"]["peak_bytes"] <= 12 << 20
 
 
+def test_TwoRanks_Trainer_LossesOfAllToAllAndWholeWhenSaved(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
+    """A batch for each rank: accelerate refuses a model split by tensor parallelism on a CPU."""
+    found = {}
+    for experts, transport in (("grouped_mm", "all_to_all"), ("sluice", "sluice")):
+        case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "folder": str(tmp_path / transport)}
+        found[transport] = ranks.run("tf_ep_jobs:trainer", experts=experts, transport=transport, **case)
+    for stock, mine in zip(found["all_to_all"], found["sluice"]):
+        assert stock["passes"] == 0 and mine["passes"] > 0
+        assert len(mine["losses"]) == 4 and mine["losses"] == pytest.approx(stock["losses"], rel=1e-4)
+        assert len(mine["evaluated"]) == 2 and mine["evaluated"] == pytest.approx(stock["evaluated"], rel=1e-4)
+        assert mine["evaluated"][0] != mine["evaluated"][1], "nothing was learnt"
+        assert mine["mine"] == pytest.approx(stock["mine"], rel=1e-4)
+        assert mine["saved"] == pytest.approx(mine["mine"], rel=1e-5)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("experts", ["sluice", "grouped_mm"])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
@@ -165,6 +180,29 @@ def test_FourRanks_MixedTpAndFsdp_AsUnsplit(saved: Any, kind: str, experts: str)
     for rank, worst in enumerate(found):
         for name, gap in worst.items():
             assert gap < 2e-5, (rank, name, gap)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{}, {"memory_budget": "1GiB"}], ids=str)
+def test_FourRanks_MixedDeduplicated_AsUnsplitWithFewerBytes(saved: Any, options: dict[str, Any]) -> None:
+    ranks = TransformersRanks(4)
+    try:
+        found = ranks.run(
+            "tf_models:ep_deduplicated",
+            deadline=250,
+            kind="deepseek_v3",
+            path=saved("deepseek_v3"),
+            experts="sluice",
+            layout={"tp_size": 2, "fsdp_size": 2},
+            options=options,
+        )
+    finally:
+        ranks.stop()
+    for rank, result in enumerate(found):
+        for name, gap in result["worst"].items():
+            assert gap < 2e-5, (rank, name, gap)
+    without, with_it = (sum(result["sent"][on] for result in found) for on in (0, 1))
+    assert 0 < with_it < 0.9 * without, (without, with_it)  # four experts of a token in groups of four, on two ranks
 
 
 def test_TwoRanks_FirstCallRefusedOnOne_BothAreToldAndGoOn(ranks: Ranks, saved: Any) -> None:

@@ -5,6 +5,7 @@ Called on every rank.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import sluice
@@ -133,6 +134,55 @@ def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: in
         return {"losses": found, "stats": sluice.stats(model.model.layers[-1].mlp.experts)}
     finally:
         sluice.configure()
+
+
+def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transport: str) -> dict[str, Any]:
+    """transformers' Trainer over a split model, with accumulation, evaluation and checkpointing; what it saved at the
+    end, loaded whole, has the trained model's loss."""
+    from accelerate.state import AcceleratorState
+    from transformers import Trainer, TrainingArguments
+
+    os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
+    AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier Trainer of this process, of another layout
+    model = split(path, layout, experts, transport)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    data = [{"input_ids": row, "labels": row} for seed in range(8) for row in batch(seed, rows=4)]
+    arguments = TrainingArguments(
+        output_dir=folder,
+        max_steps=4,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        seed=0,
+        disable_tqdm=True,
+    )
+    running = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:8])
+    running.train()
+    history = running.state.log_history
+    running.save_model(folder)
+    dist.barrier()
+    model.eval()
+    with torch.no_grad():
+        mine = float(model(input_ids=batch(3), labels=batch(3)).loss)
+        whole = AutoModelForCausalLM.from_pretrained(
+            folder, experts_implementation="eager", attn_implementation="eager"
+        )
+        saved = float(whole.eval()(input_ids=batch(3), labels=batch(3)).loss)
+    return {
+        "losses": [float(entry["loss"]) for entry in history if "loss" in entry],
+        "evaluated": [float(entry["eval_loss"]) for entry in history if "eval_loss" in entry],
+        "mine": mine,
+        "saved": saved,
+        "passes": sluice.stats(model.model.layers[-1].mlp.experts)["num_passes"] if transport == "sluice" else 0,
+    }
 
 
 def _losses(model: Any, layout: dict[str, int], steps: int) -> list[float]:

@@ -19,6 +19,7 @@
 SLUICE_FN int sluice_lane() { return (int)(threadIdx.x & 31u); }
 
 #define SLUICE_LANES(lane) for (int lane = sluice_lane(), sluice_once = 1; sluice_once; sluice_once = 0)
+#define SLUICE_UNROLL      _Pragma("unroll") /* before a loop over arrays that shall be registers */
 
 template <typename T>
 struct per_lane {
@@ -66,6 +67,7 @@ SLUICE_FN int bits_set(uint32_t x) { return __popc(x); }
 #define SLUICE_MEMBER inline
 
 #define SLUICE_LANES(lane) for (int lane = 0; lane < 32; ++lane)
+#define SLUICE_UNROLL
 
 template <typename T>
 struct per_lane {

@@ -21,7 +21,12 @@ SLUICE_FN void dot_rows(const sluice_dot_args_t& a, int64_t i) {
 }
 SLUICE_KERNELS_BY_DTYPE(dot_rows, sluice_dot_args_t)
 
-/* out[j] (+)= sum over i, in order, of weight[i] * data[i, j]: a lane per column. */
+enum { ROWS_AT_ONCE = 32 };
+
+/* out[j] (+)= sum over i, in order, of weight[i] * data[i, j]: a lane per column. Two stages for each batch of rows:
+ * their loads, which wait for memory once and all together, and then their sum. The order stays that of one sum over
+ * all rows, so that sums in pieces, with rows of zeros between (ceilings) or on a CPU have its bits; partial sums side
+ * by side would not. */
 template <typename E>
 SLUICE_FN void sum_columns(const sluice_column_sum_args_t& a, int64_t unit) {
   typedef typename E::value value;
@@ -30,9 +35,19 @@ SLUICE_FN void sum_columns(const sluice_column_sum_args_t& a, int64_t unit) {
     if (j < a.width) {
       value sum = 0;
       if (a.accumulate) sum = a.out_f32 ? (value)((const float*)a.out)[j] : load<E>(a.out, j);
-      for (int64_t i = 0; i < a.rows; ++i) {
-        const value w = a.weight == NULL ? (value)1 : (value)a.weight[i];
-        sum += w * load<E>(a.data, i * a.data_stride + j);
+      for (int64_t first = 0; first < a.rows; first += ROWS_AT_ONCE) {
+        const int count = a.rows - first < ROWS_AT_ONCE ? (int)(a.rows - first) : ROWS_AT_ONCE;
+        value x[ROWS_AT_ONCE], w[ROWS_AT_ONCE];
+        SLUICE_UNROLL
+        for (int i = 0; i < ROWS_AT_ONCE; ++i) {
+          const bool is_row = i < count;
+          x[i] = is_row ? load<E>(a.data, (first + i) * a.data_stride + j) : (value)0;
+          w[i] = is_row && a.weight != NULL ? (value)a.weight[first + i] : (value)1;
+        }
+        SLUICE_UNROLL
+        for (int i = 0; i < ROWS_AT_ONCE; ++i) {
+          if (i < count) sum += w[i] * x[i];
+        }
       }
       if (a.out_f32) {
         ((float*)a.out)[j] = (float)sum;

@@ -200,6 +200,14 @@ static void SumColumns_Any_SameBits(void** state) {
   (void)state;
   sweep(columns_case);
 }
+/* Whole batches of rows, one less, one more: the order of the sum is that of all rows. */
+static void SumColumns_BatchesAndTheirEnds_SameBits(void** state) {
+  (void)state;
+  static const int64_t rows[] = {31, 32, 33, 63, 64, 65, 1000};
+  for (int d = 0; d < 4; ++d) {
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r) columns_case(DTYPES[d], rows[r], 37);
+  }
+}
 
 static void round_case(int32_t dtype, int64_t rows, int64_t width) {
   buffer_t sums = random_buffer(SLUICE_DTYPE_F32, rows * width);
@@ -406,6 +414,7 @@ int main(void) {
       CASE(AddBias_Any_SameBits),
       CASE(DotRows_Any_SameBits),
       CASE(SumColumns_Any_SameBits),
+      CASE(SumColumns_BatchesAndTheirEnds_SameBits),
       CASE(RoundRows_Any_SameBits),
       CASE(ActivationForward_Any_CloseAndPreSameBits),
       CASE(ActivationBackward_Any_Close),

@@ -24,7 +24,7 @@ def text(*path):
 def shipped_files():
     for top in SHIPPED:
         for folder, folders, names in os.walk(os.path.join(ROOT, top)):
-            folders[:] = [name for name in folders if name not in ("test", "__pycache__")]
+            folders[:] = [name for name in folders if name not in ("test", "fake", "__pycache__")]
             yield from (os.path.join(folder, name) for name in names if name.endswith((".c", ".h", ".cpp", ".py")))
 
 

@@ -3,8 +3,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "backend/comm/nccl/fake/fake_nccl_files.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
+
+#define UNLIKE_SIDES "one side of a message is registered, the other is not"
 
 enum { MAX_RANKS = 8, MAX_OPS = 32, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 
@@ -21,6 +25,9 @@ typedef struct group_s {
   int num_ranks, references;
   struct fake_comm_s* comms[MAX_RANKS];
   int gone[MAX_RANKS];                    /* aborted or destroyed */
+  int is_own[MAX_RANKS];                  /* joined in this process */
+  int64_t sent[MAX_RANKS];                /* messages to ranks of other processes */
+  int64_t got[MAX_RANKS];                 /* and from them */
   message_t* sends[MAX_RANKS][MAX_RANKS]; /* [from][to], waiting for the other side, oldest first */
   message_t* recvs[MAX_RANKS][MAX_RANKS];
 } group_t;
@@ -92,7 +99,12 @@ static int planned(void) {
   return state.fail_code;
 }
 
+/* Ranks that are processes have no test beside them that asks. */
 static void breaks(const char* rule) {
+  if (sluice_fake_nccl_has_folder()) {
+    fprintf(stderr, "fake nccl: %s\n", rule);
+    abort();
+  }
   if (state.num_broken++ == 0) snprintf(state.broken, sizeof state.broken, "%s", rule);
 }
 
@@ -193,7 +205,12 @@ static int join(void** out_comm, int num_ranks, uint64_t id, int rank) {
   *comm = (fake_comm_t){.group = group, .rank = rank, .references = 1};
   ++group->references;
   group->comms[rank] = comm;
+  group->is_own[rank] = 1;
   ++state.live;
+  if (sluice_fake_nccl_has_folder()) {
+    sluice_fake_nccl_note(id, rank, SLUICE_FAKE_HERE);
+    sluice_fake_cuda_look_again(); /* what others do wakes nobody here */
+  }
   *out_comm = comm;
   return SLUICE_NCCL_IN_PROGRESS;
 }
@@ -213,7 +230,9 @@ static int fake_unique_id(sluice_nccl_id_t* out_id) {
   sluice_fake_cuda_lock();
   int code = planned();
   memset(out_id, 0, sizeof *out_id);
-  if (code == 0) memcpy(out_id->internal, &state.next_id, sizeof state.next_id);
+  /* Of no other process that shares the folder. */
+  const uint64_t id = sluice_fake_nccl_has_folder() ? state.next_id | (uint64_t)getpid() << 32 : state.next_id;
+  if (code == 0) memcpy(out_id->internal, &id, sizeof id);
   ++state.next_id;
   sluice_fake_cuda_unlock();
   return code;
@@ -232,6 +251,15 @@ static int fake_init(void** out_comm, int num_ranks, sluice_nccl_id_t id, int ra
   sluice_fake_cuda_unlock();
   return code;
 }
+/* Ranks of other processes have left notes instead. */
+static int has_come(const group_t* group, int rank) {
+  if (group->comms[rank] != NULL || group->gone[rank]) return 1;
+  return sluice_fake_nccl_has_folder() && sluice_fake_nccl_is_noted(group->id, rank, SLUICE_FAKE_HERE);
+}
+static int has_gone(const group_t* group, int rank) {
+  if (group->is_own[rank] || !sluice_fake_nccl_has_folder()) return group->gone[rank];
+  return sluice_fake_nccl_is_noted(group->id, rank, SLUICE_FAKE_GONE);
+}
 /* All ranks of one colour: a group named after parent and colour. Keys are ranks; the colours' sizes must be equal to
  * how many ranks will come, which the test says by splitting everything into one colour or into pairs. */
 static int fake_split(void* parent, int color, int key, void** out_comm, sluice_nccl_config_t* config) {
@@ -247,7 +275,7 @@ static int fake_split(void* parent, int color, int key, void** out_comm, sluice_
 
 static int is_waiting_for_gone(const fake_comm_t* comm) {
   for (int r = 0; r < comm->group->num_ranks; ++r) {
-    if (comm->group->gone[r] && (comm->outstanding[r] > 0)) return 1;
+    if (comm->outstanding[r] > 0 && has_gone(comm->group, r)) return 1;
   }
   return 0;
 }
@@ -258,7 +286,7 @@ static int fake_async(void* handle, int* out_error) {
   int code = planned();
   sluice_fake_cuda_pump();
   for (int r = 0; r < comm->group->num_ranks; ++r) {
-    if (comm->group->comms[r] == NULL && !comm->group->gone[r]) *out_error = SLUICE_NCCL_IN_PROGRESS;
+    if (!has_come(comm->group, r)) *out_error = SLUICE_NCCL_IN_PROGRESS;
   }
   if (is_waiting_for_gone(comm)) *out_error = SLUICE_NCCL_REMOTE_ERROR;
   sluice_fake_cuda_unlock();
@@ -269,6 +297,7 @@ static void end_comm(fake_comm_t* comm) {
   comm->ended = 1;
   comm->group->gone[comm->rank] = 1; /* who waits for it from now on waits in vain */
   comm->group->comms[comm->rank] = NULL;
+  if (sluice_fake_nccl_has_folder()) sluice_fake_nccl_note(comm->group->id, comm->rank, SLUICE_FAKE_GONE);
   --state.live;
   drop_registrations(comm, NULL);
   sluice_fake_cuda_pump(); /* its own operations end */
@@ -314,12 +343,33 @@ static void take_out(message_t** list, const message_t* message) {
   }
 }
 
+/* One of the two ranks is in another process: what is sent is over at once. */
+static void match_by_file(group_t* group, int from, int to) {
+  for (message_t* s = group->sends[from][to]; s != NULL; s = group->sends[from][to] = s->next) {
+    const sluice_fake_letter_t letter = {group->id, from, to, group->sent[to]++, s->is_registered};
+    sluice_fake_nccl_post(&letter, s->data, s->bytes);
+    s->done = 1;
+  }
+  for (message_t* r = group->recvs[from][to]; r != NULL; r = group->recvs[from][to] = r->next) {
+    sluice_fake_letter_t letter = {group->id, from, to, group->got[from], 0};
+    if (!sluice_fake_nccl_collect(&letter, r->data, r->bytes)) return;
+    ++group->got[from];
+    if (letter.is_registered != r->is_registered) breaks(UNLIKE_SIDES);
+    state.num_registered += letter.is_registered && r->is_registered;
+    r->done = 1;
+  }
+}
+
 static void match(group_t* group, int from, int to) {
+  if (sluice_fake_nccl_has_folder() && !(group->is_own[from] && group->is_own[to])) {
+    match_by_file(group, from, to);
+    return;
+  }
   for (;;) {
     message_t *s = group->sends[from][to], *r = group->recvs[from][to];
     if (s == NULL || r == NULL || s->bytes != r->bytes) return;
     memcpy(r->data, s->data, s->bytes);
-    if (s->is_registered != r->is_registered) breaks("one side of a message is registered, the other is not");
+    if (s->is_registered != r->is_registered) breaks(UNLIKE_SIDES);
     state.num_registered += s->is_registered && r->is_registered;
     s->done = r->done = 1;
     group->sends[from][to] = s->next;

@@ -1,4 +1,5 @@
-/* An NCCL whose ranks are threads of one process, on the fake CUDA driver's streams: for tests.
+/* An NCCL whose ranks are threads of one process, on the fake CUDA driver's streams: for tests. Where
+ * SLUICE_FAKE_NCCL_FOLDER names a folder, its ranks may be processes that share it, and messages are files there.
  *
  * A group of sends and receives is one operation of its stream: it moves bytes only when both sides have come to it,
  * and ends when all of its messages have. A communicator is IN_PROGRESS until all its ranks exist. When a rank aborts

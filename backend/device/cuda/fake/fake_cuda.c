@@ -1,10 +1,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "backend/device/cuda/fake/fake_world.h"
 
-enum { MAX_CONTEXT_DEPTH = 16 };
+enum { MAX_CONTEXT_DEPTH = 16, LOOK_AGAIN_NS = 1000000 };
 
 sluice_fake_world_t sluice_fake_world;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -34,7 +35,20 @@ int sluice_fake_simple(void) {
   return code;
 }
 
-void sluice_fake_sleep(void) { pthread_cond_wait(&progress, &mutex); }
+static int looks_again;
+void sluice_fake_cuda_look_again(void) { looks_again = 1; }
+
+void sluice_fake_sleep(void) {
+  struct timespec until;
+  if (!looks_again) {
+    pthread_cond_wait(&progress, &mutex);
+    return;
+  }
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += LOOK_AGAIN_NS;
+  if (until.tv_nsec >= 1000000000) ++until.tv_sec, until.tv_nsec -= 1000000000;
+  pthread_cond_timedwait(&progress, &mutex, &until);
+}
 
 int32_t sluice_fake_current_device(void) { return depth == 0 ? -1 : (int32_t)((char*)current[depth - 1] - contexts); }
 void* sluice_fake_context_of(int32_t ordinal) { return &contexts[ordinal]; }
@@ -134,10 +148,11 @@ sluice_cuda_image_t sluice_fake_cuda_image(void) {
 void sluice_fake_cuda_reset(void) {
   sluice_fake_cuda_lock();
   for (int i = 0; i < MAX_STREAMS; ++i) sluice_fake_end_stream(&sluice_fake_world.streams[i]);
-  for (int i = 0; i < MAX_BLOCKS; ++i) {
+  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
     if (!sluice_fake_world.blocks[i].is_registered) free(sluice_fake_world.blocks[i].data);
   }
   free(sluice_fake_world.accesses);
+  free(sluice_fake_world.clocks);
   memset(&sluice_fake_world, 0, sizeof sluice_fake_world);
   sluice_fake_world.version = 13000;
   sluice_fake_world.numa_node = -1;
@@ -187,7 +202,7 @@ int64_t sluice_fake_cuda_live(char* out, size_t out_bytes) {
   sluice_fake_cuda_lock();
   for (int i = 0; i < MAX_STREAMS; ++i)
     streams += sluice_fake_world.streams[i].live && !sluice_fake_world.streams[i].is_hosts;
-  for (int i = 0; i < MAX_BLOCKS; ++i)
+  for (int i = 0; i < sluice_fake_world.num_places; ++i)
     blocks += sluice_fake_world.blocks[i].data != NULL && !sluice_fake_world.blocks[i].is_hosts;
   snprintf(out, out_bytes, "%lld streams, %lld events, %lld libraries, %lld contexts, %lld blocks, depth %d",
            (long long)streams, (long long)sluice_fake_world.num_events, (long long)sluice_fake_world.num_libraries,

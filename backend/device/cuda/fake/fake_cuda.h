@@ -94,6 +94,8 @@ void sluice_fake_cuda_enqueue(void* stream, const sluice_fake_op_t* op);
 void sluice_fake_cuda_lock(void);
 void sluice_fake_cuda_unlock(void);
 void sluice_fake_cuda_pump(void); /* locked: runs what can run */
+/* From now on who sleeps under the lock looks every so often whether something has moved: other processes do. */
+void sluice_fake_cuda_look_again(void);
 /* Locked: memory of the calling thread's device for a library's own allocator; the driver's code. free does not wait.
  */
 int sluice_fake_cuda_allocate(uint64_t bytes, void** out_data);

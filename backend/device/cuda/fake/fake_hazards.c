@@ -6,26 +6,47 @@
 
 #include "backend/device/cuda/fake/fake_world.h"
 
+static void* grown(void* list, int64_t count, int64_t* room, size_t bytes) {
+  if (count < *room) return list;
+  *room = *room == 0 ? 256 : 2 * *room;
+  list = realloc(list, (size_t)*room * bytes);
+  assert(list != NULL);
+  return list;
+}
+
+static int64_t add_clock(const sluice_fake_moment_t* moment) {
+  sluice_fake_world_t* w = &sluice_fake_world;
+  w->clocks = grown(w->clocks, w->num_clocks, &w->room_clocks, sizeof *w->clocks);
+  memcpy(w->clocks[w->num_clocks].at, moment->clock, sizeof moment->clock);
+  return w->num_clocks++;
+}
+
+/* Rows that lie one behind the other are one access. */
 void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write) {
+  sluice_fake_world_t* w = &sluice_fake_world;
   if (bytes == 0 || data == NULL) return;
-  if (sluice_fake_world.num_accesses == sluice_fake_world.room_accesses) {
-    sluice_fake_world.room_accesses = sluice_fake_world.room_accesses == 0 ? 256 : 2 * sluice_fake_world.room_accesses;
-    sluice_fake_world.accesses = realloc(sluice_fake_world.accesses,
-                                         (size_t)sluice_fake_world.room_accesses * sizeof *sluice_fake_world.accesses);
-    assert(sluice_fake_world.accesses != NULL);
+  access_t* last = w->num_accesses > 0 ? &w->accesses[w->num_accesses - 1] : NULL;
+  if (last != NULL && (last->stream != moment->stream || last->count != moment->count)) last = NULL;
+  const int64_t block = sluice_fake_block_number(data);
+  if (last != NULL && last->is_write == is_write && last->block == block && last->data + last->bytes == data) {
+    last->bytes += bytes;
+    return;
   }
-  sluice_fake_world.accesses[sluice_fake_world.num_accesses++] = (access_t){.stream = moment->stream,
-                                                                            .is_write = is_write,
-                                                                            .count = moment->count,
-                                                                            .block = sluice_fake_block_number(data),
-                                                                            .data = data,
-                                                                            .bytes = bytes};
-  memcpy(sluice_fake_world.accesses[sluice_fake_world.num_accesses - 1].clock.at, moment->clock, sizeof moment->clock);
+  const int64_t clock = last != NULL ? last->clock : add_clock(moment);
+  w->accesses = grown(w->accesses, w->num_accesses, &w->room_accesses, sizeof *w->accesses);
+  w->accesses[w->num_accesses++] = (access_t){.stream = moment->stream,
+                                              .is_write = is_write,
+                                              .count = moment->count,
+                                              .clock = clock,
+                                              .block = block,
+                                              .data = data,
+                                              .bytes = bytes};
 }
 
 /* Whether one of the two is over before the other begins. */
 static int ordered(const access_t* a, const access_t* b) {
-  return b->clock.at[a->stream] >= a->count || a->clock.at[b->stream] >= b->count;
+  const fake_clock_t* clocks = sluice_fake_world.clocks;
+  return clocks[b->clock].at[a->stream] >= a->count || clocks[a->clock].at[b->stream] >= b->count;
 }
 
 static int by_place(const void* x, const void* y) {
@@ -59,6 +80,6 @@ int64_t sluice_fake_cuda_hazards(char* out, size_t out_bytes) {
 
 void sluice_fake_cuda_forget_accesses(void) {
   sluice_fake_cuda_lock();
-  sluice_fake_world.num_accesses = 0;
+  sluice_fake_world.num_accesses = sluice_fake_world.num_clocks = 0;
   sluice_fake_cuda_unlock();
 }

@@ -4,8 +4,10 @@
 
 #include "backend/device/cuda/fake/fake_world.h"
 
+enum { MOST_FILLED = 1 << 20 }; /* cuBLAS's workspace is 32 MiB that nobody here touches */
+
 int64_t sluice_fake_block_number(const char* data) {
-  for (int i = 0; i < MAX_BLOCKS; ++i) {
+  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
     const char* begin = sluice_fake_world.blocks[i].data;
     if (begin != NULL && data >= begin && data < begin + sluice_fake_world.blocks[i].bytes)
       return sluice_fake_world.blocks[i].number;
@@ -13,28 +15,34 @@ int64_t sluice_fake_block_number(const char* data) {
   return 0;
 }
 
+/* The first free place; NULL: there is none. */
+static block_t* free_place(void) {
+  sluice_fake_world_t* w = &sluice_fake_world;
+  int32_t i = 0;
+  while (i < w->num_places && w->blocks[i].data != NULL) ++i;
+  if (i == MAX_BLOCKS) return NULL;
+  if (i == w->num_places) ++w->num_places;
+  return &w->blocks[i];
+}
+
 static int take_block(uint64_t bytes, int32_t ordinal, void** out_data) {
   if (bytes == 0) return INVALID_VALUE;
   if (ordinal >= 0 && sluice_fake_world.used[ordinal] + bytes > sluice_fake_world.memory)
     return SLUICE_CU_OUT_OF_MEMORY;
-  for (int i = 0; i < MAX_BLOCKS; ++i) {
-    block_t* block = &sluice_fake_world.blocks[i];
-    if (block->data != NULL) continue;
-    if (posix_memalign(&block->data, 256, bytes) != 0) return SLUICE_CU_OUT_OF_MEMORY;
-    memset(block->data, 0xa5, bytes); /* what was there before */
-    block->bytes = bytes;
-    block->ordinal = ordinal;
-    block->is_hosts = block->is_registered = 0;
-    block->number = ++sluice_fake_world.num_blocks;
-    if (ordinal >= 0) sluice_fake_world.used[ordinal] += bytes;
-    *out_data = block->data;
-    return 0;
-  }
-  return SLUICE_CU_OUT_OF_MEMORY;
+  block_t* block = free_place();
+  if (block == NULL || posix_memalign(&block->data, 256, bytes) != 0) return SLUICE_CU_OUT_OF_MEMORY;
+  memset(block->data, 0xa5, bytes < MOST_FILLED ? bytes : MOST_FILLED); /* what was there before */
+  block->bytes = bytes;
+  block->ordinal = ordinal;
+  block->is_hosts = block->is_registered = 0;
+  block->number = ++sluice_fake_world.num_blocks;
+  if (ordinal >= 0) sluice_fake_world.used[ordinal] += bytes;
+  *out_data = block->data;
+  return 0;
 }
 
 static int give_block(void* data) {
-  for (int i = 0; i < MAX_BLOCKS; ++i) {
+  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
     block_t* block = &sluice_fake_world.blocks[i];
     if (data == NULL || block->data != data || block->is_registered) continue;
     sluice_fake_cuda_pump();
@@ -67,7 +75,7 @@ static int is_busy(int32_t ordinal) {
 }
 
 static int32_t ordinal_of(const void* data) {
-  for (int i = 0; i < MAX_BLOCKS; ++i) {
+  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
     if (sluice_fake_world.blocks[i].data == data) return sluice_fake_world.blocks[i].ordinal;
   }
   return -1;
@@ -142,10 +150,7 @@ int sluice_fake_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int f
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  block_t* block = NULL;
-  for (int i = 0; i < MAX_BLOCKS && code == 0 && block == NULL; ++i) {
-    if (sluice_fake_world.blocks[i].data == NULL) block = &sluice_fake_world.blocks[i];
-  }
+  block_t* block = code == 0 ? free_place() : NULL;
   if (code == 0 && block == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
   if (code == 0) {
     memset(pointer, 0xa5, bytes); /* touches it */
@@ -160,7 +165,7 @@ int sluice_fake_cuMemHostUnregister(void* pointer) {
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned(), found = INVALID_VALUE;
   if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  for (int i = 0; i < MAX_BLOCKS; ++i) {
+  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
     if (sluice_fake_world.blocks[i].data != pointer || !sluice_fake_world.blocks[i].is_registered) continue;
     sluice_fake_world.blocks[i] = (block_t){.data = NULL};
     found = 0;
@@ -172,7 +177,7 @@ int sluice_fake_cuMemHostUnregister(void* pointer) {
 int64_t sluice_fake_cuda_registered_bytes(void) {
   int64_t bytes = 0;
   sluice_fake_cuda_lock();
-  for (int i = 0; i < MAX_BLOCKS; ++i) {
+  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
     if (sluice_fake_world.blocks[i].data != NULL && sluice_fake_world.blocks[i].is_registered)
       bytes += (int64_t)sluice_fake_world.blocks[i].bytes;
   }
@@ -186,7 +191,7 @@ int sluice_fake_cuPointerGetAttribute(void* out_value, int attribute, unsigned l
   int code = sluice_fake_planned();
   if (code == 0) {
     code = INVALID_VALUE; /* as for pageable host memory */
-    for (int i = 0; i < MAX_BLOCKS; ++i) {
+    for (int i = 0; i < sluice_fake_world.num_places; ++i) {
       const block_t* block = &sluice_fake_world.blocks[i];
       const char* data = block->data;
       if (data == NULL || at < data || at >= data + block->bytes) continue;
@@ -205,7 +210,7 @@ void* sluice_fake_cuda_take(int32_t ordinal, uint64_t bytes) {
   void* data = NULL;
   sluice_fake_cuda_lock();
   int code = take_block(bytes, ordinal, &data);
-  for (int i = 0; i < MAX_BLOCKS && code == 0; ++i)
+  for (int i = 0; i < sluice_fake_world.num_places && code == 0; ++i)
     sluice_fake_world.blocks[i].is_hosts |= sluice_fake_world.blocks[i].data == data;
   sluice_fake_cuda_unlock();
   return code == 0 ? data : NULL;

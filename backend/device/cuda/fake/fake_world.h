@@ -76,7 +76,7 @@ struct sluice_fake_graph_s {
 typedef struct access_s {
   int32_t stream, is_write;
   int64_t count;
-  fake_clock_t clock;
+  int64_t clock; /* into clocks: an operation has one for all its accesses */
   int64_t block; /* number of the allocation: an address may come again */
   const char* data;
   uint64_t bytes;
@@ -110,9 +110,11 @@ typedef struct sluice_fake_world_s {
   uint64_t memory, used[SLUICE_FAKE_CUDA_DEVICES];
   fake_stream_t streams[MAX_STREAMS]; /* [0, devices): the default ones */
   block_t blocks[MAX_BLOCKS];
-  fake_clock_t host; /* what the host has waited for */
+  int32_t num_places; /* the blocks behind them have never been used */
+  fake_clock_t host;  /* what the host has waited for */
   access_t* accesses;
-  int64_t num_accesses, room_accesses, num_blocks, num_graphs;
+  fake_clock_t* clocks;
+  int64_t num_accesses, room_accesses, num_clocks, room_clocks, num_blocks, num_graphs;
   fake_kernel_t kernels[MAX_KERNELS];
   int32_t num_kernels;
 } sluice_fake_world_t;

@@ -1,0 +1,28 @@
+/* Ranks of the fake NCCL in other processes: a folder that they share, with a file for each rank that has come or gone,
+ * and one for each message. SLUICE_FAKE_NCCL_FOLDER names it; without it all ranks are threads of this process. */
+#ifndef SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_
+#define SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum sluice_fake_note_e { SLUICE_FAKE_HERE = 0, SLUICE_FAKE_GONE = 1 } sluice_fake_note_t;
+
+int sluice_fake_nccl_has_folder(void);
+void sluice_fake_nccl_note(uint64_t group, int rank, sluice_fake_note_t what);
+int sluice_fake_nccl_is_noted(uint64_t group, int rank, sluice_fake_note_t what);
+
+/* The message with this number between two ranks. */
+typedef struct sluice_fake_letter_s {
+  uint64_t group;
+  int from, to;
+  int64_t number;
+  int is_registered; /* its buffer */
+} sluice_fake_letter_t;
+
+/* Does not wait for the receiver, as NCCL may or may not. */
+void sluice_fake_nccl_post(const sluice_fake_letter_t* letter, const void* data, size_t bytes);
+/* Whether it was there, with so many bytes; then it is no more. */
+int sluice_fake_nccl_collect(sluice_fake_letter_t* letter, void* data, size_t bytes);
+
+#endif /* SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_ */

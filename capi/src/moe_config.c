@@ -96,11 +96,6 @@ static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe
           id, (long long)c->ceiling_rows);
     return SLUICE_OK;
   }
-  if (c->callback_experts) {
-    return SLUICE_FAIL(
-        SLUICE_E_UNSUPPORTED,
-        "layer %d: exchange_mode ceiling does not take callback experts, which are given real rows alone", id);
-  }
   if (c->num_chunks == 0 && context->world_size > 1) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: num_chunks is 0, chosen by Sluice, but ceiling_rows is of one chunk: give a number",

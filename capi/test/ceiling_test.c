@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "capi/test/ceiling_budgets.h"
 #include "capi/test/checks.h"
 #include "capi/test/rig.h"
 
@@ -106,6 +107,33 @@ static void Ceiling_HalvesAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
     check(&c);
     c.gemm = "native";
     check(&c);
+  }
+}
+
+/* The host's own experts get every place: rows of zeros, whose dy are zeros. */
+static void Ceiling_CallbackExperts_HaveTheBitsOfExactAndEveryPlace(void** state) {
+  (void)state;
+  for (int w = 0; w < 3; ++w) {
+    for (int p = 0; p < 3; ++p) {
+      case_t c = base_case();
+      c.world_size = RANKS[w], c.num_chunks = CHUNKS[p], c.callback_experts = 1, c.bias = 0;
+      c.restore_middle = p == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+      c.restore_input = p == 2 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
+      check(&c);
+      c.drop_every = 3, c.hot_expert = 11, c.tokens[0] = p == 1 ? 0 : c.tokens[0], c.uneven_owners = 1;
+      check(&c);
+      c.ceiling = 18;
+      result_t got;
+      world_run(&c, &got);
+      must_work(&c, &got);
+      for (int32_t r = 0; r < c.world_size; ++r) {
+        int32_t experts = 0, again = p == 0 ? 1 : 2;
+        for (int32_t e = 0; e < c.num_experts; ++e) experts += world_owner(&c, e) == r;
+        assert_int_equal(got.calls[r], experts * c.num_chunks * again);
+        if (again == 1) assert_int_equal(got.most_rows[r], experts * c.world_size * c.ceiling);
+      }
+      world_free(&got);
+    }
   }
 }
 
@@ -239,8 +267,6 @@ static void Ceiling_WhatItDoesNotTake_IsRefusedByName(void** state) {
   refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "it must be in [1, 268435455]");
   c = good, c.chunk_cut = 2;
   refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "chunk_cut is 2; known are adaptive (0) and tokens (1)");
-  c = good, c.callback_experts = 1;
-  refused(&rig, &c, SLUICE_E_UNSUPPORTED, "callback experts");
   assert_int_equal(rig_swap_layer(&rig, &good), SLUICE_OK);
   sluice_dispatch_t* dispatch = NULL;
   assert_int_equal(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
@@ -265,85 +291,23 @@ static void Ceiling_WhatItDoesNotTake_IsRefusedByName(void** state) {
 
 /* ---- under a budget -------------------------------------------------------------------------------------------- */
 
-/* All ranks alike, so that each takes exactly what was planned. */
-static case_t budget_case(int32_t world_size, int32_t bits) {
-  case_t c = base_case();
-  c.world_size = world_size, c.num_experts = 12, c.num_chunks = 1 + bits % 4, c.gated = bits & 1;
-  c.tokens[0] = c.tokens[1] = c.tokens[2] = c.tokens[3] = 40;
-  c.ceiling = 8, c.hidden_width = 64, c.model_width = 24;
-  c.outstanding = 1 + bits % 3;
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_ADAPTIVE;
-  c.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
-  c.reuse_saved = bits >> 1 & 1, c.restore = bits >> 2 & 1 && c.outstanding == 1;
-  c.dtype = bits % 5 == 4 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
-  return c;
-}
-
-/* The smallest budget that the errors of all ranks name, the same on each; 0: it ran. */
-static uint64_t smallest_budget(const case_t* c) {
-  result_t got;
-  world_run(c, &got);
-  unsigned long long least = 0, needs = 0;
-  for (int32_t r = 0; r < c->world_size && got.status[r] != SLUICE_OK; ++r) {
-    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-    const char* text = strstr(got.message[r], ") needs ");
-    if (text == NULL) fail_msg("no smallest budget in: %s", got.message[r]);
-    assert_int_equal(sscanf(text, ") needs %llu", &needs), 1);
-    assert_non_null(strstr(got.message[r], " more; raise memory_budget to that, or "));
-    assert_true(least == 0 || least == needs);
-    least = needs;
-  }
-  world_free(&got);
-  return least;
+static budget_suite_t suite_of(void) {
+  return (budget_suite_t){.base = ceiling_budget_base(), .run = world_run, .least_ranks = 1};
 }
 
 static void Budget_UnderACeiling_PeakIsWhatWasPlannedToTheByte(void** state) {
   (void)state;
-  int32_t checked = 0;
-  for (int w = 0; w < 3; ++w) {
-    for (int32_t bits = 0; bits < 16; ++bits) {
-      case_t c = budget_case(RANKS[w], bits);
-      result_t without, under;
-      const uint64_t none = c.budget;
-      c.budget = 1;
-      const uint64_t least = smallest_budget(&c);
-      assert_true(least > 1);
-      c.budget = least - 1;
-      assert_int_equal(smallest_budget(&c), least);
-      c.budget = least;
-      world_run(&c, &under);
-      must_work(&c, &under);
-      for (int32_t r = 0; r < c.world_size; ++r) {
-        if (!c.restore && under.peak_bytes[r] != least) {
-          fail_msg("W %d bits %d rank %d: peak %llu, planned %llu", c.world_size, bits, r,
-                   (unsigned long long)under.peak_bytes[r], (unsigned long long)least);
-        }
-        assert_true(under.peak_bytes[r] <= least); /* the host's own saved buffers are not rounded up */
-        checked += !c.restore;
-      }
-      /* The leanest plan computes chunk by chunk what was sent again: the outputs' bits do not depend on it. */
-      c.budget = none;
-      world_run(&c, &without);
-      must_work(&c, &without);
-      assert_true(world_identical(&c, &under, &without, 0));
-      assert_true(world_distance(&c, &under, &without) <= (c.dtype == SLUICE_DTYPE_BF16 ? 1e-2 : 5e-6));
-      for (int32_t r = 0; r < c.world_size; ++r) {
-        assert_int_equal(under.report[r].num_dropped, without.report[r].num_dropped);
-        assert_int_equal(under.bytes_sent[r] >= without.bytes_sent[r], 1);
-      }
-      world_free(&under);
-      world_free(&without);
-    }
-  }
-  printf("planned bytes were the allocator's peak on %d ranks of %d\n", checked, checked);
+  const budget_suite_t suite = suite_of();
+  ceiling_budget_peak_is_planned(&suite);
 }
 
 /* With more room a policy that keeps more is taken, and a plan says beforehand what it takes. */
 static void Budget_UnderACeiling_MoreRoomKeepsMore(void** state) {
   (void)state;
-  case_t c = budget_case(2, 3);
+  const budget_suite_t suite = suite_of();
+  case_t c = ceiling_budget_case(&suite, 2, 3);
   c.budget = 1;
-  const uint64_t least = smallest_budget(&c);
+  const uint64_t least = ceiling_budget_smallest(&suite, &c);
   uint64_t last = 0;
   for (uint64_t part = 0; part <= 8; ++part) {
     result_t got;
@@ -365,20 +329,8 @@ static void Budget_UnderACeiling_MoreRoomKeepsMore(void** state) {
 
 static void Budget_UnderACeiling_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
   (void)state;
-  for (int w = 0; w < 3; ++w) {
-    case_t c = budget_case(RANKS[w], 1);
-    c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
-    c.outstanding = 2, c.budget = 1;
-    c.budget = smallest_budget(&c);
-    c.max_outstanding = 2, c.outstanding = 3;
-    result_t got;
-    world_run(&c, &got);
-    for (int32_t r = 0; r < c.world_size; ++r) {
-      assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-      assert_non_null(strstr(got.message[r], "max_outstanding is 2"));
-    }
-    world_free(&got);
-  }
+  const budget_suite_t suite = suite_of();
+  ceiling_budget_more_outstanding_than_said(&suite);
 }
 
 static void Plan_UnderACeiling_IsHeldToItsTokensAndReplacedAlike(void** state) {
@@ -455,6 +407,7 @@ int main(void) {
       cmocka_unit_test(Ceiling_RanksChunksAndPolicies_HaveTheBitsOfExact),
       cmocka_unit_test(Ceiling_OddShapesSkewAndOwners_HaveTheBitsOfExact),
       cmocka_unit_test(Ceiling_HalvesAndOutstandingSteps_HaveTheBitsOfExact),
+      cmocka_unit_test(Ceiling_CallbackExperts_HaveTheBitsOfExactAndEveryPlace),
       cmocka_unit_test(Ceiling_BytesOnTheWire_AreThoseOfTheCeiling),
       cmocka_unit_test(Ceiling_RoutesBeyondIt_AreDroppedCountedAndReported),
       cmocka_unit_test(Ceiling_WhatItDoesNotTake_IsRefusedByName),

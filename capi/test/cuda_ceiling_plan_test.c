@@ -11,6 +11,7 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/engine.h"
+#include "capi/test/ceiling_budgets.h"
 #include "capi/test/checks.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
@@ -18,95 +19,34 @@
 /* No hazard between any two accesses, and nothing left. */
 static void run(const case_t* c, result_t* out) {
   char text[200], live[200];
-  case_t there = *c;
   fakes_open(c->world_size, 1);
-  there.machine = fakes_machine();
-  world_run(&there, out);
+  world_run(c, out);
   if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("hazard: %s", text);
   if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
 }
 
-/* All ranks alike, so that each takes exactly what was planned. */
-static case_t budget_case(int32_t world_size, int32_t bits) {
-  case_t c = world_small_case();
-  c.world_size = world_size, c.num_experts = 12, c.num_chunks = 1 + bits % 4, c.gated = bits & 1, c.bias = 1;
-  c.tokens[0] = c.tokens[1] = c.tokens[2] = c.tokens[3] = 40;
-  c.ceiling = 8, c.hidden_width = 24, c.model_width = 12;
-  c.outstanding = 1 + bits % 3;
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_ADAPTIVE;
-  c.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
-  c.reuse_saved = bits >> 1 & 1;
-  c.dtype = bits % 5 == 4 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
-  return c;
+static budget_suite_t suite_of(void) {
+  budget_suite_t suite = {.base = ceiling_budget_base(), .run = run, .least_ranks = 1, .is_slow = 1};
+  suite.base.hidden_width = 24, suite.base.model_width = 12;
+  suite.base.machine = fakes_machine();
+  return suite;
 }
-
-/* The smallest budget that the errors of all ranks name, the same on each; 0: it ran. */
-static uint64_t smallest_budget(const case_t* c) {
-  result_t got;
-  run(c, &got);
-  unsigned long long least = 0, needs = 0;
-  for (int32_t r = 0; r < c->world_size && got.status[r] != SLUICE_OK; ++r) {
-    if (got.status[r] != SLUICE_E_OVER_BUDGET) fail_msg("rank %d: %d: %s", r, got.status[r], got.message[r]);
-    const char* text = strstr(got.message[r], ") needs ");
-    if (text == NULL || sscanf(text, ") needs %llu", &needs) != 1) fail_msg("no budget in: %s", got.message[r]);
-    assert_true(least == 0 || least == needs);
-    least = needs;
-  }
-  world_free(&got);
-  return least;
-}
-
-static const int32_t RANKS[] = {1, 2, 4};
 
 static void CudaCeilingBudget_FromTheSmallestUp_PeakIsPlannedToTheByte(void** state) {
   (void)state;
-  int32_t checked = 0;
-  for (int w = 0; w < 3; ++w) {
-    for (int32_t bits = 0; bits < 6; ++bits) {
-      case_t c = budget_case(RANKS[w], bits);
-      result_t without, under;
-      run(&c, &without);
-      must_work(&c, &without);
-      c.budget = 1;
-      const uint64_t least = smallest_budget(&c);
-      assert_true(least > 1);
-      c.budget = least - 1;
-      assert_int_equal(smallest_budget(&c), least);
-      c.budget = least;
-      run(&c, &under);
-      must_work(&c, &under);
-      for (int32_t r = 0; r < c.world_size; ++r, ++checked) {
-        if (under.peak_bytes[r] != least) {
-          fail_msg("W %d bits %d rank %d: peak %llu, planned %llu", c.world_size, bits, r,
-                   (unsigned long long)under.peak_bytes[r], (unsigned long long)least);
-        }
-        assert_int_equal(under.report[r].num_dropped, without.report[r].num_dropped);
-      }
-      /* The leanest plan computes chunk by chunk what was sent again: the outputs' bits do not depend on it. */
-      assert_true(world_identical(&c, &under, &without, 0));
-      assert_true(world_distance(&c, &under, &without) <= (c.dtype == SLUICE_DTYPE_BF16 ? 1e-2 : 5e-6));
-      world_free(&under);
-      c.budget = 2 * least;
-      run(&c, &under);
-      must_work(&c, &under);
-      for (int32_t r = 0; r < c.world_size; ++r) assert_true(under.peak_bytes[r] <= c.budget);
-      assert_true(world_identical(&c, &under, &without, 0));
-      world_free(&under);
-      world_free(&without);
-    }
-  }
-  printf("planned bytes were the device allocator's peak on %d ranks of %d\n", checked, checked);
+  const budget_suite_t suite = suite_of();
+  ceiling_budget_peak_is_planned(&suite);
 }
 
 static void CudaCeilingBudget_HostWaits_NoneInForwardAndBackward(void** state) {
   (void)state;
+  const budget_suite_t suite = suite_of();
   for (int w = 0; w < 3; ++w) {
-    case_t c = budget_case(RANKS[w], 3);
+    case_t c = ceiling_budget_case(&suite, ceiling_budget_ranks[w], 3);
     result_t out;
     char live[200];
     c.budget = 1;
-    c.budget = 2 * smallest_budget(&c);
-    c.machine = fakes_machine();
+    c.budget = 2 * ceiling_budget_smallest(&suite, &c);
     fakes_open(c.world_size, 1);
     world_run(&c, &out);
     must_work(&c, &out);
@@ -123,20 +63,8 @@ static void CudaCeilingBudget_HostWaits_NoneInForwardAndBackward(void** state) {
 
 static void CudaCeilingBudget_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
   (void)state;
-  for (int w = 0; w < 2; ++w) {
-    case_t c = budget_case(RANKS[w], 1);
-    c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
-    c.outstanding = 2, c.budget = 1;
-    c.budget = smallest_budget(&c);
-    c.max_outstanding = 2, c.outstanding = 3;
-    result_t got;
-    run(&c, &got);
-    for (int32_t r = 0; r < c.world_size; ++r) {
-      assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-      assert_non_null(strstr(got.message[r], "max_outstanding is 2"));
-    }
-    world_free(&got);
-  }
+  const budget_suite_t suite = suite_of();
+  ceiling_budget_more_outstanding_than_said(&suite);
 }
 
 /* ---- capture under a plan -------------------------------------------------------------------------------------- */
@@ -192,6 +120,29 @@ static int is_same(const rig_t* rig, const void* out, const void* grad) {
          memcmp(rig->grad_tokens.memory, grad, rig->grad_tokens.bytes) == 0;
 }
 
+/* A forward and its backward, whose step is dropped. */
+static sluice_fake_graph_t* capture_round(rig_t* rig) {
+  sluice_fake_graph_t* graph = NULL;
+  sluice_step_t* step = NULL;
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  if (rig_forward(rig, &step) != SLUICE_OK) fail_msg("%s", last_message());
+  if (rig_backward(rig, step) != SLUICE_OK) fail_msg("%s", last_message());
+  sluice_step_drop(step);
+  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
+  return graph;
+}
+
+/* What a capture cannot take does not spoil it. */
+static void first_call_in_a_capture_is_refused(rig_t* rig) {
+  sluice_fake_graph_t* graph = NULL;
+  sluice_step_t* step = NULL;
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  assert_int_equal(rig_forward(rig, &step), SLUICE_E_STATE);
+  assert_non_null(strstr(last_message(), "no such forward has run outside a capture yet"));
+  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
+  sluice_fake_cuda_destroy_graph(graph);
+}
+
 /* The graph's step is one of the plan's two for good, also when it is dropped: one more fits beside it, a second is
  * refused by name before anything is enqueued, and the device's peak stays what was planned. */
 static void CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted(void** state) {
@@ -199,18 +150,13 @@ static void CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted(void** state) {
   for (int policy = 0; policy < 3; ++policy) {
     rig_t rig;
     sluice_plan_info_t info;
-    sluice_fake_graph_t* graph = NULL;
     sluice_step_t *step = NULL, *other = NULL;
     sluice_plan_t* plan = open_planned(&rig, policy, &info);
     assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
     fakes_machine()->settle(0);
     void *out = malloc(rig.out.bytes), *grad = malloc(rig.grad_tokens.bytes);
     memcpy(out, rig.out.memory, rig.out.bytes), memcpy(grad, rig.grad_tokens.memory, rig.grad_tokens.bytes);
-    sluice_fake_cuda_begin_capture(fakes_stream(0));
-    if (rig_forward(&rig, &step) != SLUICE_OK) fail_msg("policy %d: %s", policy, last_message());
-    if (rig_backward(&rig, step) != SLUICE_OK) fail_msg("policy %d: %s", policy, last_message());
-    sluice_step_drop(step);
-    assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
+    sluice_fake_graph_t* graph = capture_round(&rig);
     for (int launch = 0; launch < 3; ++launch) {
       poison(&rig);
       sluice_fake_cuda_launch_graph(graph, fakes_stream(0));
@@ -239,7 +185,7 @@ static void CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted(void** state) {
   }
 }
 
-/* A plan, and the kinds of calls, are made outside of it; what a capture cannot take does not spoil it. */
+/* A plan, and the kinds of calls, are made outside of it. */
 static void CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName(void** state) {
   (void)state;
   rig_t rig;
@@ -247,11 +193,7 @@ static void CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName(void** state)
   sluice_fake_graph_t* graph = NULL;
   sluice_step_t *step = NULL, *more = NULL;
   sluice_plan_t* plan = open_planned(&rig, 0, &info);
-  sluice_fake_cuda_begin_capture(fakes_stream(0));
-  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_STATE);
-  assert_non_null(strstr(last_message(), "no such forward has run outside a capture yet"));
-  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
-  sluice_fake_cuda_destroy_graph(graph);
+  first_call_in_a_capture_is_refused(&rig);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
   /* Two outstanding steps fit the plan, but one alone was ever made. */
   sluice_fake_cuda_begin_capture(fakes_stream(0));
@@ -276,26 +218,15 @@ static void CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName(void** state)
 static void CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName(void** state) {
   (void)state;
   rig_t rig;
-  sluice_fake_graph_t* graph = NULL;
-  sluice_step_t* step = NULL;
   sluice_moe_config_t layer = rig_config();
   layer.exchange_mode = SLUICE_EXCHANGE_CEILING, layer.ceiling_rows = 12;
   fakes_open(1, 1);
   rig_use_machine(fakes_machine(), 0);
   if (rig_open(&rig, NULL, &layer) != SLUICE_OK) fail_msg("%s", last_message());
   rig.context->memory_budget = (uint64_t)1 << 30;
-  sluice_fake_cuda_begin_capture(fakes_stream(0));
-  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_STATE);
-  assert_non_null(strstr(last_message(), "no such forward has run outside a capture yet"));
-  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
-  sluice_fake_cuda_destroy_graph(graph);
+  first_call_in_a_capture_is_refused(&rig);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
-  sluice_fake_cuda_begin_capture(fakes_stream(0));
-  if (rig_forward(&rig, &step) != SLUICE_OK) fail_msg("%s", last_message());
-  assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
-  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
-  sluice_fake_cuda_destroy_graph(graph);
-  sluice_step_drop(step);
+  sluice_fake_cuda_destroy_graph(capture_round(&rig));
   close_planned(&rig, NULL);
 }
 

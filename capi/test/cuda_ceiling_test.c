@@ -70,6 +70,20 @@ static void CudaCeiling_RanksAndChunks_HaveTheBitsOfExact(void** state) {
   }
 }
 
+static void CudaCeiling_CallbackExperts_HaveTheBitsOfExact(void** state) {
+  (void)state;
+  for (int w = 0; w < 3; ++w) {
+    for (int p = 0; p < 2; ++p) {
+      case_t c = world_small_case();
+      c.world_size = RANKS[w], c.num_chunks = CHUNKS[1 + p], c.callback_experts = 1;
+      c.restore_middle = p == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+      check(&c);
+      c.drop_every = 3, c.uneven_owners = 1, c.dtype = SLUICE_DTYPE_BF16, c.callback_waits = 1;
+      check(&c);
+    }
+  }
+}
+
 static void CudaCeiling_EveryPolicy_HasTheBitsOfExact(void** state) {
   (void)state;
   const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
@@ -381,11 +395,13 @@ static void CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode(void** st
                                  {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
                                  {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
   for (int w = 0; w < 3; ++w) {
-    for (int p = 0; p < 3; ++p) {
+    for (int i = 0; i < 5; ++i) { /* callback experts, whose work is launched again, with the first and the last */
+      const int p = i < 3 ? i : i == 3 ? 0 : 2;
       rank_t ranks[4];
       sluice_moe_config_t config = rig_config();
       config.num_chunks = CHUNKS[(w + p) % 3], config.wgrad_mode = p % 2;
       config.restore_input = policies[p][0], config.restore_middle = policies[p][1];
+      if (i >= 3) config.callback_experts = 1, config.bias = config.gated = 0;
       run_ranks(RANKS[w], &config, run_eagerly, ranks);
       config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = 12;
       run_ranks(RANKS[w], &config, capture_and_replay, ranks);
@@ -648,6 +664,7 @@ int main(void) {
   setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(CudaCeiling_RanksAndChunks_HaveTheBitsOfExact),
+      cmocka_unit_test(CudaCeiling_CallbackExperts_HaveTheBitsOfExact),
       cmocka_unit_test(CudaCeiling_EveryPolicy_HasTheBitsOfExact),
       cmocka_unit_test(CudaCeiling_OddShapesSkewAndOwners_HaveTheBitsOfExact),
       cmocka_unit_test(CudaCeiling_HalvesAndOutstandingSteps_HaveTheBitsOfExact),

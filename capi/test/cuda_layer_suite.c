@@ -228,6 +228,8 @@ static const char* ceiling(const layer_machine_t* machine, int32_t world_size) {
     c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
     CHECK(machine, &c);
   }
+  c.callback_experts = 1, c.bias = c.gated = 0, c.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  CHECK(machine, &c);
   return NULL;
 }
 

@@ -152,7 +152,9 @@ static void make_experts(held_t* h) {
   const case_t* c = h->c;
   world_make_experts(&h->params, c, c->dtype, h->ids, h->count, 0);
   world_make_experts(&h->grads, c, h->grad_dtype, h->ids, h->count, 1);
-  int64_t most = c->callback_experts ? world_tokens_before(c, c->world_size) * c->top_k : 0;
+  int64_t most = world_tokens_before(c, c->world_size) * c->top_k;
+  if (most < c->world_size * c->ceiling) most = c->world_size * c->ceiling; /* free places too */
+  if (!c->callback_experts) most = 0;
   world_make_array(&h->factors, SLUICE_DTYPE_F32, 2, h->count, most, most, 1);
   for (int64_t i = 0; i < h->count * most; ++i) ((float*)h->factors.host)[i] = (float)(h->ids[i / most] + 2);
   world_push(&h->factors);

@@ -145,8 +145,10 @@ typedef struct sluice_expert_tensors_s {
  * parameter gradients itself. A non-zero return stops the pass on all ranks with FOREIGN.
  * On CUDA x, y, dy, dx are device memory, the device's primary context is current, and a callback enqueues its work on
  * the stream that the forward or backward was called with (`user` can carry it), or joins what it enqueued elsewhere to
- * that stream before it returns: rows are there, and may be overwritten, in that stream's order. `rows` are real rows,
- * counted on the host. It need not wait for its work; it may. */
+ * that stream before it returns: rows are there, and may be overwritten, in that stream's order. It need not wait for
+ * its work; it may, outside a capture. In one its work becomes part of the graph, and no launch calls it.
+ * `rows` are those with a route; under ceilings all places of the expert, of which free ones are zeros in x and dy. So
+ * y and dx of zeros must be finite, and dy of zeros must add nothing to the host's gradients. */
 typedef struct sluice_expert_callbacks_s {
   size_t struct_size; /* sizeof, set by the caller */
   void* user;

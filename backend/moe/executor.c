@@ -11,7 +11,7 @@ static sluice_status_t run_op(sluice_pass_t* pass, int32_t index) {
   pass->times[index].begin_ns = sluice_now_ns();
   sluice_status_t status = pass->schedule->spec.direction == SLUICE_FORWARD ? sluice_run_forward_op(pass, op, index)
                                                                             : sluice_run_backward_op(pass, op, index);
-  if (status == SLUICE_OK) sluice_released_by(pass, op);
+  if (status == SLUICE_OK) status = sluice_released_by(pass, index);
   pass->times[index].end_ns = sluice_now_ns();
   return status;
 }
@@ -58,13 +58,8 @@ static void note_comm_job(sluice_comm_jobs_t* jobs, int32_t index) {
 static sluice_status_t submit(sluice_pass_t* pass, int32_t first, int32_t last) {
   sluice_device_t* device = pass->context->device;
   const sluice_op_t* op = &pass->schedule->ops[first];
-  const sluice_job_t job = {
-      .index = last,
-      .lane = op->lane,
-      .waits = pass->schedule->deps + op->first_dep,
-      .num_waits = op->num_deps,
-      .run_on_failure = sluice_op_is_exchange(op->kind),
-  };
+  sluice_job_t job = {.index = last, .lane = op->lane, .run_on_failure = sluice_op_is_exchange(op->kind)};
+  job.waits = sluice_released_waits(pass, first, &job.num_waits);
   return device->vtable->submit(device, &job);
 }
 

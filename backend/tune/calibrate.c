@@ -234,9 +234,9 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   if (!sluice_bench_is_far(&c->bench)) { /* no thread serves exchanges there, and lanes wait for each other unasked */
     sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products");
     SLUICE_TRY(sluice_bench_late(&c->bench, LATE_PART * seconds, m));
-    sluice_log(SLUICE_LOG_INFO, "calibrating: whole passes");
-    SLUICE_TRY(sluice_bench_passes(&c->bench, PASSES_PART * seconds, m));
   }
+  sluice_log(SLUICE_LOG_INFO, "calibrating: whole passes");
+  SLUICE_TRY(sluice_bench_passes(&c->bench, PASSES_PART * seconds, m));
   sluice_log(SLUICE_LOG_INFO, "calibrated: error on %d held-out sizes: median %.1f %%, 90th percentile %.1f %%",
              m->error_count, 100 * m->error_median, 100 * m->error_p90);
   return SLUICE_OK;

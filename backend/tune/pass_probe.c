@@ -1,5 +1,7 @@
 /* Passes of a small layer on the machine below a context, for passes.h: on its own lanes, products and communicator,
- * but in a context of its own, so that the layer leaves nothing behind and counts towards no budget. */
+ * but in a context of its own, so that the layer leaves nothing behind and counts towards no budget. On a far device
+ * whose pools are one context's it is that context, without a budget, and its statistics and trace are put back; under
+ * a trace each pass waits until the device is through and has its times. */
 #include <string.h>
 
 #include "backend/base/clock.h"
@@ -13,20 +15,29 @@
 #define LAYERS        16                   /* one for each n that is asked for */
 #define MOST_OF_THEIR ((uint64_t)96 << 20) /* bytes of weights and gradients; wider layers share the bench's */
 
+typedef struct routes_s {
+  int64_t ids[TOKENS];
+  float weights[TOKENS], grads[TOKENS];
+} routes_t;
+
 typedef struct scene_s {
   sluice_bench_t* bench;
   sluice_context_t* context;
   sluice_moe_t* layers[LAYERS];
-  int64_t ids[TOKENS];
-  float weights[TOKENS], grad_weights[TOKENS];
-  char *out, *grads;      /* [TOKENS, M] */
-  char* own;              /* weights and gradients of each expert's two matrices; NULL: the bench's for all */
-  uint64_t matrix, bytes; /* of one, and of all */
+  routes_t* routes;
+  char *out, *grads;            /* [TOKENS, M] */
+  char* own;                    /* weights and gradients of each expert's two matrices; NULL: the bench's for all */
+  uint64_t matrix, bytes;       /* of one, and of all */
+  sluice_context_stats_t stats; /* of a far context, as they were */
+  sluice_trace_t trace;
+  sluice_trace_event_t event;
 } scene_t;
 
-static sluice_tensor_t tensor(void* data, int32_t dtype, int64_t* shape) {
+static sluice_tensor_t tensor(const scene_t* s, void* data, int32_t dtype, int64_t* shape) {
+  const sluice_context_t* c = s->bench->context;
   const uint8_t code = dtype == SLUICE_DTYPE_BF16 ? SLUICE_TYPE_BFLOAT : SLUICE_TYPE_FLOAT;
-  return (sluice_tensor_t){data, SLUICE_DEVICE_CPU, 0, 2, code, dtype == SLUICE_DTYPE_F32 ? 32 : 16, 1, shape, NULL, 0};
+  return (sluice_tensor_t){data, c->device_type, c->device_id, 2, code, dtype == SLUICE_DTYPE_F32 ? 32 : 16,
+                           1,    shape,          NULL,         0};
 }
 
 static sluice_status_t layer_of(scene_t* s, int32_t num_chunks, sluice_moe_t** out_moe) {
@@ -63,16 +74,18 @@ static sluice_status_t run_step(scene_t* s, sluice_moe_t* moe, int64_t num_token
   const sluice_context_stats_t* stats = &s->context->stats;
   int64_t rows[] = {num_tokens, b->model_width}, routes[] = {num_tokens, 1};
   int64_t w1[] = {b->hidden_width, b->model_width}, w2[] = {b->model_width, b->hidden_width};
-  const sluice_tensor_t tokens = tensor(b->rows, b->dtype, rows), out = tensor(s->out, b->dtype, rows);
-  const sluice_tensor_t grad = tensor(s->grads, b->dtype, rows), weights = tensor(s->weights, SLUICE_DTYPE_F32, routes);
-  const sluice_tensor_t grad_weights = tensor(s->grad_weights, SLUICE_DTYPE_F32, routes);
+  const sluice_tensor_t tokens = tensor(s, b->rows, b->dtype, rows), out = tensor(s, s->out, b->dtype, rows);
+  const sluice_tensor_t grad = tensor(s, s->grads, b->dtype, rows);
+  const sluice_tensor_t weights = tensor(s, s->routes->weights, SLUICE_DTYPE_F32, routes);
+  const sluice_tensor_t grad_weights = tensor(s, s->routes->grads, SLUICE_DTYPE_F32, routes);
   sluice_tensor_t ids = weights;
-  ids.data = s->ids, ids.type_code = SLUICE_TYPE_INT, ids.type_bits = 64;
+  ids.data = s->routes->ids, ids.type_code = SLUICE_TYPE_INT, ids.type_bits = 64;
   sluice_tensor_t first[EXPERTS], second[EXPERTS], first_grad[EXPERTS], second_grad[EXPERTS];
   for (int32_t e = 0; e < EXPERTS; ++e) {
-    first[e] = tensor(matrix_of(s, e, 0, 0), b->dtype, w1), second[e] = tensor(matrix_of(s, e, 1, 0), b->dtype, w2);
-    first_grad[e] = tensor(matrix_of(s, e, 0, 1), b->dtype, w1);
-    second_grad[e] = tensor(matrix_of(s, e, 1, 1), b->dtype, w2);
+    first[e] = tensor(s, matrix_of(s, e, 0, 0), b->dtype, w1);
+    second[e] = tensor(s, matrix_of(s, e, 1, 0), b->dtype, w2);
+    first_grad[e] = tensor(s, matrix_of(s, e, 0, 1), b->dtype, w1);
+    second_grad[e] = tensor(s, matrix_of(s, e, 1, 1), b->dtype, w2);
   }
   const sluice_expert_tensors_t params = {.struct_size = sizeof params, .w1 = first, .w2 = second};
   const sluice_expert_tensors_t grads = {.struct_size = sizeof grads, .w1 = first_grad, .w2 = second_grad};
@@ -123,43 +136,95 @@ static sluice_status_t longest(void* user, double* seconds, int32_t count) {
   return sluice_bench_longest(s->bench, seconds, count);
 }
 
-static sluice_status_t open_scene(scene_t* s) {
-  sluice_bench_t* b = s->bench;
-  SLUICE_TRY(sluice_engine_create(b->context->comm, NULL, NULL, NULL, &s->context));
-  s->context->device = b->context->device; /* borrowed: see close_scene */
-  s->context->gemm = b->context->gemm;
-  const uint64_t bytes = TOKENS * (uint64_t)b->model_width * b->element;
-  s->out = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "calibration");
-  s->grads = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "calibration");
-  if (s->out == NULL || s->grads == NULL) return SLUICE_E_NO_MEMORY;
-  s->matrix = sluice_align_up((uint64_t)(b->model_width * b->hidden_width) * b->element);
-  s->bytes = 4 * EXPERTS * s->matrix;
-  if (s->bytes <= MOST_OF_THEIR) {
-    s->own = sluice_alloc(sluice_process_allocator(), s->bytes, "calibration");
-    if (s->own == NULL) return SLUICE_E_NO_MEMORY;
-    memset(s->own, 0x3c, s->bytes); /* small finite numbers, as the bench's */
-  }
-  for (int32_t t = 0; t < TOKENS; ++t) {
-    s->ids[t] = t % (EXPERTS * s->context->world_size);
-    s->weights[t] = 0.5f;
-  }
+static int is_far(const scene_t* s) { return sluice_bench_is_far(s->bench); }
+
+static void* take(scene_t* s, uint64_t bytes) {
+  return sluice_alloc(is_far(s) ? &s->bench->far_memory : sluice_process_allocator(), bytes, "calibration");
+}
+static void give(scene_t* s, void* data, uint64_t bytes) {
+  sluice_free(is_far(s) ? &s->bench->far_memory : sluice_process_allocator(), data, bytes);
+}
+
+/* Small finite numbers, as the bench's. */
+static sluice_status_t fill(const scene_t* s, void* data, uint64_t bytes) {
+  sluice_device_t* device = s->bench->context->device;
+  if (is_far(s)) return device->far->fill(device, NULL, data, 0x3c, bytes);
+  memset(data, 0x3c, bytes);
   return SLUICE_OK;
 }
 
+static uint64_t rows_bytes(const scene_t* s) { return TOKENS * (uint64_t)s->bench->model_width * s->bench->element; }
+
+static sluice_status_t open_memory(scene_t* s) {
+  const sluice_bench_t* b = s->bench;
+  s->routes = take(s, sizeof *s->routes);
+  s->out = take(s, rows_bytes(s));
+  s->grads = take(s, rows_bytes(s));
+  if (s->routes == NULL || s->out == NULL || s->grads == NULL) return SLUICE_E_NO_MEMORY;
+  SLUICE_TRY(fill(s, s->out, rows_bytes(s)));
+  SLUICE_TRY(fill(s, s->grads, rows_bytes(s)));
+  s->matrix = sluice_align_up((uint64_t)(b->model_width * b->hidden_width) * b->element);
+  s->bytes = 4 * EXPERTS * s->matrix;
+  if (s->bytes > MOST_OF_THEIR) return SLUICE_OK;
+  s->own = take(s, s->bytes);
+  return s->own != NULL ? fill(s, s->own, s->bytes) : SLUICE_E_NO_MEMORY;
+}
+
+static sluice_status_t open_routes(const scene_t* s) {
+  const sluice_bench_t* b = s->bench;
+  sluice_device_t* device = b->context->device;
+  routes_t* here = is_far(s) ? (routes_t*)(void*)b->copied : s->routes;
+  float word = 0;
+  memset(here, 0, sizeof *here);
+  for (int32_t t = 0; t < TOKENS; ++t) {
+    here->ids[t] = t % (EXPERTS * b->context->world_size);
+    here->weights[t] = 0.5f;
+  }
+  if (!is_far(s)) return SLUICE_OK;
+  SLUICE_TRY(device->far->copy(device, NULL, s->routes, here, sizeof *here));
+  return device->far->read(device, NULL, s->routes->weights, &word, sizeof word); /* the block is others' next */
+}
+
+static sluice_status_t open_scene(scene_t* s) {
+  sluice_context_t* below = s->bench->context;
+  if (is_far(s)) {
+    s->context = below;
+    s->stats = below->stats, s->trace = below->trace;
+    below->trace = (sluice_trace_t){.events = &s->event, .capacity = 1};
+  } else {
+    SLUICE_TRY(sluice_engine_create(below->comm, NULL, NULL, NULL, &s->context));
+    s->context->device = below->device; /* borrowed: see close_scene */
+    s->context->gemm = below->gemm;
+  }
+  SLUICE_TRY(open_memory(s));
+  return open_routes(s);
+}
+
 static void close_scene(scene_t* s) {
-  const uint64_t bytes = TOKENS * (uint64_t)s->bench->model_width * s->bench->element;
   for (int32_t n = 0; n < LAYERS; ++n) sluice_layer_release(s->layers[n]);
-  sluice_free(sluice_process_allocator(), s->out, bytes);
-  sluice_free(sluice_process_allocator(), s->grads, bytes);
-  if (s->own != NULL) sluice_free(sluice_process_allocator(), s->own, s->bytes);
+  give(s, s->routes, sizeof *s->routes);
+  give(s, s->out, rows_bytes(s));
+  give(s, s->grads, rows_bytes(s));
+  give(s, s->own, s->own != NULL ? s->bytes : 0);
   if (s->context == NULL) return;
+  if (is_far(s)) {
+    s->context->stats = s->stats, s->context->trace = s->trace;
+    return;
+  }
   s->context->device = NULL;
   s->context->gemm = NULL;
   sluice_engine_release(s->context);
 }
 
+/* What a plan counts, and slots that a graph replays on, are not to be grown by passes of somebody else. */
+static int is_elsewhere(const sluice_bench_t* b) {
+  const sluice_context_t* c = b->context;
+  return sluice_bench_is_far(b) && (c->memory_budget > 0 || c->host_memory_budget > 0 || c->slots.is_fixed);
+}
+
 sluice_status_t sluice_bench_passes(sluice_bench_t* b, double seconds, sluice_machine_t* machine) {
   scene_t s;
+  if (is_elsewhere(b)) return SLUICE_OK;
   memset(&s, 0, sizeof s);
   s.bench = b;
   sluice_status_t status = open_scene(&s);

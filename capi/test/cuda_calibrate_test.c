@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/moe/engine.h"
 #include "capi/test/cuda_calibrate_suite.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
@@ -121,6 +122,54 @@ static void CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone(void** state) 
   rig_use_machine(NULL, 0);
 }
 
+static void count_passes(void* user, int32_t level, const char* message) {
+  (void)level;
+  *(int32_t*)user += strstr(message, "calibrating: a pass takes ") != NULL;
+}
+
+static sluice_context_stats_t stats_of(const rig_t* rig) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  assert_int_equal(sluice_context_get_stats(rig->context, 0, &stats), SLUICE_OK);
+  return stats;
+}
+
+/* They run on the context itself, and are not seen in what it tells of its own passes; under a budget there are none.
+ */
+static void CudaCalibrate_WholePasses_AreMeasuredAndNotCounted(void** state) {
+  (void)state;
+  rig_t rig;
+  char live[200], hazard[200];
+  int32_t measured = 0;
+  int64_t count = 0;
+  sluice_trace_event_t events[64];
+  const sluice_moe_config_t config = rig_config();
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+  assert_int_equal(sluice_context_trace(rig.context, 64), SLUICE_OK);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  const sluice_context_stats_t before = stats_of(&rig);
+  sluice_set_log(count_passes, &measured, SLUICE_LOG_INFO);
+  if (calibrate(&rig) != SLUICE_OK) fail_msg("%s", last_message());
+  assert_int_equal(measured, 1);
+  const sluice_context_stats_t after = stats_of(&rig);
+  assert_int_equal(after.num_passes, before.num_passes);
+  assert_int_equal(after.compute_ns, before.compute_ns);
+  assert_int_equal(sluice_context_take_trace(rig.context, events, 64, &count), SLUICE_OK);
+  for (int64_t i = 0; i < count; ++i) assert_int_equal(events[i].layer, config.layer_id);
+  assert_true(count > 0);
+  rig.context->memory_budget = (uint64_t)1 << 30;
+  if (calibrate(&rig) != SLUICE_OK) fail_msg("%s", last_message());
+  assert_int_equal(measured, 1);
+  rig.context->memory_budget = 0;
+  sluice_set_log(NULL, NULL, SLUICE_LOG_ERROR);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  rig_close(&rig);
+  if (sluice_fake_cuda_hazards(hazard, sizeof hazard) != 0) fail_msg("hazard: %s", hazard);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  rig_use_machine(NULL, 0);
+}
+
 /* The first calls one by one, which make and fill everything, then every so often: whatever fails is told or does not
  * matter, nothing leaks, and the context works on. */
 static void CudaCalibrate_NthDriverCallFails_ContextWorksOn(void** state) {
@@ -172,6 +221,7 @@ int main(void) {
       cmocka_unit_test(CudaCalibrate_RanksOverNcclAndLocal_GetOneMachineThatPredicts),
       cmocka_unit_test_setup_teardown(CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu, make_folder, drop_folder),
       cmocka_unit_test(CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone),
+      cmocka_unit_test(CudaCalibrate_WholePasses_AreMeasuredAndNotCounted),
       cmocka_unit_test(CudaCalibrate_NthDriverCallFails_ContextWorksOn),
       cmocka_unit_test(CudaCalibrate_OutOfMemory_SaysHowMuch),
   };

@@ -19,7 +19,7 @@
 #include "backend/cts/gpu/gpu_graphs.h"
 #endif
 
-enum { NO_GPU = 77, MOST_RANKS = 4 };
+enum { NO_GPU = 77, MOST_RANKS = 4, MOST_LOADS = 4 };
 #define LEAK_BYTES ((size_t)64 << 20) /* the driver's own pools come and go by less */
 
 static int passed, failed;
@@ -177,10 +177,11 @@ static void open_case(int32_t world_size, int32_t variant) {
   }
 }
 
-/* What the first cases load stays (kernels, cuBLAS); after that, memory comes back. */
+/* What is loaded when it is first used stays: kernels, cuBLAS's own for a dtype or a shape, not all in the first cases.
+ * That happens a few times; a case that loses memory loses it again and again. */
 static const char* close_case(void) {
   static char text[160];
-  static int num_cases;
+  static int num_cases, num_losses;
   size_t now = 0, total = 0;
   enter(0);
   int code = driver->cuMemGetInfo_v2(&now, &total);
@@ -188,7 +189,11 @@ static const char* close_case(void) {
   if (code != 0) die("memory info", code);
   if (++num_cases <= 8) free_at_first = now;
   if (now + LEAK_BYTES >= free_at_first) return NULL;
-  snprintf(text, sizeof text, "%zu bytes of the device have not come back", free_at_first - now);
+  size_t lost = free_at_first - now;
+  free_at_first = now;
+  if (++num_losses <= MOST_LOADS) return NULL;
+  snprintf(text, sizeof text, "%zu bytes of the device have not come back, after %d such losses before", lost,
+           num_losses - 1);
   return text;
 }
 

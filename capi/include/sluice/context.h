@@ -66,7 +66,7 @@ SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_confi
 
 /* comm: NULL for one rank, otherwise retained. out_context: new, sluice_context_destroy. Not collective, makes no
  * thread until the first pass that needs one. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (a named gemm is
- * missing; on CUDA the driver, a device, cuBLAS or the kernels), UNSUPPORTED (on CUDA: a budget, a CPU's gemm, a
+ * missing; on CUDA the driver, a device, cuBLAS or the kernels), UNSUPPORTED (on CUDA: a CPU's gemm, a
  * communicator that is neither nccl nor local), FOREIGN. */
 SLUICE_API sluice_status_t sluice_context_create(const sluice_context_config_t* config, sluice_comm_t* comm,
                                                  sluice_context_t** out_context);

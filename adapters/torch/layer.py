@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 
 from ... import routing, trace
 from ..._library import load
-from ...errors import InvalidArgument, InvalidState, SluiceError, Unsupported
+from ...errors import InvalidArgument, InvalidState, OverCapacity, SluiceError, Unsupported
 from ._native import generation, interruptible
 from .accumulate import CHOICES
 from .context import Context, release
@@ -40,7 +40,9 @@ _INTERLEAVED = 2
 _OVERWRITE = 0
 _ACCUMULATE = 1
 _BOTH_HALVES = 3
+_EXACT, _CEILING = 0, 1
 _SAVED_COUNT = 5
+_REPORTED = ("num_forwards", "num_routes", "num_dropped", "most_rows", "most_expert")
 _NOTHING = torch.empty(0, device="cpu")  # stands where no gradient is wanted
 
 
@@ -120,6 +122,9 @@ class MoeLayer:
     strides of which one is 1. Interleaved: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent.
     With callback experts there are none to give.
     restore_input, restore_middle: a name of RESTORE_INPUT, RESTORE_MIDDLE, or one for each of num_chunks chunks.
+    ceiling_rows: not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever the
+    routing says. On CUDA the host then reads nothing, and calls may be captured into a graph; what routes did not fit is
+    in take_ceiling_report.
     """
 
     def __init__(
@@ -145,6 +150,7 @@ class MoeLayer:
         chunk_cut: str = "adaptive",
         experts: CallbackExperts | None = None,
         deduplicate: bool = False,
+        ceiling_rows: int = 0,
         accumulate: str = "in_place",
     ) -> None:
         library = load()
@@ -191,6 +197,7 @@ class MoeLayer:
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
         config.deduplicate = int(deduplicate)
+        config.exchange_mode, config.ceiling_rows = (_CEILING if ceiling_rows else _EXACT), ceiling_rows
         table = None
         if expert_rank is not None:
             if len(expert_rank) != num_experts:
@@ -230,6 +237,19 @@ class MoeLayer:
         out = library.ffi.new("uint64_t *")
         library.check(library.lib.sluice_moe_smallest_budget(self.handle, num_tokens, out))
         return int(out[0])
+
+    def take_ceiling_report(self) -> dict[str, int]:
+        """Routes of all forwards since the last time, a graph's launches among them, and how many of them the ceiling
+        dropped (`num_dropped`); `most_rows` is the ceiling that drops nothing. On CUDA it waits for the stream. Not
+        collective. InvalidArgument where an id named no expert."""
+        library = load()
+        report = library.new("ceiling_report")
+        stream = self.context.placement.stream()
+        try:
+            library.check(library.lib.sluice_moe_take_ceiling_report(self.handle, stream, report))
+        except OverCapacity:
+            pass  # the numbers say it
+        return {name: int(getattr(report, name)) for name in _REPORTED}
 
     def close(self) -> None:
         self._finalizer()

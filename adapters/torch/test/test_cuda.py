@@ -47,6 +47,12 @@ def test_Layer_OnAPretendedDevice_MatchesAutogradUnderEveryPolicy(fakes):
     assert run(fakes, "layer").count("matches") == 3
 
 
+def test_Layer_UnderACeiling_IsThatOfExactExchangesAndCountsWhatItDrops(fakes):
+    text = run(fakes, "ceilings")
+    assert "cpu matches" in text
+    assert "cuda:0 matches; without a ceiling: " in text
+
+
 def test_Layer_ExpertsOfTheHostOnAPretendedDevice_MatchAutogradAndFailCleanly(fakes):
     assert run(fakes, "modules").count("matches") == 3
 
@@ -94,12 +100,12 @@ def test_TransformersExpertParallel_RefusalOfAFirstCall_IsSaidOnItsDevice(fakes)
     assert "asked for cuda:0" in run(fakes, "refusal")
 
 
-def test_Group_OnCuda_TakesOneIdThroughTheStore(fakes, tmp_path):
-    command = [sys.executable, str(JOBS), "group"]
+def run_ranks(environment, *arguments):
+    """Two processes of the job; what each said."""
     ranks = [
         subprocess.Popen(
-            [*command, str(r), str(tmp_path / "store")],
-            env=fakes,
+            [sys.executable, str(JOBS), arguments[0], str(r), *arguments[1:]],
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -110,7 +116,21 @@ def test_Group_OnCuda_TakesOneIdThroughTheStore(fakes, tmp_path):
     if any("has no CUDA kernels" in text for text in texts):
         pytest.skip("this libsluice was built without nvcc")
     assert all(rank.returncode == 0 for rank in ranks), "\n".join(texts)
+    return texts
+
+
+def test_Group_OnCuda_TakesOneIdThroughTheStore(fakes, tmp_path):
+    texts = run_ranks(fakes, "group", str(tmp_path / "store"))
     assert all(f"rank {r} was in" in texts[r] for r in range(2))
+
+
+def test_Layer_TwoProcessesOverNccl_MatchAutogradUnderEveryPolicy(fakes, tmp_path):
+    messages = tmp_path / "messages"
+    messages.mkdir()
+    texts = run_ranks({**fakes, "SLUICE_FAKE_NCCL_FOLDER": str(messages)}, "ranks", str(tmp_path / "store"))
+    assert [text.count("matches") for text in texts] == [4, 4]
+    left = [path.name for path in messages.iterdir() if "-to-" in path.name]
+    assert not left, "messages that nobody received"
 
 
 def test_DeviceOf_MixedDevices_NamesBothAndTheRemedy():

@@ -122,9 +122,9 @@ class MoeLayer:
     strides of which one is 1. Interleaved: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent.
     With callback experts there are none to give.
     restore_input, restore_middle: a name of RESTORE_INPUT, RESTORE_MIDDLE, or one for each of num_chunks chunks.
-    ceiling_rows: not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever the
-    routing says. On CUDA the host then reads nothing, and calls may be captured into a graph; what routes did not fit is
-    in take_ceiling_report.
+    ceiling_rows: not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever
+    the routing says. On CUDA the host then reads nothing, and calls may be captured into a graph; what routes did
+    not fit is in take_ceiling_report.
     """
 
     def __init__(

@@ -6,8 +6,10 @@ Writes benchmark_SHAPE.json beside the programs: times of every round, floors, s
 tiny sizes in f32 on this CPU, so that the script is run; such a record says `"fake": true` and no time in it counts.
 
 Groups: `whole`, all experts on this GPU, against the floor and the peers; `ep_rank`, an eighth of the experts with the
-same rows, n = 1 and n = 4 (with all experts resident chunking would only measure how often weights are read); offload.
+same rows, n = 1 and n = 4 (with all experts resident chunking would only measure how often weights are read), by policy
+and under a budget; offload.
 Floors: kernels at 790 TFLOP/s and 4.3 TB/s, without accumulation of gradients in f32, with which nothing here is run.
+What does not run is named with its reason, and what did is written all the same; exit 1 where that was Sluice's own.
 """
 
 import json
@@ -31,7 +33,9 @@ SHAPES = {
 FAKE = {"tokens": 64, "divide": 128, "experts": 8}
 ROUNDS, WARM_UP = 20, 5
 COMPUTE, COPIES = "compute", ("copy_out", "copy_in")  # lanes of the trace
-NOT_DRIVEN = ("sonicmoe", "megatron.core", "transformer_engine", "megablocks", "scattermoe")
+FUSED = ("sonicmoe", "deepgemm")  # transformers' names of kernels that it takes from elsewhere
+NOT_DRIVEN = ("megatron.core", "megablocks", "scattermoe")
+BUDGET_OF_PEAK = 0.7
 
 
 class Sizes:
@@ -66,18 +70,18 @@ class Inputs:
         return [self.tokens, self.weights, self.up, self.down]
 
 
-def sluice_layer(x, chunks=1, policy=("redispatch", "keep"), context=None):
-    """Default policy as transformers' adapter alone: the rows are a copy of tokens, only pre-activations are kept."""
-    from sluice.adapters.torch import Context, StackedLayer
+def make_layer(x, chunks, policy, context):
+    """policy None: Sluice's choice, under the context's budget."""
+    from sluice.adapters.torch import StackedLayer
 
-    s = x.sizes
+    s, (restore_input, restore_middle) = x.sizes, policy or ("adaptive", "adaptive")
 
     def views(flat):
         up, down = flat
         return (*(up.chunk(2, 1) if s.gated else (up,)), down)
 
-    layer = StackedLayer(
-        context or Context(device=x.device),
+    return StackedLayer(
+        context,
         views=views,
         model_width=s.M,
         hidden_width=s.H,
@@ -87,9 +91,16 @@ def sluice_layer(x, chunks=1, policy=("redispatch", "keep"), context=None):
         activation="silu" if s.gated else "gelu",
         gated=s.gated,
         num_chunks=chunks,
-        restore_input=policy[0],
-        restore_middle=policy[1],
+        restore_input=restore_input,
+        restore_middle=restore_middle,
     )
+
+
+def sluice_layer(x, chunks=1, policy=("redispatch", "keep"), context=None):
+    """Default policy as transformers' adapter alone: the rows are a copy of tokens, only pre-activations are kept."""
+    from sluice.adapters.torch import Context
+
+    layer = make_layer(x, chunks, policy, context or Context(device=x.device))
     return lambda: layer(x.tokens, x.ids, x.weights, [x.up, x.down])
 
 
@@ -111,21 +122,48 @@ def torch_grouped(torch, x):
     return run
 
 
-def transformers_grouped(torch, x):
+def transformers_experts(torch, x, name):
+    """A layer's experts as its models have them, gated (Mixtral) or not (Nemotron-H)."""
     from transformers import MixtralConfig
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
     s = x.sizes
-    if not s.gated:
-        raise ImportError("its experts of this kind are gated")
     config = MixtralConfig(hidden_size=s.M, intermediate_size=s.H, num_local_experts=s.E, num_experts_per_tok=s.K)
+
+    class Ungated(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.num_experts, self.act_fn = s.E, torch.nn.functional.gelu
+
     with torch.device("meta"):
-        module = MixtralExperts(config)
-    module.gate_up_proj, module.down_proj = torch.nn.Parameter(x.up), torch.nn.Parameter(x.down)
-    x_up, x_down = module.gate_up_proj, module.down_proj
-    run = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
-    return (lambda: run(module, x.tokens, x.ids, x.weights.to(x.dtype))), [x.tokens, x.weights, x_up, x_down]
+        module = MixtralExperts(config) if s.gated else use_experts_implementation(has_gate=False)(Ungated)(config)
+    up, module.down_proj = torch.nn.Parameter(x.up), torch.nn.Parameter(x.down)
+    setattr(module, "gate_up_proj" if s.gated else "up_proj", up)
+    run, leaves = ALL_EXPERTS_FUNCTIONS[name], [x.tokens, x.weights, up, module.down_proj]
+    return (lambda: run(module, x.tokens, x.ids, x.weights.to(x.dtype))), leaves
+
+
+def transformer_engine(torch, x):
+    """Its permutation around its grouped products, which want the numbers of rows on the host."""
+    import transformer_engine.pytorch as te
+
+    s, act = x.sizes, torch.nn.functional.silu if x.sizes.gated else torch.nn.functional.gelu
+    made = {"bias": False, "params_dtype": x.dtype, "device": x.device}
+    up = te.GroupedLinear(s.E, s.M, x.up.shape[1], **made)
+    down = te.GroupedLinear(s.E, s.H, s.M, **made)
+    for module, weights in ((up, x.up), (down, x.down)):
+        for e in range(s.E):
+            getattr(module, f"weight{e}").data = weights.data[e]
+
+    def run():
+        counts = torch.bincount(x.ids.flatten(), minlength=s.E).tolist()
+        rows, places = te.moe_permute(x.tokens, x.ids.to(torch.int32), map_type="index")
+        hidden = up(rows, counts)
+        hidden = act(hidden[:, : s.H]) * hidden[:, s.H :] if s.gated else act(hidden)
+        return te.moe_unpermute(down(hidden, counts), places, x.weights, map_type="index")
+
+    return run, [x.tokens, x.weights, *up.parameters(), *down.parameters()]
 
 
 class Clock:
@@ -194,12 +232,10 @@ def compare(torch, x, contenders, rounds):
                 measure(torch, x, run, leaves, clock)
             ready[name] = (run, leaves)
             found[name] = {"forward_ms": [], "backward_ms": [], **bytes_of(torch, x, run, leaves)}
-        except Exception as error:  # a peer that is not there, or does not take this shape
+        except Exception as error:  # a peer that is not there, or does not take this shape; ours fails the run later
             refused[name] = f"{type(error).__name__}: {error}"[:300]
-            if name.startswith("sluice"):
-                raise
     names = list(ready)
-    for i in range(rounds):
+    for i in range(rounds if names else 0):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             forward, backward = measure(torch, x, *ready[name], clock)
             found[name]["forward_ms"].append(round(forward, 4))
@@ -208,6 +244,27 @@ def compare(torch, x, contenders, rounds):
         both = [a + b for a, b in zip(result["forward_ms"], result["backward_ms"])]
         result["median_ms"], result["min_ms"] = round(statistics.median(both), 4), round(min(both), 4)
     return found, refused
+
+
+def under_a_budget(torch, x, rounds):
+    """n = 4 and policies left to Sluice, in a part of the bytes that keeping everything takes, or in what it takes at
+    least: the time, and the bytes."""
+    from sluice.adapters.torch import Context, ContextOptions
+
+    least = make_layer(x, 4, None, Context(device=x.device)).smallest_budget(x.sizes.T)
+    free = Context(device=x.device)
+    torch.autograd.grad(sluice_layer(x, 4, ("keep", "keep"), free)(), x.leaves(), x.grad)
+    most = free.stats()["peak_bytes"]
+    budget = max(int(most * BUDGET_OF_PEAK), least * 5 // 4)  # the budget's own bookkeeping beside it
+    context = Context(options=ContextOptions(memory_budget=budget, max_outstanding=1), device=x.device)
+    found, refused = compare(torch, x, {"sluice n=4 budget": lambda: sluice_layer(x, 4, None, context)}, rounds)
+    sizes = {
+        "peak_bytes_of_keeping": most,
+        "least": least,
+        "memory_budget": budget,
+        "peak_bytes": context.stats()["peak_bytes"],
+    }
+    return {**found, **sizes}, refused
 
 
 def link_speeds(torch, device):
@@ -317,25 +374,63 @@ def versions(torch, device):
 
 def verdicts(record, sizes):
     """Towards what the project wants to reach; nothing of a fake run."""
-    whole, rank, offload = record["whole"], record["ep_rank"], record["offload"]
-    ms = {name: result["median_ms"] for name, result in whole.items()}
+    whole, offload = record["whole"], record["offload"]
+    ms = {name: result["median_ms"] for group in ("whole", "ep_rank") for name, result in record[group].items()}
+    ours, theirs = ms.get("sluice"), ms.get("transformers")
     limit = 2 * sizes.T * sizes.M + 4 * sizes.T * sizes.K * sizes.H  # SonicMoE's, bytes in bf16
+    hideable = offload.get("hideable_at_this_link")
+    n1, n4 = ms.get("sluice n=1"), ms.get("sluice n=4")
     return {
-        "of_floor": round(sizes.floor_ms / ms["sluice"], 4),
-        "ahead_of_transformers": ms["sluice"] < ms["transformers"] if "transformers" in ms else None,
-        "saved_bytes_at_most_sonicmoe": whole["sluice"]["saved_bytes"] <= limit,
-        "offload_hidden_of_hideable": round(offload["hidden"] / offload["hideable_at_this_link"], 4),
-        "n4_over_n1": round(rank["sluice n=4"]["median_ms"] / rank["sluice n=1"]["median_ms"], 4),
+        "of_floor": round(sizes.floor_ms / ours, 4) if ours else None,
+        "ahead_of_transformers": ours < theirs if ours and theirs else None,
+        "saved_bytes_at_most_sonicmoe": whole["sluice"]["saved_bytes"] <= limit if ours else None,
+        "offload_hidden_of_hideable": round(offload["hidden"] / hideable, 4) if hideable else None,
+        "n4_over_n1": round(n4 / n1, 4) if n1 and n4 else None,
     }
+
+
+def wanted(name):
+    """What the project wants of a shape, beside the verdicts."""
+    of_floor = 0.85 if name in ("gpt3-xl", "mixtral") else 0.7
+    return {
+        "of_floor": f"at least {of_floor}",
+        "ahead_of_transformers": "True",
+        "saved_bytes_at_most_sonicmoe": "True",
+        "offload_hidden_of_hideable": "at least 0.9",
+        "n4_over_n1": "at most 1.03",
+    }
+
+
+def say(name, record):
+    for group in ("whole", "ep_rank", "budget", "fused_peers"):
+        for contender, result in record.get(group, {}).items():
+            if not isinstance(result, dict):
+                continue
+            time_text = "ran" if record["fake"] else f"{result['median_ms']} ms"
+            print(f"{name} {group}: {contender}: {time_text}, saved {result['saved_bytes']} bytes")
+    for contender, why in record["refused"].items():
+        print(f"{name}: {contender} did not run: {why}")
+    for verdict, value in record.get("verdicts", {}).items():
+        print(f"{name}: {verdict}: {'not known' if value is None else value} (wanted: {wanted(name)[verdict]})")
 
 
 def whole(torch, x, rounds):
     """All experts on this GPU. The inputs go with the call, to make room for the next."""
     contenders = {
         "sluice": lambda: sluice_layer(x),
-        "transformers": lambda: transformers_grouped(torch, x),
+        "transformers": lambda: transformers_experts(torch, x, "grouped_mm"),
         "torch grouped_mm": lambda: torch_grouped(torch, x),
     }
+    return compare(torch, x, contenders, rounds)
+
+
+def fused_peers(torch, x, rounds):
+    """Kernels of others, where they are installed. Last, and after all else is written: one that reads where it must
+    not would end the process's CUDA context."""
+    contenders = {"sluice": lambda: sluice_layer(x)}
+    contenders["transformer engine"] = lambda: transformer_engine(torch, x)
+    for name in FUSED:
+        contenders[f"transformers {name}"] = lambda name=name: transformers_experts(torch, x, name)
     return compare(torch, x, contenders, rounds)
 
 
@@ -344,6 +439,7 @@ def main():
     device = package.ready(fake)
     import torch
 
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers would look for kernels of its peers there
     dtype, rounds = (torch.float32, 2) if fake else (torch.bfloat16, ROUNDS)
     sizes = Sizes(name, fake)
     record = {"shape": name, "fake": fake, "tokens": sizes.T, "dtype": str(dtype), "floor_ms": sizes.floor_ms}
@@ -353,24 +449,33 @@ def main():
     one = {f"sluice n={n}": lambda n=n: sluice_layer(share, n) for n in (1, 4)}
     one["sluice n=4 keep"] = lambda: sluice_layer(share, 4, ("keep", "keep"))
     one["sluice n=4 offload"] = lambda: sluice_layer(share, 4, ("offload", "offload"))
-    record["ep_rank"], _ = compare(torch, share, one, rounds)
-    speeds = link_speeds(torch, device)
-    record["offload"] = offload_of(
-        record["ep_rank"]["sluice n=4 keep"], record["ep_rank"]["sluice n=4 offload"], speeds
-    )
-    record["offload"]["by_ops"] = overlap_of(torch, share, 4, ("offload", "offload"))
+    one["sluice n=4 recompute"] = lambda: sluice_layer(share, 4, ("redispatch", "recompute"))
+    record["ep_rank"], refused = compare(torch, share, one, rounds)
+    record["refused"] |= refused
+    record["budget"] = record["offload"] = {}
+    try:
+        record["budget"], refused = under_a_budget(torch, share, rounds)
+        record["refused"] |= refused
+    except Exception as error:
+        record["refused"]["sluice n=4 budget"] = f"{type(error).__name__}: {error}"[:300]
+    kept, gone = (record["ep_rank"].get(f"sluice n=4 {policy}") for policy in ("keep", "offload"))
+    if kept and gone:
+        record["offload"] = offload_of(kept, gone, link_speeds(torch, device))
+        record["offload"]["by_ops"] = overlap_of(torch, share, 4, ("offload", "offload"))
     if not fake:
         record["verdicts"] = verdicts(record, sizes)
     target = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json"
     target.write_text(json.dumps(record, indent=1) + "\n")
-    for group in ("whole", "ep_rank"):
-        for contender, result in record[group].items():
-            time_text = "ran" if fake else f"{result['median_ms']} ms"
-            print(f"{name} {group}: {contender}: {time_text}, saved {result['saved_bytes']} bytes")
-    for contender, why in record["refused"].items():
-        print(f"{name}: {contender} did not run: {why}")
-    print(f"written to {target.name}: {len(record['whole']) + len(record['ep_rank'])} contenders ran")
-    return 0
+    try:
+        record["fused_peers"], refused = fused_peers(torch, Inputs(torch, sizes, device, dtype), rounds)
+        record["refused"] |= refused
+        target.write_text(json.dumps(record, indent=1) + "\n")
+    except Exception as error:
+        record["refused"]["fused peers"] = f"{type(error).__name__}: {error}"[:300]
+    say(name, record)
+    ran = len(record["whole"]) + len(record["ep_rank"])
+    print(f"written to {target.name}: {ran} contenders ran")
+    return 1 if any(contender.startswith("sluice") for contender in record["refused"]) else 0
 
 
 if __name__ == "__main__":

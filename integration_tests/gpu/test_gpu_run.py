@@ -161,9 +161,78 @@ def test_Record_RepeatsOnlyWhatDidNotPass(harness, tmp_path, monkeypatch, capsys
     assert log.read_text().split() == [*harness.PARTS, *harness.LAYER_PARTS, "soak", "gemm"]
 
 
-def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(harness, tmp_path, monkeypatch, capsys):
+def test_Benchmark_WhatItWroteAndSaid_IsInTheRecordAndOnTheScreen(harness, tmp_path, monkeypatch, capsys):
+    script, record = tmp_path / "stand_in.py", tmp_path / "record.json"
+    script.write_text(
+        "import os, pathlib\n"
+        "where = pathlib.Path(os.environ['SLUICE_GPU_BUILD'])\n"
+        "(where / 'benchmark_mixtral.json').write_text('{\"verdicts\": {\"of_floor\": 0.5}}')\n"
+        "print('mixtral: of_floor: 0.5')\nprint('written')\n"
+    )
+    (tmp_path / "benchmark_qwen3.json").write_text('{"of": "an earlier run"}')
+    for name, value in (("TOOLS", ()), ("PARTS", ()), ("LAYER_PARTS", ())):
+        monkeypatch.setattr(harness, name, value)
+    scripts = {"benchmark mixtral": (str(script), []), "benchmark qwen3": (str(tmp_path / "is_not_there.py"), [])}
+    monkeypatch.setattr(harness, "SCRIPTS", scripts)
+    monkeypatch.setattr(harness, "versions", dict)
+    (tmp_path / "gpu_layer").write_text('#!/bin/sh\necho "1 passed, 0 failed"\n')
+    (tmp_path / "gpu_layer").chmod(0o755)
+    monkeypatch.setattr(sys, "argv", ["run", "--record", str(record), "--programs", str(tmp_path)])
+    assert harness.main() == 1
+    out = capsys.readouterr().out
+    assert "benchmark mixtral\nmixtral: of_floor: 0.5\nwritten\n" in out, out
+    items = json.loads(record.read_text())["items"]
+    assert items["benchmark mixtral"]["result"] == {"verdicts": {"of_floor": 0.5}}
+    assert items["benchmark mixtral"]["text"].startswith("mixtral: of_floor")
+    assert items["benchmark qwen3"]["outcome"] == "failed"
+    assert "result" not in items["benchmark qwen3"]
+
+
+def test_Verdicts_OfWhatDidNotRun_AreNotKnown(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(HERE))
+    import benchmark
+
+    def took(ms):
+        return {"median_ms": ms, "saved_bytes": 10**9}
+
+    record = {
+        "fake": False,
+        "whole": {"sluice": took(50.0), "transformers": took(60.0)},
+        "ep_rank": {"sluice n=1": took(10.0), "sluice n=4": took(10.2)},
+        "budget": {"sluice n=4 budget": took(11.0), "memory_budget": 7},
+        "offload": {"hidden": 0.6, "hideable_at_this_link": 0.8},
+        "refused": {"torch grouped_mm": "ImportError: no"},
+    }
+    sizes = benchmark.Sizes("mixtral", False)
+    record["verdicts"] = benchmark.verdicts(record, sizes)
+    assert record["verdicts"] == {
+        "of_floor": 0.88,
+        "ahead_of_transformers": True,
+        "saved_bytes_at_most_sonicmoe": True,
+        "offload_hidden_of_hideable": 0.75,
+        "n4_over_n1": 1.02,
+    }
+    benchmark.say("mixtral", record)
+    lines = capsys.readouterr().out.split("\n")
+    assert "mixtral: of_floor: 0.88 (wanted: at least 0.85)" in lines
+    assert "mixtral: torch grouped_mm did not run: ImportError: no" in lines
+    assert "mixtral budget: sluice n=4 budget: 11.0 ms, saved 1000000000 bytes" in lines
+    nothing = {"whole": {}, "ep_rank": {}, "offload": {}}
+    assert set(benchmark.verdicts(nothing, sizes).values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("options", "left", "all_of_them"),
+    [
+        (["--seconds", "3"], "2 left for the next call: choice, soak", 3),
+        (["--part", "1/2"], "1 left for the next call: soak", 2),
+    ],
+)
+def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(
+    harness, tmp_path, monkeypatch, capsys, options, left, all_of_them
+):
     """Stand-ins of 2 s each, on a clock of the test's own, under a budget that holds one; the next call goes on, and
-    results are copied each time.
+    results are copied each time. A part has a budget of its own.
     """
     record, results = tmp_path / "record.json", tmp_path / "results"
     for program in ("gpu_suite", "gpu_layer"):
@@ -174,6 +243,7 @@ def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(harness, tmp_path, monkeypa
         monkeypatch.setattr(harness, name, value)
     monkeypatch.setattr(harness, "versions", dict)
     monkeypatch.setattr(harness, "FEWEST_SECONDS", 1.5)
+    monkeypatch.setattr(harness, "PART_SECONDS", 3)
     clock, run_within = [0.0], harness.run_within
 
     def two_seconds(command, environment, _limit):
@@ -182,15 +252,15 @@ def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(harness, tmp_path, monkeypa
 
     monkeypatch.setattr(harness, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(harness, "run_within", two_seconds)
-    arguments = ["--record", str(record), "--programs", str(tmp_path), "--copy-to", str(results), "--seconds"]
-    monkeypatch.setattr(sys, "argv", ["run", *arguments, "3"])
+    arguments = ["--record", str(record), "--programs", str(tmp_path), "--copy-to", str(results)]
+    monkeypatch.setattr(sys, "argv", ["run", *arguments, *options])
     assert harness.main() == 0
     out = capsys.readouterr().out
-    assert out.endswith("gpu: 2 left for the next call: choice, soak\n1 passed, 0 failed\n"), out
+    assert out.endswith(f"gpu: {left}\n1 passed, 0 failed\n"), out
     assert sorted(path.name for path in results.iterdir()) == ["benchmark_x.json", "record.json"]
-    monkeypatch.setattr(sys, "argv", ["run", *arguments, "30"])
+    monkeypatch.setattr(sys, "argv", ["run", *arguments, *options, "--seconds", "30"])
     assert harness.main() == 0
-    assert capsys.readouterr().out.endswith("3 passed, 0 failed\n")
+    assert capsys.readouterr().out.endswith(f"{all_of_them} passed, 0 failed\n")
 
 
 def test_Item_ThatTakesTooLong_EndsWithWhatItStarted(harness, tmp_path):

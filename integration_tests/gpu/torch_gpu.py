@@ -1,12 +1,19 @@
-"""The torch adapter and the transformers adapter on CUDA tensors, against PyTorch's own autograd.
+"""The adapters on CUDA tensors, against PyTorch's own autograd and against their hosts without Sluice.
 
-    torch_gpu.py gradients | transformers [--fake]
+    torch_gpu.py gradients | graphs | transformers | deepspeed | ranks [--fake]
 
---fake: the same on CPU tensors. Exit 77: something is not installed.
+graphs: torch captures a layer under ceilings, forward and backward, and launches it with other tokens and routes.
+ranks: two processes, each on a GPU of its own, over NCCL. --fake: the same on CPU tensors. Exit 77: something is not
+installed, or there is one GPU where two are needed.
 """
 
+import datetime
 import itertools
+import os
+import pathlib
+import subprocess
 import sys
+import tempfile
 
 import package
 
@@ -68,8 +75,7 @@ def case(torch, device, dtype, gated, policy, chunks, checkpointed):
     wide_params = [{name: next(rest) for name in names} for _ in range(E)]
     want_out = reference(torch, wide[0], ids, wide[1], wide_params, gated)
     want = [want_out, *torch.autograd.grad(want_out, wide, grad.float())]
-    got, want = [t.detach() for t in got], [t.detach() for t in want]
-    return max(float((a.float() - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in zip(got, want))
+    return largest_difference([t.detach().float() for t in got], [t.detach() for t in want])
 
 
 def gradients(torch, device):
@@ -90,6 +96,74 @@ def gradients(torch, device):
             torch.cuda.current_stream().synchronize()
         count, failed = count + 1, failed + (not found <= rooms[torch.float32])
         print(f"{'ok  ' if found <= rooms[torch.float32] else 'FAIL'} on a side stream: {found:.2e}")
+    print(f"{count - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def captured(torch, step):
+    """What `step` does, as a graph: run once outside, as torch's own recipe wants it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return graph.replay, results
+
+
+def graph_case(torch, device, policy, chunks):
+    """(largest difference, dropped routes)"""
+    from sluice.adapters.torch import Context, MoeLayer
+
+    torch.manual_seed(1)
+    T, M, H, E, K = 128, 64, 96, 8, 2
+    context = Context(device=device)
+    sizes = {"model_width": M, "hidden_width": H, "num_experts": E, "top_k": K, "activation": "silu", "gated": True}
+    sizes |= {"num_chunks": chunks, "restore_input": policy[0], "restore_middle": policy[1]}
+    exact, fixed = (MoeLayer(context, **sizes, ceiling_rows=rows) for rows in (0, T // chunks))
+    names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)}
+
+    def leaf(*shape, scale=1.0):
+        return (torch.randn(*shape) * scale).to(device).requires_grad_()
+
+    tokens, weights = leaf(T, M), torch.rand(T, K).to(device).requires_grad_()
+    ids = torch.zeros(T, K, dtype=torch.int64).to(device)
+    params = [{name: leaf(*shape, scale=shape[1] ** -0.5) for name, shape in names.items()} for _ in range(E)]
+    flat, grad = [tokens, weights, *(p[n] for p in params for n in names)], torch.randn(T, M).to(device)
+
+    def step(layer):
+        out = layer(tokens, ids, weights, params)
+        return [out.detach(), *torch.autograd.grad(out, flat, grad)]
+
+    def draw():
+        with torch.no_grad():
+            ids.copy_(torch.stack([torch.randperm(E)[:K] for _ in range(T)]))
+            tokens.copy_(torch.randn(T, M))
+
+    draw()
+    launch, results = captured(torch, lambda: step(fixed)) if device.type == "cuda" else (None, None)
+    worst = 0.0
+    for _ in range(4):
+        draw()
+        if launch is not None:
+            launch()
+        got = results if launch is not None else step(fixed)
+        worst = max(worst, largest_difference(got, step(exact)))
+    return worst, fixed.take_ceiling_report()["num_dropped"]
+
+
+def graphs(torch, device):
+    """Against eager exact exchanges on the same inputs. On a CPU there is no graph, and the step runs in its place."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    failed = count = 0
+    for policy, chunks in itertools.product([("keep", "keep"), ("redispatch", "recompute")], (1, 4)):
+        worst, dropped = graph_case(torch, device, policy, chunks)
+        is_right = worst <= 1e-5 and dropped == 0  # the same products in f32, over more rows
+        count, failed = count + 1, failed + (not is_right)
+        print(f"{'ok  ' if is_right else 'FAIL'} {policy[0]}/{policy[1]} n {chunks}: {worst:.2e}, {dropped} dropped")
     print(f"{count - failed} passed, {failed} failed")
     return 1 if failed else 0
 
@@ -120,13 +194,138 @@ def transformers(torch, device):
         loss = model(ids, labels=ids).loss
         loss.backward()
         found[implementation] = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    worst = max(
-        float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in zip(found["sluice"], found["eager"])
-    )
+    worst = largest_difference(found["sluice"], found["eager"])
     is_right = len(found["sluice"]) == len(found["eager"]) and worst <= 1e-3  # f32 through two layers of attention
     print(f"Mixtral: {len(found['sluice'])} tensors, largest difference {worst:.2e}")
     print("1 passed, 0 failed" if is_right else "0 passed, 1 failed")
     return 0 if is_right else 1
+
+
+def largest_difference(got, want):
+    """Of any two tensors, relative to the second's largest value."""
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in zip(got, want))
+
+
+def deepspeed(torch, device):
+    """DeepSpeed's layer with one rank: with capacity and without, with experts that are fused and that only their own
+    module can compute; loss and gradients as before the swap."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    try:
+        import deepspeed
+        import sluice.adapters.deepspeed
+        from deepspeed.moe.layer import MoE
+    except Exception as error:  # its own where it finds no CUDA toolkit
+        package.skip(f"DeepSpeed is not there: {error}")
+    if device.type == "cpu":
+        sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # compiles for a minute, for inference alone
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)  # takes the group that is there
+    failed = count = 0
+    for k, drop, odd in ((1, True, False), (2, False, False), (1, True, True), (2, False, True)):
+        models = []
+        for _ in range(2):
+            torch.manual_seed(1)
+            middle = torch.nn.Tanh() if odd else torch.nn.ReLU()
+            expert = torch.nn.Sequential(torch.nn.Linear(64, 96), middle, torch.nn.Linear(96, 64))
+            models.append(MoE(64, expert, num_experts=4, ep_size=1, k=k, drop_tokens=drop, use_rts=False).to(device))
+            models[-1].set_deepspeed_parallelism()
+        handle = sluice.adapters.deepspeed.swap(models[1])
+        tokens, grad = torch.randn(160, 64).to(device), torch.randn(160, 64).to(device)
+        results = []
+        for model in models:
+            torch.manual_seed(7)  # the gate's second choice draws noise
+            x = tokens.clone().requires_grad_()
+            out, aux, _ = model(x)
+            ((out * grad).sum() + aux).backward()
+            results.append([out.detach(), x.grad, *(p.grad for p in model.parameters())])
+        found = largest_difference(results[1], results[0])
+        computed = handle.stats()[0]["computed_by"] if handle.layers else "nothing: no layer was swapped"
+        handle.unswap()
+        is_right = found <= 1e-3 and computed == ("host modules" if odd else "sluice")  # f32, sums in another order
+        count, failed = count + 1, failed + (not is_right)
+        print(f"{'ok  ' if is_right else 'FAIL'} k {k} drop {drop}, computed by {computed}: {found:.2e}")
+    torch.distributed.destroy_process_group()
+    print(f"{count - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def rank_case(torch, ep, device, policy, chunks, deduplicate):
+    """Of this rank's tokens, and of its own experts, which see the tokens of both ranks."""
+    from sluice.adapters.torch import Context, MoeLayer
+
+    torch.manual_seed(1)
+    M, H, E, K, counts = 64, 96, 8, 2, (173, 90)
+    layer = MoeLayer(
+        Context(ep, device=device),
+        model_width=M,
+        hidden_width=H,
+        num_experts=E,
+        top_k=K,
+        activation="silu",
+        gated=True,
+        num_chunks=chunks,
+        deduplicate=deduplicate,
+        restore_input=policy[0],
+        restore_middle=policy[1],
+    )
+
+    def leaf(*shape, scale=1.0):
+        return (torch.randn(*shape) * scale).to(device).requires_grad_()
+
+    tokens, grads = [leaf(T, M) for T in counts], [torch.randn(T, M).to(device) for T in counts]
+    weights = [leaf(T, K) for T in counts]
+    ids = [torch.stack([torch.randperm(E)[:K] for _ in range(T)]).to(device) for T in counts]
+    names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)}
+    params = [{name: leaf(*shape, scale=shape[1] ** -0.5) for name, shape in names.items()} for _ in range(E)]
+    own = params[E // 2 * ep.rank : E // 2 * (ep.rank + 1)]
+    flat = [tokens[ep.rank], weights[ep.rank], *(p[name] for p in own for name in names)]
+    for _ in range(3):  # what the first call has to agree on the others need not
+        out = layer(tokens[ep.rank], ids[ep.rank], weights[ep.rank], own)
+        got = [out.detach(), *torch.autograd.grad(out, flat, grads[ep.rank])]
+    outs = [reference(torch, *each, params, True) for each in zip(tokens, ids, weights)]
+    return largest_difference(got, [outs[ep.rank].detach(), *torch.autograd.grad(outs, flat, grads)])
+
+
+def one_rank(torch, device, rank, store):
+    from sluice.adapters.torch import EpGroup
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if device.type == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    soon = datetime.timedelta(seconds=150)
+    torch.distributed.init_process_group("gloo", f"file://{store}", soon, rank=rank, world_size=2)
+    ep = EpGroup.for_ranks([0, 1])
+    policies = [("keep", "keep"), ("offload", "offload"), ("redispatch", "recompute")]
+    failed = count = 0
+    for policy, chunks, deduplicate in [*itertools.product(policies, (1, 4), (False,)), (policies[0], 3, True)]:
+        found = rank_case(torch, ep, device, policy, chunks, deduplicate)
+        count, failed = count + 1, failed + (not found <= 1e-4)  # as in gradients
+        name = f"{policy[0]}/{policy[1]} n {chunks} deduplicated {deduplicate}"
+        print(f"{'ok  ' if found <= 1e-4 else 'FAIL'} rank {rank}: {name}: {found:.2e}")
+    torch.distributed.barrier()
+    ep.close()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    print(f"{count - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def ranks(torch, device):
+    if device.type == "cuda" and torch.cuda.device_count() < 2:
+        package.skip("one GPU here, and NCCL takes a GPU for each rank")
+    fake = ["--fake"] if device.type == "cpu" else []
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(pathlib.Path(folder) / "store")
+        children = [
+            subprocess.Popen([sys.executable, __file__, "rank", str(rank), store, *fake], text=True)
+            for rank in range(2)
+        ]
+        codes = [child.wait() for child in children]
+    passed = sum(code == 0 for code in codes)
+    print(f"{passed} passed, {2 - passed} failed")
+    return 0 if passed == 2 else 1
 
 
 def main():
@@ -134,7 +333,11 @@ def main():
     import torch
     import torch.utils.checkpoint
 
-    return {"gradients": gradients, "transformers": transformers}[sys.argv[1]](torch, where)
+    if sys.argv[1] == "rank":
+        return one_rank(torch, where, int(sys.argv[2]), sys.argv[3])
+    scripts = {"gradients": gradients, "graphs": graphs, "transformers": transformers}
+    scripts |= {"deepspeed": deepspeed, "ranks": ranks}
+    return scripts[sys.argv[1]](torch, where)
 
 
 if __name__ == "__main__":

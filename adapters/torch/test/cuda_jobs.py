@@ -371,7 +371,7 @@ def refusals():
 
 
 def ceilings_have_the_bits_of_exact():
-    """Graph mode under torch, on both devices: the same outputs and gradients, other routes in between, what is dropped."""
+    """Graph mode under torch, on both devices: outputs and gradients, other routes in between, what is dropped."""
     for device in ("cpu", "cuda:0"):
         torch.manual_seed(0)
         context = Context(device=device)
@@ -415,8 +415,8 @@ def joined(rank, store):
 
 
 def ranks_match_autograd(rank, store):
-    """Two processes, each with a device of its own, over NCCL (its fake passes messages by files): outputs and gradients
-    of this rank's tokens and of its own experts, which saw the tokens of both."""
+    """Two processes, each with a device of its own, over NCCL (its fake passes messages by files): outputs and
+    gradients of this rank's tokens and of its own experts, which saw the tokens of both."""
     ep = joined(rank, store)
     names = {"w1": (24, 16), "w3": (24, 16), "w2": (16, 24)}
     cases = [

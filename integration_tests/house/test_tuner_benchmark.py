@@ -62,10 +62,10 @@ def test_TunerBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
 
 
 def test_TunerBenchmark_Marks_AreNamedWhereTheyAreMissed():
-    found = {"regret": {"adaptive": {"median": 0.01, "worst": 0.3}}, "error_with_host": {"median": 0.05, "p90": 0.2}}
+    found = {"regret": {"adaptive": {"median": 0.01, "worst": 0.3}}, "error": {"median": 0.05, "p90": 0.2}}
     assert tuner.missed(found) == [
         "regret adaptive worst 30.0 %, must be at most 10 %",
-        "error_with_host p90 20.0 %, must be at most 12 %",
+        "error p90 20.0 %, must be at most 12 %",
     ]
 
 

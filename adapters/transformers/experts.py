@@ -90,9 +90,9 @@ def context_of(
     found = _contexts.get(key)
     if found is None or not found.alive:
         known = ContextOptions(*chosen)
-        found = _contexts[key] = Context(
-            group, dataclasses.replace(known, max_outstanding=known.max_outstanding or num_layers), device
-        )
+        outstanding = known.max_outstanding or num_layers
+        known = dataclasses.replace(known, max_outstanding=outstanding, num_layers=num_layers)
+        found = _contexts[key] = Context(group, known, device)
         trace.register(found)
     return found
 

@@ -286,7 +286,7 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
       /* A repetition's n is still to be found. */
       .comm_hash = refusal == SLUICE_OK && !planned && !f->repeats ? f->pass.schedule->comm_hash : (uint64_t)is_kept(f),
       .num_tokens = refusal == SLUICE_OK ? f->args->expert_ids->shape[0] : 0,
-      .base_bytes = planned ? sluice_plan_base_bytes(context) : 0,
+      .base_bytes = planned ? sluice_planned_base_bytes(moe) : 0,
       .held_bytes = atomic_load(&context->step_bytes),
       .held_pool_bytes = planned ? sluice_ledger_sums(&context->ledger).pool : 0,
       .local_status = refusal,

@@ -105,6 +105,10 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   return SLUICE_OK;
 }
 
+uint64_t sluice_layer_bytes(const sluice_moe_t* moe) {
+  return sluice_align_up(sizeof *moe) + sluice_align_up(moe->tables_bytes);
+}
+
 void sluice_layer_retain(sluice_moe_t* moe) { atomic_fetch_add(&moe->references, 1); }
 
 void sluice_layer_release(sluice_moe_t* moe) {

@@ -51,6 +51,8 @@ static inline sluice_unit_t sluice_layer_unit(const sluice_moe_config_t* config)
 /* config has been validated and copied; policies: of its lists, NULL: it has none. Retains context. */
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
                                     const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
+/* What a layer itself takes of its context's memory. */
+uint64_t sluice_layer_bytes(const sluice_moe_t* moe);
 void sluice_layer_retain(sluice_moe_t* moe);
 void sluice_layer_release(sluice_moe_t* moe);
 

@@ -85,8 +85,15 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
   };
 }
 
+uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
+  sluice_context_t* context = moe->context;
+  const uint64_t now = sluice_plan_base_bytes(context);
+  if (sluice_is_far(moe) || context->expected_layers <= context->num_layers) return now;
+  return now + (uint64_t)(context->expected_layers - context->num_layers) * sluice_layer_bytes(moe);
+}
+
 sluice_status_t sluice_planned_least_bytes(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
-  const sluice_agreement_t own = {.max_tokens = num_tokens, .base_bytes = sluice_plan_base_bytes(moe->context)};
+  const sluice_agreement_t own = {.max_tokens = num_tokens, .base_bytes = sluice_planned_base_bytes(moe)};
   const sluice_plan_inputs_t inputs = inputs_of(moe, &own);
   return sluice_plan_least_bytes(moe, &inputs, out_bytes);
 }

@@ -9,6 +9,11 @@
 /* Every id lies in range: what a rank can refuse before the header. */
 sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
 
+/* What the context takes besides what its plan counts, with the layers that are still to come. Hosts may make a model's
+ * layers one by one, each at its first forward, and say how many there will be: plans that have filled the budget would
+ * leave them no room. On a far device layers lie in the host's memory, which has no budget. */
+uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe);
+
 /* Whether one more forward may be kept under the plan in force, in its budgets, whatever its routing, beside the bytes
  * that outstanding forwards hold (and of those, in the host pool): the most of any rank, so that all ranks refuse alike
  * before any row is sent. In place of an allocator that would refuse in the middle of a pass. OVER_BUDGET. */

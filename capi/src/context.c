@@ -42,6 +42,10 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
                        "context: max_outstanding is %d and halves_apart %d; use 0 or more, and 0 or 1",
                        out->max_outstanding, out->halves_apart);
   }
+  if (out->num_layers < 0 || out->reserved != 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: num_layers is %d and reserved %d; use 0 or more, and 0",
+                       out->num_layers, out->reserved);
+  }
   const uint64_t budgets[] = {out->memory_budget, out->host_memory_budget};
   const uint64_t shared[] = {out->shared_memory_budget, out->shared_host_memory_budget};
   for (int i = 0; i < 2; ++i) {
@@ -133,6 +137,7 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
   context->shared_memory_budget = checked.shared_memory_budget;
   context->shared_host_memory_budget = checked.shared_host_memory_budget;
   context->max_outstanding = checked.max_outstanding;
+  context->expected_layers = checked.num_layers;
   context->halves_apart = checked.halves_apart;
   sluice_status_t status = is_cuda ? fill_cuda(context, &checked, sources) : fill_engine(context, &checked);
   if (status != SLUICE_OK) {

@@ -304,16 +304,13 @@ static void CudaCallback_UnderABudget_PredictsThePeakToTheByte(void** state) {
 
 /* ---- what stays closed ------------------------------------------------------------------------------------------ */
 
-static void CudaCallback_UnderACeilingOrWithOtherPolicies_IsRefusedByName(void** state) {
+static void CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused(void** state) {
   (void)state;
   rig_t rig;
   sluice_moe_config_t good = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP), bad = good;
   sluice_moe_t* moe = NULL;
   open_all(&rig, &good);
-  bad.exchange_mode = SLUICE_EXCHANGE_CEILING, bad.ceiling_rows = 6;
-  assert_int_equal(sluice_moe_create(rig.context, &bad, &moe), SLUICE_E_UNSUPPORTED);
-  assert_non_null(strstr(last_message(), "exchange_mode ceiling does not take callback experts"));
-  bad = good, bad.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  bad.restore_middle = SLUICE_RESTORE_OFFLOAD;
   assert_int_equal(sluice_moe_create(rig.context, &bad, &moe), SLUICE_E_UNSUPPORTED);
   assert_non_null(strstr(last_message(), "callback experts take restore_middle keep"));
   sluice_fake_cuda_set_capturing(fakes_stream(0), 1);
@@ -332,7 +329,7 @@ int main(void) {
       cmocka_unit_test(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader),
       cmocka_unit_test(CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaCallback_UnderABudget_PredictsThePeakToTheByte),
-      cmocka_unit_test(CudaCallback_UnderACeilingOrWithOtherPolicies_IsRefusedByName),
+      cmocka_unit_test(CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,7 +95,7 @@
   MEMBER(sluice_host_gemm_args_t, dtype_c, 100, 4) \
   MEMBER(sluice_host_gemm_args_t, beta, 104, 4) \
   MEMBER(sluice_host_gemm_args_t, reserved, 108, 4) \
-  STRUCT(sluice_context_config_t, 120) \
+  STRUCT(sluice_context_config_t, 128) \
   MEMBER(sluice_context_config_t, struct_size, 0, 8) \
   MEMBER(sluice_context_config_t, next, 8, 8) \
   MEMBER(sluice_context_config_t, device_type, 16, 4) \
@@ -113,6 +113,8 @@
   MEMBER(sluice_context_config_t, host_memory_budget, 96, 8) \
   MEMBER(sluice_context_config_t, shared_memory_budget, 104, 8) \
   MEMBER(sluice_context_config_t, shared_host_memory_budget, 112, 8) \
+  MEMBER(sluice_context_config_t, num_layers, 120, 4) \
+  MEMBER(sluice_context_config_t, reserved, 124, 4) \
   STRUCT(sluice_context_stats_t, 272) \
   MEMBER(sluice_context_stats_t, struct_size, 0, 8) \
   MEMBER(sluice_context_stats_t, current_bytes, 8, 8) \

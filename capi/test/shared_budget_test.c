@@ -107,12 +107,57 @@ static void Share_Bad_IsNamed(void** state) {
   assert_null(context);
 }
 
+static void Layers_Negative_IsNamed(void** state) {
+  (void)state;
+  sluice_context_t* context = NULL;
+  sluice_context_config_t config;
+  sluice_context_config_init(&config, sizeof config);
+  config.num_layers = -1;
+  REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT, "num_layers is -1");
+}
+
+/* Layers that are made one by one have room in what the first one's plan left, whatever the budget. */
+static void Layers_MadeOneByOne_AreInTheFirstPlan(void** state) {
+  (void)state;
+  enum { LAYERS = 6 };
+  rig_t rig;
+  sluice_moe_t* layers[LAYERS];
+  sluice_step_t* steps[LAYERS];
+  uint64_t least = 0;
+  sluice_context_config_t context = own_rig_context(1 << 20, LAYERS);
+  sluice_moe_config_t config = rig_config();
+  context.num_layers = LAYERS, config.num_chunks = 0;
+  own_rig_open(&rig, &context, &config);
+  WORKS(sluice_moe_smallest_budget(rig.moe, rig.num_tokens, &least));
+  own_rig_close(&rig);
+  for (int spare = 0; spare < 12; ++spare) {
+    context.memory_budget = least + least * (uint64_t)spare / 16;
+    own_rig_open(&rig, &context, &config);
+    layers[0] = rig.moe;
+    for (int i = 0; i < LAYERS; ++i) {
+      if (i > 0) WORKS(sluice_moe_create(rig.context, &rig.config, &layers[i]));
+      rig.moe = layers[i];
+      WORKS(rig_forward(&rig, &steps[i]));
+    }
+    assert_true(own_rig_stats(&rig).peak_bytes <= context.memory_budget);
+    for (int i = LAYERS - 1; i >= 0; --i) {
+      rig.moe = layers[i];
+      WORKS(rig_backward(&rig, steps[i]));
+      sluice_step_drop(steps[i]);
+      if (i > 0) sluice_moe_destroy(layers[i]);
+    }
+    own_rig_close(&rig);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Share_TooSmall_NamesTheWholeThatDoes),
       cmocka_unit_test(Share_SetToTheSmallest_DoesAndNoByteLess),
       cmocka_unit_test(SetShare_Bad_IsNamed),
       cmocka_unit_test(Share_Bad_IsNamed),
+      cmocka_unit_test(Layers_Negative_IsNamed),
+      cmocka_unit_test(Layers_MadeOneByOne_AreInTheFirstPlan),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -153,7 +153,7 @@ def test_MemoryBudget_OverAllLayers_HoldsOrNamesTheShortfall(configured: Any) ->
         tf_models.step(tf_models.make("mixtral"), tf_models.batch())
 
 
-@pytest.mark.parametrize("spare", [1.02, 1.2, 1.6, 2.4])
+@pytest.mark.parametrize("spare", [1.02, 1.2, 1.4, 1.6, 1.8, 2.0, 2.4])
 def test_MemoryBudget_JustAboveTheLeast_IsSharedByTheLayersToCome(configured: Any, spare: float) -> None:
     """The first layer's plan leaves room for the steps of layers that do not exist yet."""
     configured(memory_budget=1 << 10, gemm="ref")

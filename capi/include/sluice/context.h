@@ -60,6 +60,9 @@ typedef struct sluice_context_config_s {
    * (host_memory_budget), and here the whole, which errors then name: at least the share. 0: the share is the whole. */
   uint64_t shared_memory_budget;
   uint64_t shared_host_memory_budget;
+  int32_t num_layers; /* under a budget: layers that the context will have, where the host makes some behind the first
+                         forward, so that plans count what all of them take; 0: those that are there */
+  int32_t reserved;   /* 0 */
 } sluice_context_config_t;
 
 SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size);

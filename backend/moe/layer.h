@@ -30,6 +30,7 @@ struct sluice_moe_s {
   const struct sluice_plan_data_s* plan; /* of those, what is in force */
   struct sluice_ceiling_s* ceiling;      /* NULL: rows travel as they are */
   int32_t plan_is_given;                 /* by the host: not made anew when more tokens come */
+  int32_t plan_limits_context;           /* that plan counts in num_given_plans */
   int32_t has_told_fallback;             /* that chunks did not fit what the plan keeps */
 };
 

@@ -164,6 +164,10 @@ sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t*
 /* The plan in force is the host's from now on. */
 void sluice_plan_was_given(sluice_moe_t* moe);
 
+/* Limits of a plan that the host gave go with the last such plan of the context: when it is taken away, and when its
+ * layer is destroyed, though outstanding steps still hold the layer. */
+void sluice_plan_lift_limits(sluice_moe_t* moe);
+
 /* The layer runs without a plan, or makes its own under the context's budget. */
 void sluice_plan_remove(sluice_moe_t* moe);
 

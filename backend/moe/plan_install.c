@@ -23,15 +23,14 @@ static void set_limits(sluice_context_t* context, limits_t limits) {
 }
 
 void sluice_plan_was_given(sluice_moe_t* moe) {
-  if (!moe->plan_is_given) ++moe->context->num_given_plans;
-  moe->plan_is_given = 1;
+  if (!moe->plan_limits_context) ++moe->context->num_given_plans;
+  moe->plan_is_given = moe->plan_limits_context = 1;
 }
 
-/* Limits of a plan that the host gave go with the last such plan of the context. */
-static void take_back(sluice_moe_t* moe) {
+void sluice_plan_lift_limits(sluice_moe_t* moe) {
   sluice_context_t* context = moe->context;
-  if (!moe->plan_is_given) return;
-  moe->plan_is_given = 0;
+  if (!moe->plan_limits_context) return;
+  moe->plan_limits_context = 0;
   if (--context->num_given_plans > 0) return;
   const int is_budgeted = context->memory_budget > 0 || context->host_memory_budget > 0;
   set_limits(context, (limits_t){context->memory_budget, context->host_memory_budget,
@@ -43,7 +42,8 @@ void sluice_plan_remove(sluice_moe_t* moe) {
   sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
   moe->plans = NULL;
   moe->plan = NULL;
-  take_back(moe);
+  moe->plan_is_given = 0;
+  sluice_plan_lift_limits(moe);
 }
 
 static sluice_status_t reserve(sluice_moe_t* layer, const sluice_plan_data_t* plan) {

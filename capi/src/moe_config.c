@@ -2,9 +2,11 @@
 #include <float.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/base/structs.h"
 #include "backend/moe/layer.h"
+#include "backend/moe/plan.h"
 
 void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {
   if (out_config == NULL || struct_size < sizeof(size_t)) return;
@@ -175,6 +177,9 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   return status;
 }
 
-void sluice_moe_destroy(sluice_moe_t* moe) { sluice_layer_release(moe); }
+void sluice_moe_destroy(sluice_moe_t* moe) {
+  if (moe != NULL && moe->context->pid == getpid()) sluice_plan_lift_limits(moe);
+  sluice_layer_release(moe);
+}
 
 int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe) { return moe == NULL ? 0 : moe->num_local; }

@@ -196,10 +196,43 @@ static void UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn(void** state) {
   rig_close(&rig);
 }
 
+/* A layer that is destroyed under its plan takes the plan's limits with it, though a step of it is dropped later. */
+static void UsePlan_LayerDestroyed_ItsLimitsGoToo(void** state) {
+  (void)state;
+  sluice_moe_config_t layer = rig_config();
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  sluice_plan_t* plan = NULL;
+  sluice_step_t* step = NULL;
+  rig_t rig;
+  WORKS(rig_open(&rig, NULL, &layer));
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = rig.num_tokens, config.memory_budget = 1u << 20;
+  WORKS(sluice_plan_create(rig.moe, &config, &plan));
+  WORKS(sluice_moe_use_plan(rig.moe, plan));
+  sluice_plan_destroy(plan);
+  WORKS(rig_forward(&rig, &step));
+  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
+  assert_int_equal(stats.planned_outstanding, 1);
+  sluice_moe_destroy(rig.moe);
+  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
+  assert_int_equal(stats.planned_outstanding, 0);
+  sluice_step_drop(step);
+  WORKS(sluice_moe_create(rig.context, &layer, &rig.moe));
+  WORKS(rig_round(&rig, NULL));
+  WORKS(rig_forward(&rig, &step));
+  sluice_step_t* second = NULL;
+  WORKS(rig_forward(&rig, &second)); /* the old plan had one outstanding step */
+  sluice_step_drop(second);
+  sluice_step_drop(step);
+  rig_close(&rig);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers),
       cmocka_unit_test(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn),
+      cmocka_unit_test(UsePlan_LayerDestroyed_ItsLimitsGoToo),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

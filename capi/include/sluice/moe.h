@@ -122,6 +122,8 @@ SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_
  * out_moe: new, sluice_moe_destroy. Context-exclusive. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, UNSUPPORTED. */
 SLUICE_API sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_config_t* config,
                                              sluice_moe_t** out_moe);
+/* Outstanding steps may still be dropped, not run. Budgets of a plan that the host gave (sluice_moe_use_plan) hold no
+ * longer; with such a plan the call is Context-exclusive. */
 SLUICE_EXPORT void sluice_moe_destroy(sluice_moe_t* moe);
 SLUICE_EXPORT int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe);
 

@@ -110,7 +110,7 @@ SLUICE_API sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, i
 /* Runs the layer under the plan from now on; NULL: without. Allocates what the plan fixes. Every rank uses an equal
  * plan; the next header checks. Not with steps outstanding of another plan. Context-exclusive. Errors: INVALID_ARGUMENT
  * (a plan of another layer), OVER_BUDGET, NO_MEMORY: the layer keeps the plan it had. The plan's budgets hold for all
- * layers of the context, until the last one that was given a plan is without. */
+ * layers of the context, until the last one that was given a plan is without, or is destroyed. */
 SLUICE_API sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan);
 
 /* The smallest memory_budget of the layer's context under which its forwards of num_tokens would have a plan, by what

@@ -7,8 +7,7 @@
 #define HOPELESS  1.15 /* times the best in two counted steps: out */
 #define FAR       1.95 /* the same in one: more than a flip of the machine's speed (1.7) explains */
 #define ABOUT     1.19 /* of the first size, either way: 2^(1/4) */
-#define ELSEWHERE 128  /* passes of other sizes after which the race ends as it stands */
-#define PATIENCE  128  /* training steps in a row that do not bring it forward: the same */
+#define ELSEWHERE 64   /* laps of other sizes alone, after which the race ends as it stands */
 
 static double time_of(const sluice_plan_race_t* r, int32_t plan) {
   if (r->counts[plan][0] < 2 || r->counts[plan][1] < 2) return INFINITY;
@@ -33,6 +32,7 @@ void sluice_plan_race_start(sluice_plan_race_t* r, const sluice_racing_plan_t* p
   r->count = count;
   r->is_settled = count == 1;
   r->alive = (1u << count) - 1;
+  sluice_patience_begin(&r->patience);
   memcpy(r->plans, plans, (size_t)count * sizeof *plans);
 }
 
@@ -82,7 +82,14 @@ void sluice_plan_race_count_switch(sluice_plan_race_t* r, int32_t direction, int
   if (more > 0) r->switch_ns += more;
 }
 
-int sluice_plan_race_wait(sluice_plan_race_t* r) { return !r->is_settled && ++r->waited > PATIENCE ? settle(r) : 0; }
+int sluice_plan_race_wait(sluice_plan_race_t* r, int32_t layer) {
+  if (r->is_settled) return 0;
+  if (sluice_patience_wait(&r->patience, layer)) {
+    r->elsewhere += r->saw_other && !r->saw_counted;
+    r->saw_other = r->saw_counted = 0;
+  }
+  return r->elsewhere > ELSEWHERE || sluice_patience_is_over(&r->patience) ? settle(r) : 0;
+}
 
 int sluice_plan_race_observe(sluice_plan_race_t* r, int32_t direction, int32_t plan, int64_t rows, uint64_t ns) {
   if (rows < 1 || ns == 0 || plan < 0 || plan >= r->count) return 0;
@@ -91,10 +98,14 @@ int sluice_plan_race_observe(sluice_plan_race_t* r, int32_t direction, int32_t p
   if (r->is_settled) return 0;
   if (r->rows == 0) r->rows = rows;
   double size = (double)rows / (double)r->rows;
-  if (size > ABOUT || size < 1 / ABOUT) return ++r->elsewhere > ELSEWHERE ? settle(r) : 0;
+  if (size > ABOUT || size < 1 / ABOUT) {
+    r->saw_other = 1;
+    return 0;
+  }
+  r->saw_counted = 1;
   ++r->passes;
   double each = (double)ns / (double)rows, *shortest = &r->ns_per_row[plan][direction];
-  if (r->counts[plan][direction] <= COUNTED) r->waited = 0;
+  if (r->counts[plan][direction] <= COUNTED) sluice_patience_renew(&r->patience);
   count_warm_up(r, plan, direction, each, (double)rows);
   if (++r->counts[plan][direction] > 1 && (*shortest == 0 || each < *shortest)) *shortest = each;
   int32_t best = best_but(r, -1);

@@ -7,7 +7,8 @@
  *
  * Only steps of about the size of the first count, so that changing batches do not decide it; where sizes never repeat,
  * the first plan wins. Where steps go on and none of them can be counted (ranks ran passes differently, a direction is
- * not timed), the race is given up: the best of what ran, else the first plan.
+ * not timed), the race is given up: the best of what ran, else the first plan. Layers share a race, each with the rows
+ * that it is routed: those of another size end it only where none of the right one is left.
  *
  * Source: MPMoE's joint selection of (n, strategy), and algorithms.md section 4's "adaptive: model first, top few
  * confirmed".
@@ -16,6 +17,8 @@
 #define SLUICE_BACKEND_TUNE_PLAN_RACE_H_
 
 #include <stdint.h>
+
+#include "backend/tune/patience.h"
 
 #define SLUICE_RACE_PLANS 4
 
@@ -31,8 +34,10 @@ typedef struct sluice_plan_race_s {
   int64_t rows;               /* size of the steps that count; 0: none yet */
   int64_t passes;             /* that the race took, both directions */
   int64_t timed;              /* all that were seen, also behind the race and of other sizes */
-  int64_t elsewhere;          /* passes of other sizes */
-  int32_t waited;             /* training steps since a pass last brought the race forward */
+  sluice_patience_t patience; /* since a pass last brought the race forward */
+  int32_t elsewhere;          /* laps with passes of other sizes alone */
+  uint8_t saw_other;          /* such a pass, in this lap */
+  uint8_t saw_counted;        /* one that counted */
   double total_ns, excess_ns; /* of passes that counted; beyond those of the best */
   double switch_ns;           /* of first passes after a switch, beyond the shortest of the same plan */
   sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
@@ -47,9 +52,9 @@ void sluice_plan_race_start(sluice_plan_race_t* race, const sluice_racing_plan_t
 int32_t sluice_plan_race_next(sluice_plan_race_t* race);
 /* A pass that all ranks ran under `plan`: ns of the slowest, rows of the fullest. Nonzero: it settled the race. */
 int sluice_plan_race_observe(sluice_plan_race_t* race, int32_t direction, int32_t plan, int64_t rows, uint64_t ns);
-/* A training step has run since the last forward, timed or not. Nonzero: that settled the race, since none brings it
- * forward for long. */
-int sluice_plan_race_wait(sluice_plan_race_t* race);
+/* A training step of `layer` has run since its last forward, timed or not. Nonzero: that settled the race, since none
+ * brings it forward for long. */
+int sluice_plan_race_wait(sluice_plan_race_t* race, int32_t layer);
 /* A first pass after a switch to `plan`: what it took beyond the plan's usual time is counted where that is known. */
 void sluice_plan_race_count_switch(sluice_plan_race_t* race, int32_t direction, int32_t plan, int64_t rows,
                                    uint64_t ns);

@@ -7,8 +7,7 @@ const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES] = {1, 2, 3, 4, 6, 8, 12, 
 
 #define REPEATS      3
 #define BUDGET_SHARE 0.004
-#define PATIENCE     128 /* forwards in a row that a race is asked for and none of which brings it forward */
-#define EXPENSIVE    5   /* times the share that races may cost: then new sizes take the nearest answer */
+#define EXPENSIVE    5 /* times the share that races may cost: then new sizes take the nearest answer */
 
 int32_t sluice_search_size_of(int32_t num_chunks) {
   int32_t i = SLUICE_SEARCH_SIZES - 1;
@@ -74,11 +73,13 @@ int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
   return pick;
 }
 
-void sluice_search_wait(sluice_search_t* s, int64_t rows) {
+void sluice_search_wait(sluice_search_t* s, int64_t rows, int32_t layer) {
   if (rows < 1) return;
   int32_t bucket = sluice_search_bucket(rows);
   sluice_spot_t* spot = &s->spots[bucket];
-  if (spot->state == SLUICE_SPOT_RACING && ++spot->waited > PATIENCE) sluice_search_give_up(s, bucket);
+  if (spot->state != SLUICE_SPOT_RACING) return;
+  sluice_patience_wait(&spot->patience, layer);
+  if (sluice_patience_is_over(&spot->patience)) sluice_search_give_up(s, bucket);
 }
 
 /* What a warm-up cost is known once a second pass has run. Seconds. */
@@ -150,7 +151,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
   ++spot->race_passes;
   sluice_sample_t* sample =
       direction == SLUICE_FORWARD ? &spot->forward[sluice_pick_size(pick)] : &spot->backward[pick];
-  if (sample->count < sluice_search_wanted(s, spot)) spot->waited = 0;
+  if (sample->count < sluice_search_wanted(s, spot)) sluice_patience_renew(&spot->patience);
   count_sample(s, sample, ns_per_row, (double)rows, lanes);
   float startup = lanes == NULL ? 0 : (float)(lanes->startup / (double)rows);
   if (startup > 0 && (spot->startup[direction] <= 0 || startup < spot->startup[direction])) {

@@ -26,6 +26,7 @@
 #define SLUICE_BACKEND_TUNE_SEARCH_H_
 
 #include "backend/base/status.h"
+#include "backend/tune/patience.h"
 #include "backend/tune/race_log.h"
 #include "backend/tune/sketch.h"
 #include "sluice/tuner.h"
@@ -89,7 +90,7 @@ typedef struct sluice_spot_s {
   uint8_t is_extended, is_unsteady; /* the window runs twice as long; the machine's speed flipped during this race */
   int8_t worse;
   int16_t lo, hi;
-  int32_t waited; /* training steps since a pass last brought the race forward */
+  sluice_patience_t patience; /* since a pass last brought the race forward */
   int32_t race_passes;
   uint32_t passes_since;   /* the last race */
   uint32_t question_after; /* passes */
@@ -151,9 +152,9 @@ int32_t sluice_search_next(sluice_search_t* search, int64_t rows, int32_t* out_w
 /* A pass that all ranks ran with the same pick: `ns` of the slowest, and what its lanes took in ns, or NULL. */
 void sluice_search_observe(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
                            const sluice_lanes_t* lanes);
-/* A training step has run since the last forward, timed or not, and the next one will be asked for `rows`: a race that
- * no pass brings forward for long is given up. */
-void sluice_search_wait(sluice_search_t* search, int64_t rows);
+/* A training step of `layer` has run since its last forward, timed or not, and the next one will be asked for `rows`: a
+ * race that no pass brings forward for long is given up. */
+void sluice_search_wait(sluice_search_t* search, int64_t rows, int32_t layer);
 /* Beyond `seconds`, which a first pass after a switch took: counted where the candidate's usual time is known. */
 void sluice_search_count_switch(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, double seconds);
 /* An answer from elsewhere for this size. */

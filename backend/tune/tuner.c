@@ -301,7 +301,7 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
   if (sluice_is_planned(moe)) {
     sluice_tuner_agree_on_plan(moe, seat, reports, world_size);
   } else {
-    if (sluice_tuner_has_trained(reports, world_size)) sluice_search_wait(&table->search, rows);
+    if (sluice_tuner_has_trained(reports, world_size)) sluice_search_wait(&table->search, rows, moe->config.layer_id);
     take(table, seat, rows);
   }
 }

@@ -136,7 +136,7 @@ void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat,
       tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
     }
   }
-  if (sluice_tuner_has_trained(reports, world_size) && sluice_plan_race_wait(race)) {
+  if (sluice_tuner_has_trained(reports, world_size) && sluice_plan_race_wait(race, moe->config.layer_id)) {
     tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
   }
 }

@@ -84,6 +84,22 @@ static void SizesInTurn_CandidatesNeverRun_RacesAreGivenUp(void** state) {
   assert_true(w->settled[0]);
 }
 
+/* More layers of a kind than a race has patience: what they are told to run is reported two forwards later, when each
+ * of the others has asked as well. */
+static void ManyLayersOfAKind_TheirRaceRunsItsCourse(void** state) {
+  (void)state;
+  for (int32_t budget = 0; budget <= 1; ++budget) {
+    tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
+    w->layers = 72, w->steps = 24, w->budget = budget ? 64 << 20 : 0;
+    tuner_run(w);
+    must_agree(w);
+    assert_true(w->settled[0] && w->num_decisions[0] >= 1);
+    const sluice_tuner_decision_t* d = &w->decisions[0][0];
+    assert_int_equal(d->why, SLUICE_WHY_RACED);
+    assert_true(d->num_raced >= 2 && d->seconds > 0 && d->runner_up_chunks > 0);
+  }
+}
+
 /* What each rank chooses by is named beside the rank, whichever of the two fails. */
 static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
   (void)state;
@@ -353,6 +369,7 @@ int main(void) {
       cmocka_unit_test(EveryMode_RanksDecideAlikeAndSettle),
       cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
       cmocka_unit_test(SizesInTurn_CandidatesNeverRun_RacesAreGivenUp),
+      cmocka_unit_test(ManyLayersOfAKind_TheirRaceRunsItsCourse),
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
       cmocka_unit_test(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),

@@ -24,7 +24,7 @@ typedef struct rank_s {
   tuner_world_t* world;
   int32_t rank;
   sluice_context_t* context;
-  sluice_moe_t* layers[4];
+  sluice_moe_t* layers[MAX_LAYERS];
   int32_t step;
   float *tokens, *out, *grad, *weights;
   int64_t* ids;

@@ -4,9 +4,10 @@
 
 #include "sluice/sluice.h"
 
-#define MAX_RANKS 4
-#define M         16
-#define H         32
+#define MAX_RANKS  4
+#define MAX_LAYERS 96
+#define M          16
+#define H          32
 
 /* The costs of a made-up machine. */
 extern const char* const tuner_machine;

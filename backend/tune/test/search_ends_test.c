@@ -14,7 +14,7 @@
 
 /* ---- a host ---- */
 
-enum { MOST_OUTSTANDING = 24, MOST_LAYERS = 2 };
+enum { MOST_OUTSTANDING = 24, MOST_LAYERS = 96 };
 
 typedef enum sizes_e { SAME, TWO_IN_TURNS, THREE_IN_TURNS, FIVE_IN_TURNS, SIX_AT_RANDOM, GROWING, WILD, SIZES } sizes_t;
 typedef enum model_kind_e { NO_MODEL, WRONG, SILENT, NOT_A_NUMBER, ENDLESS, AT_RANDOM, MODELS } model_kind_t;
@@ -83,7 +83,7 @@ static host_t random_host(uint32_t* seed) {
   for (int32_t d = 0; d < 2; ++d) h.untimed[d] = shares[next_random(seed) % 5];
   h.backward_share = 1 - shares[next_random(seed) % 5];
   h.other_rows = next_random(seed) % 4 ? 1 : 1.4;
-  h.num_layers = 1 + (int32_t)(next_random(seed) % MOST_LAYERS);
+  h.num_layers = 1 + (int32_t)(next_random(seed) % 2);
   h.depth = next_random(seed) % 2 ? 1 : 1 + (int32_t)(next_random(seed) % 8);
   h.repeats = next_random(seed) % 4 == 0;
   h.has_lanes = next_random(seed) % 4 != 0;
@@ -128,7 +128,7 @@ static void header(const host_t* h, sluice_search_t* s, seat_t* seat, int32_t* t
     seat->report[d] = (pass_t){0};
   }
   int32_t why;
-  if (has_trained) sluice_search_wait(s, seat->rows);
+  if (has_trained) sluice_search_wait(s, seat->rows, (int32_t)(seat - h->seats));
   seat->pick = sluice_search_next(s, seat->rows, &why);
   assert_in_range(seat->pick, 0, SLUICE_SEARCH_PICKS - 1);
   int32_t* count = &trials[sluice_search_bucket(seat->rows)];
@@ -252,6 +252,49 @@ static void ManyOutstanding_FewBackwardsTold_BestIsFound(void** state) {
               1.05 * exhaustive(&host.surface, host.base, SLUICE_SEARCH_SIZES));
 }
 
+/* Layers of one kind share a race, and each tells of its choice two of its forwards later: all the others ask in
+ * between, which is no reason to give the race up. */
+static void ManyLayers_ToldTwoForwardsLater_BestIsFound(void** state) {
+  (void)state;
+  static sluice_search_t search;
+  static host_t host;
+  for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_PROFILE; ++mode) {
+    for (int32_t depth = 1; depth <= 4; depth += 3) { /* forwards outstanding */
+      host = plain_host();
+      host.surface = (surface_t){.alpha = 1e-5, .beta = 1e-6, .gemm_startup = 1e-6, .gemm_rate = 1e-6, .tile = 1};
+      host.num_layers = MOST_LAYERS, host.depth = depth;
+      const sluice_search_config_t config = config_of(mode);
+      int32_t trials[SLUICE_SEARCH_BUCKETS] = {0}, worst = 0, why = 0;
+      sluice_search_init(&search, &config);
+      for (host.step = 0; host.step < 60; ++host.step) {
+        for (int32_t l = 0; l < host.num_layers; ++l) run_steps(&host, &search, &host.seats[l], trials, &worst);
+      }
+      int32_t pick = sluice_search_next(&search, host.base, &why);
+      assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_QUESTIONED);
+      assert_true(whole(&host.surface, host.base, pick) <=
+                  1.05 * exhaustive(&host.surface, host.base, SLUICE_SEARCH_SIZES));
+    }
+  }
+}
+
+/* A layer that began a lap and never comes again: the others go on counting without it. */
+static void ManyLayers_OneIsGone_RacesEnd(void** state) {
+  (void)state;
+  static sluice_search_t search;
+  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  sluice_search_init(&search, &config);
+  int32_t why = 0, steps = 0;
+  sluice_search_next(&search, 8000, &why);
+  sluice_search_wait(&search, 8000, 99);
+  for (; steps < 1000 && why == SLUICE_WHY_ON_TRIAL; ++steps) {
+    for (int32_t layer = 0; layer < 10; ++layer) {
+      sluice_search_next(&search, 8000, &why);
+      sluice_search_wait(&search, 8000, layer);
+    }
+  }
+  assert_true(steps > 128 && steps < 300);
+}
+
 /* Nothing of the kind has run, but a neighbour has its answer: that, and not the fewest chunks. */
 static void GivenUp_NothingRan_TakesTheNearestAnswer(void** state) {
   (void)state;
@@ -262,7 +305,7 @@ static void GivenUp_NothingRan_TakesTheNearestAnswer(void** state) {
   int32_t why = SLUICE_WHY_ON_TRIAL, pick = 0, asked = 0;
   for (; asked < 500 && why == SLUICE_WHY_ON_TRIAL; ++asked) {
     pick = sluice_search_next(&search, 8000, &why);
-    sluice_search_wait(&search, 8000);
+    sluice_search_wait(&search, 8000, 7);
   }
   assert_true(asked > 100 && asked < 200);
   assert_int_equal(why, SLUICE_WHY_INSIDE_RANGE);
@@ -310,6 +353,8 @@ int main(void) {
       cmocka_unit_test(SizesInTurns_ChoicesRunElsewhere_RacesEnd),
       cmocka_unit_test(OneDirectionUntimed_RacesEnd),
       cmocka_unit_test(ManyOutstanding_FewBackwardsTold_BestIsFound),
+      cmocka_unit_test(ManyLayers_ToldTwoForwardsLater_BestIsFound),
+      cmocka_unit_test(ManyLayers_OneIsGone_RacesEnd),
       cmocka_unit_test(GivenUp_NothingRan_TakesTheNearestAnswer),
       cmocka_unit_test(Evaluation_InsideARace_DoesNotEndIt),
       cmocka_unit_test(Model_WithoutANumber_IsNotAsked),

@@ -113,7 +113,7 @@ static void Forward_WithoutBackward_RacesEnd(void** state) {
   for (int step = 0; step < 300; ++step) {
     int32_t pick = sluice_search_next(&search, 1000, &why);
     sluice_search_observe(&search, SLUICE_FORWARD, pick, 1000, 1000000, NULL);
-    sluice_search_wait(&search, 1000);
+    sluice_search_wait(&search, 1000, 0);
   }
   assert_int_equal(why, SLUICE_WHY_RACED);
   assert_int_equal(sluice_search_next(&search, 1000, NULL), 0);

@@ -164,7 +164,7 @@ class MoeLayer:
         self.hidden_width = (
             hidden_width if experts is None else model_width
         )  # of T_M: modules leave their outputs there
-        self.is_gated = gated
+        self.is_gated, self.activation = gated, activation
         self.is_deduplicated = deduplicate
         self.num_experts, self.top_k, self.chunk_cut = num_experts, top_k, chunk_cut
         if accumulate not in CHOICES:

@@ -107,6 +107,7 @@ def _memory(context: Any) -> dict[str, int]:
 def facts_of(layer: Any) -> dict[str, Any]:
     """What the record says of a layer, besides its events. Called by adapters while they record."""
     return {
+        "activation": None if layer.experts is not None else layer.activation,
         "gated": layer.is_gated,
         "deduplicate": layer.is_deduplicated,
         "model_width": layer.model_width,

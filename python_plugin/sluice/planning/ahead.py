@@ -33,7 +33,7 @@ def options_of(model: Model) -> Options:
     return Options(**{**base.as_dict(), **{name: value for name, value in given.items() if value is not None}})
 
 
-def check(model: Model, ranks: int, activations: Any) -> None:
+def check(model: Model, ranks: int) -> None:
     """BadInput where there is nothing to decide, or the layer's kind is not known."""
     if ranks == 1 and model.memory_budget is None and model.host_memory_budget is None:
         raise BadInput("--keep: one rank without a budget has nothing to choose; start all ranks by torchrun")
@@ -41,8 +41,6 @@ def check(model: Model, ranks: int, activations: Any) -> None:
         raise BadInput(
             "--keep: --activation is missing: answers are kept by kind of layer, and neither flag nor config says it"
         )
-    if model.activation not in activations:
-        raise BadInput(f"--activation is {model.activation!r}; known are {', '.join(activations)}")
 
 
 def settle(context: Any, model: Model, most_steps: int, progress: Callable[[str], None]) -> int:

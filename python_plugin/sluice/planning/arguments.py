@@ -9,7 +9,10 @@ from .. import config
 from . import machines
 from .errors import BadInput
 from .model import Model, read_config, with_tokens
+from .planner import ACTIVATIONS as PRICED
 from .planner import DTYPES, Choice
+
+ACTIVATIONS = ("identity", *(name for name in PRICED if name is not None))
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +34,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokens", type=int, metavar="T", help="of one rank")
     group.add_argument("--gated", action=argparse.BooleanOptionalAction, default=None, help="experts of three matrices")
     group.add_argument("--dtype", choices=tuple(DTYPES), help="(bf16)")
+    group.add_argument(
+        "--activation", metavar="NAME", help="of the experts; default: the config's, else priced as GELU"
+    )
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +61,10 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 def model_of(options: Any) -> Model:
     """Flags over config files."""
+    if options.chunks is not None and options.chunks < 1:
+        raise BadInput(f"--chunks is {options.chunks}; it must be above 0, and is chosen where it is left out")
+    if options.activation is not None and options.activation not in ACTIVATIONS:
+        raise BadInput(f"--activation is {options.activation!r}; known are {', '.join(ACTIVATIONS)}")
     model = Model()
     for path in options.config:
         model = model.over(read_config(path))
@@ -68,6 +78,7 @@ def model_of(options: Any) -> Model:
         sequence_length=options.sequence_length,
         dtype=options.dtype,
         gated=options.gated,
+        activation=options.activation,
         memory_budget=budget_of(options.budget),
         host_memory_budget=budget_of(options.host_budget, "--host-budget"),
         num_chunks=options.chunks,

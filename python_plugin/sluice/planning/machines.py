@@ -46,7 +46,11 @@ def load(name_or_path: str) -> Machine:
         raise BadInput(
             f"machine {name_or_path!r}: neither a file nor a named profile, nor {CACHED!r}; named ones are {known}"
         )
-    return parse(path.read_text(), os.fspath(name_or_path))
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"machine {name_or_path}: {getattr(error, 'strerror', None) or error}") from error
+    return parse(text, os.fspath(name_or_path))
 
 
 def from_cache(
@@ -61,7 +65,7 @@ def parse(text: str, where: str) -> Machine:
     """A profile or a bare machine."""
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"machine {where}: not JSON: {error}") from error
     if not isinstance(data, dict):
         raise BadInput(f"machine {where}: it must be an object, not {type(data).__name__}")
@@ -75,4 +79,7 @@ def parse(text: str, where: str) -> Machine:
         raise BadInput(f"machine {where}: sluice_profile is {data['sluice_profile']!r}; this version reads 1")
     if not isinstance(data.get("machine"), dict):
         raise BadInput(f"machine {where}: the field 'machine' is missing; it holds the costs (docs/tuning.md)")
-    return Machine(data["machine"], dict(data.get("sources", {})))
+    sources = data.get("sources", {})
+    if not isinstance(sources, dict) or not all(isinstance(text, str) for text in sources.values()):
+        raise BadInput(f"machine {where}: sources must be an object that says of fields where their numbers are from")
+    return Machine(data["machine"], sources)

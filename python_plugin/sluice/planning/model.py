@@ -88,14 +88,14 @@ def _load(path: str) -> Mapping[str, Any]:
         raise BadInput(f"config {path}: {getattr(error, 'strerror', None) or error}") from error
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         data = _not_json(path, text, error)
     if not isinstance(data, Mapping):
         raise BadInput(f"config {path}: it must be an object, not {type(data).__name__}")
     return data
 
 
-def _not_json(path: str, text: str, problem: ValueError) -> Any:
+def _not_json(path: str, text: str, problem: Exception) -> Any:
     if Path(path).suffix in (".yaml", ".yml"):
         try:
             import yaml
@@ -167,7 +167,9 @@ def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
     if isinstance(batch, int) and not isinstance(batch, bool):
         found["micro_batch"] = batch
     for key, dtype in (("bf16", "bf16"), ("fp16", "f16")):
-        if isinstance(data.get(key), Mapping) and data[key].get("enabled"):
+        if (
+            isinstance(data.get(key), Mapping) and data[key].get("enabled") is True
+        ):  # not "auto", a trainer's to fill in
             found["dtype"] = dtype
     return Model(**found, **_section(data, path))
 

@@ -14,7 +14,7 @@ from ..timeline.schedule import LANE_NAMES, Schedule
 from . import arguments, routing, written
 from .errors import BadInput
 from .model import Model, complete
-from .planner import ACTIVATIONS, Candidate, Choice, Decision, Planner, Prediction, Workload, size
+from .planner import Candidate, Choice, Decision, Planner, Prediction, Workload, priced_activation, size
 
 EXAMPLE = """examples:
   sluice plan --machine h200-8x8 --ranks 8 --config mixtral/config.json --tokens 8192 --budget 20GiB
@@ -48,6 +48,9 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     try:
         written.check("--picture", options.picture)
+        for name, value in (("--ranks", options.ranks), ("--outstanding", options.outstanding)):
+            if value is not None and value < 1:
+                raise BadInput(f"{name} is {value}; it must be above 0")
         model = arguments.model_of(options)
         planner = Planner(arguments.machine_of(options, model, options.ranks))
         made = plan(planner, complete(model), options)
@@ -78,7 +81,7 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         max_outstanding=model.max_outstanding or model.layers,
         deduplicate=bool(model.deduplicate),
         chunk_cut=model.chunk_cut or "adaptive",
-        activation=model.activation if model.activation in ACTIVATIONS else None,
+        activation=priced_activation(model.activation),
         may_keep_part=True,
     )
 
@@ -108,6 +111,8 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
     if options.picture and rows[0]["prediction"]:
         drawn = picture(rows[0]["workload"], rows[0]["decision"].chosen, rows[0]["prediction"])
         written.write("--picture", options.picture, drawn)
+    elif options.picture:
+        print(f"sluice plan: no {options.picture}: what would be drawn does not fit", file=sys.stderr)
     return {"model": model, "layers": rows}
 
 
@@ -197,6 +202,7 @@ def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[s
             lines.append(f"{place} {size(c.total_bytes):>11}  {c.reason()}")
     if total:
         lines += ["", f"MoE layers of one step: {total * 1e3:.2f} ms; " + error_of(made["layers"][0]["prediction"])]
+        lines.append("not in it: what the host adds outside of passes (Python, autograd, the rest of the model)")
     return lines
 
 

@@ -161,7 +161,7 @@ class Planner:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._library = load()
-        text = json.dumps(machine.data).encode()
+        text = json.dumps(machine.data, ensure_ascii=False).encode()  # the library reads no escapes
         out = self._library.ffi.new("sluice_planner_t **")
         self._library.check(self._library.lib.sluice_planner_create(text, len(text), out))
         self._handle = self._library.ffi.gc(out[0], self._library.lib.sluice_planner_destroy)
@@ -263,6 +263,11 @@ class Planner:
         verdict = self._library.ffi.string(self._library.lib.sluice_planner_verdict_name(c.verdict)).decode()
         times = c.forward_seconds, c.backward_seconds, c.slower_by
         return Candidate(choice, verdict, *times, c.total_bytes, c.bytes_over)
+
+
+def priced_activation(name: str | None) -> str | None:
+    """As a workload takes it: none at all costs what relu does; None where the word says nothing."""
+    return "relu" if name == "identity" else name if name in ACTIVATIONS else None
 
 
 def _number(table: Mapping[str, int], words: Restore) -> int:

@@ -49,15 +49,15 @@ def read(path: str) -> Routing:
     """BadInput names the line and the field."""
     try:
         lines = Path(path).read_text().splitlines()
-    except OSError as error:
-        raise BadInput(f"routing {path}: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"routing {path}: {getattr(error, 'strerror', None) or error}") from error
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             rows.append((number, json.loads(line)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"routing {path}: line {number} is not JSON: {error}") from error
     head = rows[0][1] if rows else {}
     if not isinstance(head, dict) or head.get("sluice_routing") != 1:

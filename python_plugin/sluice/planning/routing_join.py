@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import written
 from .errors import BadInput
 from .routing import Routing, read
 
@@ -34,6 +35,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
     try:
+        written.check("--out", options.out)
         ranks = join(options.folder, options.out, options.ranks)
         trace = read(options.out)
     except BadInput as error:
@@ -41,8 +43,8 @@ def main(words: list[str]) -> int:
         return 2
     rows = summary(trace, ranks)
     if options.json:
-        made = {"form": 1, "file": options.out, "steps": len(trace.loads), "experts": trace.experts, "layers": rows}
-        print(json.dumps(made, indent=1))
+        made = {"form": 1, "file": options.out, "steps": len(trace.loads), "ranks": ranks, "experts": trace.experts}
+        print(json.dumps({**made, "layers": rows}, indent=1))
         return 0
     print(f"{len(trace.loads)} steps, {trace.layers} layers, {trace.experts} experts, {ranks} ranks -> {options.out}")
     print("  layer   skew of ranks   of experts   (median over steps of max / mean)")
@@ -107,26 +109,40 @@ def join(folder: str, out: str, world_size: int | None = None) -> int:
         lines.append(json.dumps({"step": step, "loads": loads}))
     experts = len(json.loads(lines[0])["loads"][0]) if lines else 0
     head = json.dumps({"sluice_routing": 1, "layers": len(numbers), "experts": experts})
-    Path(out).write_text("\n".join([head, *lines]) + "\n")
+    written.write("--out", out, "\n".join([head, *lines]) + "\n")
     return max(len(ranks) for ranks in groups)
 
 
 def _read_rank(path: Path) -> tuple[int, tuple[int, ...], dict[int, list[list[int]]]]:
     layers: dict[int, list[list[int]]] = {}
     head: Any = None
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"routing {path.name}: {getattr(error, 'strerror', None) or error}") from error
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"routing {path.name}: line {number} is not JSON: {error}") from error
         if head is None:
             if not isinstance(row, dict) or row.get("sluice_routing_rank") != 1:
                 raise BadInput(f"routing {path.name}: line 1 is no head of this version; record again")
             head = row
-        elif isinstance(row, list) and len(row) == 2 and isinstance(row[1], list):
-            layers.setdefault(int(row[0]), []).append(row[1])
+        elif _is_note(row) and len(row[1]) == len(layers.get(row[0], [row[1]])[0]):
+            layers.setdefault(row[0], []).append(row[1])
         else:
             raise BadInput(f"routing {path.name}: line {number} must be [layer, [rows of each local expert]]")
     if not layers:
         raise BadInput(f"routing {path.name}: it holds no steps")
-    return int(head["rank"]), tuple(head["ranks"]), layers
+    rank, ranks = head.get("rank"), head.get("ranks")
+    if type(rank) is not int or not isinstance(ranks, list) or not all(type(one) is int for one in ranks):
+        raise BadInput(f"routing {path.name}: line 1 must have rank and ranks as whole numbers; record again")
+    return rank, tuple(ranks), layers
+
+
+def _is_note(row: Any) -> bool:
+    """One layer's loads of one step; as many experts as in its other steps is for the caller to see."""
+    if not isinstance(row, list) or len(row) != 2 or type(row[0]) is not int or not isinstance(row[1], list):
+        return False
+    return all(type(count) is int and count >= 0 for count in row[1])

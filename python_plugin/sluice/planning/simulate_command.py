@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -76,11 +77,16 @@ def run(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
     """{"model", "scaling": {"weak": [points], ...}}"""
     counts = _counts(options.ranks)
     simulate.check_ranks(counts)
-    if options.other_ms < 0:
+    if not 0 <= options.other_ms < math.inf:
         raise BadInput(f"--other-ms is {options.other_ms:g}; it is a time, 0 or more")
     per_rank = options.experts_per_rank
     if per_rank is None:
         per_rank = max(1, model.num_experts // counts[0]) if model.num_experts else 1
+        if options.scaling != "strong" and model.num_experts and model.num_experts % counts[0] != 0:
+            raise BadInput(
+                f"weak scaling: {model.num_experts} experts do not divide over {counts[0]} ranks: begin --ranks with a "
+                "number that divides them, or give --experts-per-rank"
+            )
     if per_rank < 1:
         raise BadInput(f"--experts-per-rank is {per_rank}; it must be above 0")
     if options.scaling != "weak" and model.num_experts is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -58,7 +59,6 @@ def main(words: list[str]) -> int:
         help="decide by steps, and leave the decision in this file; without a name in that of the config's "
         '"decisions", or in the cache folder',
     )
-    parser.add_argument("--activation", metavar="NAME", help="of the experts, for --keep; default: the config's")
     parser.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None, help="experts have biases")
     parser.add_argument("--steps", type=int, default=200, metavar="N", help="at most, for --keep (%(default)s)")
     parser.add_argument("--refresh", action="store_true", help="measure although the cache has it")
@@ -68,7 +68,7 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     first = int(os.environ.get("RANK", "0")) == 0
     try:
-        model = Model(activation=options.activation, bias=options.bias).over(arguments.model_of(options))
+        model = Model(bias=options.bias).over(arguments.model_of(options))
         for name, value in (("--model-width", model.model_width), ("--hidden-width", model.hidden_width)):
             if value is None:
                 raise BadInput(f"{name} is missing: give it, or a --config that holds it")
@@ -119,7 +119,7 @@ def main(words: list[str]) -> int:
             return 2
     if options.json:
         planned = as_dict(made, planner) if made else None
-        print(json.dumps({"machine": machine.data, "plan": planned, "kept": kept}, indent=1))
+        print(json.dumps({"form": 1, "machine": machine.data, "plan": planned, "kept": kept}, indent=1))
     else:
         print("\n".join(said(machine, options.out)))
         if made:
@@ -135,12 +135,12 @@ def _place(options: Any, model: Model) -> str | bool | None:
     if options.keep is None:
         return None
     try:
-        from ..adapters.torch.layer import ACTIVATIONS
+        importlib.import_module("sluice.adapters.torch.layer")
     except ImportError as error:
         raise BadInput(f"--keep decides by steps of a layer, which needs torch: {error}") from error
     if options.steps < 1:
         raise BadInput(f"--steps is {options.steps}; it must be above 0")
-    ahead.check(model, int(os.environ.get("WORLD_SIZE", "1")), ACTIVATIONS)
+    ahead.check(model, int(os.environ.get("WORLD_SIZE", "1")))
     tuner = None if model.section is None else model.section.tuner
     named = options.keep if isinstance(options.keep, str) else (tuner and tuner.decisions) or True
     if options.cache_dir is None and tuner is not None:

@@ -138,6 +138,39 @@ def test_Plan_ActivationOfAConfig_IsPriced(tmp_path, capsys) -> None:
     assert seconds["quick_gelu"] == seconds["silu"]  # a word that says nothing
 
 
+def test_Plan_ActivationFlag_WinsOverTheConfig(tmp_path, capsys) -> None:
+    data = {**machines.load("h200-8x8").data, "relu_seconds": 1e-15, "relu_grad_seconds": 1e-15}
+    machine, config = tmp_path / "m.json", tmp_path / "config.json"
+    machine.write_text(json.dumps({**data, "activation_seconds": 1e-9, "activation_grad_seconds": 1e-9}))
+    config.write_text(json.dumps({**MIXTRAL, "hidden_act": "silu"}))
+    words = ("--machine", str(machine), "--ranks", "8", "--config", str(config), "--tokens", "1024", "--json")
+    seconds = {}
+    for flags in ((), ("--activation", "relu"), ("--activation", "identity"), ("--activation", "gelu")):
+        status, out, err = run(capsys, *words, *flags)
+        assert status == 0, err
+        seconds[flags[-1:]] = json.loads(out)["layers"][0]["prediction"]["seconds"]
+    assert seconds[("relu",)] == seconds[("identity",)] < seconds[("gelu",)] == seconds[()]
+
+
+def test_Machine_NameBeyondAscii_IsReadAsItStands(tmp_path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({**machines.load("h200-8x8").data, "name": "Büro, 8 Karten"}, ensure_ascii=False))
+    planner = Planner(machines.load(str(path)))
+    assert planner.machine.name == "Büro, 8 Karten" and planner.choose(WORK).chosen is not None
+
+
+def test_Machine_UnreadableFile_IsNamed(tmp_path) -> None:
+    path = tmp_path / "m.json"
+    path.write_bytes(b"\x80\x81")
+    with pytest.raises(BadInput, match="machine .*m.json: .*can't decode"):
+        machines.load(str(path))
+    with pytest.raises(BadInput, match="m.json: not JSON"):
+        machines.parse("[" * 100_000, "m.json")
+    for sources in ("[1]", '{"exchange": 1}', "null"):
+        with pytest.raises(BadInput, match="m.json: sources must be an object"):
+            machines.parse(f'{{"sluice_profile": 1, "sources": {sources}, "machine": {{}}}}', "m.json")
+
+
 def test_Machine_BadFields_AreNamed(tmp_path) -> None:
     good = machines.load("h200-8x8").data
     path = tmp_path / "m.json"
@@ -418,6 +451,28 @@ def test_Plan_Routing_LayersTakeTheirOwnSkewAndBeginAgain(tmp_path, capsys) -> N
         assert status == 2 and text in err, err
 
 
+def test_Plan_DoesNotFit_SaysThatThereIsNoPicture(tmp_path, capsys) -> None:
+    picture = tmp_path / "plan.svg"
+    words = ("--machine", "h200-8x8", *FLAGS, "--picture", str(picture))
+    status, out, err = run(capsys, *words, "--budget", "10MiB")
+    assert status == 1 and not picture.exists() and "plan.svg: what would be drawn does not fit" in err
+    assert "outside of passes" not in out  # nothing was predicted
+    status, out, err = run(capsys, *words)
+    assert status == 0 and picture.exists() and err == ""
+    assert "not in it: what the host adds outside of passes" in out
+
+
+def test_Config_DeepSpeedOfATrainer_AutoIsNotSaid(tmp_path) -> None:
+    """transformers' Trainer fills "auto" in when it begins."""
+    path = tmp_path / "ds.json"
+    auto = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    path.write_text(json.dumps(auto))
+    found = model.read_config(str(path))
+    assert found.dtype is None and found.micro_batch is None
+    path.write_text(json.dumps({**auto, "bf16": {"enabled": True}}))
+    assert model.read_config(str(path)).dtype == "bf16"
+
+
 def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
     status, out, _ = run(capsys, "--machine", "h200-8x8", *FLAGS, "--budget", "10MiB")
     assert status == 1 and "DOES NOT FIT" in out and "raise memory_budget to that" in out and "over budget by" in out
@@ -436,6 +491,10 @@ def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
         (["--machine", "h200-8x8", *FLAGS, "--config", "no.json"], "no.json: No such file"),
         (["--machine", "h200-8x8", *FLAGS, "--picture", "no/such/x.svg"], "--picture .*: there is no folder no/such"),
         (["--machine", "h200-8x8", *FLAGS, "--picture", "/"], "--picture /: it is a folder"),
+        (["--machine", "h200-8x8", *FLAGS, "--ranks", "0", "--routing", "x.jsonl"], "--ranks is 0; it must be above 0"),
+        (["--machine", "h200-8x8", *FLAGS, "--outstanding", "0"], "--outstanding is 0; it must be above 0"),
+        (["--machine", "h200-8x8", *FLAGS, "--chunks", "0"], "--chunks is 0; it must be above 0, and is chosen where"),
+        (["--machine", "h200-8x8", *FLAGS, "--activation", "sin"], "--activation is 'sin'; known are identity, relu"),
     ],
 )
 def test_Plan_BadInput_IsNamed(words: list[str], text: str, capsys) -> None:

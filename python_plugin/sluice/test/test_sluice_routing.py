@@ -108,6 +108,10 @@ def test_Join_RanksWithAllExperts_AreSummed(tmp_path) -> None:
         ([(0, [0, 1], [[0, [1]]]), (1, [0, 1], [[3, [1]]])], "ranks recorded different layers"),
         ([(0, [0], [{"layer": 0}])], r"loads0.jsonl: line 2 must be \[layer"),
         ([(0, [0], [])], "loads0.jsonl: it holds no steps"),
+        ([(0, [0], [["0", [1]]])], r"loads0.jsonl: line 2 must be \[layer"),
+        ([(0, [0], [[0, [1, -2]]])], r"loads0.jsonl: line 2 must be \[layer"),
+        ([(0, [0], [[0, [1, 2]], [0, [1]]])], r"loads0.jsonl: line 3 must be \[layer"),
+        ([(0, 7, [[0, [1]]])], "loads0.jsonl: line 1 must have rank and ranks as whole numbers"),
     ],
 )
 def test_Join_BadFiles_AreNamed(tmp_path, files: list, text: str, capsys) -> None:
@@ -118,3 +122,8 @@ def test_Join_BadFiles_AreNamed(tmp_path, files: list, text: str, capsys) -> Non
     (tmp_path / "loads0.jsonl").write_text('{"form": 3}\n')
     assert routing_join.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "line 1 is no head of this version" in capsys.readouterr().err
+    (tmp_path / "loads0.jsonl").write_bytes(b"\x80\x81")
+    assert routing_join.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "loads0.jsonl: 'utf-8' codec can't decode" in capsys.readouterr().err
+    assert routing_join.main([str(tmp_path), "--out", str(tmp_path / "no" / "out")]) == 2
+    assert "--out" in (said := capsys.readouterr().err) and "there is no folder" in said

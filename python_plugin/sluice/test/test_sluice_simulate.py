@@ -106,6 +106,9 @@ def test_Routing_Replayed_IsTheMedianSkewOfEachLayer(tmp_path) -> None:
     ],
 )
 def test_Routing_OfAnotherShape_IsNamed(tmp_path, loads: list, text: str) -> None:
+    (tmp_path / "binary").write_bytes(b"\x80\x81")
+    with pytest.raises(BadInput, match="routing .*binary: .*can't decode"):
+        routing.read(str(tmp_path / "binary"))
     with pytest.raises(BadInput, match=text):
         routing.read(_trace(tmp_path, loads))
 
@@ -172,6 +175,10 @@ def test_Simulate_TraceWithTheHintTaken_Runs(tmp_path, capsys) -> None:
         (["--ranks", "8", "--scaling", "strong"], "--experts is missing"),
         (["--ranks", "8", "--skew", "2", "--zipf", "1"], "exclude each other"),
         (["--ranks", "8", "--other-ms", "-1"], "--other-ms is -1"),
+        (["--ranks", "8", "--other-ms", "nan"], "--other-ms is nan"),
+        (["--ranks", "8", "--other-ms", "inf"], "--other-ms is inf"),
+        (["--ranks", "8", "--experts", "12"], "12 experts do not divide over 8 ranks: .* or give --experts-per-rank"),
+        (["--ranks", "8,16", "--experts", "4"], "4 experts do not divide over 8 ranks"),
         (["--ranks", "8", "--skew", "0.5"], "skew is 0.5"),
         (["--ranks", "8", "--routing", "no.jsonl"], "no.jsonl: No such file"),
         (["--ranks", "8", "--picture", "no/such/x.svg"], "--picture .*: there is no folder no/such"),

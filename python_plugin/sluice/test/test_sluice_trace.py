@@ -9,61 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_record import COSTS, EVENT, FACTS, HEADER, pair, record
 from sluice.planning import machines
 from sluice.planning.planner import Choice, Planner, Workload
 from sluice.timeline import Schedule
 from sluice.timeline.schedule import POLICIES
-from sluice.tracing import clocks, command, explain, passes, report
+from sluice.tracing import clocks, command, explain, outside, passes, report
 from sluice.tracing import text as report_text
 from two_ranks import launcher
 
 HERE = Path(__file__).resolve().parent
-COSTS = {
-    **dict.fromkeys(("dispatch", "dispatch_grad", "redispatch"), 4e-3),
-    **dict.fromkeys(("combine", "combine_grad"), 1e-3),
-    **dict.fromkeys(("gemm1", "gemm2", "gemm1_grad", "gemm2_grad", "recompute"), 1e-3),
-    **dict.fromkeys(("unpack", "unpack_grad", "activation", "activation_grad", "copy_out", "copy_in"), 2.5e-4),
-    **dict.fromkeys(("reduce", "reduce_grad"), 1.25e-4),
-    "weight_grad": 2e-3,
-}
-HEADER = 5e-4  # before the first op, and behind the last
-
-
-def _events(schedule: Schedule, at: float) -> list[dict]:
-    """As the engine records a pass that took what the schedule predicts."""
-    prediction = schedule.predict(COSTS)
-    direction = schedule.data["direction"]
-    place = {"layer": 3, "direction": direction, "bytes": 0}
-    rows = [
-        {"op": op["kind"], "lane": op["lane"], "chunk": op["chunk"], "begin_ns": begin, "end_ns": end, **place}
-        for op, begin, end in zip(schedule.data["ops"], prediction.begin, prediction.end)
-    ]
-    for row in rows:
-        row["begin_ns"], row["end_ns"] = (round((at + HEADER + row[key]) * 1e9) for key in ("begin_ns", "end_ns"))
-    end = round((at + 2 * HEADER + prediction.seconds) * 1e9)
-    whole = {"op": "pass", "lane": "compute", "chunk": -1, "begin_ns": round(at * 1e9), "end_ns": end, **place}
-    return [*rows, whole]
-
-
-def _pair(policy: str, chunks: int = 4, **options) -> list[Schedule]:
-    alike = {name: options[name] for name in ("under_plan", "cut_rows", "gated", "deduplicate") if name in options}
-    forward = Schedule.build("forward", chunks, *POLICIES[policy], **alike)
-    return [forward, Schedule.build("backward", chunks, *POLICIES[policy], may_reuse_saved=True, **options)]
-
-
-FACTS = {"gated": False, "model_width": 64, "hidden_width": 256, "dtype": "float32", "received_rows": 400}
-
-
-def _record(
-    schedules: list[Schedule], rank: int = 0, late: float = 0.0, boot: str = "a", world: int = 2, facts: dict = FACTS
-) -> dict:
-    events = [event for place, one in enumerate(schedules) for event in _events(one, 10 + place + late)]
-    context = {"ranks": list(range(world)), "layers": {"3": facts}, "events": events}
-    return {"form": 1, "rank": rank, "world_size": world, "boot": boot, "contexts": [context]}
 
 
 def _passes(schedules: list[Schedule], **options) -> list[passes.Pass]:
-    found = passes.read_record(_record(schedules, **options), "rank0.json")
+    found = passes.read_record(record(schedules, **options), "rank0.json")
     passes.identify(found)
     return found
 
@@ -71,7 +30,7 @@ def _passes(schedules: list[Schedule], **options) -> list[passes.Pass]:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("options", [{}, {"wgrad": "per_chunk"}, {"under_plan": True, "wgrad": "per_chunk"}], ids=str)
 def test_Identify_RecordedPair_FindsItsSchedules(policy: str, options: dict) -> None:
-    schedules = _pair(policy, **options)
+    schedules = pair(policy, **options)
     found = _passes(schedules)
     for one, schedule in zip(found, schedules):
         # Where flags change nothing, another one with equal ops and waits is as good.
@@ -83,26 +42,26 @@ def test_Identify_RecordedPair_FindsItsSchedules(policy: str, options: dict) -> 
 @pytest.mark.parametrize("wgrad", ["deferred", "per_chunk"])
 def test_Identify_ChunksOutOfRows_FindsItsSchedules(wgrad: str) -> None:
     """What layers of several ranks do by default."""
-    schedules = _pair("none", wgrad=wgrad, cut_rows=True)
+    schedules = pair("none", wgrad=wgrad, cut_rows=True)
     for one, schedule in zip(_passes(schedules), schedules):
         assert one.schedule is not None and one.schedule.data["cut_rows"] == 1
         assert one.schedule.data["ops"] == schedule.data["ops"]
-    assert _passes(_pair("none", wgrad=wgrad))[0].schedule.data["cut_rows"] == 0
+    assert _passes(pair("none", wgrad=wgrad))[0].schedule.data["cut_rows"] == 0
 
 
 @pytest.mark.parametrize("policy", ["S3", "S4"])
 @pytest.mark.parametrize("facts", [{"deduplicate": True}, {"gated": True}, {"deduplicate": True, "gated": True}])
 def test_Identify_DeduplicatedOrGatedLayers_FindsTheirSlots(policy: str, facts: dict) -> None:
     """Their ops are those of other layers; their slots are not."""
-    schedules = _pair(policy, **facts)
-    assert any(one.data["rings"] != other.data["rings"] for one, other in zip(schedules, _pair(policy)))
+    schedules = pair(policy, **facts)
+    assert any(one.data["rings"] != other.data["rings"] for one, other in zip(schedules, pair(policy)))
     for one, schedule in zip(_passes(schedules, facts={**FACTS, **facts}), schedules):
         assert one.schedule.data["ops"] == schedule.data["ops"]
         assert one.schedule.data["rings"] == schedule.data["rings"]
 
 
 def test_Identify_CutOffPass_HasNoSchedule() -> None:
-    data = _record(_pair("none"))
+    data = record(pair("none"))
     del data["contexts"][0]["events"][:3]
     found = passes.read_record(data, "rank0.json")
     passes.identify(found)
@@ -112,7 +71,7 @@ def test_Identify_CutOffPass_HasNoSchedule() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_Idle_EveryLane_AddsUpToThePass(policy: str) -> None:
-    for one in _passes(_pair(policy)):
+    for one in _passes(pair(policy)):
         idle = explain.idle_of(one)
         for lane in {event.lane for event in one.events}:
             busy = sum(event.seconds for event in one.events if event.lane == lane)
@@ -122,7 +81,7 @@ def test_Idle_EveryLane_AddsUpToThePass(policy: str) -> None:
 
 def test_Idle_SlowDispatches_AreNamedWithTheirTime() -> None:
     """n = 4, everything kept: dispatches of 4 ms and 0.25 ms of unpacking, then 2.25 ms of computation."""
-    forward = _passes(_pair("none"))[0]
+    forward = _passes(pair("none"))[0]
     waited = {
         (stretch.reason, stretch.before): stretch.seconds
         for stretch in explain.idle_of(forward)
@@ -137,8 +96,8 @@ def test_Idle_SlowDispatches_AreNamedWithTheirTime() -> None:
 
 
 def test_Clocks_OtherMachine_IsAlignedByItsExchanges() -> None:
-    schedules = _pair("S4")
-    found = {rank: passes.read_record(_record(schedules, rank, late), "r") for rank, late in ((0, 0.0), (1, 321.5))}
+    schedules = pair("S4")
+    found = {rank: passes.read_record(record(schedules, rank, late), "r") for rank, late in ((0, 0.0), (1, 321.5))}
     one, other = clocks.align(found, {0: "a", 1: "b"})
     assert one.shift == 0 and other.how == "exchanges"
     assert abs(other.shift + 321.5) <= other.error <= 1e-3  # the shortest exchange lasts 1 ms
@@ -149,11 +108,11 @@ def test_Clocks_OtherMachine_IsAlignedByItsExchanges() -> None:
 
 
 def test_Peers_LateRank_IsNamed() -> None:
-    schedules = _pair("none", 1)
+    schedules = pair("none", 1)
     both = [
         one
         for rank, late in ((0, 0.0), (1, 2e-3))
-        for one in passes.read_record(_record(schedules, rank, late), "r")
+        for one in passes.read_record(record(schedules, rank, late), "r")
         if one.direction == "forward"
     ]
     waits = explain.late_peers(both)
@@ -162,7 +121,7 @@ def test_Peers_LateRank_IsNamed() -> None:
 
 
 def test_Steps_TheNewestAreKept() -> None:
-    found = passes.read_record(_record(_pair("none") * 5), "r")
+    found = passes.read_record(record(pair("none") * 5), "r")
     kept = passes.keep_steps(found, 2)
     assert [one.direction for one in kept] == ["forward", "backward"] * 2
     assert kept[0].begin == found[6].begin
@@ -176,11 +135,20 @@ def test_Steps_TheNewestAreKept() -> None:
         ({"rank": "0"}, "rank is '0'; it must be of type int"),
         ({"contexts": [{}]}, r"contexts\[0\]: events is missing"),
         ({"contexts": [{"events": [{"op": "gemm1"}]}]}, r"events\[0\].lane is missing"),
+        ({"contexts": [{"events": [7]}]}, r"events\[0\] is 7; it must be an object"),
+        (
+            {"contexts": [{"events": [{**EVENT, "begin_ns": "0"}]}]},
+            r"events\[0\].begin_ns is '0'; it must be of type int",
+        ),
+        ({"contexts": [{"events": [{**EVENT, "lane": "warp"}]}]}, r"events\[0\].lane is 'warp'; known are comm"),
+        ({"contexts": [{"events": [{**EVENT, "end_ns": 0}]}]}, r"events\[0\].end_ns is before begin_ns"),
+        ({"contexts": [{"events": [], "layers": [1]}]}, r"layers is \[1\]; it must be an object"),
+        ({"contexts": [{"events": [], "ranks": 2}]}, r"ranks is 2; it must be a list"),
     ],
 )
 def test_Record_Damaged_IsNamed(change: dict, text: str) -> None:
     with pytest.raises(passes.BadRecord, match=text):
-        passes.read_record({**_record(_pair("none")), **change}, "rank0.json")
+        passes.read_record({**record(pair("none")), **change}, "rank0.json")
 
 
 def test_Command_NothingRecorded_SaysSo(tmp_path, capsys) -> None:
@@ -208,8 +176,9 @@ def test_Command_Help_HasAnExampleAndExitCodes(capsys) -> None:
 def test_Report_TwoRanks_PredictsWhatWasRecorded(tmp_path) -> None:
     """A recording that equals its schedule is predicted exactly."""
     for rank in (0, 1):
-        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(_record(_pair("S2") * 3, rank)))
-    found, alignment = report.load(tmp_path, 2)
+        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(pair("S2") * 3, rank)))
+    by_rank, alignment = report.read(tmp_path)
+    found = report.newest(by_rank, 2)
     made = report.make(found, alignment, 2)
     assert made["ranks"] == [0, 1] and made["unexplained_passes"] == 0
     for row in made["layers"]:
@@ -227,8 +196,8 @@ def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, capsys) -> None:
     loads = {0: 300, 1: 500}
     for rank, rows in loads.items():
         facts = {**FACTS, "received_rows": rows, "num_experts": 4, "top_k": 2, "chunk_cut": "tokens"}
-        record = _record(_pair("S4", wgrad="per_chunk") * 3, rank, facts=facts)
-        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record))
+        data = record(pair("S4", wgrad="per_chunk") * 3, rank, facts=facts)
+        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(data))
     words = ["--out", str(tmp_path), "--steps", "2", "--machine", "a100-8x8-200g"]
     assert command.main([*words, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
@@ -251,16 +220,87 @@ def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, capsys) -> None:
     assert "planned: backward of layer 3" in picture and "planned: forward of layer 3" in picture
 
 
+def test_Report_Activation_IsPricedAsRecorded(tmp_path, capsys) -> None:
+    data = {**machines.load("a100-8x8-200g").data, "activation_seconds": 1e-8, "activation_grad_seconds": 1e-8}
+    machine = tmp_path / "m.json"
+    machine.write_text(json.dumps({**data, "relu_seconds": 1e-13, "relu_grad_seconds": 1e-13}))
+    planner = Planner(machines.load(str(machine)))
+    found = {}
+    for name in ("relu", "silu", "identity", None):  # a record of before says none
+        facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunk_cut": "tokens", "activation": name}
+        for rank in (0, 1):
+            (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(pair("none") * 2, rank, facts=facts)))
+        assert command.main(["--out", str(tmp_path), "--machine", str(machine), "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["layers"]
+        found[name] = {row["direction"]: row["machine_s"] for row in rows}
+    work = Workload(64, 256, 200, 4, 2, 2, "f32", chunk_cut="tokens", activation="relu")
+    planned = planner.predict(work, Choice(4, "keep", "keep", "deferred"), timeline=True)
+    for direction in ("forward", "backward"):
+        relu = max(event.end for event in planned.events[direction])
+        assert found["relu"][direction] == found["identity"][direction] == pytest.approx(relu, rel=1e-9)
+        assert found["silu"][direction] == found[None][direction] > 1.5 * relu
+
+
+def test_Outside_StepsOfTwoSeconds_AreWhatPassesLeave(tmp_path, capsys) -> None:
+    """A pass begins every second, so that a step of two passes takes two."""
+    schedules = pair("none")
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(schedules * 4, rank)))
+    inside = sum(2 * HEADER + one.predict(COSTS).seconds for one in schedules)
+    assert command.main(["--out", str(tmp_path), "--steps", "2", "--json"]) == 0
+    for rank, row in enumerate(json.loads(capsys.readouterr().out)["outside"]):
+        assert (row["rank"], row["steps"]) == (rank, 2)
+        measured = [row["step_s"], row["passes_s"], row["outside_s"]]
+        assert measured == pytest.approx([2, inside, 2 - inside], abs=1e-6)
+    assert command.main(["--out", str(tmp_path), "--steps", "99"]) == 0
+    text = capsys.readouterr().out
+    assert f"rank 1: a step takes 2000.00 ms, {1e3 * inside:.2f} in passes and" in text and "outside of passes" in text
+
+
+def test_Outside_AnotherGroupsRingBeganLater_ItsStepsAreNotCounted() -> None:
+    """What the younger ring lost would count as outside."""
+    schedules = pair("none")
+    first = passes.read_record(record(schedules * 4), "r")  # backwards end at 11, 13, 15 and 17 s
+    other = passes.read_record(record(schedules * 2, late=3.5), "r")  # 13.5, 14.5, ...
+    for one in other:
+        one.ranks = (0, 7)
+    assert len(outside.steps_of(first, 9)) == 3
+    assert len(outside.steps_of([*first, *other], 9)) == 1
+    assert outside.steps_of(first[:2], 9) == [] == outside.steps_of(first[:1], 9)
+
+
+def test_Outside_PassesThatOverlap_CountOnce() -> None:
+    assert outside.covered([(0, 2), (1, 3), (5, 9)], 1, 6) == 3
+
+
+def test_Report_ClocksThatNothingTies_IsJsonAllTheSame(tmp_path, capsys) -> None:
+    """Each rank alone in its group, on machines of their own."""
+    for rank in (0, 1):
+        data = record(pair("none") * 2, rank, boot=str(rank))
+        data["contexts"][0]["ranks"] = [rank]
+        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(data))
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    assert command.main(["--out", str(tmp_path), "--json"]) == 0
+    for text in (capsys.readouterr().out, (tmp_path / "report.json").read_text()):
+        made = json.loads(text, parse_constant=refuse)
+        assert [clock["error"] for clock in made["clocks"]] == [0, None]
+    assert command.main(["--out", str(tmp_path)]) == 0
+    assert "clock of rank 1: as it is, since no exchange ties it to the others" in capsys.readouterr().out
+
+
 def test_Report_ChunksThatCameBackInDifferentWays_ArePlanned(tmp_path, capsys) -> None:
     """As under a budget that has room for two chunks of four."""
     restores = ["keep", "keep", "redispatch", "redispatch"], ["keep", "keep", "recompute", "recompute"]
-    pair = [
+    both = [
         Schedule.build("forward", 4, *restores, under_plan=True),
         Schedule.build("backward", 4, *restores, under_plan=True, may_reuse_saved=True, wgrad="per_chunk"),
     ]
     facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunk_cut": "tokens"}
     for rank in (0, 1):
-        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(_record(pair * 2, rank, facts=facts)))
+        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(both * 2, rank, facts=facts)))
     assert command.main(["--out", str(tmp_path), "--machine", "a100-8x8-200g", "--json"]) == 0
     for row in json.loads(capsys.readouterr().out)["layers"]:
         assert row["policy"] == dict(zip(("restore_input", "restore_middle"), restores))
@@ -270,7 +310,7 @@ def test_Report_ChunksThatCameBackInDifferentWays_ArePlanned(tmp_path, capsys) -
 
 
 def test_Report_RecordWithoutShapes_SaysWhyItIsNotPlanned(tmp_path, capsys) -> None:
-    (tmp_path / "rank0-9.json").write_text(json.dumps(_record(_pair("none"), 0)))
+    (tmp_path / "rank0-9.json").write_text(json.dumps(record(pair("none"), 0)))
     assert command.main(["--out", str(tmp_path), "--machine", "h200-8x8"]) == 0
     assert "not planned: the record does not say num_experts: record again" in capsys.readouterr().out
     assert command.main(["--out", str(tmp_path), "--machine", "cached"]) == 2
@@ -308,6 +348,11 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, input
         assert 0 < row["predicted_s"]
         assert 0 < row["machine_s"], row.get("machine_problem")  # though the layers are gone when ranks end
     assert any(row["lane"] == "compute" and row["waited_for"].startswith("dispatch") for row in made["idle"])
+    assert [row["rank"] for row in made["outside"]] == [0, 1]
+    for row in made["outside"]:
+        assert row["steps"] == 2 and 0 < row["passes_s"] < row["step_s"] and 0 < row["outside_s"] < row["step_s"]
+    facts = [json.loads(path.read_text())["contexts"][0]["layers"] for path in tmp_path.glob("rank*.json")]
+    assert [layer["activation"] for rank in facts for layer in rank.values()] == ["silu"] * 4
     memory = [
         (row["rank"], row["ranks"], row["most_outstanding"], row["planned_outstanding"]) for row in made["memory"]
     ]

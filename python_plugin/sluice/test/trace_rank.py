@@ -24,6 +24,7 @@ def main() -> list[MoeLayer]:
     context = Context(EpGroup.for_ranks(range(dist.get_world_size())))
     trace.register(context)
     options = dict(model_width=M, hidden_width=H, num_experts=E, top_k=K, num_chunks=chunks)
+    options["activation"] = "silu"
     options["wgrad_mode"] = "deferred"  # open, it would be tried both ways, and each way is a row of its own
     restore = dict(zip(("restore_input", "restore_middle"), POLICIES[policy]))
     layers = [MoeLayer(context, layer_id=index, **options, **restore) for index in range(2)]

@@ -19,7 +19,7 @@ from ..errors import SluiceError
 from ..planning import machines
 from ..planning.errors import BadInput
 from ..planning.planner import Planner
-from . import planned, report, text
+from . import outside, planned, report, text
 from .passes import BadRecord, Pass
 
 EXAMPLE = """examples:
@@ -71,7 +71,8 @@ def main(arguments: list[str]) -> int:
     elif not os.path.isdir(options.out):
         parser.error(f"--out {options.out}: no such folder; give `-- COMMAND` to record one")
     try:
-        passes, alignment = report.load(options.out, options.steps)
+        by_rank, alignment = report.read(options.out)
+        passes = report.newest(by_rank, options.steps)
     except BadRecord as error:
         print(f"sluice trace: {error}", file=sys.stderr)
         return 1
@@ -82,6 +83,7 @@ def main(arguments: list[str]) -> int:
         return 2
     plans = None if planner is None else planned.plan(planner, passes)
     made = report.make(passes, alignment, options.steps, plans)
+    made["outside"] = outside.rows_of(by_rank, options.steps)
     made["memory"] = report.memory_of(options.out)
     if planner is not None:
         made["machine"] = planner.machine.name

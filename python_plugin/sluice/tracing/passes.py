@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..timeline.model import Event, from_trace
+from ..timeline.model import LANES, Event, from_trace
 from ..timeline.schedule import Schedule
 from ..timeline.slots import tensor_bytes
 
 FORWARD_EXCHANGES = ("dispatch", "combine")
 BACKWARD_EXCHANGES = ("dispatch_grad", "combine_grad", "redispatch")
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-FIELDS = ("op", "lane", "chunk", "layer", "direction", "begin_ns", "end_ns")
+FIELDS = {"op": str, "lane": str, "chunk": int, "layer": int, "direction": str, "begin_ns": int, "end_ns": int}
+WORDS = {"lane": tuple(LANES), "direction": ("forward", "backward")}
 
 
 @dataclass
@@ -80,13 +81,14 @@ def read_record(data: Any, name: str) -> list[Pass]:
 def _passes_of(context: Any, rank: int, name: str) -> Iterator[Pass]:
     if not isinstance(context, Mapping) or not isinstance(context.get("events"), list):
         raise BadRecord(f"{name}: events is missing; it must be a list")
-    layers = context.get("layers", {})
-    ranks = tuple(context.get("ranks", (rank,)))
+    layers, ranks = context.get("layers", {}), context.get("ranks", [rank])
+    if not isinstance(layers, Mapping) or not all(isinstance(facts, Mapping) for facts in layers.values()):
+        raise BadRecord(f"{name}: layers is {layers!r}; it must be an object of what is known of each layer")
+    if not isinstance(ranks, list) or not all(isinstance(one, int) for one in ranks):
+        raise BadRecord(f"{name}: ranks is {ranks!r}; it must be a list of whole numbers")
     run: list[Mapping[str, Any]] = []
     for index, event in enumerate(context["events"]):
-        for key in FIELDS:
-            if key not in event:
-                raise BadRecord(f"{name}: events[{index}].{key} is missing")
+        _check_event(event, f"{name}: events[{index}]")
         if event["end_ns"] < event["begin_ns"]:
             raise BadRecord(f"{name}: events[{index}].end_ns is before begin_ns")
         if event["op"] != "pass":
@@ -97,8 +99,20 @@ def _passes_of(context: Any, rank: int, name: str) -> Iterator[Pass]:
         facts = layers.get(str(event["layer"]), {})
         begin, end = event["begin_ns"] / 1e9, event["end_ns"] / 1e9
         if run:
-            yield Pass(rank, *kind, begin, end, from_trace(run, rank), ranks, facts)
+            yield Pass(rank, *kind, begin, end, from_trace(run, rank), tuple(ranks), facts)
         run = []
+
+
+def _check_event(event: Any, name: str) -> None:
+    if not isinstance(event, Mapping):
+        raise BadRecord(f"{name} is {event!r}; it must be an object")
+    for key, kind in FIELDS.items():
+        if key not in event:
+            raise BadRecord(f"{name}.{key} is missing")
+        if not isinstance(event[key], kind):
+            raise BadRecord(f"{name}.{key} is {event[key]!r}; it must be of type {kind.__name__}")
+        if key in WORDS and event[key] not in WORDS[key]:
+            raise BadRecord(f"{name}.{key} is {event[key]!r}; known are {', '.join(WORDS[key])}")
 
 
 def keep_steps(passes: Sequence[Pass], steps: int) -> list[Pass]:

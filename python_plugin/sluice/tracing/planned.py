@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SluiceError
-from ..planning.planner import Choice, Planner, Prediction, Workload
+from ..planning.planner import Choice, Planner, Prediction, Workload, priced_activation
 from ..timeline.model import Event
 from ..timeline.schedule import WGRAD
 from .passes import Pass
@@ -112,6 +112,7 @@ def workload_of(place: Place, passes: Sequence[Pass]) -> Workload | str:
         skew=max(rows.values()) / mean,
         deduplicate=bool(facts.get("deduplicate")) and len(ranks) > 1,
         chunk_cut=facts.get("chunk_cut", "adaptive"),
+        activation=priced_activation(facts.get("activation")),
     )
 
 

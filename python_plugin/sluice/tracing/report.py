@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,17 +20,21 @@ from .passes import BadRecord, Pass
 from .planned import Place, Planned
 
 
-def load(folder: str | os.PathLike[str], steps: int) -> tuple[list[Pass], list[clocks.Alignment]]:
-    """All ranks of a folder, the newest `steps`, on one clock, each pass with its schedule."""
+def _data_of(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise BadRecord(f"{path.name}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRecord(f"{path.name}: not JSON ({error}); the process may have been killed while writing") from error
+
+
+def read(folder: str | os.PathLike[str]) -> tuple[dict[int, list[Pass]], list[clocks.Alignment]]:
+    """All passes of all ranks of a folder, on one clock."""
     by_rank: dict[int, list[Pass]] = {}
     boots: dict[int, str] = {}
     for path in sorted(Path(folder).glob("rank*.json")):
-        try:
-            data = json.loads(path.read_text())
-        except ValueError as error:
-            raise BadRecord(
-                f"{path.name}: not JSON ({error}); the process may have been killed while writing"
-            ) from error
+        data = _data_of(path)
         found = recorded.read_record(data, path.name)
         by_rank.setdefault(data["rank"], []).extend(found)
         boots[data["rank"]] = data["boot"]
@@ -41,20 +46,25 @@ def load(folder: str | os.PathLike[str], steps: int) -> tuple[list[Pass], list[c
     alignment = clocks.align(by_rank, boots)
     for one in alignment:
         clocks.shift(by_rank[one.rank], one.shift)
+    return by_rank, alignment
+
+
+def newest(by_rank: Mapping[int, Sequence[Pass]], steps: int) -> list[Pass]:
+    """The passes of the newest `steps`, each with its schedule."""
     kept = [one for rank in sorted(by_rank) for one in recorded.keep_steps(by_rank[rank], steps)]
     for rank in sorted(by_rank):
         recorded.identify([one for one in kept if one.rank == rank])
-    return kept, alignment
+    return kept
 
 
 def memory_of(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Of each rank and group, where the record says it: peak bytes, forwards outstanding at most, and as planned."""
     rows = []
     for path in sorted(Path(folder).glob("rank*.json")):
-        data = json.loads(path.read_text())
+        data = _data_of(path)
         for context in data["contexts"]:
-            if context.get("memory"):
-                rows.append({"rank": data["rank"], "ranks": context["ranks"], **context["memory"]})
+            if isinstance(context.get("memory"), Mapping):
+                rows.append({"rank": data["rank"], "ranks": context.get("ranks", [data["rank"]]), **context["memory"]})
     return sorted(rows, key=lambda row: (row["rank"], row["ranks"]))
 
 
@@ -110,7 +120,7 @@ def make(
         "form": 1,
         "steps": steps,
         "ranks": sorted({one.rank for one in passes}),
-        "clocks": [vars(one) for one in alignment],
+        "clocks": [{**vars(one), "error": one.error if math.isfinite(one.error) else None} for one in alignment],
         "layers": rows,
         "idle": _sum_idle(idle),
         "peers": _sum_idle(explain.late_peers(passes)),

@@ -35,7 +35,9 @@ def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) 
     """The whole report."""
     lines = [f"{len(report['ranks'])} ranks, the last {report['steps']} steps"]
     for clock in report["clocks"]:
-        if clock["how"] != "one machine":
+        if clock["error"] is None:
+            lines.append(f"  clock of rank {clock['rank']}: as it is, since no exchange ties it to the others")
+        elif clock["how"] != "one machine":
             moved = f"shifted by {clock['shift'] * 1e3:.3f} ms, right to {clock['error'] * 1e3:.3f} ms"
             lines.append(f"  clock of rank {clock['rank']}: {moved} ({clock['how']})")
     lines += ["", "  ms, medians over passes; predicted = the schedule with the ops' own median times"]
@@ -63,11 +65,18 @@ def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) 
     for row in report["peers"][:3]:
         what = f"{row['before']} waited for {row['waited_for']} to begin: {row['seconds'] * 1e3:.1f} ms"
         lines.append(f"  rank {row['rank']}: {what} ({row['direction']} of layer {row['layer']})")
+    lines += [_outside(row) for row in report.get("outside", [])]
     lines += [_memory(row) for row in report.get("memory", [])]
     if report["unexplained_passes"]:
         why = "ran no whole schedule (parts called alone, or cut off at the start of the ring)"
         lines.append(f"  {report['unexplained_passes']} passes {why}: not explained")
     return lines
+
+
+def _outside(row: dict[str, Any]) -> str:
+    whole, inside, rest = (f"{1e3 * row[name]:.2f}" for name in ("step_s", "passes_s", "outside_s"))
+    what = "the rest of the model, optimizer, data, Python, autograd; in no prediction"
+    return f"  rank {row['rank']}: a step takes {whole} ms, {inside} in passes and {rest} outside of passes ({what})"
 
 
 def _memory(row: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@
 #include "backend/base/text.h"
 #include "backend/moe/plan.h"
 #include "backend/tune/json.h"
+#include "backend/tune/search_parts.h"
 #include "backend/tune/tuner.h"
 
 #define FORM      2 /* 1 had no policies: read as well, with a word */
@@ -63,7 +64,7 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
   for (const sluice_tuner_table_t* t = tuner == NULL ? NULL : tuner->tables; t != NULL; t = t->next) {
     for (int32_t b = 0; b < SLUICE_SEARCH_BUCKETS; ++b) {
       const sluice_spot_t* spot = &t->search.spots[b];
-      if (spot->state != SLUICE_SPOT_ANSWERED) continue;
+      if (!sluice_spot_is_worth_keeping(spot)) continue;
       add_answer(&text, t->layer, spot->rows, sluice_search_chunks(&t->search, spot->pick),
                  sluice_pick_wgrad(spot->pick), &separator);
     }
@@ -106,6 +107,7 @@ static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, 
 }
 
 static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sluice_import_t* out) {
+  *out = (sluice_import_t){0}; /* of what was refused before, which other ranks may not have read: they compare all */
   CHECK(node->kind == SLUICE_JSON_OBJECT, WHAT ": answer %d must be an object", number);
   for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
     CHECK(sluice_json_is_named(c, "layer") || sluice_json_is_named(c, "rows") ||

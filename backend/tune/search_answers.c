@@ -91,6 +91,12 @@ void sluice_search_decide(sluice_search_t* s, int32_t bucket, int32_t pick, int3
   tell(s, spot, spot->why);
 }
 
+int sluice_spot_is_worth_keeping(const sluice_spot_t* spot) {
+  if (spot->state == SLUICE_SPOT_RACING) return spot->stage == QUESTION;
+  if (spot->state != SLUICE_SPOT_ANSWERED) return 0;
+  return spot->why != SLUICE_WHY_RACED || sluice_spot_time(spot, spot->pick) < INFINITY;
+}
+
 void sluice_search_answer(sluice_search_t* s, int64_t rows, int32_t pick) {
   int32_t bucket = sluice_search_bucket(rows);
   s->spots[bucket].rows = rows;

@@ -47,6 +47,9 @@ const sluice_spot_t* sluice_search_answer_near(const sluice_search_t* search, in
 const sluice_spot_t* sluice_search_answer_within(const sluice_search_t* search, int32_t bucket, int32_t step,
                                                  int32_t distance);
 void sluice_search_decide(sluice_search_t* search, int32_t bucket, int32_t pick, int32_t why);
+/* Whether a spot's pick is worth keeping for later runs, where it would not be questioned: also while it is here, not
+ * that of a race in which nothing was timed. */
+int sluice_spot_is_worth_keeping(const sluice_spot_t* spot);
 
 /* ---- windows (search_windows.c) ---- */
 

@@ -354,6 +354,21 @@ static void AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack(void** state) {
   assert_true(bytes[1] * 10 < bytes[0] * 9);
 }
 
+/* What was refused on one rank leaves nothing behind that another rank would not have. */
+static void Decisions_RefusedOnOneRank_LeaveNothing(void** state) {
+  (void)state;
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->steps = 4;
+  w->refused[1] =
+      "{\"sluice_decisions\": 2, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, \"num_chunks\": 16, "
+      "\"wgrad_mode\": \"per_chunk\"}, {\"layer\": \"x\"}]}";
+  w->import[0] = w->import[1] =
+      "{\"sluice_decisions\": 2, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, \"num_chunks\": 4, "
+      "\"restore_input\": \"keep\", \"restore_middle\": \"recompute\"}]}";
+  tuner_run(w);
+  must_agree(w);
+}
+
 static void Decisions_OfOneRankOnly_AreAMismatch(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
@@ -380,6 +395,7 @@ int main(void) {
       cmocka_unit_test(RepeatedForwards_MoreThanAreKnown_RunAlikeOnAllRanks),
       cmocka_unit_test(RepeatedForward_OfOneRankOnly_IsAMismatch),
       cmocka_unit_test(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack),
+      cmocka_unit_test(Decisions_RefusedOnOneRank_LeaveNothing),
       cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

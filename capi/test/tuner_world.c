@@ -145,7 +145,9 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
   sluice_status_t status = sluice_context_tune(r->context, &tuner);
   sluice_planner_destroy(planner);
   TRY(status);
-  const char* import = w->import[r->rank];
+  const char *import = w->import[r->rank], *refused = w->refused[r->rank];
+  if (refused != NULL && sluice_context_read_decisions(r->context, refused, strlen(refused)) == SLUICE_OK)
+    return SLUICE_E_INTERNAL;
   if (import != NULL) TRY(sluice_context_read_decisions(r->context, import, strlen(import)));
   for (int32_t i = 0; i < w->layers; ++i) {
     sluice_moe_config_t c;

@@ -20,7 +20,8 @@ typedef struct tuner_world_s {
   int32_t has_machine[MAX_RANKS];
   const char* machine[MAX_RANKS]; /* NULL: tuner_machine */
   int32_t num_chunks, wgrad_mode;
-  const char* import[MAX_RANKS]; /* decisions to begin with */
+  const char* import[MAX_RANKS];  /* decisions to begin with */
+  const char* refused[MAX_RANKS]; /* decisions that are tried before, and are none */
   uint64_t budget;
   int32_t deduplicate;
   /* So many forwards are outstanding, as in a pipeline, and each runs again before its backward, as with activation

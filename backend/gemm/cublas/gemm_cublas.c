@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/log.h"
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/gemm/gemm_form.h"
 
@@ -179,6 +180,12 @@ static int may_join(const gemm_cublas_t* gemm, const sluice_gemm_form_t* f, int3
   return ((uintptr_t)f->a | (uintptr_t)f->b | (uintptr_t)f->c) % GROUP_ALIGNMENT == 0;
 }
 
+/* The library has enqueued nothing then. What it calls invalid it may take as single products; if not, those say so. */
+static int is_declined(int code) {
+  return code == SLUICE_CUBLAS_NOT_SUPPORTED || code == SLUICE_CUBLAS_ARCH_MISMATCH ||
+         code == SLUICE_CUBLAS_INVALID_VALUE;
+}
+
 /* The table is rewritten in stream order, after the call before has read it. *out_declined: the library does not group
  * this type, and nothing was done. */
 static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_product_list_t* list, int* out_declined) {
@@ -194,7 +201,11 @@ static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_product_list
       gemm->handle, g->trans_a, g->trans_b, g->m, g->n, g->k, &g->alpha, (const void* const*)table, type, g->lda,
       (const void* const*)(table + MAX_GROUPS), type, g->ldb, &g->beta, (void* const*)(table + 2 * MAX_GROUPS), type,
       g->ldc, g->count, g->size, compute_of(gemm, list->dtype_ab));
-  *out_declined = code == SLUICE_CUBLAS_NOT_SUPPORTED || code == SLUICE_CUBLAS_ARCH_MISMATCH;
+  *out_declined = is_declined(code);
+  if (*out_declined) {
+    sluice_log(SLUICE_LOG_INFO, "gemm %s: no grouped products of %s here (cublasStatus_t %d): one by one",
+               gemm->base.name, sluice_dtype_name(list->dtype_ab), code);
+  }
   return code == 0 || *out_declined ? SLUICE_OK : fail(code, "a grouped product");
 }
 

@@ -25,6 +25,7 @@ typedef struct sluice_cublas_symbols_s {
 /* Values of cublas_api.h and library_types.h; `./test --vendor` compares them. */
 enum {
   SLUICE_CUBLAS_ALLOC_FAILED = 3,
+  SLUICE_CUBLAS_INVALID_VALUE = 7,
   SLUICE_CUBLAS_ARCH_MISMATCH = 8,
   SLUICE_CUBLAS_NOT_SUPPORTED = 15,
   SLUICE_CUBLAS_OP_N = 0,

@@ -101,14 +101,17 @@ SLUICE_FN void forward_by(const sluice_act_forward_args_t& a, int64_t i) {
       if (a.gated) up = load_pack<E, N>(a.pre, at3);
       if (a.b1 != NULL) {
         const pack_t<E, N> b = load_pack<E, N>(a.b1, step * h);
+        SLUICE_UNROLL
         for (int v = 0; v < N; ++v) x.x[v] = E::put(E::get(x.x[v]) + E::get(b.x[v]));
         store_pack<E, N>(a.pre, at1, x);
       }
       if (a.gated && b_up != NULL) {
         const pack_t<E, N> b = load_pack<E, N>(b_up, step * h + (step - 1));
+        SLUICE_UNROLL
         for (int v = 0; v < N; ++v) up.x[v] = E::put(E::get(up.x[v]) + E::get(b.x[v]));
         store_pack<E, N>(a.pre, at3, up);
       }
+      SLUICE_UNROLL
       for (int v = 0; v < N; ++v) {
         const unit_at_t<value> u = unit_at<value>(a, E::get(x.x[v]), a.gated ? E::get(up.x[v]) : (value)1);
         act.x[v] = E::put(a.gated ? u.value * u.up : u.value);

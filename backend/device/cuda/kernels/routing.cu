@@ -67,17 +67,27 @@ SLUICE_FN void route_count(const sluice_route_args_t& a, int64_t tile) {
 }
 SLUICE_KERNEL(route_count, sluice_route_args_t)
 
-/* tile_counts[tile, e] <- rows of slot e in earlier tiles; counts[e] = the sum */
+enum { TILES_AT_ONCE = 16 };
+
+/* tile_counts[tile, e] <- rows of slot e in earlier tiles; counts[e] = the sum. Counts of a batch of tiles are loaded
+ * together, before sums are stored where they lie: one wait for memory per batch. */
 SLUICE_FN void route_scan_tiles(const sluice_route_args_t& a, int64_t unit) {
   const int64_t tiles = tiles_of(a);
   SLUICE_LANES(lane) {
     const int64_t e = unit * 32 + lane;
     if (e < a.num_experts) {
       int32_t sum = 0;
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int32_t count = a.tile_counts[tile * a.num_experts + e];
-        a.tile_counts[tile * a.num_experts + e] = sum;
-        sum += count;
+      for (int64_t first = 0; first < tiles; first += TILES_AT_ONCE) {
+        int32_t* const here = a.tile_counts + first * a.num_experts + e;
+        const int count = tiles - first < TILES_AT_ONCE ? (int)(tiles - first) : TILES_AT_ONCE;
+        int32_t rows[TILES_AT_ONCE];
+        SLUICE_UNROLL
+        for (int i = 0; i < TILES_AT_ONCE; ++i) rows[i] = i < count ? here[i * a.num_experts] : 0;
+        SLUICE_UNROLL
+        for (int i = 0; i < TILES_AT_ONCE; ++i) {
+          if (i < count) here[i * a.num_experts] = sum;
+          sum += rows[i];
+        }
       }
       a.counts[e] = sum;
     }

@@ -78,15 +78,18 @@ SLUICE_FN void combine_by(const sluice_combine_args_t& a, int64_t t) {
   SLUICE_LANES(lane) {
     for (int64_t j = (int64_t)lane * N; j < a.width; j += (int64_t)32 * N) {
       value sum[N];
+      SLUICE_UNROLL
       for (int v = 0; v < N; ++v) sum[v] = 0;
       for (int64_t k = 0; k < a.top_k; ++k) {
         const int64_t row = a.position[t * a.top_k + k];
         if (row < 0) continue;
         const value s = a.scale == NULL ? (value)1 : (value)a.scale[t * a.scale_t + k * a.scale_k];
         const pack_t<E, N> p = load_pack<E, N>(a.rows, row * a.width + j);
+        SLUICE_UNROLL
         for (int v = 0; v < N; ++v) sum[v] = sum[v] + s * E::get(p.x[v]);
       }
       pack_t<E, N> out;
+      SLUICE_UNROLL
       for (int v = 0; v < N; ++v) out.x[v] = E::put(sum[v]);
       store_pack<E, N>(a.out, t * a.out_stride + j, out);
     }

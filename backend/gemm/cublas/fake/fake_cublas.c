@@ -261,7 +261,8 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
 }
 
 sluice_cublas_symbols_t sluice_fake_cublas(int with_groups) {
-  static const int answers[] = {0, 0, SLUICE_CUBLAS_NOT_SUPPORTED, SLUICE_CUBLAS_ARCH_MISMATCH};
+  static const int answers[] = {0, 0, SLUICE_CUBLAS_NOT_SUPPORTED, SLUICE_CUBLAS_ARCH_MISMATCH,
+                                SLUICE_CUBLAS_INVALID_VALUE};
   state.declines_halves = answers[with_groups];
   return (sluice_cublas_symbols_t){.cublasCreate_v2 = fake_create,
                                    .cublasDestroy_v2 = fake_destroy,

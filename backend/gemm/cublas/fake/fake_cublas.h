@@ -5,8 +5,8 @@
 #include "backend/gemm/cublas/gemm_cublas.h"
 
 /* with_groups 0: a library without cublasGemmGroupedBatchedEx; 1: with it, for all types; 2: with it, but it declines
- * bf16 and f16; 3: the same for this architecture. Grouped products of 16-bit types or TF32 with a pointer that 16 does
- * not divide give NaN. */
+ * bf16 and f16; 3: the same for this architecture; 4: calls them invalid. Grouped products of 16-bit types or TF32 with
+ * a pointer that 16 does not divide give NaN. */
 sluice_cublas_symbols_t sluice_fake_cublas(int with_groups);
 void sluice_fake_cublas_set_version(int version);
 /* As the fake driver's. */

@@ -159,8 +159,8 @@ static void Groups_PointersThatAreNotAligned_RunByThemselves(void** state) {
   (void)state;
   enum { PRODUCTS = 5, ODD = 2 };
   static const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32};
-  for (int variant = 0; variant < 5; ++variant) {
-    int tf32 = variant == 1, declines = variant >= 3; /* not supported; not on this architecture */
+  for (int variant = 0; variant < 6; ++variant) {
+    int tf32 = variant == 1, declines = variant >= 3; /* not supported; not on this architecture; invalid */
     int32_t dtype = dtypes[declines ? 0 : variant];
     _Alignas(16) float a[PRODUCTS][8], c[PRODUCTS][8];
     sluice_product_t products[PRODUCTS];

@@ -20,6 +20,9 @@
 #endif
 
 enum { NO_GPU = 77, MOST_RANKS = 4, MOST_LOADS = 4 };
+#define PATIENCE_NS                                                                                        \
+  (UINT64_C(60) * 1000000000)         /* a rank may load a library's kernels first, under a checker slowly \
+                                       */
 #define LEAK_BYTES ((size_t)64 << 20) /* the driver's own pools come and go by less */
 
 static int passed, failed;
@@ -60,6 +63,7 @@ static const sluice_cuda_driver_t* driver;
 static rank_machine_t ranks[MOST_RANKS];
 static _Thread_local int32_t rank_here;
 static size_t free_at_first;
+static int is_checked; /* a checker's own memory comes and goes with what it looks at */
 
 static void enter(int32_t rank) {
   rank_here = rank;
@@ -165,6 +169,7 @@ static const world_machine_t* world(void) {
       .end_capture = end_capture,
       .launch = launch,
       .drop_graph = drop_graph,
+      .timeout_ns = PATIENCE_NS,
   };
   return &machine;
 }
@@ -187,6 +192,7 @@ static const char* close_case(void) {
   int code = driver->cuMemGetInfo_v2(&now, &total);
   leave(0);
   if (code != 0) die("memory info", code);
+  if (is_checked) return NULL;
   if (++num_cases <= 8) free_at_first = now;
   if (now + LEAK_BYTES >= free_at_first) return NULL;
   size_t lost = free_at_first - now;
@@ -196,6 +202,8 @@ static const char* close_case(void) {
            num_losses - 1);
   return text;
 }
+
+static void do_not_weigh_memory(void) { is_checked = 1; }
 
 static uint64_t reads(int32_t rank, int32_t direction) { return ranks[rank].sums[direction]; }
 
@@ -235,6 +243,7 @@ static void close_gpu(void) {
 #else
 
 static const layer_machine_t* machine_of(int32_t world_size) { return fakes_layer_machine(world_size > 1); }
+static void do_not_weigh_memory(void) {}
 static void open_gpu(void) {}
 static void close_gpu(void) {}
 
@@ -263,6 +272,7 @@ static void part_ranks(double seconds) {
 /* For compute-sanitizer: few cases, every kernel that a layer launches. */
 static void part_small(double seconds) {
   (void)seconds;
+  do_not_weigh_memory();
   run_cases(1, 1);
   run_cases(2, 1);
 }

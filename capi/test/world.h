@@ -30,6 +30,7 @@ typedef struct world_machine_s {
   int (*end_capture)(int32_t rank);
   void (*launch)(int32_t rank);
   void (*drop_graph)(int32_t rank); /* also where there is none */
+  uint64_t timeout_ns;              /* of communicators between its ranks; 0: 20 s */
 } world_machine_t;
 
 typedef struct case_s {

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define DEFAULT_TIMEOUT_NS UINT64_C(20000000000)
+
 void world_note(rank_t* r, sluice_status_t status) {
   if (status == SLUICE_OK || r->out->status[r->rank] != SLUICE_OK) return;
   sluice_error_info_t why;
@@ -78,7 +80,7 @@ static void make_comm(held_t* h) {
   sluice_comm_config_init(&config, sizeof config);
   config.rank = r->rank;
   config.world_size = c->world_size;
-  config.timeout_ns = 20000000000u;
+  config.timeout_ns = c->machine != NULL && c->machine->timeout_ns > 0 ? c->machine->timeout_ns : DEFAULT_TIMEOUT_NS;
   int own = c->machine != NULL && c->machine->make_comm != NULL;
   if (r->group != NULL && own) world_note(r, c->machine->make_comm(r->rank, &config, &h->comm));
   if (r->group != NULL && !own) world_note(r, sluice_comm_create_local(r->group, &config, &h->comm));

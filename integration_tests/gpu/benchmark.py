@@ -12,6 +12,7 @@ Floors: kernels at 790 TFLOP/s and 4.3 TB/s, without accumulation of gradients i
 What does not run is named with its reason, and what did is written all the same; exit 1 where that was Sluice's own.
 """
 
+import gc
 import json
 import os
 import pathlib
@@ -414,6 +415,13 @@ def say(name, record):
         print(f"{name}: {verdict}: {'not known' if value is None else value} (wanted: {wanted(name)[verdict]})")
 
 
+def make_room(torch, device):
+    """torch keeps what was freed; the next group's shapes are others, and Sluice's own memory is not torch's."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def whole(torch, x, rounds):
     """All experts on this GPU. The inputs go with the call, to make room for the next."""
     contenders = {
@@ -434,47 +442,70 @@ def fused_peers(torch, x, rounds):
     return compare(torch, x, contenders, rounds)
 
 
+def as_one_rank(torch, x, rounds):
+    """An eighth of the experts with the same rows."""
+    contenders = {f"sluice n={n}": lambda n=n: sluice_layer(x, n) for n in (1, 4)}
+    contenders["sluice n=4 keep"] = lambda: sluice_layer(x, 4, ("keep", "keep"))
+    contenders["sluice n=4 offload"] = lambda: sluice_layer(x, 4, ("offload", "offload"))
+    contenders["sluice n=4 recompute"] = lambda: sluice_layer(x, 4, ("redispatch", "recompute"))
+    return compare(torch, x, contenders, rounds)
+
+
+def offloaded(torch, x, record):
+    kept, gone = (record["ep_rank"].get(f"sluice n=4 {policy}") for policy in ("keep", "offload"))
+    if kept and gone:
+        record["offload"] = offload_of(kept, gone, link_speeds(torch, x.device))
+        record["offload"]["by_ops"] = overlap_of(torch, x, 4, ("offload", "offload"))
+
+
+class Written:
+    """The record, written after each group: what ran stays, whatever becomes of the next one, and why is named."""
+
+    def __init__(self, record, target):
+        self.record, self.target = record, target
+
+    def group(self, what, run, *arguments):
+        try:
+            run(*arguments)
+        except Exception as error:
+            self.record["refused"][what] = f"{type(error).__name__}: {error}"[:300]
+        self.write()
+
+    def write(self):
+        self.target.write_text(json.dumps(self.record, indent=1) + "\n")
+
+
 def main():
     fake, name = "--fake" in sys.argv, sys.argv[1]
     device = package.ready(fake)
     import torch
 
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers would look for kernels of its peers there
     dtype, rounds = (torch.float32, 2) if fake else (torch.bfloat16, ROUNDS)
     sizes = Sizes(name, fake)
     record = {"shape": name, "fake": fake, "tokens": sizes.T, "dtype": str(dtype), "floor_ms": sizes.floor_ms}
     record |= {"gradients_accumulated_in_f32": False, "versions": versions(torch, device)}
-    record["whole"], record["refused"] = whole(torch, Inputs(torch, sizes, device, dtype), rounds)
-    share = Inputs(torch, Sizes(name, fake, 8), device, dtype)
-    one = {f"sluice n={n}": lambda n=n: sluice_layer(share, n) for n in (1, 4)}
-    one["sluice n=4 keep"] = lambda: sluice_layer(share, 4, ("keep", "keep"))
-    one["sluice n=4 offload"] = lambda: sluice_layer(share, 4, ("offload", "offload"))
-    one["sluice n=4 recompute"] = lambda: sluice_layer(share, 4, ("redispatch", "recompute"))
-    record["ep_rank"], refused = compare(torch, share, one, rounds)
-    record["refused"] |= refused
-    record["budget"] = record["offload"] = {}
-    try:
-        record["budget"], refused = under_a_budget(torch, share, rounds)
+    record |= {"whole": {}, "ep_rank": {}, "budget": {}, "offload": {}, "refused": {}}
+    written = Written(record, pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json")
+
+    def keep(group, run, *arguments):
+        record[group], refused = run(torch, *arguments, rounds)
         record["refused"] |= refused
-    except Exception as error:
-        record["refused"]["sluice n=4 budget"] = f"{type(error).__name__}: {error}"[:300]
-    kept, gone = (record["ep_rank"].get(f"sluice n=4 {policy}") for policy in ("keep", "offload"))
-    if kept and gone:
-        record["offload"] = offload_of(kept, gone, link_speeds(torch, device))
-        record["offload"]["by_ops"] = overlap_of(torch, share, 4, ("offload", "offload"))
+
+    written.group("sluice", lambda: keep("whole", whole, Inputs(torch, sizes, device, dtype)))
+    make_room(torch, device)
+    share = Inputs(torch, Sizes(name, fake, 8), device, dtype)
+    written.group("sluice as one rank", keep, "ep_rank", as_one_rank, share)
+    written.group("sluice n=4 budget", keep, "budget", under_a_budget, share)
+    written.group("sluice n=4 offload", offloaded, torch, share, record)
     if not fake:
         record["verdicts"] = verdicts(record, sizes)
-    target = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json"
-    target.write_text(json.dumps(record, indent=1) + "\n")
-    try:
-        record["fused_peers"], refused = fused_peers(torch, Inputs(torch, sizes, device, dtype), rounds)
-        record["refused"] |= refused
-        target.write_text(json.dumps(record, indent=1) + "\n")
-    except Exception as error:
-        record["refused"]["fused peers"] = f"{type(error).__name__}: {error}"[:300]
+        written.write()
+    del share
+    make_room(torch, device)
+    written.group("fused peers", lambda: keep("fused_peers", fused_peers, Inputs(torch, sizes, device, dtype)))
     say(name, record)
     ran = len(record["whole"]) + len(record["ep_rank"])
-    print(f"written to {target.name}: {ran} contenders ran")
+    print(f"written to {written.target.name}: {ran} contenders ran")
     return 1 if any(contender.startswith("sluice") for contender in record["refused"]) else 0
 
 

@@ -221,6 +221,19 @@ def test_Verdicts_OfWhatDidNotRun_AreNotKnown(monkeypatch, capsys):
     assert set(benchmark.verdicts(nothing, sizes).values()) == {None}
 
 
+def test_Benchmark_GroupThatFails_LeavesWhatRan(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(HERE))
+    import benchmark
+
+    record = {"whole": {}, "refused": {}}
+    written = benchmark.Written(record, tmp_path / "benchmark_mixtral.json")
+    written.group("sluice", record["whole"].update, {"sluice": 1})
+    written.group("sluice n=4 offload", lambda: 1 // 0)
+    found = json.loads((tmp_path / "benchmark_mixtral.json").read_text())
+    assert found["whole"] == {"sluice": 1}
+    assert found["refused"]["sluice n=4 offload"].startswith("ZeroDivisionError")
+
+
 @pytest.mark.parametrize(
     ("options", "left", "all_of_them"),
     [
@@ -261,6 +274,108 @@ def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(
     monkeypatch.setattr(sys, "argv", ["run", *arguments, *options, "--seconds", "30"])
     assert harness.main() == 0
     assert capsys.readouterr().out.endswith(f"{all_of_them} passed, 0 failed\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("kernels", ["kernels"]),
+        (
+            "benchmark *, soak",
+            ["benchmark gpt3-xl", "benchmark mixtral", "benchmark qwen3", "benchmark deepseek", "soak"],
+        ),
+        ("* under racecheck", [f"{part} under racecheck" for part in ("kernels", "routing", "layer and ranks")]),
+    ],
+)
+def test_Items_NamedByPatterns_AreThoseAlone(harness, names, found):
+    assert [item.name for item in harness.named(harness.items(), names)] == found
+
+
+def test_Items_WithANameThatIsNone_AreRefused():
+    done = run("--items", "kernels,bench mark", "--list")
+    assert done.returncode == 1
+    assert "--items names 'bench mark'" in done.stderr
+
+
+@pytest.mark.parametrize(("most", "outcome"), [(1.5, "failed"), (400, "unfinished")])
+def test_ItemSeconds_ThatAreOver_MakeAFailure(harness, tmp_path, most, outcome):
+    """One that was cut short by what was left of the command is not judged."""
+    item = harness.Item("kernels", "program", [])
+    (tmp_path / "program").write_text("#!/bin/sh\necho begun\nexec sleep 3000\n")
+    (tmp_path / "program").chmod(0o755)
+    got, _, text = harness.run_item(tmp_path, item, False, None, 1.5, most)
+    assert (got, text.split("\n")[0]) == (outcome, "begun")
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(470, "240"), (100, "75")])
+def test_Soak_TakesNoMoreThanThereIs(harness, tmp_path, limit, seconds):
+    (tmp_path / "gpu_layer").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "gpu_layer").chmod(0o755)
+    soak = harness.items()[-1]
+    assert harness.run_item(tmp_path, soak, False, None, limit, 470)[::2] == ("passed", f"soak {seconds}")
+
+
+OF_A_COPY = """========= Host API memory access error at host access to 0x7f8e00000200 of size 400 bytes
+=========     Uninitialized access at 0x7f8e00000300 on access by cuMemcpyDtoHAsync source
+"""
+OF_A_VENDOR = """========= Uninitialized __global__ memory read of size 16 bytes
+=========     at gemm_sm90_tensor+0x1250
+=========     by thread (0,0,0) in block (0,0,0)
+"""
+OF_OURS = """========= Uninitialized __global__ memory read of size 4 bytes
+=========     at sluice_gather_rows+0x1b0
+=========     by thread (3,0,0) in block (1,0,0)
+=========     Address 0x7f8e0000020c
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "reports", "outcome"),
+    [
+        ("initcheck", OF_A_COPY + OF_A_VENDOR, "passed"),
+        ("initcheck", OF_A_COPY + OF_OURS + OF_A_VENDOR, "failed"),
+        ("memcheck", OF_A_COPY, "failed"),
+    ],
+)
+def test_Tool_ThatReports_IsJudgedByOurKernelsWhereItKnowsNoBetter(
+    harness, tmp_path, monkeypatch, tool, reports, outcome
+):
+    """initcheck alone: it also names copies of padding, and reads of what it has not seen a vendor's kernel write."""
+    (tmp_path / "reports").write_text(reports)
+    (tmp_path / "compute-sanitizer").write_text(f'#!/bin/sh\necho "$@"\ncat {tmp_path}/reports\necho the end\nexit 3\n')
+    (tmp_path / "compute-sanitizer").chmod(0o755)
+    monkeypatch.setattr(harness, "find_sanitizer", lambda: str(tmp_path / "compute-sanitizer"))
+    item = next(item for item in harness.items() if item.name == f"routing under {tool}")
+    got, _, text = harness.run_item(tmp_path, item, False, None, 200, 470)
+    assert got == outcome
+    assert text.endswith("the end\n" if tool == "memcheck" else "the end")
+    if tool == "memcheck":
+        program = tmp_path / "gpu_suite"
+        assert text.startswith(f"--tool memcheck --report-api-errors no --error-exitcode 3 {program} routing\n")
+    elif outcome == "failed":
+        assert text.startswith(OF_OURS)
+        assert "1 such reads" in text
+
+
+def test_Build_FromAnotherMachine_IsTakenWhereItStarts(harness, tmp_path, monkeypatch, capsys):
+    """Carried without modes; what does not start is built again."""
+    made = []
+    monkeypatch.setattr(harness, "commands", lambda *_: made.append(1) or [])
+    monkeypatch.setattr(harness, "source_hash", lambda fake: "now")
+    monkeypatch.setattr(harness, "find_nvcc", lambda: "nvcc")
+    (tmp_path / "built").write_text("now")
+    for program in ("gpu_suite", "gpu_layer"):
+        (tmp_path / program).write_text("#!/bin/sh\nexit 0\n")
+        (tmp_path / program).chmod(0o644)
+    (tmp_path / "nothing.c").write_text("int nothing;\n")
+    library = tmp_path / "libsluice.so.0"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "nothing.c"], check=True)
+    assert harness.build("now", tmp_path, False) is None
+    assert made == []
+    library.write_text("of another machine")
+    assert harness.build("now", tmp_path, False) is None
+    assert made == [1]
+    assert "does not start on this machine" in capsys.readouterr().out
 
 
 def test_Item_ThatTakesTooLong_EndsWithWhatItStarted(harness, tmp_path):
@@ -305,6 +420,29 @@ def test_Wheels_OfWhatThisPythonLacks_AreUnpackedOutOfTheNetwork(harness, tmp_pa
     assert (site / "carriedbysluice.py").exists()
     assert harness.environment_of(True, tmp_path, site)["PYTHONPATH"].split(":")[0] == str(site)
     assert harness.unpack_wheels(tmp_path / "none", tmp_path) is None
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_Kernels_KeepTheirArraysInRegisters(harness, tmp_path):
+    """One that the compiler cannot unroll lies in local memory, which is the device's: several times slower."""
+    nvcc, ptx = harness.find_nvcc(), tmp_path / "kernels.ptx"
+    if nvcc is None:
+        pytest.skip("no nvcc here")
+    flags = [
+        flag
+        for flag in harness.nvcc_flags(None)
+        if "gencode" not in flag and flag != "-fatbin" and "compress" not in flag
+    ]
+    source = f"{harness.KERNELS}/sluice_kernels.cu"
+    command = [nvcc, "-ptx", "-arch=sm_90", *flags, "-I.", "-o", ptx, source]
+    subprocess.run(command, cwd=harness.ROOT, check=True, timeout=550)
+    text, entry, found = ptx.read_text(), None, []
+    for line in text.split("\n"):
+        entry = match[1] if (match := re.search(r"\.entry (\w+)\(", line)) else entry
+        found += [entry] if re.search(r"^\s*\.local ", line) else []
+    assert "sluice_activation_forward_bf16" in text
+    assert found == []
 
 
 @pytest.mark.full

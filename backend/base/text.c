@@ -3,11 +3,15 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "backend/base/c_locale.h"
+
 void sluice_text_add(sluice_text_t* text, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   uint64_t left = text->used < text->room ? text->room - text->used : 0;
+  sluice_c_locale_t locale = sluice_c_locale_enter();
   int length = vsnprintf(left > 0 ? text->data + text->used : NULL, left, format, arguments);
+  sluice_c_locale_leave(locale);
   va_end(arguments);
   if (length > 0) text->used += (uint64_t)length;
 }

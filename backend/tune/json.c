@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/c_locale.h"
+
 #define MAX_DEPTH 16
 
 typedef struct reader_s {
@@ -151,7 +153,9 @@ sluice_status_t sluice_json_parse(const char* text, uint64_t length, const char*
       sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)out_tree->capacity * sizeof(sluice_json_t), what);
   if (out_tree->nodes == NULL) return SLUICE_E_NO_MEMORY;
   out_tree->used = 1;
+  sluice_c_locale_t locale = sluice_c_locale_enter();
   sluice_status_t status = read_value(&r, &out_tree->nodes[0]);
+  sluice_c_locale_leave(locale);
   skip_space(&r);
   if (status == SLUICE_OK && r.at != r.end) status = fail(&r, "nothing may follow the outermost value");
   if (status != SLUICE_OK) sluice_json_free(out_tree);

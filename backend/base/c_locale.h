@@ -1,0 +1,26 @@
+/* Numbers in text are written and read with a point, whatever the process has set by setlocale: in half of the world's
+ * locales printf writes 0,5, which is no JSON, and strtod stops at the point.
+ */
+#ifndef SLUICE_BACKEND_BASE_C_LOCALE_H_
+#define SLUICE_BACKEND_BASE_C_LOCALE_H_
+
+#include <locale.h>
+
+typedef struct sluice_c_locale_s {
+  locale_t c; /* 0: there is none, and nothing was changed */
+  locale_t before;
+} sluice_c_locale_t;
+
+/* Of this thread, until it is left. */
+static inline sluice_c_locale_t sluice_c_locale_enter(void) {
+  locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+  return (sluice_c_locale_t){c, c == (locale_t)0 ? (locale_t)0 : uselocale(c)};
+}
+
+static inline void sluice_c_locale_leave(sluice_c_locale_t locale) {
+  if (locale.c == (locale_t)0) return;
+  uselocale(locale.before);
+  freelocale(locale.c);
+}
+
+#endif /* SLUICE_BACKEND_BASE_C_LOCALE_H_ */

@@ -152,11 +152,11 @@ def test_Record_RepeatsOnlyWhatDidNotPass(harness, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(harness, "SCRIPTS", {})
     monkeypatch.setattr(sys, "argv", ["run", "--record", str(record), "--programs", str(tmp_path)])
     assert harness.main() == 1
-    assert capsys.readouterr().out.endswith("9 passed, 1 failed\n")
+    assert capsys.readouterr().out.endswith("10 passed, 1 failed\n")
     assert json.loads(record.read_text())["items"]["gemm"]["outcome"] == "failed"
     (tmp_path / "again").touch()
     assert harness.main() == 0
-    assert capsys.readouterr().out.endswith("10 passed, 0 failed\n")
+    assert capsys.readouterr().out.endswith("11 passed, 0 failed\n")
     assert len(asked) == 1
     assert log.read_text().split() == [*harness.PARTS, *harness.LAYER_PARTS, "soak", "gemm"]
 

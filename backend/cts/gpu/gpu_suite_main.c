@@ -15,6 +15,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/cts/gpu/gpu_graphs.h"
+#include "backend/cts/gpu/gpu_rates.h"
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/cuda_routing.h"
 #include "backend/gemm/cublas/gemm_cublas.h"
@@ -578,6 +579,14 @@ static void part_choice(void) {
 #endif
 }
 
+static void part_rates(void) {
+#ifdef SLUICE_GPU_SUITE_FAKE
+  report("rates", gpu_rates(device, &memory, 1));
+#else
+  report("rates", gpu_rates(device, &memory, 0));
+#endif
+}
+
 /* ---- streams and memory ---------------------------------------------------------------------------------------- */
 
 /* Each job adds its number to what it waits for, on its lane, through a chain over all lanes: order shows in the bits.
@@ -656,8 +665,8 @@ static void part_memory(void) {
 static const struct {
   const char* name;
   void (*run)(void);
-} parts[] = {{"kernels", part_kernels}, {"routing", part_routing}, {"gemm", part_gemm},
-             {"choice", part_choice},   {"streams", part_streams}, {"memory", part_memory}};
+} parts[] = {{"kernels", part_kernels}, {"routing", part_routing}, {"gemm", part_gemm},    {"choice", part_choice},
+             {"rates", part_rates},     {"streams", part_streams}, {"memory", part_memory}};
 enum { NUM_PARTS = sizeof parts / sizeof parts[0] };
 
 static sluice_status_t open_device(void) {

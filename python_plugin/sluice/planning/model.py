@@ -223,4 +223,6 @@ def complete(model: Model) -> Model:
         raise BadInput(
             f"--layers is {model.layers}; it must be above 0 (0 of a config: none of its layers has experts)"
         )
+    if model.layers is not None and model.layers > moe_layers.MOST:
+        raise BadInput(f"--layers is {model.layers}; it must be at most {moe_layers.MOST}")
     return model.over(Model(layers=1, dtype="bf16", gated=False))

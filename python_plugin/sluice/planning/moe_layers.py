@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import BadInput
 
-MOST = 100_000  # layers of a pattern
+MOST = 100_000  # layers of a model, and of a pattern
 _WITH_EXPERTS = ("sparse", "moe", "hash_moe")  # words of lists that name every layer's kind
 
 

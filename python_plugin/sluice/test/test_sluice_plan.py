@@ -493,6 +493,7 @@ def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
         (["--machine", "h200-8x8", *FLAGS, "--picture", "/"], "--picture /: it is a folder"),
         (["--machine", "h200-8x8", *FLAGS, "--ranks", "0", "--routing", "x.jsonl"], "--ranks is 0; it must be above 0"),
         (["--machine", "h200-8x8", *FLAGS, "--outstanding", "0"], "--outstanding is 0; it must be above 0"),
+        (["--machine", "h200-8x8", *FLAGS, "--layers", "100001"], "--layers is 100001; it must be at most 100000"),
         (["--machine", "h200-8x8", *FLAGS, "--chunks", "0"], "--chunks is 0; it must be above 0, and is chosen where"),
         (["--machine", "h200-8x8", *FLAGS, "--activation", "sin"], "--activation is 'sin'; known are identity, relu"),
     ],

@@ -121,6 +121,16 @@ def test_Simulate_ThousandRanksOf32Layers_TakesSeconds(capsys) -> None:
     assert time.process_time() - began < 10
 
 
+def test_Simulate_TheMostRanks_AreSimulatedAndOneMoreIsNot(capsys) -> None:
+    words = ["--machine", "h200-8x8", "--layers", "4", "--zipf", "0.3", *FLAGS, "--json"]
+    status, out, err = run(capsys, *words, "--ranks", "1024,16384")
+    assert status == 0, err
+    few, many = json.loads(out)["scaling"]["weak"]
+    assert (many["ranks"], many["experts"]) == (16384, 16384) and many["choice"]["num_chunks"] >= 1
+    assert many["seconds"] > few["seconds"] and many["tokens_per_second"] > few["tokens_per_second"]
+    assert run(capsys, *words, "--ranks", "16385")[0] == 2
+
+
 def test_Simulate_Both_WritesTableJsonAndPlot(tmp_path, capsys) -> None:
     picture = tmp_path / "scaling.svg"
     words = ["--machine", "a100-8x8-1600g", "--ranks", "8,16,64", "--scaling", "both", "--experts", "64", *FLAGS]

@@ -41,6 +41,8 @@ static const recipe_t across_few = {128, 512 << 10, 128 << 10, 1};
 static const recipe_t across_many = {256, 768 << 10, 256 << 10, 1};
 static const recipe_t gradient = {512, 512 << 10, 128 << 10, 1};
 enum { MANY_ROWS = 128 };
+/* With more rows, memory is not what a product waits for. */
+enum { FEW_ROWS = 32 };
 /* Where there are more tiles over a panel, those that read B in place leave asking for the next block to the others. */
 enum { FEW_TILES = 3 };
 /* Of the sums that wait; those of one block of C always fit. */
@@ -48,7 +50,7 @@ enum { FEW_TILES = 3 };
 /* A thread is not started for less: multiply-adds, which take it about 5 microseconds. */
 #define THREAD_WORK ((double)(1 << 18))
 
-enum { GROUP = 16, LINE = 64 };
+enum { GROUP = 16 };
 
 typedef struct sluice_gemm_native_s {
   sluice_gemm_t base;
@@ -151,12 +153,7 @@ static sluice_native_prefetch_t aim(const work_t* w, const sluice_gemm_form_t* f
   const char* at = element_of(f->b, f->ldb, f->trans_b, k0, j0, bytes);
   int64_t rows = f->trans_b ? cols : depth;
   int64_t row_bytes = (f->trans_b ? depth : cols) * bytes;
-  sluice_native_prefetch_t p = {.at = at};
-  p.lines = p.line = pieces(row_bytes + (int64_t)((uintptr_t)at % LINE), LINE);
-  p.left = rows * p.lines;
-  p.skip = f->ldb * bytes - p.lines * LINE;
-  p.per_step = pieces(p.left, larger(steps, 1));
-  return p;
+  return sluice_native_aim(at, rows, row_bytes, f->ldb * bytes, steps, f->m <= FEW_ROWS);
 }
 
 typedef struct place_s { /* a block of C */

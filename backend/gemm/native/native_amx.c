@@ -50,8 +50,8 @@ enum {
   MOST_B = 256,
   MOST_AHEAD = 512
 };
-/* Of B's rows that are a page long or more the processor fetches what comes next by itself, and sooner than it comes
- * when asked for; with more rows of C than these, computing leaves the time to ask. */
+/* With more rows of C than these, memory is not what a product waits for. With fewer, of B's rows that are packed and
+ * are a page long or more the processor fetches what comes next by itself, and sooner than it comes when asked for. */
 enum { FEW_ROWS = 64, PAGE = 4096 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -107,18 +107,14 @@ INLINE void pack_tile(const side_t* s, int64_t o, int64_t count, int64_t k, int6
 INLINE void ask(sluice_native_prefetch_t* p, int64_t lines) {
   if (p->left <= 0) return;
   const char* at = p->at;
-  int64_t line = p->line;
+  int64_t inner = p->inner;
   p->left -= lines;
   do {
     __builtin_prefetch(at, 0, 2);
-    at += LINE;
-    if (--line == 0) {
-      line = p->lines;
-      at += p->skip;
-    }
+    at = sluice_native_next_line(p, at, &inner);
   } while (--lines > 0);
   p->at = at;
-  p->line = line;
+  p->inner = inner;
 }
 
 /* Two whole right tiles side by side, where o is contiguous: each line of memory is read once. */
@@ -393,13 +389,9 @@ static int64_t room(const sluice_gemm_form_t* f) {
 static sluice_native_prefetch_t aim(const side_t* b, int64_t m, int64_t k0, int64_t depth, int64_t j0, int64_t cols,
                                     int64_t calls) {
   const char* at = side_at(b, j0, k0);
-  const int64_t bytes = (b->along ? depth : cols) * BF16_BYTES;
-  sluice_native_prefetch_t p = {.at = at};
-  p.lines = p.line = pieces(bytes + (int64_t)((uintptr_t)at % LINE), LINE);
-  p.left = (b->along ? cols : depth) * p.lines;
-  p.skip = b->ld - p.lines * LINE;
-  p.per_step = pieces(p.left, calls > 0 ? calls : 1);
-  if (m <= FEW_ROWS && b->ld >= PAGE) p.left = 0;
+  const int64_t rows = b->along ? cols : depth, bytes = (b->along ? depth : cols) * BF16_BYTES;
+  sluice_native_prefetch_t p = sluice_native_aim(at, rows, bytes, b->ld, calls, m <= FEW_ROWS);
+  if (!b->along && m <= FEW_ROWS && b->ld >= PAGE) p.left = 0;
   return p;
 }
 

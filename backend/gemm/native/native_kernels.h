@@ -8,19 +8,10 @@
 #include <stdint.h>
 
 #include "backend/gemm/gemm_form.h"
+#include "backend/gemm/native/native_prefetch.h"
 #include "sluice/base.h"
 
-/* Lines of memory that a tile asks for while it computes: the operand that is packed next. Asking
- * beyond the last is harmless. */
-typedef struct sluice_native_prefetch_s {
-  const char* at;
-  int64_t left;     /* lines */
-  int64_t line;     /* until the end of this row */
-  int64_t lines;    /* per row */
-  int64_t skip;     /* bytes from the end of a row's last line to the next row */
-  int64_t per_step; /* lines per SLUICE_NATIVE_STEP steps of k */
-} sluice_native_prefetch_t;
-
+/* Steps of k in a step of a tile's prefetch, which asks for the operand that is packed next. */
 enum { SLUICE_NATIVE_STEP = 8 };
 
 /* One tile: out[i][j] = start[i][j] + sum over k, ascending, of a[k][i] * b[k][j], each step one fused multiply-add.

@@ -88,7 +88,7 @@ INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t*
   int64_t k = t->depth;
   /* Copies: the compiler would keep them in memory, which costs a tenth at 128 rows. */
   const char* at = prefetch->at;
-  int64_t line = prefetch->line;
+  int64_t inner = prefetch->inner;
   int64_t left = prefetch->left;
   const int64_t per_step = prefetch->per_step;
   for (; k >= SLUICE_NATIVE_STEP; k -= SLUICE_NATIVE_STEP) {
@@ -111,16 +111,12 @@ INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t*
       int64_t count = per_step;
       do {
         __builtin_prefetch(at, 0, 2);
-        at += LINE;
-        if (--line == 0) {
-          line = prefetch->lines;
-          at += prefetch->skip;
-        }
+        at = sluice_native_next_line(prefetch, at, &inner);
       } while (--count > 0);
     }
   }
   prefetch->at = at;
-  prefetch->line = line;
+  prefetch->inner = inner;
   prefetch->left = left;
   for (; k > 0; --k) STEP;
   char* out = t->out;

@@ -25,6 +25,7 @@
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/native/gemm_native.h"
 #include "backend/gemm/native/native_kernels.h"
+#include "backend/gemm/native/native_prefetch.h"
 
 static sluice_allocator_t allocator;
 static const char* set_name; /* of the kernels under test */
@@ -430,6 +431,54 @@ static void NativeChoice_UnknownWordInTheEnvironment_CreateFails(void** state) {
   sluice_allocator_deinit(&allocator);
 }
 
+/* ---- what is asked for ahead ------------------------------------------------------------------------------------ */
+
+/* Both ways of walking meet every line of the rows once. In turns, neighbours in time lie in pages of their own. */
+static void NativePrefetch_RowsOfAnyLength_EveryLineOnce(void** state) {
+  (void)state;
+  enum { MOST_LINES = 1 << 14 };
+  static const int64_t blocks[][3] = {/* rows, bytes of them that are wanted, bytes from one to the next */
+                                      {16, 4096, 4096}, {64, 2048, 2048}, {32, 1536, 1536}, {16, 1024, 1024},
+                                      {128, 256, 7168}, {16, 128, 128},   {1, 8192, 8192},  {32, 4096, 14336},
+                                      {48, 512, 4096},  {256, 1024, 8192}};
+  static char met[MOST_LINES];
+  static _Alignas(64) char lines[1]; /* where they would lie; none is read */
+  for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; ++i) {
+    const int64_t rows = blocks[i][0], bytes = blocks[i][1], ld = blocks[i][2];
+    for (int in_turns = 0; in_turns < 2; ++in_turns) {
+      sluice_native_prefetch_t p = sluice_native_aim(lines, rows, bytes, ld, 7, in_turns);
+      assert_true(p.per_step * 7 >= p.left && p.per_step * 7 < p.left + 7);
+      assert_int_equal(p.left, rows * (bytes / 64));
+      memset(met, 0, sizeof met);
+      int64_t before = -1;
+      for (int64_t left = p.left; left > 0; --left) {
+        const int64_t at = p.at - lines, line = at % ld / 64, row = at / ld;
+        assert_true(row < rows && line < bytes / 64);
+        assert_int_equal(met[row * (bytes / 64) + line]++, 0);
+        if (in_turns && before >= 0 && rows > 1 && rows * ld >= 2 * 4096) assert_true(before / 4096 != at / 4096);
+        before = at;
+        p.at = sluice_native_next_line(&p, p.at, &p.inner);
+      }
+    }
+  }
+}
+
+/* Of rows that make no whole turn with the others some are left out; nothing outside of them is asked for. */
+static void NativePrefetch_OddNumbersOfRows_StaysInside(void** state) {
+  (void)state;
+  static _Alignas(64) char lines[1];
+  for (int64_t rows = 0; rows < 70; ++rows) {
+    for (int64_t ld = 64; ld <= 8192; ld *= 2) {
+      sluice_native_prefetch_t p = sluice_native_aim(lines, rows, ld, ld, 1, 1);
+      assert_true(p.left <= rows * (ld / 64) && 3 * p.left >= rows * (ld / 64));
+      for (int64_t left = p.left; left > 0; --left) {
+        assert_true(p.at >= lines && p.at - lines < rows * ld);
+        p.at = sluice_native_next_line(&p, p.at, &p.inner);
+      }
+    }
+  }
+}
+
 /* ---- threads ---------------------------------------------------------------------------------------------------- */
 
 /* A pool that runs its threads one after the other, as many as asked for or fewer. */
@@ -579,6 +628,8 @@ int main(void) {
 #if defined(__x86_64__) && defined(__linux__)
     cmocka_unit_test(NativeChoice_KernelRefusesTiles_WidestOtherSet),
 #endif
+    cmocka_unit_test(NativePrefetch_RowsOfAnyLength_EveryLineOnce),
+    cmocka_unit_test(NativePrefetch_OddNumbersOfRows_StaysInside),
     cmocka_unit_test(NativeChoice_SeveralSets_AllNamed),
     cmocka_unit_test(NativeChoice_ByProcessorAndName_WidestNamedOrRefused),
     cmocka_unit_test(NativeChoice_UnknownWordInTheEnvironment_CreateFails),

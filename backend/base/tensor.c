@@ -91,6 +91,31 @@ sluice_status_t sluice_tensor_check_on(const sluice_tensor_t* tensor, const char
   return SLUICE_OK;
 }
 
+static uint64_t size_of(int64_t stride) { return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride; }
+
+/* Whether i * a + j * b = 0 for some |i| < m and |j| < n that are not both 0: the smallest are b and a over their
+ * greatest common divisor. */
+static int overlaps(uint64_t m, uint64_t a, uint64_t n, uint64_t b) {
+  if (m == 0 || n == 0) return 0;
+  if (a == 0 || b == 0) return (a == 0 && m > 1) || (b == 0 && n > 1);
+  uint64_t divisor = a, rest = b;
+  while (rest != 0) {
+    const uint64_t next = divisor % rest;
+    divisor = rest, rest = next;
+  }
+  return b / divisor < m && a / divisor < n;
+}
+
+sluice_status_t sluice_tensor_check_written(const sluice_tensor_t* tensor, const char* name) {
+  const int64_t columns = tensor->ndim == 2 ? tensor->shape[1] : 1;
+  const int64_t across = tensor->ndim == 2 ? sluice_tensor_stride(tensor, 1) : 1;
+  const int64_t down = sluice_tensor_stride(tensor, 0);
+  if (!overlaps((uint64_t)tensor->shape[0], size_of(down), (uint64_t)columns, size_of(across))) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                     "%s: strides %lld, %lld of [%lld, %lld] put elements on each other, and they are written", name,
+                     (long long)down, (long long)across, (long long)tensor->shape[0], (long long)columns);
+}
+
 void* sluice_tensor_data(const sluice_tensor_t* tensor) {
   return tensor->data == NULL ? NULL : (char*)tensor->data + tensor->byte_offset;
 }

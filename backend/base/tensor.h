@@ -18,6 +18,10 @@ sluice_status_t sluice_tensor_check(const sluice_tensor_t* tensor, const char* n
 sluice_status_t sluice_tensor_check_on(const sluice_tensor_t* tensor, const char* name, int32_t device_type,
                                        int32_t device_id, int32_t dtype, int32_t ndim, const int64_t* shape);
 
+/* INVALID_ARGUMENT naming the tensor, of one or two dimensions, where two of its elements lie at one place: what is
+ * written may not. After sluice_tensor_check. */
+sluice_status_t sluice_tensor_check_written(const sluice_tensor_t* tensor, const char* name);
+
 /* The first element: data plus byte_offset; NULL where data is NULL. */
 void* sluice_tensor_data(const sluice_tensor_t* tensor);
 

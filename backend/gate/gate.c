@@ -150,7 +150,12 @@ sluice_status_t sluice_gate_forward(const sluice_gate_config_t* config, const sl
   int64_t num_tokens = logits->shape[0], bias_stride, experts[1] = {c.num_experts};
   SLUICE_TRY(check_routes(&c, expert_ids, "expert_ids", SLUICE_DTYPE_I32, num_tokens));
   SLUICE_TRY(check_routes(&c, route_weights, "route_weights", SLUICE_DTYPE_F32, num_tokens));
-  if (counts != NULL) SLUICE_TRY(sluice_tensor_check(counts, "counts", SLUICE_DTYPE_I64, 1, experts));
+  SLUICE_TRY(sluice_tensor_check_written(expert_ids, "expert_ids"));
+  SLUICE_TRY(sluice_tensor_check_written(route_weights, "route_weights"));
+  if (counts != NULL) {
+    SLUICE_TRY(sluice_tensor_check(counts, "counts", SLUICE_DTYPE_I64, 1, experts));
+    SLUICE_TRY(sluice_tensor_check_written(counts, "counts"));
+  }
   SLUICE_TRY(scratch_create(&c, &scratch));
   sluice_status_t status = sluice_gate_drop_create(&c, num_tokens, &drop);
   if (status != SLUICE_OK) goto err_destroy_scratch;
@@ -309,6 +314,7 @@ sluice_status_t sluice_gate_backward(const sluice_gate_config_t* config, const s
     SLUICE_TRY(check_routes(&c, grad_route_weights, "grad_route_weights", SLUICE_DTYPE_F32, num_tokens));
   }
   SLUICE_TRY(check_rows(grad_logits, "grad_logits", num_tokens, c.num_experts));
+  SLUICE_TRY(sluice_tensor_check_written(grad_logits, "grad_logits"));
   strided_t ids = strided(expert_ids, sizeof(int32_t));
   SLUICE_TRY(check_ids(&c, num_tokens, ids));
   SLUICE_TRY(scratch_create(&c, &scratch));

@@ -167,7 +167,7 @@ sluice_status_t sluice_part_dispatch_backward(sluice_dispatch_t* dispatch, const
                                               const sluice_tensor_t* grad_route_weights, sluice_status_t refusal) {
   sluice_pass_t pass = pass_of(dispatch->step->moe);
   pass.out_rows = grad_tokens;
-  pass.grad_route_weights = grad_weight_rows != NULL ? grad_route_weights : NULL;
+  pass.grad_route_weights = grad_route_weights; /* of the own tokens: a rank without rows has some too */
   void* given[SLUICE_T_COUNT] = {NULL};
   given[SLUICE_T_DDI] = as_slot(grad_input_rows);
   given[SLUICE_T_DGATE] = as_slot(grad_weight_rows);

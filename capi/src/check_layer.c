@@ -34,7 +34,7 @@ sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t
 sluice_status_t sluice_check_out_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                       int64_t num_tokens) {
   SLUICE_TRY(sluice_check_rows(moe, tensor, name, num_tokens));
-  if (num_tokens > 1 && sluice_tensor_stride(tensor, 0) < moe->config.model_width) {
+  if (tensor->shape[0] > 1 && sluice_tensor_stride(tensor, 0) < moe->config.model_width) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "%s: the stride of dim 0 is %lld; rows that are written may not overlap (>= %lld)", name,
                        (long long)sluice_tensor_stride(tensor, 0), (long long)moe->config.model_width);
@@ -57,6 +57,12 @@ sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice
                                            int64_t num_tokens) {
   const int64_t shape[] = {num_tokens, moe->config.top_k};
   return check_tensor(moe, tensor, name, SLUICE_DTYPE_F32, 2, shape, 1);
+}
+
+sluice_status_t sluice_check_out_route_weights(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
+                                               int64_t num_tokens) {
+  SLUICE_TRY(sluice_check_route_weights(moe, tensor, name, num_tokens));
+  return sluice_tensor_check_written(tensor, name);
 }
 
 /* Row-major or column-major, perhaps with padding: no element lies on another. Sizes of 1 have any stride. */

@@ -16,6 +16,9 @@ sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t*
 /* [T, K] f32. */
 sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                            int64_t num_tokens);
+/* The same, written: no element lies on another. */
+sluice_status_t sluice_check_out_route_weights(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
+                                               int64_t num_tokens);
 /* All arrays that the config asks for. dtype 0: the layer's, or f32 (gradients); all of one kind share it. */
 sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
                                      int gradients);

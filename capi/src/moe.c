@@ -114,7 +114,7 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
   SLUICE_TRY(sluice_check_route_weights(moe, a->route_weights, "route_weights", num_tokens));
   if (a->grad_tokens != NULL) SLUICE_TRY(sluice_check_out_rows(moe, a->grad_tokens, "grad_tokens", num_tokens));
   if (a->grad_route_weights != NULL) {
-    SLUICE_TRY(sluice_check_route_weights(moe, a->grad_route_weights, "grad_route_weights", num_tokens));
+    SLUICE_TRY(sluice_check_out_route_weights(moe, a->grad_route_weights, "grad_route_weights", num_tokens));
   }
   return SLUICE_OK;
 }

@@ -48,12 +48,12 @@ static sluice_status_t check_follow(const sluice_dispatch_t* dispatch, const voi
 }
 
 static sluice_status_t check_combine(const sluice_dispatch_t* dispatch, const void* rows,
-                                     const sluice_tensor_t* route_weights, const sluice_tensor_t* tokens,
-                                     const char* tokens_name, sluice_stream_t stream) {
+                                     const sluice_tensor_t* route_weights, const sluice_tensor_t* out_tokens,
+                                     sluice_stream_t stream) {
   const sluice_moe_t* moe = dispatch->step->moe;
   SLUICE_TRY(check_follow(dispatch, rows, "rows", stream));
-  SLUICE_TRY(sluice_check_rows(moe, tokens, tokens_name, -1));
-  return sluice_check_route_weights(moe, route_weights, "route_weights", tokens->shape[0]);
+  SLUICE_TRY(sluice_check_out_rows(moe, out_tokens, "out_tokens", -1));
+  return sluice_check_route_weights(moe, route_weights, "route_weights", out_tokens->shape[0]);
 }
 
 sluice_status_t sluice_dispatch_combine(sluice_dispatch_t* dispatch, const void* rows,
@@ -62,10 +62,22 @@ sluice_status_t sluice_dispatch_combine(sluice_dispatch_t* dispatch, const void*
   if (dispatch == NULL) return FAIL_NULL("sluice_dispatch_combine", "dispatch");
   sluice_context_t* context = dispatch->step->moe->context;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_dispatch_combine"));
-  sluice_status_t refusal = check_combine(dispatch, rows, route_weights, out_tokens, "out_tokens", stream);
+  sluice_status_t refusal = check_combine(dispatch, rows, route_weights, out_tokens, stream);
   sluice_status_t status = sluice_part_combine(dispatch, rows, route_weights, out_tokens, refusal);
   sluice_engine_leave(context);
   return status;
+}
+
+/* rows: read for grad_weight_rows alone. */
+static sluice_status_t check_combine_backward(const sluice_dispatch_t* dispatch, const void* rows,
+                                              const sluice_tensor_t* route_weights, const sluice_tensor_t* grad_out,
+                                              const void* grad_rows, const float* grad_weight_rows,
+                                              sluice_stream_t stream) {
+  const sluice_moe_t* moe = dispatch->step->moe;
+  if (grad_weight_rows != NULL) SLUICE_TRY(check_follow(dispatch, rows, "rows", stream));
+  SLUICE_TRY(check_follow(dispatch, grad_rows, "grad_rows", stream));
+  SLUICE_TRY(sluice_check_rows(moe, grad_out, "grad_out", -1));
+  return sluice_check_route_weights(moe, route_weights, "route_weights", grad_out->shape[0]);
 }
 
 sluice_status_t sluice_dispatch_combine_backward(sluice_dispatch_t* dispatch, const void* rows,
@@ -75,8 +87,7 @@ sluice_status_t sluice_dispatch_combine_backward(sluice_dispatch_t* dispatch, co
   sluice_context_t* context = dispatch->step->moe->context;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_dispatch_combine_backward"));
   sluice_status_t refusal =
-      check_combine(dispatch, grad_weight_rows != NULL ? rows : grad_rows, route_weights, grad_out, "grad_out", stream);
-  if (refusal == SLUICE_OK) refusal = check_follow(dispatch, grad_rows, "grad_rows", stream);
+      check_combine_backward(dispatch, rows, route_weights, grad_out, grad_rows, grad_weight_rows, stream);
   sluice_status_t status =
       sluice_part_combine_backward(dispatch, rows, route_weights, grad_out, grad_rows, grad_weight_rows, refusal);
   sluice_engine_leave(context);
@@ -88,10 +99,10 @@ static sluice_status_t check_dispatch_backward(const sluice_dispatch_t* dispatch
                                                const sluice_tensor_t* grad_route_weights, sluice_stream_t stream) {
   const sluice_moe_t* moe = dispatch->step->moe;
   SLUICE_TRY(check_follow(dispatch, grad_input_rows, "grad_input_rows", stream));
-  SLUICE_TRY(sluice_check_rows(moe, grad_tokens, "grad_tokens", -1));
+  SLUICE_TRY(sluice_check_out_rows(moe, grad_tokens, "grad_tokens", -1));
   if (grad_route_weights == NULL) return SLUICE_OK;
   SLUICE_TRY(check_follow(dispatch, grad_weight_rows, "grad_weight_rows", stream));
-  return sluice_check_route_weights(moe, grad_route_weights, "grad_route_weights", grad_tokens->shape[0]);
+  return sluice_check_out_route_weights(moe, grad_route_weights, "grad_route_weights", grad_tokens->shape[0]);
 }
 
 sluice_status_t sluice_dispatch_backward(sluice_dispatch_t* dispatch, const void* grad_input_rows,
@@ -129,12 +140,12 @@ static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t
 
 static sluice_status_t check_pointers(const sluice_moe_t* moe, const int64_t* rows_per_expert,
                                       const void* const* pointers, const char* const* names, int32_t count) {
-  int64_t rows = 0;
-  for (int32_t e = 0; e < moe->num_local; ++e) rows += rows_per_expert[e];
-  for (int32_t i = 0; i < count && rows > 0; ++i) {
+  int32_t busy = 0; /* the first expert with rows; what the counts may be is looked at when they are bound */
+  while (busy < moe->num_local && rows_per_expert[busy] <= 0) ++busy;
+  for (int32_t i = 0; i < count && busy < moe->num_local; ++i) {
     if (pointers[i] == NULL) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL, but there are %lld rows",
-                         moe->config.layer_id, names[i], (long long)rows);
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL, but local expert %d has %lld rows",
+                         moe->config.layer_id, names[i], busy, (long long)rows_per_expert[busy]);
     }
   }
   return SLUICE_OK;

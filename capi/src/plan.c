@@ -191,8 +191,14 @@ sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_
                                                 : "out_bytes");
   }
   CHECK(num_chunks >= 1 && num_chunks <= SLUICE_MAX_CHUNKS, "sluice_plan_predict_step: num_chunks is %d", num_chunks);
+  CHECK(kept_chunks >= 0, "sluice_plan_predict_step: kept_chunks is %d", kept_chunks);
+  CHECK(num_tokens >= 0 && num_tokens <= INT32_MAX, "sluice_plan_predict_step: num_tokens is %lld",
+        (long long)num_tokens);
+  CHECK(num_sent >= 0 && num_sent <= INT32_MAX, "sluice_plan_predict_step: num_sent is %lld", (long long)num_sent);
   int64_t kept[SLUICE_MAX_CHUNKS], num_rows = 0;
   for (int32_t i = 0; i < num_chunks; ++i) {
+    CHECK(rows_per_chunk[i] >= 0 && rows_per_chunk[i] <= INT32_MAX,
+          "sluice_plan_predict_step: rows_per_chunk[%d] is %lld", i, (long long)rows_per_chunk[i]);
     kept[i] = i < kept_chunks ? rows_per_chunk[i] : -1;
     num_rows += rows_per_chunk[i];
   }

@@ -133,6 +133,12 @@ static void Backward_BadTensor_IsNamed(void** state) {
   sluice_step_t* step = fresh_step(&f);
   f.rig.grad_tokens.strides[0] = 0;
   BACKWARD_REFUSED(&f, step, BAD, "grad_tokens");
+  const int64_t overlapping[][2] = {{0, 1}, {2, 0}, {1, 1}, {-1, 1}}; /* of [6, 2] */
+  for (int i = 0; i < COUNT(overlapping); ++i) {
+    step = fresh_step(&f);
+    f.rig.grad_weights.strides[0] = overlapping[i][0], f.rig.grad_weights.strides[1] = overlapping[i][1];
+    BACKWARD_REFUSED(&f, step, BAD, "put elements on each other");
+  }
   /* All of another T: only the step knows. */
   step = fresh_step(&f);
   rig_tensor_t* all[] = {&f.rig.grad_out, &f.rig.tokens, &f.rig.weights, &f.rig.grad_tokens, &f.rig.grad_weights};

@@ -73,6 +73,41 @@ static void Plan_BadInput_IsNamed(void** state) {
   close_layer(&l);
 }
 
+static void Plan_BadQuestions_AreNamed(void** state) {
+  (void)state;
+  layer_t l = {.tokens = 64, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
+  open_layer(&l, 0);
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = 64;
+  sluice_plan_t* plan = NULL;
+  WORKS(sluice_plan_create(l.moe, &config, &plan));
+  sluice_plan_info_t info = {.struct_size = 0};
+  REFUSED(sluice_plan_get_info(NULL, &info), BAD, "plan is NULL");
+  REFUSED(sluice_plan_get_info(plan, NULL), BAD, "out_info is NULL");
+  REFUSED(sluice_plan_get_info(plan, &info), SLUICE_E_ABI, "struct_size is 0");
+  int32_t count = 0;
+  REFUSED(sluice_plan_candidates(NULL, NULL, 0, &count), BAD, "plan is NULL");
+  REFUSED(sluice_plan_candidates(plan, NULL, 1, &count), BAD, "out_candidates is NULL");
+  REFUSED(sluice_plan_candidates(plan, NULL, 0, NULL), BAD, "out_count is NULL");
+  const int64_t rows[] = {32, 32};
+  uint64_t bytes = 0;
+  WORKS(sluice_plan_predict_step(plan, 2, rows, 2, 64, 64, &bytes));
+#define STEP(n, rows, kept, tokens, sent) sluice_plan_predict_step(plan, n, rows, kept, tokens, sent, &bytes)
+  REFUSED(sluice_plan_predict_step(NULL, 2, rows, 2, 64, 64, &bytes), BAD, "plan is NULL");
+  REFUSED(sluice_plan_predict_step(plan, 2, rows, 2, 64, 64, NULL), BAD, "out_bytes is NULL");
+  REFUSED(STEP(2, NULL, 2, 64, 64), BAD, "rows_per_chunk is NULL");
+  REFUSED(STEP(0, rows, 2, 64, 64), BAD, "num_chunks is 0");
+  REFUSED(STEP(2, rows, -1, 64, 64), BAD, "kept_chunks is -1");
+  REFUSED(STEP(2, rows, 2, -64, 64), BAD, "num_tokens is -64");
+  REFUSED(STEP(2, rows, 2, 64, INT64_MAX), BAD, "num_sent is 9223372036854775807");
+  const int64_t negative[] = {32, -1}, absurd[] = {INT64_MAX, INT64_MAX};
+  REFUSED(STEP(2, negative, 2, 64, 64), BAD, "rows_per_chunk[1] is -1");
+  REFUSED(STEP(2, absurd, 2, 64, 64), BAD, "rows_per_chunk[0] is 9223372036854775807");
+  sluice_plan_destroy(plan);
+  close_layer(&l);
+}
+
 static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, int32_t restore_middle, int32_t halves) {
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
@@ -131,6 +166,7 @@ static void PaperFootprint_IsAsPrinted(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Plan_BadInput_IsNamed),
+      cmocka_unit_test(Plan_BadQuestions_AreNamed),
       cmocka_unit_test(PlanInfo_Categories_SayWhatTheyHold),
       cmocka_unit_test(PaperFootprint_IsAsPrinted),
   };

@@ -138,6 +138,14 @@ static void Backward_BadId_IsRefusedByPlace(void** state) {
   sluice_error_info_init(&why, sizeof why);
   sluice_error_last(&why);
   assert_non_null(strstr(why.message, "expert_ids[1, 0] is 4"));
+
+  ids[1] = 3;
+  assert_int_equal(
+      sluice_gate_backward(&c, REAL_2D(&l, logits, 2, 4, 0), NULL, tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 1, 0, 1),
+                           NULL, 0, 0, REAL_2D(&o, out, 2, 4, 3)),
+      SLUICE_E_INVALID_ARGUMENT); /* what is read may lie on itself */
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "grad_logits: strides 3, 1 of [2, 4] put elements on each other"));
 }
 
 int main(void) {

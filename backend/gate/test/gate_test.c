@@ -369,6 +369,37 @@ static void Forward_BadTensors_AreRefusedByName(void** state) {
   i.tensor.type_bits = 32, i.shape[0] = 3;
   assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
                  "expert_ids: dimension 0 is 3, want 2");
+  /* What is written may lie anywhere, but not on itself. */
+  const struct {
+    int64_t down, across;
+    int overlaps;
+  } strides[] = {{1, 2, 0}, {2, -1, 0}, {-1, 2, 0}, {3, 2, 0}, {0, 1, 1}, {1, 0, 1}, {1, 1, 1}, {-1, 1, 1}};
+  for (size_t n = 0; n < sizeof strides / sizeof strides[0]; ++n) {
+    static int32_t wide_ids[16];
+    static float wide_weights[16];
+    const int64_t down = strides[n].down, across = strides[n].across;
+    good_i = tensor_of(&i, wide_ids + 8, SLUICE_TYPE_INT, 32, 2, 2, down, across);
+    good_w = REAL_2D(&w, weights, 2, 2, 2);
+    sluice_status_t status = sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL);
+    if (strides[n].overlaps) {
+      assert_refused(status, bad, "expert_ids: strides");
+    } else {
+      assert_ok(status);
+    }
+    good_i = tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 2, 2, 1);
+    good_w = tensor_of(&w, wide_weights + 8, SLUICE_TYPE_FLOAT, 32, 2, 2, down, across);
+    status = sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL);
+    if (strides[n].overlaps) {
+      assert_refused(status, bad, "route_weights: strides");
+    } else {
+      assert_ok(status);
+    }
+  }
+  int64_t counted[4];
+  I64_1D(&b, counted, 4);
+  b.strides[0] = 0;
+  good_w = REAL_2D(&w, weights, 2, 2, 2);
+  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, &b.tensor, NULL, NULL), bad, "counts: strides");
 }
 
 static void Forward_NthAllocationFails_NoEffectNoLeak(void** state) {

@@ -41,8 +41,8 @@ SLUICE_EXPORT void sluice_gate_config_init(sluice_gate_config_t* out_config, siz
 
 /* logits        in   [T, E] f32, unit column stride
  * bias          in   [E] f32 or NULL: added to the scores for choosing only (bias correction)
- * expert_ids    out  [T, K] i32, any strides; -1 where dropped
- * route_weights out  [T, K] f32, any strides; 0 where dropped
+ * expert_ids    out  [T, K] i32, any strides without overlap; -1 where dropped
+ * route_weights out  [T, K] f32, any strides without overlap; 0 where dropped
  * counts        out  [E] i64 routes per expert before dropping, or NULL
  * out_aux_loss  out  E * sum over e of (share of the T*K routes that chose e) * (mean score of e), or NULL.
  *                    Sigmoid scores are normalised to sum 1 per token for the mean. 1 when perfectly balanced.
@@ -58,7 +58,7 @@ SLUICE_API sluice_status_t sluice_gate_forward(const sluice_gate_config_t* confi
                                                const sluice_tensor_t* route_weights, const sluice_tensor_t* counts,
                                                float* out_aux_loss, float* out_z_loss);
 
-/* grad_logits [T, E] f32 out, unit column stride, overwritten: the sum of what flows from grad_route_weights [T, K]
+/* grad_logits [T, E] f32 out, unit column stride, rows apart, overwritten: the sum of what flows from grad_route_weights [T, K]
  * (NULL: none), grad_aux_loss and grad_z_loss. expert_ids are those that forward wrote; choices, counts and bias carry
  * no gradient. Threads, errors: as forward. */
 SLUICE_API sluice_status_t sluice_gate_backward(const sluice_gate_config_t* config, const sluice_tensor_t* logits,

@@ -55,6 +55,53 @@ def test_Manual_EveryExportedFunction_StandsInTheIndexOfItsHeader():
         assert declared == set(re.findall(r"`(sluice_\w+)`", rows.get(header, ""))), header
 
 
+DECLARED = re.compile(r"/\*.*?\*/|^SLUICE_(?:API|EXPORT)\b[^;]*;", re.S | re.M)
+THREADS = re.compile(
+    r"thread-safe|immutable|any thread|(?:context|comm)-exclusive|setup-only|threads(?:, errors)?: ", re.IGNORECASE
+)
+ERRORS = re.compile(r"\berrors\b", re.IGNORECASE)
+
+
+def contracts(header):
+    """(function, whether it returns a status, the comment in front of it or of its group), of a header's text."""
+    comment = ""
+    for found in DECLARED.findall(header):
+        if found.startswith("/*"):
+            comment = " ".join(line.strip(" */") for line in found.splitlines())
+        else:
+            yield re.search(r"\b(sluice_\w+)\(", found).group(1), found.startswith("SLUICE_API"), comment
+
+
+def unsaid(header):
+    """What the header leaves open about its functions. base.h says it of all that are named _init and _destroy."""
+    for name, has_status, comment in contracts(header):
+        if not name.endswith(("_init", "_destroy")):
+            if not THREADS.search(comment):
+                yield f"{name}: threads"
+            if has_status and not ERRORS.search(comment):
+                yield f"{name}: errors"
+
+
+def test_Headers_EveryFunction_SaysItsThreadsAndErrors():
+    folder = os.path.join(ROOT, "capi", "include", "sluice")
+    texts = {header: text("capi", "include", "sluice", header) for header in sorted(os.listdir(folder))}
+    exported = {line.split()[1] for line in text("capi", "abi", "since.txt").splitlines() if line and line[0] != "#"}
+    assert {name for header in texts.values() for name, _, _ in contracts(header)} == exported
+    assert {header: found for header, body in texts.items() if (found := list(unsaid(body)))} == {}
+
+
+def test_Headers_Checker_SeesWhatIsMissing():
+    header = "/* Thread-safe. */\nSLUICE_API sluice_status_t sluice_a(int x);\n/* Errors: ABI. */\n"
+    header += "SLUICE_API sluice_status_t\nsluice_b(void);\n/* Any\n * thread. */\nSLUICE_EXPORT void sluice_c(void);\n"
+    assert list(unsaid(header)) == ["sluice_a: errors", "sluice_b: threads"]
+
+
+def test_Manual_EverySavedBuffer_IsDescribed():
+    section = text("docs", "c-abi.md").split("## Saved buffers", 1)[1].split("\n## ", 1)[0]
+    buffers = set(re.findall(r"\bSLUICE_SAVED_(\w+) = ", text("capi", "include", "sluice", "moe.h"))) - {"COUNT"}
+    assert len(buffers) == 5 and buffers <= set(re.findall(r"`(\w+)`", section))
+
+
 def test_Variables_EveryOneThatIsRead_IsDocumentedAndNoOther():
     page = text("docs", "environment.md")
     documented = set(re.findall(r"`(SLUICE\w*)`", page.split("Others that matter")[0]))

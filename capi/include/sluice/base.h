@@ -1,14 +1,17 @@
 /* Status codes, versions, tensors, allocation and logging: what every other header of Sluice uses.
  *
- * The whole ABI is plain C99. Nothing throws, exits or prints; every call returns a status. A struct that a caller
- * fills begins with `struct_size` and is prepared by its `_init` function, so that it can grow: a shorter struct reads
- * as defaults, a longer one is accepted when its unknown tail is zero.
+ * The whole ABI is plain C99. Nothing throws, exits or prints (unless SLUICE_LOG in the environment asks); every call
+ * that can fail returns a status. A struct that a caller fills begins with `struct_size` and is prepared by its `_init`
+ * function, so that it can grow: a shorter struct reads as defaults, a longer one is accepted when its unknown tail is
+ * zero.
  *
  * Words used in every comment below
  *   new                 the caller must release it with the named function (release functions accept NULL)
  *   borrowed until X    the library reads it until X and never frees it
  *   immutable / thread-safe / context-exclusive / comm-exclusive / setup-only    who may call at the same time
  *   host-complete       results are readable when the call returns
+ * Functions named `_init` write the struct that they are given and nothing else; those named `_destroy` accept NULL and
+ * may be called from any thread once no other call uses the handle.
  */
 #ifndef SLUICE_BASE_H_
 #define SLUICE_BASE_H_

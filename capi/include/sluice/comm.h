@@ -85,7 +85,7 @@ typedef struct sluice_host_comm_vtable_s {
 } sluice_host_comm_vtable_t;
 
 /* vtable is copied; `user` is borrowed until vtable->destroy. out_comm: new, sluice_comm_destroy. Not collective.
- * Errors: INVALID_ARGUMENT, ABI, NO_MEMORY. On failure vtable->destroy is not called. */
+ * Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY. On failure vtable->destroy is not called. */
 SLUICE_API sluice_status_t sluice_comm_create_host(const sluice_comm_config_t* config,
                                                    const sluice_host_comm_vtable_t* vtable, void* user,
                                                    sluice_comm_t** out_comm);
@@ -96,8 +96,8 @@ SLUICE_API sluice_status_t sluice_comm_create_host(const sluice_comm_config_t* c
  * it is negative; MPI must be initialised with MPI_THREAD_MULTIPLE, or not at all (then it is initialised so, and
  * finalised with the last communicator, unless that one is broken). Rank and world_size of the config are ignored.
  * `library` is the path of libsluice_mpi.so, or NULL: beside libsluice, then the loader's search. Collective over that
- * communicator. Errors: NOT_FOUND (names the library and what to install), UNSUPPORTED (thread level), FOREIGN (MPI's
- * text). */
+ * communicator. Thread-safe. Errors: NOT_FOUND (names the library and what to install), UNSUPPORTED (thread level),
+ * FOREIGN (MPI's text). */
 SLUICE_API sluice_status_t sluice_comm_create_mpi(const sluice_comm_config_t* config, int64_t mpi_comm_f,
                                                   const char* library, sluice_comm_t** out_comm);
 
@@ -131,8 +131,8 @@ SLUICE_API sluice_status_t sluice_nccl_id_create(const char* library, void* out_
  * and used for the split alone. The communicator has a device and streams of its own, exchanges run in the order of
  * calls, and a layer's payload is enqueued. A peer that is silent in an exchange that was enqueued is noticed by the
  * next call, or by nobody: a host that waits for its stream keeps a watchdog that calls sluice_comm_abort.
- * out_comm: new, sluice_comm_destroy. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (driver, device, NCCL or
- * kernels: says which), FOREIGN (NCCL's text). */
+ * out_comm: new, sluice_comm_destroy. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (driver, device,
+ * NCCL or kernels: says which), FOREIGN (NCCL's text). */
 SLUICE_API sluice_status_t sluice_comm_create_nccl(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
                                                    sluice_comm_t** out_comm);
 
@@ -153,17 +153,18 @@ SLUICE_EXPORT void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_
  * and network namespace connect over loopback. Whoever connects must show a number that only the parent's ranks know;
  * what is sent is not encrypted.
  * config: NULL for the defaults. out_comm: new, sluice_comm_destroy. Collective over `parent`, which must be idle, and
- * alike on all ranks. Errors, the parent stays usable: INVALID_ARGUMENT, ABI, NOT_FOUND (no such interface), FOREIGN (a
- * rank cannot be reached: says where), PEER_REFUSED (another rank had one of these). What the parent's exchanges return
- * ends the parent, NO_MEMORY may. */
+ * alike on all ranks. Comm-exclusive on `parent`. Errors, the parent stays usable: INVALID_ARGUMENT, ABI, NOT_FOUND (no
+ * such interface), FOREIGN (a rank cannot be reached: says where), PEER_REFUSED (another rank had one of these). What
+ * the parent's exchanges return ends the parent, NO_MEMORY may. */
 SLUICE_API sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
                                                   sluice_comm_t** out_comm);
 
 /* ---- all ------------------------------------------------------------------------------------------------------ */
 
+/* What it was made with: immutable. NULL: rank -1 of 0. */
 SLUICE_EXPORT int32_t sluice_comm_rank(const sluice_comm_t* comm);
 SLUICE_EXPORT int32_t sluice_comm_world_size(const sluice_comm_t* comm);
-/* "local", "host", "mpi", "nccl", "tcp": immutable string. */
+/* "local", "host", "mpi", "nccl", "tcp": immutable string, "" for NULL. */
 SLUICE_EXPORT const char* sluice_comm_name(const sluice_comm_t* comm);
 /* Makes every present and later wait on this rank fail with ABORTED, in bounded time. Thread-safe, repeatable. */
 SLUICE_EXPORT void sluice_comm_abort(sluice_comm_t* comm);

@@ -68,8 +68,8 @@ typedef struct sluice_context_config_s {
 SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size);
 
 /* comm: NULL for one rank, otherwise retained. out_context: new, sluice_context_destroy. Not collective, makes no
- * thread until the first pass that needs one. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (a named gemm is
- * missing; on CUDA the driver, a device, cuBLAS or the kernels), UNSUPPORTED (on CUDA: a CPU's gemm, a
+ * thread until the first pass that needs one. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (a named
+ * gemm is missing; on CUDA the driver, a device, cuBLAS or the kernels), UNSUPPORTED (on CUDA: a CPU's gemm, a
  * communicator that is neither nccl nor local), FOREIGN. */
 SLUICE_API sluice_status_t sluice_context_create(const sluice_context_config_t* config, sluice_comm_t* comm,
                                                  sluice_context_t** out_context);
@@ -154,9 +154,10 @@ typedef struct sluice_trace_event_s {
 
 /* Keeps the newest `capacity` events from now on; 0 stops and forgets. They are no part of `memory_budget` and of the
  * bytes in the stats. On CUDA times are then the device's own, and each pass waits for its end (not one that is
- * captured: its events say when it was enqueued). Context-exclusive. */
+ * captured: its events say when it was enqueued). Context-exclusive. Errors: INVALID_ARGUMENT, BUSY, NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_context_trace(sluice_context_t* context, int64_t capacity);
-/* Copies up to `capacity` events, oldest first, and forgets them; *out_count is how many. Context-exclusive. */
+/* Copies up to `capacity` events, oldest first, and forgets all; *out_count is how many were copied. Context-exclusive.
+ * Errors: INVALID_ARGUMENT, BUSY. */
 SLUICE_API sluice_status_t sluice_context_take_trace(sluice_context_t* context, sluice_trace_event_t* out_events,
                                                      int64_t capacity, int64_t* out_count);
 

@@ -58,9 +58,9 @@ SLUICE_API sluice_status_t sluice_gate_forward(const sluice_gate_config_t* confi
                                                const sluice_tensor_t* route_weights, const sluice_tensor_t* counts,
                                                float* out_aux_loss, float* out_z_loss);
 
-/* grad_logits [T, E] f32 out, unit column stride, rows apart, overwritten: the sum of what flows from grad_route_weights [T, K]
- * (NULL: none), grad_aux_loss and grad_z_loss. expert_ids are those that forward wrote; choices, counts and bias carry
- * no gradient. Threads, errors: as forward. */
+/* grad_logits [T, E] f32 out, unit column stride, rows apart, overwritten: the sum of what flows from
+ * grad_route_weights [T, K] (NULL: none), grad_aux_loss and grad_z_loss. expert_ids are those that forward wrote;
+ * choices, counts and bias carry no gradient. Threads, errors: as forward. */
 SLUICE_API sluice_status_t sluice_gate_backward(const sluice_gate_config_t* config, const sluice_tensor_t* logits,
                                                 const sluice_tensor_t* bias, const sluice_tensor_t* expert_ids,
                                                 const sluice_tensor_t* grad_route_weights, float grad_aux_loss,

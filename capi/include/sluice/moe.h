@@ -125,6 +125,7 @@ SLUICE_API sluice_status_t sluice_moe_create(sluice_context_t* context, const sl
 /* Outstanding steps may still be dropped, not run. Budgets of a plan that the host gave (sluice_moe_use_plan) hold no
  * longer; with such a plan the call is Context-exclusive. */
 SLUICE_EXPORT void sluice_moe_destroy(sluice_moe_t* moe);
+/* E_local: immutable. 0 for NULL. */
 SLUICE_EXPORT int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe);
 
 /* ---- experts -------------------------------------------------------------------------------------------------- */
@@ -144,7 +145,9 @@ typedef struct sluice_expert_tensors_s {
 /* The host's own experts, called on the calling thread once per chunk and local expert that has rows, in order.
  * Rows are row-major [rows, M] in the layer's dtype, borrowed for the call.
  * forward writes y. backward gets the rows x again, dy already multiplied by the route weights, and writes dx; it keeps
- * parameter gradients itself. A non-zero return stops the pass on all ranks with FOREIGN.
+ * parameter gradients itself. A non-zero return fails the pass with FOREIGN, once its exchanges are through: the other
+ * ranks finish that pass, with rows undefined that this rank should have computed, and get PEER_REFUSED from the next
+ * call.
  * On CUDA x, y, dy, dx are device memory, the device's primary context is current, and a callback enqueues its work on
  * the stream that the forward or backward was called with (`user` can carry it), or joins what it enqueued elsewhere to
  * that stream before it returns: rows are there, and may be overwritten, in that stream's order. It need not wait for
@@ -205,28 +208,31 @@ SLUICE_EXPORT void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_a
  * nothing is allocated, and the graph uses the arguments, the context's slots and the step's buffers in each launch.
  * Allocates slots on first use.
  *
- * out_step   new, sluice_step_drop or consumed by nothing; NULL when needs_backward is 0
+ * out_step   new, sluice_step_drop (no call consumes it); NULL when needs_backward is 0
  * Owns       all arguments are borrowed for the call
  * Threads    context-exclusive
- * Errors     INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, STATE, MISMATCH, PEER_REFUSED, FOREIGN: no effect, the comm stays
- *            usable.
+ * Errors     INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, STATE, UNSUPPORTED, OVER_BUDGET, MISMATCH, PEER_REFUSED, FOREIGN:
+ *            no step, the comm stays usable (docs/c-abi.md, Errors, says what a failure in mid-pass does to the group).
  *            PEER_LOST, TIMED_OUT, ABORTED: the comm takes only abort and destroy.
- * Numerics   bit-identical for every n with gemm "ref"
- * Source     MPipeMoE section III-A (pipeline S, C, R); chunks cut by tokens
+ * Numerics   bit-identical for every n with gemm "ref" or "native"
+ * Source     MPipeMoE section III-A (pipeline S, C, R); what chunks are cut out of is ours (SLUICE_CHUNK_CUT_*)
  */
 SLUICE_API sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args,
                                               sluice_stream_t stream, sluice_step_t** out_step);
 
 /* ---- steps ---------------------------------------------------------------------------------------------------- */
 
-/* Releases a step, with or without a backward. Host-allocated saved buffers stay the host's. Accepts NULL. */
+/* Releases a step, with or without a backward. Host-allocated saved buffers stay the host's. Accepts NULL. Any thread,
+ * once no other call uses the step. */
 SLUICE_EXPORT void sluice_step_drop(sluice_step_t* step);
 /* Rebuilds a step from its saved buffers, perhaps at other addresses (activation checkpointing, saved-tensor hooks).
  * saved, saved_bytes: [SLUICE_SAVED_COUNT]; borrowed until the step is dropped. out_step: new, sluice_step_drop.
- * Errors: INVALID_ARGUMENT (not a step of this layer, or damaged), NO_MEMORY. */
+ * Local. Threads: context-exclusive. Errors: INVALID_ARGUMENT (not a step of this layer, or damaged), STATE (a backward
+ * has used the buffers up, a fork), NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_step_restore(sluice_moe_t* moe, void* const* saved, const uint64_t* saved_bytes,
                                                sluice_step_t** out_step);
-/* The number of chunks of this step and its received rows per local expert, [E_local]; either may be NULL. */
+/* The number of chunks of this step and its received rows per local expert, [E_local]; either may be NULL. Local. Any
+ * thread, while no other call uses the step. Errors: INVALID_ARGUMENT (META is damaged), STATE (a fork). */
 SLUICE_API sluice_status_t sluice_step_info(const sluice_step_t* step, int32_t* out_num_chunks,
                                             int64_t* out_rows_per_expert);
 
@@ -247,7 +253,8 @@ typedef struct sluice_moe_backward_args_s {
   const sluice_expert_callbacks_t* callbacks; /* as in forward */
   const sluice_tensor_t* grad_out;            /* [T, M] dtype of the layer, unit column stride */
   const sluice_tensor_t* grad_tokens;         /* [T, M] written, or NULL: not wanted (then NULL on all ranks) */
-  const sluice_tensor_t* grad_route_weights;  /* [T, K] f32, any strides, written (0 for dropped routes), or NULL */
+  const sluice_tensor_t* grad_route_weights;  /* [T, K] f32, any strides without overlap, written (0 for dropped
+                                                 routes), or NULL */
   const sluice_expert_tensors_t* grad_params; /* dtype of the layer or f32, or NULL: not wanted */
   int32_t grad_mode;                          /* SLUICE_GRAD_*, for grad_params */
   int32_t halves;                             /* SLUICE_HALF_*; WEIGHT alone follows INPUT alone, without payload */

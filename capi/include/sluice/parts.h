@@ -56,8 +56,8 @@ SLUICE_API sluice_status_t sluice_route(const sluice_tensor_t* expert_ids, int32
                                         int64_t* out_rows_per_expert, int64_t* out_order);
 
 /* The local experts on rows that lie by local expert: out_rows [R, M]; rows_per_expert [E_local]. pre [R, g*H] receives
- * the pre-activations for the backward, or is NULL. Local; context-exclusive. Errors: INVALID_ARGUMENT, ABI, BUSY, STATE
- * (a fork), NO_MEMORY, UNSUPPORTED (callback experts: call them directly). */
+ * the pre-activations for the backward, or is NULL. Local; context-exclusive. Errors: INVALID_ARGUMENT, ABI, BUSY,
+ * STATE (a fork), NO_MEMORY, UNSUPPORTED (callback experts: call them directly). */
 SLUICE_API sluice_status_t sluice_experts_forward(sluice_moe_t* moe, const void* rows, const int64_t* rows_per_expert,
                                                   const sluice_expert_tensors_t* params, void* pre, void* out_rows,
                                                   sluice_stream_t stream);

@@ -85,7 +85,7 @@ typedef struct sluice_plan_info_s {
   char peak_op[28];         /* and at which op of it; as in a trace */
 } sluice_plan_info_t;
 
-/* Errors: INVALID_ARGUMENT, ABI, NO_MEMORY. */
+/* Any thread. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info_t* out_info);
 
 typedef struct sluice_plan_candidate_s {
@@ -96,13 +96,14 @@ typedef struct sluice_plan_candidate_s {
   int32_t kept_chunks; /* as in sluice_plan_info_t */
 } sluice_plan_candidate_t;
 
-/* Everything that was looked at, in order; *out_count is how many there are, at most `capacity` are written. */
+/* Everything that was looked at, in order; *out_count is how many there are, at most `capacity` are written. A plan
+ * that was read has none. Any thread. Errors: INVALID_ARGUMENT. */
 SLUICE_API sluice_status_t sluice_plan_candidates(const sluice_plan_t* plan, sluice_plan_candidate_t* out_candidates,
                                                   int32_t capacity, int32_t* out_count);
 
 /* Bytes of one step whose n chunks receive rows_per_chunk [n] rows on this rank, in a pass of num_tokens tokens with
  * num_sent kept routes: what the allocator will count, to the byte. kept_chunks of the chunks, the first ones, are kept
- * as the plan says; by a list, those behind it are not. */
+ * as the plan says; by a list, those behind it are not. Any thread. Errors: INVALID_ARGUMENT. */
 SLUICE_API sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_chunks,
                                                     const int64_t* rows_per_chunk, int32_t kept_chunks,
                                                     int64_t num_tokens, int64_t num_sent, uint64_t* out_bytes);
@@ -138,7 +139,7 @@ typedef struct sluice_paper_footprint_s {
   double saved_share;           /* [eq. 6]: phi */
 } sluice_paper_footprint_t;
 
-/* rows: B routed rows of a rank. out_footprint must not be NULL. */
+/* rows: B routed rows of a rank. out_footprint must not be NULL. Thread-safe. */
 SLUICE_EXPORT void sluice_paper_footprint(int64_t rows, int64_t model_width, int64_t hidden_width, int32_t num_experts,
                                           int32_t num_chunks, sluice_paper_footprint_t* out_footprint);
 

@@ -26,7 +26,8 @@ SLUICE_API sluice_status_t sluice_planner_create(const char* machine_json, uint6
                                                  sluice_planner_t** out_planner);
 SLUICE_EXPORT void sluice_planner_destroy(sluice_planner_t* planner); /* accepts NULL */
 
-/* The machine as JSON. *inout_bytes is the room and then the length with the terminating 0; text may be NULL to ask. */
+/* The machine as JSON. *inout_bytes is the room and then the length with the terminating 0; text may be NULL to ask.
+ * Any thread. Errors: INVALID_ARGUMENT (too little room). */
 SLUICE_API sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, char* text,
                                                         uint64_t* inout_bytes);
 

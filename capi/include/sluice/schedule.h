@@ -52,11 +52,11 @@ SLUICE_API sluice_status_t sluice_schedule_create(const sluice_schedule_config_t
                                                   sluice_schedule_t** out_schedule);
 SLUICE_EXPORT void sluice_schedule_destroy(sluice_schedule_t* schedule); /* accepts NULL */
 
-/* 0 for NULL. */
+/* Immutable. 0 for NULL. */
 SLUICE_EXPORT int32_t sluice_schedule_num_ops(const sluice_schedule_t* schedule);
 
 /* The schedule as JSON (docs/schedule.md), with a terminating zero. *inout_bytes is the room and then the size, zero
- * included; text may be NULL to ask. Errors: INVALID_ARGUMENT (too little room). */
+ * included; text may be NULL to ask. Any thread. Errors: INVALID_ARGUMENT (too little room). */
 SLUICE_API sluice_status_t sluice_schedule_json(const sluice_schedule_t* schedule, char* text, uint64_t* inout_bytes);
 
 enum { SLUICE_SCHEDULE_LANES = 4 }; /* compute, comm, copy-out, copy-in: SLUICE_LANE_* */
@@ -70,9 +70,11 @@ typedef struct sluice_schedule_prediction_s {
 /* Walks the schedule in virtual time.
  *
  * op_seconds    in   [num_ops] of each op when nothing runs beside it; finite, not negative
+ *
  * share         in   [4][16] or NULL: the part of its speed, in (0, 1], that a lane keeps while the lanes of the bit
- * set are busy (its own included); 0 stands for 1 out_begin, out_end       out  [num_ops] seconds from the start of the
- * pass, or NULL
+ *                    set are busy (its own included); 0 stands for 1
+ *
+ * out_begin     out  [num_ops] seconds from the start of the pass, or NULL; out_end likewise
  *
  * Threads: thread-safe. Errors: INVALID_ARGUMENT naming the op or the share, ABI, NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_schedule_predict(const sluice_schedule_t* schedule, const double* op_seconds,

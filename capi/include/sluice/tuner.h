@@ -119,7 +119,7 @@ SLUICE_API sluice_status_t sluice_context_tuner_stats(sluice_context_t* context,
 
 /* Decisions as JSON, for a file or the next run: for each kind of layer, size of the batch, n and mode, and the
  * policies of plans. *inout_bytes is the room and then the length with the terminating 0; text may be NULL to ask.
- * Context-exclusive. */
+ * Context-exclusive. Errors: INVALID_ARGUMENT (too little room), BUSY. */
 SLUICE_API sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* text, uint64_t* inout_bytes);
 /* Takes decisions of the same JSON: they stand (SLUICE_WHY_IMPORTED) and are not questioned, so that a file also pins a
  * choice. Layers of other kinds than those at hand are kept for layers made later. Alike on all ranks and at the same

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "backend/schedule/schedule.h"
+#include "backend/schedule/test/forms.h"
 #include "sluice/moe.h"
 
 static int same_slot(sluice_slot_ref_t a, sluice_slot_ref_t b) {
@@ -51,35 +52,14 @@ static int64_t unordered_pairs(const sluice_template_t* t, int32_t without) {
   return bad;
 }
 
-static uint32_t next_random(uint32_t* state) { return *state = *state * 1664525u + 1013904223u; }
+typedef void (*check_fn_t)(const sluice_template_t* t);
 
-/* Every spec with n chunks that builds, with uniform and with mixed restore policies; returns how many were seen. */
-static int64_t for_each_template(int32_t n, void (*visit)(const sluice_template_t*)) {
+static void run_check(const sluice_template_t* t, void* user) { (*(check_fn_t*)user)(t); }
+
+/* Every form with n chunks, under each uniform policy and a mixed one; returns how many were seen. */
+static int64_t for_each_template(int32_t n, check_fn_t check) {
   int64_t seen = 0;
-  uint32_t random = 1;
-  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 3 * 2 * 2 * 2 * 10; ++bits) {
-    int32_t x = bits;
-    sluice_template_spec_t spec = {.num_chunks = n};
-    spec.direction = x % 2, x /= 2;
-    spec.single_rank = x % 2, x /= 2;
-    spec.keep = x % 2, x /= 2;
-    spec.callback = x % 2, x /= 2;
-    spec.input_half = x % 2, x /= 2;
-    spec.weight_half = x % 3, x /= 3;
-    spec.wgrad_mode = x % 2, x /= 2;
-    spec.gated = x % 2, x /= 2;
-    spec.reuse_saved = x % 2, x /= 2;
-    static const uint8_t of_m[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-    for (int32_t i = 0; i < n; ++i) {
-      spec.restore_di[i] = (uint8_t)(x < 9 ? x % 3 : (int32_t)(next_random(&random) >> 16) % 3);
-      spec.restore_m[i] = of_m[x < 9 ? x / 3 : (int32_t)(next_random(&random) >> 16) % 3];
-    }
-    sluice_template_t* t = NULL;
-    if (sluice_template_build(&spec, sluice_process_allocator(), &t) != SLUICE_OK) continue;
-    visit(t);
-    ++seen;
-    sluice_template_destroy(t, sluice_process_allocator());
-  }
+  for (int32_t policy = 0; policy <= 9; ++policy) seen += for_each_form(n, policy, 1, run_check, &check);
   return seen;
 }
 

@@ -182,6 +182,47 @@ def test_FortranLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
     assert losses(run([program])) == pytest.approx(c_losses, rel=1e-3)
 
 
+def public_members():
+    """The members of each public struct in order, by capi/abi/layout.txt."""
+    found = {}
+    with open(os.path.join(ROOT, "capi", "abi", "layout.txt")) as file:
+        for line in file:
+            if struct := re.match(r"(sluice_\w+): ", line):
+                members = found.setdefault(struct.group(1), [])
+            elif member := re.match(r"  \d+ \+\d+ (\w+)", line):
+                members.append(member.group(1))
+    return found
+
+
+def rust_structs(text):
+    for init, body in re.findall(r"^growing!\(\w+, (sluice_\w+)_init, \{(.*?)\}\)", text, re.M | re.S):
+        yield f"{init}_t", ["struct_size", *re.findall(r"(\w+):", body)]
+    for name, body in re.findall(r"^pub struct (\w+) \{\n(.*?)^\}", text, re.M | re.S):
+        snake = re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
+        yield f"sluice_{snake}_t", re.findall(r"pub (\w+):", body)
+
+
+def fortran_structs(text):
+    for name, body in re.findall(r"^  type, bind\(c\) :: (\w+)\n(.*?)^  end type", text, re.M | re.S):
+        listed = [item for line in body.splitlines() for item in line.split("::")[1].split(",")]
+        members = [re.match(r"\s*(\w+)", item).group(1) for item in listed]
+        yield f"sluice_{'moe_' if name.endswith('_args') else ''}{name}_t", members
+
+
+@pytest.mark.parametrize(
+    ("path", "structs"),
+    [("rust/sluice.rs", rust_structs), ("fortran/sluice.f90", fortran_structs)],
+    ids=["rust", "f90"],
+)
+def test_Bindings_MembersOfEachStruct_AreTheHeadersFirstOnes(path, structs):
+    public = public_members()
+    with open(os.path.join(HERE, path)) as file:
+        bound = dict(structs(file.read()))
+    assert len(bound) == 8, bound
+    for name, members in bound.items():
+        assert members == public[name][: len(members)], name
+
+
 @pytest.mark.parametrize("path", ["rust/sluice.rs", "fortran/sluice.f90"])
 def test_Bindings_AreShort(path):
     with open(os.path.join(HERE, path)) as file:

@@ -54,7 +54,7 @@ module sluice
     type(c_ptr) :: next, tokens, route_weights, params, callbacks, grad_out, grad_tokens, grad_route_weights, grad_params
     integer(c_int32_t) :: grad_mode, halves
     type(c_ptr) :: expert_ready, expert_ready_user
-    integer(c_int32_t) :: local_status, reserved
+    integer(c_int32_t) :: local_status, may_reuse_saved
     type(c_ptr) :: local_message
   end type
 

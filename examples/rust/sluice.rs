@@ -60,7 +60,7 @@ growing!(ForwardArgs, sluice_moe_forward_args_init, {
 growing!(BackwardArgs, sluice_moe_backward_args_init, {
     next: Ptr, tokens: *const Tensor, route_weights: *const Tensor, params: *const ExpertTensors, callbacks: Ptr,
     grad_out: *const Tensor, grad_tokens: *const Tensor, grad_route_weights: *const Tensor, grad_params: *const ExpertTensors,
-    grad_mode: i32, halves: i32, expert_ready: Ptr, expert_ready_user: Ptr, local_status: i32, reserved: i32,
+    grad_mode: i32, halves: i32, expert_ready: Ptr, expert_ready_user: Ptr, local_status: i32, may_reuse_saved: i32,
     local_message: *const c_char });
 
 #[repr(C)]

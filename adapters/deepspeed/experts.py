@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from sluice.adapters.deepspeed import forward_source
+from sluice.adapters.deepspeed import flops_profile, forward_source
 from torch import nn
 from torch.nn.modules import module as nn_module
 
@@ -90,11 +90,11 @@ def unsupported_reason(expert: nn.Module) -> str | None:
 
 
 def untouched(module: nn.Module) -> bool:
-    """No hooks of any kind, no parametrisations, no forward or call of its own on the instance."""
+    """No hooks of any kind but a profiler's, no parametrisations, no forward or call of its own on the instance."""
     state = module.__dict__
     return not (
-        state.get("_forward_hooks")
-        or state.get("_forward_pre_hooks")
+        (state.get("_forward_hooks") and not flops_profile.has_set_all(state, "_forward_hooks"))
+        or (state.get("_forward_pre_hooks") and not flops_profile.has_set_all(state, "_forward_pre_hooks"))
         or state.get("_backward_hooks")
         or state.get("_backward_pre_hooks")
         or "forward" in state

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.deepspeed import comms_log, first_call
+from sluice.adapters.deepspeed import comms_log, first_call, flops_profile
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.probe import DTYPES, Finding
 from sluice.adapters.deepspeed.seam import Backend, LayerSpec, Runner
@@ -40,7 +40,8 @@ class LayerState:
         self.finding = finding
         self._family = family
         self._options = options
-        self._seen_experts: set[int] = set()
+        self._seen_experts: set[tuple[int, bool]] = set()
+        self._has_told_container = False
         self.backend = backend
         self._runners: dict[tuple[torch.dtype, bool], Runner] = {}
         self._result_dtypes: dict[torch.dtype, torch.dtype] = {}
@@ -48,6 +49,7 @@ class LayerState:
 
     def runner(self, layer: nn.Module) -> tuple[Runner, torch.dtype]:
         """The engine layer for this call, and the dtype of its rows."""
+        self._check_container(layer.experts)
         untouched = experts_module.still_exact(layer.experts.deepspeed_experts)
         self._fused_now = self.finding.form is not None and untouched
         dtype = self._dtype(layer)
@@ -59,6 +61,20 @@ class LayerState:
                 if not other._runners:
                     other._make(key)
         return self._runners[key], dtype
+
+    def _check_container(self, container: nn.Module) -> None:
+        """Hooked after the swap: nobody calls it any more, so its hooks would be lost without a word."""
+        if experts_module.untouched(container):
+            return
+        text = (
+            f"MoE layer '{self.finding.name}': the container of its experts was given hooks or a forward of its own "
+            "after the swap, and Sluice calls the experts without it: hook the layer, or the experts"
+        )
+        if self._options.on_unsupported == "error":
+            raise UnsupportedError(text)
+        if not self._has_told_container:
+            warnings.warn(f"sluice: {text}", stacklevel=2)
+        self._has_told_container = True
 
     def _make_checked(self, key: tuple[torch.dtype, bool]) -> None:
         """Experts that were hooked after the swap run as modules from now on, which the policy may not be for."""
@@ -123,13 +139,14 @@ class LayerState:
 
     def call_expert(self, expert: nn.Module, index: int, rows: torch.Tensor) -> torch.Tensor:
         """The host's own call on real rows: a 4-D tensor, and of a tuple the first element."""
-        new = index not in self._seen_experts and torch.is_grad_enabled()
+        as_now = index, expert.training  # dropout draws in training alone
+        new = as_now not in self._seen_experts and torch.is_grad_enabled()
         before = first_call.random_state() if new else None
         result = expert(rows.view(1, 1, *rows.shape))
         if isinstance(result, tuple):
             result = result[0]
         if before is not None:
-            self._seen_experts.add(index)
+            self._seen_experts.add(as_now)
             self._check_first_call(expert, index, rows, result, not torch.equal(before, first_call.random_state()))
         if result.numel() != rows.numel():
             raise UnsupportedError(
@@ -168,7 +185,12 @@ class LayerState:
         """The torch adapter's, for `sluice.decisions`; None where tests put another backend."""
         return getattr(self.backend, "context", None)
 
-    # ---- what the host's timers and logger get ----
+    # ---- what the host's timers, logger and profiler get ----
+
+    def profile(self, expert_ids: torch.Tensor) -> None:
+        """Products that no module was called for, in the host's count."""
+        if self._fused_now and self.finding.form is not None:
+            flops_profile.count(self.finding.form, expert_ids)
 
     @staticmethod
     def measures(layer: nn.Module) -> bool:
@@ -232,8 +254,9 @@ class LayerState:
         """Fused experts run as two Linears would: in autocast's dtype if it is on, else in their own."""
         own = self.finding.dtype
         for parameter in layer.experts.deepspeed_experts.parameters():
-            own = parameter.dtype  # a later .to() or .bfloat16() of the model
-            break
+            if parameter.is_floating_point():
+                own = parameter.dtype  # a later .to() or .bfloat16() of the model
+                break
         if self._autocast() and self._fused_now:
             own = torch.get_autocast_dtype(self.finding.device.type)
         if own not in DTYPES:

@@ -170,8 +170,8 @@ class ReadsOutside(nn.Module):
         return self.linear(x) * OUTSIDE
 
 
-def seen_when_called(kind: str, policy: str) -> Any:
-    """What only the expert's first call shows; every rank fails alike."""
+def seen_when_called(kind: str, policy: str, evaluates: bool = False) -> Any:
+    """What only the expert's first call shows; every rank fails alike. evaluates: a call in eval mode comes first."""
     original = models.expert
     models.expert = lambda _name: {"draws": DrawsInForward, "outside": ReadsOutside}[kind]()
     try:
@@ -179,6 +179,10 @@ def seen_when_called(kind: str, policy: str) -> Any:
     finally:
         models.expert = original
     try:
+        if evaluates:
+            host.eval()
+            host(*models.batch(1))  # gradients are on
+            host.train()
         host.backward(host(*models.batch(0)))
     except Exception as error:
         cause = error.__cause__

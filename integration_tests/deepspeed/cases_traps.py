@@ -6,6 +6,7 @@ import copy
 import io
 import os
 import pickle
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,6 +158,30 @@ def hook_on_one_rank() -> str:
     layer(torch.randn(8, models.WIDTH), None)
     host.sluice.unswap()
     return text
+
+
+def container_hooked_after_the_swap(policy: str) -> str:
+    """Trap 5: the container is not called, so a hook on it cannot fire. Rank 1 sets one: what each rank is told."""
+    host = _swapped([{}], {"on_unsupported": policy})
+    layer = _layer(host)
+    x = torch.randn(8, models.WIDTH)
+    layer(x, None)
+    hook = layer.experts.register_forward_hook(lambda *_: None) if dist.get_rank() == 1 else None
+    told = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            try:
+                layer(x, None)
+            except RuntimeError as error:
+                told = f"{type(error).__name__}: {error}"
+    said = [str(warning.message) for warning in caught if "sluice:" in str(warning.message)]
+    assert len(said) <= 1, said
+    if hook is not None:
+        hook.remove()
+    layer(x, None)
+    host.sluice.unswap()
+    return told or "".join(said)
 
 
 def hooked_expert_runs_whole() -> None:
@@ -358,9 +383,9 @@ def one_rank_skips(drop: bool, how: str) -> None:
         _layer(host, 1)(x, None)
 
 
-def one_rank_refuses() -> str:
+def one_rank_refuses(**config: Any) -> str:
     """Rank 1 gives the wrong width: it gets its own error, rank 0 one that names it, and the group goes on."""
-    host = _swapped([{}])
+    host = _swapped([{}], **config)
     layer = _layer(host)
     width = models.WIDTH + (4 if dist.get_rank() == 1 else 0)
     try:
@@ -511,7 +536,9 @@ def copies_are_stock() -> None:
     twin = copy.deepcopy(layer)
     assert type(twin) is MOELayer and "_sluice" not in vars(twin)
     assert list(twin.state_dict()) == list(layer.state_dict())
-    again = pickle.load(io.BytesIO(pickle.dumps(layer)))
+    written = pickle.dumps(layer)
+    assert b"sluice" not in written  # it loads where there is none
+    again = pickle.load(io.BytesIO(written))
     assert type(again) is MOELayer and type(layer) is SluiceMOELayer
     for one in (layer, twin):
         one._set_ep_group(group)  # without one, 0.15.4 exchanges rows with all ranks

@@ -47,6 +47,11 @@ def test_Experts_EachKind_LossesAsStock(ranks2: Ranks, kind: str, k: int) -> Non
     _compare(answers, F32)
 
 
+@pytest.mark.parametrize("layer", [{"num_experts": 2}, {"num_experts": 16, "k": 4}], ids=str)
+def test_Experts_OneOrManyOnARank_LossesAsStock(ranks2: Ranks, layer: dict[str, int]) -> None:
+    _compare(ranks2.run("cases_parity:parity", layers=[layer, {**layer, "expert": "tuple"}], steps=5), F32)
+
+
 GATES = {
     "drop": {},
     "drop hard": {"capacity_factor": 0.5, "min_capacity": 1},

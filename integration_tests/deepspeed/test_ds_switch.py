@@ -144,8 +144,10 @@ def test_UseTutel_WhereItIsInstalled_SluiceTakesItsPlace(ranks2: Ranks, k: int) 
 
 
 def test_Unsupported_SeenWhenCalled_IsAnError(ranks2: Ranks) -> None:
-    for kind, cause in ranks2.run("cases_switch:seen_when_called", kind="draws", policy="error"):
-        assert kind == "Foreign" and "draws random numbers per row" in cause
+    for evaluates in (False, True):
+        how = {"kind": "draws", "policy": "error", "evaluates": evaluates}
+        for kind, cause in ranks2.run("cases_switch:seen_when_called", **how):
+            assert kind == "Foreign" and "draws random numbers per row" in cause
     assert ranks2.run("cases_switch:seen_when_called", kind="draws", policy="warn") == ["ran", "ran"]
     # A lost gradient is an error whatever the policy says.
     for kind, cause in ranks2.run("cases_switch:seen_when_called", kind="outside", policy="warn"):

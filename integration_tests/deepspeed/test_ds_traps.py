@@ -62,6 +62,14 @@ def test_Trap05_HookOnOneRank_ErrorExplainsIt(ranks2: Ranks) -> None:
     assert second.startswith("Mismatch") and "rank 0" in second
 
 
+def test_Trap05_HookOnTheContainerAfterSwap_FallsUnderOnUnsupported(ranks2: Ranks) -> None:
+    first, second = ranks2.run("cases_traps:container_hooked_after_the_swap", policy="error")
+    assert first.startswith("PeerRefused") and "the container of its experts" in first
+    assert second.startswith("UnsupportedError") and "hook the layer, or the experts" in second
+    quiet, warned = ranks2.run("cases_traps:container_hooked_after_the_swap", policy="warn")
+    assert quiet == "" and warned.startswith("sluice: ") and "the container of its experts" in warned
+
+
 def test_Trap05_HookedExpert_SeesItsRowsInOneCall(ranks2: Ranks) -> None:
     ranks2.run("cases_traps:hooked_expert_runs_whole")
 
@@ -134,8 +142,10 @@ def test_Trap11_RanksCallDifferentLayers_ErrorNamesThem(fresh2: Ranks) -> None:
         assert "rank 0" in answer["error"]["message"] and "rank 1" in answer["error"]["message"]
 
 
-def test_Trap11_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks) -> None:
-    first, second = ranks2.run("cases_traps:one_rank_refuses")
+@pytest.mark.parametrize("config", [{}, {"wall_clock_breakdown": True}], ids=str)
+def test_Trap11_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks, config: dict[str, bool]) -> None:
+    """Also while the host takes times: a timer that ran on would refuse every later forward."""
+    first, second = ranks2.run("cases_traps:one_rank_refuses", **config)
     assert first.startswith("PeerRefused") and "rank 1" in first and "width 20" in first
     assert second.startswith("ValueError") and "width 20, the layer 16" in second
 

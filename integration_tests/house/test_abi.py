@@ -1,6 +1,7 @@
 """The ABI of libsluice.so.0 against the committed baseline, layouts included."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -30,6 +31,21 @@ def test_Abi_EqualsTheBaseline(libsluice, root, tmp_path):
     code, report = abidiff(baseline, now)
     kind = "incompatible" if code & 8 else "compatible, but not in the baseline"
     assert code == 0, f"the ABI changed ({kind}); if it was meant to, run third_party/abi/update.sh:\n{report}"
+
+
+def test_Layout_EveryStructAndConstantOfTheHeaders_IsGolden(root):
+    """layout_test asserts what its lists say; here they are complete."""
+    with open(os.path.join(root, "capi", "abi", "layout.txt")) as file:
+        golden = set(re.findall(r"^(\w+)(?:: \d+ bytes| = )", file.read(), re.M))
+    declared = set()
+    folder = os.path.join(root, "capi", "include", "sluice")
+    for header in os.listdir(folder):
+        with open(os.path.join(folder, header)) as file:
+            text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
+        declared |= set(re.findall(r"^\}\s*(sluice_\w+_t);", text, re.M))
+        for body in re.findall(r"\benum\s*\{(.*?)\}", text, re.S):
+            declared |= set(re.findall(r"\bSLUICE_\w+", body))
+    assert len(declared) > 100 and declared == golden
 
 
 @pytest.mark.parametrize(

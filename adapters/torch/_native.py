@@ -38,7 +38,7 @@ class Native:
             function.argtypes = []
         self.may_accumulate = quick.sluice_torch_may_accumulate
         self.may_accumulate.restype = ctypes.c_int32
-        self.may_accumulate.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+        self.may_accumulate.argtypes = [*[ctypes.c_int64] * 2, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
 
     def open_group(self, library: Library, group_name: str) -> tuple[Any, Any]:
         """The callbacks and their `user` for a registered process group; the caller hands both to libsluice."""

@@ -74,18 +74,40 @@ bool takes_sums(const at::Tensor& parameter, const at::Tensor& grad) {
          grad.strides() == parameter.strides() && grad.is_non_overlapping_and_dense();
 }
 
-bool may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t num_reads) {
-  if (count == 0 || !is_plain_backward()) return false;
+// A node that stands between a parameter and this one, and gives on what it gets, where no hook sees it.
+bool is_unobserved_step(Node& node) {
+  return node.num_outputs() == 1 && node.pre_hooks().empty() && node.post_hooks().empty() &&
+         node.tensor_pre_hooks().empty() && node.retains_grad_hooks().empty();
+}
+
+at::Tensor borrowed(void* tensor) {
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(static_cast<c10::TensorImpl*>(tensor)));
+}
+
+// Whether this pass may add to `grad` what it would give to `node`. read: the parameter as the pass reads it.
+bool may_add(Node* node, const at::Tensor& grad, const at::Tensor& read) {
+  if (const AccumulateGrad* adder = unobserved(node)) {
+    return adder->variable.grad().is_same(grad) && takes_sums(adder->variable, grad);
+  }
+  if (node == nullptr || !is_unobserved_step(*node)) return false;
+  return unobserved(node->next_edge(0).function.get()) != nullptr && takes_sums(read, grad);
+}
+
+bool may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t num_reads, void* const* grads) {
+  if (count == 0 || count > num_reads || !is_plain_backward()) return false;
   const auto node = torch::autograd::get_current_node();
   if (!node || node->num_outputs() != static_cast<size_t>(first + count)) return false;
   if (!node->post_hooks().empty()) return false; // they see what the node gives out
   std::vector<Range> ranges;
-  for (int64_t i = first; i < first + count; ++i) {
-    const AccumulateGrad* adder = unobserved(node->next_edge(static_cast<size_t>(i)).function.get());
-    if (adder == nullptr || !takes_sums(adder->variable, adder->variable.grad())) return false;
-    const at::Tensor& grad = adder->variable.grad();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto& edge = node->next_edge(static_cast<size_t>(first + i));
+    if (!edge.is_valid()) continue; // frozen: there is nothing to add to
+    if (grads[i] == nullptr) return false;
+    const at::Tensor grad = borrowed(grads[i]);
+    if (!may_add(edge.function.get(), grad, borrowed(reads[num_reads - count + i]))) return false;
     ranges.push_back(range_of(grad.const_data_ptr(), grad.nbytes(), true));
   }
+  if (ranges.empty()) return false;
   for (int64_t i = 0; i < num_reads; ++i) {
     const auto* tensor = static_cast<const at::TensorImpl*>(reads[i]);
     if (!tensor->has_storage()) return false;
@@ -98,11 +120,15 @@ bool may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t nu
 
 extern "C" {
 
-// For the backward that this thread is in: 1 when all `count` parameters, its node's inputs from `first` on and the
-// last of them, have a `.grad` that the pass may add to, of which nothing lies in what it reads. reads: TensorImpl*.
-SLUICE_EXPORT int32_t sluice_torch_may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t num_reads) {
+// For the backward that this thread is in: 1 when the pass may add to `grads`, TensorImpl* each, NULL where there is
+// none. They belong to the `count` parameters, its node's inputs from `first` on and the last of them; those that want
+// no gradient need none. Each is its parameter's `.grad`; or the part of it that a gradient would be added to behind
+// one node, which the caller knows to give it on unchanged. Nothing of them may lie in what the pass reads, `reads`,
+// TensorImpl* too, of which the parameters are the last.
+SLUICE_EXPORT int32_t sluice_torch_may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t num_reads,
+                                                  void* const* grads) {
   try {
-    return may_accumulate(first, count, reads, num_reads) ? 1 : 0;
+    return may_accumulate(first, count, reads, num_reads, grads) ? 1 : 0;
   } catch (...) {
     return 0;
   }

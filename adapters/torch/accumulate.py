@@ -7,8 +7,9 @@ Given to autograd, they are a second gradient of the whole layer: fresh pages in
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,20 +19,59 @@ CHOICES = ("in_place", "autograd")
 _BEFORE_PARAMETERS = 3  # expert ids, tokens and route weights are tensors too
 
 
-def existing_grads(ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Of every parameter of the node whose backward this is, its `.grad`; None: autograd shall add.
+class Sums(NamedTuple):
+    """Where a backward adds to.
+
+    into     of every parameter of its node the memory of `.grad`, None of a frozen one
+    owners   the gradients as the host knows them, whose versions tell of a change
+    """
+
+    into: list[torch.Tensor | None]
+    owners: list[torch.Tensor]
+
+
+def existing_grads(ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums | None:
+    """The gradients that the node whose backward this is may add to itself; None: autograd shall add.
 
     All or none of them: the library adds to every gradient of a pass or to none.
-    reads  what the pass reads
+    reads  what the pass reads, the parameters last
     """
     layer = work.layer
     if layer.accumulate != "in_place" or work.experts is not None or layer.context.placement.is_cuda:
         return None
     if not layer.context.is_of_one_thread():
         return None
-    count = ctx.num_inputs - 2
-    addresses = (ctypes.c_void_p * len(reads))(*[tensor._cdata for tensor in reads])
-    if not native().may_accumulate(_BEFORE_PARAMETERS, count, addresses, len(reads)):
+    found = [_sum_behind(node) for node, _ in ctx.next_functions[_BEFORE_PARAMETERS:]]
+    into = [local for local, _ in found]
+    if not layer.leaves_out_frozen and any(local is None for local in into):
         return None
-    # Not the saved tensors: hooks of the host may have made copies of those.
-    return [adder.variable.grad for adder, _ in ctx.next_functions[_BEFORE_PARAMETERS:]]
+    if not native().may_accumulate(_BEFORE_PARAMETERS, len(into), _addresses(reads), len(reads), _addresses(into)):
+        return None
+    return Sums(into, [grad for _, grad in found if grad is not None])
+
+
+def _addresses(tensors: Sequence[torch.Tensor | None]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[None if tensor is None else tensor._cdata for tensor in tensors])
+
+
+def _sum_behind(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(memory, `.grad`) that autograd would add to behind this node; of a DTensor's local part, that of its `.grad`.
+
+    Not by way of the saved tensors: hooks of the host may have made copies of those.
+    """
+    distributed = sys.modules.get("torch.distributed.tensor._api")
+    if distributed is not None and type(node) is distributed._ToTorchTensor._backward_cls:
+        return _local_sum(node, distributed.DTensor)
+    grad = getattr(getattr(node, "variable", None), "grad", None)
+    return grad, grad
+
+
+def _local_sum(node: Any, kind: type[Any]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Where the DTensor that this node would make of a gradient is added to `.grad` part by part."""
+    spec, placements = node.dtensor_spec, node.grad_placements
+    grad = getattr(getattr(node.next_functions[0][0], "variable", None), "grad", None)
+    if type(grad) is not kind or grad._spec != spec or any(place.is_partial() for place in spec.placements):
+        return None, None
+    if placements is not None and tuple(placements) != tuple(spec.placements):
+        return None, None
+    return grad._local_tensor, grad

@@ -40,7 +40,7 @@ class CastingLayer(MoeLayer):
         cast = self._cast(flat)
         if cast is flat:
             return super().backward_pass(work, tokens, weights, cast, *rest)
-        work.into = None  # theirs is another dtype
+        work.sums = None  # theirs is another dtype
         grads = super().backward_pass(work, tokens, weights, cast, *rest)
         back = [None if grad is None else grad.to(tensor.dtype) for grad, tensor in zip(grads[2:], flat)]
         return [*grads[:2], *back]

@@ -43,8 +43,12 @@ class Descriptors:
             item.device_type = self._placement.code
             item.device_id = self._placement.index
             item.type_lanes = 1
-            item.shape = self._extents + 4 * index
-            item.strides = self._extents + 4 * index + 2
+            self._point(index, index)
+
+    def _point(self, index: int, to: int) -> None:
+        """Shape and strides of a descriptor are those of descriptor `to`."""
+        self._items[index].shape = self._extents + 4 * to
+        self._items[index].strides = self._extents + 4 * to + 2
 
     def pointer(self, index: int = 0) -> Any:
         return self._items + index
@@ -79,12 +83,13 @@ class Descriptors:
             place += self._pitch
 
     def fill_stack(self, first: int, stack: torch.Tensor, name: str) -> None:
-        """Describes stack[0], stack[1], ... at `first` onwards."""
+        """Describes stack[0], stack[1], ... at `first` onwards; all point to the first's shape, quick to check."""
         words, pitch, forms, count = self._words, self._pitch, self._forms, stack.shape[0]
-        form = (stack.dtype, stack.shape[1:], stack.stride()[1:])
+        form = (first, stack.dtype, stack.shape[1:], stack.stride()[1:])
         if not self._holds(stack) or any(form != forms[index] for index in range(first, first + count)):
             for index in range(count):
                 self._describe(first + index, stack[index], f"{name} of local expert {index}")
+                self._point(first + index, first)
                 forms[first + index] = form
         address, step = stack.data_ptr(), stack.stride(0) * stack.element_size()
         for place in range(first * pitch, (first + count) * pitch, pitch):
@@ -104,6 +109,7 @@ class Descriptors:
             raise InvalidArgument(f"{name} is {tensor.dtype}, which Sluice does not read")
         if tensor.dim() > 2:
             raise InvalidArgument(f"{name} has shape {list(tensor.shape)}: at most two dimensions are described")
+        self._point(index, index)
         item = self._items[index]
         item.type_code, item.type_bits = FORMS[tensor.dtype][:2]
         item.ndim = tensor.dim()

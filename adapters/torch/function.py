@@ -55,12 +55,12 @@ def _backward(ctx: Any, grad_out: torch.Tensor, creates_graph: bool) -> tuple[to
     try:
         with work.layer.turn:
             if not creates_graph:
-                work.into = existing_grads(ctx, work, [grad_out, *kept[: ctx.num_inputs]])
+                work.sums = existing_grads(ctx, work, [grad_out, *kept[: ctx.num_inputs]])
             grads = work.layer.backward_pass(
                 work, tokens, route_weights, flat, saved, grad_out, ctx.needs_input_grad[2:]
             )
     finally:
-        work.into = None  # the graph may live on, and must not keep them
+        work.sums = None  # the graph may live on, and must not keep them
         if work.experts is not None:
             work.experts.saved = []
     return (None, None, *grads)

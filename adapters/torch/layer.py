@@ -121,11 +121,14 @@ class MoeLayer:
     parameters: per local expert a dict of `members` (w1 [H, M], w2 [M, H], gated also w3, bias also b1, b2, b3), of any
     strides of which one is 1. Interleaved: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent.
     With callback experts there are none to give.
+    leaves_out_frozen: whether backward computes gradients of those parameters alone that want one; else all, or none.
     restore_input, restore_middle: a name of RESTORE_INPUT, RESTORE_MIDDLE, or one for each of num_chunks chunks.
     ceiling_rows: not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever
     the routing says. On CUDA the host then reads nothing, and calls may be captured into a graph; what routes did
     not fit is in take_ceiling_report.
     """
+
+    leaves_out_frozen = False
 
     def __init__(
         self,
@@ -343,7 +346,7 @@ class MoeLayer:
         grad_out: torch.Tensor,
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
-        """Gradients of tokens, route weights and each of `flat`; None where `needs` says so or `work.into` has it."""
+        """Gradients of tokens, route weights and each of `flat`; None where `needs` says so or `work.sums` has it."""
         library = load()
         ffi, lib = library.ffi, library.lib
         moe, placement = self.handle, self.context.placement
@@ -365,7 +368,7 @@ class MoeLayer:
             )
             self._fill_experts(frame, args, work, flat)
             grads = self._fill_grads(frame, args, work, flat, needs[2:])
-            args.grad_mode = _OVERWRITE if work.into is None else _ACCUMULATE
+            args.grad_mode = _OVERWRITE if work.sums is None else _ACCUMULATE
             args.halves = _BOTH_HALVES
             args.may_reuse_saved = int(not _graph_is_kept())
             kept = [placement.bring(which, buffer) for which, buffer in enumerate(saved)]
@@ -379,8 +382,10 @@ class MoeLayer:
         except Exception as error:
             self.refuse(error, backward=True)
             raise
-        if work.into is not None:
-            increment_version(work.into)  # whoever saved one for a backward of its own learns that it has changed
+        if work.sums is not None:
+            increment_version(
+                work.sums.owners
+            )  # whoever saved one for a backward of its own learns that it has changed
         status = self._call(lib.sluice_moe_backward, moe, frame.step[0], args, placement.stream())
         placement.keep(kept)
         lib.sluice_step_drop(frame.step[0])
@@ -390,7 +395,7 @@ class MoeLayer:
             raise error from work.cause()
         if work.experts is not None:
             grads = self._callback_grads(work, needs[2:])
-        if work.into is not None:
+        if work.sums is not None:
             self.context.passes_in_place += 1
             return [grad_tokens, grad_weights, *[None] * len(flat)]
         wanted = [grad if need else None for grad, need in zip(grads, needs[2:])]
@@ -409,7 +414,7 @@ class MoeLayer:
 
     def _fill_grads(
         self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> list[torch.Tensor]:
+    ) -> list[torch.Tensor | None]:
         """What the pass writes or adds to; nothing with callback experts, and where no gradient is wanted."""
         args.grad_params = load().ffi.NULL
         if work.experts is not None:
@@ -417,15 +422,11 @@ class MoeLayer:
             return []
         if not any(needs):
             return [_NOTHING] * len(flat)
-        grads = self._targets(work, flat)
+        # Existing gradients to add to, or fresh memory: torch may keep that as `.grad` without a copy.
+        grads = [torch.empty_like(tensor) for tensor in flat] if work.sums is None else work.sums.into
         frame.grads.fill_all(grads, self._places, self._names)
         args.grad_params = frame.grads_struct
         return grads
-
-    @staticmethod
-    def _targets(work: Pass, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Existing gradients to add to, or fresh memory: torch may keep that as `.grad` without a copy."""
-        return [torch.empty_like(tensor) for tensor in flat] if work.into is None else work.into
 
     def _callback_grads(self, work: Pass, needs: Sequence[bool]) -> list[torch.Tensor]:
         given = iter([grad for grads in work.experts.take_grads() for grad in grads])

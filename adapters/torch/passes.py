@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..._library import load
+from .accumulate import Sums
 from .experts import ExpertRun
 
 
@@ -22,7 +23,7 @@ class Pass:
 
     record  whether a backward may follow
     counts  with callback experts, how many parameters each local expert has in the flat list
-    into    during a backward that adds to existing gradients of the parameters: those; None: it makes fresh ones
+    sums    during a backward that adds to existing gradients of the parameters: those; None: it makes fresh ones
     """
 
     def __init__(self, layer: Any, record: bool, flat: Sequence[torch.Tensor], counts: Sequence[int]) -> None:
@@ -30,7 +31,7 @@ class Pass:
         self.record = record
         self.counts = counts
         self.saved: list[torch.Tensor] = []
-        self.into: list[torch.Tensor] | None = None
+        self.sums: Sums | None = None
         self.error: BaseException | None = None
         self.experts: ExpertRun | None = None
         if layer.experts is not None:

@@ -18,12 +18,15 @@ from .descriptors import Descriptors
 from .layer import _Frame
 from .passes import Pass
 
-# From the stacked tensors (parameters or gradients) to one view per member of the layer, [E_local, ...] each.
-Views = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+# From the stacked tensors (parameters, or gradients with None for a frozen one) to one view per member of the layer,
+# [E_local, ...] each, None where it would lie in None.
+Views = Callable[[Sequence[torch.Tensor | None]], Sequence[torch.Tensor | None]]
 
 
 class StackedLayer(CastingLayer):
     """Called with a list of stacked tensors as `params`; `views` finds the members (see MoeLayer) in them."""
+
+    leaves_out_frozen = True
 
     def __init__(self, *args: Any, views: Views, **config: Any) -> None:
         super().__init__(*args, **config)
@@ -63,7 +66,7 @@ class StackedLayer(CastingLayer):
             if not frame.describes(flat):
                 frame.forget()
                 try:
-                    self._describe(frame.params, flat, frame)
+                    self._describe(frame, flat)
                 except SluiceError:
                     return None
                 frame.remember(flat)
@@ -81,30 +84,41 @@ class StackedLayer(CastingLayer):
         if work.experts is not None:
             super()._fill_experts(frame, args, work, flat)
             return
-        self._describe(frame.params, flat, frame)
+        self._describe(frame, flat)
         args.params = frame.params_struct
 
     def _fill_grads(
         self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> list[torch.Tensor]:
+    ) -> list[torch.Tensor | None]:
         if work.experts is not None or not any(needs):
             return super()._fill_grads(frame, args, work, flat, needs)
-        grads = self._targets(work, flat)
-        self._describe(frame.grads, grads, None)
+        if work.sums is None:
+            grads = [torch.empty_like(tensor) if need else None for tensor, need in zip(flat, needs)]
+        else:
+            grads = work.sums.into
+        given = self._fill_members(frame.grads, grads)
+        for number, name in enumerate(self.members):
+            place = frame.grads.pointer(number * self.num_local_experts)
+            setattr(frame.grads_struct, name, place if name in given else load().ffi.NULL)
         args.grad_params = frame.grads_struct
         return grads
 
-    def _describe(self, items: Descriptors, flat: Sequence[torch.Tensor], frame: _Frame | None) -> None:
-        """frame: remembers what is described; None for gradients, which are often new each time."""
+    def _describe(self, frame: _Frame, flat: Sequence[torch.Tensor]) -> None:
+        """The parameters; nothing is written where they are those of the last time."""
         key = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) for tensor in flat]
-        if frame is not None and frame.stack_key == key:
+        if frame.stack_key == key:
             return
-        for number, (name, view) in enumerate(zip(self.members, self._views(flat))):
+        self._fill_members(frame.params, flat)
+        frame.stack_key = key
+
+    def _fill_members(self, items: Descriptors, flat: Sequence[torch.Tensor | None]) -> set[str]:
+        """Describes the members that lie in these; returns which."""
+        views = {name: view for name, view in zip(self.members, self._views(flat)) if view is not None}
+        for name, view in views.items():
             if view.shape[0] != self.num_local_experts:
                 raise InvalidArgument(f"{name} holds {view.shape[0]} experts, the layer has {self.num_local_experts}")
-            items.fill_stack(number * self.num_local_experts, view, name)
-        if frame is not None:
-            frame.stack_key = key
+            items.fill_stack(self.members.index(name) * self.num_local_experts, view, name)
+        return set(views)
 
 
 class _Prepared(_Frame):

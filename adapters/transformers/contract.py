@@ -47,20 +47,20 @@ class Contract:
         down = tensors[1].shape
         return (down[2], down[1]) if self.transposed else (down[1], down[2])
 
-    def views(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def views(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """The library's members in the stacked tensors: w1, w3, w2, b1, b3, b2, as far as there are."""
         up, down, *biases = tensors
         if self.transposed:
-            up, down = up.transpose(1, 2), down.transpose(1, 2)
+            up, down = (None if tensor is None else tensor.transpose(1, 2) for tensor in (up, down))
         views = [*self._halves(up), down]
         if self.bias:
             views += [*self._halves(biases[0]), biases[1]]
         return views
 
-    def _halves(self, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self.interleaved:
+    def _halves(self, up: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if self.interleaved or not self.gated:
             return (up,)
-        return tuple(up.chunk(2, 1)) if self.gated else (up,)
+        return (None, None) if up is None else tuple(up.chunk(2, 1))
 
 
 def signature(module: Any) -> tuple[Any, ...]:

@@ -73,13 +73,18 @@ static uint64_t place_of(const sluice_moe_config_t* c, int member) {
   return bytes;
 }
 
+/* A host leaves out the gradients of parameters that it does not train. */
+static int is_wanted(const sluice_moe_config_t* c, const sluice_tensor_t* const* all, int member) {
+  return all[member] != NULL && member_elements(c, member) > 0;
+}
+
 static int is_short(int32_t dtype) { return dtype == SLUICE_DTYPE_BF16 || dtype == SLUICE_DTYPE_F16; }
 
 static int has_short_gradient(const sluice_pass_t* pass) {
   const sluice_tensor_t* all[NUM_MEMBERS];
   members_of(pass->grad_params, all);
   for (int m = 0; m < NUM_MEMBERS; ++m) {
-    if (member_elements(&pass->moe->config, m) > 0 && is_short(sluice_tensor_dtype(&all[m][0]))) return 1;
+    if (is_wanted(&pass->moe->config, all, m) && is_short(sluice_tensor_dtype(&all[m][0]))) return 1;
   }
   return 0;
 }
@@ -113,6 +118,7 @@ uint64_t sluice_weight_sum_ceiling(const sluice_moe_t* moe, int32_t wgrad_mode, 
 
 /* Where the gradients of an expert go: the host's tensors, or sums of the same orientation. */
 typedef struct target_s {
+  int is_wanted[NUM_MEMBERS];
   sluice_matrix_t matrix[3]; /* W1, W3, W2 */
   int64_t rows[3], columns[3];
   void* bias[NUM_MEMBERS]; /* B1 .. */
@@ -128,8 +134,9 @@ static target_t target_of(const sluice_pass_t* pass, int32_t e, char* sums, int 
   target_t target;
   memset(&target, 0, sizeof target);
   for (int m = 0; m < NUM_MEMBERS; ++m) {
-    if (member_elements(c, m) == 0) continue;
+    if (!is_wanted(c, all, m)) continue;
     const sluice_tensor_t* grad = &all[m][e];
+    target.is_wanted[m] = 1;
     int in_sums = sums != NULL && is_short(sluice_tensor_dtype(grad));
     target.dtype[m] = in_sums ? SLUICE_DTYPE_F32 : sluice_tensor_dtype(grad);
     target.accumulate[m] = in_sums ? add_to_sums : add_to_host;
@@ -162,10 +169,14 @@ static sluice_status_t add_products(sluice_pass_t* pass, const sluice_op_t* op, 
   sluice_matrix_t x = sluice_rows_matrix(rows_at(pass, SLUICE_T_DI, chunk, e), c->model_width, 0, element);
   sluice_matrix_t act = sluice_rows_matrix(rows_at(pass, SLUICE_T_DACT, chunk, e), c->hidden_width, 0, element);
   void* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
-  pass->products[0] = product_into(to, W2, dy, act, rows);
-  pass->products[1] = product_into(to, W1, sluice_rows_matrix(dm, width, 0, element), x, rows);
-  SLUICE_TRY(sluice_products_run(pass, op, 2, to->dtype[W1], to->accumulate[W1] ? 1 : 0));
-  if (c->gated != SLUICE_GATED_HALVES) return SLUICE_OK;
+  const int one = to->is_wanted[W1] ? W1 : W2; /* both have one dtype */
+  int64_t count = 0;
+  if (to->is_wanted[W2]) pass->products[count++] = product_into(to, W2, dy, act, rows);
+  if (to->is_wanted[W1]) {
+    pass->products[count++] = product_into(to, W1, sluice_rows_matrix(dm, width, 0, element), x, rows);
+  }
+  SLUICE_TRY(sluice_products_run(pass, op, count, to->dtype[one], to->accumulate[one] ? 1 : 0));
+  if (!to->is_wanted[W3]) return SLUICE_OK;
   pass->products[0] = product_into(to, W3, sluice_rows_matrix(dm, width, c->hidden_width, element), x, rows);
   return sluice_products_run(pass, op, 1, to->dtype[W3], to->accumulate[W3] ? 1 : 0);
 }
@@ -176,11 +187,15 @@ static void add_biases(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   int64_t rows = rows_of(pass, chunk, e), width = pass->moe->gate_factor * c->hidden_width;
   char* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
-  kernels->sum_columns(stream, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
-                       rows_at(pass, SLUICE_T_ROUTE, chunk, e), to->accumulate[B2], to->dtype[B2], to->bias[B2]);
-  kernels->sum_columns(stream, c->dtype, rows, (int64_t)member_elements(c, B1), dm, width, NULL, to->accumulate[B1],
-                       to->dtype[B1], to->bias[B1]);
-  if (c->gated != SLUICE_GATED_HALVES) return;
+  if (to->is_wanted[B2]) {
+    kernels->sum_columns(stream, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
+                         rows_at(pass, SLUICE_T_ROUTE, chunk, e), to->accumulate[B2], to->dtype[B2], to->bias[B2]);
+  }
+  if (to->is_wanted[B1]) {
+    kernels->sum_columns(stream, c->dtype, rows, (int64_t)member_elements(c, B1), dm, width, NULL, to->accumulate[B1],
+                         to->dtype[B1], to->bias[B1]);
+  }
+  if (!to->is_wanted[B3]) return;
   kernels->sum_columns(stream, c->dtype, rows, c->hidden_width,
                        dm + (uint64_t)c->hidden_width * sluice_dtype_bytes(c->dtype), width, NULL, to->accumulate[B3],
                        to->dtype[B3], to->bias[B3]);
@@ -200,7 +215,7 @@ static void round_sums(const sluice_pass_t* pass, const sluice_op_t* op, int32_t
   const sluice_tensor_t* all[NUM_MEMBERS];
   members_of(pass->grad_params, all);
   for (int m = 0; m < NUM_MEMBERS; ++m) {
-    if (member_elements(c, m) == 0 || !is_short(sluice_tensor_dtype(&all[m][e]))) continue;
+    if (!is_wanted(c, all, m) || !is_short(sluice_tensor_dtype(&all[m][e]))) continue;
     const sluice_tensor_t* grad = &all[m][e];
     int by_rows = m < B1 && sluice_tensor_stride(grad, 1) == 1;
     int64_t lines = m >= B1 ? 1 : grad->shape[by_rows ? 0 : 1], width = (int64_t)member_elements(c, m) / lines;

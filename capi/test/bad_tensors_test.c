@@ -162,6 +162,62 @@ static void Backward_UnwantedGradients_AreNotWritten(void** state) {
   close_fixture(&f);
 }
 
+/* The bytes of all gradients of a kind, one expert behind the other. */
+static uint64_t take_gradients(const rig_t* rig, int kind, char* out) {
+  uint64_t bytes = 0;
+  for (int32_t e = 0; e < rig->num_local; ++e) {
+    const rig_tensor_t* grad = &rig->grads[kind][e];
+    memcpy(out + bytes, grad->memory, grad->bytes);
+    bytes += grad->bytes;
+  }
+  return bytes;
+}
+
+/* A layer's gradients with the kinds of `absent` left out: those have the bytes of before, the others those of all. */
+static void check_members(fixture_t* f, int32_t grad_mode) {
+  enum { ROOM = 4096 };
+  static char all[RIG_NUM_PARAMS][ROOM], before[ROOM], after[ROOM];
+  f->rig.backward.grad_mode = grad_mode;
+  for (int absent = 0; absent < 1 << RIG_NUM_PARAMS; ++absent) {
+    sluice_step_t* step = fresh_step(f);
+    f->rig.backward.grad_mode = grad_mode;
+    const sluice_tensor_t** members[] = {&f->rig.grad_table.w1, &f->rig.grad_table.w3, &f->rig.grad_table.w2,
+                                         &f->rig.grad_table.b1, &f->rig.grad_table.b3, &f->rig.grad_table.b2};
+    for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+      for (int32_t e = 0; e < f->rig.num_local; ++e)
+        memset(f->rig.grads[kind][e].memory, 0, f->rig.grads[kind][e].bytes);
+      if (absent >> kind & 1) *members[kind] = NULL;
+    }
+    memset(before, 0, sizeof before);
+    WORKS(rig_backward(&f->rig, step));
+    sluice_step_drop(step);
+    for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+      uint64_t bytes = take_gradients(&f->rig, kind, absent == 0 ? all[kind] : after);
+      assert_true(bytes > 0 && bytes <= ROOM);
+      if (absent == 0) {
+        assert_memory_not_equal(all[kind], before, bytes);
+      } else {
+        assert_memory_equal(after, absent >> kind & 1 ? before : all[kind], bytes);
+      }
+    }
+  }
+}
+
+static void Backward_UnwantedMembers_AreNotWrittenAndTheOthersKeepTheirBits(void** state) {
+  (void)state;
+  for (int bits = 0; bits < 16; ++bits) {
+    sluice_moe_config_t config = rig_config();
+    config.dtype = bits & 1 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
+    config.wgrad_mode = bits & 2 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
+    config.num_chunks = bits & 4 ? 3 : 1;
+    fixture_t f;
+    open_with(&f, &config);
+    check_members(&f, bits & 8 ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE);
+    check_nothing_lost(&f);
+    close_fixture(&f);
+  }
+}
+
 static void Parameters_Bad_AreNamedWithTheirExpert(void** state) {
   (void)state;
   static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
@@ -194,6 +250,39 @@ static void Parameters_Bad_AreNamedWithTheirExpert(void** state) {
   close_fixture(&f);
 }
 
+/* All descriptors of a kind point to the sizes and strides of the first. */
+static void share_shapes(rig_t* rig) {
+  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+    for (int32_t e = 1; e < rig->num_local; ++e) {
+      rig->param_list[kind][e].shape = rig->param_list[kind][0].shape;
+      rig->param_list[kind][e].strides = rig->param_list[kind][0].strides;
+    }
+  }
+}
+
+static void Parameters_OfAStack_AreCheckedOneByOne(void** state) {
+  (void)state;
+  static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
+  static const int own[] = {BEND_DEVICE, BEND_CODE, BEND_LANES, BEND_NDIM, BEND_SHAPE_NULL, BEND_DATA};
+  fixture_t f;
+  open_default(&f);
+  rig_reset(&f.rig);
+  share_shapes(&f.rig);
+  f.rig.forward.needs_backward = 0;
+  WORKS(rig_forward(&f.rig, NULL));
+  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+    char text[32];
+    snprintf(text, sizeof text, "params.%s[3]", names[kind]);
+    for (int how = 0; how < COUNT(own); ++how) {
+      rig_reset(&f.rig);
+      share_shapes(&f.rig);
+      bend(&f.rig.param_list[kind][3], own[how]);
+      FORWARD_REFUSED(&f, BAD, text);
+    }
+  }
+  close_fixture(&f);
+}
+
 static void Gradients_Bad_AreNamedWithTheirExpert(void** state) {
   (void)state;
   static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
@@ -201,12 +290,8 @@ static void Gradients_Bad_AreNamedWithTheirExpert(void** state) {
   open_default(&f);
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
     char text[40];
-    snprintf(text, sizeof text, "grad_params.%s", names[kind]);
-    sluice_step_t* step = fresh_step(&f);
-    memset((char*)&f.rig.grad_table + sizeof(size_t) + sizeof(void*) * (size_t)kind, 0, sizeof(void*));
-    BACKWARD_REFUSED(&f, step, BAD, text);
     snprintf(text, sizeof text, "grad_params.%s[2]", names[kind]);
-    step = fresh_step(&f);
+    sluice_step_t* step = fresh_step(&f);
     f.rig.grad_list[kind][2].type_bits = 64;
     BACKWARD_REFUSED(&f, step, BAD, text);
     step = fresh_step(&f);
@@ -274,7 +359,9 @@ int main(void) {
       cmocka_unit_test(Forward_BadTensor_IsNamed),
       cmocka_unit_test(Backward_BadTensor_IsNamed),
       cmocka_unit_test(Backward_UnwantedGradients_AreNotWritten),
+      cmocka_unit_test(Backward_UnwantedMembers_AreNotWrittenAndTheOthersKeepTheirBits),
       cmocka_unit_test(Parameters_Bad_AreNamedWithTheirExpert),
+      cmocka_unit_test(Parameters_OfAStack_AreCheckedOneByOne),
       cmocka_unit_test(Gradients_Bad_AreNamedWithTheirExpert),
       cmocka_unit_test(Callbacks_Missing_AreRefused),
   };

@@ -334,12 +334,22 @@ def test_Gradient_OfOneParameterAlone_IsAutogradsToAddTo() -> None:
     module, given, once = begun()
     module.down_proj.grad = None
     backward(module, given)
-    assert torch.equal(module.down_proj.grad, once["down_proj"])
-    module.down_proj.requires_grad_(False)
-    backward(module, given)
     assert in_place(module) == 0
-    torch.testing.assert_close(module.gate_up_proj.grad, 3 * once["gate_up_proj"])
     assert torch.equal(module.down_proj.grad, once["down_proj"])
+    assert torch.equal(module.gate_up_proj.grad, 2 * once["gate_up_proj"])
+
+
+@pytest.mark.parametrize("frozen", ["gate_up_proj", "down_proj"])
+def test_Frozen_OneParameter_TheOtherAddsInPlace(frozen: str) -> None:
+    module, given, once = begun()
+    getattr(module, frozen).requires_grad_(False)
+    old = getattr(module, frozen).grad.clone()
+    version = getattr(module, frozen).grad._version
+    backward(module, given)
+    assert in_place(module) == 1
+    assert torch.equal(getattr(module, frozen).grad, old) and getattr(module, frozen).grad._version == version
+    (trained,) = {"gate_up_proj", "down_proj"} - {frozen}
+    torch.testing.assert_close(getattr(module, trained).grad, 2 * once[trained], rtol=1e-5, atol=1e-5)
 
 
 def _placed(storage: torch.UntypedStorage, offset: int, like: torch.Tensor) -> torch.Tensor:
@@ -477,3 +487,22 @@ def test_Peak_OfABackwardWithoutGradients_IsTheGradients(dtype: torch.dtype) -> 
     module.zero_grad(set_to_none=True)
     peak = _peak_of_a_backward(module, given)
     assert 0.9 < peak <= 1.25, peak
+
+
+@pytest.mark.parametrize(
+    "frozen, least, most",
+    [(["gate_up_proj"], 0.3, 0.45), (["down_proj"], 0.6, 0.8), (["gate_up_proj", "down_proj"], 0.0, 0.1)],
+    ids=str,
+)
+def test_Peak_OfABackwardWithFrozenParameters_IsTheOthersGradients(
+    frozen: list[str], least: float, most: float
+) -> None:
+    module, given = _large()
+    for name in frozen:
+        getattr(module, name).requires_grad_(False)
+    tokens = given.tokens.requires_grad_()
+    module.zero_grad(set_to_none=True)
+    module(tokens, given.ids, given.weights).backward(given.grad)
+    module.zero_grad(set_to_none=True)
+    peak = _peak_of_a_backward(module, given)
+    assert least < peak <= most, peak

@@ -109,6 +109,21 @@ def test_TwoRanks_Checkpointed_AsWithout(ranks: Ranks, saved: Any, reentrant: bo
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_TwoRanks_MicroSteps_AddToTheDTensorsOwnGradients(ranks: Ranks, saved: Any, layout: str) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout]}
+    for found in ranks.run("tf_ep_jobs:accumulated", **case):
+        assert found["worst"] < 2e-6, found
+        assert found["passes"] == 2, found  # of two layers, in the second micro-step
+
+
+def test_TwoRanks_MicroStepsWatched_LeaveTheGradientsToAutograd(ranks: Ranks, saved: Any) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["tp"], "watched": True}
+    for found in ranks.run("tf_ep_jobs:accumulated", **case):
+        assert found["worst"] < 2e-6, found
+        assert (found["passes"], found["seen"]) == (1, 4), found  # one layer is not watched; two models, two steps
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_TwoRanks_Generation_TokensOfTheWholeModel(ranks: Ranks, saved: Any, layout: str) -> None:
     """With a batch for each rank, one has written its last token when the other has nine to go."""
     found = ranks.run("tf_ep_jobs:generation", kind="qwen3_moe", path=saved("qwen3_moe"), layout=LAYOUTS[layout])

@@ -76,6 +76,46 @@ def checkpointed(kind: str, path: str, layout: dict[str, int], reentrant: bool) 
     return {"worst": max(gaps(found, plain).values()), "calls": len(calls)}
 
 
+def accumulated(path: str, layout: dict[str, int], watched: bool = False) -> dict[str, Any]:
+    """Of two micro-steps, the worst gap between gradients that the library and that autograd added, and how many
+    backwards added to an existing gradient themselves. watched: hooks see the gradients of the last experts."""
+    _, mine = _batches(layout)
+    grads: dict[str, dict[str, torch.Tensor]] = {}
+    passes, seen = 0, 0
+
+    def see(_: Any) -> None:
+        nonlocal seen
+        seen += 1
+
+    for mode in ("autograd", "in_place"):
+        sluice.configure(accumulate=mode)
+        try:
+            model = split(path, layout).train()
+            experts = model.model.layers[-1].mlp.experts
+            if watched:
+                experts.down_proj.register_hook(see)
+            for number in range(2):
+                if number == 1:
+                    before = sluice.stats(experts)["passes_in_place"]
+                elif layout.get("fsdp_size", 1) > 1:
+                    model.set_requires_gradient_sync(False)
+                ids = mine.roll(number, 1)
+                loss = model(input_ids=ids, labels=ids).loss
+                if number == 1 and layout.get("fsdp_size", 1) > 1:
+                    model.set_requires_gradient_sync(True)
+                loss.backward()
+            passes = sluice.stats(experts)["passes_in_place"] - before
+            given = {name: parameter.grad for name, parameter in model.named_parameters()}
+            grads[mode] = {
+                name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+                for name, grad in given.items()
+                if grad is not None
+            }
+        finally:
+            sluice.configure()
+    return {"worst": max(gaps(grads["in_place"], grads["autograd"]).values()), "passes": passes, "seen": seen}
+
+
 def generation(kind: str, path: str, layout: dict[str, int]) -> dict[str, Any]:
     """Tokens generated from prompts of other lengths on each rank, of which one is finished long before the other;
     the same by the whole model."""

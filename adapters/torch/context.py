@@ -167,6 +167,11 @@ class Context:
     def is_budgeted(self) -> bool:
         return self.options.memory_budget is not None or self.options.host_memory_budget is not None
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether no layer is left of those that were made on it."""
+        return len(self._layers) == 0
+
     def set_share(self, share: int, whole: int) -> None:
         """Another share of the budget `whole` than the options say. Before the first plan; alike on all ranks."""
         library = load()

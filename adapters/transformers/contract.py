@@ -17,6 +17,7 @@ from sluice.errors import InvalidArgument, Unsupported
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 OTHERWISE = 'or set experts_implementation="eager" for this model'
 
 
@@ -73,6 +74,7 @@ def signature(module: Any) -> tuple[Any, ...]:
     return (
         act,
         bool(getattr(act, "_forward_hooks", None) or getattr(act, "_forward_pre_hooks", None)),
+        get("training"),
         getattr(type(module), "_apply_gate", None),
         get("_apply_gate"),
         get("has_gate"),
@@ -108,7 +110,7 @@ def read(module: Any, chosen: str | None = None) -> Contract:
                 f"load the model in float32, bfloat16 or float16, {OTHERWISE}"
             )
     stock = chosen not in (None, NAME)
-    unit, reason = (None, f'experts_implementation="{chosen}"') if stock else _unit(module)
+    unit, reason = (None, f'experts_implementation="{chosen}"') if stock else _unit(module, names)
     return Contract(
         names=names,
         gated=module.has_gate,
@@ -126,19 +128,27 @@ def normalises(module: Any) -> bool:
     return bool(getattr(module, "has_post_expert_norm", False))
 
 
-def _unit(module: Any) -> tuple[gates.Unit | None, str]:
+def _unit(module: Any, names: tuple[str, ...]) -> tuple[gates.Unit | None, str]:
     if normalises(module):
         return None, "it normalises each expert's output"
     if signature(module)[1]:
         return None, "its act_fn has hooks"
-    act = getattr(module, "act_fn", None)
-    if isinstance(act, torch.nn.Module) and next(act.parameters(), None) is not None:
-        return None, "its act_fn has parameters"
+    for number in (*others(module, names), *dict(module.named_buffers())):
+        return None, f"its {number} may be a number of its gate, which may change"
     try:
         found = gates.find(module)
     except Exception as error:  # any class may stand here
         return None, f"its gate does not take plain rows ({type(error).__name__}: {error})"
     return found, "" if found is not None else "its gate is none that the library knows"
+
+
+def others(module: Any, names: tuple[str, ...]) -> dict[str, torch.nn.Parameter]:
+    """Parameters beside the stacked ones; not those that parametrizations make the latter from."""
+    return {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if name not in names and not name.startswith("parametrizations.")
+    }
 
 
 def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tensor]) -> None:
@@ -155,7 +165,7 @@ def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tenso
             raise Unsupported(
                 f"{where} is on {tensor.device} and {contract.names[0]} on {tensors[0].device}: move one, {OTHERWISE}"
             )
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if type(tensor) not in PLAIN:
             raise Unsupported(
                 f"{where} is a {_kind(tensor)}; Sluice reads plain tensors: "
                 f"unwrap it (under expert parallelism transformers does), {OTHERWISE}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
+import threading
 import weakref
 from typing import Any
 
@@ -34,10 +36,11 @@ def forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any)
     known = _by_id.get(id(self))
     if known is not None and known[0]() is self:
         return known[1].call(self, hidden_states, top_k_index, top_k_weights)
-    state = _states.get(self)
-    if state is None:
-        state = _states[self] = ExpertsState(len(_states))
-    _remember(self, state)
+    with _making:
+        state = _states.get(self)
+        if state is None:
+            state = _states[self] = ExpertsState(len(_states))
+        _remember(self, state)
     return state.call(self, hidden_states, top_k_index, top_k_weights)
 
 
@@ -51,6 +54,19 @@ def _outside_the_graph() -> Any:
 _states: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
 # The same by address, which is found faster; an entry goes with its module.
 _by_id: dict[int, tuple[weakref.ref[Any], ExpertsState]] = {}
+
+
+# Held while states, layers and contexts are made: of threads that come first together, one makes them.
+_making = threading.RLock()
+
+
+def _after_fork() -> None:
+    """Another thread of the parent may have held it."""
+    global _making
+    _making = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _remember(module: Any, state: ExpertsState) -> None:
@@ -88,6 +104,8 @@ def context_of(
     )
     key = (*chosen, () if group is None else group.ranks, str(device or "cpu"))
     found = _contexts.get(key)
+    if found is not None and group is None and found.is_budgeted and found.is_unused:
+        found.close()  # of a model that has gone: this one may have more layers
     if found is None or not found.alive:
         known = ContextOptions(*chosen)
         outstanding = known.max_outstanding or num_layers
@@ -110,7 +128,9 @@ class ExpertsState:
         self._experts_forward = experts_forward
         self._signature: tuple[Any, ...] | None = None
         self._version = -1
+        self._section: Any = None  # of the model's config
         self._contract: contracts.Contract | None = None
+        self._read: dict[bool, tuple[tuple[Any, ...], contracts.Contract]] = {}  # by whether it is training
         self._options: Options | None = None
         self._layers: dict[tuple[Any, ...], MoeLayer] = {}
         self._up_shape: Any = None
@@ -118,19 +138,25 @@ class ExpertsState:
 
     def call(self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The module's experts on these rows."""
-        if self._version != settings.version or self._signature != self._now(module):
-            self._look(module)
-        if self._latest is not None and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+        if (
+            self._version != settings.version
+            or self._signature != self._now(module)
+            or self._section != _section(module)
+        ):
+            with _making:
+                self._look(module)
+        latest = self._latest
+        if latest is not None and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             parameters = module._parameters
             tensors = [parameters.get(name) for name in self._contract.names]  # local ones are no parameters: None
             up = tensors[0]
             if (
-                all(tensor is not None for tensor in tensors)
+                all(type(tensor) is torch.nn.Parameter for tensor in tensors)
                 and up.shape == self._up_shape
-                and up.dtype is self._latest.dtype
+                and up.dtype is latest.dtype
             ):
                 route = weights if weights.dtype == torch.float32 else weights.float()
-                found = self._latest.quick(hidden, ids, route, tensors)
+                found = latest.quick(hidden, ids, route, tensors)
                 if found is not None:
                     return found
         if self._options is None:
@@ -168,11 +194,14 @@ class ExpertsState:
             dtype,
             ids.shape[-1],
             hidden.device,
-            *[(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors],
+            *[(tensor.shape, tensor.dtype, tensor.device, type(tensor) in contracts.PLAIN) for tensor in tensors],
         )
         layer = self._layers.get(key)
         if layer is None or not layer.context.alive:
-            layer = self._layers[key] = self._make(module, hidden, ids, weights, tensors, dtype)
+            with _making:
+                layer = self._layers.get(key)
+                if layer is None or not layer.context.alive:
+                    layer = self._layers[key] = self._make(module, hidden, ids, weights, tensors, dtype)
         # Under expert parallelism ids may be marks, which the quick way does not know.
         quick = (
             type(layer) is StackedLayer and self._group is None and not getattr(module, "_is_expert_parallel", False)
@@ -230,19 +259,25 @@ class ExpertsState:
         return (chosen, *contracts.signature(module))
 
     def _look(self, module: Any) -> None:
-        """Reads the module and the options anew."""
-        self._layers.clear()
-        self._latest = None
-        self._options = settings.effective(getattr(getattr(module, "config", None), "sluice", None))
-        if self._group is not None and self._options is None:
+        """Reads the module and the options anew. What is refused here is refused again by the next call."""
+        section = copy.deepcopy(_section(module))
+        options = settings.effective(getattr(getattr(module, "config", None), "sluice", None))
+        if self._group is not None and options is None:
             raise InvalidArgument(
                 "Sluice was switched off after it had taken over expert parallelism: load the model anew"
             )
-        self._signature = self._now(module)
-        self._contract = contracts.read(module, self._signature[0])
-        self._version = settings.version
-        _check_policy(module, self._contract, self._options)
-        announce(module, self._contract, self._options, 1 if self._group is None else self._group.world_size)
+        signature = self._now(module)
+        known = self._read.get(module.training)
+        if known is None or known[0] != signature:
+            known = self._read[module.training] = (signature, contracts.read(module, signature[0]))
+        contract = known[1]
+        _check_policy(module, contract, options)
+        if (self._version, self._contract, self._options) != (settings.version, contract, options):
+            self._layers.clear()
+        self._latest = None
+        self._contract, self._options, self._section = contract, options, section
+        self._signature, self._version = signature, settings.version
+        announce(module, contract, options, 1 if self._group is None else self._group.world_size)
 
     def _dtype(self, contract: contracts.Contract, hidden: torch.Tensor, tensors: list[torch.Tensor]) -> torch.dtype:
         """Fused experts run as Linears would: in autocast's dtype if it is on, else in that of the weights."""
@@ -292,6 +327,14 @@ class ExpertsState:
             bias=contract.bias,
             **common,
         )
+
+
+def _section(module: Any) -> Any:
+    """What a module's own config says of Sluice. Asked before every call: a config's attributes are slow to read."""
+    try:
+        return object.__getattribute__(module.__dict__["config"], "__dict__").get("sluice")
+    except (KeyError, AttributeError):
+        return None
 
 
 def _num_layers(module: Any) -> int | None:
@@ -352,6 +395,12 @@ def stats(module: Any, reset_peak: bool = False) -> dict[str, Any] | None:
     """Numbers of an experts module; None: Sluice has not run it."""
     state = _transported.get(module) or _states.get(module)
     return None if state is None else state.stats(reset_peak)
+
+
+def first_run_in(model: Any) -> str | None:
+    """The name of the first experts module in a model that Sluice has run."""
+    modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+    return next((name for name, module in modules if module in _transported or module in _states), None)
 
 
 def contexts(module: Any) -> list[Context]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from sluice.adapters.torch import CallbackExperts
-from sluice.adapters.transformers.contract import Contract, normalises
+from sluice.adapters.transformers.contract import Contract, normalises, others
 from torch.nn import functional as F
 
 
@@ -28,9 +28,7 @@ class HostExperts(CallbackExperts):
         """The module and its stacked tensors for the calls that follow; (None, None) lets go of them."""
         self._module = module
         self._own = [] if tensors is None else list(zip(*(tensor.unbind(0) for tensor in tensors)))
-        self._shared = (
-            [] if module is None else [parameter for child in module.children() for parameter in child.parameters()]
-        )
+        self._shared = [] if module is None else list(others(module, self._contract.names).values())
 
     def as_bound(self) -> HostExperts:
         """See CallbackExperts: `bind` lets go of the module before a backward."""

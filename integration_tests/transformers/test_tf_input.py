@@ -126,14 +126,19 @@ def test_Configure_LaterSourcesWin(configured: Any) -> None:
         settings.effective(None, {"SLUICE_OPTIONS": "chunks=2"})
 
 
-def test_Configure_EachSource_ReachesTheLayer(configured: Any) -> None:
+def test_Configure_EachSource_ReachesTheLayer(configured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chunks_of(module: torch.nn.Module) -> int:
+        check(module, rows(16, 4, 50, 2))
+        return int(sluice.stats(module)["last_num_chunks"])
+
     module = make()
     for chunks in (1, 3):
         configured(chunks=chunks)
-        check(module, rows(16, 4, 50, 2))
-    configured()
+        assert chunks_of(module) == chunks
     module.config.sluice = {"chunks": 2, "wgrad_mode": "per_chunk"}
-    check(module, rows(16, 4, 50, 2))
+    assert chunks_of(module) == 2
+    monkeypatch.setenv("SLUICE_OPTIONS", '{"chunks": 4}')
+    assert chunks_of(make()) == 4
     module = make()
     module.config.sluice = {"chnks": 2}
     with pytest.raises(ConfigError, match="chunks"):
@@ -181,7 +186,7 @@ def test_SwitchedOff_TransformersComputes(configured: Any, capfd: pytest.Capture
     assert sluice.stats(module)["computed_by"] == "transformers"
 
 
-def test_Copies_AndPickles_AreTheHostsOwn(tmp_path: Any) -> None:
+def test_StateOfAModule_HasNoWordOfSluice(tmp_path: Any) -> None:
     module = make()
     run(module)
     torch.save(module.state_dict(), tmp_path / "state.pt")

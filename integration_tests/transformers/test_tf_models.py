@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import tf_models
 import torch
+from tf_models import runs_on_sluice
 
 
 @pytest.mark.parametrize("kind", tf_models.KINDS)
 def test_Model_LossAndEveryGradient_AsEagerInF64(kind: str) -> None:
-    found = tf_models.step(tf_models.make(kind), tf_models.batch())
+    model = tf_models.make(kind)
+    found = tf_models.step(model, tf_models.batch())
+    assert runs_on_sluice(model)
     wanted = tf_models.step(tf_models.make(kind, "eager", torch.float64), tf_models.batch())
     gaps = tf_models.gaps(found, wanted)
     name = max(gaps, key=lambda key: gaps[key])
@@ -74,7 +77,9 @@ def test_SwitchAtRunTime_AndBack(capfd: pytest.CaptureFixture[str]) -> None:
     with torch.no_grad():
         wanted = model(ids).logits
         model.set_experts_implementation("sluice")
+        assert not runs_on_sluice(model)
         torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-4, atol=1e-5)
+        assert runs_on_sluice(model)
         model.set_experts_implementation("eager")
         assert torch.equal(model(ids).logits, wanted)
 

@@ -62,6 +62,21 @@ def make(kind: str, implementation: str = "sluice", dtype: torch.dtype = torch.f
     return model.to(dtype)
 
 
+def experts_of(model: Any) -> list[Any]:
+    """Its experts modules; there are some."""
+    found = [module for name, module in model.named_modules() if name.endswith(".experts")]
+    assert found
+    return found
+
+
+def runs_on_sluice(model: Any) -> bool:
+    """Whether all of its experts have run on Sluice, fused."""
+    from sluice.adapters.transformers import experts
+
+    told = [experts.stats(module) for module in experts_of(model)]
+    return all(each is not None and each["computed_by"] == "sluice" for each in told)
+
+
 def batch(seed: int = 0, rows: int = 3, length: int = 17) -> torch.Tensor:
     """Token ids."""
     return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))

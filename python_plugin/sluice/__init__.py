@@ -52,5 +52,10 @@ def stats(layer: Any, reset_peak: bool = False) -> dict[str, Any]:
         if found is not None:
             return dict(found)
     if state is None:
+        inner = None if experts is None else experts.first_run_in(layer)
+        if inner is not None:
+            raise ValueError(
+                f"{type(layer).__name__} is more than an experts block: ask one of its experts modules, such as {inner}"
+            )
         raise ValueError(f"{type(layer).__name__} does not run on Sluice: no banner, no Sluice")
     return dict(state.stats(reset_peak))

@@ -1,0 +1,184 @@
+"""What users of transformers do to a model around its experts: adapters, copies, ways of generating and of loading."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sluice
+import tf_compare
+import tf_families
+import tf_models
+import torch
+from tf_compare import check, rows
+from tf_models import experts_of, runs_on_sluice
+from torch.nn.utils import parametrize
+from transformers import AutoConfig, AutoModelForCausalLM
+
+CLASS_OF = dict(tf_families.classes())
+
+
+# ---- low-rank adapters, as PEFT puts them on stacked experts ----
+
+
+class LowRank(torch.nn.Module):
+    """A frozen tensor and the product of two small ones."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.randn(*tensor.shape[:-2], 2, tensor.shape[-1]) * 0.1)
+        self.b = torch.nn.Parameter(torch.randn(*tensor.shape[:-1], 2) * 0.1)
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + self.b @ self.a
+
+
+@pytest.mark.parametrize("adapted", [["gate_up_proj", "down_proj"], ["down_proj"]], ids=str)
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "muse_spark"])
+def test_LowRank_OnFrozenExperts_AsEager(kind: str, adapted: list[str]) -> None:
+    module = tf_families.make(kind, CLASS_OF[kind], 37, 29, 6)
+    given = rows(37, 6, 23, 2)
+    check(module, given)  # what Sluice knows of it is then of before
+    module.requires_grad_(False)
+    for name in adapted:
+        parametrize.register_parametrization(module, name, LowRank(getattr(module, name)))
+    check(module, given)
+    trained = {name for name, parameter in module.named_parameters() if parameter.grad is not None}
+    assert trained == {f"parametrizations.{name}.0.{which}" for name in adapted for which in "ab"}
+    with torch.no_grad():
+        found = module(given.tokens, given.ids, given.weights)
+    wanted = tf_compare.reference(module, given, torch.float32).values["output"]
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_Experts_AllFrozenInAModel_OthersTrainAsEager() -> None:
+    def step(implementation: str) -> dict[str, torch.Tensor]:
+        model = tf_models.make("mixtral", implementation)
+        for module in experts_of(model):
+            module.requires_grad_(False)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        found = tf_models.step(model, tf_models.batch())
+        assert implementation != "sluice" or runs_on_sluice(model)
+        assert all(parameter.grad is None for module in experts_of(model) for parameter in module.parameters())
+        return found
+
+    gaps = tf_models.gaps(step("sluice"), step("eager"))
+    assert max(gaps.values()) < 1e-4, gaps
+
+
+# ---- copies ----
+
+
+def test_Copies_AndPickles_ComputeWithTheirOwnParameters() -> None:
+    model, ids = tf_models.make("mixtral").eval(), tf_models.batch()
+    with torch.no_grad():
+        wanted = model(ids).logits
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(twin(ids).logits, wanted) and runs_on_sluice(twin)
+            for module in experts_of(twin):
+                module.down_proj.mul_(2)
+            assert not torch.allclose(twin(ids).logits, wanted)
+            assert torch.equal(model(ids).logits, wanted)
+
+
+def test_Module_SharedByTwoLayers_AsEager() -> None:
+    def step(implementation: str) -> dict[str, torch.Tensor]:
+        model = tf_models.make("mixtral", implementation)
+        model.model.layers[1].mlp.experts = model.model.layers[0].mlp.experts
+        return tf_models.step(model, tf_models.batch())
+
+    gaps = tf_models.gaps(step("sluice"), step("eager"))
+    assert max(gaps.values()) < 1e-4, gaps
+
+
+# ---- generation ----
+
+WAYS: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3, "do_sample": False},
+    "static cache": {"cache_implementation": "static", "do_sample": False},
+    "samples": {"do_sample": True, "temperature": 0.8, "num_return_sequences": 2},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_Generation_OfPaddedPrompts_SameTokensAsEager(kind: str, way: str) -> None:
+    prompt = tf_models.batch(rows=3, length=7)
+    mask = torch.ones_like(prompt)
+    for row, pad in enumerate((0, 3, 5)):
+        prompt[row, :pad], mask[row, :pad] = 0, 0
+    found = []
+    for implementation in ("sluice", "eager"):
+        model = tf_models.make(kind, implementation).eval()
+        torch.manual_seed(1)
+        found.append(model.generate(prompt, attention_mask=mask, max_new_tokens=9, **WAYS[way]))
+        assert implementation != "sluice" or runs_on_sluice(model)
+    assert torch.equal(*found)
+
+
+# ---- loading ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("by", ["argument", "config", "device map"])
+def test_Pretrained_EachWayToName_RunsInTheSavedDtype(tmp_path: Path, by: str, dtype: torch.dtype) -> None:
+    everywhere = {"num_experts_per_tok": 4}  # of 4: a rounding then moves a route's weight, and never the route
+    stock = tf_models.make("mixtral", "eager", dtype, **everywhere).eval()
+    stock.save_pretrained(tmp_path)
+    how: dict[str, Any] = {"experts_implementation": "sluice", "dtype": "auto"}
+    if by == "config":
+        how = {"config": AutoConfig.from_pretrained(tmp_path, experts_implementation="sluice"), "dtype": "auto"}
+    if by == "device map":
+        how["device_map"] = "cpu"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager", **how).eval()
+    ids = tf_models.batch()
+    with torch.no_grad():
+        found, wanted = model(ids).logits, stock(ids).logits
+    assert found.dtype == dtype and runs_on_sluice(model)
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < (1e-5 if dtype == torch.float32 else 5e-2)
+
+
+# ---- torch.compile ----
+
+
+def test_Compile_OfTheWholeModel_LossAndGradientsAsWithout() -> None:
+    code = """
+import torch, tf_models, sluice
+ids = tf_models.batch()
+wanted = tf_models.step(tf_models.make("mixtral"), ids)
+model = tf_models.make("mixtral")
+compiled = torch.compile(model, backend="aot_eager")
+compiled.train()
+out = compiled(input_ids=ids, labels=ids)
+out.loss.backward()
+found = {"loss": out.loss.detach(), "logits": out.logits.detach()}
+found |= {name: p.grad for name, p in model.named_parameters()}
+gaps = tf_models.gaps(found, wanted)
+assert max(gaps.values()) < 1e-5, gaps
+assert sluice.stats(model.model.layers[0].mlp.experts)["num_passes"] == 2 * 2 * 2  # layers, directions, models
+with torch.no_grad():
+    model.eval(), compiled.eval()
+    torch.testing.assert_close(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment.pop("TORCHDYNAMO_DISABLE", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=290, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# ---- stats ----
+
+
+def test_Stats_OfAWholeModel_SaysWhomToAsk() -> None:
+    model = tf_models.make("mixtral")
+    with pytest.raises(ValueError, match="no banner, no Sluice"):
+        sluice.stats(model)
+    model(tf_models.batch())
+    with pytest.raises(ValueError, match=r"ask one of its experts modules, such as model\.layers\.0\.mlp\.experts"):
+        sluice.stats(model)

@@ -50,7 +50,7 @@ enum { FEW_TILES = 3 };
 /* A thread is not started for less: multiply-adds, which take it about 5 microseconds. */
 #define THREAD_WORK ((double)(1 << 18))
 
-enum { GROUP = 16 };
+enum { GROUP = 16, PAGE = 4096 };
 
 typedef struct sluice_gemm_native_s {
   sluice_gemm_t base;
@@ -187,6 +187,13 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   t.start_dtype = start_waits ? SLUICE_DTYPE_F32 : w->dtype_c;
   const int64_t out_bytes = out_waits ? (int64_t)sizeof(float) : bytes_c;
   t.next_out_bytes = t.out_ld * out_bytes;
+  /* All rows that come next, however few steps there are. Where they are overwritten and lie whole pages apart they
+   * come one at a time: so many at once push each other out of the few places of a first-level cache that they share.
+   */
+  t.next_each = 1;
+  if (starts || t.next_out_bytes % PAGE != 0) {
+    t.next_each = (int32_t)pieces(kernels->max_rows, larger(p->depth / SLUICE_NATIVE_STEP, 1));
+  }
   const int by_rows = blocks->by_rows;
   const int64_t num_inner = by_rows ? num_panels : num_tiles;
   const float* raw = blocks->raw ? (const float*)f->b + p->k0 * f->ldb + p->j0 : NULL;
@@ -208,7 +215,11 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
       if (starts) t.start = start_waits ? (void*)waiting : own;
       t.out = out_waits ? (void*)waiting : own;
       t.next_out = NULL;
-      if (inner + 1 < num_inner) t.next_out = (char*)t.out + (by_rows ? width * out_bytes : t.rows * t.next_out_bytes);
+      if (inner + 1 < num_inner) {
+        t.next_out = (char*)t.out + (by_rows ? width * out_bytes : t.rows * t.next_out_bytes);
+      } else if (by_rows && outer + 1 < num_tiles) {
+        t.next_out = (char*)t.out + t.rows * t.next_out_bytes - panel * width * out_bytes;
+      }
       kernels->tile(&t, t.raw != NULL && num_tiles > FEW_TILES ? &nothing : prefetch);
       if (!by_rows) {
         i += t.rows;

@@ -29,6 +29,7 @@ typedef struct sluice_native_tile_s {
   int32_t rows, cols;     /* rows in [1, max_rows], cols in [1, width] */
   const char* next_out;   /* rows to be written next, or NULL */
   int64_t next_out_bytes; /* from one of them to the next */
+  int32_t next_each;      /* of them that are asked for per SLUICE_NATIVE_STEP steps of k, at least 1 */
 } sluice_native_tile_t;
 
 /* Products of bf16 that a set computes its own way, not by tiles of f32. */

@@ -84,6 +84,7 @@ INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t*
   const int64_t raw_ld = t->raw_ld;
   const int64_t ahead = AHEAD * raw_ld;
   const char* next = t->next_out;
+  const int64_t next_each = t->next_each, next_bytes = t->next_out_bytes;
   int64_t next_rows = next == NULL ? 0 : rows;
   int64_t k = t->depth;
   /* Copies: the compiler would keep them in memory, which costs a tenth at 128 rows. */
@@ -101,10 +102,13 @@ INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t*
     STEP;
     STEP;
     if (next_rows > 0) {
-      __builtin_prefetch(next, 1, 3);
-      if (WIDTH_BYTES > LINE) __builtin_prefetch(next + LINE, 1, 3);
-      next += t->next_out_bytes;
-      --next_rows;
+      int64_t count = next_each;
+      next_rows -= count;
+      do {
+        __builtin_prefetch(next, 1, 3);
+        if (WIDTH_BYTES > LINE) __builtin_prefetch(next + LINE, 1, 3);
+        next += next_bytes;
+      } while (--count > 0);
     }
     if (left > 0) {
       left -= per_step;

@@ -143,8 +143,12 @@ class ExpertsState:
             or self._signature != self._now(module)
             or self._section != _section(module)
         ):
-            with _making:
-                self._look(module)
+            try:
+                with _making:
+                    self._look(module)
+            except Exception as error:
+                self._refuse(error, hidden.device)
+                raise
         latest = self._latest
         if latest is not None and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             parameters = module._parameters

@@ -228,6 +228,13 @@ def test_TwoRanks_FirstCallRefusedOnOne_BothAreToldAndGoOn(ranks: Ranks, saved: 
     assert all(said["computed_by"] == "the module's own functions" for said in found)
 
 
+def test_TwoRanks_ConfigWrongLaterOnOne_BothAreToldAndGoOn(ranks: Ranks, saved: Any) -> None:
+    first, second = ranks.run("tf_models:ep_misconfigured", kind="qwen3_moe", path=saved("qwen3_moe"))
+    assert first[0] == first[2] == second[0] == second[2] == ""
+    assert second[1].startswith("ConfigError") and "chunks" in second[1]
+    assert first[1].startswith("PeerRefused") and "rank 1" in first[1]
+
+
 def test_TwoRanks_DecisionsKept_SecondRunBeginsWithThem(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
     case = {"kind": "qwen3_moe", "path": saved("qwen3_moe"), "folder": str(tmp_path)}
     first = ranks.run("tf_models:ep_kept", **case)

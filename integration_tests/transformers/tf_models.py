@@ -218,6 +218,32 @@ def _average(outcomes: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]
     return first
 
 
+def ep_misconfigured(kind: str, path: str) -> list[str]:
+    """Rank 1 writes a wrong section into its config after the first call, and takes it back. What each call said."""
+    from sluice.errors import SluiceError
+    from transformers.distributed import DistributedConfig
+
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        experts_implementation="sluice",
+        distributed_config=DistributedConfig(fsdp_size=world, ep_size=world, ep_implementation="sluice"),
+    )
+    experts = model.model.layers[0].mlp.experts
+    total = experts.num_experts * world
+    ids = torch.arange(6).remainder(total).view(3, 2)
+    said = []
+    for section in (None, {"chnks": 2}, None):
+        if rank == 1:
+            experts.config.sluice = section
+        try:
+            experts(torch.randn(3, model.config.hidden_size), ids, torch.ones(3, 2))
+            said.append("")
+        except SluiceError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
 def ep_refused(kind: str, path: str) -> dict[str, str]:
     """Rank 1 passes hidden states of a dtype that Sluice does not compute with, in the very first call; then all pass
     good ones. What each rank was told, and what `sluice.stats` says afterwards."""

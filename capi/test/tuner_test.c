@@ -100,6 +100,38 @@ static void ManyLayersOfAKind_TheirRaceRunsItsCourse(void** state) {
   }
 }
 
+/* Whatever a host does between the steps of a race, all ranks run the same, and every kind of layer is decided: under a
+ * budget not that of a layer which lives for seven steps, since each plans anew, by what was seen until then. */
+static void AnySequenceOfCalls_RanksStayTogether(void** state) {
+  (void)state;
+  static const struct {
+    const char* name;
+    int32_t steps, shapes, replaces, evaluates, empty, changes;
+    uint64_t budget;
+  } cases[] = {{"two shapes in one context", 160, 2, 0, 0, 0, 0, 0},
+               {"a layer made anew in every fifth step", 160, 0, 5, 0, 0, 0, 0},
+               {"made anew in every step", 160, 0, 1, 0, 0, 0, 0},
+               {"two evaluations before each step", 160, 0, 0, 2, 0, 0, 0},
+               {"no tokens on one rank", 160, 0, 0, 0, 2, 0, 0},
+               {"no tokens on one rank, batches that change", 160, 0, 0, 0, 1, 4, 0},
+               {"all of it", 1600, 2, 7, 1, 2, 4, 0},
+               {"all of it under a budget", 160, 2, 7, 1, 2, 4, 64 << 20}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    for (int32_t has_machine = 0; has_machine <= 1; ++has_machine) {
+      tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, has_machine);
+      w->steps = cases[i].steps, w->shapes = cases[i].shapes;
+      w->replaces = cases[i].replaces, w->evaluates = cases[i].evaluates;
+      w->empty = cases[i].empty, w->changes = cases[i].changes, w->budget = cases[i].budget;
+      tuner_run(w);
+      must_agree(w);
+      if (w->budget > 0) continue;
+      int32_t kinds = 0; /* a bit for each hidden width */
+      for (int32_t d = 0; d < w->num_decisions[0]; ++d) kinds |= w->decisions[0][d].hidden_width == H ? 1 : 2;
+      if (kinds != (cases[i].shapes == 2 ? 3 : 1)) fail_msg("%s: decided for kinds %d", cases[i].name, kinds);
+    }
+  }
+}
+
 /* What each rank chooses by is named beside the rank, whichever of the two fails. */
 static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
   (void)state;
@@ -385,6 +417,7 @@ int main(void) {
       cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
       cmocka_unit_test(SizesInTurn_CandidatesNeverRun_RacesAreGivenUp),
       cmocka_unit_test(ManyLayersOfAKind_TheirRaceRunsItsCourse),
+      cmocka_unit_test(AnySequenceOfCalls_RanksStayTogether),
       cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
       cmocka_unit_test(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),

@@ -90,8 +90,24 @@ static sluice_status_t run_backward(rank_t* r, sluice_moe_t* moe, const sluice_m
   return status;
 }
 
-static sluice_status_t run_pass(rank_t* r, sluice_moe_t* moe, int64_t count) {
-  int64_t rows[] = {count, M}, routes[] = {count, 1}, w1[] = {H, M}, w2[] = {M, H};
+static int64_t hidden_width_of(const tuner_world_t* w, int32_t layer) {
+  return w->shapes == 2 && layer % 2 ? H / 2 : H;
+}
+
+static sluice_status_t new_layer(rank_t* r, int32_t number) {
+  const tuner_world_t* w = r->world;
+  sluice_moe_config_t c;
+  sluice_moe_config_init(&c, sizeof c);
+  c.model_width = M, c.hidden_width = hidden_width_of(w, number), c.num_experts = 2 * w->world_size;
+  c.layer_id = number;
+  c.num_chunks = w->num_chunks, c.wgrad_mode = w->wgrad_mode, c.deduplicate = w->deduplicate;
+  return sluice_moe_create(r->context, &c, &r->layers[number]);
+}
+
+static sluice_status_t run_pass(rank_t* r, int32_t layer, int64_t count, int32_t is_training) {
+  sluice_moe_t* moe = r->layers[layer];
+  const int64_t hidden = hidden_width_of(r->world, layer);
+  int64_t rows[] = {count, M}, routes[] = {count, 1}, w1[] = {hidden, M}, w2[] = {M, hidden};
   int32_t local = sluice_moe_num_local_experts(moe);
   sluice_tensor_t tokens = matrix(r->tokens, rows, 2, SLUICE_TYPE_FLOAT, 32), out = tokens;
   sluice_tensor_t ids = matrix(r->ids, routes, 2, SLUICE_TYPE_INT, 64),
@@ -109,7 +125,11 @@ static sluice_status_t run_pass(rank_t* r, sluice_moe_t* moe, int64_t count) {
   sluice_moe_forward_args_t f;
   sluice_moe_forward_args_init(&f, sizeof f);
   f.tokens = &tokens, f.expert_ids = &ids, f.route_weights = &weights, f.params = &params, f.out_tokens = &out;
-  f.needs_backward = 1;
+  f.needs_backward = is_training;
+  if (!is_training) {
+    route(r, count, 0);
+    return sluice_moe_forward(moe, &f, NULL, NULL);
+  }
   const int32_t num = r->world->repeats;
   sluice_context_stats_t first[MAX_OUTSTANDING];
   TRY(run_forwards(r, moe, &f, count, first));
@@ -149,13 +169,7 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
   if (refused != NULL && sluice_context_read_decisions(r->context, refused, strlen(refused)) == SLUICE_OK)
     return SLUICE_E_INTERNAL;
   if (import != NULL) TRY(sluice_context_read_decisions(r->context, import, strlen(import)));
-  for (int32_t i = 0; i < w->layers; ++i) {
-    sluice_moe_config_t c;
-    sluice_moe_config_init(&c, sizeof c);
-    c.model_width = M, c.hidden_width = H, c.num_experts = 2 * w->world_size, c.layer_id = i;
-    c.num_chunks = w->num_chunks, c.wgrad_mode = w->wgrad_mode, c.deduplicate = w->deduplicate;
-    TRY(sluice_moe_create(r->context, &c, &r->layers[i]));
-  }
+  for (int32_t i = 0; i < w->layers; ++i) TRY(new_layer(r, i));
   return SLUICE_OK;
 }
 
@@ -165,10 +179,17 @@ static sluice_status_t run_steps(rank_t* r) {
   const int32_t cycle = w->changes == 1 ? 3 : 4;
   for (int32_t step = 0; step < w->steps; ++step) {
     int64_t count = w->changes > 0 ? sizes[step / w->changes % cycle] : w->grows && step < w->steps / 2 ? 32 : 128;
+    if (w->empty == r->rank + 1 && step % 2) count = 0;
+    if (w->replaces > 0 && step % w->replaces == w->replaces - 1) {
+      sluice_moe_destroy(r->layers[0]);
+      r->layers[0] = NULL;
+      TRY(new_layer(r, 0));
+    }
     r->step = step;
     for (int64_t t = 0; t < count; ++t) r->weights[t] = 0.5f;
     for (int32_t i = 0; i < w->layers; ++i) {
-      TRY(run_pass(r, r->layers[i], count));
+      for (int32_t e = 0; e < w->evaluates; ++e) TRY(run_pass(r, i, count / 2, 0));
+      TRY(run_pass(r, i, count, 1));
       sluice_context_stats_t stats = {.struct_size = sizeof stats};
       TRY(sluice_context_get_stats(r->context, 0, &stats));
       if (w->num_picks[r->rank] < 4096) w->picks[r->rank][w->num_picks[r->rank]++] = stats.last_num_chunks;

@@ -27,9 +27,13 @@ typedef struct tuner_world_s {
   /* So many forwards are outstanding, as in a pipeline, and each runs again before its backward, as with activation
    * checkpointing. 0: none runs again. */
   int32_t repeats;
-  int32_t reverse; /* the last one first */
-  int32_t alike;   /* a rank (from 1) whose forwards have all the same routing */
-  int32_t forgets; /* a rank (from 1) that does not say that it repeats */
+  int32_t reverse;   /* the last one first */
+  int32_t alike;     /* a rank (from 1) whose forwards have all the same routing */
+  int32_t forgets;   /* a rank (from 1) that does not say that it repeats */
+  int32_t shapes;    /* 2: every other layer has half the hidden width */
+  int32_t replaces;  /* the first layer is destroyed and made anew every so many steps; 0: never */
+  int32_t evaluates; /* forwards without gradients before each step, of half its tokens */
+  int32_t empty;     /* a rank (from 1) that has no tokens in every other step */
   sluice_local_group_t* group;
   /* found */
   sluice_status_t status[MAX_RANKS];

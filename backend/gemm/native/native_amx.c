@@ -50,6 +50,9 @@ enum {
   MOST_B = 256,
   MOST_AHEAD = 512
 };
+/* A weight gradient of up to so many steps has the whole of k in each block, with more of B: sums that wait would cost
+ * more than they save. Of more steps, both operands no longer stay in the cache. */
+enum { GRADIENT_STEPS = 16, GRADIENT_B = 512 };
 /* With more rows of C than these, memory is not what a product waits for. With fewer, of B's rows that are packed and
  * are a page long or more the processor fetches what comes next by itself, and sooner than it comes when asked for. */
 enum { FEW_ROWS = 64, PAGE = 4096 };
@@ -363,15 +366,16 @@ typedef struct cut_s {
 static cut_t cut(const sluice_gemm_form_t* f) {
   cut_t c;
   const int64_t steps = pieces(f->k, STEP);
+  const int is_gradient = f->trans_a && steps <= GRADIENT_STEPS;
   int64_t most_rows = MOST_ROWS;
   if (!f->trans_b && steps > ACROSS_STEPS) most_rows /= 2;
   const int64_t rows = pieces(pieces(f->m, pieces(f->m, most_rows)), EDGE);
   c.rows = rows * EDGE;
-  const int64_t most = f->trans_b ? MOST_A / rows : ACROSS_STEPS;
+  const int64_t most = f->trans_b ? MOST_A / rows : is_gradient ? GRADIENT_STEPS : ACROSS_STEPS;
   c.steps = pieces(steps, pieces(steps, most));
   const int64_t whole = pieces(f->n, EDGE) * EDGE;
   c.cols = whole;
-  if (!f->trans_b) c.cols = smaller(whole, MOST_B / c.steps * EDGE);
+  if (!f->trans_b) c.cols = smaller(whole, (c.steps > ACROSS_STEPS ? GRADIENT_B : MOST_B) / c.steps * EDGE);
   if (f->trans_b && c.steps < steps) c.cols = smaller(whole, MOST_SUMS / rows * EDGE);
   const int64_t cols = c.cols / EDGE;
   c.a = rows * c.steps;

@@ -216,8 +216,9 @@ static void Native_EveryCutOfBf16_BitsAreKnown(void** state) {
   (void)state;
   if (gemm == NULL) skip();
   static const shape_t shapes[] = {
-      {250, 530, 1056, 0, 1, 0}, {5, 70, 16420, 0, 1, 1}, {40, 33, 5500, 0, 1, 0}, {20, 530, 300, 0, 0, 1},
-      {270, 530, 290, 1, 0, 1},  {270, 530, 31, 1, 0, 0}, {61, 100, 290, 1, 1, 1},
+      {250, 530, 1056, 0, 1, 0}, {5, 70, 16420, 0, 1, 1},  {40, 33, 5500, 0, 1, 0},
+      {20, 530, 300, 0, 0, 1},   {270, 530, 290, 1, 0, 1}, {270, 530, 31, 1, 0, 0},
+      {61, 100, 290, 1, 1, 1},   {150, 600, 500, 1, 0, 1}, {40, 530, 1060, 1, 0, 0},
   };
   for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
     check_bits(&shapes[i], SLUICE_DTYPE_BF16, i % 2 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32);

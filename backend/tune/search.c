@@ -7,7 +7,9 @@ const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES] = {1, 2, 3, 4, 6, 8, 12, 
 
 #define REPEATS      3
 #define BUDGET_SHARE 0.004
-#define EXPENSIVE    5 /* times the share that races may cost: then new sizes take the nearest answer */
+#define USUAL_OVER   16 /* passes of the running mean */
+#define USUAL_MOST   2  /* times the mean: a pass that took longer was stolen from, and counts as so much */
+#define EXPENSIVE    5  /* times the share that races may cost: then new sizes take the nearest answer */
 
 int32_t sluice_search_size_of(int32_t num_chunks) {
   int32_t i = SLUICE_SEARCH_SIZES - 1;
@@ -39,7 +41,7 @@ void sluice_search_init(sluice_search_t* s, const sluice_search_config_t* config
 
 static int races_are_expensive(const sluice_search_t* s) {
   return s->stats.timed_passes > 1000 &&
-         s->stats.excess_seconds > EXPENSIVE * s->config.budget_share * s->stats.total_seconds;
+         sluice_search_spent(s) > EXPENSIVE * s->config.budget_share * s->stats.total_seconds;
 }
 
 int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
@@ -82,6 +84,11 @@ void sluice_search_wait(sluice_search_t* s, int64_t rows, int32_t layer) {
   if (sluice_patience_is_over(&spot->patience)) sluice_search_give_up(s, bucket);
 }
 
+static void count_race_switch(sluice_search_t* s, double seconds) {
+  s->stats.switch_seconds += seconds;
+  s->stats.race_switch_seconds += seconds;
+}
+
 /* What a warm-up cost is known once a second pass has run. Seconds. */
 static double take_warm_up(sluice_sample_t* sample, double ns_per_row, double rows) {
   if (sample->best_ns_per_row >= 0) return 0;
@@ -97,7 +104,7 @@ static void count_sample(sluice_search_t* s, sluice_sample_t* sample, double ns_
     if (sample->best_ns_per_row == 0) sample->best_ns_per_row = -(float)ns_per_row;
     return;
   }
-  s->stats.switch_seconds += take_warm_up(sample, ns_per_row, rows);
+  count_race_switch(s, take_warm_up(sample, ns_per_row, rows));
   if (sample->best_ns_per_row != 0 && ns_per_row >= (double)sample->best_ns_per_row) return;
   sample->best_ns_per_row = (float)ns_per_row;
   if (lanes == NULL) return;
@@ -106,11 +113,18 @@ static void count_sample(sluice_search_t* s, sluice_sample_t* sample, double ns_
 }
 
 void sluice_search_count_switch(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, double seconds) {
-  const sluice_spot_t* spot = &s->spots[sluice_search_bucket(rows)];
+  sluice_spot_t* spot = &s->spots[sluice_search_bucket(rows)];
   const sluice_sample_t* x =
       direction == SLUICE_FORWARD ? &spot->forward[sluice_pick_size(pick)] : &spot->backward[pick];
-  double usual = x->count > 1 ? (double)x->best_ns_per_row * (double)rows * 1e-9 : 0;
-  if (usual > 0 && seconds > usual) s->stats.switch_seconds += seconds - usual;
+  double shortest = x->count > 1 ? (double)x->best_ns_per_row * (double)rows * 1e-9 : 0;
+  spot->is_switched[direction] = 1;
+  if (spot->state == SLUICE_SPOT_RACING) {
+    if (shortest > 0 && seconds > shortest) count_race_switch(s, seconds - shortest);
+  } else if (pick == spot->pick && spot->usual[direction] > 0) {
+    s->stats.switch_seconds += seconds - (double)spot->usual[direction] * (double)rows * 1e-9;
+  } else if (shortest > 0 && seconds > shortest) {
+    s->stats.switch_seconds += seconds - shortest;
+  }
 }
 
 /* A step is a forward and the backward behind it. */
@@ -127,10 +141,15 @@ static void log_step(sluice_window_t* window, int32_t direction, int32_t pick, d
 
 /* What an answer's passes usually take, in turns with nobody: what a switch costs is judged by it. */
 static void note_usual(sluice_spot_t* spot, int32_t direction, int32_t pick, double ns_per_row) {
+  int is_first = spot->is_switched[direction];
   sluice_sample_t* x = direction == SLUICE_FORWARD ? &spot->forward[sluice_pick_size(pick)] : &spot->backward[pick];
-  if (pick == spot->pick && x->count > 1 && ns_per_row < (double)x->best_ns_per_row) {
-    x->best_ns_per_row = (float)ns_per_row;
-  }
+  float* usual = &spot->usual[direction];
+  spot->is_switched[direction] = 0;
+  if (pick != spot->pick) return;
+  if (x->count > 1 && ns_per_row < (double)x->best_ns_per_row) x->best_ns_per_row = (float)ns_per_row;
+  if (is_first) return;
+  if (*usual <= 0) *usual = (float)ns_per_row;
+  *usual += (float)((fmin(ns_per_row, USUAL_MOST * (double)*usual) - (double)*usual) / USUAL_OVER);
 }
 
 void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,

@@ -61,7 +61,8 @@ typedef struct sluice_search_config_s {
   int32_t open_wgrad;   /* 0: the mode is `wgrad_mode` */
   int32_t wgrad_mode;
   int32_t repeats;     /* k; 0: the default */
-  double budget_share; /* of all timed passes that races may cost beyond what the best would have taken; 0: default */
+  double budget_share; /* of all timed passes that races may cost, their switches included, beyond what the best would
+                          have taken; 0: default */
   int32_t num_local;   /* experts that all have rows in each chunk, alike on all ranks, for sketches; 0: 1 */
   int32_t tapers;      /* chunks have rows as in backend/schedule/taper.h, for sketches */
   /* Seconds of one direction; NULL: no model. Must give the same number on all ranks. */
@@ -101,6 +102,8 @@ typedef struct sluice_spot_s {
   float startup[2]; /* of an exchange of next to nothing, by direction, ns per row: the shortest seen; 0: not known */
   float time[SLUICE_SEARCH_PICKS]; /* ns per row, as if all had run while the first of them did; 0: not known */
   float expected;                  /* of a newcomer that runs alone: its time over the anchor's by the sketch */
+  float usual[2]; /* of the answer's passes by direction, in turns with nobody, ns per row: a running mean; 0: none */
+  uint8_t is_switched[2]; /* the next pass told of that direction is the first after a switch */
 } sluice_spot_t;
 
 /* What a window needs while it runs; few sizes race at a time. */
@@ -116,9 +119,10 @@ typedef struct sluice_window_s {
 typedef struct sluice_search_stats_s {
   int64_t timed_passes;
   int64_t race_passes;
-  double total_seconds;  /* of timed passes */
-  double excess_seconds; /* of raced passes beyond the answer's time, once that is known */
-  double switch_seconds; /* of first passes after a switch, beyond the shortest of the same candidate */
+  double total_seconds;       /* of timed passes */
+  double excess_seconds;      /* of raced passes beyond the answer's time, once that is known */
+  double switch_seconds;      /* of first passes after a switch, beyond what the same choice usually takes */
+  double race_switch_seconds; /* those of them that races made */
   int64_t num_decisions, num_questioned, num_changed;
   int64_t monotonic, not_monotonic;   /* raced answers for which "the best n grows with q" held, or not */
   int64_t one_valley, not_one_valley; /* races of three n or more for which "time over n has one valley" did */
@@ -155,7 +159,8 @@ void sluice_search_observe(sluice_search_t* search, int32_t direction, int32_t p
 /* A training step of `layer` has run since its last forward, timed or not, and the next one will be asked for `rows`: a
  * race that no pass brings forward for long is given up. */
 void sluice_search_wait(sluice_search_t* search, int64_t rows, int32_t layer);
-/* Beyond `seconds`, which a first pass after a switch took: counted where the candidate's usual time is known. */
+/* `seconds` that a first pass after a switch took, before it is observed: what it took beyond the candidate's usual
+ * time is counted, where that is known. Single passes vary, so what one took less counts as well. */
 void sluice_search_count_switch(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, double seconds);
 /* An answer from elsewhere for this size. */
 void sluice_search_answer(sluice_search_t* search, int64_t rows, int32_t pick);

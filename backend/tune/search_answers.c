@@ -2,6 +2,7 @@
 #include "backend/tune/search_parts.h"
 
 #include <math.h>
+#include <string.h>
 
 #define FIRST_QUESTION  512 /* passes of one size before its answer is questioned; doubles while it stands */
 #define LATEST_QUESTION 16384
@@ -78,6 +79,7 @@ void sluice_search_decide(sluice_search_t* s, int32_t bucket, int32_t pick, int3
   s->stats.num_questioned += questioned;
   s->stats.num_changed += changed;
   spot->state = SLUICE_SPOT_ANSWERED;
+  if (spot->pick != pick) memset(spot->usual, 0, sizeof spot->usual);
   spot->pick = (uint8_t)pick;
   spot->why = (uint8_t)(questioned ? SLUICE_WHY_QUESTIONED : why);
   spot->racing = 0;

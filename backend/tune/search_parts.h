@@ -40,6 +40,11 @@ int32_t sluice_search_best_predicted(sluice_search_t* search, const sluice_spot_
 /* Measured over predicted at each n: of the raced candidate whose n is nearest. out [SLUICE_SEARCH_SIZES]. */
 void sluice_search_corrections(sluice_search_t* search, const sluice_spot_t* spot, double* out);
 
+/* Seconds that races have cost so far: candidates that were slower than the answer, and changing between them. */
+static inline double sluice_search_spent(const sluice_search_t* search) {
+  return search->stats.excess_seconds + search->stats.race_switch_seconds;
+}
+
 /* ---- answers (search_answers.c) ---- */
 
 /* The nearest answer below (step -1) or above (1), at all or within so many buckets; NULL. */

@@ -230,7 +230,7 @@ static void after_first(sluice_search_t* s, int32_t bucket) {
 int sluice_search_may_question(const sluice_search_t* s, const sluice_spot_t* spot) {
   return s->config.mode != SLUICE_TUNER_MODEL && spot->why != SLUICE_WHY_IMPORTED && spot->why != SLUICE_WHY_ONE_LEFT &&
          spot->passes_since >= spot->question_after &&
-         s->stats.excess_seconds <= s->config.budget_share * s->stats.total_seconds;
+         sluice_search_spent(s) <= s->config.budget_share * s->stats.total_seconds;
 }
 
 void sluice_search_question(sluice_search_t* s, int32_t bucket) {

@@ -120,6 +120,7 @@ static void destroy(sluice_context_t* context) {
   if (context->device != NULL && !is_far) context->device->vtable->destroy(context->device);
   sluice_gemm_destroy(context->gemm);
   drop_templates(context);
+  sluice_ring_memo_deinit(&context->rings);
   sluice_free(sluice_process_allocator(), context->trace.events,
               (uint64_t)context->trace.capacity * sizeof(sluice_trace_event_t));
   sluice_arena_deinit(&context->slots);

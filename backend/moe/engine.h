@@ -13,6 +13,7 @@
 #include "backend/memory/ledger.h"
 #include "backend/memory/pool.h"
 #include "backend/moe/live_steps.h"
+#include "backend/moe/plan_rings.h"
 #include "backend/schedule/schedule.h"
 #include "sluice/context.h"
 
@@ -75,6 +76,7 @@ struct sluice_context_s {
   sluice_arena_t cut;         /* under a plan: rows by block of tokens and rank */
   sluice_arena_t envelope;    /* headers to and from the other ranks */
   sluice_template_cache_t templates;
+  sluice_ring_memo_t rings; /* of the templates that plans were sized by */
   sluice_trace_t trace;
   uint64_t reading_cpu_ns; /* of the thread's clock, when the trace began */
   sluice_context_stats_t stats;

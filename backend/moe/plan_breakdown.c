@@ -29,13 +29,14 @@ static void add_slot(const sluice_template_t* t, int32_t tensor, int32_t slot, u
   for (int32_t k = since; k < t->num_ops && is_held; ++k) live[k] += bytes;
 }
 
-static sluice_status_t find_peak(const sluice_moe_t* moe, const sluice_plan_data_t* plan, const sluice_template_t* t,
+static sluice_status_t find_peak(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+                                 const sluice_plan_rings_t* rings, const sluice_template_t* t,
                                  sluice_plan_breakdown_t* out) {
   const uint64_t bytes = ((uint64_t)t->num_ops + 1) * sizeof(uint64_t);
   uint64_t* live = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "slots of a plan over its ops");
   if (live == NULL) return sluice_alloc_status();
   for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
-    const uint64_t all = sluice_plan_tensor_bytes(moe, plan, t, tensor);
+    const uint64_t all = sluice_plan_tensor_bytes(moe, plan, rings, tensor);
     for (int32_t slot = 0; all > 0 && slot < t->ring[tensor]; ++slot) {
       add_slot(t, tensor, slot, all / (uint64_t)t->ring[tensor], live);
     }
@@ -63,13 +64,15 @@ sluice_status_t sluice_plan_break_down(const sluice_moe_t* layer, const sluice_p
     for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) out->deferred += deferred[i];
   }
   out->peak_direction = backward > forward ? SLUICE_BACKWARD : SLUICE_FORWARD;
-  sluice_template_t* schedule = NULL;
-  SLUICE_TRY(sluice_plan_small_template(&widest, plan, out->peak_direction, SLUICE_WEIGHTS_NOW, &schedule));
+  sluice_plan_rings_t rings;
+  SLUICE_TRY(sluice_plan_small_rings(&widest, plan, out->peak_direction, SLUICE_WEIGHTS_NOW, &rings));
   static const int32_t travelling[] = {SLUICE_T_SEND, SLUICE_T_RECV, SLUICE_T_PARCELS};
   for (size_t i = 0; i < sizeof travelling / sizeof travelling[0]; ++i) {
-    out->communication += sluice_plan_tensor_bytes(&widest, plan, schedule, travelling[i]);
+    out->communication += sluice_plan_tensor_bytes(&widest, plan, &rings, travelling[i]);
   }
-  sluice_status_t status = find_peak(&widest, plan, schedule, out);
+  sluice_template_t* schedule = NULL;
+  SLUICE_TRY(sluice_plan_small_template(&widest, plan, out->peak_direction, SLUICE_WEIGHTS_NOW, &schedule));
+  sluice_status_t status = find_peak(&widest, plan, &rings, schedule, out);
   sluice_template_destroy(schedule, sluice_process_allocator());
   return status;
 }

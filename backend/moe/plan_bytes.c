@@ -179,8 +179,8 @@ static int32_t small_chunks(const sluice_moe_t* moe, const sluice_plan_data_t* p
   return (int32_t)sluice_min_i64(plan->max_chunks, 4);
 }
 
-sluice_status_t sluice_plan_small_template(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
-                                           int32_t weights, sluice_template_t** out_schedule) {
+static sluice_template_spec_t small_spec(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                         int32_t weights) {
   sluice_template_spec_t spec = {
       .direction = direction,
       .num_chunks = small_chunks(moe, plan),
@@ -195,14 +195,26 @@ sluice_status_t sluice_plan_small_template(const sluice_moe_t* moe, const sluice
       .wgrad_mode = plan->wgrad_mode,
   };
   fill_policies(plan, sluice_layer_ceiling(moe) > 0 ? 0 : BEHIND_LIST, &spec);
+  return spec;
+}
+
+sluice_status_t sluice_plan_small_template(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                           int32_t weights, sluice_template_t** out_schedule) {
+  const sluice_template_spec_t spec = small_spec(moe, plan, direction, weights);
   return sluice_template_build(&spec, sluice_process_allocator(), out_schedule);
 }
 
+sluice_status_t sluice_plan_small_rings(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                        int32_t weights, sluice_plan_rings_t* out_rings) {
+  const sluice_template_spec_t spec = small_spec(moe, plan, direction, weights);
+  return sluice_ring_memo_get(&moe->context->rings, &spec, out_rings);
+}
+
 uint64_t sluice_plan_tensor_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
-                                  const sluice_template_t* schedule, int32_t t) {
-  const sluice_template_spec_t* spec = &schedule->spec;
+                                  const sluice_plan_rings_t* rings, int32_t t) {
+  const sluice_template_spec_t* spec = &rings->spec;
   int given = t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M || t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
-  uint64_t row = sluice_pass_row_bytes(moe, t), ring = (uint64_t)schedule->ring[t];
+  uint64_t row = sluice_pass_row_bytes(moe, t), ring = (uint64_t)rings->ring[t];
   if (given || row == 0 || ring == 0) return 0;
   uint64_t rows = (uint64_t)plan->chunk_rows;
   if (t == SLUICE_T_SEND || t == SLUICE_T_RECV) rows = (uint64_t)sluice_plan_travelling_rows(moe, plan);
@@ -220,11 +232,10 @@ uint64_t sluice_plan_tensor_bytes(const sluice_moe_t* moe, const sluice_plan_dat
 
 sluice_status_t sluice_plan_slot_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
                                        uint64_t* out_bytes) {
-  sluice_template_t* schedule = NULL;
-  SLUICE_TRY(sluice_plan_small_template(moe, plan, direction, SLUICE_WEIGHTS_NOW, &schedule));
+  sluice_plan_rings_t rings;
+  SLUICE_TRY(sluice_plan_small_rings(moe, plan, direction, SLUICE_WEIGHTS_NOW, &rings));
   uint64_t tensors = 0;
-  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) tensors += sluice_plan_tensor_bytes(moe, plan, schedule, t);
-  sluice_template_destroy(schedule, sluice_process_allocator());
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) tensors += sluice_plan_tensor_bytes(moe, plan, &rings, t);
   if (direction == SLUICE_BACKWARD) {
     tensors += sluice_align_up(sluice_weight_sum_ceiling(moe, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
   }
@@ -242,12 +253,11 @@ sluice_status_t sluice_plan_deferred_bytes(const sluice_moe_t* layer, const slui
                                            uint64_t* out_bytes) {
   sluice_moe_t widest = *layer;
   widest.num_local = sluice_plan_most_local(layer);
-  sluice_template_t* schedule = NULL;
-  SLUICE_TRY(sluice_plan_small_template(&widest, plan, SLUICE_BACKWARD, SLUICE_WEIGHTS_LATER, &schedule));
+  sluice_plan_rings_t rings;
+  SLUICE_TRY(sluice_plan_small_rings(&widest, plan, SLUICE_BACKWARD, SLUICE_WEIGHTS_LATER, &rings));
   for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
-    out_bytes[i] = sluice_plan_tensor_bytes(&widest, plan, schedule, sluice_deferred_tensors[i]);
+    out_bytes[i] = sluice_plan_tensor_bytes(&widest, plan, &rings, sluice_deferred_tensors[i]);
   }
-  sluice_template_destroy(schedule, sluice_process_allocator());
   return SLUICE_OK;
 }
 

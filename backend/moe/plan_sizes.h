@@ -41,9 +41,12 @@ uint64_t sluice_plan_saved_bytes(const sluice_moe_t* moe, const sluice_plan_data
  * SLUICE_WEIGHTS_* of a backward. out_schedule: new, of the process's allocator. */
 sluice_status_t sluice_plan_small_template(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
                                            int32_t weights, sluice_template_t** out_schedule);
-/* Of all slots of a tensor at the ceilings, by such a template; 0 for what steps keep and the host's own tensors. */
+/* The slots of that template. */
+sluice_status_t sluice_plan_small_rings(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
+                                        int32_t weights, sluice_plan_rings_t* out_rings);
+/* Of all slots of a tensor at the ceilings, by such rings; 0 for what steps keep and the host's own tensors. */
 uint64_t sluice_plan_tensor_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
-                                  const sluice_template_t* schedule, int32_t tensor);
+                                  const sluice_plan_rings_t* rings, int32_t tensor);
 /* Of one direction: slots, and the scratch behind them. */
 sluice_status_t sluice_plan_slot_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t direction,
                                        uint64_t* out_bytes);

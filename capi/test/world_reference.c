@@ -44,28 +44,44 @@ static double up_slope(int32_t kind, double u) {
 
 typedef struct scratch_s {
   double *x, *pre, *gate, *a, *y, *dy, *da;
+  double* params[NUM_PARAMS]; /* of all experts: every row reads them; NULL: not used */
 } scratch_t;
+
+static void take_params(const case_t* c, scratch_t* s) {
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    if (c->callback_experts || !world_param_used(c, kind)) continue;
+    const int64_t size = world_param_size(c, kind);
+    s->params[kind] = calloc((size_t)(c->num_experts * size) + 1, sizeof(double));
+    for (int64_t i = 0; i < c->num_experts * size; ++i) {
+      s->params[kind][i] = world_param_value(c, kind, (int32_t)(i / size), i % size);
+    }
+  }
+}
 
 /* One row through one expert; backward adds to dx and the parameter gradients and returns dy . y. */
 static double reference_row(const case_t* c, const scratch_t* s, int32_t e, double weight, double* dx, result_t* out) {
   int64_t M = c->model_width, H = c->hidden_width;
+  const double* params[NUM_PARAMS];
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    params[kind] = s->params[kind] == NULL ? NULL : s->params[kind] + e * world_param_size(c, kind);
+  }
+  const double *w1 = params[W1], *b1 = params[B1], *w2 = params[W2], *b2 = params[B2], *w3 = params[W3],
+               *b3 = params[B3];
   for (int64_t h = 0; h < H; ++h) {
-    double pre = c->bias ? world_param_value(c, B1, e, h) : 0,
-           gate = c->gated && c->bias ? world_param_value(c, B3, e, h) : 0;
+    double pre = c->bias ? b1[h] : 0, gate = c->gated && c->bias ? b3[h] : 0;
     for (int64_t m = 0; m < M; ++m) {
-      pre += world_param_value(c, W1, e, h * M + m) * s->x[m];
-      if (c->gated) gate += world_param_value(c, W3, e, h * M + m) * s->x[m];
+      pre += w1[h * M + m] * s->x[m];
+      if (c->gated) gate += w3[h * M + m] * s->x[m];
     }
     s->pre[h] = pre, s->gate[h] = gate,
     s->a[h] = act(c->activation, pre) * (c->gated ? up_value(c->activation, gate) : 1), s->da[h] = 0;
   }
   double dot = 0;
   for (int64_t m = 0; m < M; ++m) {
-    double y = c->bias ? world_param_value(c, B2, e, m) : 0;
+    double y = c->bias ? b2[m] : 0;
     for (int64_t h = 0; h < H; ++h) {
-      double w2 = world_param_value(c, W2, e, m * H + h);
-      y += w2 * s->a[h];
-      s->da[h] += s->dy[m] * w2;
+      y += w2[m * H + h] * s->a[h];
+      s->da[h] += s->dy[m] * w2[m * H + h];
       out->grad_params[W2][(int64_t)e * M * H + m * H + h] += weight * s->dy[m] * s->a[h];
     }
     s->y[m] = y;
@@ -78,10 +94,10 @@ static double reference_row(const case_t* c, const scratch_t* s, int32_t e, doub
     double dgate =
         c->gated ? weight * s->da[h] * act(c->activation, s->pre[h]) * up_slope(c->activation, s->gate[h]) : 0;
     for (int64_t m = 0; m < M; ++m) {
-      dx[m] += dpre * world_param_value(c, W1, e, h * M + m);
+      dx[m] += dpre * w1[h * M + m];
       out->grad_params[W1][((int64_t)e * H + h) * M + m] += dpre * s->x[m];
       if (!c->gated) continue;
-      dx[m] += dgate * world_param_value(c, W3, e, h * M + m);
+      dx[m] += dgate * w3[h * M + m];
       out->grad_params[W3][((int64_t)e * H + h) * M + m] += dgate * s->x[m];
     }
     if (c->bias) out->grad_params[B1][(int64_t)e * H + h] += dpre;
@@ -110,7 +126,9 @@ void world_reference(const case_t* c, result_t* out) {
                  memory + M + 2 * H,
                  memory + M + 3 * H,
                  memory + 2 * M + 3 * H,
-                 memory + 3 * M + 3 * H};
+                 memory + 3 * M + 3 * H,
+                 {NULL}};
+  take_params(c, &s);
   for (int kind = 0; kind < NUM_PARAMS && c->accumulate; ++kind) {
     for (int64_t i = 0; i < c->num_experts * world_param_size(c, kind); ++i)
       out->grad_params[kind][i] = world_param_used(c, kind) ? 1 : 0;
@@ -134,5 +152,6 @@ void world_reference(const case_t* c, result_t* out) {
       }
     }
   }
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) free(s.params[kind]);
   free(memory);
 }

@@ -214,8 +214,8 @@ static void end_nccl(nccl_comm_t* comm) {
     sluice_nccl_nap();
     code = sluice_nccl_state(comm);
   }
-  if (code == 0) code = comm->nccl.ncclCommDestroy(comm->comm);
-  if (code == 0) {
+  /* One that is destroyed in the background is gone: to abort it as well would end it twice. */
+  if (code == 0 && is_taken(comm->nccl.ncclCommDestroy(comm->comm))) {
     comm->comm = NULL;
   } else {
     sluice_nccl_abort_group(comm);
@@ -307,12 +307,10 @@ static sluice_status_t open_inside(nccl_comm_t* comm, const sluice_nccl_options_
   if (code != 0) return sluice_cuda_fail(comm->driver, code, "no stream or event for nccl");
   sluice_nccl_config_t config = {
       .size = sizeof config, .magic = SLUICE_NCCL_MAGIC, .version = SLUICE_NCCL_CONFIG_VERSION, .blocking = 0};
-  void* made = NULL;
-  code = options->parent != NULL
-             ? comm->nccl.ncclCommSplit(options->parent, options->color, comm->base.rank, &made, &config)
-             : comm->nccl.ncclCommInitRankConfig(&made, comm->base.world_size, *options->id, comm->base.rank, &config);
-  comm->comm = made;
-  if (code == 0 || code == SLUICE_NCCL_IN_PROGRESS) return SLUICE_OK;
+  if (options->parent != NULL) return sluice_nccl_split(comm, options->parent, options->color, &config);
+  code = comm->nccl.ncclCommInitRankConfig(&comm->comm, comm->base.world_size, *options->id, comm->base.rank, &config);
+  if (is_taken(code)) return SLUICE_OK;
+  comm->comm = NULL;
   return sluice_nccl_fail(comm, code, "the group cannot be made");
 }
 

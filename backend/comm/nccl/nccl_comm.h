@@ -5,11 +5,12 @@
  * and device staging on a stream of the communicator's own, and the wait polls, so that it ends by a deadline or an
  * abort.
  *
- * The NCCL communicator is non-blocking: creation returns at once, the first exchange waits for the other ranks until
- * the deadline. On an error, a timeout or an abort: ncclCommAbort, which also frees the stream of kernels that would
- * wait for ever; then only destroy is left, and a new communicator may follow in the same process. NCCL does not say
- * which rank is at fault: that comes from notes in the host's store, where there is one. Two ranks that disagree on
- * sizes hang until the deadline.
+ * The NCCL communicator is non-blocking: creation by an id returns at once, the first exchange waits for the other
+ * ranks until the deadline. A split waits itself, so that the host's communicator is free again when it returns. On an
+ * error, a timeout or an abort: ncclCommAbort, which also frees the stream of kernels that would wait for ever; then
+ * only destroy is left, and a new communicator may follow in the same process. NCCL does not say which rank is at
+ * fault: that comes from notes in the host's store, where there is one. Two ranks that disagree on sizes hang until the
+ * deadline.
  *
  * Registered buffers: `allocate` gives memory of ncclMemAlloc that is registered, where NCCL can (2.23) and the
  * environment does not say SLUICE_NCCL_REGISTER=0. NCCL wants either all ranks' buffers of an exchange registered or
@@ -78,8 +79,9 @@ typedef struct sluice_nccl_options_s {
 /* One rank makes it; the host carries it to the others. Errors: FOREIGN. */
 sluice_status_t sluice_nccl_make_id(const sluice_nccl_symbols_t* symbols, sluice_nccl_id_t* out_id);
 
-/* Collective over the group, but does not wait for it. out_comm: new, sluice_comm_destroy.
- * Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, FOREIGN (NCCL's text). */
+/* Collective over the group, or over the host's communicator; waits for the others in a split alone. out_comm: new,
+ * sluice_comm_destroy. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, FOREIGN (NCCL's text); of a split TIMED_OUT,
+ * PEER_LOST. */
 sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, const sluice_comm_config_t* config,
                                         sluice_comm_t** out_comm);
 

@@ -1,6 +1,7 @@
 /* What the files of the NCCL communicator share.
  *
  * nccl_comm.c      making and ending it, errors, exchanges in the order of a stream
+ * nccl_split.c     making it from the host's own
  * nccl_host.c      the host's way: exchanges of host memory through staging, with a wait
  * nccl_register.c  registered buffers: the blocks of a communicator
  * nccl_memory.c    one such block
@@ -74,6 +75,10 @@ sluice_status_t sluice_nccl_run_group(nccl_comm_t* comm, const sluice_exchange_t
 /* Leaves the device; the first error wins. */
 sluice_status_t sluice_nccl_leave_with(nccl_comm_t* comm, sluice_status_t status);
 void sluice_nccl_mark_broken(sluice_comm_t* comm, sluice_status_t status);
+
+/* nccl_split.c */
+/* comm->comm from the host's communicator; waits until that one is through with it, or until the deadline. */
+sluice_status_t sluice_nccl_split(nccl_comm_t* comm, void* parent, int32_t color, sluice_nccl_config_t* config);
 
 /* nccl_host.c */
 sluice_status_t sluice_nccl_exchange_start(sluice_comm_t* base, const sluice_exchange_t* exchange,

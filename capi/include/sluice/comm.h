@@ -127,12 +127,14 @@ SLUICE_EXPORT void sluice_nccl_group_init(sluice_nccl_group_t* out_group, size_t
  * install: NCCL 2.18 or later), FOREIGN (NCCL's text). */
 SLUICE_API sluice_status_t sluice_nccl_id_create(const char* library, void* out_id);
 
-/* Collective over the group, but does not wait for it: the first exchange does. group is copied; parent is the host's
- * and used for the split alone. The communicator has a device and streams of its own, exchanges run in the order of
- * calls, and a layer's payload is enqueued. A peer that is silent in an exchange that was enqueued is noticed by the
- * next call, or by nobody: a host that waits for its stream keeps a watchdog that calls sluice_comm_abort.
+/* Collective over the group, but does not wait for it: the first exchange does. With a parent it is collective over
+ * that, and waits for all of its ranks until the timeout: when it returns, parent takes the host's calls again. group
+ * is copied; parent is the host's and used for the split alone. The communicator has a device and streams of its own,
+ * exchanges run in the order of calls, and a layer's payload is enqueued. A peer that is silent in an exchange that was
+ * enqueued is noticed by the next call, or by nobody: a host that waits for its stream keeps a watchdog that calls
+ * sluice_comm_abort.
  * out_comm: new, sluice_comm_destroy. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (driver, device,
- * NCCL or kernels: says which), FOREIGN (NCCL's text). */
+ * NCCL or kernels: says which), FOREIGN (NCCL's text); with a parent TIMED_OUT, PEER_LOST. */
 SLUICE_API sluice_status_t sluice_comm_create_nccl(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
                                                    sluice_comm_t** out_comm);
 

@@ -32,9 +32,17 @@ typedef struct group_s {
   message_t* recvs[MAX_RANKS][MAX_RANKS];
 } group_t;
 
+/* A split that its caller has been told is in progress. */
+typedef struct split_s {
+  group_t* group; /* that is made */
+  int rank, looks;
+  void** out;
+} split_t;
+
 typedef struct fake_comm_s {
   group_t* group;
   int rank, references, ended;
+  split_t* split;             /* under way: this one takes no other call */
   int64_t issued, finished;   /* groups: NCCL runs those of one communicator in the order of calls, on any streams */
   int outstanding[MAX_RANKS]; /* messages to or from that rank */
 } fake_comm_t;
@@ -107,6 +115,14 @@ static void breaks(const char* rule) {
   }
   if (state.num_broken++ == 0) snprintf(state.broken, sizeof state.broken, "%s", rule);
 }
+
+/* A call of the user's, but for questions, its end and its abort. */
+static void check_is_free(const fake_comm_t* comm) {
+  if (comm->split != NULL) breaks("a communicator was used while its split was in progress");
+}
+
+/* A failure on command that is none: the call is done and says that more is to come. */
+static int is_taken(int code) { return code == 0 || code == SLUICE_NCCL_IN_PROGRESS; }
 
 /* ---- registered buffers ---------------------------------------------------------------------------------------- */
 
@@ -198,7 +214,7 @@ static group_t* group_of(uint64_t id, int num_ranks) {
   return group;
 }
 
-static int join(void** out_comm, int num_ranks, uint64_t id, int rank) {
+static int join(fake_comm_t** out_comm, int num_ranks, uint64_t id, int rank) {
   if (num_ranks > MAX_RANKS || rank < 0 || rank >= num_ranks || id == 0) return INVALID_ARGUMENT;
   group_t* group = group_of(id, num_ranks);
   fake_comm_t* comm = calloc(1, sizeof *comm);
@@ -247,7 +263,9 @@ static int fake_init(void** out_comm, int num_ranks, sluice_nccl_id_t id, int ra
   sluice_fake_cuda_lock();
   int code = planned();
   if (code == 0) code = check_config(config);
-  if (code == 0) code = join(out_comm, num_ranks, number, rank);
+  fake_comm_t* comm = NULL;
+  if (code == 0) code = join(&comm, num_ranks, number, rank);
+  if (comm != NULL) *out_comm = comm;
   sluice_fake_cuda_unlock();
   return code;
 }
@@ -260,17 +278,45 @@ static int has_gone(const group_t* group, int rank) {
   if (group->is_own[rank] || !sluice_fake_nccl_has_folder()) return group->gone[rank];
   return sluice_fake_nccl_is_noted(group->id, rank, SLUICE_FAKE_GONE);
 }
+static int have_all_come(const group_t* group) {
+  for (int r = 0; r < group->num_ranks; ++r) {
+    if (!has_come(group, r)) return 0;
+  }
+  return 1;
+}
+
 /* All ranks of one colour: a group named after parent and colour. Keys are ranks; the colours' sizes must be equal to
- * how many ranks will come, which the test says by splitting everything into one colour or into pairs. */
+ * how many ranks will come, which the test says by splitting everything into one colour or into pairs. The handle is
+ * not there when this returns: see look_at_split. */
 static int fake_split(void* parent, int color, int key, void** out_comm, sluice_nccl_config_t* config) {
-  const fake_comm_t* from = parent;
+  fake_comm_t *from = parent, *comm = NULL;
   int num_ranks = color == 0 ? from->group->num_ranks : 2;
   sluice_fake_cuda_lock();
   int code = planned();
+  check_is_free(from);
   if (code == 0) code = check_config(config);
-  if (code == 0) code = join(out_comm, num_ranks, from->group->id * 1000003u + (uint64_t)color + 7, key);
+  if (code == 0) code = join(&comm, num_ranks, from->group->id * 1000003u + (uint64_t)color + 7, key);
+  if (comm != NULL) {
+    from->split = malloc(sizeof *from->split);
+    *from->split = (split_t){.group = comm->group, .rank = key, .out = out_comm};
+  }
   sluice_fake_cuda_unlock();
   return code;
+}
+
+static void end_split(fake_comm_t* from, void* made) {
+  *from->split->out = made;
+  free(from->split);
+  from->split = NULL;
+}
+
+/* In progress until all ranks take part; then the handle comes one look after the good news. */
+static int look_at_split(fake_comm_t* from) {
+  split_t* split = from->split;
+  if (split == NULL) return 0;
+  if (!have_all_come(split->group)) return SLUICE_NCCL_IN_PROGRESS;
+  if (split->looks++ > 0) end_split(from, split->group->comms[split->rank]);
+  return 0;
 }
 
 static int is_waiting_for_gone(const fake_comm_t* comm) {
@@ -280,21 +326,26 @@ static int is_waiting_for_gone(const fake_comm_t* comm) {
   return 0;
 }
 static int fake_async(void* handle, int* out_error) {
-  const fake_comm_t* comm = handle;
-  *out_error = 0;
+  fake_comm_t* comm = handle;
   sluice_fake_cuda_lock();
   int code = planned();
   sluice_fake_cuda_pump();
-  for (int r = 0; r < comm->group->num_ranks; ++r) {
-    if (!has_come(comm->group, r)) *out_error = SLUICE_NCCL_IN_PROGRESS;
-  }
+  *out_error = have_all_come(comm->group) ? 0 : SLUICE_NCCL_IN_PROGRESS;
+  if (*out_error == 0 && code == 0) *out_error = look_at_split(comm);
   if (is_waiting_for_gone(comm)) *out_error = SLUICE_NCCL_REMOTE_ERROR;
   sluice_fake_cuda_unlock();
   return code;
 }
 
 static void end_comm(fake_comm_t* comm) {
+  if (comm->ended) breaks("a communicator was ended twice");
+  if (comm->ended) return;
   comm->ended = 1;
+  if (comm->split != NULL) { /* its own, and the handle still comes */
+    fake_comm_t* made = comm->split->group->comms[comm->split->rank];
+    end_split(comm, made);
+    end_comm(made);
+  }
   comm->group->gone[comm->rank] = 1; /* who waits for it from now on waits in vain */
   comm->group->comms[comm->rank] = NULL;
   if (sluice_fake_nccl_has_folder()) sluice_fake_nccl_note(comm->group->id, comm->rank, SLUICE_FAKE_GONE);
@@ -313,10 +364,11 @@ static int fake_finalize(void* comm) {
 static int fake_destroy(void* comm) {
   sluice_fake_cuda_lock();
   int code = planned();
-  for (const registration_t* r = state.registrations; r != NULL && code == 0; r = r->next) {
+  check_is_free(comm);
+  for (const registration_t* r = state.registrations; r != NULL && is_taken(code); r = r->next) {
     if (r->comm == comm) breaks("a communicator was destroyed with a registration left");
   }
-  if (code == 0) end_comm(comm);
+  if (is_taken(code)) end_comm(comm);
   sluice_fake_cuda_unlock();
   return code;
 }
@@ -430,9 +482,6 @@ static void* batch_again(const void* user) {
   return b;
 }
 
-/* A failure on command that is none: the call is done and says that more is to come. */
-static int is_taken(int code) { return code == 0 || code == SLUICE_NCCL_IN_PROGRESS; }
-
 static int fake_group_start(void) {
   sluice_fake_cuda_lock();
   int code = planned();
@@ -468,6 +517,7 @@ static int add(const void* data, size_t count, int type, int peer, fake_comm_t* 
   int is_wrong = type != SLUICE_NCCL_UINT8 || peer < 0 || peer >= comm->group->num_ranks || count == 0 ||
                  open_groups == 0 || (batch != NULL && (batch->comm != comm || batch->stream != stream));
   if (code == 0 && is_wrong) code = INVALID_USAGE;
+  check_is_free(comm);
   if (is_taken(code)) {
     if (batch == NULL) {
       batch = calloc(1, sizeof *batch);

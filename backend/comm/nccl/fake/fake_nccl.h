@@ -6,9 +6,13 @@
  * or goes with messages outstanding, ranks that wait for it get ncclRemoteError; no error names a rank. Messages of
  * different sizes never meet.
  *
+ * A split of a communicator is in progress until all its ranks have called it. Its handle comes later than that, when
+ * the communicator has been asked for its state once more, or when that one is aborted.
+ *
  * Buffers may be registered (from version 2.19 on). What NCCL forbids is counted: a message of which one side is
  * registered and the other is not, memory that is freed or a communicator destroyed with a registration left, a
- * registration that ends while groups of its communicator are under way. */
+ * registration that ends while groups of its communicator are under way; a communicator that is used while its split is
+ * in progress, or ended twice. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_H_
 #define SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_H_
 
@@ -16,8 +20,8 @@
 
 sluice_nccl_symbols_t sluice_fake_nccl(void);
 void sluice_fake_nccl_set_version(int version);
-/* As the fake driver's; error texts and versions are not counted. With the code IN_PROGRESS a send, a receive or the
- * end of a group is done all the same. */
+/* As the fake driver's; error texts and versions are not counted. With the code IN_PROGRESS a send, a receive,
+ * the end of a group or of a communicator is done all the same. */
 void sluice_fake_nccl_fail_call(int64_t nth, int code);
 int sluice_fake_nccl_failed(void);
 int64_t sluice_fake_nccl_live(void);          /* communicators */

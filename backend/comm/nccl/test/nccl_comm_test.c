@@ -177,22 +177,121 @@ static void Enqueue_AnyCallInProgress_LeavesNothingOut(void** state) {
   assert_true(seen >= 3); /* its sends and receives, and the end of the group */
 }
 
-/* The host's own communicator, split by colour: ranks keep their places. */
-static void Split_OfTheHostsCommunicator_Exchanges(void** state) {
-  (void)state;
+/* ---- the host's own communicator, split ------------------------------------------------------------------------- */
+
+static void* hosts[W];
+
+/* As a host makes it: non-blocking, and started. */
+static void open_hosts(void) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
-  void* hosts[W];
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
   for (int i = 0; i < W; ++i) {
     sluice_nccl_config_t config = {sizeof config, SLUICE_NCCL_MAGIC, SLUICE_NCCL_CONFIG_VERSION, 0};
     assert_int_equal(symbols.ncclCommInitRankConfig(&hosts[i], W, id, i, &config), SLUICE_NCCL_IN_PROGRESS);
   }
-  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, NULL, hosts[i], 0, 0), SLUICE_OK);
-  for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
-  assert_int_equal(ranks[2].recv[0], 3); /* from rank 0 */
-  for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+}
+
+/* Every rank in a thread of its own, from the split to an exchange: a split waits for all. */
+static void* split_main(void* argument) {
+  call_t* call = argument;
+  rank_t* r = &ranks[call->rank];
+  call->status = create(r, call->rank, W, NULL, hosts[call->rank], 0, patience_ms * UINT64_C(1000000));
+  if (call->status == SLUICE_OK) call->status = enqueue(r, call->rank);
+  call->open_groups = sluice_fake_nccl_open_groups();
+  return NULL;
+}
+static void split_all(call_t* calls) {
+  pthread_t threads[W];
+  for (int i = 0; i < W; ++i) {
+    calls[i] = (call_t){.rank = i};
+    pthread_create(&threads[i], NULL, split_main, &calls[i]);
+  }
+  for (int i = 0; i < W; ++i) pthread_join(threads[i], NULL);
+}
+
+/* Ranks keep their places, and the host has its communicator back at once: to end it, here. */
+static void Split_OfTheHostsCommunicator_Exchanges(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  call_t calls[W];
+  char rule[128];
+  int64_t broken = sluice_fake_nccl_broken_rules(rule, sizeof rule);
+  open_hosts();
+  split_all(calls);
+  for (int i = 0; i < W; ++i) assert_int_equal(calls[i].status, SLUICE_OK);
   for (int i = 0; i < W; ++i) assert_int_equal(symbols.ncclCommDestroy(hosts[i]), 0);
+  for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+  assert_int_equal(ranks[2].recv[0], 3); /* from rank 0 */
+  assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), broken);
+}
+
+/* The handle of a split that did not end comes all the same, as soon as the host aborts its own: into memory that has
+ * to be there still. */
+static void Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  open_hosts();
+  assert_int_equal(create(&ranks[0], 0, W, NULL, hosts[0], 0, 50000000), SLUICE_E_TIMED_OUT);
+  assert_non_null(strstr(message(), "the split of the host's communicator took longer than 0.1 s"));
+  assert_null(ranks[0].comm);
+  for (int i = 0; i < W; ++i) assert_int_equal(symbols.ncclCommAbort(hosts[i]), 0);
+  assert_int_equal(sluice_fake_nccl_live(), 0);
+}
+
+/* Beyond these calls are more questions for the state alone, as many as ranks wait for each other. */
+enum { SPLIT_CALLS = 48 };
+
+static void Split_NthCallFails_NobodyHangsOrLeaks(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  int64_t told = 0;
+  patience_ms = 100;
+  for (int64_t nth = 0; nth < SPLIT_CALLS; ++nth) {
+    call_t calls[W];
+    char before[200], after[200];
+    int64_t live = sluice_fake_cuda_live(before, sizeof before);
+    open_hosts();
+    sluice_fake_nccl_fail_call(nth, 2);
+    split_all(calls);
+    for (int i = 0; i < W; ++i) {
+      assert_int_equal(calls[i].open_groups, 0);
+      told += calls[i].status != SLUICE_OK;
+      if (calls[i].status != SLUICE_OK) sluice_comm_abort(ranks[i].comm);
+    }
+    for (int i = 0; i < W; ++i) {
+      sluice_comm_destroy(ranks[i].comm);
+      ranks[i].comm = NULL;
+    }
+    sluice_fake_nccl_fail_call(-1, 0);
+    for (int i = 0; i < W; ++i) assert_int_equal(symbols.ncclCommAbort(hosts[i]), 0);
+    for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+    assert_int_equal(sluice_fake_nccl_live(), 0);
+    if (sluice_fake_cuda_live(after, sizeof after) != live)
+      fail_msg("call %lld: %s, then %s", (long long)nth, before, after);
+  }
+  print_message("%lld failures told\n", (long long)told);
+  assert_true(told > 10);
+}
+
+/* A communicator that does not block may be destroyed in the background: it is not aborted as well. */
+static void Destroy_InProgress_EndsItOnce(void** state) {
+  (void)state;
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  char rule[128];
+  int64_t broken = sluice_fake_nccl_broken_rules(rule, sizeof rule);
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+  sluice_fake_nccl_fail_call(1, SLUICE_NCCL_IN_PROGRESS); /* ncclCommFinalize, then ncclCommDestroy */
+  sluice_comm_destroy(ranks[0].comm);
+  ranks[0].comm = NULL;
+  assert_true(sluice_fake_nccl_failed());
+  sluice_fake_nccl_fail_call(-1, 0);
+  assert_int_equal(sluice_fake_nccl_live(), W - 1);
+  assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), broken);
 }
 
 static void Create_WithoutIdOrParent_IsRefused(void** state) {
@@ -472,6 +571,9 @@ int main(void) {
       CASE(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait),
       CASE(Enqueue_AnyCallInProgress_LeavesNothingOut),
       CASE(Split_OfTheHostsCommunicator_Exchanges),
+      CASE(Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome),
+      CASE(Split_NthCallFails_NobodyHangsOrLeaks),
+      CASE(Destroy_InProgress_EndsItOnce),
       CASE(Create_WithoutIdOrParent_IsRefused),
       CASE(Enqueue_RankNeverCreated_TimesOutAndIsBroken),
       CASE(Poll_PeerAborted_IsPeerLostAndTheStreamEnds),

@@ -1,0 +1,58 @@
+/* The host's communicator, split.
+ *
+ * Where that one does not block, NCCL returns before the new handle is there: a thread of its own fills it in, at times
+ * a moment after the host's communicator has left IN_PROGRESS, and until then that one takes no other call (NVIDIA/nccl
+ * issue 1472). So the place for the handle outlives the call, and the call waits: the host may go on with its own. */
+#include <stdatomic.h>
+
+#include "backend/base/clock.h"
+#include "backend/comm/nccl/nccl_parts.h"
+
+typedef struct split_s {
+  _Atomic(void*) made; /* NCCL stores it with release order */
+  struct split_s* next;
+} split_t;
+
+/* Splits that never ended: NCCL may still write to them, and takes nothing back. 16 bytes each, for good. */
+static _Atomic(split_t*) abandoned;
+
+static void abandon(split_t* split) {
+  split->next = atomic_load(&abandoned);
+  while (!atomic_compare_exchange_weak(&abandoned, &split->next, split)) {
+  }
+}
+
+static int state_of(const nccl_comm_t* comm, void* parent) {
+  int state = 0;
+  int code = comm->nccl.ncclCommGetAsyncError(parent, &state);
+  return code != 0 ? code : state;
+}
+
+static sluice_status_t fail_late(const nccl_comm_t* comm) {
+  return SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, comm->base.rank, -1,
+                          "rank %d: nccl: the split of the host's communicator took longer than %.1f s: a rank of it "
+                          "takes no part, or the network between ranks does not work; see NCCL_DEBUG=INFO on all ranks",
+                          comm->base.rank, (double)comm->base.timeout_ns / 1e9);
+}
+
+sluice_status_t sluice_nccl_split(nccl_comm_t* comm, void* parent, int32_t color, sluice_nccl_config_t* config) {
+  uint64_t deadline_ns = sluice_nccl_deadline_of(comm);
+  split_t* split = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *split, "nccl split");
+  if (split == NULL) return SLUICE_E_NO_MEMORY;
+  int code = comm->nccl.ncclCommSplit(parent, color, comm->base.rank, (void**)(void*)&split->made, config);
+  int is_under_way = code == SLUICE_NCCL_IN_PROGRESS, is_late = 0;
+  while ((code == 0 && atomic_load(&split->made) == NULL) || code == SLUICE_NCCL_IN_PROGRESS) {
+    is_late = sluice_now_ns() >= deadline_ns;
+    if (is_late) break;
+    sluice_nccl_nap();
+    code = state_of(comm, parent);
+  }
+  comm->comm = atomic_load(&split->made); /* also where it failed: it is ended with everything else */
+  if (comm->comm == NULL && is_under_way) {
+    abandon(split);
+  } else {
+    sluice_free(sluice_process_allocator(), split, sizeof *split);
+  }
+  if (is_late) return fail_late(comm);
+  return code == 0 ? SLUICE_OK : sluice_nccl_fail(comm, code, "the host's communicator cannot be split");
+}

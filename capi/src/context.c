@@ -62,13 +62,15 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
   return SLUICE_OK;
 }
 
+static int is_tf32(const char* gemm) { return gemm != NULL && strcmp(gemm, "cublas-tf32") == 0; }
+
 /* What a CUDA context cannot do yet is refused by name. */
 static sluice_status_t check_cuda(const sluice_context_config_t* config, const sluice_comm_t* comm) {
   const char* gemm = config->gemm;
-  if (gemm != NULL && strcmp(gemm, "auto") != 0 && strcmp(gemm, "cublas") != 0) {
+  if (gemm != NULL && strcmp(gemm, "auto") != 0 && strcmp(gemm, "cublas") != 0 && !is_tf32(gemm)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "context: gemm is \"%s\", which multiplies on the CPU; a CUDA context takes \"cublas\" or "
-                       "\"auto\"",
+                       "context: gemm is \"%s\", which multiplies on the CPU; a CUDA context takes \"cublas\", "
+                       "\"cublas-tf32\" or \"auto\"",
                        gemm);
   }
   if (comm != NULL && comm->world_size > 1 && comm->vtable->exchange_enqueue == NULL) {
@@ -98,6 +100,7 @@ static sluice_status_t fill_cuda(sluice_context_t* context, const sluice_context
       .library = config->gemm_library,
       .symbols = sources != NULL ? sources->cublas : NULL,
       .lt_symbols = sources != NULL ? sources->cublaslt : NULL,
+      .tf32 = is_tf32(config->gemm),
   };
   SLUICE_TRY(sluice_gemm_cublas_create(&options, &context->allocator, &context->gemm));
   return sluice_tuner_install(context);

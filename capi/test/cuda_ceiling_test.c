@@ -150,6 +150,27 @@ static void CudaCeiling_HostWaits_NoneInForwardAndBackward(void** state) {
   }
 }
 
+/* What the statistics say of both modes: what the same case sends on a CPU. Under a ceiling it is more. */
+static void CudaCeiling_BytesOnTheWire_AreThoseOfTheCpuInBothModes(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 4; w += 2) {
+    uint64_t exact = 0;
+    for (int64_t ceiling = 0; ceiling <= 18; ceiling += 18) {
+      case_t c = world_small_case();
+      result_t got, cpu;
+      c.world_size = w, c.num_chunks = 2, c.ceiling = ceiling;
+      run_on_fakes(&c, 1, &got);
+      world_run(&c, &cpu);
+      must_work(&c, &cpu);
+      for (int32_t r = 0; r < w; ++r) assert_int_equal(got.bytes_sent[r], cpu.bytes_sent[r]);
+      assert_true(got.bytes_sent[0] > exact);
+      exact = got.bytes_sent[0];
+      world_free(&got);
+      world_free(&cpu);
+    }
+  }
+}
+
 static sluice_moe_config_t config_under(int64_t ceiling) {
   sluice_moe_config_t config = rig_config();
   config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = ceiling;
@@ -669,6 +690,7 @@ int main(void) {
       cmocka_unit_test(CudaCeiling_OddShapesSkewAndOwners_HaveTheBitsOfExact),
       cmocka_unit_test(CudaCeiling_HalvesAndOutstandingSteps_HaveTheBitsOfExact),
       cmocka_unit_test(CudaCeiling_HostWaits_NoneInForwardAndBackward),
+      cmocka_unit_test(CudaCeiling_BytesOnTheWire_AreThoseOfTheCpuInBothModes),
       cmocka_unit_test(CudaCeiling_CallsAfterTheFirst_HaveNoHeaderEither),
       cmocka_unit_test(CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode),
       cmocka_unit_test(CudaGraph_AnyWaitLeftOut_IsSeen),

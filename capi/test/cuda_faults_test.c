@@ -14,6 +14,7 @@
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
+#include "backend/moe/engine.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
 
@@ -121,6 +122,12 @@ static void CudaLayer_WhatIsNotThereYet_IsRefusedByName(void** state) {
   close_all(&rig);
 }
 
+static sluice_moe_config_t config_under_ceiling(void) {
+  sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
+  config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = 6;
+  return config;
+}
+
 static void CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable(void** state) {
   (void)state;
   rig_t rig;
@@ -138,6 +145,90 @@ static void CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable(void** state)
   assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
   assert_true(got == want);
   close_all(&rig);
+}
+
+/* "... 4096 bytes ..." */
+static int says_bytes(const char* text) {
+  for (const char* at = strstr(text, " bytes"); at != NULL; at = strstr(at + 1, " bytes")) {
+    if (at > text && at[-1] >= '0' && at[-1] <= '9') return 1;
+  }
+  return 0;
+}
+
+/* After a round in which one was refused, or not: NO_MEMORY with its size, or somebody made room; then the same step
+ * with the bits that it has always. */
+static void finish_refused_round(rig_t* rig, sluice_status_t status, uint64_t got, uint64_t want, int64_t* told) {
+  sluice_fake_cuda_refuse(-1);
+  rig->context->allocator.fail_after = -1;
+  if (status != SLUICE_OK) {
+    if (status != SLUICE_E_NO_MEMORY || !says_bytes(last_message())) fail_msg("%d: %s", status, last_message());
+    ++*told;
+  } else {
+    assert_true(got == want);
+  }
+  if (rig_round(rig, &got) != SLUICE_OK) fail_msg("again: %s", last_message());
+  assert_true(got == want);
+}
+
+/* Each allocation in turn, of the device's memory and page-locked memory, then of the host's. */
+static void nth_allocation_of_a_round(const sluice_moe_config_t* config) {
+  rig_t rig;
+  uint64_t want;
+  int64_t told[2] = {0, 0}, nth[2] = {0, 0};
+  open_all(&rig, config);
+  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+  close_all(&rig);
+  for (int of_host = 0; of_host < 2; ++of_host) {
+    for (int is_refused = 1; is_refused; ++nth[of_host]) {
+      assert_true(nth[of_host] < MOST_CALLS);
+      open_all(&rig, config);
+      if (of_host) {
+        rig.context->allocator.fail_after = nth[1];
+      } else {
+        sluice_fake_cuda_refuse(nth[0]);
+      }
+      uint64_t got = 0;
+      sluice_status_t status = rig_round(&rig, &got);
+      is_refused = of_host ? rig.context->allocator.fail_after < 0 : sluice_fake_cuda_refused();
+      assert_true(is_refused || status == SLUICE_OK);
+      finish_refused_round(&rig, status, got, want, &told[of_host]);
+      close_all(&rig);
+    }
+  }
+  printf("%lld of %lld allocations on the device and %lld of %lld on the host refused and told\n", (long long)told[0],
+         (long long)nth[0] - 1, (long long)told[1], (long long)nth[1] - 1);
+  assert_true(told[0] > 3 && told[1] > 3);
+}
+
+static void CudaLayer_NthAllocationRefused_SaysHowMuchAndTheStepIsRetryable(void** state) {
+  (void)state;
+  const sluice_moe_config_t keep = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE);
+  const sluice_moe_config_t offload = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
+  const sluice_moe_config_t ceiling = config_under_ceiling();
+  nth_allocation_of_a_round(&keep);
+  nth_allocation_of_a_round(&offload);
+  nth_allocation_of_a_round(&ceiling);
+}
+
+static void CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothing(void** state) {
+  (void)state;
+  const sluice_moe_config_t config = rig_config();
+  int64_t nth = 0;
+  for (int is_refused = 1; is_refused; ++nth) {
+    rig_t rig;
+    fakes_open(1, 1);
+    rig_use_machine(fakes_machine(), 0);
+    sluice_fake_cuda_refuse(nth);
+    sluice_status_t status = rig_open(&rig, NULL, &config);
+    is_refused = sluice_fake_cuda_refused();
+    sluice_fake_cuda_refuse(-1);
+    if (is_refused && (status != SLUICE_E_NO_MEMORY || !says_bytes(last_message()))) {
+      fail_msg("allocation %lld: %d, %s", (long long)nth, status, last_message());
+    }
+    assert_true(is_refused || status == SLUICE_OK);
+    close_all(&rig);
+  }
+  assert_true(nth > 1);
 }
 
 static void NcclGroup_BadInput_IsRefusedByName(void** state) {
@@ -240,12 +331,6 @@ static void nth_call_of_a_round(const library_t* library, const sluice_moe_confi
   assert_true(told > 0 && nth < MOST_CALLS);
   printf("%s: %lld of %lld failures told, the others while giving back\n", library->name, (long long)told,
          (long long)nth);
-}
-
-static sluice_moe_config_t config_under_ceiling(void) {
-  sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
-  config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = 6;
-  return config;
 }
 
 static sluice_status_t capture_round(rig_t* rig) {
@@ -464,6 +549,8 @@ int main(void) {
       cmocka_unit_test(CudaLayer_StreamOfAnotherDeviceOrCapturing_IsRefused),
       cmocka_unit_test(CudaLayer_WhatIsNotThereYet_IsRefusedByName),
       cmocka_unit_test(CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable),
+      cmocka_unit_test(CudaLayer_NthAllocationRefused_SaysHowMuchAndTheStepIsRetryable),
+      cmocka_unit_test(CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothing),
       cmocka_unit_test(NcclGroup_BadInput_IsRefusedByName),
       cmocka_unit_test(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn),

@@ -76,6 +76,25 @@ static void CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits(void** state) {
   world_free(&want);
 }
 
+/* f32 layers round their operands to TF32 where the host asks for it by name, and nowhere else. */
+static void CudaLayer_Tf32_IsByNameAlone(void** state) {
+  (void)state;
+  static const char* const names[] = {NULL, "auto", "cublas", "cublas-tf32"};
+  for (int i = 0; i < 4; ++i) {
+    case_t c = world_small_case();
+    result_t out;
+    char live[200];
+    c.num_chunks = 2, c.machine = fakes_machine(), c.gemm = names[i];
+    fakes_open(1, 1);
+    world_run(&c, &out);
+    assert_int_equal(out.status[0], SLUICE_OK);
+    int want = i == 3 ? SLUICE_CUBLAS_COMPUTE_TF32 : SLUICE_CUBLAS_COMPUTE_32F;
+    assert_int_equal(sluice_fake_cublas_last_compute(), want);
+    assert_int_equal(fakes_close(live, sizeof live), 0);
+    world_free(&out);
+  }
+}
+
 /* That nothing is found means something: with one wait left out a hazard is. At most these may be missing unseen, in
  * one rank's forward and backward with offload: the two of a lane for the host's stream (its jobs wait for more), the
  * two of the host's stream for a lane (what the test reads is not noted), that of the second pass for the first (one
@@ -147,6 +166,7 @@ int main(void) {
   }
   tests[count++] = (struct CMUnitTest)cmocka_unit_test(CudaLayer_AllWaitsOfTheDriver_AreThoseReads);
   tests[count++] = (struct CMUnitTest)cmocka_unit_test(CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits);
+  tests[count++] = (struct CMUnitTest)cmocka_unit_test(CudaLayer_Tf32_IsByNameAlone);
   for (int i = 0; i < 2; ++i) {
     void* machine = (void*)(uintptr_t)(i == 0 ? nccl : local);
     tests[count++] = (struct CMUnitTest){.name = "CudaLayer_AnyWaitLeftOut_LeavesAHazard",

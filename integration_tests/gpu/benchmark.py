@@ -354,6 +354,8 @@ def overlap_of(torch, x, chunks, policy):
 def versions(torch, device):
     import importlib.util
 
+    from sluice.adapters.torch import Context
+
     found = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
     try:
         import transformers
@@ -369,6 +371,7 @@ def versions(torch, device):
             return False
 
     found["installed but without a driver here"] = [name for name in NOT_DRIVEN if is_there(name)]
+    found["products"] = Context(device=device).stats()["gemm"]
     found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
     return found
 

@@ -130,7 +130,7 @@ def test_Build_ThatFails_SaysWhyFirstAndEndsAsEver(harness, tmp_path, monkeypatc
 
 def test_Programs_HaveThePartsThatTheHarnessRuns(harness, root):
     text = (root / "backend/cts/gpu/gpu_suite_main.c").read_text()
-    assert all(f'"{part}", part_{part}' in text for part in harness.PARTS)
+    assert all(f'"{part}", gpu_part_{part}' in text for part in harness.PARTS)
     text = (root / "capi/test/gpu_layer_main.c").read_text()
     assert all(f'"{part}", part_{part}' in text for part in (*harness.LAYER_PARTS, "soak", "small"))
 
@@ -152,11 +152,11 @@ def test_Record_RepeatsOnlyWhatDidNotPass(harness, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(harness, "SCRIPTS", {})
     monkeypatch.setattr(sys, "argv", ["run", "--record", str(record), "--programs", str(tmp_path)])
     assert harness.main() == 1
-    assert capsys.readouterr().out.endswith("10 passed, 1 failed\n")
+    assert capsys.readouterr().out.endswith("11 passed, 1 failed\n")
     assert json.loads(record.read_text())["items"]["gemm"]["outcome"] == "failed"
     (tmp_path / "again").touch()
     assert harness.main() == 0
-    assert capsys.readouterr().out.endswith("11 passed, 0 failed\n")
+    assert capsys.readouterr().out.endswith("12 passed, 0 failed\n")
     assert len(asked) == 1
     assert log.read_text().split() == [*harness.PARTS, *harness.LAYER_PARTS, "soak", "gemm"]
 
@@ -313,6 +313,18 @@ def test_Soak_TakesNoMoreThanThereIs(harness, tmp_path, limit, seconds):
     (tmp_path / "gpu_layer").chmod(0o755)
     soak = harness.items()[-1]
     assert harness.run_item(tmp_path, soak, False, None, limit, 470)[::2] == ("passed", f"soak {seconds}")
+
+
+def test_Item_ThatPassed_LeavesItsNotesInTheRecord(harness, tmp_path):
+    """Which library it was: the versions are nowhere else."""
+    script = tmp_path / "gpu_suite"
+    script.write_text(
+        '#!/bin/sh\nfor i in 1 2; do echo "     NCCL 22809"; echo "ok   a case"; done\necho "2 passed, 0 failed"\n'
+    )
+    script.chmod(0o755)
+    item = next(item for item in harness.items() if item.name == "nccl")
+    found = harness.run_item(tmp_path, item, False, None, 200, 470)
+    assert found[::2] == ("passed", "NCCL 22809\n2 passed, 0 failed")
 
 
 OF_A_COPY = """========= Host API memory access error at host access to 0x7f8e00000200 of size 400 bytes

@@ -84,7 +84,8 @@ static sluice_status_t create(void* opaque, const sluice_comm_config_t* config, 
 }
 
 int main(void) {
-  static const int32_t world_sizes[] = {1, 2, 3, 4};
+  static const int32_t world_sizes[] = {2, 3, 1, 4};
+  const int is_full = getenv("SLUICE_FULL") != NULL; /* most of the time is deadlines that are waited for */
   static const cts_exception_t cannot[] = {
       {"Wait_LateRank_WarnsAndSucceeds", "NCCL does not say whose message is missing; notes are read at the deadline"},
       {"Exchange_MoreSentThanExpected_IsInternalNamingIt", "NCCL matches messages by order, not by size"},
@@ -98,7 +99,7 @@ int main(void) {
   static const cts_transport_t transport = {
       .cannot = cannot, .name = "nccl", .open = open_group, .close = close_group, .create = create};
   sluice_fake_cuda_reset();
-  int failed = cts_comm_suite_run(&transport, world_sizes, 4);
+  int failed = cts_comm_suite_run(&transport, world_sizes, is_full ? 4 : 2);
   char live[200];
   if (sluice_fake_cuda_live(live, sizeof live) != 0 || sluice_fake_nccl_live() != 0) {
     printf("left: %s, %lld communicators\n", live, (long long)sluice_fake_nccl_live());

@@ -250,6 +250,40 @@ static void Pass_AnyWaitLeftOut_LeavesAHazard(void** state) {
   }
 }
 
+/* ---- streams --------------------------------------------------------------------------------------------------- */
+
+static sluice_status_t note_stream(void* user, int32_t index, sluice_stream_t stream) {
+  ((void**)user)[index] = stream;
+  return SLUICE_OK;
+}
+
+/* A rank that sends late makes all others wait; a copy that is late makes one. */
+static void Lanes_AreStreamsOfTheirOwn_ExchangesAboveCopies(void** state) {
+  (void)state;
+  sluice_device_t* device = NULL;
+  void *streams[SLUICE_NUM_LANES] = {NULL}, *host = sluice_fake_cuda_open_stream(0);
+  int least = 0, greatest = 0;
+  assert_int_equal(create(0, &device), SLUICE_OK);
+  assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
+  assert_int_equal(sluice_fake_cuda_driver()->cuCtxGetStreamPriorityRange(&least, &greatest), 0);
+  assert_int_equal(sluice_cuda_leave(device), SLUICE_OK);
+  assert_int_equal(device->vtable->begin(device, SLUICE_NUM_LANES, note_stream, streams, host), SLUICE_OK);
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+    const sluice_job_t job = {lane, lane, NULL, 0, 0};
+    assert_int_equal(device->vtable->submit(device, &job), SLUICE_OK);
+  }
+  assert_int_equal(device->vtable->join(device), SLUICE_OK);
+  assert_ptr_equal(streams[SLUICE_LANE_COMPUTE], host);
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+    for (int32_t other = 0; other < lane; ++other) assert_ptr_not_equal(streams[lane], streams[other]);
+    if (lane == SLUICE_LANE_COMPUTE) continue;
+    assert_int_equal(sluice_fake_cuda_priority(streams[lane]), lane == SLUICE_LANE_COMM ? greatest : least);
+  }
+  assert_true(greatest < least);
+  device->vtable->destroy(device);
+  sluice_fake_cuda_close_stream(host);
+}
+
 /* ---- host waits ------------------------------------------------------------------------------------------------ */
 
 typedef struct trial_s {
@@ -654,6 +688,7 @@ int main(void) {
       CASE(Device_NoSuchOrdinal_IsNotFound),
       CASE(Pass_EveryTemplate_HasNoHazardAndNoHostWait),
       CASE(Pass_AnyWaitLeftOut_LeavesAHazard),
+      CASE(Lanes_AreStreamsOfTheirOwn_ExchangesAboveCopies),
       CASE(Modes_ExactReadsOnce_GraphNever),
       CASE(Read_WhileCapturing_IsRefused),
       CASE(Driver_NthCallFails_LeaksNothingAndSaysSo),

@@ -79,6 +79,16 @@ static void wait_for(pass_t* pass, int32_t job, int32_t event) {
   if (plan->num_waits < MAX_WAITS) plan->waits[plan->num_waits++] = event;
 }
 
+/* As run_job would have noted it: every begin comes after the end at the same time, before its own. */
+static void take_times(const sluice_device_t* device, pass_t* pass) {
+  const double *begin = NULL, *end = NULL;
+  under_test->times(device, &begin, &end);
+  for (int32_t i = 0; i < pass->num_jobs; ++i) {
+    pass->jobs[i].begin = begin[i] < 0 ? -1 : 2 * (int64_t)begin[i] + 1;
+    pass->jobs[i].end = end[i] < 0 ? -1 : 2 * (int64_t)end[i];
+  }
+}
+
 static sluice_status_t run(sluice_device_t* device, pass_t* pass) {
   SLUICE_TRY(device->vtable->begin(device, pass->num_jobs, run_job, pass, NULL));
   for (int32_t i = 0; i < pass->num_jobs; ++i) {
@@ -86,7 +96,9 @@ static sluice_status_t run(sluice_device_t* device, pass_t* pass) {
     const sluice_job_t job = {i, plan->lane, plan->waits, plan->num_waits, plan->run_on_failure};
     assert_int_equal(device->vtable->submit(device, &job), SLUICE_OK);
   }
-  return device->vtable->join(device);
+  SLUICE_TRY(device->vtable->join(device));
+  if (under_test->times != NULL) take_times(device, pass);
+  return SLUICE_OK;
 }
 
 /* Program order within a lane, and every awaited job over before its waiter began. */
@@ -139,7 +151,7 @@ static int tear_down(void** state) {
 static void Device_Fresh_HasNameAndKernels(void** state) {
   fixture_t* f = *state;
   assert_string_equal(f->device->name, under_test->name);
-  assert_non_null(f->device->kernels);
+  assert_int_equal(f->device->kernels == NULL, under_test->times != NULL);
   assert_ptr_equal(f->device->allocator, &f->allocator);
 }
 
@@ -158,7 +170,7 @@ static void Lane_ManyJobs_RunInProgramOrder(void** state) {
 
 static void Lanes_IndependentJobs_Overlap(void** state) {
   fixture_t* f = *state;
-  if (!under_test->lanes_are_threads) skip(); /* a job enqueues and returns: what overlaps is on the device */
+  if (!under_test->lanes_are_threads && under_test->times == NULL) skip(); /* jobs enqueue: what overlaps is far away */
   int32_t compute = add(f->pass, SLUICE_LANE_COMPUTE), comm = add(f->pass, SLUICE_LANE_COMM);
   f->pass->plans[compute].nap_us = f->pass->plans[comm].nap_us = 200000;
   assert_int_equal(run(f->device, f->pass), SLUICE_OK);
@@ -187,7 +199,10 @@ static void Events_RandomGraphs_AreRespected(void** state) {
     }
     assert_int_equal(run(f->device, f->pass), SLUICE_OK);
     check_order(f->pass);
-    for (int32_t i = 0; i < jobs; ++i) assert_true(f->pass->result[i] == want[i]);
+    for (int32_t i = 0; i < jobs; ++i) {
+      assert_true(ran(f->pass, i));
+      if (under_test->times == NULL) assert_true(f->pass->result[i] == want[i]);
+    }
   }
 #undef NEXT
 }
@@ -208,6 +223,7 @@ static void check_failure(sluice_status_t got, sluice_status_t want, int32_t job
 /* Whichever lane fails: later jobs are skipped, exchanges run on, and nobody waits for ever. */
 static void Failure_Job_SkipsAllButExchanges(void** state) {
   fixture_t* f = *state;
+  if (under_test->times != NULL) skip(); /* what runs nothing fails nowhere */
   const int32_t lanes[] = {SLUICE_LANE_COMPUTE, SLUICE_LANE_COPY_OUT, SLUICE_LANE_COPY_IN};
   for (size_t l = 0; l < 3; ++l) {
     reset(f->pass);
@@ -238,6 +254,7 @@ static void Failure_Job_SkipsAllButExchanges(void** state) {
 
 static void Failure_Exchange_StopsEverything(void** state) {
   fixture_t* f = *state;
+  if (under_test->times != NULL) skip(); /* what runs nothing fails nowhere */
   int32_t bad = add(f->pass, SLUICE_LANE_COMM);
   f->pass->plans[bad].fails = SLUICE_E_PEER_LOST;
   f->pass->plans[bad].run_on_failure = 1;
@@ -252,6 +269,7 @@ static void Failure_Exchange_StopsEverything(void** state) {
 
 static void Failure_ExchangeAfterAJob_ReportsTheFirst(void** state) {
   fixture_t* f = *state;
+  if (under_test->times != NULL) skip(); /* what runs nothing fails nowhere */
   int32_t bad = add(f->pass, SLUICE_LANE_COMPUTE);
   int32_t worse = add(f->pass, SLUICE_LANE_COMM), after = add(f->pass, SLUICE_LANE_COMM);
   f->pass->plans[bad].fails = SLUICE_E_NO_MEMORY;
@@ -271,7 +289,7 @@ static void Passes_Many_EachStartsClean(void** state) {
       add(f->pass, (i + n) % SLUICE_NUM_LANES);
       if (i > 0) wait_for(f->pass, i, i - 1);
     }
-    int fails = n % 7 == 3;
+    int fails = n % 7 == 3 && under_test->times == NULL;
     if (fails) f->pass->plans[n / 2].fails = SLUICE_E_FOREIGN;
     assert_int_equal(run(f->device, f->pass), fails ? SLUICE_E_FOREIGN : SLUICE_OK);
     for (int32_t i = 0; i < f->pass->num_jobs; ++i) assert_int_equal(ran(f->pass, i), !fails || i <= n / 2);

@@ -10,6 +10,9 @@ typedef struct cts_device_s {
   /* Jobs are host functions: the compute lane is the calling thread, every other lane one thread, made on first use and
    * deaf to signals. A device whose lanes are streams leaves it 0. */
   int32_t lanes_are_threads;
+  /* Of a device in virtual time, which runs no job and has no kernels: when each job of the last pass would have begun
+   * and ended, in whole units of time. NULL: jobs run. */
+  void (*times)(const sluice_device_t* device, const double** out_begin, const double** out_end);
 } cts_device_t;
 
 /* Runs every case under cmocka; returns the number of failures. */

@@ -1,11 +1,13 @@
-#include "backend/cts/gpu/gpu_rates.h"
-
+/* How fast the row kernels and the routing run at the benchmarks' shapes, beside a copy on the device: what to look at
+ * first where a layer is slower than its products. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
+#include "backend/cts/gpu/gpu_parts.h"
+#include "backend/cts/gpu/gpu_rig.h"
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/cuda_routing.h"
 
@@ -161,20 +163,20 @@ static const char* run_shape(rates_t* r) {
   return NULL;
 }
 
-const char* gpu_rates(sluice_device_t* device, sluice_allocator_t* memory, int is_slow) {
+void gpu_part_rates(void) {
   static const shape_t shapes[] = {{"gpt3-xl", 16384, 2048, 8192, 64, 1, 0},
                                    {"mixtral", 16384, 4096, 14336, 8, 2, 1},
                                    {"qwen3", 16384, 2048, 768, 128, 8, 1},
                                    {"deepseek", 16384, 7168, 2048, 256, 8, 1}};
   static const shape_t tiny = {"tiny", 16, 8, 16, 4, 2, 1};
   const char* problem = NULL;
-  for (int i = 0; i < (is_slow ? 1 : 4) && problem == NULL; ++i) {
-    rates_t r = {.device = device, .memory = memory, .driver = sluice_cuda_device_driver(device)};
-    r.s = is_slow ? tiny : shapes[i];
+  for (int i = 0; i < (GPU_IS_FAKE ? 1 : 4) && problem == NULL; ++i) {
+    rates_t r = {.device = gpu_rig.device, .memory = &gpu_rig.memory, .driver = gpu_rig.driver};
+    r.s = GPU_IS_FAKE ? tiny : shapes[i];
     r.rows = r.s.tokens * r.s.top_k;
     r.columns = r.s.hidden * (r.s.gated ? 2 : 1);
     problem = run_shape(&r);
     drop_all(&r);
   }
-  return problem;
+  gpu_report("rates", problem);
 }

@@ -41,7 +41,7 @@ typedef struct sluice_context_config_s {
   int32_t device_id;               /* of CUDA devices; on the CPU 0 */
   const char* gemm;                /* "auto", "native", "ref", "onednn", "blas", "host"; NULL = "auto": measured on
                                       first use, so name one where bits must repeat between processes. CUDA: NULL,
-                                      "auto" or "cublas" */
+                                      "auto" or "cublas"; "cublas-tf32": products of f32 round their operands to TF32 */
   const char* gemm_library;        /* path for "onednn" or "blas", or NULL: the loader's search */
   sluice_host_gemm_fn_t host_gemm; /* needed by gemm "host", considered by "auto"; may be NULL */
   void* host_gemm_user;

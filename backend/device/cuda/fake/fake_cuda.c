@@ -157,6 +157,7 @@ void sluice_fake_cuda_reset(void) {
   sluice_fake_world.version = 13000;
   sluice_fake_world.numa_node = -1;
   sluice_fake_world.fail_at = sluice_fake_world.drop_at = sluice_fake_world.drop_rank = -1;
+  sluice_fake_world.refuse_at = -1;
   sluice_fake_world.memory = (uint64_t)1 << 30;
   for (int32_t i = 0; i < SLUICE_FAKE_CUDA_DEVICES; ++i) {
     sluice_fake_world.streams[i] = (fake_stream_t){.live = 1, .index = i, .ordinal = i, .is_hosts = 1};

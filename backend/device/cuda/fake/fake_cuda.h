@@ -30,11 +30,16 @@ int64_t sluice_fake_cuda_calls(void);
 /* Whether the planned failure has happened. */
 int sluice_fake_cuda_failed(void);
 
+/* The allocation of device or page-locked memory with this number, counted from now, finds none. < 0: each does. */
+void sluice_fake_cuda_refuse(int64_t nth);
+int sluice_fake_cuda_refused(void); /* whether it has happened */
+
 /* Streams (but those of open_stream), events, libraries, contexts and memory that live; a line about them in `out`. */
 int64_t sluice_fake_cuda_live(char* out, size_t out_bytes);
 int64_t sluice_fake_cuda_host_waits(void);
 int64_t sluice_fake_cuda_queries(void); /* cuEventQuery: how a header polls */
 int64_t sluice_fake_cuda_launches(void);
+int sluice_fake_cuda_has_kernel(const char* name); /* looked up since the reset, as a launch does first */
 
 void sluice_fake_cuda_set_version(int version);
 void sluice_fake_cuda_set_numa_node(int32_t node); /* of every device; < 0: this driver does not know that attribute */
@@ -44,6 +49,7 @@ void sluice_fake_cuda_set_memory(uint64_t device_bytes); /* of each device, free
 /* A stream of the host, as a framework's; released by close_stream. */
 void* sluice_fake_cuda_open_stream(int32_t ordinal);
 void sluice_fake_cuda_close_stream(void* stream);
+int sluice_fake_cuda_priority(void* stream);
 void sluice_fake_cuda_set_capturing(void* stream, int capturing);
 
 /* Capture, as the host's framework does it, thread-local: what this thread then enqueues on the stream, and on streams

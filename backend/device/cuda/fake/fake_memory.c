@@ -41,6 +41,26 @@ static int take_block(uint64_t bytes, int32_t ordinal, void** out_data) {
   return 0;
 }
 
+static int is_refused(void) {
+  if (sluice_fake_world.allocations++ != sluice_fake_world.refuse_at) return 0;
+  sluice_fake_world.refused = 1;
+  return 1;
+}
+
+/* For the library, which a test may refuse it. */
+static int take_library_block(uint64_t bytes, int32_t ordinal, void** out_data) {
+  return is_refused() ? SLUICE_CU_OUT_OF_MEMORY : take_block(bytes, ordinal, out_data);
+}
+
+void sluice_fake_cuda_refuse(int64_t nth) {
+  sluice_fake_cuda_lock();
+  sluice_fake_world.allocations = 0;
+  sluice_fake_world.refuse_at = nth;
+  sluice_fake_world.refused = 0;
+  sluice_fake_cuda_unlock();
+}
+int sluice_fake_cuda_refused(void) { return sluice_fake_world.refused; }
+
 static int give_block(void* data) {
   for (int i = 0; i < sluice_fake_world.num_places; ++i) {
     block_t* block = &sluice_fake_world.blocks[i];
@@ -60,7 +80,7 @@ int sluice_fake_cuMemAlloc_v2(unsigned long long* out_pointer, size_t bytes) {
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  if (code == 0) code = take_block(bytes, sluice_fake_current_device(), &data);
+  if (code == 0) code = take_library_block(bytes, sluice_fake_current_device(), &data);
   if (code == 0) *out_pointer = (unsigned long long)(uintptr_t)data;
   sluice_fake_cuda_unlock();
   return code;
@@ -113,7 +133,7 @@ int sluice_fake_cuCtxSynchronize(void) {
 int sluice_fake_cuda_allocate(uint64_t bytes, void** out_data) {
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   if (sluice_fake_spoils(NULL)) return CAPTURE_UNSUPPORTED;
-  return take_block(bytes, sluice_fake_current_device(), out_data);
+  return take_library_block(bytes, sluice_fake_current_device(), out_data);
 }
 
 int sluice_fake_cuda_free(void* data) { return sluice_fake_spoils(NULL) ? CAPTURE_UNSUPPORTED : give_block(data); }
@@ -131,7 +151,7 @@ int sluice_fake_cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned int fl
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  if (code == 0) code = take_block(bytes, -1, out_pointer);
+  if (code == 0) code = take_library_block(bytes, -1, out_pointer);
   sluice_fake_cuda_unlock();
   return code;
 }
@@ -150,7 +170,7 @@ int sluice_fake_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int f
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  block_t* block = code == 0 ? free_place() : NULL;
+  block_t* block = code == 0 && !is_refused() ? free_place() : NULL;
   if (code == 0 && block == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
   if (code == 0) {
     memset(pointer, 0xa5, bytes); /* touches it */

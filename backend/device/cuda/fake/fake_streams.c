@@ -36,10 +36,13 @@ int sluice_fake_cuStreamCreateWithPriority(void** out_stream, unsigned int flags
   if (code == 0) {
     *out_stream = sluice_fake_new_stream(sluice_fake_current_device(), 0);
     if (*out_stream == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
+    if (*out_stream != NULL) sluice_fake_stream_of(*out_stream)->priority = priority;
   }
   sluice_fake_cuda_unlock();
   return code;
 }
+
+int sluice_fake_cuda_priority(void* stream) { return sluice_fake_stream_of(stream)->priority; }
 
 int sluice_fake_cuStreamDestroy_v2(void* stream) {
   sluice_fake_cuda_lock();

@@ -109,6 +109,16 @@ int sluice_fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* 
   return code;
 }
 
+int sluice_fake_cuda_has_kernel(const char* name) {
+  int found = 0;
+  sluice_fake_cuda_lock();
+  for (int32_t i = 0; i < sluice_fake_world.num_kernels; ++i) {
+    found |= strcmp(sluice_fake_world.kernels[i].name, name) == 0;
+  }
+  sluice_fake_cuda_unlock();
+  return found;
+}
+
 typedef struct launch_s {
   const fake_kernel_t* kernel;
   sluice_fake_moment_t moment;

@@ -40,7 +40,7 @@ typedef struct queued_s {
 } queued_t;
 
 typedef struct fake_stream_s {
-  int32_t live, index, ordinal, is_hosts, capturing;
+  int32_t live, index, ordinal, is_hosts, capturing, priority;
   fake_clock_t clock;
   queued_t* head;
   queued_t** tail;
@@ -102,6 +102,8 @@ typedef struct sluice_fake_world_s {
   int version;
   int64_t calls, fail_at;
   int fail_code, failed;
+  int64_t allocations, refuse_at;
+  int refused;
   int64_t waits, drop_at;
   int64_t waits_of[SLUICE_FAKE_CUDA_DEVICES];
   int32_t drop_rank; /* drop_at counts this rank's waits; -1: everybody's */

@@ -1,0 +1,140 @@
+/* What the sim device does beyond lanes and events: jobs that slow each other down, and what it refuses. All costs and
+ * shares are powers of two, so times are exact. */
+#include "backend/device/sim/sim_device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { COMPUTE = 1 << SLUICE_LANE_COMPUTE, COMM = 1 << SLUICE_LANE_COMM, OUT = 1 << SLUICE_LANE_COPY_OUT };
+enum { MAX_JOBS = 4 };
+
+typedef struct job_s {
+  int32_t lane;
+  double seconds;
+  sluice_beside_compute_t beside;
+} job_t;
+
+static double cost(void* user, int32_t index) { return ((const job_t*)user)[index].seconds; }
+
+static sluice_beside_compute_t beside(void* user, int32_t index) { return ((const job_t*)user)[index].beside; }
+
+/* Jobs without waits; ends[i] of each, and what the device says of the pass. */
+static void run(sluice_sim_model_t model, const job_t* jobs, int32_t num_jobs, double* ends,
+                sluice_sim_result_t* out_result) {
+  sluice_allocator_t allocator;
+  sluice_device_t* device = NULL;
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  model.cost = cost;
+  model.user = (void*)(uintptr_t)jobs;
+  assert_int_equal(sluice_sim_device_create(&model, &allocator, &device), SLUICE_OK);
+  assert_int_equal(device->vtable->begin(device, num_jobs, NULL, NULL, NULL), SLUICE_OK);
+  for (int32_t i = 0; i < num_jobs; ++i) {
+    const sluice_job_t job = {.index = i, .lane = jobs[i].lane};
+    assert_int_equal(device->vtable->submit(device, &job), SLUICE_OK);
+  }
+  assert_int_equal(device->vtable->join(device), SLUICE_OK);
+  sluice_sim_device_result(device, out_result);
+  memcpy(ends, out_result->end, (size_t)num_jobs * sizeof *ends);
+  device->vtable->destroy(device);
+  assert_int_equal(allocator.num_live, 0);
+  sluice_allocator_deinit(&allocator);
+}
+
+/* 4 s of computation beside 2 s of an exchange, at half of the speed each: the exchange ends at 4, then it is alone. */
+static void Shares_WhileBothAreBusy_StretchBoth(void** state) {
+  (void)state;
+  const job_t jobs[] = {{SLUICE_LANE_COMPUTE, 4, {0, 0}}, {SLUICE_LANE_COMM, 2, {0, 0}}};
+  sluice_sim_model_t model = {0};
+  model.share[SLUICE_LANE_COMPUTE][COMPUTE | COMM] = 0.5;
+  model.share[SLUICE_LANE_COMM][COMPUTE | COMM] = 0.5;
+  double ends[MAX_JOBS];
+  sluice_sim_result_t result;
+  run(model, jobs, 2, ends, &result);
+  assert_true(ends[1] == 4 && ends[0] == 6 && result.total == 6);
+  assert_true(result.busy[SLUICE_LANE_COMPUTE] == 6 && result.busy[SLUICE_LANE_COMM] == 4);
+}
+
+/* The second exchange says what it and computation do to each other; the first leaves it to the shares (of 1). */
+static void Beside_OfTheExchangeThatRuns_CountsInPlaceOfTheShares(void** state) {
+  (void)state;
+  const job_t jobs[] = {
+      {SLUICE_LANE_COMPUTE, 4, {0, 0}}, {SLUICE_LANE_COMM, 2, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.25, 0.5}}};
+  const sluice_sim_model_t model = {.beside = beside};
+  double ends[MAX_JOBS];
+  sluice_sim_result_t result;
+  run(model, jobs, 3, ends, &result);
+  /* From 2 on the exchange needs 1 / 0.25 and computation 2 / 0.5 seconds: both end at 6. */
+  assert_true(ends[1] == 2 && ends[2] == 6 && ends[0] == 6);
+}
+
+/* With the copy lane busy too, an exchange that speaks for itself beside computation has its share beside the copy. */
+static void Beside_WithAThirdLane_ItsShareBesideThatOneStays(void** state) {
+  (void)state;
+  const job_t jobs[] = {
+      {SLUICE_LANE_COMPUTE, 8, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.5, 0.5}}, {SLUICE_LANE_COPY_OUT, 4, {0, 0}}};
+  sluice_sim_model_t model = {.beside = beside};
+  model.share[SLUICE_LANE_COMM][COMM | OUT] = 0.5;
+  double ends[MAX_JOBS];
+  sluice_sim_result_t result;
+  run(model, jobs, 3, ends, &result);
+  assert_true(ends[1] == 4); /* 1 / (0.5 * 0.5) */
+  assert_true(ends[2] == 4);
+  assert_true(ends[0] == 4 + 8 - 4 * 0.5);
+}
+
+static void Create_ShareOutsideItsRange_IsRefusedByName(void** state) {
+  (void)state;
+  const double wrong[] = {-0.5, 1.5};
+  for (int i = 0; i < 2; ++i) {
+    sluice_allocator_t allocator;
+    sluice_device_t* device = NULL;
+    sluice_sim_model_t model = {.cost = cost};
+    sluice_error_info_t why;
+    sluice_allocator_init(&allocator, NULL, NULL, NULL);
+    model.share[SLUICE_LANE_COMM][COMPUTE | COMM] = wrong[i];
+    assert_int_equal(sluice_sim_device_create(&model, &allocator, &device), SLUICE_E_INVALID_ARGUMENT);
+    assert_null(device);
+    sluice_error_info_init(&why, sizeof why);
+    sluice_error_last(&why);
+    assert_non_null(strstr(why.message, "share[1][3]"));
+    sluice_allocator_deinit(&allocator);
+  }
+}
+
+static void Join_JobThatWaitsForALaterOneOfItsLane_IsInternal(void** state) {
+  (void)state;
+  sluice_allocator_t allocator;
+  sluice_device_t* device = NULL;
+  const job_t jobs[] = {{SLUICE_LANE_COMM, 1, {0, 0}}, {SLUICE_LANE_COMM, 1, {0, 0}}};
+  const sluice_sim_model_t model = {.cost = cost, .user = (void*)(uintptr_t)jobs};
+  const int32_t later[] = {1};
+  const sluice_job_t submitted[] = {{.index = 0, .lane = SLUICE_LANE_COMM, .waits = later, .num_waits = 1},
+                                    {.index = 1, .lane = SLUICE_LANE_COMM}};
+  sluice_error_info_t why;
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  assert_int_equal(sluice_sim_device_create(&model, &allocator, &device), SLUICE_OK);
+  assert_int_equal(device->vtable->begin(device, 2, NULL, NULL, NULL), SLUICE_OK);
+  for (int i = 0; i < 2; ++i) assert_int_equal(device->vtable->submit(device, &submitted[i]), SLUICE_OK);
+  assert_int_equal(device->vtable->join(device), SLUICE_E_INTERNAL);
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "job 0 of lane 1 waits for ever"));
+  device->vtable->destroy(device);
+  sluice_allocator_deinit(&allocator);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Shares_WhileBothAreBusy_StretchBoth),
+      cmocka_unit_test(Beside_OfTheExchangeThatRuns_CountsInPlaceOfTheShares),
+      cmocka_unit_test(Beside_WithAThirdLane_ItsShareBesideThatOneStays),
+      cmocka_unit_test(Create_ShareOutsideItsRange_IsRefusedByName),
+      cmocka_unit_test(Join_JobThatWaitsForALaterOneOfItsLane_IsInternal),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

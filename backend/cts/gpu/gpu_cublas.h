@@ -1,0 +1,10 @@
+/* cuBLAS, or the fake one, on the rig's device. */
+#ifndef SLUICE_BACKEND_CTS_GPU_GPU_CUBLAS_H_
+#define SLUICE_BACKEND_CTS_GPU_GPU_CUBLAS_H_
+
+#include "backend/gemm/cublas/gemm_cublas.h"
+
+/* how: SLUICE_CUBLAS_... The caller destroys it; host: for what it keeps on the host. */
+sluice_gemm_t* gpu_cublas_open(int32_t how, sluice_allocator_t* host);
+
+#endif /* SLUICE_BACKEND_CTS_GPU_GPU_CUBLAS_H_ */

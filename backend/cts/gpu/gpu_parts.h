@@ -1,0 +1,14 @@
+/* The parts of gpu_suite, a file each. The device is entered, the rig open. */
+#ifndef SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_
+#define SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_
+
+void gpu_part_kernels(void);
+void gpu_part_routing(void);
+void gpu_part_gemm(void);
+void gpu_part_choice(void);
+void gpu_part_rates(void);
+void gpu_part_streams(void);
+void gpu_part_memory(void);
+void gpu_part_nccl(void);
+
+#endif /* SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_ */

@@ -1,0 +1,13 @@
+/* What the part `routing` has in other files, and other parts of it. */
+#ifndef SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_
+#define SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_
+
+#include <stdint.h>
+
+/* Random routes, a few of them dropped, ordered by the device. NULL, or what is wrong. */
+const char* gpu_route(int64_t tokens, int64_t top_k, int64_t experts);
+
+void gpu_report_parcels(void); /* gpu_parcels.c */
+void gpu_report_gate(void);    /* gpu_gate.c */
+
+#endif /* SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_ */

@@ -1,6 +1,7 @@
 """Parameters of another dtype than the layer's (autocast) are cast within a pass, in forward and again in backward.
 
-So autograd keeps the parameters themselves, and no copy of them outlives the call.
+So autograd keeps the parameters themselves, and no copy of them outlives the call. A cast of all experts reads and
+writes as much as a large step does; where few of them have rows (generation under autocast) a forward casts only those.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ class CastingLayer(MoeLayer):
     def forward_pass(self, work: Any, tokens: Any, ids: Any, weights: Any, flat: Sequence[torch.Tensor]) -> Any:
         """See MoeLayer."""
         with self.turn:
-            return super().forward_pass(work, tokens, ids, weights, self._cast(flat))
+            return super().forward_pass(work, tokens, ids, weights, self._cast_for(ids, flat))
+
+    def _cast_for(self, ids: Any, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What a forward of these routes reads. Ids may be any numbers still: the library refuses wrong ones."""
+        return self._cast(flat)
 
     def backward_pass(
         self, work: Any, tokens: Any, weights: Any, flat: Sequence[torch.Tensor], *rest: Any

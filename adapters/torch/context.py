@@ -57,7 +57,8 @@ _STATS = (
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """gemm: "auto", "native", "ref", "onednn", "blas" or "host" (torch's own products, which "auto" considers too).
+    """gemm: "auto", "native", "ref", "onednn", "blas" or "host" (torch's own products, which "auto" considers too);
+    on CUDA "auto", "cublas" or "cublas-tf32" (products of f32 may round their operands to TF32).
 
     memory_budget    bytes of all that the context's layers allocate, saved buffers included; None: no limit
     max_outstanding  under a budget: forwards without their backward at one time; None: one for each layer

@@ -75,6 +75,22 @@ class StackedLayer(CastingLayer):
             status = frame.function(self._handle, frame.forward_args, frame.null, frame.null)
         return out if status == 0 else None
 
+    def _cast_for(self, ids: torch.Tensor, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Where no other rank sends rows: the experts with a route; what lies in place of the others is never read."""
+        count = self.num_local_experts
+        if self._collective or not ids.is_cpu or all(tensor.dtype == self.dtype for tensor in flat):
+            return self._cast(flat)
+        routed = ids.unique()
+        routed = routed[(routed >= 0) & (routed < count)].long().tolist()
+        if len(routed) == count or any(tensor.shape[0] != count for tensor in flat):
+            return self._cast(flat)
+        cast = [torch.empty_like(tensor, dtype=self.dtype) for tensor in flat]
+        with torch.no_grad():
+            for expert in routed:
+                for tensor, into in zip(flat, cast):
+                    into[expert].copy_(tensor[expert])
+        return cast
+
     def _flatten(self, params: Any) -> tuple[list[torch.Tensor], list[int]]:
         if self.experts is not None:
             return super()._flatten(params)

@@ -6,7 +6,7 @@ differently and expert parallelism changes them. Nothing is read from class name
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ from sluice.errors import InvalidArgument, Unsupported
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NUMBERS = frozenset((bool, int, float, str))
+_STATELESS = (torch.nn.SiLU, torch.nn.ReLU)
+_NONE: dict[str, Any] = {}
 OTHERWISE = 'or set experts_implementation="eager" for this model'
 
 
@@ -71,22 +74,32 @@ def signature(module: Any) -> tuple[Any, ...]:
     act = state["_modules"].get("act_fn")
     if act is None:
         act = get("act_fn")
+    gate, own = getattr(type(module), "_apply_gate", None), get("_apply_gate")
+    has_own_gate = _has_own_gate(gate, own)
     return (
         act,
         bool(getattr(act, "_forward_hooks", None) or getattr(act, "_forward_pre_hooks", None)),
         get("training"),
-        getattr(type(module), "_apply_gate", None),
-        get("_apply_gate"),
+        gate,
+        own,
         get("has_gate"),
         get("has_bias"),
         get("is_transposed"),
         get("is_concatenated"),
         get("has_post_expert_norm"),
-        get("limit"),
-        get("alpha"),
-        get("swiglu_limit"),
-        get("swiglu_alpha"),
+        _numbers_of(state) if has_own_gate else None,
+        None if type(act) in _STATELESS else _numbers_of(getattr(act, "__dict__", _NONE)),
     )
+
+
+def _numbers_of(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Whatever a function of an object with these attributes may multiply with or ask for; tensors: see _unit."""
+    return tuple([value for value in state.values() if type(value) in _NUMBERS])
+
+
+def _has_own_gate(gate: Any, own: Any) -> bool:
+    """transformers' default one reads nothing but `act_fn`."""
+    return own is not None or getattr(gate, "__module__", None) != "transformers.integrations.moe"
 
 
 def read(module: Any, chosen: str | None = None) -> Contract:
@@ -133,13 +146,22 @@ def _unit(module: Any, names: tuple[str, ...]) -> tuple[gates.Unit | None, str]:
         return None, "it normalises each expert's output"
     if signature(module)[1]:
         return None, "its act_fn has hooks"
-    for number in (*others(module, names), *dict(module.named_buffers())):
+    loose = _loose_tensors(module, names) if module.has_gate else []
+    for number in (*others(module, names), *dict(module.named_buffers()), *loose):
         return None, f"its {number} may be a number of its gate, which may change"
     try:
         found = gates.find(module)
     except Exception as error:  # any class may stand here
         return None, f"its gate does not take plain rows ({type(error).__name__}: {error})"
     return found, "" if found is not None else "its gate is none that the library knows"
+
+
+def _loose_tensors(module: Any, names: tuple[str, ...]) -> list[str]:
+    """Those that are neither parameters nor buffers and that a gate of its own may read."""
+    state = module.__dict__
+    if not _has_own_gate(getattr(type(module), "_apply_gate", None), state.get("_apply_gate")):
+        return []
+    return [name for name, value in state.items() if isinstance(value, torch.Tensor) and name not in names]
 
 
 def others(module: Any, names: tuple[str, ...]) -> dict[str, torch.nn.Parameter]:

@@ -464,6 +464,39 @@ def no_grad_saves_nothing() -> None:
     host.sluice.unswap()
 
 
+def evaluates_as_stock(k: int) -> Any:
+    """Trap 14: eval has a capacity factor of its own, and the host's gate draws there what it draws.
+
+    [tokens dropped in training, in eval, whether eval drew random numbers]
+    """
+    layers = [
+        {"k": k, "capacity_factor": 1.1, "eval_capacity_factor": 0.35, "min_capacity": 1, "expert": "plain_linears"}
+    ]
+    torch.manual_seed(9)
+    x = torch.randn(31, models.WIDTH) + 0.2
+    found = []
+    for section in (None, SLUICE):
+        host = engine(build(layers), ds_config(), section)
+        outputs = []
+        for mode in (True, False):
+            host.train(mode)
+            torch.manual_seed(1)
+            before = torch.random.get_rng_state()
+            with torch.no_grad():
+                outputs.append(host.module.moes[0](x)[0])
+        found.append((outputs, before, torch.random.get_rng_state()))
+        if section is not None:
+            host.sluice.unswap()
+    (stock, before, after), (swapped, _, after_too) = found
+    assert torch.equal(after, after_too)
+    dropped = []
+    for mine, other in zip(swapped, stock):
+        assert torch.equal((mine == 0).all(dim=1), (other == 0).all(dim=1))
+        assert torch.allclose(mine, other, rtol=1e-5, atol=1e-6)
+        dropped.append(int((mine == 0).all(dim=1).sum()))
+    return [*dropped, not torch.equal(before, after)]
+
+
 # ---- beyond the list ----
 
 

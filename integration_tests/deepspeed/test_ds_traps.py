@@ -169,6 +169,13 @@ def test_Trap14_NoGrad_SavesNothing(ranks2: Ranks) -> None:
     ranks2.run("cases_traps:no_grad_saves_nothing")
 
 
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_Trap14_Eval_HasItsOwnCapacityAndDrawsAsStock(ranks2: Ranks, k: int) -> None:
+    for in_training, in_eval, draws in ranks2.run("cases_traps:evaluates_as_stock", k=k):
+        assert in_eval > in_training
+        assert draws == (k < 3)  # which tokens are dropped (RTS) of one choice, the second expert of two
+
+
 def test_Trap15_Banner_OnceOnRankZero(fresh2: Ranks, tmp_path: Path) -> None:
     fresh2.run("cases_traps:trace_and_stats", folder=str(tmp_path))
     banners = [fresh2.output(rank).count("MoE layers run on Sluice") for rank in range(2)]

@@ -157,6 +157,42 @@ def test_Gate_WithABuffer_SeesItChange() -> None:
     as_grouped_mm(module)
 
 
+def test_Gate_WithANumber_SeesItChange() -> None:
+    module = scaled(make())
+    module.scale = 1.0
+    as_grouped_mm(module)
+    assert sluice.stats(module)["computed_by"] == "sluice"
+    module.scale = 1.5
+    as_grouped_mm(module)
+    assert sluice.stats(module)["computed_by"] == "the module's own functions"
+    module.scale = 1.0
+    as_grouped_mm(module)
+    assert sluice.stats(module)["computed_by"] == "sluice"
+
+
+def test_Gate_WithALooseTensor_SeesItChange() -> None:
+    module = scaled(make())
+    module.scale = torch.ones(())
+    as_grouped_mm(module)
+    module.scale.fill_(1.5)
+    as_grouped_mm(module)
+
+
+def test_Activation_WithANumber_SeesItChange() -> None:
+    class Scaled(torch.nn.Module):
+        scale = 1.0
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return F.silu(self.scale * rows)
+
+    module = make()
+    module.act_fn = Scaled()
+    as_grouped_mm(module)
+    assert sluice.stats(module)["computed_by"] == "sluice"
+    module.act_fn.scale = 1.5
+    as_grouped_mm(module)
+
+
 # ---- parameters ----
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sluice.errors
@@ -33,6 +35,9 @@ EVERYDAY = {
     "muse_spark": "the module's own functions",
 }
 CLASS_OF = dict(tf_families.classes())
+
+# Of all classes of the registry, those whose own functions are called, and why; every other one is fused.
+CALLED = {"Inkling2Experts": "its gate is none that", "MuseSparkExperts": "it normalises each expert's output"}
 
 
 def make(kind: str = "mixtral", experts: int = 6, model: int = MODEL, hidden: int = HIDDEN) -> torch.nn.Module:
@@ -87,6 +92,17 @@ def test_Families_OfTheRegistry_AreAllFound() -> None:
     assert (len({kind for kind, _ in found}), len(found)) == (64, 65), "another release: look at what is new in it"
 
 
+@pytest.mark.parametrize(("kind", "name"), tf_families.classes())
+def test_Family_EveryClass_IsFusedOrCalledAndSaysWhy(kind: str, name: str) -> None:
+    """None is refused. What the library computes of each is compared with eager in the next test."""
+    module = tf_families.make(kind, name, 16, 8, 4)
+    with torch.no_grad():
+        module(torch.randn(3, 16), torch.tensor([[0, 3], [1, 2], [3, 0]]), torch.ones(3, 2))
+    told = sluice.stats(module)
+    assert told["computed_by"] == ("the module's own functions" if name in CALLED else "sluice"), told
+    assert told["why_not_fused"].startswith(CALLED[name]) if name in CALLED else told["why_not_fused"] == "", told
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), tf_families.classes())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -131,21 +147,32 @@ def test_Dtypes_16Bit_WithinTheirRounding(dtype: torch.dtype, tokens: int) -> No
     check(make(), rows(MODEL, 6, tokens, 2), dtype)
 
 
-def test_Sums_OfBf16OverManyRows_AreInF32() -> None:
-    """A bias gradient over 512 rows. A sum in bf16, as transformers' grouped_mm has it, would be seen."""
+@pytest.mark.parametrize("options", [{}, {"chunks": 8, "chunk_cut": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
+@pytest.mark.parametrize("which", ["down_proj_bias", "down_proj"])
+def test_Sums_OfBf16OverManyRows_AreInF32(which: str, options: dict[str, Any]) -> None:
+    """Gradients over 512 rows. A sum in bf16, as transformers' grouped_mm has it for biases, would be seen."""
     module, given = make("gpt_oss", experts=4).bfloat16(), rows(MODEL, 4, 1024, 2)
-    wanted = tf_compare.reference(module, given, torch.bfloat16).values["down_proj_bias"]
-    found = tf_compare.run(module, given, torch.bfloat16).values["down_proj_bias"]
-    most = 2**-8  # of the largest: each row is rounded once, and the sum
+    wanted = tf_compare.reference(module, given, torch.bfloat16).values[which]
+    sluice.configure(**options)
+    try:
+        found = tf_compare.run(module, given, torch.bfloat16).values[which]
+    finally:
+        sluice.configure()
+    most = 2**-8  # of the largest: each row is rounded once or twice, and the sum
 
     def off(sums: torch.Tensor) -> float:
         return float((sums.double() - wanted).abs().max() / wanted.abs().max())
 
     shorts = torch.zeros_like(found)
-    for ids, weights, grad in zip(given.ids, given.weights, given.grad.bfloat16()):
+    for token, ids, weights, grad in zip(given.tokens.bfloat16(), given.ids, given.weights, given.grad.bfloat16()):
         for expert, weight in zip(ids, weights):
-            shorts[expert] += (weight * grad).bfloat16()
-    assert off(shorts) > 2 * most, "these rows cannot tell"
+            row = (weight * grad).bfloat16()
+            if which == "down_proj":
+                with torch.no_grad():
+                    up = token @ module.gate_up_proj[expert] + module.gate_up_proj_bias[expert]
+                    row = torch.outer(module._apply_gate(up), row)
+            shorts[expert] += row
+    assert off(shorts) > 2 * most, ("these rows cannot tell", off(shorts))
     assert off(found) <= most, off(found)
 
 
@@ -182,6 +209,7 @@ def test_Checkpointing_BothKinds_AsEager(kind: str, reentrant: bool) -> None:
 
 
 def _resident() -> int:
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed would hide what is taken
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             return int(line.split()[1]) << 10
@@ -189,8 +217,9 @@ def _resident() -> int:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_Checkpointing_BothKinds_FreesTheActivations(reentrant: bool) -> None:
-    module = make("mixtral", experts=4, model=64, hidden=256)
+@pytest.mark.parametrize("kind", ["mixtral", "muse_spark"])
+def test_Checkpointing_BothKinds_FreesTheActivations(kind: str, reentrant: bool) -> None:
+    module = make(kind, experts=4, model=64, hidden=256)
     given = rows(64, 4, 16384, 2)
     tokens = given.tokens.requires_grad_()
     kept_by_a_step = 16384 * 2 * (64 + 2 * 256) * 4  # dispatched rows and pre-activations

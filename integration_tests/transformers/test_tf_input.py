@@ -199,8 +199,10 @@ def test_Registration_ByEntryPointAndByImport_NeitherImportsTheHost() -> None:
 import sys, torch
 assert "transformers" not in sys.modules
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-assert "sluice" in ALL_EXPERTS_FUNCTIONS
+from transformers.distributed.expert_parallel import EPImplementationInterface
+assert "sluice" in ALL_EXPERTS_FUNCTIONS and "sluice" in EPImplementationInterface()
 assert "sluice.adapters.transformers.experts" not in sys.modules
+assert "sluice.adapters.transformers.transport" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=140)
     code = """
@@ -208,8 +210,10 @@ import os, sys
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 assert "sluice" not in ALL_EXPERTS_FUNCTIONS
+from transformers.distributed.expert_parallel import EPImplementationInterface
+assert "sluice" not in EPImplementationInterface()
 import sluice
-assert "sluice" in ALL_EXPERTS_FUNCTIONS
+assert "sluice" in ALL_EXPERTS_FUNCTIONS and "sluice" in EPImplementationInterface()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=140)
 

@@ -27,6 +27,13 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="module")
+def four_ranks() -> Iterator[Ranks]:
+    ranks = TransformersRanks(4)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models")
 
@@ -46,6 +53,20 @@ def test_TwoRanks_EachLayoutAndExperts_AsUnsplit(
 ) -> None:
     found = ranks.run("tf_models:ep_step", kind=kind, path=saved(kind), experts=experts, layout=LAYOUTS[layout])
     for rank, worst in enumerate(found):
+        for name, gap in worst.items():
+            assert gap < 2e-5, (rank, name, gap)
+
+
+@pytest.mark.parametrize(
+    "transport, layout", [("all_reduce", "tp"), ("all_to_all", "tp"), ("all_to_all", "fsdp2"), ("auto", "tp")]
+)
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_TwoRanks_SluicesExpertsUnderStockTransports_AsUnsplit(
+    ranks: Ranks, saved: Any, kind: str, transport: str, layout: str
+) -> None:
+    """all_reduce marks the routes to the other rank's experts; all_to_all calls with K = 1 and constant weights."""
+    case = {"kind": kind, "path": saved(kind), "experts": "sluice", "transport": transport, "layout": LAYOUTS[layout]}
+    for rank, worst in enumerate(ranks.run("tf_models:ep_step", **case)):
         for name, gap in worst.items():
             assert gap < 2e-5, (rank, name, gap)
 
@@ -106,6 +127,40 @@ def test_TwoRanks_Checkpointed_AsWithout(ranks: Ranks, saved: Any, reentrant: bo
     for found in ranks.run("tf_ep_jobs:checkpointed", **case):
         assert found["worst"] < 2e-6, found
         assert found["calls"] == 2, found
+
+
+# One of each layout of the tensors and each kind of gate.
+FAMILIES = {
+    "mixtral": "sluice",
+    "beam": "sluice",
+    "aria": "sluice",
+    "openai_privacy_filter": "sluice",
+    "gpt_oss": "sluice",
+    "nemotron_h": "sluice",
+    "minimax_m3_vl": "sluice",
+    "inkling2": "the module's own functions",
+    "muse_spark": "the module's own functions",
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"deduplicate": True, "chunks": 2}], ids=str)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_TwoRanks_EachFamily_AsEagerOnAllRows(ranks: Ranks, kind: str, options: dict[str, Any]) -> None:
+    """Also where a rank has no tokens, no rank has any, and one rank's experts get no row."""
+    for rank, found in enumerate(ranks.run("tf_ep_families:family", kind=kind, options=options)):
+        assert found["computed_by"] == FAMILIES[kind]
+        assert len(found["gaps"]) == 5 and max(found["gaps"]) < 2e-5, (rank, found)
+
+
+def test_TwoRanks_Checkpointing_BothKinds_FreesTheActivations(ranks: Ranks) -> None:
+    tokens = 16384
+    kept_by_a_step = tokens * 2 * (64 + 2 * 256) * 4  # received rows and pre-activations; half of the rows are its own
+    found = {
+        reentrant: ranks.run("tf_ep_families:growth_of_a_forward", tokens=tokens, reentrant=reentrant)
+        for reentrant in (None, True, False)
+    }
+    assert min(found[None]) > 0.8 * kept_by_a_step, found
+    assert max(*found[True], *found[False]) < 0.35 * kept_by_a_step, found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -180,18 +235,21 @@ def test_TwoRanks_Trainer_LossesOfAllToAllAndWholeWhenSaved(ranks: Ranks, saved:
         assert mine["saved"] == pytest.approx(mine["mine"], rel=1e-5)
 
 
+# ep_size 2: two groups of ranks that have all experts each, of which FSDP splits the parameters once more.
+MIXED = {
+    "tp 2, fsdp 2": {"tp_size": 2, "fsdp_size": 2},
+    "tp 2, fsdp 2, ep 2": {"tp_size": 2, "fsdp_size": 2, "ep_size": 2},
+    "fsdp 4, ep 2": {"fsdp_size": 4, "ep_size": 2},
+}
+
+
 @pytest.mark.full
+@pytest.mark.parametrize("layout", MIXED)
 @pytest.mark.parametrize("experts", ["sluice", "grouped_mm"])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
-def test_FourRanks_MixedTpAndFsdp_AsUnsplit(saved: Any, kind: str, experts: str) -> None:
-    ranks = TransformersRanks(4)
-    try:
-        layout = {"tp_size": 2, "fsdp_size": 2}
-        found = ranks.run(
-            "tf_models:ep_step", deadline=200, kind=kind, path=saved(kind), experts=experts, layout=layout
-        )
-    finally:
-        ranks.stop()
+def test_FourRanks_Mixed_AsUnsplit(four_ranks: Ranks, saved: Any, kind: str, experts: str, layout: str) -> None:
+    case = {"kind": kind, "path": saved(kind), "experts": experts, "layout": MIXED[layout]}
+    found = four_ranks.run("tf_models:ep_step", deadline=200, **case)
     for rank, worst in enumerate(found):
         for name, gap in worst.items():
             assert gap < 2e-5, (rank, name, gap)
@@ -199,20 +257,18 @@ def test_FourRanks_MixedTpAndFsdp_AsUnsplit(saved: Any, kind: str, experts: str)
 
 @pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"memory_budget": "1GiB"}], ids=str)
-def test_FourRanks_MixedDeduplicated_AsUnsplitWithFewerBytes(saved: Any, options: dict[str, Any]) -> None:
-    ranks = TransformersRanks(4)
-    try:
-        found = ranks.run(
-            "tf_models:ep_deduplicated",
-            deadline=250,
-            kind="deepseek_v3",
-            path=saved("deepseek_v3"),
-            experts="sluice",
-            layout={"tp_size": 2, "fsdp_size": 2},
-            options=options,
-        )
-    finally:
-        ranks.stop()
+def test_FourRanks_MixedDeduplicated_AsUnsplitWithFewerBytes(
+    four_ranks: Ranks, saved: Any, options: dict[str, Any]
+) -> None:
+    found = four_ranks.run(
+        "tf_models:ep_deduplicated",
+        deadline=250,
+        kind="deepseek_v3",
+        path=saved("deepseek_v3"),
+        experts="sluice",
+        layout={"tp_size": 2, "fsdp_size": 2},
+        options=options,
+    )
     for rank, result in enumerate(found):
         for name, gap in result["worst"].items():
             assert gap < 2e-5, (rank, name, gap)

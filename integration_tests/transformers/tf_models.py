@@ -115,7 +115,7 @@ def ep_step(kind: str, path: str, experts: str, layout: dict[str, int], transpor
     from transformers.distributed import DistributedConfig
 
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    tp = layout.get("tp_size", 1)
+    tp, ep_size = layout.get("tp_size", 1), layout.pop("ep_size", world)
     batches = [batch(seed) for seed in range(world // tp)]
     unsplit = make(kind, "eager")
     wanted = _average([step(unsplit, ids) for ids in batches])
@@ -123,7 +123,7 @@ def ep_step(kind: str, path: str, experts: str, layout: dict[str, int], transpor
         path,
         experts_implementation=experts,
         attn_implementation="eager",
-        distributed_config=DistributedConfig(**layout, ep_size=world, ep_implementation=transport),
+        distributed_config=DistributedConfig(**layout, ep_size=ep_size, ep_implementation=transport),
     )
     found = step(model, batches[rank // tp])
     del found["loss"], found["logits"], wanted["loss"], wanted["logits"]

@@ -1,0 +1,91 @@
+"""Under autocast: as much is cast as in transformers' eager loop, and what is not cast is not read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tf_compare
+import tf_families
+import torch
+from tf_compare import rows
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MODEL, HIDDEN, EXPERTS = 37, 29, 64
+CLASS_OF = dict(tf_families.classes())
+KINDS = ("mixtral", "gpt_oss", "nemotron_h")
+
+
+def make(kind: str) -> torch.nn.Module:
+    return tf_families.make(kind, CLASS_OF[kind], MODEL, HIDDEN, EXPERTS)
+
+
+class _Casts(TorchDispatchMode):
+    """Counts the bytes in f32 that are cast to 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._to_copy.default:
+            source, into = args[0], out
+        elif function is torch.ops.aten.copy_.default:
+            into, source = args[:2]
+        else:
+            return out
+        if source.dtype == torch.float32 and into.dtype == torch.bfloat16:
+            self.bytes += source.nbytes
+        return out
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize("tokens", [0, 1, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_Forward_OfFewTokens_CastsWhatEagerCasts(kind: str, tokens: int, grad: bool) -> None:
+    module, given, cast = make(kind), rows(MODEL, EXPERTS, tokens, 2), {}
+    for name in ("sluice", "eager"):
+        with (
+            tf_compare.implementation(module, name),
+            torch.set_grad_enabled(grad),
+            torch.autocast("cpu", dtype=torch.bfloat16),
+        ):
+            module(given.tokens, given.ids, given.weights)
+            with _Casts() as seen:
+                module(given.tokens, given.ids, given.weights)
+        cast[name] = seen.bytes
+    # Biases, which eager adds in f32, are a hundredth of it.
+    assert cast["sluice"] <= 1.05 * cast["eager"], cast
+    assert cast["eager"] < 0.3 * sum(parameter.nbytes for parameter in module.parameters())
+    assert (cast["sluice"] > 0) == (tokens > 0)
+
+
+@pytest.fixture
+def _fresh_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        assert bool(torch.empty_like(torch.ones(3), dtype=torch.bfloat16).isnan().all())
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_fresh_memory_is_nan")
+@pytest.mark.parametrize("tokens", [0, 1, 8, 300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_Training_OfFewTokens_BitsOfAModelInThatDtype(kind: str, tokens: int) -> None:
+    """Outputs and every gradient, with ids twice and not here; with 300 tokens every expert has rows."""
+    module, given = make(kind), rows(MODEL, EXPERTS, tokens, 3, hot=True)
+    given.ids[::3, 1], given.weights[::3, 1] = EXPERTS, 0.0
+    wanted = tf_compare.run(copy.deepcopy(module).bfloat16(), given, torch.bfloat16).values
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = tf_compare.run(module, given, torch.float32).values
+        with torch.no_grad():
+            again = module(given.tokens.bfloat16(), given.ids, given.weights)
+    assert torch.equal(again, wanted["output"])
+    for name, value in wanted.items():
+        assert found[name].dtype == torch.float32 and torch.equal(found[name], value.float()), name

@@ -1,0 +1,118 @@
+"""One experts module of any family with its experts shared out to all ranks, beside the whole one; on every rank."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import sluice
+import tf_compare
+import tf_families
+import torch
+import torch.distributed as dist
+from tf_compare import Rows
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from transformers.distributed.expert_parallel import apply_expert_parallelism
+
+MODEL, HIDDEN, EXPERTS, TOP_K = 37, 29, 6, 3
+CLASS_OF = dict(tf_families.classes())
+# Tokens of the first ranks, and whether only the first rank's experts are chosen.
+CASES = (((23, 17), False), ((0, 9), False), ((12, 5), True), ((0, 0), False), ((1, 300), False))
+
+
+class _Block(torch.nn.Module):
+    """What transformers' plan takes apart: a module with `experts` in it."""
+
+    def __init__(self, experts: torch.nn.Module) -> None:
+        super().__init__()
+        self.experts = experts
+
+
+def share_out(whole: torch.nn.Module) -> torch.nn.Module:
+    """A copy of which each rank has its part of the experts, with a batch of its own for each rank."""
+    block = _Block(copy.deepcopy(whole))
+    stacked = [name for name, _ in whole.named_parameters(recurse=False)]
+    plan = {f"experts.{name}": "grouped_gemm" for name in stacked} | {"experts": "ep_dispatch_experts"}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("ep", "tp"))
+    apply_expert_parallelism(block, mesh["ep"], mesh["tp"], plan, "sluice")
+    return block.experts
+
+
+def _rows_of_each(case: int) -> list[Rows]:
+    """Of every rank; each token of a case names expert 0 as well, so that some name it twice."""
+    counts, first_alone = CASES[case]
+    found = []
+    for rank in range(dist.get_world_size()):
+        tokens = counts[rank] if rank < len(counts) else 4
+        given = tf_compare.rows(MODEL, EXPERTS, tokens, TOP_K, seed=10 * case + rank, hot=True)
+        if first_alone:
+            given.ids.remainder_(EXPERTS // dist.get_world_size())
+        found.append(given)
+    return found
+
+
+def _joined(each: list[Rows]) -> Rows:
+    return Rows(*(torch.cat([getattr(given, name) for given in each]) for name in ("tokens", "ids", "weights", "grad")))
+
+
+def _whole_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Collective. A parameter that is no DTensor is every rank's, and has the sum of all ranks' gradients."""
+    grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    if isinstance(grad, DTensor):
+        return grad.full_tensor()
+    dist.all_reduce(grad)
+    return grad
+
+
+def family(kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The worst gap of every case to eager in f64 over all ranks' rows, and what computed."""
+    sluice.configure(**options)
+    try:
+        whole = tf_families.make(kind, CLASS_OF[kind], MODEL, HIDDEN, EXPERTS)
+        experts = share_out(whole)
+        gaps = []
+        for case in range(len(CASES)):
+            each = _rows_of_each(case)
+            wanted = tf_compare.reference(whole, _joined(each), torch.float32).values
+            mine = each[dist.get_rank()]
+            start = sum(given.tokens.shape[0] for given in each[: dist.get_rank()])
+            for name in ("output", "tokens", "weights"):
+                wanted[name] = wanted[name][start : start + mine.tokens.shape[0]]
+            found = tf_compare.run(experts, mine, torch.float32).values
+            for name, parameter in experts.named_parameters():
+                found[name] = _whole_gradient(parameter)
+            gaps.append(max(tf_compare.Outcome(found).gaps(tf_compare.Outcome(wanted)).values()))
+        return {"gaps": gaps, "computed_by": sluice.stats(experts)["computed_by"]}
+    finally:
+        sluice.configure()
+
+
+def _resident() -> int:
+    ctypes.CDLL(None).malloc_trim(0)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) << 10
+    raise LookupError("VmRSS")
+
+
+def growth_of_a_forward(tokens: int, reentrant: bool | None) -> int:
+    """Bytes that stay resident between forward and backward; reentrant None: without checkpointing."""
+    model, hidden = 64, 256
+    experts = share_out(tf_families.make("mixtral", CLASS_OF["mixtral"], model, hidden, 4))
+    given = tf_compare.rows(model, 4, tokens, 2, seed=dist.get_rank())
+    inputs = (given.tokens.requires_grad_(), given.ids, given.weights)
+    sluice.configure(chunks=1)
+    try:
+        for _ in range(2):  # the first makes what the layer keeps for good
+            before = _resident()
+            out = experts(*inputs) if reentrant is None else checkpoint(experts, *inputs, use_reentrant=reentrant)
+            growth = _resident() - before
+            out.backward(given.grad)
+            del out
+        return growth
+    finally:
+        sluice.configure()

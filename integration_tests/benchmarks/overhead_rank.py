@@ -1,4 +1,4 @@
-"""Rank-side of overhead.py: scouts, then blocks of the tuned layer and of configured ones in turns."""
+"""Rank-side of overhead.py: blocks of the tuned layer and of configured ones in turns."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from sluice.adapters.torch import Context, MoeLayer
 from sluice.config import TunerOptions
 
 from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradients, make_experts
+from integration_tests.benchmarks.stolen import Stolen
 
 MODES = ("deferred", "per_chunk")
+Choices = dict[int, tuple[int, str]]  # by T: n and mode of weight gradients
 
 
 class Run:
@@ -57,25 +59,35 @@ class Run:
         tokens, ids, weights, cotangent = self.batches[T]
         layer(tokens, ids, weights, self.experts).backward(cotangent)
 
-    def chosen(self, context: Context) -> dict[int, tuple[int, str]]:
-        """What was decided last for each size; one chunk where nothing was."""
-        found = dict.fromkeys(self.batches, (1, "deferred"))
+    def chosen(self, context: Context, before: Choices) -> Choices:
+        """What was decided last for each size; as before where nothing was."""
+        found = dict(before)
         for decision in context.decisions():
             rows = {T: abs(T * self.plan["shape"]["K"] - decision["rows"]) for T in self.batches}
             found[min(rows, key=rows.__getitem__)] = (decision["num_chunks"], MODES[decision["wgrad_mode"]])
         return found
 
 
-def scout(run: Run) -> dict[int, tuple[int, str]]:
-    """Trains on each size until it is settled, and says what was chosen."""
-    context = run.context()
-    layer = run.layer(context)
-    for T in run.batches:
-        for _ in range(run.plan["scout"]):
-            run.step(layer, T)
-    found = run.chosen(context)
-    context.close()
-    return found
+class Fixed:
+    """Layers that are told what the tuned one has settled on by now, warm before they count."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.context = run, run.context()
+        self.layers: dict[tuple[int, str], MoeLayer] = {}
+        self.warm: set[tuple[int, tuple[int, str]]] = set()
+        self.choices: Choices = {}
+
+    def follow(self, choices: Choices) -> None:
+        self.choices = choices
+        for T, choice in choices.items():
+            if choice not in self.layers:
+                self.layers[choice] = self.run.layer(self.context, *choice)
+            if (T, choice) not in self.warm:
+                self.warm.add((T, choice))
+                self.step(T)
+
+    def step(self, T: int) -> None:
+        self.run.step(self.layers[self.choices[T]], T)
 
 
 def calibrations(run: Run) -> list[float]:
@@ -103,26 +115,30 @@ def slowest(seconds: list[float]) -> list[float]:
 def main() -> None:
     rank = Rank()
     plan, run = rank.plan, Run(rank)
-    scouted = scout(run)
-    tuned_context, fixed_context = run.context(), run.context()
+    tuned_context, fixed = run.context(), Fixed(run)
     tuned = run.layer(tuned_context)
-    fixed = {choice: run.layer(fixed_context, *choice) for choice in sorted(set(scouted.values()))}
-    for T, choice in scouted.items():  # warm-ups of the fixed side are not what tuning costs
-        run.step(fixed[choice], T)
-    draw = random.Random(plan["seed"])
+    choices: Choices = dict.fromkeys(run.batches, (1, "deferred"))
+    draw, stolen = random.Random(plan["seed"]), Stolen(1.0, 0.0)
     clocks: dict[str, dict[str, list[float]]] = {c: {"tuned": [], "fixed": []} for c in ("wall", "cpu")}
     raced: list[bool] = []
     done, races = 0, 0
     while done < plan["steps"]:
         sizes = [draw.choice(plan["sizes"]) for _ in range(min(plan["block"], plan["steps"] - done))]
         sides = ("tuned", "fixed") if done // plan["block"] % 2 == 0 else ("fixed", "tuned")
+        choices = run.chosen(tuned_context, choices)  # alike on all ranks
+        fixed.follow(choices)
+        stolen.begin()
         for side in sides:
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             for T in sizes:
-                run.step(tuned if side == "tuned" else fixed[scouted[T]], T)
+                if side == "tuned":
+                    run.step(tuned, T)
+                else:
+                    fixed.step(T)
             clocks["cpu"][side].append(time.process_time() - cpu)
             clocks["wall"][side].append(time.perf_counter() - wall)
+        stolen.spoiled()  # never: it only notes
         before, races = races, tuned_context.tuner_stats()["race_passes"]
         raced.append(races > before)
         done += len(sizes)
@@ -130,8 +146,9 @@ def main() -> None:
     found: dict[str, Any] = {
         c: {side: slowest(values) for side, values in sides.items()} for c, sides in clocks.items()
     }
-    found["stats"], found["scouted"] = tuned_context.tuner_stats(), scouted
-    found["chosen"], found["raced"] = run.chosen(tuned_context), raced
+    found["stolen"], found["most_stolen"] = stolen.shares, plan["most_stolen"]
+    found["stats"], found["raced"] = tuned_context.tuner_stats(), raced
+    found["chosen"] = run.chosen(tuned_context, choices)
     found["calibration_s"] = slowest(calibrations(run))
     rank.leave(found)
 

@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--link", help="another link than the cases name")
     parser.add_argument("--gemm", default="native", help="named, so that both layers multiply alike")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--settle", type=int, default=40, help="steps in which Sluice may choose n")
+    parser.add_argument("--settle", type=int, default=120, help="steps in which Sluice may choose n, at most")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--smoke", action="store_true", help="a tiny layer: does it run?")
     parser.add_argument("--check", action="store_true", help="fail where less is reached than must be")

@@ -11,7 +11,7 @@ from sluice.adapters.torch import MoeLayer
 from sluice.config import TunerOptions
 
 from integration_tests.benchmarks.rank import Rank
-from integration_tests.benchmarks.tuner_rank import OPEN, Choice, Scenario
+from integration_tests.benchmarks.tuner_scenario import OPEN, Choice, Scenario
 
 DIRECTIONS = ("forward", "backward")
 EVENTS = 1 << 14  # ops of one step at most
@@ -80,9 +80,11 @@ def main() -> None:
     choosing = rank.context(gemm=plan["gemm"], tuner=TunerOptions("adaptive"))
     one = scenario.layer(alone, Choice(1))
     chosen = scenario.layer(choosing, OPEN)
-    for _ in range(plan["settle"]):
+    settled_after = None
+    for count in range(plan["settle"]):
         scenario.step(chosen)
         if choosing.stats()["last_is_settled"]:
+            settled_after = count + 1
             break
     for _ in range(2):
         scenario.step(one)
@@ -104,6 +106,8 @@ def main() -> None:
         "one_chunk_s": over_ranks(walls["one"], dist.ReduceOp.MAX),
         "chosen_s": over_ranks(walls["chosen"], dist.ReduceOp.MAX),
         "n": choosing.stats()["last_num_chunks"],
+        "settled_after": settled_after,  # steps; None: the race still ran beside the rounds
+        "decisions": choosing.decisions(),
     }
     rank.leave(found)
 

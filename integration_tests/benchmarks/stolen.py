@@ -17,15 +17,12 @@ STEAL = 8  # word of a core's line
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of a run that repeats rounds."""
-    parser.add_argument(
-        "--stolen",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="a round of which a rank's cores lost more to others on their host is run again",
-    )
+AGAIN = "a round of which a rank's cores lost more to others on their host is run again"
+
+
+def arguments(parser: argparse.ArgumentParser, what: str = AGAIN) -> None:
+    """Add the flag of a run that looks at what was stolen."""
+    parser.add_argument("--stolen", type=float, default=1.0, metavar="SHARE", help=what)
 
 
 def stolen_s(text: str, cores: set[int]) -> float:

@@ -1,4 +1,4 @@
-"""What grid.py keeps of its cells, and when one counts as slower, on made-up records."""
+"""The committed list of cells; what grid.py keeps of them, and when one counts as slower, on made-up records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,30 @@ import pytest
 
 from integration_tests.benchmarks import grid
 from integration_tests.benchmarks.grid_cells import CELLS
+
+AXES = {
+    "T": {256, 512, 1024, 2048, 4096},
+    "M": {256, 512, 1024},
+    "H": {1024, 2048, 4096},
+    "E": {8, 16, 32, 64},
+    "K": {1, 2, 4, 8},
+    "W": {2, 4},
+    "skew": {1, 5, 10},
+    "drop": {True, False},
+    "dtype": {"float32", "bfloat16"},
+    "link": {"none", "4gbit", "1gbit", "0.4gbit", "0.2gbit"},
+}
+
+
+def test_Cells_AtMostSixty_CoverEveryAxisAndBothSidesOfMostOnEveryLink() -> None:
+    assert len(CELLS) <= grid.MOST_CELLS == 60 and len({cell.name for cell in CELLS}) == len(CELLS)
+    for axis, values in AXES.items():
+        assert {getattr(cell, axis) for cell in CELLS} == values, axis
+    for link in AXES["link"]:
+        cells = [cell for cell in CELLS if cell.link == link]
+        for axis in ("W", "drop", "dtype"):
+            assert {getattr(cell, axis) for cell in cells} == AXES[axis], (link, axis)
+        assert {cell.skew > 1 for cell in cells} == {True, False} == {cell.K > 1 for cell in cells}, link
 
 
 def _record(name: str, lower_quartile: float) -> dict:

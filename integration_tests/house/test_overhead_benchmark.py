@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def _found(tuned: list[float], fixed: list[float], raced: list[bool]) -> dict[str, Any]:
     sides = {"tuned": tuned, "fixed": fixed}
     stats = {"excess_seconds": 0.3, "switch_seconds": 0.1, "total_seconds": 100.0}
-    return {"wall": sides, "cpu": {"tuned": fixed, "fixed": fixed}, "raced": raced, "stats": stats}
+    blocks = {"raced": raced, "stolen": [0.0] * len(raced), "most_stolen": 0.05}
+    return {"wall": sides, "cpu": {"tuned": fixed, "fixed": fixed}, "stats": stats, **blocks}
 
 
 def test_Judge_RacesAtTheStart_CountByTheirSum_OthersByTheMedian() -> None:
@@ -33,6 +34,14 @@ def test_Judge_RacesAtTheStart_CountByTheirSum_OthersByTheMedian() -> None:
     assert judged["wall"]["low"] <= judged["wall"]["cost"] <= judged["wall"]["high"]
     assert judged["cpu"]["cost"] == 0 and judged["account"] == pytest.approx(0.004)
     assert not judged["kept"]
+
+
+def test_Judge_BlocksThatWereStolenFrom_CountForNeitherSide() -> None:
+    found = _found([9.0, 1.001, 1.0, 1.002, 9.0], [1.0] * 4 + [0.5], [True] + [False] * 4)
+    found["stolen"] = [0.3, 0.05, 0.0, 0.01, 0.06]
+    judged = overhead.judge(found)
+    assert judged["left_out"] == 2 and judged["wall"]["races"] == 0
+    assert judged["wall"]["sums"] == pytest.approx(0.001) and judged["wall"]["cost"] == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize(("clock", "kept"), [(None, True), ("wall", False), ("cpu", False), ("account", False)])
@@ -63,7 +72,7 @@ def test_MedianOfPairs_Interval_CoversTheTrueMedianAsOftenAsItSays() -> None:
 def test_TwoRealRanks_BothWorkloads_LeaveARecord(tmp_path: Path) -> None:
     pytest.importorskip("sluice")
     command = [sys.executable, "-m", "integration_tests.benchmarks.overhead", "--steps", "60", "--block", "20"]
-    command += ["--scout", "20", "--calibrate", "0.2", "--records", str(tmp_path)]
+    command += ["--calibrate", "0.2", "--records", str(tmp_path)]
 
     def run(*more: str) -> str:
         done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=400, cwd=ROOT)

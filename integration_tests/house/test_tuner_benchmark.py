@@ -33,17 +33,17 @@ def test_TunerBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
             assert measured["compute"] > 0 and measured["comm"] > 0
             if key in each["error"]:
                 assert each["predicted"][key]["compute"] > 0 and each["predicted"][key]["comm"] > 0
+        then, now = each["reference_then"], each["reference_now"]
         for key, error in each["error"].items():  # of the step's time on the wall, as the mark is
-            assert error == pytest.approx(
-                each["predicted"][key]["schedule"] / statistics.median(each["measured"][key]) - 1
-            )
-            median, then = statistics.median(each["measured"][key]), each["reference_then"]
-            with_host = (each["predicted"][key]["schedule"] + then["host_s"]) / median - 1
-            assert each["error_with_host"][key] == pytest.approx(with_host)
-            now = (each["predicted_now"][key] + each["reference_now"]["host_s"]) / median - 1
-            assert each["error_without_drift"][key] == pytest.approx(now)
-        for name in tuner.ERRORS:
+            median, said = statistics.median(each["measured"][key]), each["predicted"][key]["schedule"]
+            assert error == pytest.approx((said + then["host_s"]) / median - 1)
+            assert each["error_without_host"][key] == pytest.approx(said / median - 1)
+            drifted = (each["predicted_now"][key] + now["host_s"]) / median - 1
+            assert each["error_without_drift"][key] == pytest.approx(drifted)
+        for name in tuner.ERRORS.keys() - {"error_while_steady"}:
             assert set(each[name]) == set(each["error"])
+        assert each["is_steady"] == (each["apart"] <= 0.05) and each["repeated"] >= 0
+        assert each["error_while_steady"] == (each["error"] if each["is_steady"] else {})
         for when in ("reference_then", "reference_now"):
             assert all(seconds > 0 for seconds in each[when].values())
         assert set(each["error"]) <= set(each["predicted_now"])
@@ -62,11 +62,43 @@ def test_TunerBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
 
 
 def test_TunerBenchmark_Marks_AreNamedWhereTheyAreMissed():
-    found = {"regret": {"adaptive": {"median": 0.01, "worst": 0.3}}, "error": {"median": 0.05, "p90": 0.2}}
-    assert tuner.missed(found) == [
+    regret = {"adaptive": {"median": 0.01, "worst": 0.3}}
+    assert tuner.missed({"regret": regret, "error_while_steady": {"median": 0.05, "p90": 0.2}}) == [
         "regret adaptive worst 30.0 %, must be at most 10 %",
-        "error p90 20.0 %, must be at most 12 %",
+        "error_while_steady p90 20.0 %, must be at most 12 %",
     ]
+    assert tuner.missed({"regret": regret, "error_while_steady": None})[1:] == [
+        "error_while_steady median: in no scenario",
+        "error_while_steady p90: in no scenario",
+    ]
+
+
+def _line(is_steady: bool, seconds: float) -> dict:
+    """A scenario without a budget in which one chunk is said to take 1 ms."""
+    lanes = {n: {"compute": 1e-3, "comm": 1e-4, "passes": seconds, "overlap": 0.0} for n in ("1", "4")}
+    predicted = {n: {"schedule": 1e-3, "compute": 1e-3, "comm": 1e-4, "overlap": 0.0} for n in ("1", "4")}
+    same = {"product_s": 1.0, "exchange_s": 1.0, "host_s": 0.0}
+    return tuner.judge(
+        {
+            "budget_share": None,
+            "measured": {"1": [seconds] * 3, "4": [seconds] * 3},
+            "modes": {"adaptive": {"key": "1", "stats": {}}},
+            "models": {},
+            "lanes": lanes,
+            "predicted": predicted,
+            "predicted_now": {"1": 1e-3, "4": 1e-3},
+            "reference_then": same,
+            "reference_now": same,
+            "baselines": {},
+            "is_steady": is_steady,
+        }
+    )
+
+
+def test_TunerBenchmark_MachineThatDidNotStay_ItsErrorsStandApart():
+    lines = [_line(True, 1e-3), _line(False, 2e-3)]
+    assert lines[0]["error_while_steady"] == lines[0]["error"] == {"1": 0, "4": 0}
+    assert lines[1]["error_while_steady"] == {} and lines[1]["error"] == {"1": -0.5, "4": -0.5}
 
 
 MACHINE = {
@@ -114,16 +146,16 @@ def test_Reference_Drift_IsNowOverThenByMedians():
 def test_TunerBenchmark_Skew_IsThatOfTheScenario(monkeypatch, key):
     """Of K routes of a hot token all stay with rank 0: it receives 1.6 times its part."""
     pytest.importorskip("torch")
-    from integration_tests.benchmarks import tuner_rank
+    from integration_tests.benchmarks import tuner_scenario
 
     T, M, H, E, K = tuner.SHAPES[key[0]]
     assert key[1] == K
     received = 0
     for rank in (0, 1):
-        monkeypatch.setattr(tuner_rank.dist, "get_rank", lambda rank=rank: rank)
-        monkeypatch.setattr(tuner_rank.dist, "get_world_size", lambda: 2)
+        monkeypatch.setattr(tuner_scenario.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(tuner_scenario.dist, "get_world_size", lambda: 2)
         case = dict(zip("TMHEK", (20000, 1, 1, E, K), strict=True), skew=1.6)
-        ids = tuner_rank.Scenario({"seed": 7}, case).ids
+        ids = tuner_scenario.Scenario({"seed": 7}, case).ids
         assert all(len(set(row)) == K for row in ids[:200].tolist())
         received += int((ids < E // 2).sum())
     assert received / (20000 * K) == pytest.approx(1.6, abs=0.02)
@@ -139,10 +171,11 @@ def test_OverlapBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
     assert found["ideal_s"] == pytest.approx(ideal) and ideal > 0
     assert all(p["comm_s"] > 0 and p["comm_cpu_s"] > 0 and p["compute_s"] >= 0 for p in found["parts"].values())
     assert len(found["chosen_s"]) == len(found["one_chunk_s"]) == 3
+    assert 0 < found["settled_after"] <= 120 and found["n"] == found["decisions"][-1]["num_chunks"]
 
 
 def test_Choice_OfPartOfItsChunks_IsToldChunkByChunk() -> None:
-    from integration_tests.benchmarks.tuner_rank import Choice, key_of
+    from integration_tests.benchmarks.tuner_scenario import Choice, key_of
 
     part, whole = Choice(4, "offload", "keep", "deferred", 3), Choice(4, "offload", "keep", "deferred")
     assert part.by_chunk(part.restore_input, "redispatch") == ["offload"] * 3 + ["redispatch"]

@@ -1,0 +1,77 @@
+"""Machines that tuner.py calibrates, and whether they are still the same behind a measurement.
+
+Processors of rented machines run at two speeds, for minutes each, as others use what they share. A prediction from a
+calibration at one speed says nothing of steps at the other, although nothing of it is wrong. So every scenario is
+measured between two calibrations: where they say the same of its layer, the machine was steady, and the prediction of
+the first is held against the measurement; where they do not, the scenario is measured again behind the second.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sluice.adapters.torch import Context, ContextOptions, EpGroup
+from sluice.config import TunerOptions
+
+from integration_tests.benchmarks import reference
+from integration_tests.benchmarks.rank import Rank
+from integration_tests.benchmarks.tuner_rounds import Side
+from integration_tests.benchmarks.tuner_scenario import OPEN, SIZES, Choice, Scenario, predictions
+
+TINY: dict[str, Any] = {"T": 32, "M": 64, "H": 64, "K": 1, "skew": 1.0}
+
+
+def tiny_layer(rank: Rank, num_experts: int) -> reference.Reference:
+    """A reference whose step is that of a layer with next to no work, in one chunk: autograd counts its parameters."""
+    scenario = Scenario(rank.plan, {**TINY, "E": num_experts})
+    side = Side(scenario, scenario.layer(rank.context(gemm=rank.plan["gemm"]), Choice(1)))
+
+    def step() -> tuple[float, float]:
+        seconds, (_, _, passes) = side.counted()
+        return seconds, passes
+
+    return reference.Reference(step)
+
+
+class Calibrated(NamedTuple):
+    """A machine, what the reference took around its calibration, and that reference."""
+
+    text: bytes
+    reference: dict[str, float]
+    beside: reference.Reference
+
+
+def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
+    """The machine that all modes of this scenario have, measured now or taken from the cache. Collective."""
+    options = TunerOptions("adaptive", calibrate=scenario.plan["calibrate_s"], cache=folder)
+    context = Context(group, ContextOptions(gemm=scenario.plan["gemm"], tuner=options))
+    scenario.layer(context, OPEN)
+    context.close()
+    files = sorted(Path(folder).glob("machine-*.json"), key=lambda p: p.stat().st_mtime)
+    key = f"M {scenario.case['M']}, H {scenario.case['H']}\n".encode()
+    texts = [file.read_bytes() for file in files]
+    return next(text for text in reversed(texts) if key in text).split(b"\n", 2)[2]
+
+
+def calibrated(
+    scenario: Scenario, group: EpGroup, beside: reference.Reference, folder: str | None = None
+) -> Calibrated:
+    """As it is now; with a folder also for the modes. Collective."""
+    before = beside.samples()
+    if folder is None:
+        with tempfile.TemporaryDirectory() as own:
+            text = machine_of(scenario, group, own)
+    else:
+        text = machine_of(scenario, group, folder)
+    return Calibrated(text, reference.medians(before + beside.samples()), beside)
+
+
+def apart(a: Calibrated, b: Calibrated, case: dict[str, Any], world_size: int, budget: int | None) -> float:
+    """How far two calibrations are apart in what they say of the scenario's layer, median over n."""
+    sizes = [Choice(n) for n in SIZES]
+    one, other = (predictions(json.loads(each.text), case, world_size, sizes, budget) for each in (a, b))
+    return statistics.median(abs(other[n]["schedule"] / one[n]["schedule"] - 1) for n in one)

@@ -1,0 +1,185 @@
+"""What tuner.py measures: candidates, choices and baselines of a scenario, in turns."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
+from sluice.errors import OverBudget
+
+from integration_tests.benchmarks import reference
+from integration_tests.benchmarks.stolen import Stolen
+from integration_tests.benchmarks.tuner_scenario import SIZES, Choice, Scenario, key_of, overlap
+
+FIXED = 4  # chunks of a baseline that does not choose
+PIPEMOE = (2, 4, 8)  # n that PipeMoE's pipeline may take
+
+
+class Side:
+    """One layer that runs in turns with others."""
+
+    def __init__(self, scenario: Scenario, layer: MoeLayer) -> None:
+        self.scenario, self.layer = scenario, layer
+        self.screened: list[float] = []
+        self.seconds: list[float] = []
+        self.lanes: list[tuple[float, float, float]] = []
+
+    def step(self) -> float:
+        return self.scenario.step(self.layer)
+
+    def counted(self) -> tuple[float, tuple[float, float, float]]:
+        """A step, and what its lanes and passes took on this rank."""
+        before = self.layer.context.stats()
+        took = self.step()
+        after = self.layer.context.stats()
+        return took, tuple((after[name] - before[name]) / 1e9 for name in ("compute_ns", "comm_ns", "pass_ns"))
+
+    def lanes_over_ranks(self) -> dict[str, float]:
+        """Medians: of the rank that computes longest; of the one that communicates least, since a rank that waits for
+        another counts the wait as communication. Collective."""
+        medians = [statistics.median(values) for values in zip(*self.lanes, strict=True)]
+        most, least = torch.tensor(medians), torch.tensor(medians)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        compute, comm, whole = float(most[0]), float(least[1]), float(most[2])
+        return {"compute": compute, "comm": comm, "passes": whole, "overlap": overlap(compute, comm, whole)}
+
+
+# ---- baselines -------------------------------------------------------------------------------------------------
+
+
+class ByDestination(Scenario):
+    """FasterMoE's split: in part j each rank sends to one rank alone, j places behind it, and computes meanwhile.
+
+    On Sluice's own products and transport, so that the split alone differs: every route is a token of its own, tokens
+    lie ordered by how far their rank is, and there are W chunks of them, filled up with tokens that go nowhere. A
+    token's routes are not added up, in its favour.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        W, rank = dist.get_world_size(), dist.get_rank()
+        self.plan, self.case, self.experts = scenario.plan, scenario.case, scenario.experts
+        K, E = self.case["K"], self.case["E"]
+        ids = scenario.ids.flatten()
+        part = (ids // (E // W) - rank) % W
+        most = torch.tensor([int((part == j).sum()) for j in range(W)]).max()
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        routes = torch.full((W, int(most)), -1)
+        for j in range(W):
+            mine = torch.nonzero(part == j).flatten()
+            routes[j, : len(mine)] = mine
+        routes = routes.flatten()
+        there, token = routes >= 0, routes.clamp(min=0) // K
+        self.tokens = scenario.tokens.detach()[token].requires_grad_()
+        self.ids = torch.where(there, ids[routes.clamp(min=0)], -1).unsqueeze(1)
+        self.weights = torch.full((len(routes), 1), 1.0 / K)
+        self.cotangent = scenario.cotangent[token]
+
+    def layer(self, context: Context, choice: Choice, **changes: Any) -> MoeLayer:
+        """As the scenario's, one route for each token."""
+        return super().layer(context, choice, top_k=1, **changes)
+
+
+def baselines(scenario: Scenario, context: Context) -> dict[str, Side]:
+    """What others do, live: neither keeps weight gradients for the end, and both cut chunks out of tokens.
+
+    "pipemoe N" is PipeMoE's pipeline with N chunks, each an all-to-all of all ranks, without reuse of slots.
+    """
+    alike = {"chunk_cut": "tokens"}
+    split = ByDestination(scenario)
+    sides = {
+        "by destination": Side(split, split.layer(context, Choice(dist.get_world_size(), wgrad="per_chunk"), **alike))
+    }
+    for n in PIPEMOE:
+        sides[f"pipemoe {n}"] = Side(scenario, scenario.layer(context, Choice(n, wgrad="per_chunk"), **alike))
+    return sides
+
+
+# ---- rounds ----------------------------------------------------------------------------------------------------
+
+
+def candidates_of(
+    scenario: Scenario, group: EpGroup, shared: Context | None, wanted: set[Choice], budget: int | None
+) -> dict[Choice, Side]:
+    """Those that fit, warm. Under a budget each has a context of its own, since a budget is a context's."""
+    found = {}
+    for choice in sorted(wanted, key=str):
+        options = ContextOptions(gemm=scenario.plan["gemm"], memory_budget=budget)
+        side = Side(scenario, scenario.layer(shared or Context(group, options), choice))
+        try:
+            side.step()
+        except OverBudget:  # on all ranks alike
+            side.layer.context.close()
+            continue
+        found[choice] = side
+    return found
+
+
+class Rounds:
+    """Screens every candidate in turns; then the best five, what was chosen, and the baselines run in fresh rounds.
+
+    Each of these follows a step of its own kind that does not count, as a step in training does. The baselines: one
+    chunk, FIXED chunks, and those of `baselines`, PipeMoE's with the n that is best for it.
+    """
+
+    def __init__(self, scenario: Scenario, group: EpGroup, chosen: set[Choice], budget: int | None) -> None:
+        plan = scenario.plan
+        wanted = {Choice(n) for n in SIZES}
+        if budget is not None:
+            rest = [(di, m) for di in ("keep", "redispatch") for m in ("keep", "recompute")]
+            wanted = {Choice(n, di, m, "deferred") for n in SIZES for di, m in rest}
+        shared = Context(group, ContextOptions(gemm=plan["gemm"])) if budget is None else None
+        self.sides = candidates_of(scenario, group, shared, wanted | chosen, budget)
+        others = {} if shared is None else baselines(scenario, shared)
+        for side in others.values():
+            side.step()
+        for _ in range(plan["screen"]):
+            for side in (*self.sides.values(), *others.values()):
+                side.screened.append(side.step())
+
+        def fastest(among: dict[Any, Side]) -> list[Any]:
+            return sorted(among, key=lambda key: statistics.median(among[key].screened))
+
+        counted = {*fastest(self.sides)[:5], *chosen} & self.sides.keys()
+        self.final: dict[Any, Side] = {choice: self.sides[choice] for choice in sorted(counted, key=str)}
+        if shared is not None:
+            pipelines = {name: side for name, side in others.items() if name != "by destination"}
+            for name in ("by destination", fastest(pipelines)[0]):
+                self.final[name] = others[name]
+            for n in (1, FIXED):
+                self.final[Choice(n)] = self.sides[Choice(n)]
+        self.names = {key: key if isinstance(key, str) else key_of(key) for key in self.final}
+
+    def run(self, count: int, stolen: Stolen, beside: reference.Reference) -> dict[str, dict[str, Any]]:
+        """So many rounds, in place of those that ran before."""
+        references = []
+        for side in self.final.values():
+            side.seconds, side.lanes = [], []
+        for number in range(count):
+            order = list(self.final) if number % 2 == 0 else list(reversed(self.final))
+            while True:
+                stolen.begin()
+                took, now = {}, [beside.sample()]
+                for key in order:
+                    self.final[key].step()
+                    took[key] = self.final[key].counted()
+                now.append(beside.sample())
+                if not stolen.spoiled():
+                    break
+            references += now
+            for key, (seconds, lanes) in took.items():
+                self.final[key].seconds.append(seconds)
+                self.final[key].lanes.append(lanes)
+        return {
+            "measured": {self.names[key]: s.seconds for key, s in self.final.items() if not isinstance(key, str)},
+            "baselines": {self.names[key]: s.seconds for key, s in self.final.items() if isinstance(key, str)},
+            "lanes": {self.names[key]: s.lanes_over_ranks() for key, s in self.final.items()},
+            "reference_now": reference.medians(references),
+        }
+
+    def close(self) -> None:
+        for side in self.sides.values():
+            side.layer.context.close()

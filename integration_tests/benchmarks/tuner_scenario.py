@@ -1,0 +1,156 @@
+"""A scenario of tuner.py: its inputs, what a layer may be told, and what the planner says of that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from sluice.adapters.torch import Context, MoeLayer
+from sluice.planning.machines import Machine
+from sluice.planning.planner import Choice as Planned
+from sluice.planning.planner import Planner, Prediction, Workload
+
+from integration_tests.benchmarks.rank import balanced_ids, forget_gradients, make_experts, seconds_of
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
+MODELS = ("schedule", "mpmoe", "mpipemoe")
+
+
+class Choice(NamedTuple):
+    """What a layer may be told. None: open, as 0 chunks are."""
+
+    chunks: int
+    restore_input: str | None = None
+    restore_middle: str | None = None
+    wgrad: str | None = None
+    kept: int = 0  # chunks that the policies speak of, the first ones; 0: all
+
+    def by_chunk(self, policy: str | None, rest: str) -> str | list[str]:
+        """As MoeLayer takes a tensor's policy: one for all chunks, or `rest` behind those that are kept."""
+        if policy is None or not 0 < self.kept < self.chunks:
+            return policy or "adaptive"
+        return [policy] * self.kept + [rest] * (self.chunks - self.kept)
+
+
+OPEN = Choice(0)
+
+
+class Scenario:
+    """The inputs of a scenario, alike for every layer that runs it."""
+
+    def __init__(self, plan: dict[str, Any], case: dict[str, Any]) -> None:
+        rank, W = dist.get_rank(), dist.get_world_size()
+        self.plan, self.case = plan, case
+        generator = torch.Generator().manual_seed(plan["seed"] + rank)
+        T, M, H, E, K = (case[name] for name in "TMHEK")
+        self.tokens = torch.randn(T, M, generator=generator).requires_grad_()
+        ids = balanced_ids(T, E, K)
+        # Skew: all routes of so many tokens go to different experts of rank 0 that it gets `skew` times its part.
+        share = (case["skew"] - 1) / max(W - 1, 1)
+        hot = torch.rand(T, generator=generator) < share
+        ids[hot] = (torch.arange(int(hot.sum())).view(-1, 1) + torch.arange(K)) % (E // W)
+        self.ids, self.weights = ids, torch.full((T, K), 1.0 / K)
+        self.experts = make_experts(M, H, E // W)
+        self.cotangent = torch.randn(T, M, generator=generator)
+
+    def layer(self, context: Context, choice: Choice, **changes: Any) -> MoeLayer:
+        case = self.case
+        # Without a budget the mode is fixed, so that n alone differs between sides.
+        free = "adaptive" if context.options.memory_budget else "deferred"
+        options = {
+            "top_k": case["K"],
+            "num_chunks": choice.chunks,
+            "wgrad_mode": choice.wgrad or free,
+            "restore_input": choice.by_chunk(choice.restore_input, "redispatch"),
+            "restore_middle": choice.by_chunk(choice.restore_middle, "recompute"),
+            **changes,
+        }
+        sizes = {"model_width": case["M"], "hidden_width": case["H"], "num_experts": case["E"]}
+        return MoeLayer(context, activation="relu", **sizes, **options)
+
+    def step(self, layer: MoeLayer) -> float:
+        """One forward and backward; the slowest rank's seconds."""
+        forget_gradients(self.experts)
+        return seconds_of(lambda: layer(self.tokens, self.ids, self.weights, self.experts).backward(self.cotangent))
+
+
+# ---- what the planner says ---------------------------------------------------------------------------------------
+
+
+def key_of(choice: Choice) -> str:
+    """As records name it: n alone, or a plan."""
+    if choice.restore_input is None:
+        return str(choice.chunks)
+    part = f"/first {choice.kept}" if 0 < choice.kept < choice.chunks else ""
+    return "/".join(map(str, choice[:4])) + part
+
+
+def choice_of(planned: Planned) -> Choice:
+    return Choice(planned.num_chunks, planned.restore_input, planned.restore_middle, planned.wgrad)
+
+
+def overlap(compute: float, comm: float, whole: float) -> float:
+    """How much of the shorter lane ran beside the longer one; 1: all of it, and nothing besides."""
+    least = min(compute, comm)
+    return (compute + comm - whole) / least if least > 0 else 0.0
+
+
+def predicted_of(p: Prediction) -> dict[str, float]:
+    """Seconds of forward and backward by the schedule, MPMoE's phases and MPipeMoE eq. 10; lanes and their overlap."""
+    compute, comm = p.busy("compute"), p.busy("comm")
+    return {
+        "schedule": p.seconds,
+        "mpmoe": p.mpmoe,
+        "mpipemoe": p.mpipemoe,
+        "compute": compute,
+        "comm": comm,
+        "overlap": overlap(compute, comm, p.seconds),
+    }
+
+
+def workload_of(case: dict[str, Any], world_size: int) -> Workload:
+    T, M, H, E, K = (case[name] for name in "TMHEK")
+    return Workload(M, H, T, E, K, world_size, dtype="f32", skew=case["skew"], activation="relu")
+
+
+def predictions(
+    machine: dict[str, Any], case: dict[str, Any], world_size: int, choices: Iterable[Choice], budget: int | None
+) -> dict[str, dict[str, float]]:
+    """What a machine says of layers, or plans, that run as these do; by key_of."""
+    planner = Planner(Machine(machine, {}))
+    work = workload_of(case, world_size).with_(memory_budget=budget or 0)
+    return {
+        key_of(c): predicted_of(
+            planner.predict(
+                work, Planned(c.chunks, c.restore_input or "keep", c.restore_middle or "keep", c.wgrad or "deferred")
+            )
+        )
+        for c in choices
+    }
+
+
+def candidates(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[list[Choice], int | None]:
+    """Every n, or every plan that fits the scenario's budget in bytes by this machine."""
+    if case["budget_share"] is None:
+        return [Choice(n) for n in SIZES], None
+    planner = Planner(Machine(json.loads(machine), {}))
+    work = workload_of(case, world_size).with_(memory_budget=1 << 40)
+    wide = planner.choose(work).candidates
+    least = min(c.total_bytes for c in wide)
+    all_kept = (1, "keep", "keep")
+    most = next(c for c in wide if (c.choice.num_chunks, c.choice.restore_input, c.choice.restore_middle) == all_kept)
+    # The planner's base is a small context's; the torch adapter's products take more.
+    budget = int(least + case["budget_share"] * (most.total_bytes - least)) + (4 << 20)
+    chosen = planner.choose(work.with_(memory_budget=budget)).candidates
+    return [choice_of(c.choice) for c in chosen if not c.verdict.startswith("over")], budget
+
+
+def choices_of_models(
+    case: dict[str, Any], machine: bytes, world_size: int, among: list[Choice], budget: int | None
+) -> dict[str, Choice]:
+    """What the schedule's prediction and the papers' models would take."""
+    said = predictions(json.loads(machine), case, world_size, among, budget)
+    return {name: min(among, key=lambda choice: said[key_of(choice)][name]) for name in MODELS}

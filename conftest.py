@@ -1,4 +1,7 @@
-"""Settings of every Python test: the environment that the checkout's .venv needs, and the two markers."""
+"""Settings of every Python test: the environment that the checkout's .venv needs, and the two markers.
+
+Tests that take long carry the marker `full`, or are named in third_party/test/long.txt.
+"""
 
 import os
 import signal
@@ -20,7 +23,21 @@ def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also run the tests marked `full`")
 
 
+def _long_tests():
+    with open(os.path.join(ROOT, "third_party", "test", "long.txt")) as file:
+        return {line.strip() for line in file if line.strip() and not line.startswith("#")}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    named = _long_tests()
+    gone = set(named)
+    for item in items:
+        if item.nodeid in named:
+            item.add_marker("full")
+            gone.discard(item.nodeid)
+    if gone and config.args_source is config.ArgsSource.TESTPATHS:  # all tests were collected
+        raise pytest.UsageError("third_party/test/long.txt names tests that are not there:\n" + "\n".join(sorted(gone)))
     if not config.getoption("--full"):
         dropped = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]

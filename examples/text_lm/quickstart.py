@@ -66,10 +66,16 @@ def block_of(steps: int) -> int:
     return max(1, min(6, steps // 4))
 
 
+def turns(steps: int, block: int) -> list[tuple[str, int]]:
+    """A B B A A B B A ... in blocks of at most `block` steps, each side `steps` in all."""
+    sizes = [min(block, steps - at) for at in range(0, steps, block)]
+    return [(side, size) for at, size in enumerate(sizes) for side in ("AB" if at % 2 == 0 else "BA")]
+
+
 def plan_of(args: argparse.Namespace, out: Path) -> dict:
     """Everything the ranks need to know, as they read it."""
     return {
-        "steps": args.steps,
+        "turns": turns(args.steps, block_of(args.steps)),
         "train_s": args.train_s,
         "block": block_of(args.steps),
         "seed": args.seed,

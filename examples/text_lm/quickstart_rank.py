@@ -32,12 +32,6 @@ SIDES = {"A": "stock", "B": "sluice"}
 BUDGET_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of what Sluice takes without a budget
 
 
-def blocks(steps: int, block: int) -> list[tuple[str, int]]:
-    """A B B A A B B A ... in blocks of at most `block` steps, each side `steps` in all."""
-    sizes = [min(block, steps - at) for at in range(0, steps, block)]
-    return [(side, size) for i, size in enumerate(sizes) for side in ("AB" if i % 2 == 0 else "BA") for size in [size]]
-
-
 def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
     """Peak bytes of the MoE layers, stock and swapped, on fresh layers before anything else has run."""
     torch.manual_seed(plan["seed"])
@@ -86,7 +80,7 @@ def train(runners: dict[str, Runner], plan: dict) -> list[int]:
     Returns the number of chunks that Sluice used in each of its steps: it chooses while it trains.
     """
     chunks: list[int] = []
-    turns = [(side, count) for side, count in blocks(plan["steps"], plan["block"]) if side in runners]
+    turns = [(side, count) for side, count in plan["turns"] if side in runners]
     total, done = sum(count for _, count in turns), 0
     begin = time.monotonic()
     for side, count in turns:

@@ -46,6 +46,17 @@ def test_timeline_two_sides_picture_and_trace_parse(tmp_path: Path) -> None:
     assert sum(e["ph"] == "X" for e in trace) == 6
 
 
+@pytest.mark.parametrize("steps", [4, 7, 24, 60])
+def test_quickstart_turns_are_blocks_a_b_b_a_of_equally_many_steps(steps: int) -> None:
+    """So that a slow moment, or a drift, of the machine falls on both sides alike."""
+    turns = quickstart.turns(steps, quickstart.block_of(steps))
+    order = "".join(side for side, _ in turns)
+    assert order == ("ABBA" * len(turns))[: len(turns)] and len(turns) >= 8
+    for at in range(0, len(turns), 2):
+        assert turns[at][1] == turns[at + 1][1] >= 1
+    assert sum(size for side, size in turns if side == "A") == steps
+
+
 def test_memory_log_kept_gradient_is_not_counted() -> None:
     """Blocks: a 100 stays, a 50 comes and goes, a gradient of 70 is kept, an older block is freed."""
     import numpy as np

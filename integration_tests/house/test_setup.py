@@ -131,3 +131,12 @@ def test_OldestHost_PipFails_LeavesNothingThatLooksWhole(machine: Machine) -> No
     machine.program(machine.root / ".venv" / "bin" / "python", '[ "$2" != pip ] && [ "$3" != pip ] || exit 7')
     assert machine.run("oldest_host.sh").returncode != 0
     assert not (machine.root / ".venv-oldest-host" / ".stamp").exists()
+
+
+def test_Environment_SourcedByHand_FindsItsCheckout(tmp_path: Path) -> None:
+    """Else DeepSpeed's operators are built in the root folder, for every process whose shell sourced it."""
+    source = f". {SETUP}/env.sh; echo $TORCH_EXTENSIONS_DIR"
+    done = subprocess.run(
+        ["bash", "-c", source], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(SETUP.parents[1] / ".venv" / "torch_extensions"), done

@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from integration_tests.benchmarks.stolen import stolen_s
 from integration_tests.net.link import Link, Outcome, run_ranks
 from integration_tests.net.namespaces import NamespaceError, Namespaces, burst_bytes, packet_bytes, parse_rate
 
@@ -66,11 +67,15 @@ def _alive(pid: int) -> bool:
     return state != "Z"
 
 
+def _stolen_s() -> float:
+    return stolen_s(Path("/proc/stat").read_text(), os.sched_getaffinity(0))
+
+
 @pytest.mark.parametrize(("rate", "mbit", "total"), [("200mbit", 200, 12_000_000), ("1gbit", 1000, 60_000_000)])
 def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total: int) -> None:
     """Upper bound sharp (the shaper works in both directions), lower bound loose (the machine may be busy)."""
     _shaped(os.geteuid() != 0)
-    slowest = 0.0
+    slowest, begin, lost = 0.0, time.monotonic(), _stolen_s()
     for _attempt in range(4):  # a busy machine can keep a rank from its core for longer than the whole measurement
         outcome, seen = _measure(rate, total)
         assert outcome.status == 0, outcome
@@ -80,6 +85,9 @@ def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total
         if slowest > 0.5 * mbit:
             return
     _, unshaped = _measure("none", total)  # what this machine can do at all, as busy as it is
+    share = (_stolen_s() - lost) / (time.monotonic() - begin)
+    if share > 0.1:
+        pytest.skip(f"{rate}: the host took {share:.0%} of a core for others: {slowest:.0f} Mbit/s say nothing")
     assert slowest > 0.5 * min(unshaped), f"{rate}: at best {slowest:.0f} Mbit/s, without a shaper {unshaped}"
 
 

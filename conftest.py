@@ -1,6 +1,7 @@
-"""Settings of every Python test: the environment that the checkout's .venv needs, and the two markers.
+"""Settings of every Python test: the environment that the checkout's .venv needs, and the markers.
 
-Tests that take long carry the marker `full`, or are named in third_party/test/long.txt.
+Tests that take long carry the marker `full`, or are named in third_party/test/long.txt. Those that measure time carry
+`alone`: ./test runs them one by one after all others, which several processes (pytest-xdist) share by file.
 """
 
 import os
@@ -36,7 +37,7 @@ def pytest_collection_modifyitems(config, items):
         if item.nodeid in named:
             item.add_marker("full")
             gone.discard(item.nodeid)
-    if gone and config.args_source is config.ArgsSource.TESTPATHS:  # all tests were collected
+    if gone and config.args_source is config.ArgsSource.TESTPATHS:  # all tests were collected, in one process
         raise pytest.UsageError("third_party/test/long.txt names tests that are not there:\n" + "\n".join(sorted(gone)))
     if not config.getoption("--full"):
         dropped = [item for item in items if item.get_closest_marker("full")]

@@ -185,12 +185,17 @@ def main() -> int:
         plan_file = work / "plan.json"
         plan_file.write_text(json.dumps(plan_of(args, work)))
 
+        shown = ""
+
         def on_progress(event: dict) -> None:
+            nonlocal shown
             head = f"{event['phase']:>9} {launch.bar(event['done'])} {event['done']:4.0%}"
             if event["phase"] == "train":
                 head += f"  {event['side']:>6} step {event['step']:3d}"
                 head += f"  loss {event['loss']:.3f}  {event['s'] * 1e3:5.0f} ms"
-            progress.show(head, now=event["done"] == 0.0)
+            # Where nothing can be rewritten, a line at least for the beginning and the end of each phase.
+            progress.show(head, now=event["phase"] != shown or event["done"] >= 1.0)
+            shown = event["phase"]
 
         outcome = launch.run(
             [sys.executable, str(HERE / "quickstart_rank.py"), str(plan_file)],

@@ -87,6 +87,7 @@ def test_memory_watch_counts_a_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.alone
 def test_quickstart_both_sides_writes_what_it_promises(tmp_path: Path) -> None:
     """The main job, four steps over loopback: the record of both sides, one table, a picture and a trace."""
     pytest.importorskip("sluice")

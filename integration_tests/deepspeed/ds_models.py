@@ -140,7 +140,7 @@ def ds_config(**changes: Any) -> dict[str, Any]:
     }
 
 
-SLUICE = {"enabled": True, "chunks": 2, "timeout": 60}
+SLUICE = {"enabled": True, "chunks": 2, "timeout": 120}
 
 
 def engine(model: nn.Module, config: dict[str, Any], sluice: dict[str, Any] | None = None) -> Any:

@@ -38,7 +38,7 @@ def _server_for(worker: str, imports: Sequence[str], environment: dict[str, str]
 
 
 START_DEADLINE_S = 200.0
-DEADLINE_S = 150.0  # against hangs: on a busy machine a case of a second takes many
+DEADLINE_S = 300.0  # against hangs: on a busy machine a case of a second takes many
 
 
 def _without_empty(environment: dict[str, str]) -> dict[str, str]:

@@ -152,6 +152,7 @@ def test_RankEndsInsideACalledExpert_OthersNameItAndGoOn(how: str, where: str) -
         assert found["goes_on"], found
 
 
+@pytest.mark.alone
 def test_CtrlC_WhileAnotherRankIsAwaited_EndsTheLoopWithinASecond() -> None:
     took = []
     while not took or (min(took) > 1.5 and len(took) < 3):  # the best of three: the machine may be busy

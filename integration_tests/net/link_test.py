@@ -19,6 +19,7 @@ from integration_tests.net.link import Link, Outcome, run_ranks
 from integration_tests.net.namespaces import NamespaceError, Namespaces, burst_bytes, packet_bytes, parse_rate
 
 HERE = Path(__file__).resolve().parent
+pytestmark = pytest.mark.alone  # rates and deadlines are judged
 
 
 def _namespaces_allowed(user: bool) -> str:

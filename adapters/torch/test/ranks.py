@@ -70,7 +70,7 @@ class Started:
         self._folder.cleanup()
 
 
-def start(world, job, deadline=200, **options):
+def start(world, job, deadline=300, **options):
     """Starts the ranks and returns what `finish` takes."""
     started = Started(deadline)
     try:

@@ -53,6 +53,7 @@ def test_Abort_FromAnotherThread_EndsTheWait():
     assert min(took for _, took in results) < 1, results  # the best of three: the machine may be busy
 
 
+@pytest.mark.alone
 def test_CtrlC_DuringWait_RaisesWithinASecond():
     results = ranks.run(2, "exchange_jobs:interrupted", times=3)[0]
     assert None not in results

@@ -5,7 +5,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -102,6 +104,65 @@ static void exchange_once(rank_t* me) {
     if (r != me->rank && me->status == SLUICE_OK && in[r] != (uint64_t)r + 7) me->status = SLUICE_E_INTERNAL;
   }
   if (me->status != SLUICE_OK) sluice_error_last(&me->why);
+}
+
+/* Every connection of this process hands on as little at a time as there is from now on, as a slow link does. */
+static void slow_down(void) {
+  for (int fd = 3; fd < 1024; ++fd) {
+    const int few = 1; /* the least that there is */
+    struct sockaddr_storage peer;
+    socklen_t bytes = sizeof peer;
+    if (getpeername(fd, (struct sockaddr*)&peer, &bytes) == 0 && peer.ss_family != AF_UNIX) {
+      (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &few, sizeof few);
+    }
+  }
+}
+
+static uint64_t large_sizes[] = {
+    1, 16383, 16384, 16385, 262143, 262144, 262145, 1 << 20, (1 << 20) + 16385, (4 << 20) + 5};
+static int64_t largest_wakes; /* times that rank 0 slept while the largest arrived */
+
+static unsigned char pattern(uint64_t at, uint64_t bytes) { return (unsigned char)(at * 31 + (at >> 12) + bytes); }
+
+/* From rank 1 to rank 0; the others have no part in it. */
+static void send_large(rank_t* me, uint64_t bytes) {
+  unsigned char* block = malloc(bytes);
+  const void* send[WORLD] = {block};
+  void* recv[WORLD] = {NULL, block};
+  const uint64_t sent[WORLD] = {me->rank == 1 ? bytes : 0}, received[WORLD] = {0, me->rank == 0 ? bytes : 0};
+  const sluice_exchange_t exchange = {.send = send, .send_bytes = sent, .recv = recv, .recv_bytes = received};
+  struct rusage before, after;
+  sluice_comm_request_t* request;
+  for (uint64_t i = 0; i < bytes; ++i) block[i] = me->rank == 1 ? pattern(i, bytes) : 0;
+  getrusage(RUSAGE_THREAD, &before);
+  me->status = sluice_comm_exchange_start(me->comm, &exchange, &request);
+  if (me->status == SLUICE_OK) me->status = sluice_comm_exchange_wait(me->comm, request, NULL);
+  getrusage(RUSAGE_THREAD, &after);
+  if (me->rank == 0) largest_wakes = after.ru_nvcsw - before.ru_nvcsw;
+  for (uint64_t i = 0; i < bytes && me->rank == 0 && me->status == SLUICE_OK; ++i) {
+    if (block[i] != pattern(i, bytes)) me->status = SLUICE_E_INTERNAL;
+  }
+  if (me->status != SLUICE_OK) sluice_error_last(&me->why);
+  free(block);
+}
+
+static void exchange_large(rank_t* me) {
+  if (me->rank == 0) slow_down();
+  for (size_t i = 0; i < sizeof large_sizes / sizeof *large_sizes && me->status == SLUICE_OK; ++i) {
+    if (me->rank < 2) send_large(me, large_sizes[i]);
+  }
+}
+
+/* 4 MiB are 17 times WAKE_BYTES, and 64 times what loopback hands on at once. */
+static void large_messages(void** state) {
+  (void)state;
+  rank_t ranks[WORLD];
+  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (rank_t){.then = exchange_large};
+  run(ranks);
+  for (int32_t r = 0; r < WORLD; ++r) {
+    if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %s", r, ranks[r].why.message);
+  }
+  assert_in_range(largest_wakes, 1, 48);
 }
 
 static void meet(const rank_t* me) {
@@ -244,6 +305,7 @@ int main(void) {
   static const struct CMUnitTest tests[] = {
       {"TcpCreate_OneRankWithoutInterface_FailsOnAllAndTheParentWorksOn", one_without_interface},
       {"TcpCreate_NamedInterface_IsUsed", named_interface},
+      {"TcpWait_LargeMessageOverASlowConnection_ArrivesIntactAndWakesSeldom", large_messages},
       {"TcpWait_AnotherGaveUpForALostRank_BlamesTheLostOne", loss_that_another_noticed},
       {"TcpCreate_StrangersConnect_AreShownTheDoor", strangers},
       {"TcpCreate_BadArguments_AreRefused", bad_arguments},

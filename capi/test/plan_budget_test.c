@@ -121,6 +121,7 @@ static void Budget_Traced_RunsInTheSameBytes(void** state) {
   assert_int_equal(sluice_context_trace(rig.context, 1 << 16), SLUICE_OK);
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
   halves(&rig, step, SLUICE_HALF_BOTH, SLUICE_OK);
+  sluice_step_drop(step);
   sluice_trace_event_t event;
   int64_t count = 0;
   assert_int_equal(sluice_context_take_trace(rig.context, &event, 1, &count), SLUICE_OK);

@@ -10,7 +10,8 @@
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
 
-#define FORM       "sluice cache 4" /* 2: exchanges beside products by size; 3: skewed exchanges, whole passes; 4: relu */
+/* 2: exchanges beside products by size; 3: skewed exchanges, whole passes; 4: relu; 5: buckets, passes of many rows */
+#define FORM       "sluice cache 5"
 #define MOST_BYTES (1 << 18)
 
 static void processor_name(char* out, size_t room) {

@@ -21,16 +21,6 @@ double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t t) {
   }
 }
 
-double sluice_tapered_pass(int32_t n, sluice_chunk_times_t t) {
-  if (n < 3) return sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
-  double whole = (double)n / (n - 1); /* a chunk in the middle, in equal chunks */
-  double s = whole * t.dispatch, c = whole * t.compute, r = whole * t.combine, seconds = s / 2 + max2(s, c / 2);
-  for (int32_t i = 2; i < n; ++i) {
-    seconds += max2(c, (i == 2 ? r / 2 : r) + (i == n - 1 ? s / 2 : s)); /* beside it R of i - 1 and S of i + 1 */
-  }
-  return seconds + max2(r, c / 2) + r / 2;
-}
-
 double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t t) {
   return n * max3(t.dispatch + t.combine, t.compute, t.copy);
 }

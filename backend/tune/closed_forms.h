@@ -19,10 +19,6 @@ enum {
 /* Seconds of one pass: five phases P0 + P1 + (n - 2) P2 + P3 + P4. Exact for paradigm 1 with slots reused. */
 double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t times);
 
-/* Ours: paradigm 1 where the first and the last chunk have half the rows of each other one (backend/schedule/taper.h).
- * times: of a chunk with 1/n of the rows, as above. */
-double sluice_tapered_pass(int32_t n, sluice_chunk_times_t times);
-
 /* MPipeMoE eq. 10 with its slips mended: n times the longest of the three sums, by lane. */
 double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t times);
 

@@ -194,11 +194,19 @@ static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
   }
 }
 
-static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c) {
+double sluice_bytes_touched(const sluice_workload_t* w) {
+  const sluice_choice_t whole = {.num_chunks = 1};
+  double width = (double)w->model_width + (double)w->hidden_width * w->gate_factor;
+  return sluice_rows_of(w, &whole).received * width * (double)sluice_dtype_bytes(w->dtype);
+}
+
+static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
+                           int32_t direction) {
   return (op_scene_t){.machine = m,
                       .work = w,
                       .rows = sluice_rows_of(w, c),
                       .row_bytes = (double)w->model_width * (double)sluice_dtype_bytes(w->dtype),
+                      .spill = sluice_machine_spill(m, direction, sluice_bytes_touched(w)),
                       .num_chunks = c->num_chunks,
                       .cuts_rows = sluice_choice_cuts_rows(w, c)};
 }
@@ -211,8 +219,16 @@ static sluice_chunk_rows_t rows_at(const op_scene_t* s, const sluice_op_t* op) {
 static double op_seconds(void* user, const sluice_op_t* op) {
   op_scene_t s = *(const op_scene_t*)user;
   s.rows = rows_at(user, op);
-  double seconds = local_seconds(&s, op) + s.machine->op_seconds;
+  double spill = op->lane == SLUICE_LANE_COMPUTE ? s.spill : 1;
+  double seconds = local_seconds(&s, op) * spill + s.machine->op_seconds;
   return traffic_of(&s, op->kind).is_exchange ? seconds + exchange(&s, op->kind) : seconds;
+}
+
+static double op_line(void* user, const sluice_op_t* op) {
+  op_scene_t s = *(const op_scene_t*)user;
+  s.rows = rows_at(user, op);
+  const traffic_t t = traffic_of(&s, op->kind);
+  return t.is_exchange ? sluice_machine_line(s.machine, s.work->world_size, t.bytes) : 0;
 }
 
 /* While both run: packing and the op's bookkeeping go by the lanes' shares, the exchange by what was measured beside
@@ -240,9 +256,14 @@ static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
 }
 
 sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_machine_t* m, const sluice_workload_t* w,
-                                    const sluice_choice_t* c) {
-  *state = scene_of(m, w, c);
-  return (sluice_op_costs_t){op_seconds, op_beside, state, m->share};
+                                    const sluice_choice_t* c, int32_t direction) {
+  *state = scene_of(m, w, c, direction);
+  return (sluice_op_costs_t){.seconds = op_seconds,
+                             .beside = op_beside,
+                             .line = op_line,
+                             .burst = m->exchange.burst_seconds,
+                             .user = state,
+                             .share = m->share};
 }
 
 /* ---- policies ---- */
@@ -271,12 +292,12 @@ static double share_of(const sluice_choice_t* c, int32_t (*policy_of)(const slui
 
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                         int32_t direction) {
-  const op_scene_t s = scene_of(m, w, c);
+  const op_scene_t s = scene_of(m, w, c, direction);
   int forward = direction == SLUICE_FORWARD;
   double packed = gather(&s, s.rows.out), unpacked = gather(&s, s.rows.received);
   sluice_chunk_times_t t = {
       .dispatch = packed + exchange(&s, forward ? SLUICE_OP_DISPATCH : SLUICE_OP_DISPATCH_GRAD) + unpacked,
-      .compute = expert_forward(&s),
+      .compute = expert_forward(&s) * s.spill,
       .combine = gather(&s, s.rows.received_remote) +
                  exchange(&s, forward ? SLUICE_OP_COMBINE : SLUICE_OP_COMBINE_GRAD) + gather(&s, s.rows.returned),
       .copy = share_of(c, policy_of_di, SLUICE_RESTORE_OFFLOAD) * copy(&s, 0) +
@@ -286,7 +307,7 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
   t.dispatch +=
       share_of(c, policy_of_di, SLUICE_RESTORE_REDISPATCH) * (packed + exchange(&s, SLUICE_OP_REDISPATCH) + unpacked);
   double again = w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor);
-  t.compute = expert_backward(&s) + share_of(c, policy_of_m, SLUICE_RESTORE_RECOMPUTE) * again;
+  t.compute = (expert_backward(&s) + share_of(c, policy_of_m, SLUICE_RESTORE_RECOMPUTE) * again) * s.spill;
   return t;
 }
 
@@ -332,7 +353,8 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
 }
 
 double sluice_pass_overhead(const sluice_machine_t* m, const sluice_workload_t* w, int32_t direction) {
-  double seconds = m->pass_seconds + sluice_machine_exchange(m, w->world_size, HEADER_BYTES * (w->world_size - 1));
+  double seconds = m->pass_seconds + m->pass_byte_seconds * sluice_bytes_touched(w) +
+                   sluice_machine_exchange(m, w->world_size, HEADER_BYTES * (w->world_size - 1));
   if (!w->deduplicate || direction != SLUICE_FORWARD) return seconds;
   const sluice_choice_t whole = {.num_chunks = 1};
   sluice_chunk_rows_t rows = sluice_rows_of(w, &whole);
@@ -345,7 +367,7 @@ sluice_status_t sluice_predict_pass_lanes(const sluice_machine_t* m, const sluic
   sluice_pass_costs_t state;
   sluice_template_t* schedule = NULL;
   SLUICE_TRY(sluice_choice_template(w, c, direction, &schedule));
-  const sluice_op_costs_t costs = sluice_pass_costs(&state, m, w, c);
+  const sluice_op_costs_t costs = sluice_pass_costs(&state, m, w, c, direction);
   sluice_status_t status = sluice_predict(schedule, &costs, sluice_process_allocator(), out, NULL, NULL);
   sluice_template_destroy(schedule, sluice_process_allocator());
   out->total += sluice_pass_overhead(m, w, direction);

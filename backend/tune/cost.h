@@ -46,6 +46,9 @@ typedef struct sluice_chunk_rows_s {
 } sluice_chunk_rows_t;
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, const sluice_choice_t* choice);
 
+/* Of a rank's rows and of what is made of them, in all chunks together: a backward comes back to all. */
+double sluice_bytes_touched(const sluice_workload_t* workload);
+
 /* Whether chunks of such a pass are cut out of rows [cut_rows.h of moe]. */
 int sluice_choice_cuts_rows(const sluice_workload_t* workload, const sluice_choice_t* choice);
 /* Ranks that one token's K different experts lie on, expected over uniform routing. */
@@ -57,11 +60,12 @@ typedef struct sluice_pass_costs_s {
   const sluice_workload_t* work;
   sluice_chunk_rows_t rows;
   double row_bytes;
+  double spill; /* of the compute lane */
   int32_t num_chunks, cuts_rows;
 } sluice_pass_costs_t;
 /* The costs of a pass's ops (predict.h). machine and work are borrowed; `state` is filled in and borrowed. */
 sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_machine_t* machine,
-                                    const sluice_workload_t* work, const sluice_choice_t* choice);
+                                    const sluice_workload_t* work, const sluice_choice_t* choice, int32_t direction);
 /* The papers' S, C, R and copy of one chunk, from the same costs. */
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                         const sluice_choice_t* choice, int32_t direction);

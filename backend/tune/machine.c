@@ -55,6 +55,11 @@ double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32
   return between(c->x[i], c->x[i] * c->y[i], c->x[i + 1], c->x[i + 1] * c->y[i + 1], rows) / rows;
 }
 
+double sluice_machine_spill(const sluice_machine_t* machine, int32_t direction, double bytes) {
+  const sluice_curve_t* spill = &machine->spill[direction];
+  return spill->count == 0 ? 1 : sluice_curve_at(spill, bytes);
+}
+
 static double link_seconds(const sluice_link_t* link, double peers, double bytes) {
   return link->startup_seconds + link->per_peer_seconds * peers + sluice_curve_at(&link->bytes, bytes);
 }
@@ -68,6 +73,11 @@ double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_si
   double outside = world_size - in_node;
   return fmax(link_seconds(&machine->exchange, outside, bytes * outside / peers),
               link_seconds(&machine->node_exchange, in_node - 1, bytes * (in_node - 1) / peers));
+}
+
+double sluice_machine_line(const sluice_machine_t* m, int32_t world_size, double bytes) {
+  int has_bucket = world_size > 1 && m->ranks_per_node == 0 && m->exchange.burst_seconds > 0;
+  return has_bucket ? sluice_curve_at(&m->exchange.bytes, bytes) : 0;
 }
 
 double sluice_machine_skewed_bytes(const sluice_machine_t* m, double most, double mean) {
@@ -109,6 +119,8 @@ static sluice_status_t check_link(const char* field, const sluice_link_t* link) 
             link->per_peer_seconds >= 0,
         "machine: %s has startup_seconds %g and per_peer_seconds %g; both are times in seconds, 0 or more", field,
         link->startup_seconds, link->per_peer_seconds);
+  CHECK(isfinite(link->burst_seconds) && link->burst_seconds >= 0,
+        "machine: %s has burst_seconds %g; it is line time in seconds, 0 or more", field, link->burst_seconds);
   return check_curve(field, &link->bytes);
 }
 
@@ -151,8 +163,11 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
   CHECK(m->exchange_skew_gain >= 0 && m->exchange_skew_gain <= 1, "machine: exchange_skew_gain is %g; it is in [0, 1]",
         m->exchange_skew_gain);
   SLUICE_TRY(check_curve("host_copy", &m->host_copy));
+  SLUICE_TRY(check_curve("spill_forward", &m->spill[0]));
+  SLUICE_TRY(check_curve("spill_backward", &m->spill[1]));
   SLUICE_TRY(check_seconds("op_seconds", m->op_seconds));
   SLUICE_TRY(check_seconds("pass_seconds", m->pass_seconds));
+  SLUICE_TRY(check_seconds("pass_byte_seconds", m->pass_byte_seconds));
   SLUICE_TRY(check_seconds("error median", m->error_median));
   SLUICE_TRY(check_seconds("error p90", m->error_p90));
   return check_shares(m);

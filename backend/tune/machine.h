@@ -26,7 +26,8 @@ typedef struct sluice_curve_s {
 typedef struct sluice_link_s {
   double startup_seconds;
   double per_peer_seconds;
-  sluice_curve_t bytes; /* seconds against bytes */
+  sluice_curve_t bytes; /* seconds against bytes: line time */
+  double burst_seconds; /* line time that a pause earns at most, where a token bucket shapes the link; 0: none */
 } sluice_link_t;
 
 enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_FITTED = 2 };
@@ -61,8 +62,12 @@ typedef struct sluice_machine_s {
    * what ranks have on average (they share a processor, or one wire). */
   double exchange_skew_gain;
   sluice_curve_t host_copy; /* seconds against bytes, device to host and back */
+  /* What the compute lane takes over the sum of its ops where the rows of a pass, and what is made of them, no longer
+   * stay in a cache: a factor against bytes, of a forward and of a backward. count 0: 1. */
+  sluice_curve_t spill[2];
   double op_seconds;        /* of each op, on top */
   double pass_seconds;      /* of each pass: routing, header, bookkeeping */
+  double pass_byte_seconds; /* on top of that, of each byte of a rank's rows: what no op is */
   /* [lane][lanes that are busy, itself included]: the share of its speed that the lane keeps; 0 stands for 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
   double error_median, error_p90; /* |predicted / measured - 1| on sizes held out of the fit; 0: not measured */
@@ -74,8 +79,12 @@ void sluice_machine_init(sluice_machine_t* out_machine);
 double sluice_curve_at(const sluice_curve_t* curve, double x);
 /* Seconds per flop at `rows` per expert. dtype: SLUICE_DTYPE_*. */
 double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows);
+/* The factor of `spill` where a rank's rows and what is made of them are so many bytes. */
+double sluice_machine_spill(const sluice_machine_t* machine, int32_t direction, double bytes);
 /* Seconds of one all-to-all in which no rank sends or receives more than `bytes` to or from others, evenly spread. */
 double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
+/* The part of it that is line time of a link with a bucket (burst_seconds); 0 where links have none. */
+double sluice_machine_line(const sluice_machine_t* machine, int32_t world_size, double bytes);
 /* Bytes that such an exchange counts as where the fullest rank has `most` and all have `mean`. */
 double sluice_machine_skewed_bytes(const sluice_machine_t* machine, double most, double mean);
 /* Beyond that while products run, and what they lose meanwhile, of an exchange of so many bytes that takes `seconds`

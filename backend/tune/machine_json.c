@@ -82,13 +82,13 @@ static void line_curve(double startup, double bytes_per_second, sluice_curve_t* 
   out->x[1] = 1e9, out->y[1] = startup + 1e9 / bytes_per_second;
 }
 
-/* {"points": [...]} or {"bytes_per_second": ..., "startup_seconds": ...}; of a link also "per_peer_seconds", and its
- * start-up stands by itself. */
+/* {"points": [...]} or {"bytes_per_second": ..., "startup_seconds": ...}; of a link also "per_peer_seconds" and
+ * "burst_seconds", and its start-up stands by itself. */
 static sluice_status_t read_line(const char* field, const sluice_json_t* node, sluice_curve_t* out,
                                  sluice_link_t* link) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_OBJECT));
   char name[96];
-  double rate = 0, startup = 0, per_peer = 0;
+  double rate = 0, startup = 0, per_peer = 0, burst = 0;
   for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
     snprintf(name, sizeof name, "%s.%.*s", field, c->name_length, c->name);
     if (sluice_json_is_named(c, "points")) {
@@ -99,10 +99,13 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
       SLUICE_TRY(read_seconds(name, c, &startup));
     } else if (link != NULL && sluice_json_is_named(c, "per_peer_seconds")) {
       SLUICE_TRY(read_seconds(name, c, &per_peer));
+    } else if (link != NULL && sluice_json_is_named(c, "burst_seconds")) {
+      SLUICE_TRY(read_seconds(name, c, &burst));
     } else {
       return unknown_field(field, c,
-                           link != NULL ? "points, bytes_per_second, startup_seconds and per_peer_seconds"
-                                        : "points, bytes_per_second and startup_seconds");
+                           link != NULL
+                               ? "points, bytes_per_second, startup_seconds, per_peer_seconds and burst_seconds"
+                               : "points, bytes_per_second and startup_seconds");
     }
   }
   CHECK((rate > 0) != (out->count > 0), WHAT ": %s must have either points or bytes_per_second", field);
@@ -111,13 +114,26 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
         ": %s has points, which contain the start-up: leave "
         "startup_seconds out",
         field);
-  if (link != NULL) link->startup_seconds = startup, link->per_peer_seconds = per_peer;
+  if (link != NULL) {
+    link->startup_seconds = startup, link->per_peer_seconds = per_peer, link->burst_seconds = burst;
+  }
   if (rate > 0) line_curve(link != NULL ? 0 : startup, rate, out);
   return SLUICE_OK;
 }
 
 static sluice_status_t read_curve(const char* field, const sluice_json_t* node, void* out) {
   return read_line(field, node, out, NULL);
+}
+
+/* Factors against bytes: points alone. */
+static sluice_status_t read_factors(const char* field, const sluice_json_t* node, void* out) {
+  sluice_curve_t* curve = out;
+  SLUICE_TRY(read_line(field, node, curve, NULL));
+  CHECK(sluice_json_member(node, "points") != NULL, WHAT ": %s has points [bytes, factor]", field);
+  for (int32_t i = 0; i < curve->count; ++i) {
+    CHECK(curve->y[i] > 0, WHAT ": point %d of %s is a factor of %g; it is above 0", i, field, curve->y[i]);
+  }
+  return SLUICE_OK;
 }
 
 static sluice_status_t read_link(const char* field, const sluice_json_t* node, void* out) {
@@ -291,8 +307,11 @@ static const field_t fields[] = {
     {"second_exchange_taken", KIND_SECONDS, AT(second_exchange_taken), NULL},
     {"exchange_skew_gain", KIND_PART, AT(exchange_skew_gain), read_gain},
     {"host_copy", KIND_PART, AT(host_copy), read_curve},
+    {"spill_forward", KIND_PART, AT(spill), read_factors},
+    {"spill_backward", KIND_PART, AT(spill) + sizeof(sluice_curve_t), read_factors},
     {"op_seconds", KIND_SECONDS, AT(op_seconds), NULL},
     {"pass_seconds", KIND_SECONDS, AT(pass_seconds), NULL},
+    {"pass_byte_seconds", KIND_SECONDS, AT(pass_byte_seconds), NULL},
     {"share", KIND_PART, AT(share), read_shares},
     {"error", KIND_PART, 0, read_error},
 };
@@ -377,8 +396,9 @@ static void add_gemm(sluice_text_t* text, const sluice_machine_t* m) {
 
 static void add_link(sluice_text_t* text, const char* name, const sluice_link_t* link) {
   if (link->bytes.count == 0) return;
-  sluice_text_add(text, ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, ", name,
-                  link->startup_seconds, link->per_peer_seconds);
+  sluice_text_add(text,
+                  ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, \"burst_seconds\": %.10g, ",
+                  name, link->startup_seconds, link->per_peer_seconds, link->burst_seconds);
   add_points(text, "points", &link->bytes);
   sluice_text_add(text, "}");
 }
@@ -435,7 +455,10 @@ uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t ro
                   "\"second_exchange_taken\": %.10g,\n \"exchange_skew_gain\": %.10g",
                   m->second_exchange_seconds, m->second_exchange_late, m->second_exchange_taken, m->exchange_skew_gain);
   add_curve(&text, "host_copy", &m->host_copy);
-  sluice_text_add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g", m->op_seconds, m->pass_seconds);
+  add_curve(&text, "spill_forward", &m->spill[0]);
+  add_curve(&text, "spill_backward", &m->spill[1]);
+  sluice_text_add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g,\n \"pass_byte_seconds\": %.10g",
+                  m->op_seconds, m->pass_seconds, m->pass_byte_seconds);
   add_shares(&text, m);
   sluice_text_add(&text, ",\n \"error\": {\"median\": %.10g, \"p90\": %.10g, \"count\": %d}}\n", m->error_median,
                   m->error_p90, m->error_count);

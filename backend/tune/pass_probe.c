@@ -10,7 +10,7 @@
 #include "backend/tune/passes.h"
 #include "backend/tune/probe.h"
 
-#define TOKENS        SLUICE_PASSES_MANY
+#define TOKENS        SLUICE_PASSES_FULL
 #define EXPERTS       2                    /* of a rank: chunks are cut out of rows as in any layer of several */
 #define LAYERS        16                   /* one for each n that is asked for */
 #define MOST_OF_THEIR ((uint64_t)96 << 20) /* bytes of weights and gradients; wider layers share the bench's */

@@ -2,8 +2,9 @@
  * and over, while a pass wakes its lanes for each op, meets cold memory and waits for peers between ops.
  *
  * Passes of a layer run with few rows and with many, in one chunk. What the compute lane takes over what is said of it
- * corrects products, by rows and direction. With few rows they run in several chunks too: what one chunk takes beyond
- * its prediction is then pass_seconds, what each further chunk takes beyond its own is of every op: op_seconds.
+ * corrects products, by rows and direction. With so many rows that they do not stay in a cache, what the lane takes
+ * beyond that is `spill`. With few rows passes run in several chunks too: what one chunk takes beyond its prediction is
+ * then pass_seconds, what each further chunk takes beyond its own is of every op: op_seconds.
  *
  * Source: ours.
  */
@@ -26,6 +27,7 @@ typedef struct sluice_passes_source_s {
 
 #define SLUICE_PASSES_FEW  32 /* tokens of each rank */
 #define SLUICE_PASSES_MANY 512
+#define SLUICE_PASSES_FULL 2048
 
 /* Corrects products, pass_seconds and op_seconds of a machine that is measured otherwise; takes about
  * `seconds`, leaving out what would take too long. Errors: those of the source and of predictions. */

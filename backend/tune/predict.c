@@ -12,6 +12,11 @@ static double cost_of(void* user, int32_t index) {
   return walk->costs->seconds(walk->costs->user, &walk->schedule->ops[index]);
 }
 
+static double line_of(void* user, int32_t index) {
+  const walk_t* walk = user;
+  return walk->costs->line(walk->costs->user, &walk->schedule->ops[index]);
+}
+
 static sluice_beside_compute_t beside_of(void* user, int32_t index) {
   const walk_t* walk = user;
   return walk->costs->beside(walk->costs->user, &walk->schedule->ops[index]);
@@ -32,6 +37,7 @@ sluice_status_t sluice_predict(const sluice_template_t* schedule, const sluice_o
                                double* out_end) {
   walk_t walk = {schedule, costs};
   sluice_sim_model_t model = {.cost = cost_of, .user = &walk, .beside = costs->beside != NULL ? beside_of : NULL};
+  if (costs->line != NULL) model.line = line_of, model.burst = costs->burst;
   if (costs->share != NULL) memcpy(model.share, costs->share, sizeof model.share);
   sluice_device_t* device = NULL;
   SLUICE_TRY(sluice_sim_device_create(&model, allocator, &device));

@@ -15,7 +15,9 @@ typedef sluice_beside_compute_t (*sluice_op_beside_fn_t)(void* user, const sluic
 typedef struct sluice_op_costs_s {
   sluice_op_cost_fn_t seconds;
   sluice_op_beside_fn_t beside;                 /* NULL: as `share` says */
-  void* user;                                   /* of both */
+  sluice_op_cost_fn_t line;                     /* the part of an exchange that is line time; may be NULL */
+  double burst;                                 /* as in sluice_sim_model_t */
+  void* user;                                   /* of all */
   const double (*share)[1 << SLUICE_NUM_LANES]; /* as in sluice_sim_model_t, or NULL for no interference */
 } sluice_op_costs_t;
 

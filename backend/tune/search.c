@@ -6,10 +6,10 @@
 const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES] = {1, 2, 3, 4, 6, 8, 12, 16};
 
 #define REPEATS      3
-#define BUDGET_SHARE 0.004
+#define BUDGET_SHARE 0.002
 #define USUAL_OVER   16 /* passes of the running mean */
 #define USUAL_MOST   2  /* times the mean: a pass that took longer was stolen from, and counts as so much */
-#define EXPENSIVE    5  /* times the share that races may cost: then new sizes take the nearest answer */
+#define EXPENSIVE    10 /* times the share that races may cost: then new sizes take the nearest answer */
 
 int32_t sluice_search_size_of(int32_t num_chunks) {
   int32_t i = SLUICE_SEARCH_SIZES - 1;

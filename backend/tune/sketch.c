@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include "backend/schedule/taper.h"
-#include "backend/tune/closed_forms.h"
 #include "sluice/context.h"
 
 #define HALF_ROWS     16.0 /* for each expert: there products reach half of their rate */
@@ -45,6 +44,19 @@ static double startups_per_chunk(const sluice_sketch_point_t* p, double op) {
 
 /* ---- the pass ---- */
 
+/* As a pass that keeps everything runs: all chunks arrive before the first returns, and a backward's weight gradients
+ * follow its last chunk. `exchange`: of all chunks, one way. */
+static double arrivals_first(int32_t n, int32_t tapers, double exchange, double chunked, double weights) {
+  double arrived = 0, computed = 0, returned = exchange;
+  for (int32_t i = 0; i < n; ++i) {
+    const double part = tapers ? sluice_taper_share(i, n) : 1.0 / n;
+    arrived += exchange * part;
+    computed = fmax(computed, arrived) + chunked * part;
+    returned = fmax(returned, computed) + exchange * part;
+  }
+  return fmax(returned, computed + weights);
+}
+
 static double model(const sluice_sketch_point_t* points, int32_t count, int32_t direction,
                     const sluice_sketch_work_t* work, int32_t n) {
   const sluice_sketch_point_t* first = &points[0];
@@ -54,11 +66,7 @@ static double model(const sluice_sketch_point_t* points, int32_t count, int32_t 
   double stolen = first->lanes.comm > 0 ? fmin(1, first->lanes.comm_cpu / first->lanes.comm) : 0;
   double weights = direction == SLUICE_FORWARD ? 0 : WEIGHTS_SHARE * first->lanes.compute;
   double chunked = fmax(0, compute - weights) + stolen * comm * (n - 1) / n;
-  double exchange = comm / (2 * n);
-  const sluice_chunk_times_t t = {exchange, chunked / n, exchange, 0};
-  double pass = work->tapers ? sluice_tapered_pass(n, t) : sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
-  double last = work->tapers ? comm / 2 * sluice_taper_share(n - 1, n) : exchange;
-  return fmax(pass, pass - last + weights);
+  return arrivals_first(n, work->tapers, comm / 2, chunked, weights);
 }
 
 double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction,

@@ -356,7 +356,7 @@ static sluice_status_t predict_direction(scene_t* s, int32_t direction, double* 
     double* end = begin + schedule->num_ops;
     sluice_prediction_t p;
     sluice_pass_costs_t state;
-    const sluice_op_costs_t costs = sluice_pass_costs(&state, s->machine, &s->work, &s->choice);
+    const sluice_op_costs_t costs = sluice_pass_costs(&state, s->machine, &s->work, &s->choice, direction);
     status = sluice_predict(schedule, &costs, sluice_process_allocator(), &p, begin, end);
     if (status == SLUICE_OK) {
       *out_seconds = p.total + sluice_pass_overhead(s->machine, &s->work, direction);

@@ -183,7 +183,7 @@ sluice_status_t sluice_schedule_predict(const sluice_schedule_t* schedule, const
   }
   given_t given = {t->ops, op_seconds};
   sluice_prediction_t walked;
-  const sluice_op_costs_t costs = {given_seconds, NULL, &given, share != NULL ? shares : NULL};
+  const sluice_op_costs_t costs = {.seconds = given_seconds, .user = &given, .share = share != NULL ? shares : NULL};
   SLUICE_TRY(sluice_predict(t, &costs, sluice_process_allocator(), &walked, out_begin, out_end));
   sluice_schedule_prediction_t prediction = {.struct_size = size, .seconds = walked.total};
   memcpy(prediction.busy_seconds, walked.busy, sizeof prediction.busy_seconds);

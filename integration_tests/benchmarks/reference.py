@@ -5,8 +5,8 @@ differs from a later measurement although nothing of it is wrong. So one fixed p
 of a fixed tiny layer are timed when the machine is calibrated, and again in every round of what is measured:
 
   product_s, exchange_s   on torch alone; what they take now over what they took then is the machine's drift
-  host_s                  what the tiny layer's step takes beside its passes: autograd, Python and the barrier's end,
-                          which are in every step and in no pass
+  host_s                  what a tiny layer's step of as many tokens takes beside its passes: autograd, Python and the
+                          barrier's end, which are in every step and in no pass
 
 `drifted` is a calibrated machine as it would be now. What is said of a prediction without it is the raw error; with it,
 and never in place of it, the error that is not the machine's.
@@ -25,7 +25,7 @@ SAMPLES = 9
 NAMES = ("product_s", "exchange_s", "host_s")
 EXCHANGES = ("exchange", "node_exchange", "exchange_late", "exchange_taken")
 SECOND = "second_exchange_"
-NO_TIMES = ("share", "error", "exchange_skew_gain")
+NO_TIMES = ("share", "error", "exchange_skew_gain", "spill_forward", "spill_backward", "burst_seconds")
 
 Sample = tuple[float, float, float]
 
@@ -85,16 +85,15 @@ def drifted(machine: Mapping[str, Any], by: Mapping[str, float]) -> dict[str, An
     by["product"] times: a processor that is taken away is taken from all that it does."""
     found = {}
     for name, value in machine.items():
-        if name in NO_TIMES:
-            found[name] = value
-        else:
-            factor = by["exchange"] if name in EXCHANGES or name.startswith(SECOND) else by["product"]
-            found[name] = _scaled(name, value, factor)
+        factor = by["exchange"] if name in EXCHANGES or name.startswith(SECOND) else by["product"]
+        found[name] = _scaled(name, value, factor)
     return found
 
 
 def _scaled(name: str, value: Any, factor: float) -> Any:
     """Seconds, and points whose second number is seconds; what else there is stays."""
+    if name in NO_TIMES:
+        return value
     if isinstance(value, dict):
         return {key: _scaled(key, each, factor) for key, each in value.items()}
     if isinstance(value, list):

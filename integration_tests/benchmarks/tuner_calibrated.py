@@ -22,12 +22,13 @@ from integration_tests.benchmarks.rank import Rank
 from integration_tests.benchmarks.tuner_rounds import Side
 from integration_tests.benchmarks.tuner_scenario import OPEN, SIZES, Choice, Scenario, predictions
 
-TINY: dict[str, Any] = {"T": 32, "M": 64, "H": 64, "K": 1, "skew": 1.0}
+TINY: dict[str, Any] = {"M": 64, "H": 64, "skew": 1.0}
 
 
-def tiny_layer(rank: Rank, num_experts: int) -> reference.Reference:
-    """A reference whose step is that of a layer with next to no work, in one chunk: autograd counts its parameters."""
-    scenario = Scenario(rank.plan, {**TINY, "E": num_experts})
+def tiny_layer(rank: Rank, T: int, E: int, K: int) -> reference.Reference:
+    """A reference whose step is that of a layer with next to no work, in one chunk: autograd counts its parameters, and
+    Python and autograd see as many tokens and routes."""
+    scenario = Scenario(rank.plan, {**TINY, "T": T, "E": E, "K": K})
     side = Side(scenario, scenario.layer(rank.context(gemm=rank.plan["gemm"]), Choice(1)))
 
     def step() -> tuple[float, float]:

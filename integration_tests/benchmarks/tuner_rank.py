@@ -97,13 +97,14 @@ def main() -> None:
     rank = Rank()
     plan, group, W = rank.plan, rank.group, rank.world_size
     lines = []
-    tiny = {E: tiny_layer(rank, E) for E in sorted({case["E"] for case in plan["cases"]})}
-    latest: dict[tuple[int, int, int], Calibrated] = {}  # by M, H and E
+    hosted = {tuple(case[name] for name in "TEK") for case in plan["cases"]}
+    tiny = {(T, E, K): tiny_layer(rank, T, E, K) for T, E, K in sorted(hosted)}
+    latest: dict[tuple[int, ...], Calibrated] = {}
     with tempfile.TemporaryDirectory() as folder:  # of this rank: every link is another machine
         for number, case in enumerate(plan["cases"]):
-            scenario, shape = Scenario(plan, case), (case["M"], case["H"], case["E"])
+            scenario, shape = Scenario(plan, case), tuple(case[name] for name in "MHTEK")
             if shape not in latest:
-                latest[shape] = calibrated(scenario, group, tiny[case["E"]], folder)
+                latest[shape] = calibrated(scenario, group, tiny[shape[2:]], folder)
             among, budget = candidates(case, latest[shape].text, W)
             models = choices_of_models(case, latest[shape].text, W, among, budget)
             modes, choices = run_modes(scenario, group, folder, budget)

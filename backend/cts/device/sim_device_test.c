@@ -17,11 +17,14 @@ typedef struct job_s {
   int32_t lane;
   double seconds;
   sluice_beside_compute_t beside;
+  double line; /* of `seconds` */
 } job_t;
 
 static double cost(void* user, int32_t index) { return ((const job_t*)user)[index].seconds; }
 
 static sluice_beside_compute_t beside(void* user, int32_t index) { return ((const job_t*)user)[index].beside; }
+
+static double line(void* user, int32_t index) { return ((const job_t*)user)[index].line; }
 
 /* Jobs without waits; ends[i] of each, and what the device says of the pass. */
 static void run(sluice_sim_model_t model, const job_t* jobs, int32_t num_jobs, double* ends,
@@ -87,6 +90,33 @@ static void Beside_WithAThirdLane_ItsShareBesideThatOneStays(void** state) {
   assert_true(ends[0] == 4 + 8 - 4 * 0.5);
 }
 
+/* A bucket of 1 s is full at first, and the second of other work in each exchange fills it again. */
+static void Burst_ExchangesInARow_LineTimeIsEarnedBesideOtherWork(void** state) {
+  (void)state;
+  const job_t jobs[] = {
+      {SLUICE_LANE_COMM, 4, {0, 0}, 3}, {SLUICE_LANE_COMM, 4.5, {0, 0}, 4}, {SLUICE_LANE_COMM, 0.5, {0, 0}, 0.5}};
+  const sluice_sim_model_t model = {.burst = 1, .line = line};
+  double ends[MAX_JOBS];
+  sluice_sim_result_t result;
+  run(model, jobs, 3, ends, &result);
+  assert_true(ends[0] == 3 && ends[1] == 7 && ends[2] == 7.5);
+}
+
+/* What computation holds an exchange up for is earned, up to what the bucket holds, by the next one. */
+static void Burst_HeldUpByComputation_IsEarnedForTheNext(void** state) {
+  (void)state;
+  const job_t jobs[] = {{SLUICE_LANE_COMPUTE, 4, {0, 0}, 0},
+                        {SLUICE_LANE_COMM, 2, {0.5, 1}, 2},
+                        {SLUICE_LANE_COMM, 4, {1, 1}, 4},
+                        {SLUICE_LANE_COMM, 4, {1, 1}, 4}};
+  const sluice_sim_model_t model = {.burst = 0.5, .line = line, .beside = beside};
+  double ends[MAX_JOBS];
+  sluice_sim_result_t result;
+  run(model, jobs, 4, ends, &result);
+  assert_true(ends[1] == 3); /* 2 less 0.5, at half speed */
+  assert_true(ends[2] == 3 + 3.5 && ends[3] == 6.5 + 4);
+}
+
 static void Create_ShareOutsideItsRange_IsRefusedByName(void** state) {
   (void)state;
   const double wrong[] = {-0.5, 1.5};
@@ -133,6 +163,8 @@ int main(void) {
       cmocka_unit_test(Shares_WhileBothAreBusy_StretchBoth),
       cmocka_unit_test(Beside_OfTheExchangeThatRuns_CountsInPlaceOfTheShares),
       cmocka_unit_test(Beside_WithAThirdLane_ItsShareBesideThatOneStays),
+      cmocka_unit_test(Burst_ExchangesInARow_LineTimeIsEarnedBesideOtherWork),
+      cmocka_unit_test(Burst_HeldUpByComputation_IsEarnedForTheNext),
       cmocka_unit_test(Create_ShareOutsideItsRange_IsRefusedByName),
       cmocka_unit_test(Join_JobThatWaitsForALaterOneOfItsLane_IsInternal),
   };

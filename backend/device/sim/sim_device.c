@@ -21,6 +21,8 @@ typedef struct sim_device_s {
   uint64_t block_bytes;
   sim_lane_t lanes[SLUICE_NUM_LANES];
   sluice_beside_compute_t beside; /* of the job that the communication lane runs */
+  double tokens;                  /* line time that the bucket holds, when that job ends, or as the last one ended */
+  double comm_needs, comm_ended;  /* what that job takes undisturbed, and when the last one ended */
   double busy[SLUICE_NUM_LANES];
   double now;
 } sim_device_t;
@@ -62,6 +64,8 @@ static sluice_status_t sim_begin(sluice_device_t* base, int32_t num_events, slui
     device->busy[lane] = 0;
   }
   device->now = 0;
+  device->tokens = device->model.burst; /* passes follow a pause */
+  device->comm_ended = 0;
   return SLUICE_OK;
 }
 
@@ -83,6 +87,31 @@ static int is_ready(const sim_device_t* device, const sluice_job_t* job) {
   return 1;
 }
 
+/* ---- the bucket of the link ---- */
+
+static double filled(const sim_device_t* device, double tokens) {
+  return tokens < device->model.burst ? tokens : device->model.burst;
+}
+
+/* What is left of a job's seconds: it earns while the line waits for its other work, then spends. */
+static double begin_on_line(sim_device_t* device, int32_t index, double seconds) {
+  if (device->model.line == NULL) return seconds;
+  double line = device->model.line(device->model.user, index);
+  double tokens = filled(device, device->tokens + (device->now - device->comm_ended) + (seconds - line));
+  double spent = tokens < line ? tokens : line;
+  device->tokens = tokens - spent;
+  device->comm_needs = seconds - spent;
+  return seconds - spent;
+}
+
+/* It earned while computation held it up. */
+static void end_on_line(sim_device_t* device, int32_t index) {
+  device->tokens = filled(device, device->tokens + (device->now - device->begin[index] - device->comm_needs));
+  device->comm_ended = device->now;
+}
+
+/* ---- time ---- */
+
 /* Starts what can start; returns the set of busy lanes. */
 static unsigned start_jobs(sim_device_t* device) {
   unsigned busy = 0;
@@ -93,6 +122,7 @@ static unsigned start_jobs(sim_device_t* device) {
       lane->first = device->next_of[lane->first];
       lane->left = device->model.cost(device->model.user, lane->running);
       device->begin[lane->running] = device->now;
+      if (l == SLUICE_LANE_COMM) lane->left = begin_on_line(device, lane->running, lane->left);
       if (l == SLUICE_LANE_COMM && device->model.beside != NULL) {
         device->beside = device->model.beside(device->model.user, lane->running);
       }
@@ -138,6 +168,7 @@ static void advance(sim_device_t* device, unsigned busy) {
     lane->left -= step * speed(device, l, busy);
     if (!ends) continue;
     device->end[lane->running] = device->now;
+    if (l == SLUICE_LANE_COMM) end_on_line(device, lane->running);
     lane->running = -1;
   }
 }

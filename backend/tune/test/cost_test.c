@@ -225,7 +225,7 @@ static void ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed(void** state) {
 /* Of one op that begins a walk. */
 static double seconds_of(const sluice_machine_t* m, const sluice_choice_t* c, const sluice_op_t* op) {
   sluice_pass_costs_t state;
-  const sluice_op_costs_t costs = sluice_pass_costs(&state, m, &base_work, c);
+  const sluice_op_costs_t costs = sluice_pass_costs(&state, m, &base_work, c, SLUICE_FORWARD);
   return costs.seconds(costs.user, op);
 }
 

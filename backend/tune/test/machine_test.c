@@ -26,6 +26,8 @@ static const char profile[] =
     " \"second_exchange_seconds\": 3e-4, \"second_exchange_late\": 1e-3, \"second_exchange_taken\": 2e-5,\n"
     " \"exchange_skew_gain\": 0.25,\n"
     " \"host_copy\": {\"bytes_per_second\": 2e10},\n"
+    " \"spill_forward\": {\"points\": [[1e6, 1], [4e6, 1.2]]}, \"spill_backward\": {\"points\": [[1e6, 1], [4e6, "
+    "1.3]]},\n"
     " \"gemm_call_seconds\": 3e-6, \"op_seconds\": 1e-6, \"pass_seconds\": 1e-4,\n"
     " \"activation_seconds\": 1e-12, \"activation_grad_seconds\": 2e-12,\n"
     " \"relu_seconds\": 3e-13, \"relu_grad_seconds\": 4e-13,\n"
@@ -104,6 +106,7 @@ static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
   assert_true(m.exchange_late.count == 2 && again.exchange_late.y[0] == 2e-3 && again.exchange_taken.y[1] == 2e-4);
   assert_true(again.second_exchange_seconds == 3e-4 && again.second_exchange_late == 1e-3 &&
               again.second_exchange_taken == 2e-5 && again.exchange_skew_gain == 0.25);
+  assert_true(again.spill[0].count == 2 && again.spill[0].y[1] == 1.2 && again.spill[1].y[1] == 1.3);
   assert_true(again.relu_seconds == 3e-13 && again.relu_grad_seconds == 4e-13);
   assert_true(is_near(again.pass_seconds, m.pass_seconds) && again.provenance == m.provenance);
 }
@@ -134,6 +137,8 @@ static const refusal_t refusals[] = {
     {M "\"share\": [{\"lane\": \"comm\", \"beside\": [\"compute\"], \"share\": 1.2}]}", "share.share is 1.2"},
     {M "\"exchange_late\": {\"points\": [[1024, -1]]}}", "point 0 of exchange_late.points is [1024, -1]"},
     {M "\"exchange_taken\": {}}", "exchange_taken must have either points or bytes_per_second"},
+    {M "\"spill_forward\": {\"points\": [[1e6, 0]]}}", "point 0 of spill_forward is a factor of 0; it is above 0"},
+    {M "\"spill_backward\": {\"bytes_per_second\": 1e9}}", "spill_backward has points [bytes, factor]"},
     {M "\"exchange_skew_gain\": 1.5}", "exchange_skew_gain is 1.5; it is in [0, 1]"},
     {M "\"second_exchange_late\": -1}", "second_exchange_late is -1; it is a time in seconds"},
     {M "\"share\": [{\"lane\": \"comm\", \"beside\": [\"comm\"], \"share\": 1}]}", "names other lanes"},

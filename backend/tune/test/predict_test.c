@@ -8,18 +8,12 @@
 
 #include <cmocka.h>
 
-#include "backend/schedule/taper.h"
 #include "backend/tune/closed_forms.h"
 #include "backend/tune/predict.h"
 
 typedef struct costs_s {
   sluice_chunk_times_t times;
 } costs_t;
-
-typedef struct tapered_s {
-  costs_t costs; /* first: op_cost reads them */
-  int32_t num_chunks;
-} tapered_t;
 
 /* All of a chunk's computation in its first product; packing and the rest cost nothing. */
 static double op_cost(void* user, const sluice_op_t* op) {
@@ -42,7 +36,7 @@ static double simulate(sluice_template_spec_t spec, sluice_chunk_times_t times, 
   sluice_template_t* t = NULL;
   sluice_prediction_t prediction;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
-  const sluice_op_costs_t given = {op_cost, NULL, &costs, NULL};
+  const sluice_op_costs_t given = {.seconds = op_cost, .user = &costs};
   assert_int_equal(sluice_predict(t, &given, sluice_process_allocator(), &prediction, NULL, NULL), SLUICE_OK);
   sluice_template_destroy(t, sluice_process_allocator());
   if (out != NULL) *out = prediction;
@@ -157,48 +151,13 @@ static void Interference_StretchesWhatRunsTogether(void** state) {
   sluice_template_t* t = NULL;
   sluice_prediction_t p;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
-  const sluice_op_costs_t given = {op_cost, NULL, &costs, (const double(*)[1 << SLUICE_NUM_LANES]) share};
+  const sluice_op_costs_t given = {
+      .seconds = op_cost, .user = &costs, .share = (const double(*)[1 << SLUICE_NUM_LANES]) share};
   assert_int_equal(sluice_predict(t, &given, sluice_process_allocator(), &p, NULL, NULL), SLUICE_OK);
   assert_true(p.total == 4 + 8 + 6 + 10); /* S1; S2 beside the first part of C1; the rest of C1; C2 */
   share[SLUICE_LANE_COMM][both] = 1.5;
   assert_int_equal(sluice_predict(t, &given, sluice_process_allocator(), &p, NULL, NULL), SLUICE_E_INVALID_ARGUMENT);
   sluice_template_destroy(t, sluice_process_allocator());
-}
-
-/* Costs by the rows of a tapered chunk: times of one with 1/n of them. */
-static double tapered_cost(void* user, const sluice_op_t* op) {
-  const tapered_t* t = user;
-  return op->chunk < 0 ? 0 : op_cost(user, op) * t->num_chunks * sluice_taper_share(op->chunk, t->num_chunks);
-}
-
-static void TaperedChunks_SlotsReused_EqualTheClosedForm(void** state) {
-  (void)state;
-  uint32_t seed = 9;
-  for (int32_t n = 1; n <= 16; ++n) {
-    for (int round = 0; round < 20; ++round) {
-      tapered_t costs = {{random_times(&seed, 0)}, n};
-      const sluice_template_spec_t spec = forward(n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);
-      sluice_template_t* t = NULL;
-      sluice_prediction_t p;
-      assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
-      const sluice_op_costs_t given = {tapered_cost, NULL, &costs, NULL};
-      assert_int_equal(sluice_predict(t, &given, sluice_process_allocator(), &p, NULL, NULL), SLUICE_OK);
-      sluice_template_destroy(t, sluice_process_allocator());
-      double form = sluice_tapered_pass(n, costs.costs.times);
-      assert_true(fabs(p.total - form) < 1e-9 * form);
-    }
-  }
-}
-
-/* Where computation bounds the pass, halves at both ends leave less uncovered than equal chunks. */
-static void TaperedChunks_ComputeBound_TakeLessThanEqualOnes(void** state) {
-  (void)state;
-  for (int32_t n = 3; n <= 16; ++n) {
-    const sluice_chunk_times_t t = {4, 10, 4, 0};
-    double saved = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t) - sluice_tapered_pass(n, t);
-    double expected = (4 + 4) * (1 - n / (2.0 * (n - 1)));
-    assert_true(fabs(saved - expected) < 1e-9);
-  }
 }
 
 static void Busy_IsTheSumOfCosts(void** state) {
@@ -218,8 +177,6 @@ int main(void) {
       cmocka_unit_test(EverythingKeptUnderAPlan_EqualsTheClosedForm),
       cmocka_unit_test(Paradigm2_NeverTakesLessThanSimulated),
       cmocka_unit_test(Interference_StretchesWhatRunsTogether),
-      cmocka_unit_test(TaperedChunks_SlotsReused_EqualTheClosedForm),
-      cmocka_unit_test(TaperedChunks_ComputeBound_TakeLessThanEqualOnes),
       cmocka_unit_test(Busy_IsTheSumOfCosts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

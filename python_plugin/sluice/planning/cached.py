@@ -14,7 +14,7 @@ from typing import Any
 from .. import decision_log, kept_decisions
 from .errors import BadInput
 
-FORM = "sluice cache 4"  # the first line of a file
+FORM = "sluice cache 5"  # the first line of a file
 MOST_WIDTH = 4096  # wider layers are measured so
 _KEY = re.compile(
     r"version (?P<version>[^;]+); device (?P<device>[^,]+), (?P<processor>.+), (?P<cores>\d+) cores, "

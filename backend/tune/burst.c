@@ -1,0 +1,45 @@
+#include "backend/tune/burst.h"
+
+#include "backend/tune/fit.h"
+
+#define ROUNDS 7
+#define SHORT  5e-4 /* seconds: an exchange that takes less says little */
+#define LEAST  0.1  /* of an exchange: what it takes less after a pause is noise below that */
+#define FIRST  ((int64_t)1 << 12)
+#define LAST   ((int64_t)8 << 20)
+
+typedef struct rounds_s {
+  double gain, least; /* what the first takes less: the median of the rounds, and their lower quartile */
+  double next;
+} rounds_t;
+
+static sluice_status_t run_rounds(const sluice_burst_source_t* source, int64_t bytes, int32_t count, rounds_t* out) {
+  double gains[ROUNDS], next[ROUNDS], first = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    SLUICE_TRY(source->sample(source->user, bytes, &first, &next[i]));
+    gains[i] = next[i] - first;
+  }
+  double found[] = {sluice_median(gains, count), sluice_quantile(gains, count, 0.25), sluice_median(next, count)};
+  SLUICE_TRY(source->longest(source->user, found, 3)); /* gains below 0 stay so: ranks then go on alike */
+  *out = (rounds_t){found[0], found[1], found[2]};
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_burst_measure(const sluice_burst_source_t* source, double seconds, double* out_burst) {
+  rounds_t r = {0};
+  *out_burst = 0;
+  for (int64_t bytes = FIRST; bytes <= LAST; bytes *= 2) {
+    SLUICE_TRY(run_rounds(source, bytes, 1, &r));
+    if (r.next < SHORT) continue;
+    if (ROUNDS * (SLUICE_BURST_PAUSE + 4 * r.next) > seconds) return SLUICE_OK;
+    SLUICE_TRY(run_rounds(source, bytes, ROUNDS, &r));
+    if (r.least < LEAST * r.next) return SLUICE_OK;
+    *out_burst = r.gain;
+    if (r.gain < r.next / 2) return SLUICE_OK; /* else it may last longer than an exchange of that size */
+  }
+  return SLUICE_OK;
+}
+
+double sluice_burst_undone(double seconds, int32_t repeats, double burst) {
+  return seconds + burst / (repeats > 0 ? repeats : 1);
+}

@@ -4,12 +4,16 @@
 
 A layer whose n is open (mode adaptive, no machine) trains so many steps in blocks, in turns with blocks of layers whose
 n and mode of weight gradients are configured: to what the tuned layer has settled on by then for each size (before, to
-one chunk), so that what a choice is worth counts for neither side (tuner.py judges that). Both run the same batches.
-What is judged of each clock:
+one chunk), so that what a choice is worth counts for neither side (tuner.py judges that). All run the same batches.
+There are two sets of configured layers, alike but for where their memory and threads lie, which alone makes a
+difference of the size that is judged: the tuned side is held against the mean of both, in several runs in processes of
+their own, whose means count. What is judged of each clock:
 
   cost      blocks in which something raced by their sums, all others by the median over pairs of blocks (with its 95 %
             interval), which a machine whose speed changes moves little: what tuning costs of all time
   sums      all time of the tuned side over that of the other, minus 1: the same with the machine's drift in it
+  twins     the second set of configured layers over the first, minus 1, by the median over pairs: what two sides that
+            do the same differ by
   account   the tuner's own: races beyond the best candidate and first passes after switches
 
 Pairs of blocks that lost more than --stolen of their time to other guests of the machine's host (stolen.py) count on
@@ -57,7 +61,10 @@ def judge(found: dict[str, Any]) -> dict[str, Any]:
     if not any(kept):  # then the numbers are of a busy machine, but numbers
         kept = [True] * len(kept)
     for clock in ("wall", "cpu"):
-        pairs_of = zip(found[clock]["tuned"], found[clock]["fixed"], found["raced"], strict=True)
+        sides = found[clock]
+        configured = [(one + other) / 2 for one, other in zip(sides["fixed"], sides["twin"], strict=True)]
+        twins = [other / one for one, other in zip(sides["fixed"], sides["twin"], strict=True)]
+        pairs_of = zip(sides["tuned"], configured, found["raced"], strict=True)
         both = [pair for pair, counts in zip(pairs_of, kept, strict=True) if counts]
         total = sum(fixed for _, fixed, _ in both)
         races = sum(tuned - fixed for tuned, fixed, races in both if races) / total
@@ -68,6 +75,7 @@ def judge(found: dict[str, Any]) -> dict[str, Any]:
             "sums": sum(tuned for tuned, _, _ in both) / total - 1,
             "races": races,
             "pairs": pairs["median"] - 1,
+            "twins": statistics.median(ratio for ratio, counts in zip(twins, kept, strict=True) if counts) - 1,
             **{
                 name: races + share * (pairs[of] - 1)
                 for name, of in (("cost", "median"), ("low", "low"), ("high", "high"))
@@ -80,18 +88,36 @@ def judge(found: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def mean_of_runs(judged: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of what was judged of each run; low and high are the least and the most that a run cost."""
+    result: dict[str, Any] = {}
+    for clock in ("wall", "cpu"):
+        costs = [each[clock]["cost"] for each in judged]
+        result[clock] = {name: statistics.mean(each[clock][name] for each in judged) for name in judged[0][clock]}
+        result[clock] |= {"low": min(costs), "high": max(costs)}
+    result["left_out"] = sum(each["left_out"] for each in judged)
+    result["account"] = statistics.mean(each["account"] for each in judged)
+    result["kept"] = max(result["wall"]["cost"], result["cpu"]["cost"], result["account"]) <= PROMISED
+    return result
+
+
 def show(name: str, found: dict[str, Any]) -> str:
-    """A line of the table."""
+    """A line of the table, of one run or of the mean of several."""
     j, stats = found["judged"], found["stats"]
+
+    def percent(clock: str, of: str) -> str:
+        return f"{100 * j[clock][of]:+.2f} %"
+
     clocks = "; ".join(
-        f"{clock} {100 * j[clock]['cost']:+.2f} % [{100 * j[clock]['low']:+.2f}, {100 * j[clock]['high']:+.2f}] "
-        f"(races {100 * j[clock]['races']:+.2f} %, sums {100 * j[clock]['sums']:+.2f} %)"
+        f"{clock} {percent(clock, 'cost')} [{100 * j[clock]['low']:+.2f}, {100 * j[clock]['high']:+.2f}] "
+        f"(races {percent(clock, 'races')}, sums {percent(clock, 'sums')}, twins {percent(clock, 'twins')})"
         for clock in ("wall", "cpu")
     )
+    pairs = len(found["raced"]) * len(found.get("runs", [1]))
     return (
         f"{name:<9} {found['steps']} steps: {clocks}; the tuner's account {100 * j['account']:.2f} % in "
         f"{stats['race_passes']} raced passes of {stats['timed_passes']}, {stats['num_switches']} switches; "
-        f"n by T {found['chosen']}; {j['left_out']} of {len(found['raced'])} pairs of blocks left out, stolen from"
+        f"n by T {found['chosen']}; {j['left_out']} of {pairs} pairs of blocks left out, stolen from"
     )
 
 
@@ -102,8 +128,8 @@ def verdict(found: dict[str, Any], steps: int) -> str:
     return f"MISSED by {', '.join(missed)}: {what}" if missed else f"kept by {', '.join(found)}: {what}"
 
 
-def run_workload(name: str, options: argparse.Namespace, progress: launch.Progress) -> dict[str, Any]:
-    """One workload, in a process group of its own."""
+def run_once(name: str, options: argparse.Namespace, progress: launch.Progress) -> dict[str, Any]:
+    """One run of a workload, in a process group of its own."""
     plan = {
         "sizes": WORKLOADS[name],
         "shape": {"M": options.M, "H": options.H, "E": options.E, "K": options.K},
@@ -123,11 +149,19 @@ def run_workload(name: str, options: argparse.Namespace, progress: launch.Progre
     return found | {"steps": options.steps, "judged": judge(found)}
 
 
+def run_workload(name: str, options: argparse.Namespace, progress: launch.Progress) -> dict[str, Any]:
+    """All runs of a workload; what is not a mean is of the last one."""
+    runs = []
+    for number in range(options.runs):
+        runs.append(run_once(name, options, progress))
+        progress.line(f"run {number + 1} of {options.runs}: {show(name, runs[-1])}")
+    return runs[-1] | {"judged": mean_of_runs([run["judged"] for run in runs]), "runs": runs}
+
+
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What a record must have been made with for its workloads to count in this run."""
-    return {
-        key: getattr(options, key) for key in ("steps", "block", "stolen", "link", "ranks", "gemm", "seed", *"MHEK")
-    }
+    names = ("steps", "block", "runs", "stolen", "link", "ranks", "gemm", "seed", *"MHEK")
+    return {"sides": 3} | {name: getattr(options, name) for name in names}
 
 
 def measured(options: argparse.Namespace, path: Path | None) -> dict[str, Any]:
@@ -143,6 +177,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--steps", type=int, default=10000, help="of each side")
+    parser.add_argument("--runs", type=int, default=4, help="of each workload")
     parser.add_argument("--block", type=int, default=50, help="steps of one side before the other's turn")
     parser.add_argument("--link", default="none")
     parser.add_argument("--ranks", type=int, default=2)
@@ -158,6 +193,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.steps < options.block or options.block < 1:
         parser.error("--steps must be at least --block, and --block at least 1")
+    if options.runs < 1:
+        parser.error("--runs must be at least 1")
     progress = launch.Progress()
     path = options.records / "overhead.json" if options.records else None
     known = measured(options, path)

@@ -1,7 +1,8 @@
-"""Rank-side of overhead.py: blocks of the tuned layer and of configured ones in turns."""
+"""Rank-side of overhead.py: blocks of the tuned layer and of two sets of configured ones in turns."""
 
 from __future__ import annotations
 
+import gc
 import random
 import tempfile
 import time
@@ -16,6 +17,7 @@ from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradien
 from integration_tests.benchmarks.stolen import Stolen
 
 MODES = ("deferred", "per_chunk")
+SIDES = ("tuned", "fixed", "twin")
 Choices = dict[int, tuple[int, str]]  # by T: n and mode of weight gradients
 
 
@@ -115,27 +117,29 @@ def slowest(seconds: list[float]) -> list[float]:
 def main() -> None:
     rank = Rank()
     plan, run = rank.plan, Run(rank)
-    tuned_context, fixed = run.context(), Fixed(run)
+    tuned_context, fixed = run.context(), {"fixed": Fixed(run), "twin": Fixed(run)}
     tuned = run.layer(tuned_context)
     choices: Choices = dict.fromkeys(run.batches, (1, "deferred"))
+    gc.disable()
     draw, stolen = random.Random(plan["seed"]), Stolen(1.0, 0.0)
-    clocks: dict[str, dict[str, list[float]]] = {c: {"tuned": [], "fixed": []} for c in ("wall", "cpu")}
+    clocks: dict[str, dict[str, list[float]]] = {c: {side: [] for side in SIDES} for c in ("wall", "cpu")}
     raced: list[bool] = []
     done, races = 0, 0
     while done < plan["steps"]:
         sizes = [draw.choice(plan["sizes"]) for _ in range(min(plan["block"], plan["steps"] - done))]
-        sides = ("tuned", "fixed") if done // plan["block"] % 2 == 0 else ("fixed", "tuned")
         choices = run.chosen(tuned_context, choices)  # alike on all ranks
-        fixed.follow(choices)
+        for each in fixed.values():
+            each.follow(choices)
         stolen.begin()
-        for side in sides:
+        for side in draw.sample(SIDES, len(SIDES)):
+            gc.collect()  # here, and not beside whichever side is on turn when the interpreter thinks of it
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             for T in sizes:
                 if side == "tuned":
                     run.step(tuned, T)
                 else:
-                    fixed.step(T)
+                    fixed[side].step(T)
             clocks["cpu"][side].append(time.process_time() - cpu)
             clocks["wall"][side].append(time.perf_counter() - wall)
         stolen.spoiled()  # never: it only notes

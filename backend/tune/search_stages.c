@@ -8,10 +8,26 @@
 #define SKETCH_BESIDE 1.3  /* of the first candidate's: its neighbour is tried although the sketch likes it less */
 #define FEW_COUNT     3
 #define FEW_WITHIN    1.25 /* of the best prediction */
+#define ALIKE         1.03 /* of the best time: the choice of a size nearby that took so much will do */
+
+/* Where sizes take turns in training, answers that differ change n at every turn, and a first pass after a change takes
+ * longer. So times that could be noise do not part a size from the ones beside it. */
+static int32_t as_nearby(const sluice_search_t* s, int32_t bucket, int32_t best) {
+  const sluice_spot_t* spot = &s->spots[bucket];
+  int32_t pick = best;
+  for (int32_t step = -1; step <= 1; step += 2) {
+    const sluice_spot_t* near = sluice_search_answer_within(s, bucket, step, NEAR);
+    if (near == NULL) continue;
+    if (near->pick == best) return best;
+    if (sluice_spot_time(spot, near->pick) <= ALIKE * sluice_spot_time(spot, best)) pick = near->pick;
+  }
+  return pick;
+}
 
 static void settle(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   int32_t best = sluice_spot_best(spot, spot->raced);
+  if (best >= 0) best = as_nearby(s, bucket, best);
   sluice_search_decide(s, bucket, best < 0 ? spot->pick : best, SLUICE_WHY_RACED);
 }
 

@@ -199,6 +199,30 @@ static double per_chunk_is_faster(void* user, int64_t rows, int32_t num_chunks, 
 }
 
 /* An n that is none of the sizes: candidates stand for it, and predictions and sketches are made for it. */
+/* Two sizes an half octave apart. The smaller one is answered first, with one chunk; for the larger one two chunks are
+ * faster by `gain`. What it chooses. */
+static int32_t chunks_of_the_larger(double gain) {
+  static sluice_search_t search;
+  static const int64_t sizes[] = {128, 192};
+  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
+  sluice_search_init(&search, &config);
+  for (int step = 0; step < 600; ++step) {
+    int64_t rows = sizes[step < 200 ? 0 : step % 2];
+    int32_t pick = sluice_search_next(&search, rows, NULL), n = sluice_pick_chunks(pick);
+    double ns = rows == sizes[0] ? 1000 * n : n == 1 ? 1000 : n == 2 ? 1000 / (1 + gain) : 1000 + 100 * n;
+    for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d)
+      sluice_search_observe(&search, d, pick, rows, (uint64_t)(ns * (double)rows), NULL);
+  }
+  assert_int_equal(sluice_pick_chunks(sluice_search_next(&search, sizes[0], NULL)), 1);
+  return sluice_pick_chunks(sluice_search_next(&search, sizes[1], NULL));
+}
+
+static void SizesNearby_TimesThatCouldBeNoise_ShareOneChoice(void** state) {
+  (void)state;
+  assert_int_equal(chunks_of_the_larger(0.02), 1);
+  assert_int_equal(chunks_of_the_larger(0.05), 2);
+}
+
 static void Chunks_FixedBetweenSizes_RaceTheirModes(void** state) {
   (void)state;
   static sluice_search_t search;
@@ -237,6 +261,7 @@ int main(void) {
       cmocka_unit_test(Forward_WithoutBackward_RacesEnd),
       cmocka_unit_test(Answers_Imported_AreTakenWithoutARace),
       cmocka_unit_test(Sizes_FixedOrLimited_AreKept),
+      cmocka_unit_test(SizesNearby_TimesThatCouldBeNoise_ShareOneChoice),
       cmocka_unit_test(Chunks_FixedBetweenSizes_RaceTheirModes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

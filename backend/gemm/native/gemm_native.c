@@ -21,9 +21,9 @@
 #include <stdlib.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/threads.h"
 #include "backend/gemm/gemm_form.h"
 #include "backend/gemm/native/native_kernels.h"
-#include "backend/gemm/native/native_pool.h"
 
 /* How blocks are chosen, found by measuring. B comes from memory and is read in long runs: where it lies along k, a
  * page of each row at a time; else some rows of many columns. With few rows it is packed once and used at once, panel
@@ -55,7 +55,7 @@ enum { GROUP = 16, PAGE = 4096 };
 typedef struct sluice_gemm_native_s {
   sluice_gemm_t base;
   const sluice_native_kernels_t* kernels;
-  sluice_native_pool_t pool;
+  sluice_threads_t pool;
 } sluice_gemm_native_t;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -405,7 +405,7 @@ static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list
     if (!sluice_gemm_form(&list->products[i], &form)) continue;
     call.work += panel_work(width, &form) * (double)pieces(form.n, width);
   }
-  int threads = sluice_native_pool_threads(&native->pool);
+  int threads = sluice_threads_available(&native->pool);
   if (call.work < THREAD_WORK * threads) threads = (int)(call.work / THREAD_WORK);
   if (threads < 1) threads = 1;
   const uint64_t bytes = (uint64_t)(call.room.a + call.room.b + call.room.sums) * sizeof(float) * (uint64_t)threads;
@@ -413,7 +413,7 @@ static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list
     call.rooms = sluice_alloc(gemm->allocator, bytes, "gemm native: packed blocks");
     if (call.rooms == NULL) return SLUICE_E_NO_MEMORY;
   }
-  sluice_native_pool_run(&native->pool, threads, share, &call);
+  sluice_threads_run(&native->pool, threads, share, &call);
   sluice_free(gemm->allocator, call.rooms, bytes);
   return SLUICE_OK;
 }
@@ -424,7 +424,7 @@ static const sluice_gemm_vtable_t native_vtable = {
     .run = native_run,
 };
 
-sluice_status_t sluice_gemm_native_create_with(const sluice_native_pool_t* pool, sluice_allocator_t* allocator,
+sluice_status_t sluice_gemm_native_create_with(const sluice_threads_t* pool, sluice_allocator_t* allocator,
                                                sluice_gemm_t** out_gemm, char* why, size_t why_bytes) {
   *out_gemm = NULL;
   sluice_native_set_t sets[SLUICE_NATIVE_SETS];
@@ -445,7 +445,7 @@ sluice_status_t sluice_gemm_native_create_with(const sluice_native_pool_t* pool,
 
 sluice_status_t sluice_gemm_native_open(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm, char* why,
                                         size_t why_bytes) {
-  const sluice_native_pool_t pool = sluice_native_pool_find();
+  const sluice_threads_t pool = sluice_threads_find();
   return sluice_gemm_native_create_with(&pool, allocator, out_gemm, why, why_bytes);
 }
 

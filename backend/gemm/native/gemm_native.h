@@ -7,15 +7,15 @@
 
 #include <stddef.h>
 
+#include "backend/base/threads.h"
 #include "backend/gemm/gemm.h"
-#include "backend/gemm/native/native_pool.h"
 
 /* As sluice_gemm_native_create, but NOT_FOUND is not recorded: its text goes to `why`, for a caller with alternatives.
  * Errors: NOT_FOUND, NO_MEMORY; INVALID_ARGUMENT, UNSUPPORTED: SLUICE_NATIVE. */
 sluice_status_t sluice_gemm_native_open(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm, char* why,
                                         size_t why_bytes);
 /* With these threads, for tests. */
-sluice_status_t sluice_gemm_native_create_with(const sluice_native_pool_t* pool, sluice_allocator_t* allocator,
+sluice_status_t sluice_gemm_native_create_with(const sluice_threads_t* pool, sluice_allocator_t* allocator,
                                                sluice_gemm_t** out_gemm, char* why, size_t why_bytes);
 
 #endif /* SLUICE_BACKEND_GEMM_NATIVE_GEMM_NATIVE_H_ */

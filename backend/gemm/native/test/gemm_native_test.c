@@ -495,7 +495,7 @@ static void fake_parallel(void (*fn)(void*), void* data, unsigned threads, unsig
   pool_given = pool_given == 0 || pool_given > (int)threads ? (int)threads : pool_given;
   for (pool_index = pool_given - 1; pool_index >= 0; --pool_index) fn(data);
 }
-static const sluice_native_pool_t fake_pool = {fake_parallel, fake_max, fake_given, fake_index, fake_inside};
+static const sluice_threads_t fake_pool = {fake_parallel, fake_max, fake_given, fake_index, fake_inside};
 
 enum { PRODUCTS = 5, MOST = 90 * 500 };
 
@@ -574,8 +574,8 @@ static void Native_RealOpenmp_FoundAndSameBits(void** state) {
   assert_int_equal(sluice_gemm_native_create(&allocator, &pooled), SLUICE_OK);
   for (int threads = 1; threads <= 5; threads += 2) {
     set_threads(threads);
-    sluice_native_pool_t pool = sluice_native_pool_find();
-    assert_int_equal(sluice_native_pool_threads(&pool), threads);
+    sluice_threads_t pool = sluice_threads_find();
+    assert_int_equal(sluice_threads_available(&pool), threads);
     run_uneven(pooled, SLUICE_DTYPE_BF16, x, threads == 1 ? one : many);
     if (threads > 1) assert_memory_equal(one, many, sizeof one);
   }

@@ -1,11 +1,11 @@
-#include "backend/gemm/native/native_pool.h"
+#include "backend/base/threads.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
 
-sluice_native_pool_t sluice_native_pool_find(void) {
-  static const sluice_native_pool_t none = {NULL, NULL, NULL, NULL, NULL};
-  sluice_native_pool_t pool = none;
+sluice_threads_t sluice_threads_find(void) {
+  static const sluice_threads_t none = {NULL, NULL, NULL, NULL, NULL};
+  sluice_threads_t pool = none;
   void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   void* handle = torch != NULL ? torch : RTLD_DEFAULT; /* a handle also searches what the library depends on */
   *(void**)&pool.parallel = dlsym(handle, "GOMP_parallel");
@@ -19,14 +19,18 @@ sluice_native_pool_t sluice_native_pool_find(void) {
   return complete ? pool : none;
 }
 
-int sluice_native_pool_threads(const sluice_native_pool_t* pool) {
-  if (pool->parallel == NULL || pool->in_parallel()) return 1;
+static _Thread_local int forgoes;
+
+void sluice_threads_forgo(void) { forgoes = 1; }
+
+int sluice_threads_available(const sluice_threads_t* pool) {
+  if (pool->parallel == NULL || forgoes || pool->in_parallel()) return 1;
   int threads = pool->max_threads();
   return threads > 1 ? threads : 1;
 }
 
 typedef struct region_s {
-  const sluice_native_pool_t* pool;
+  const sluice_threads_t* pool;
   void (*fn)(void* data, int index, int count);
   void* data;
 } region_t;
@@ -36,8 +40,8 @@ static void region(void* data) {
   r->fn(r->data, r->pool->thread_num(), r->pool->num_threads());
 }
 
-void sluice_native_pool_run(const sluice_native_pool_t* pool, int wanted, void (*fn)(void* data, int index, int count),
-                            void* data) {
+void sluice_threads_run(const sluice_threads_t* pool, int wanted, void (*fn)(void* data, int index, int count),
+                        void* data) {
   if (wanted <= 1 || pool->parallel == NULL) {
     fn(data, 0, 1);
     return;

@@ -1,0 +1,29 @@
+/* The caller's OpenMP threads, borrowed. Nothing links OpenMP: the runtime that the process already has is found by
+ * name, so that there is never a second one. */
+#ifndef SLUICE_BACKEND_BASE_THREADS_H_
+#define SLUICE_BACKEND_BASE_THREADS_H_
+
+/* All NULL: no OpenMP in this process, one thread. */
+typedef struct sluice_threads_s {
+  void (*parallel)(void (*fn)(void* data), void* data, unsigned num_threads, unsigned flags); /* GOMP_parallel */
+  int (*max_threads)(void);
+  int (*num_threads)(void);
+  int (*thread_num)(void);
+  int (*in_parallel)(void);
+} sluice_threads_t;
+
+/* torch's runtime where torch is loaded, else one that the process shows to all. */
+sluice_threads_t sluice_threads_find(void);
+
+/* Threads that a call may use now: omp_get_max_threads of the calling thread; 1 inside a parallel region, and in a
+ * thread that forgoes others. */
+int sluice_threads_available(const sluice_threads_t* pool);
+
+/* For the calling thread, from now on: a lane that runs beside the products, whose threads have the cores. */
+void sluice_threads_forgo(void);
+
+/* fn(data, index, count) on `count` <= wanted threads, index 0 .. count - 1; returns when all have. */
+void sluice_threads_run(const sluice_threads_t* pool, int wanted, void (*fn)(void* data, int index, int count),
+                        void* data);
+
+#endif /* SLUICE_BACKEND_BASE_THREADS_H_ */

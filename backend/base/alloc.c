@@ -77,6 +77,7 @@ void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* wh
   return data;
 }
 
+#undef sluice_alloc_status
 sluice_status_t sluice_alloc_status(void) {
   sluice_error_info_t info;
   sluice_error_capture(&info);

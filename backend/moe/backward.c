@@ -153,7 +153,7 @@ static sluice_status_t agree_to(sluice_pass_t* pass, sluice_moe_t* moe, sluice_s
   const sluice_proposal_t proposal = {
       .direction = SLUICE_BACKWARD,
       .num_chunks = status == SLUICE_OK ? pass->binding.num_chunks : 0,
-      .comm_hash = status == SLUICE_OK ? pass->schedule->comm_hash : 0,
+      .comm_hash = status == SLUICE_OK ? sluice_pass_comm_hash(pass) : 0,
       .num_tokens = status == SLUICE_OK ? pass->binding.num_tokens : 0,
       .local_status = status,
       .local_message = text,

@@ -10,7 +10,8 @@ void sluice_binding_fill_counts(sluice_binding_t* b) {
   for (int64_t i = 0; i < sent; ++i) b->send_counts[i] = ceiling;
   for (int64_t i = 0; i < received; ++i) b->recv_counts[i] = ceiling;
   b->num_sent = sluice_binding_room(b->moe, b->num_chunks, b->num_tokens);
-  for (int32_t i = 0; i <= b->num_chunks; ++i) b->first_sent[i] = b->num_sent / b->num_chunks * i;
+  for (int32_t i = 0; i < b->num_chunks; ++i) b->first_sent[i] = b->num_sent / b->num_chunks * i;
+  b->first_sent[b->num_chunks] = b->num_sent; /* as many of each chunk */
 }
 
 /* As order_routes, on places of `ceiling` rows: the first routes of a place take them, the others are dropped. */

@@ -284,7 +284,8 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
       .like = like,
       .num_chunks = planned ? 0 : num_chunks,
       /* A repetition's n is still to be found. */
-      .comm_hash = refusal == SLUICE_OK && !planned && !f->repeats ? f->pass.schedule->comm_hash : (uint64_t)is_kept(f),
+      .comm_hash =
+          refusal == SLUICE_OK && !planned && !f->repeats ? sluice_pass_comm_hash(&f->pass) : (uint64_t)is_kept(f),
       .num_tokens = refusal == SLUICE_OK ? f->args->expert_ids->shape[0] : 0,
       .base_bytes = planned ? sluice_planned_base_bytes(moe) : 0,
       .held_bytes = atomic_load(&context->step_bytes),

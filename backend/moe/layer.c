@@ -3,16 +3,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/base/hash.h"
 #include "backend/moe/agree.h"
 #include "backend/moe/ceiling.h"
 #include "backend/moe/pass.h"
 #include "backend/moe/plan.h"
-
-static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
-  const unsigned char* p = data;
-  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
-  return hash;
-}
 
 static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   const sluice_moe_config_t* c = &moe->config;
@@ -21,14 +16,14 @@ static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
                              c->callback_experts, world_size,      c->restore_input};
   const int64_t exchange[] = {c->exchange_mode, c->ceiling_rows};
   const float swiglu[] = {c->swiglu_alpha, c->swiglu_limit, c->swiglu_offset};
-  uint64_t hash = fnv1a(0xcbf29ce484222325u, numbers, sizeof numbers);
-  hash = fnv1a(hash, swiglu, sizeof swiglu);
-  if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = fnv1a(hash, exchange, sizeof exchange);
-  if (c->deduplicate) hash = fnv1a(hash, &c->deduplicate, sizeof c->deduplicate);
-  if (c->chunk_cut != SLUICE_CHUNK_CUT_ADAPTIVE) hash = fnv1a(hash, &c->chunk_cut, sizeof c->chunk_cut);
-  if (moe->policies.count > 0) hash = fnv1a(hash, moe->policies.di, (size_t)moe->policies.count);
-  hash = fnv1a(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
-  return fnv1a(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
+  uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, numbers, sizeof numbers);
+  hash = sluice_hash_bytes(hash, swiglu, sizeof swiglu);
+  if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = sluice_hash_bytes(hash, exchange, sizeof exchange);
+  if (c->deduplicate) hash = sluice_hash_bytes(hash, &c->deduplicate, sizeof c->deduplicate);
+  if (c->chunk_cut != SLUICE_CHUNK_CUT_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunk_cut, sizeof c->chunk_cut);
+  if (moe->policies.count > 0) hash = sluice_hash_bytes(hash, moe->policies.di, (size_t)moe->policies.count);
+  hash = sluice_hash_bytes(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
+  return sluice_hash_bytes(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
 }
 
 static int32_t rank_of_expert(const sluice_moe_t* moe, const int32_t* expert_rank, int32_t world_size, int32_t e) {

@@ -28,7 +28,7 @@ static sluice_status_t agree(sluice_pass_t* pass, int32_t direction, sluice_stat
   const sluice_proposal_t proposal = {
       .direction = direction,
       .num_chunks = 1,
-      .comm_hash = status == SLUICE_OK ? pass->schedule->comm_hash : 0,
+      .comm_hash = status == SLUICE_OK ? sluice_pass_comm_hash(pass) : 0,
       .num_tokens = status == SLUICE_OK ? pass->binding.num_tokens : 0,
       .local_status = status,
       .local_message = text,
@@ -77,7 +77,7 @@ sluice_status_t sluice_part_dispatch(sluice_moe_t* moe, const sluice_tensor_t* t
   if (status == SLUICE_OK) status = sluice_binding_route(moe, expert_ids, 1, NULL, &pass.binding);
   pass.in_rows = tokens;
   status = agree(&pass, SLUICE_FORWARD, status, &pass.binding);
-  if (status == SLUICE_OK) {
+  if (status == SLUICE_OK && dispatch != NULL) {
     status = receive(&pass, dispatch);
     if (status != SLUICE_OK) status = sluice_fail_pass(moe->context, status, pass.is_complete);
   }

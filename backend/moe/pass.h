@@ -108,6 +108,11 @@ static inline int sluice_pass_is_watched(const sluice_moe_t* moe) {
 /* Runs the schedule on the device; adds to the context's statistics and trace. */
 sluice_status_t sluice_pass_run(sluice_pass_t* pass);
 
+/* What ranks compare of a schedule; 0 where there is none. */
+static inline uint64_t sluice_pass_comm_hash(const sluice_pass_t* pass) {
+  return pass->schedule != NULL ? pass->schedule->comm_hash : 0;
+}
+
 /* The stream of an op's lane, from within the op. */
 static inline sluice_stream_t sluice_pass_stream(const sluice_pass_t* pass, const sluice_op_t* op) {
   return pass->streams[op->lane];

@@ -109,7 +109,7 @@ sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement
     }
     return SLUICE_OK;
   }
-  if (moe->plan_is_given) {
+  if (moe->plan_is_given && moe->plan != NULL) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                        "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
                        moe->config.layer_id, (long long)agreement->max_tokens, (long long)moe->plan->inputs.max_tokens);

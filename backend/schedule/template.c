@@ -10,18 +10,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "backend/base/hash.h"
 #include "backend/schedule/releases.h"
 #include "backend/schedule/template_parts.h"
 #include "backend/schedule/tighten.h"
 #include "sluice/moe.h"
 
 #define OPS_PER_CHUNK 12 /* of a backward that restores both tensors */
-
-static uint64_t fnv1a(uint64_t hash, const void* data, size_t bytes) {
-  const unsigned char* p = data;
-  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
-  return hash;
-}
 
 static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
   for (int32_t i = 0; i < SLUICE_MAX_CHUNKS; ++i) {
@@ -80,10 +75,10 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
 static uint64_t hash_of_comm(const sluice_template_t* t) {
   const int32_t call[] = {t->spec.direction,  t->spec.num_chunks,  t->spec.only,    t->spec.keep,
                           t->spec.input_half, t->spec.weight_half, t->spec.cut_rows};
-  uint64_t hash = fnv1a(0xcbf29ce484222325u, call, sizeof call);
+  uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, call, sizeof call);
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const int32_t what[] = {t->ops[i].kind, t->ops[i].chunk};
-    if (sluice_op_is_exchange(t->ops[i].kind)) hash = fnv1a(hash, what, sizeof what);
+    if (sluice_op_is_exchange(t->ops[i].kind)) hash = sluice_hash_bytes(hash, what, sizeof what);
   }
   return hash;
 }
@@ -166,9 +161,9 @@ static void find_runs(sluice_template_t* t) {
 
 void sluice_template_seal(sluice_template_t* schedule) {
   find_runs(schedule);
-  uint64_t hash = fnv1a(0xcbf29ce484222325u, &schedule->spec, sizeof schedule->spec);
-  hash = fnv1a(hash, schedule->ops, (size_t)schedule->num_ops * sizeof(sluice_op_t));
-  schedule->hash = fnv1a(hash, schedule->deps, (size_t)schedule->num_deps * sizeof(int32_t));
+  uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &schedule->spec, sizeof schedule->spec);
+  hash = sluice_hash_bytes(hash, schedule->ops, (size_t)schedule->num_ops * sizeof(sluice_op_t));
+  schedule->hash = sluice_hash_bytes(hash, schedule->deps, (size_t)schedule->num_deps * sizeof(int32_t));
   schedule->comm_hash = hash_of_comm(schedule);
 }
 

@@ -185,6 +185,7 @@ static void fill_exchange(const calibration_t* c, sluice_link_t* link) {
   sluice_curve_t* curve = &link->bytes;
   double seconds[SLUICE_CURVE_POINTS];
   curve_of(c, SLUICE_PROBE_EXCHANGE, curve);
+  memcpy(seconds, curve->y, sizeof seconds);
   link->burst_seconds = c->burst;
   if (curve->count == 0) return;
   link->startup_seconds = curve->y[0];

@@ -144,7 +144,7 @@ static sluice_status_t read_link(const char* field, const sluice_json_t* node, v
 /* A rate with the rows at which half of it is reached, as a curve of seconds per flop. */
 static void rate_curve(double flops_per_second, double half_rows, sluice_curve_t* out) {
   out->count = 0;
-  for (double rows = 1; rows <= 65536; rows *= 4) {
+  for (int32_t rows = 1; rows <= 65536; rows *= 4) {
     out->x[out->count] = rows;
     out->y[out->count++] = (1 + half_rows / rows) / flops_per_second;
   }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/moe/cut_rows.h"
 #include "backend/moe/layer.h"
@@ -324,13 +325,13 @@ static int is_asked_for_decisions(void) {
 
 static uint64_t hash_of_imports(const sluice_tuner_t* tuner, uint64_t hash) {
   return tuner->num_imports > 0
-             ? sluice_tuner_hash(hash, tuner->imports, (size_t)tuner->num_imports * sizeof *tuner->imports)
+             ? sluice_hash_bytes(hash, tuner->imports, (size_t)tuner->num_imports * sizeof *tuner->imports)
              : hash;
 }
 
 static uint64_t state_of(const sluice_tuner_t* tuner) {
-  uint64_t hash = hash_of_imports(tuner, sluice_tuner_hash(SLUICE_TUNER_HASH, &tuner->mode, sizeof tuner->mode));
-  return tuner->has_machine ? sluice_tuner_hash(hash, &tuner->machine, sizeof tuner->machine) : hash;
+  uint64_t hash = hash_of_imports(tuner, sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &tuner->mode, sizeof tuner->mode));
+  return tuner->has_machine ? sluice_hash_bytes(hash, &tuner->machine, sizeof tuner->machine) : hash;
 }
 
 static void describe(const sluice_tuner_t* tuner, char* text, size_t room) {
@@ -338,11 +339,11 @@ static void describe(const sluice_tuner_t* tuner, char* text, size_t room) {
   char machine[64] = "no machine", imports[48] = "no imported decisions";
   if (tuner->has_machine) {
     snprintf(machine, sizeof machine, "machine %.32s (%08x)", tuner->machine.name,
-             (unsigned)sluice_tuner_hash(SLUICE_TUNER_HASH, &tuner->machine, sizeof tuner->machine));
+             (unsigned)sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &tuner->machine, sizeof tuner->machine));
   }
   if (tuner->num_imports > 0) {
     snprintf(imports, sizeof imports, "%d imported decisions (%08x)", tuner->num_imports,
-             (unsigned)hash_of_imports(tuner, SLUICE_TUNER_HASH));
+             (unsigned)hash_of_imports(tuner, SLUICE_HASH_OF_NOTHING));
   }
   snprintf(text, room, "mode %s, %s, %s", modes[tuner->mode], machine, imports);
 }

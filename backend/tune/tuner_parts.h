@@ -9,14 +9,6 @@
 #include "backend/moe/plan.h"
 #include "backend/tune/tuner.h"
 
-#define SLUICE_TUNER_HASH 0xcbf29ce484222325u /* of nothing; FNV-1a */
-
-static inline uint64_t sluice_tuner_hash(uint64_t hash, const void* data, size_t bytes) {
-  const unsigned char* p = data;
-  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
-  return hash;
-}
-
 static inline sluice_tuner_t* sluice_tuner_of_chooser(sluice_chooser_t* chooser) { return (sluice_tuner_t*)chooser; }
 
 /* ---- tuner.c ---- */

@@ -1,6 +1,7 @@
 /* A tuner's plans under a budget: what they are priced by, which of a layer's set runs, and their race. */
 #include <string.h>
 
+#include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/moe/layer.h"
 #include "backend/tune/tuner_parts.h"
@@ -99,7 +100,7 @@ static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe
   sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
   int32_t count = moe->plans->count;
   for (int32_t i = 0; i < count; ++i) plans[i] = racing_of(&moe->plans->plans[i]);
-  uint64_t key = sluice_tuner_hash(SLUICE_TUNER_HASH, plans, (size_t)count * sizeof *plans) | 1;
+  uint64_t key = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, plans, (size_t)count * sizeof *plans) | 1;
   for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
     if (table->races[i].key == key) return &table->races[i].race;
   }

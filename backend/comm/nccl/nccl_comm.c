@@ -50,7 +50,7 @@ sluice_status_t sluice_nccl_fail(nccl_comm_t* comm, int code, const char* what) 
   char detail[256] = "";
   pthread_mutex_lock(&comm->mutex);
   const char* last = comm->comm != NULL ? comm->nccl.ncclGetLastError(comm->comm) : NULL;
-  if (last != NULL) strncat(detail, last, sizeof detail - 1);
+  if (last != NULL) snprintf(detail, sizeof detail, "%s", last);
   pthread_mutex_unlock(&comm->mutex);
   int32_t culprit = status == SLUICE_E_PEER_LOST ? find_culprit(comm) : -1;
   char gone[48] = "";

@@ -64,6 +64,7 @@ static sluice_status_t run_staged(nccl_comm_t* comm, sluice_comm_request_t* r, c
   for (int32_t p = 0; p < world_size; ++p) {
     if (r->host_recv[p] != NULL) recv[p] = r->staging.on_device + r->recv_at[p];
     if (send[p] == NULL || e->send_bytes[p] == 0 || where(comm, send[p]) == DEVICE) continue;
+    if (r->staging.pinned == NULL) continue; /* nothing is staged */
     memcpy(r->staging.pinned + at, send[p], e->send_bytes[p]);
     send[p] = r->staging.on_device + at;
     at += sluice_align_up(e->send_bytes[p]);

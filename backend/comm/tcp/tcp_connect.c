@@ -228,7 +228,10 @@ static sluice_status_t agree(connecting_t* c, sluice_status_t mine, const char* 
   sluice_error_capture(&why);
   SLUICE_TRY(
       sluice_comm_all_reduce_i64(c->parent, &failed, 1, SLUICE_REDUCE_MAX, "connections of the tcp communicator"));
-  if (mine != SLUICE_OK) return sluice_error_adopt(&why);
+  if (mine != SLUICE_OK) {
+    (void)sluice_error_adopt(&why);
+    return mine;
+  }
   if (failed == 0) return SLUICE_OK;
   return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, c->parent->rank, (int32_t)failed - 1,
                           "tcp communicator: rank %d %s; its own error says why", (int32_t)failed - 1, what);

@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
   if (b.rows < 1 || b.width < 1) return fprintf(stderr, "usage: kernels_bench [ROWS WIDTH]\n"), 2;
   b.a = malloc(bytes), b.b = malloc(bytes), b.c = malloc(bytes), b.d = malloc(bytes);
   b.weight = malloc((size_t)b.rows * 4), b.sums = malloc((size_t)b.rows * 4), b.index = malloc((size_t)b.rows * 4);
-  if (!b.a || !b.b || !b.c || !b.d || !b.weight || !b.sums || !b.index) return fprintf(stderr, "no memory\n"), 1;
+  if (!b.a || !b.b || !b.c || !b.d || !b.weight || !b.sums || !b.index) fprintf(stderr, "no memory\n"), exit(1);
   for (int64_t i = 0; i < b.rows; ++i) b.weight[i] = 0.5f, b.index[i] = (int32_t)((i * 7919) % b.rows);
   printf("%s, %lld rows of %lld\n", sluice_cpu_kernels_name(), (long long)b.rows, (long long)b.width);
   for (int d = 0; d < 3; ++d) {

@@ -79,6 +79,7 @@ int main(int argc, char** argv) {
   double* walk = malloc(sizeof *walk * (size_t)(passes > 0 ? passes : 1));
   sluice_device_t* device = NULL;
   if (walk == NULL || passes == 0 || sluice_cpu_device_create(sluice_process_allocator(), &device) != SLUICE_OK) {
+    free(walk);
     return 1;
   }
   add_jobs(chunks);
@@ -87,7 +88,7 @@ int main(int argc, char** argv) {
   for (int32_t i = 0; i < passes; ++i) {
     bench.jobs_cpu_ns = 0;
     uint64_t begin_ns = sluice_thread_cpu_ns();
-    if (run_pass(device) != SLUICE_OK) return 1;
+    if (run_pass(device) != SLUICE_OK) exit(1);
     const sluice_lane_waits_t* waits = &device->waits;
     uint64_t took = sluice_thread_cpu_ns() - begin_ns;
     uint64_t of_caller = bench.job_ns == 0 ? 0 : 3 * (uint64_t)chunks;

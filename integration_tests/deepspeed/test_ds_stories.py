@@ -155,7 +155,7 @@ def test_RankEndsInsideACalledExpert_OthersNameItAndGoOn(how: str, where: str) -
 @pytest.mark.alone
 def test_CtrlC_WhileAnotherRankIsAwaited_EndsTheLoopWithinASecond() -> None:
     took = []
-    while not took or (min(took) > 1.5 and len(took) < 3):  # the best of three: the machine may be busy
+    while not took or (min(took) > 1 and len(took) < 3):  # the best of three: the machine may be busy
         ranks = Ranks(2)
         try:
             found, _ = ranks.run("cases_stories:interrupted_in_training")
@@ -164,7 +164,7 @@ def test_CtrlC_WhileAnotherRankIsAwaited_EndsTheLoopWithinASecond() -> None:
         assert found["seen"] == "KeyboardInterrupt"
         assert found["s"] < SOON and found["unswap_s"] < SOON, found
         took.append(found["s"])
-    assert min(took) < 1.5, took
+    assert min(took) < 1, took
 
 
 def test_NoTokensAndNoAuxLoss_EveryParameterHasItsGradient(ranks2: Ranks) -> None:

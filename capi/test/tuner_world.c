@@ -148,7 +148,7 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
   tuner_world_t* w = r->world;
   sluice_comm_config_t comm_config;
   sluice_comm_config_init(&comm_config, sizeof comm_config);
-  comm_config.rank = r->rank, comm_config.world_size = w->world_size, comm_config.timeout_ns = 20000000000u;
+  comm_config.rank = r->rank, comm_config.world_size = w->world_size, comm_config.timeout_ns = 300000000000u;
   TRY(sluice_comm_create_local(w->group, &comm_config, out_comm));
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define DEFAULT_TIMEOUT_NS UINT64_C(20000000000)
+#define DEFAULT_TIMEOUT_NS UINT64_C(300000000000)
 
 void world_note(rank_t* r, sluice_status_t status) {
   if (status == SLUICE_OK || r->out->status[r->rank] != SLUICE_OK) return;

@@ -71,6 +71,9 @@ int sluice_fake_cuda_idle(void* stream);
 
 /* The wait with this number, counted from now, is not done: a planted hazard. < 0: none. */
 void sluice_fake_cuda_drop_wait(int64_t nth);
+/* 0 under ThreadSanitizer: what a wait that is left out no longer orders may be a race between threads of this process
+ * too, where ranks are threads. */
+int sluice_fake_cuda_may_drop_waits(void);
 int64_t sluice_fake_cuda_waits(void); /* since the last drop_wait */
 /* The same by rank, whose threads say who they are: numbers then do not depend on how ranks run beside each other. */
 void sluice_fake_cuda_this_is(int32_t rank); /* the calling thread; 0 otherwise */

@@ -224,6 +224,14 @@ int sluice_fake_cuda_idle(void* handle) {
 
 void sluice_fake_cuda_drop_wait(int64_t nth) { sluice_fake_cuda_drop_wait_of(-1, nth); }
 
+int sluice_fake_cuda_may_drop_waits(void) {
+#if defined(__SANITIZE_THREAD__)
+  return 0;
+#else
+  return 1;
+#endif
+}
+
 int64_t sluice_fake_cuda_waits(void) { return sluice_fake_locked_count(&sluice_fake_world.waits); }
 
 void sluice_fake_cuda_this_is(int32_t rank) { this_rank = rank; }

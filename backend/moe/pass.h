@@ -65,7 +65,7 @@ typedef struct sluice_pass_s {
   float* route_send;          /* [largest chunk] route weights on their way out */
   float* gate_recv;           /* [largest chunk; cut_rows: all] the gate's scalars as they return */
   float* scalar_recv;         /* [largest chunk] route weights as they arrive; gate scalars on their way out */
-  sluice_product_t* products; /* [E_local] compute lane */
+  sluice_product_t* products; /* [sluice_pass_products] compute lane */
   sluice_op_times_t* times;   /* [num_ops] */
   int32_t captured;           /* the host's stream is being captured into a graph */
   int32_t has_begun;          /* ops are being submitted: rows may have left this rank */
@@ -88,6 +88,8 @@ void sluice_pass_drop_timers(sluice_moe_t* moe);
 
 /* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
 uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor);
+/* Products that one list may have. */
+int64_t sluice_pass_products(const sluice_moe_t* moe);
 /* What a pass takes from the arena behind its slots. scalar_bytes: of one f32 for each row of the largest chunk. */
 uint64_t sluice_pass_scratch_bytes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops);
 /* Of it, what lies with the rows of a far device. */

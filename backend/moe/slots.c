@@ -144,6 +144,8 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
   return SLUICE_OK;
 }
 
+int64_t sluice_pass_products(const sluice_moe_t* moe) { return 2 * (int64_t)moe->num_local; }
+
 typedef struct scratch_sizes_s {
   uint64_t per_rank, scalars, runs, products, times;
 } scratch_sizes_t;
@@ -151,7 +153,7 @@ typedef struct scratch_sizes_s {
 static scratch_sizes_t scratch_sizes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops) {
   uint64_t w = (uint64_t)moe->context->world_size;
   return (scratch_sizes_t){w * 8, scalar_bytes, w * sizeof(sluice_row_run_t),
-                           2 * (uint64_t)moe->num_local * sizeof(sluice_product_t),
+                           (uint64_t)sluice_pass_products(moe) * sizeof(sluice_product_t),
                            (uint64_t)num_ops * sizeof(sluice_op_times_t)};
 }
 

@@ -154,14 +154,36 @@ static target_t target_of(const sluice_pass_t* pass, int32_t e, char* sums, int 
   return target;
 }
 
-static sluice_product_t product_into(const target_t* target, int member, sluice_matrix_t dy, sluice_matrix_t x,
-                                     int64_t rows) {
-  return (sluice_product_t){target->rows[member],  target->columns[member], rows, sluice_transpose(dy), x,
-                            target->matrix[member]};
+/* Products that wait to run as one list: threads that share many do not wait for each other after each. No two have one
+ * result. */
+typedef struct batch_s {
+  sluice_pass_t* pass;
+  const sluice_op_t* op;
+  int64_t count;
+  int32_t dtype, accumulate; /* of their results */
+} batch_t;
+
+static sluice_status_t run_batch(batch_t* batch) {
+  const int64_t count = batch->count;
+  batch->count = 0;
+  return sluice_products_run(batch->pass, batch->op, count, batch->dtype, batch->accumulate ? 1 : 0);
 }
 
-static sluice_status_t add_products(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e,
-                                    const target_t* to) {
+static sluice_status_t add_product(batch_t* batch, const target_t* to, int member, sluice_matrix_t dy,
+                                   sluice_matrix_t x, int64_t rows) {
+  if (!to->is_wanted[member]) return SLUICE_OK;
+  const int fits = batch->count < sluice_pass_products(batch->pass->moe) && batch->dtype == to->dtype[member] &&
+                   batch->accumulate == to->accumulate[member];
+  if (!fits) SLUICE_TRY(run_batch(batch));
+  batch->dtype = to->dtype[member];
+  batch->accumulate = to->accumulate[member];
+  batch->pass->products[batch->count++] =
+      (sluice_product_t){to->rows[member], to->columns[member], rows, sluice_transpose(dy), x, to->matrix[member]};
+  return SLUICE_OK;
+}
+
+static sluice_status_t add_products(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
+  const sluice_pass_t* pass = batch->pass;
   const sluice_moe_config_t* c = &pass->moe->config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
   int64_t rows = rows_of(pass, chunk, e), width = pass->moe->gate_factor * c->hidden_width;
@@ -169,19 +191,14 @@ static sluice_status_t add_products(sluice_pass_t* pass, const sluice_op_t* op, 
   sluice_matrix_t x = sluice_rows_matrix(rows_at(pass, SLUICE_T_DI, chunk, e), c->model_width, 0, element);
   sluice_matrix_t act = sluice_rows_matrix(rows_at(pass, SLUICE_T_DACT, chunk, e), c->hidden_width, 0, element);
   void* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
-  const int one = to->is_wanted[W1] ? W1 : W2; /* both have one dtype */
-  int64_t count = 0;
-  if (to->is_wanted[W2]) pass->products[count++] = product_into(to, W2, dy, act, rows);
-  if (to->is_wanted[W1]) {
-    pass->products[count++] = product_into(to, W1, sluice_rows_matrix(dm, width, 0, element), x, rows);
-  }
-  SLUICE_TRY(sluice_products_run(pass, op, count, to->dtype[one], to->accumulate[one] ? 1 : 0));
-  if (!to->is_wanted[W3]) return SLUICE_OK;
-  pass->products[0] = product_into(to, W3, sluice_rows_matrix(dm, width, c->hidden_width, element), x, rows);
-  return sluice_products_run(pass, op, 1, to->dtype[W3], to->accumulate[W3] ? 1 : 0);
+  sluice_matrix_t dm1 = sluice_rows_matrix(dm, width, 0, element);
+  sluice_matrix_t dm3 = sluice_rows_matrix(dm, width, c->hidden_width, element);
+  SLUICE_TRY(add_product(batch, to, W2, dy, act, rows));
+  SLUICE_TRY(add_product(batch, to, W1, dm1, x, rows));
+  return add_product(batch, to, W3, dm3, x, rows);
 }
 
-static void add_biases(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e, const target_t* to) {
+static void add_biases(const sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e, const target_t* to) {
   const sluice_moe_config_t* c = &pass->moe->config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
@@ -201,10 +218,9 @@ static void add_biases(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk
                        to->dtype[B3], to->bias[B3]);
 }
 
-static sluice_status_t add_rows(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e,
-                                const target_t* to) {
-  SLUICE_TRY(add_products(pass, op, chunk, e, to));
-  if (pass->moe->config.bias) add_biases(pass, op, chunk, e, to);
+static sluice_status_t add_rows(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
+  SLUICE_TRY(add_products(batch, chunk, e, to));
+  if (batch->pass->moe->config.bias) add_biases(batch->pass, batch->op, chunk, e, to);
   return SLUICE_OK;
 }
 
@@ -227,21 +243,23 @@ static void round_sums(const sluice_pass_t* pass, const sluice_op_t* op, int32_t
 }
 
 /* Adds a chunk's part. sums: the block of an expert that several chunks touch. */
-static sluice_status_t add_chunk(sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e, span_t span,
-                                 char* sums) {
+static sluice_status_t add_chunk(batch_t* batch, int32_t chunk, int32_t e, span_t span, char* sums) {
+  sluice_pass_t* pass = batch->pass;
   int add_to_host = pass->grad_mode == SLUICE_GRAD_ACCUMULATE;
   if (span.count == 0 && (chunk > 0 || add_to_host)) return SLUICE_OK;
   if (span.count > 0 && rows_of(pass, chunk, e) == 0) return SLUICE_OK;
   int later = chunk > span.first;
   const target_t to = target_of(pass, e, sums, add_to_host || later, later);
-  SLUICE_TRY(add_rows(pass, op, chunk, e, &to));
-  if (sums != NULL && chunk == span.last) round_sums(pass, op, e, sums);
+  SLUICE_TRY(add_rows(batch, chunk, e, &to));
+  if (sums == NULL || chunk != span.last) return SLUICE_OK;
+  SLUICE_TRY(run_batch(batch));
+  round_sums(pass, batch->op, e, sums);
   return SLUICE_OK;
 }
 
-static sluice_status_t add_at_once(sluice_pass_t* pass, const sluice_op_t* op, int32_t e) {
-  const target_t to = target_of(pass, e, NULL, pass->grad_mode == SLUICE_GRAD_ACCUMULATE, 0);
-  return add_rows(pass, op, -1, e, &to);
+static sluice_status_t add_at_once(batch_t* batch, int32_t e) {
+  const target_t to = target_of(batch->pass, e, NULL, batch->pass->grad_mode == SLUICE_GRAD_ACCUMULATE, 0);
+  return add_rows(batch, -1, e, &to);
 }
 
 sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -250,15 +268,19 @@ sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_slots_t* slot = &pass->slots[SLUICE_T_DW];
   uint64_t block = place_of(&pass->moe->config, NUM_MEMBERS);
   char* sums = slot->bytes > 0 ? slot->data : NULL;
+  batch_t batch = {.pass = pass, .op = op};
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     const span_t span = span_of(pass, e);
     char* own = span.count > 1 ? sums : NULL;
-    if (joined) SLUICE_TRY(add_at_once(pass, op, e));
+    if (joined) SLUICE_TRY(add_at_once(&batch, e));
     for (int32_t i = op->chunk < 0 ? 0 : op->chunk; i <= (op->chunk < 0 ? n - 1 : op->chunk) && !joined; ++i) {
-      SLUICE_TRY(add_chunk(pass, op, i, e, span, own));
+      SLUICE_TRY(add_chunk(&batch, i, e, span, own));
+      if (op->chunk < 0) SLUICE_TRY(run_batch(&batch)); /* the next chunk has the same results */
     }
     if (own != NULL && op->chunk >= 0) sums += block;
-    if (last && pass->expert_ready != NULL) pass->expert_ready(pass->expert_ready_user, e);
+    if (!last || pass->expert_ready == NULL) continue;
+    SLUICE_TRY(run_batch(&batch));
+    pass->expert_ready(pass->expert_ready_user, e);
   }
-  return SLUICE_OK;
+  return run_batch(&batch);
 }

@@ -15,6 +15,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
+#include "backend/base/threads.h"
 #include "backend/gemm/auto/auto_parts.h"
 #include "backend/gemm/blas/gemm_blas.h"
 #include "backend/gemm/gemm.h"
@@ -27,10 +28,10 @@ enum { NATIVE, BLAS, ONEDNN, HOST, REF, NUM_KINDS };
 enum { NUM_DTYPES = 3, NUM_LAYOUTS = 4, NUM_ROWS = 9, NUM_NK = 3 };
 enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_ROWS * NUM_NK * 2 };
 
-/* Measuring one class: at most this much arithmetic per run (about 8 ms at 130 GFLOP/s), this many bytes of result and
- * about this much time after a first round, which may also start threads and make code. A quarter of the arithmetic
- * was not enough: a library that packs the rows of a product first does so for all columns of the whole product, but
- * for few of a part, and lost races that it wins in a pass. */
+/* Measuring one class: at most this much arithmetic per run and thread (about 8 ms at 130 GFLOP/s), this many bytes of
+ * results and about this much time after a first round, which may also start threads and make code. A quarter of the
+ * arithmetic was not enough: a library that packs the rows of a product first does so for all columns of the whole
+ * product, but for few of a part, and lost races that it wins in a pass. */
 #define MEASURE_FLOP  (1024.0 * 1024 * 1024)
 #define MEASURE_BYTES (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
 #define MEASURE_NS    ((uint64_t)128 * 1000 * 1000)
@@ -195,10 +196,9 @@ static sluice_status_t time_run(sluice_gemm_auto_t* chooser, int kind, const slu
   sluice_gemm_t* gemm = chooser->kinds[kind];
   uint64_t begin = sluice_now_ns();
   sluice_status_t status = SLUICE_OK;
-  if (kind != HOST) {
-    status = gemm->vtable->run(gemm, list);
-  } else if (sluice_gemm_host_call(gemm, list, 0) != 0) {
-    status = SLUICE_E_UNSUPPORTED;
+  if (kind != HOST) status = gemm->vtable->run(gemm, list);
+  for (int64_t i = 0; kind == HOST && status == SLUICE_OK && i < list->count; ++i) {
+    if (sluice_gemm_host_call(gemm, list, i) != 0) status = SLUICE_E_UNSUPPORTED;
   }
   *out_ns = status == SLUICE_OK ? sluice_now_ns() - begin : UINT64_MAX;
   return status == SLUICE_E_NO_MEMORY ? status : SLUICE_OK;
@@ -210,7 +210,7 @@ static sluice_status_t time_run(sluice_gemm_auto_t* chooser, int kind, const slu
 static sluice_status_t time_kinds(sluice_gemm_auto_t* chooser, sluice_gemm_parts_t* parts, void* scratch,
                                   uint64_t* times) {
   sluice_product_list_t list = *parts->list;
-  list.count = 1;
+  list.count = parts->in_run;
   int was_candidate[REF];
   for (int kind = 0; kind < REF; ++kind) was_candidate[kind] = times[kind] != UINT64_MAX;
   uint64_t begin = sluice_now_ns();
@@ -260,39 +260,42 @@ static order_t sort(const uint64_t* measured, int in_use) {
 static sluice_status_t measure(sluice_gemm_auto_t* chooser, const sluice_product_list_t* list,
                                const sluice_gemm_class_t* class, order_t* out_order) {
   sluice_gemm_parts_t parts;
-  sluice_gemm_parts_begin(&parts, list, &class->form, MEASURE_FLOP, MEASURE_BYTES);
+  const sluice_threads_t pool = sluice_threads_find();
+  sluice_gemm_parts_begin(&parts, list, &class->form, sluice_threads_available(&pool), MEASURE_FLOP, MEASURE_BYTES);
   const uint64_t bytes = sluice_gemm_parts_result_bytes(&parts);
   void* scratch = NULL;
   if (bytes > 0) {
     scratch = sluice_alloc_zeroed(chooser->base.allocator, bytes, "gemm auto: a result to measure with");
     if (scratch == NULL) return SLUICE_E_NO_MEMORY;
   }
-  const sluice_product_t p = *sluice_gemm_parts_next(&parts, scratch);
-  sluice_product_list_t one = *list;
-  one.products = &p;
-  one.count = 1;
+  sluice_product_list_t run = *list;
+  run.products = sluice_gemm_parts_next(&parts, scratch);
+  run.count = parts.in_run;
 
   uint64_t times[NUM_KINDS];
   for (int kind = 0; kind < NUM_KINDS; ++kind) {
     sluice_gemm_t* gemm = chooser->kinds[kind];
-    int takes = kind != REF && gemm != NULL && gemm->vtable->supports(gemm, &one);
+    int takes = kind != REF && gemm != NULL && gemm->vtable->supports(gemm, &run);
     times[kind] = takes ? 0 : UINT64_MAX;
   }
   sluice_status_t status = time_kinds(chooser, &parts, scratch, times);
+  const sluice_product_t p = parts.part;
+  const double flop = 2 * volume(&p) * (double)parts.in_run;
   char text[256] = "ref: nothing else takes it";
   int length = 0;
   for (int kind = 0; kind < REF; ++kind) {
     if (times[kind] == UINT64_MAX || length >= (int)sizeof text) continue;
     length += snprintf(text + length, sizeof text - (size_t)length, "%s%s %.1f", length == 0 ? "" : ", ",
-                       chooser->kinds[kind]->name, 2 * volume(&p) / (double)(times[kind] == 0 ? 1 : times[kind]));
+                       chooser->kinds[kind]->name, flop / (double)(times[kind] == 0 ? 1 : times[kind]));
   }
   sluice_free(chooser->base.allocator, scratch, bytes);
   if (status != SLUICE_OK) return status;
   *out_order = sort(times, chooser->in_use);
   char words[96];
   describe(class, list, words, sizeof words);
-  sluice_log(SLUICE_LOG_INFO, "gemm auto: %s: %s (GFLOP/s of %s at [%lld, %lld, %lld])", words,
-             chooser->kinds[(*out_order & 0xf) - 1]->name, text, (long long)p.m, (long long)p.n, (long long)p.k);
+  sluice_log(SLUICE_LOG_INFO, "gemm auto: %s: %s (GFLOP/s of %s at %lld times [%lld, %lld, %lld])", words,
+             chooser->kinds[(*out_order & 0xf) - 1]->name, text, (long long)parts.in_run, (long long)p.m,
+             (long long)p.n, (long long)p.k);
   return SLUICE_OK;
 }
 

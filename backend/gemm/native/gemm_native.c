@@ -9,6 +9,8 @@
  * come from memory: it is packed one cache-sized block at a time, and its successor travels while the block is
  * multiplied. Where B lies row by row in f32 (input gradients) the first tile over a panel reads it in place and leaves
  * it packed for the others: no pass of its own. The last block of a product asks for the first of the next one.
+ * Products of so few rows that packing B would cost more than multiplying by it go another way, where a set has one
+ * (native_thin.inc.h). Threads share the panels of a whole list (native_runs.h).
  *
  * Numbers: an element of C is one chain of fused multiply-adds over k, ascending, that starts from zero (beta 0) or
  * from C (beta 1), in f32, and is rounded once to C's dtype. No block size, no number of rows, no position and no
@@ -24,6 +26,7 @@
 #include "backend/base/threads.h"
 #include "backend/gemm/gemm_form.h"
 #include "backend/gemm/native/native_kernels.h"
+#include "backend/gemm/native/native_runs.h"
 
 /* How blocks are chosen, found by measuring. B comes from memory and is read in long runs: where it lies along k, a
  * page of each row at a time; else some rows of many columns. With few rows it is packed once and used at once, panel
@@ -49,6 +52,10 @@ enum { FEW_TILES = 3 };
 #define S_BYTES ((int64_t)512 << 10)
 /* A thread is not started for less: multiply-adds, which take it about 5 microseconds. */
 #define THREAD_WORK ((double)(1 << 18))
+/* Threads do not divide less between them: some 100 microseconds. */
+#define PIECE_WORK ((double)(1 << 23))
+/* Nor rows of B, or of a weight's gradient, into shorter runs: floats. */
+enum { PIECE_RUN = 1024 };
 
 enum { GROUP = 16, PAGE = 4096 };
 
@@ -233,10 +240,10 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   }
 }
 
-/* Columns [from, to) of a product. next: the one that this thread begins after it, or NULL; its first block of B
- * travels during the last one here. */
+/* Columns [from, to) of a product. next: the one of which this thread begins column next_from after it, or NULL; its
+ * first block of B travels during the last one here. */
 static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, int64_t to,
-                    const sluice_gemm_form_t* next) {
+                    const sluice_gemm_form_t* next, int64_t next_from) {
   const blocks_t blocks = cut(w->kernels, f, w->dtype_ab, w->dtype_c);
   place_t p;
   for (p.i0 = 0; p.i0 < f->m; p.i0 += blocks.rows) {
@@ -269,7 +276,8 @@ static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, 
               aim(w, f, k0, smaller(f->k - k0, blocks.depth), j0, smaller(to - j0, blocks.cols), steps);
           if (over && next != NULL) {
             const blocks_t first = cut(w->kernels, next, w->dtype_ab, w->dtype_c);
-            prefetch = aim(w, next, 0, smaller(next->k, first.depth), 0, smaller(next->n, first.cols), steps);
+            prefetch = aim(w, next, 0, smaller(next->k, first.depth), next_from,
+                           smaller(next->n - next_from, first.cols), steps);
           } else if (over) {
             prefetch.left = 0;
           }
@@ -310,6 +318,10 @@ static const sluice_native_bf16_t* own_way(const sluice_native_kernels_t* kernel
   return list->dtype_ab == SLUICE_DTYPE_BF16 ? kernels->bf16 : NULL;
 }
 
+static int is_thin(const sluice_native_kernels_t* kernels, const sluice_gemm_form_t* form, int32_t dtype_c) {
+  return kernels->thin != NULL && kernels->thin->takes(form, dtype_c);
+}
+
 static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_product_list_t* list) {
   room_t room = {0, 0, 0};
   const sluice_native_bf16_t* own = own_way(kernels, list);
@@ -318,6 +330,10 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_prod
     if (!sluice_gemm_form(&list->products[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
     if (own != NULL) {
       room.a = larger(room.a, own->room(&form));
+      continue;
+    }
+    if (is_thin(kernels, &form, list->dtype_c)) {
+      room.a = larger(room.a, kernels->thin->room(&form));
       continue;
     }
     blocks_t b = cut(kernels, &form, list->dtype_ab, list->dtype_c);
@@ -332,89 +348,129 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_prod
 typedef struct call_s {
   const sluice_gemm_native_t* native;
   const sluice_product_list_t* list;
+  int64_t width; /* of a panel */
   room_t room;
-  float* rooms; /* one after the other */
-  double work;  /* of the whole list */
+  char* rooms; /* one after the other */
+  sluice_runs_t runs;
 } call_t;
+
+static uint64_t room_bytes(const room_t* room) { return (uint64_t)(room->a + room->b + room->sums) * sizeof(float); }
 
 /* Of `width` columns of a product: packing them costs about as much as eight rows. */
 static double panel_work(int64_t width, const sluice_gemm_form_t* f) {
-  return f->m == 0 ? 0 : (double)(f->m + 8) * (double)f->k * (double)width;
+  return (double)(f->m + 8) * (double)f->k * (double)width;
 }
 
-/* The first panel of a product that begins at or after `mark` of all work, where `before` lies before the product. */
-static int64_t panel_at(double mark, double before, double each, int64_t panels) {
-  if (mark <= before) return 0;
-  double panel = (mark - before) / each;
-  return panel >= (double)panels ? panels : smaller((int64_t)panel + ((double)(int64_t)panel < panel), panels);
-}
-
-/* The work of the list lies in a row, product after product, panel after panel; each thread does an equal run of it. A
- * share is whole panels of columns, so who does it changes no bit. */
+/* One thread's pieces of the list. */
 static void share(void* data, int index, int count) {
+  (void)count;
   const call_t* call = data;
   const sluice_native_kernels_t* kernels = call->native->kernels;
   const sluice_product_list_t* list = call->list;
   const sluice_native_bf16_t* own = own_way(kernels, list);
-  const int64_t width = own != NULL ? own->width : kernels->width;
-  work_t work = {kernels, list->dtype_ab, list->dtype_c, list->beta, NULL, NULL, NULL};
-  if (call->rooms != NULL) {
-    work.a = call->rooms + (call->room.a + call->room.b + call->room.sums) * index;
-    work.b = work.a + call->room.a;
-    work.sums = work.b + call->room.b;
-  }
-  const double begin = call->work * index / count;
-  const double end = call->work * (index + 1) / count;
-  double before = 0;
+  float* room = (float*)(void*)(call->rooms + room_bytes(&call->room) * (uint64_t)index);
+  float* b = room + call->room.a;
+  const work_t work = {kernels, list->dtype_ab, list->dtype_c, list->beta, room, b, b + call->room.b};
   if (own != NULL) own->begin();
-  for (int64_t i = 0; i < list->count; ++i) {
-    sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->products[i], &form)) continue; /* supports() has seen them all */
-    if (form.m == 0 || form.n == 0 || form.k == 0) {
-      if (index == 0) (void)sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta);
-      continue;
-    }
-    const int64_t panels = pieces(form.n, width);
-    const double each = panel_work(width, &form);
-    const int64_t first = panel_at(begin, before, each, panels);
-    const int64_t last = index + 1 == count ? panels : panel_at(end, before, each, panels);
-    before += each * (double)panels;
-    if (first == last) continue;
-    sluice_gemm_form_t next;
-    const int goes_on = last == panels && i + 1 < list->count && sluice_gemm_form(&list->products[i + 1], &next) &&
-                        next.m > 0 && next.n > 0 && next.k > 0;
+  for (sluice_piece_t piece; sluice_runs_take(&call->runs, index, &piece);) {
+    sluice_gemm_form_t form, next; /* supports() has seen them all */
+    if (!sluice_gemm_form(&list->products[piece.product], &form)) continue;
+    const int goes_on = piece.next_product >= 0 && sluice_gemm_form(&list->products[piece.next_product], &next);
     const sluice_gemm_form_t* after = goes_on ? &next : NULL;
-    const int64_t from = first * width;
-    const int64_t to = smaller(last * width, form.n);
+    const int64_t from = piece.first * call->width;
+    const int64_t to = smaller(piece.last * call->width, form.n);
+    const int64_t next_from = piece.next_first * call->width;
     if (own != NULL) {
-      own->product(&form, list->dtype_c, list->beta, from, to, work.a, after);
+      own->product(&form, list->dtype_c, list->beta, from, to, room, after, next_from);
+    } else if (is_thin(kernels, &form, list->dtype_c)) {
+      kernels->thin->product(&form, list->dtype_ab, list->dtype_c, list->beta, from, to, room, after, next_from);
     } else {
-      product(&work, &form, from, to, after);
+      product(&work, &form, from, to, after, next_from);
     }
   }
   if (own != NULL) own->end();
 }
 
-static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
-  const sluice_gemm_native_t* native = (const sluice_gemm_native_t*)gemm;
-  call_t call = {native, list, room_for(native->kernels, list), NULL, 0};
-  const sluice_native_bf16_t* own = own_way(native->kernels, list);
-  const int64_t width = own != NULL ? own->width : native->kernels->width;
+static double work_of(const sluice_product_list_t* list, int64_t width) {
+  double work = 0;
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->products[i], &form)) continue;
-    call.work += panel_work(width, &form) * (double)pieces(form.n, width);
+    if (form.m > 0 && form.n > 0) work += panel_work(width, &form) * (double)pieces(form.n, width);
   }
+  return work;
+}
+
+/* Where each product's panels begin, and how few of them are worth a piece. Products without work are done here and
+ * have no panels. */
+static void number_panels(const sluice_product_list_t* list, int64_t width, int64_t* begins, int64_t* least) {
+  begins[0] = 0;
+  for (int64_t i = 0; i < list->count; ++i) {
+    sluice_gemm_form_t form;
+    begins[i + 1] = begins[i];
+    least[i] = 1;
+    if (!sluice_gemm_form(&list->products[i], &form)) continue;
+    if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
+    const double each = panel_work(width, &form);
+    begins[i + 1] += pieces(form.n, width);
+    if (each < PIECE_WORK) least[i] = (int64_t)(PIECE_WORK / each);
+    if (!form.trans_b) least[i] = larger(least[i], PIECE_RUN / width);
+  }
+}
+
+/* Runs of equal work, as far as it is known before. */
+static void cut_runs(const call_t* call, double work) {
+  const sluice_runs_t* runs = &call->runs;
+  int64_t first = 0;
+  double before = 0; /* of the products before */
+  int64_t i = 0;
+  for (int run = 0; run < runs->num_runs; ++run) {
+    const double mark = work * (run + 1) / runs->num_runs;
+    int64_t last = runs->begins[runs->num_products];
+    for (; i < runs->num_products && run + 1 < runs->num_runs; ++i) {
+      sluice_gemm_form_t form;
+      const int64_t panels = runs->begins[i + 1] - runs->begins[i];
+      if (panels == 0 || !sluice_gemm_form(&call->list->products[i], &form)) continue;
+      const double each = panel_work(call->width, &form);
+      if (before + each * (double)panels >= mark) {
+        last = larger(runs->begins[i] + smaller((int64_t)((mark - before) / each), panels), first);
+        break;
+      }
+      before += each * (double)panels;
+    }
+    sluice_runs_set(runs, run, first, last);
+    first = last;
+  }
+}
+
+static int threads_for(const sluice_gemm_native_t* native, double work) {
   int threads = sluice_threads_available(&native->pool);
-  if (call.work < THREAD_WORK * threads) threads = (int)(call.work / THREAD_WORK);
-  if (threads < 1) threads = 1;
-  const uint64_t bytes = (uint64_t)(call.room.a + call.room.b + call.room.sums) * sizeof(float) * (uint64_t)threads;
-  if (bytes > 0) {
-    call.rooms = sluice_alloc(gemm->allocator, bytes, "gemm native: packed blocks");
-    if (call.rooms == NULL) return SLUICE_E_NO_MEMORY;
-  }
+  if (work < THREAD_WORK * threads) threads = (int)(work / THREAD_WORK);
+  return threads < 1 ? 1 : threads;
+}
+
+/* The memory: the table of panels, the runs, a room for each thread. */
+static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+  const sluice_gemm_native_t* native = (const sluice_gemm_native_t*)gemm;
+  const sluice_native_bf16_t* own = own_way(native->kernels, list);
+  call_t call = {native, list, own != NULL ? own->width : native->kernels->width, room_for(native->kernels, list)};
+  const double work = work_of(list, call.width);
+  const int threads = threads_for(native, work);
+  const uint64_t table_bytes =
+      (uint64_t)round_up((2 * list->count + 1) * (int64_t)sizeof(int64_t), (int64_t)sizeof(sluice_run_t));
+  const uint64_t runs_bytes = (uint64_t)threads * sizeof(sluice_run_t);
+  const uint64_t bytes = table_bytes + runs_bytes + (uint64_t)threads * room_bytes(&call.room);
+  char* memory = sluice_alloc(gemm->allocator, bytes, "gemm native: packed blocks");
+  if (memory == NULL) return SLUICE_E_NO_MEMORY;
+  int64_t* begins = (int64_t*)(void*)memory;
+  int64_t* least = begins + list->count + 1;
+  sluice_run_t* runs = (sluice_run_t*)(void*)(memory + table_bytes);
+  number_panels(list, call.width, begins, least);
+  call.runs = (sluice_runs_t){list->count, begins, least, threads, runs};
+  call.rooms = memory + table_bytes + runs_bytes;
+  cut_runs(&call, work);
   sluice_threads_run(&native->pool, threads, share, &call);
-  sluice_free(gemm->allocator, call.rooms, bytes);
+  sluice_free(gemm->allocator, memory, bytes);
   return SLUICE_OK;
 }
 

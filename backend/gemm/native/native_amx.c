@@ -490,16 +490,16 @@ static void multiply_across(const sluice_gemm_form_t* f, const block_t* p, group
 static side_t side_a(const sluice_gemm_form_t* f) { return (side_t){f->a, f->lda * BF16_BYTES, !f->trans_a}; }
 static side_t side_b(const sluice_gemm_form_t* f) { return (side_t){f->b, f->ldb * BF16_BYTES, f->trans_b}; }
 
-/* Aims at the first of B that a product reads. */
-static sluice_native_prefetch_t aim_first(const sluice_gemm_form_t* f, int64_t calls) {
+/* Aims at the first of B that a product reads which begins with column `from`. */
+static sluice_native_prefetch_t aim_first(const sluice_gemm_form_t* f, int64_t from, int64_t calls) {
   const cut_t c = cut(f);
   const side_t b = side_b(f);
   const int64_t cols = f->trans_b ? columns_of(c.rows / EDGE, c.steps) : c.cols;
-  return aim(&b, f->m, 0, smaller(f->k, c.steps * STEP), 0, smaller(f->n, cols), calls);
+  return aim(&b, f->m, 0, smaller(f->k, c.steps * STEP), from, smaller(f->n - from, cols), calls);
 }
 
 static void product(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, int64_t from, int64_t to, float* memory,
-                    const sluice_gemm_form_t* next) {
+                    const sluice_gemm_form_t* next, int64_t next_from) {
   const cut_t c = cut(f);
   const side_t a = side_a(f), b = side_b(f);
   block_t p = {.cut = &c, .a = (char*)memory};
@@ -527,7 +527,7 @@ static void product(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, in
           int64_t cols = f->trans_b ? columns_of(high, steps) : c.cols;
           after = aim(&b, f->m, k0, smaller(f->k - k0, c.steps * STEP), j0, smaller(to - j0, cols), calls);
         } else if (next != NULL) {
-          after = aim_first(next, calls);
+          after = aim_first(next, next_from, calls);
         }
         pack(&a, p.i0, p.rows, p.k0, p.depth, f->trans_b, p.a, &nothing);
         if (f->trans_b) {

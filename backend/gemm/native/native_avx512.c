@@ -92,6 +92,8 @@ static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t c
   }
 }
 
+#include "backend/gemm/native/native_thin.inc.h"
+
 static const sluice_native_kernels_t kernels = {
     .name = "avx512",
     .max_rows = MAX_ROWS,
@@ -99,6 +101,7 @@ static const sluice_native_kernels_t kernels = {
     .tile = run_tile,
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
+    .thin = &thin,
 };
 
 #if defined(__clang__)

@@ -39,10 +39,20 @@ typedef struct sluice_native_bf16_s {
   int64_t (*room)(const sluice_gemm_form_t* form);
   void (*begin)(void); /* on each thread, before its products, */
   void (*end)(void);   /* and after them */
-  /* Columns [from, to) of a product. next: the one that this thread begins after it, or NULL. */
+  /* Columns [from, to) of a product. next: the one of which this thread begins column next_from after it, or NULL. */
   void (*product)(const sluice_gemm_form_t* form, int32_t dtype_c, float beta, int64_t from, int64_t to, float* room,
-                  const sluice_gemm_form_t* next);
+                  const sluice_gemm_form_t* next, int64_t next_from);
 } sluice_native_bf16_t;
+
+/* Products of few rows that a set computes without packing B, to the same bits. */
+typedef struct sluice_native_thin_s {
+  int (*takes)(const sluice_gemm_form_t* form, int32_t dtype_c);
+  /* Floats of workspace for one that it takes: a multiple of a line. */
+  int64_t (*room)(const sluice_gemm_form_t* form);
+  /* As sluice_native_bf16_t's; of any dtype. */
+  void (*product)(const sluice_gemm_form_t* form, int32_t dtype_ab, int32_t dtype_c, float beta, int64_t from,
+                  int64_t to, float* room, const sluice_gemm_form_t* next, int64_t next_from);
+} sluice_native_thin_t;
 
 typedef struct sluice_native_kernels_s {
   const char* name;
@@ -60,6 +70,7 @@ typedef struct sluice_native_kernels_s {
   void (*pack_columns)(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
                        int64_t out_ld);
   const sluice_native_bf16_t* bf16; /* NULL: as the other dtypes */
+  const sluice_native_thin_t* thin; /* NULL: as products of many rows */
 } sluice_native_kernels_t;
 
 /* NULL where this processor lacks AMX (TILE, BF16), AVX512-BF16 or AVX-512, or where the kernel does not let this

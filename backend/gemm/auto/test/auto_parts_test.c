@@ -1,9 +1,10 @@
-/* Parts of products: what lies in no cache before a part is measured. */
+/* Parts of products: how many a run has, and what lies in no cache before they are measured. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -38,14 +39,19 @@ static sluice_product_list_t list_of(int trans_a, int64_t ld, float beta) {
   return (sluice_product_list_t){products, EXPERTS, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta, NULL};
 }
 
-static sluice_gemm_parts_t begin(const sluice_product_list_t* list, double most_flop) {
+static sluice_gemm_parts_t begin_with(const sluice_product_list_t* list, int threads, double most_flop,
+                                      uint64_t most_bytes) {
   sluice_gemm_form_t form;
   sluice_gemm_parts_t parts;
   assert_true(sluice_gemm_form(&products[0], &form));
-  sluice_gemm_parts_begin(&parts, list, &form, most_flop, UINT64_MAX);
+  sluice_gemm_parts_begin(&parts, list, &form, threads, most_flop, most_bytes);
   assert_true(parts.evict == sluice_cache_evict);
   parts.evict = note;
   return parts;
+}
+
+static sluice_gemm_parts_t begin(const sluice_product_list_t* list, double most_flop) {
+  return begin_with(list, 1, most_flop, UINT64_MAX);
 }
 
 /* All of a part's result, each time, whether it goes to its own place or to scratch memory that was used before. */
@@ -65,6 +71,24 @@ static void Next_WeightGradient_ItsWholeResultComesFromMemory(void** state) {
       assert_ptr_equal(evicted_from, p->c.data);
       assert_int_equal(evicted_to - evicted_from, bytes);
       assert_true((p->c.data == scratch) == adds);
+    }
+    free(scratch);
+  }
+}
+
+/* A gradient's pages are there before it is measured; what is added to is not the chooser's. */
+static void Next_OwnResult_TouchedOnlyWhereItIsOverwritten(void** state) {
+  (void)state;
+  for (int adds = 0; adds < 2; ++adds) {
+    memset(c, 0xff, sizeof c);
+    const sluice_product_list_t list = list_of(1, N + GAP, (float)adds);
+    sluice_gemm_parts_t parts = begin(&list, 2.0 * M * N * K);
+    float* scratch = adds ? calloc(1, sluice_gemm_parts_result_bytes(&parts)) : NULL;
+    (void)sluice_gemm_parts_next(&parts, scratch);
+    for (int i = 0; i < M; ++i) {
+      const unsigned char* row = (const unsigned char*)(c[0] + i * (N + GAP));
+      assert_int_equal(row[0], adds ? 0xff : 0);
+      for (size_t j = N * sizeof(float); j < (N + GAP) * sizeof(float); ++j) assert_int_equal(row[j], 0xff);
     }
     free(scratch);
   }
@@ -91,11 +115,54 @@ static void Next_ProductOfRows_NothingIsEvicted(void** state) {
   assert_int_equal(evicted_bytes, 0);
 }
 
+/* Threads may compute the parts of a run side by side. */
+static void Next_PartsOfARun_AreDistinctAndShareNoResult(void** state) {
+  (void)state;
+  const double product = 2.0 * M * N * K;
+  for (int adds = 0; adds < 2; ++adds) {
+    const sluice_product_list_t list = list_of(1, N, (float)adds);
+    for (int threads = 1; threads <= 3; ++threads) {
+      sluice_gemm_parts_t parts = begin_with(&list, threads, product / 2, UINT64_MAX);
+      assert_int_equal(parts.in_run, threads); /* of 4; the arithmetic of half a product for each thread */
+      const uint64_t bytes = sluice_gemm_parts_result_bytes(&parts);
+      float* scratch = bytes > 0 ? calloc(1, bytes) : NULL;
+      const sluice_product_t* run = sluice_gemm_parts_next(&parts, scratch);
+      for (int64_t i = 0; i < parts.in_run; ++i) {
+        for (int64_t j = 0; j < i; ++j) {
+          assert_true(run[i].a.data != run[j].a.data);
+          const int64_t apart = (float*)run[i].c.data - (float*)run[j].c.data;
+          assert_true(llabs(apart) >= M * N / 2);
+        }
+        if (!adds) continue;
+        assert_true((float*)run[i].c.data >= scratch);
+        assert_true((float*)run[i].c.data + M * N / 2 <= scratch + bytes / sizeof(float));
+      }
+      free(scratch);
+    }
+  }
+}
+
+static void Begin_PartsOfARun_NoMoreThanThereAreOrFit(void** state) {
+  (void)state;
+  const double product = 2.0 * M * N * K;
+  sluice_product_list_t list = list_of(0, N, 0);
+  assert_int_equal(begin_with(&list, 1, 100 * product, UINT64_MAX).in_run, EXPERTS);
+  assert_int_equal(begin_with(&list, 8, product, UINT64_MAX).in_run, EXPERTS);
+  assert_int_equal(begin_with(&list, 2, product / 2, UINT64_MAX).in_run, 2);
+  assert_int_equal(begin_with(&list, 1, 2 * product, M * N * sizeof(float)).in_run, 1);
+  assert_int_equal(begin_with(&list, 1, 2 * product, 2 * M * N * sizeof(float)).in_run, 2);
+  products[1].m = M / 2; /* its parts have too few rows */
+  assert_int_equal(begin_with(&list, 8, product, UINT64_MAX).in_run, 1);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Next_WeightGradient_ItsWholeResultComesFromMemory),
+      cmocka_unit_test(Next_OwnResult_TouchedOnlyWhereItIsOverwritten),
       cmocka_unit_test(Next_ResultWithGaps_WhatLiesBetweenItsRowsStays),
       cmocka_unit_test(Next_ProductOfRows_NothingIsEvicted),
+      cmocka_unit_test(Next_PartsOfARun_AreDistinctAndShareNoResult),
+      cmocka_unit_test(Begin_PartsOfARun_NoMoreThanThereAreOrFit),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -193,6 +193,26 @@ static void Native_TilesThatPack_AreTheChainOfFusedAdds(void** state) {
   }
 }
 
+/* Few rows with weights along k have kernels that pack no weights: every height, remainders of columns and of k, and k
+ * whose sums wait in C. */
+static void Native_FewRowsAlongK_AreTheChainOfFusedAdds(void** state) {
+  (void)state;
+  if (gemm == NULL) skip();
+  for (int64_t m = 1; m <= 33; ++m) {
+    for (int d = 0; d < NUM_DTYPES; ++d) {
+      shape_t s = {m, 1 + (m * 7 + d * 5) % 53, 1 + (m * 11 + d * 23) % 67, 0, 1, (float)((m + d) & 1)};
+      check_bits(&s, dtypes[d][0], dtypes[d][1]);
+      s.n += 48, s.k = 64;
+      check_bits(&s, dtypes[d][0], dtypes[d][1]);
+    }
+  }
+  for (int d = 0; d < NUM_DTYPES; ++d) {
+    const shape_t one = {3, 29, 16400, 0, 1, (float)(d & 1)}, two = {30, 29, 8203, 0, 1, (float)(d & 1)};
+    check_bits(&one, dtypes[d][0], dtypes[d][1]);
+    check_bits(&two, dtypes[d][0], dtypes[d][1]);
+  }
+}
+
 /* Sizes at which each kind of block is cut, and one element beside them. */
 static void Native_EveryCut_IsTheChainOfFusedAdds(void** state) {
   (void)state;
@@ -613,6 +633,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test_setup_teardown(Native_EveryTileHeight_IsTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_TilesThatPack_AreTheChainOfFusedAdds, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_FewRowsAlongK_AreTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_EveryCut_IsTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_EveryCutOfBf16_BitsAreKnown, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_RowsInAnyCompany_SameBits, set_up, tear_down),

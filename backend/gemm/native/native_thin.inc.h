@@ -1,0 +1,174 @@
+/* Products of few rows with weights that lie along k (forwards), for processors with AVX-512. Included by
+ * native_avx512.c after its packing.
+ *
+ * To pack a weight so that its columns fill registers takes a transposition, which costs as much as multiplying eight
+ * rows by it. Here the rows fill the registers: the few of A are transposed once for the whole product, 16 to a
+ * register, and each element of B meets them as one that is broadcast. Of B some rows at a time are copied, 16 steps of
+ * k in a line, since where rows lie whole pages apart their lines share the few places of a first-level cache. The sum
+ * of an element is the same chain of fused multiply-adds over k as a tile's. */
+
+enum { MOST_VECTORS = 2, THIN_BYTES = 512 << 10 };
+
+/* Columns of C that one tile computes: rows of B. */
+INLINE int64_t thin_height(int vectors) { return vectors == 1 ? 16 : 12; }
+
+typedef struct thin_tile_s {
+  const sluice_gemm_form_t* f;
+  const float* x; /* [depth][16 * vectors]: A's rows */
+  int64_t k0, depth, j0, cols;
+  int32_t dtype_c;
+  int starts;         /* from C, not from zeros */
+  const char* next;   /* the rows of B that come next, or NULL */
+  int64_t next_bytes; /* from one of them to the next */
+} thin_tile_t;
+
+/* 16 steps of k of `height` rows of B, a line each. */
+INLINE void thin_copy(int32_t dtype, const char* b, int64_t row_bytes, int height, int64_t cols, lanes_t mask,
+                      float* out) {
+  if (cols >= height) {
+#pragma GCC unroll 16
+    for (int r = 0; r < height; ++r) vf_store(out + r * LANES, load(dtype, b + r * row_bytes, mask));
+    return;
+  }
+  for (int r = 0; r < height; ++r) { /* what is computed of others is not stored */
+    vf_store(out + r * LANES, load(dtype, b + (r < cols ? r : 0) * row_bytes, mask));
+  }
+}
+
+/* One step of k: each row's element of B, in `line` LANES apart, with all rows of A. */
+INLINE void thin_step(const int vectors, const int height, const float* x, const float* line,
+                      vf sum[MOST_VECTORS][LANES]) {
+  vf rows[MOST_VECTORS];
+#pragma GCC unroll 2
+  for (int v = 0; v < vectors; ++v) rows[v] = vf_load(x + LANES * v);
+#pragma GCC unroll 16
+  for (int r = 0; r < height; ++r) {
+    const vf w = vf_set1(line[r * LANES]);
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) sum[v][r] = vf_fma(rows[v], w, sum[v][r]);
+  }
+}
+
+INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtype, const thin_tile_t* t) {
+  const sluice_gemm_form_t* f = t->f;
+  const int64_t bytes = dtype == SLUICE_DTYPE_F32 ? 4 : 2;
+  const int64_t row_bytes = f->ldb * bytes;
+  const int64_t bytes_c = t->dtype_c == SLUICE_DTYPE_F32 ? 4 : 2;
+  const lanes_t cols = first_lanes(t->cols < height ? t->cols : height);
+  char* c = (char*)f->c + t->j0 * bytes_c;
+  const char* b = (const char*)f->b + t->j0 * row_bytes + t->k0 * bytes;
+  _Alignas(64) float lines[2][LANES * LANES];
+  vf sum[MOST_VECTORS][LANES];
+#pragma GCC unroll 2
+  for (int v = 0; v < vectors; ++v) {
+#pragma GCC unroll 16
+    for (int r = 0; r < LANES; ++r) sum[v][r] = vf_zero();
+    if (!t->starts) continue;
+    for (int i = 0; i < LANES && v * LANES + i < f->m; ++i) {
+      sum[v][i] = load(t->dtype_c, c + (v * LANES + i) * f->ldc * bytes_c, cols);
+    }
+    transpose(sum[v]);
+  }
+  const float* at = t->x;
+  const int64_t next_bytes = t->next_bytes;
+  const char* next_line = t->next;
+  thin_copy(dtype, b, row_bytes, height, t->cols, first_lanes(t->depth), lines[0]);
+  int turn = 0;
+  for (int64_t k = t->depth; k > 0; k -= LANES, turn ^= 1) {
+    const float* line = lines[turn];
+    b += LANES * bytes;
+    if (k > LANES) thin_copy(dtype, b, row_bytes, height, t->cols, first_lanes(k - LANES), lines[turn ^ 1]);
+    if (k >= LANES) {
+      const char* next = next_line;
+#pragma GCC unroll 16
+      for (int step = 0; step < LANES; ++step) {
+        thin_step(vectors, height, at + step * LANES * vectors, line + step, sum);
+        /* One of the lines that the next tile reads: many at once would keep the copies waiting. */
+        if (step >= height) continue;
+        __builtin_prefetch(next, 0, 2);
+        next += next_bytes;
+      }
+    } else {
+      for (int64_t step = 0; step < k; ++step)
+        thin_step(vectors, height, at + step * LANES * vectors, line + step, sum);
+    }
+    at += (int64_t)LANES * LANES * vectors;
+    next_line += LANES * bytes;
+  }
+#pragma GCC unroll 2
+  for (int v = 0; v < vectors; ++v) {
+#pragma GCC unroll 16
+    for (int r = 0; r < LANES; ++r) {
+      if (r >= height) sum[v][r] = vf_zero();
+    }
+    transpose(sum[v]);
+    for (int i = 0; i < LANES && v * LANES + i < f->m; ++i) {
+      store(t->dtype_c, c + (v * LANES + i) * f->ldc * bytes_c, cols, sum[v][i]);
+    }
+  }
+}
+
+#define THIN(name, vectors, dtype) \
+  static void name(const thin_tile_t* tile) { thin_tile_of(vectors, (vectors) == 1 ? 16 : 12, dtype, tile); }
+THIN(thin_1_f32, 1, SLUICE_DTYPE_F32)
+THIN(thin_2_f32, 2, SLUICE_DTYPE_F32)
+THIN(thin_1_bf16, 1, SLUICE_DTYPE_BF16)
+THIN(thin_2_bf16, 2, SLUICE_DTYPE_BF16)
+THIN(thin_1_f16, 1, SLUICE_DTYPE_F16)
+THIN(thin_2_f16, 2, SLUICE_DTYPE_F16)
+
+static int thin_vectors(const sluice_gemm_form_t* f) { return f->m > LANES ? 2 : 1; }
+
+static int64_t thin_depth(const sluice_gemm_form_t* f) {
+  const int64_t most = THIN_BYTES / (int64_t)sizeof(float) / (LANES * thin_vectors(f));
+  return f->k < most ? f->k : most;
+}
+
+/* Where it is the faster way: at 17 to 24 rows too much of the second register is empty. Sums of several blocks of k
+ * wait in C, which must hold them exactly. */
+static int thin_takes(const sluice_gemm_form_t* f, int32_t dtype_c) {
+  const int is_few = f->m <= LANES || (f->m > LANES + LANES / 2 && f->m <= MOST_VECTORS * LANES);
+  return is_few && !f->trans_a && f->trans_b && (dtype_c == SLUICE_DTYPE_F32 || thin_depth(f) == f->k);
+}
+
+static int64_t thin_room(const sluice_gemm_form_t* f) { return thin_depth(f) * LANES * thin_vectors(f); }
+
+static void thin_product(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_c, float beta, int64_t from,
+                         int64_t to, float* room, const sluice_gemm_form_t* next, int64_t next_from) {
+  static void (*const tiles[2][3])(const thin_tile_t*) = {{thin_1_f32, thin_1_bf16, thin_1_f16},
+                                                          {thin_2_f32, thin_2_bf16, thin_2_f16}};
+  const int64_t bytes = dtype == SLUICE_DTYPE_F32 ? 4 : 2;
+  const int vectors = thin_vectors(f);
+  const int64_t height = thin_height(vectors);
+  const int which = dtype == SLUICE_DTYPE_F32 ? 0 : dtype == SLUICE_DTYPE_BF16 ? 1 : 2;
+  thin_tile_t t = {.f = f, .x = room, .dtype_c = dtype_c};
+  for (t.k0 = 0; t.k0 < f->k; t.k0 += t.depth) {
+    t.depth = thin_depth(f) < f->k - t.k0 ? thin_depth(f) : f->k - t.k0;
+    t.starts = t.k0 > 0 || beta != 0.0f;
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t count = f->m - v * LANES < LANES ? f->m - v * LANES : LANES;
+      pack_rows((const char*)f->a + (v * LANES * f->lda + t.k0) * bytes, f->lda, dtype, count, t.depth,
+                room + v * LANES, LANES * vectors);
+    }
+    for (t.j0 = from; t.j0 < to; t.j0 += height) {
+      t.cols = to - t.j0;
+      const sluice_gemm_form_t* after = f;
+      int64_t k0 = t.k0;
+      int64_t j0 = t.j0 + height;
+      if (j0 >= to) {
+        k0 += t.depth;
+        j0 = from;
+      }
+      if (k0 >= f->k) {
+        after = next != NULL ? next : f;
+        k0 = 0;
+        j0 = next_from;
+      }
+      t.next = (const char*)after->b + (j0 * after->ldb + k0) * bytes;
+      t.next_bytes = after->ldb * bytes;
+      tiles[vectors - 1][which](&t);
+    }
+  }
+}
+
+static const sluice_native_thin_t thin = {.takes = thin_takes, .room = thin_room, .product = thin_product};

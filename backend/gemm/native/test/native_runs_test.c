@@ -1,0 +1,143 @@
+/* Runs of panels: whoever takes them, each is taken once. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/gemm/native/native_runs.h"
+
+enum { PRODUCTS = 7, PANELS = 400, MOST_RUNS = 4 };
+
+static const int64_t panels_of[PRODUCTS] = {0, 128, 1, 0, 200, 71, 0};
+static int64_t begins[PRODUCTS + 1], least[PRODUCTS];
+static sluice_run_t room[MOST_RUNS];
+
+static sluice_runs_t runs_of(int num_runs, int64_t least_of_all) {
+  for (int i = 0; i < PRODUCTS; ++i) {
+    begins[i + 1] = begins[i] + panels_of[i];
+    least[i] = least_of_all;
+  }
+  assert_int_equal(begins[PRODUCTS], PANELS);
+  const sluice_runs_t runs = {PRODUCTS, begins, least, num_runs, room};
+  for (int i = 0; i < num_runs; ++i) {
+    sluice_runs_set(&runs, i, (int64_t)PANELS * i / num_runs, (int64_t)PANELS * (i + 1) / num_runs);
+  }
+  return runs;
+}
+
+/* How often each panel was taken. */
+static void count(const sluice_piece_t* piece, int* taken) {
+  for (int64_t panel = piece->first; panel < piece->last; ++panel) ++taken[begins[piece->product] + panel];
+}
+
+static int is_within_its_product(const sluice_piece_t* piece) {
+  return piece->first >= 0 && piece->first < piece->last && piece->last <= panels_of[piece->product];
+}
+
+static void assert_each_once(const int* taken) {
+  for (int i = 0; i < PANELS; ++i) {
+    if (taken[i] != 1) fail_msg("panel %d taken %d times", i, taken[i]);
+  }
+}
+
+static void Take_OneRun_WholeProductsInOrder(void** state) {
+  (void)state;
+  static const int64_t order[] = {1, 2, 4, 5, -1};
+  const sluice_runs_t runs = runs_of(1, 1);
+  sluice_piece_t piece;
+  for (int i = 0; order[i] >= 0; ++i) {
+    assert_true(sluice_runs_take(&runs, 0, &piece));
+    assert_int_equal(piece.product, order[i]);
+    assert_int_equal(piece.first, 0);
+    assert_int_equal(piece.last, panels_of[order[i]]);
+    assert_int_equal(piece.next_product, order[i + 1]);
+    assert_int_equal(piece.next_first, 0);
+  }
+  assert_false(sluice_runs_take(&runs, 0, &piece));
+}
+
+/* What travels ahead is what comes next, unless somebody else takes it first. */
+static void Take_OwnRun_SaysWhatComesNext(void** state) {
+  (void)state;
+  const sluice_runs_t runs = runs_of(2, 1);
+  sluice_piece_t piece, next;
+  assert_true(sluice_runs_take(&runs, 0, &piece));
+  for (int64_t left = PANELS / 2 - piece.last; left > 0; piece = next, left -= piece.last - piece.first) {
+    assert_true(sluice_runs_take(&runs, 0, &next));
+    assert_int_equal(piece.next_product, next.product);
+    assert_int_equal(piece.next_first, next.first);
+  }
+  assert_int_equal(piece.next_product, -1);
+}
+
+/* A thread that comes late finds that another has done its work. */
+static void Take_OneThreadOfThree_TakesWhatOthersLeave(void** state) {
+  (void)state;
+  for (int64_t fewest = 1; fewest <= 64; fewest *= 4) {
+    const sluice_runs_t runs = runs_of(3, fewest);
+    int taken[PANELS] = {0};
+    int pieces = 0;
+    for (sluice_piece_t piece; sluice_runs_take(&runs, 1, &piece); ++pieces) {
+      assert_true(is_within_its_product(&piece));
+      count(&piece, taken);
+    }
+    assert_each_once(taken);
+    /* Three runs, and ends of products cut pieces too. */
+    assert_true(pieces <= PANELS / (int)fewest + 3 + PRODUCTS);
+    sluice_piece_t piece;
+    assert_false(sluice_runs_take(&runs, 0, &piece));
+    assert_false(sluice_runs_take(&runs, 2, &piece));
+  }
+}
+
+typedef struct taker_s {
+  const sluice_runs_t* runs;
+  int index;
+  int outside; /* pieces that are not within one product */
+  int taken[PANELS];
+} taker_t;
+
+static void* take_all(void* data) {
+  taker_t* taker = data;
+  for (sluice_piece_t piece; sluice_runs_take(taker->runs, taker->index, &piece);) {
+    taker->outside += !is_within_its_product(&piece);
+    count(&piece, taker->taken);
+  }
+  return NULL;
+}
+
+static void Take_SeveralThreads_EachPanelOnce(void** state) {
+  (void)state;
+  for (int round = 0; round < 200; ++round) {
+    const sluice_runs_t runs = runs_of(MOST_RUNS, round % 2 ? 1 : 8);
+    static taker_t takers[MOST_RUNS];
+    pthread_t threads[MOST_RUNS];
+    memset(takers, 0, sizeof takers);
+    for (int i = 0; i < MOST_RUNS; ++i) {
+      takers[i].runs = &runs;
+      takers[i].index = i;
+      assert_int_equal(pthread_create(&threads[i], NULL, take_all, &takers[i]), 0);
+    }
+    int taken[PANELS] = {0};
+    for (int i = 0; i < MOST_RUNS; ++i) {
+      pthread_join(threads[i], NULL);
+      assert_int_equal(takers[i].outside, 0);
+      for (int panel = 0; panel < PANELS; ++panel) taken[panel] += takers[i].taken[panel];
+    }
+    assert_each_once(taken);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Take_OneRun_WholeProductsInOrder),
+      cmocka_unit_test(Take_OwnRun_SaysWhatComesNext),
+      cmocka_unit_test(Take_OneThreadOfThree_TakesWhatOthersLeave),
+      cmocka_unit_test(Take_SeveralThreads_EachPanelOnce),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

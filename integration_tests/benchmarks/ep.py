@@ -1,7 +1,7 @@
 """transformers' expert parallelism: Sluice beside stock `all_to_all` with grouped_mm, in turns, over shaped links.
 
     .venv/bin/python -m integration_tests.benchmarks.ep [--links 1gbit 0.4gbit none] [--ranks 2] [--pairs 8]
-        [--check] [--smoke]
+        [--shapes qwen3] [--dtypes bfloat16] [--deduplicate] [--check] [--smoke]
 
 One experts block per cell, forward and backward, fresh gradients. Beside the ratio stands what stock's four exchanges
 and its experts take by themselves in the same run: the gain can be largest where the two are equal. --check: the marks
@@ -33,9 +33,11 @@ SMOKE = {"smoke": (32, 16, 4, 2, 24)}
 def cells(options: argparse.Namespace) -> list[dict]:
     """What every rank runs over one link."""
     found = []
-    for name, (M, H, E, K, T) in (SMOKE if options.smoke else SHAPES).items():
+    shapes = SMOKE if options.smoke else {name: SHAPES[name] for name in options.shapes}
+    for name, (M, H, E, K, T) in shapes.items():
         for dtype in options.dtypes:
-            found.append({"name": name, "M": M, "H": H, "E": E, "K": K, "T": T, "dtype": dtype})
+            cell = {"name": name, "M": M, "H": H, "E": E, "K": K, "T": T, "dtype": dtype}
+            found.append(cell | {"deduplicate": options.deduplicate})
     return found
 
 
@@ -77,6 +79,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--links", nargs="+", default=["none", "4gbit", "1gbit", "0.4gbit"])
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32"])
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=list(SHAPES))
+    parser.add_argument("--deduplicate", action="store_true", help="Sluice sends a token once to each rank")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--warm-up", type=int, default=16, help="pairs before that, in which Sluice chooses n")

@@ -39,6 +39,8 @@ class Cell:
             module = modules[side]
             module._is_expert_parallel = True
             module.config._experts_implementation = experts
+            if side == "sluice" and cell["deduplicate"]:
+                module.config.sluice = {"deduplicate": True}
             self.sides[side] = implementations[transport](module, ep, alone)
         self.modules = modules
         everything = Shape(cell["M"], cell["H"], cell["E"], cell["K"])

@@ -111,13 +111,15 @@ def test_Experts_TinyRun_LeavesAWholeRecord(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_Ep_TinyRun_LeavesAWholeRecord(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deduplicate", (False, True))
+def test_Ep_TinyRun_LeavesAWholeRecord(tmp_path: Path, deduplicate: bool) -> None:
     options = ("--smoke", "--links", "none", "--pairs", "2", "--warm-up", "2", "--records", str(tmp_path))
-    done = _run("integration_tests/benchmarks/ep.py", *options)
+    done = _run("integration_tests/benchmarks/ep.py", *options, *(("--deduplicate",) if deduplicate else ()))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     record = json.loads((tmp_path / "ep.json").read_text())
     (line,) = record["lines"]
     assert record["ranks"] == 2 and (line["name"], line["link"]) == ("smoke", "none")
+    assert line["deduplicate"] == deduplicate
     assert all(len(line["seconds"][side]) == 2 for side in ("stock", "sluice"))
     assert line["difference"] < 1e-5 and line["comm_s"] > 0 and line["compute_s"] > 0 and line["chunks"] >= 1
     assert isinstance(ep_marks.missed(line), list)

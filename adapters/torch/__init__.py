@@ -12,6 +12,7 @@ from .layer import MoeLayer, Swiglu
 from .options import layer_options, refused_policy
 from .placement import device_of
 from .stacked import StackedLayer
+from .watchers import watcher
 
 __all__ = [
     "CallbackExperts",
@@ -25,4 +26,5 @@ __all__ = [
     "device_of",
     "layer_options",
     "refused_policy",
+    "watcher",
 ]

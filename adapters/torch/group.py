@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import time
+import warnings
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -71,7 +72,7 @@ class EpGroup:
         """The group of these global ranks; None: this process alone.
 
         Collective over the ranks named, not over others. Asked again for the same transport, it answers with the same
-        group.
+        group, of which the timeout stays what it was; a warning says so where another is asked for.
         """
         key = (0,) if ranks is None else tuple(int(rank) for rank in ranks)
         if len(key) == 1:
@@ -80,6 +81,13 @@ class EpGroup:
             raise InvalidArgument(f"ranks of an expert-parallel group must ascend without repeats, not {list(key)}")
         known = _groups.get((key, transport))
         if known is not None and known.alive:
+            if timeout not in (None, known.timeout):
+                stays, wanted = known.timeout.total_seconds(), timeout.total_seconds()
+                warnings.warn(
+                    f"ranks {list(key)} are joined already; their timeout stays {stays:g} s, {wanted:g} s is not in "
+                    "effect. Give it with the first model that joins them",
+                    stacklevel=2,
+                )
             return known
         if known is not None:
             known.close()

@@ -28,6 +28,7 @@ from .experts import CallbackExperts, callbacks
 from .function import run_layer
 from .options import runs_again
 from .passes import Pass, is_repeated, save_callback
+from .watchers import watcher
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
@@ -266,6 +267,9 @@ class MoeLayer:
     ) -> torch.Tensor:
         """The layer's output [T, M]. Collective over the group."""
         try:
+            watched_by = watcher()
+            if watched_by is not None:
+                raise Unsupported(f"{watched_by} cannot see into the library that computes this layer")
             flat, counts = self._flatten(params)
             if tokens.dim() == 2 and tokens.stride(1) != 1:
                 tokens = tokens.contiguous()

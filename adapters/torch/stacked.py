@@ -40,7 +40,8 @@ class StackedLayer(CastingLayer):
     ) -> torch.Tensor | None:
         """Forward alone, for generation: no autograd, everything prepared that can be. None: take the usual way.
 
-        So is every error: the usual way finds it again and words it.
+        So is every error: the usual way finds it again and words it. The caller has asked whether anything watches
+        (watchers.py).
         """
         shape = tokens.shape
         if (

@@ -22,6 +22,7 @@ from sluice.adapters.torch import (
     StackedLayer,
     layer_options,
     refused_policy,
+    watcher,
 )
 from sluice.adapters.transformers import contract as contracts
 from sluice.adapters.transformers.host_experts import HostExperts, StockExperts
@@ -32,7 +33,11 @@ from sluice.errors import InvalidArgument, Unsupported
 def forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> torch.Tensor:
     """See hook.sluice_experts_forward."""
     if torch.compiler.is_compiling():
-        return _outside_the_graph()(self, hidden_states, top_k_index, top_k_weights)
+        return outside_the_graph(_forward)(self, hidden_states, top_k_index, top_k_weights)
+    return _forward(self, hidden_states, top_k_index, top_k_weights)
+
+
+def _forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> torch.Tensor:
     known = _by_id.get(id(self))
     if known is not None and known[0]() is self:
         return known[1].call(self, hidden_states, top_k_index, top_k_weights)
@@ -45,9 +50,9 @@ def forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any)
 
 
 @functools.cache
-def _outside_the_graph() -> Any:
+def outside_the_graph(function: Any) -> Any:
     """Only where torch.compile is in use: importing it takes seconds."""
-    return torch.compiler.disable(forward, reason="Sluice's experts are a call into a C library: a graph break")
+    return torch.compiler.disable(function, reason="Sluice's experts are a call into a C library: a graph break")
 
 
 # By module and not in it: copies, pickles and saved models stay the host's own.
@@ -138,6 +143,7 @@ class ExpertsState:
 
     def call(self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The module's experts on these rows."""
+        watched_by = watcher()
         if (
             self._version != settings.version
             or self._signature != self._now(module)
@@ -149,25 +155,17 @@ class ExpertsState:
             except Exception as error:
                 self._refuse(error, hidden.device)
                 raise
-        latest = self._latest
-        if latest is not None and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
-            parameters = module._parameters
-            tensors = [parameters.get(name) for name in self._contract.names]  # local ones are no parameters: None
-            up = tensors[0]
-            if (
-                all(type(tensor) is torch.nn.Parameter for tensor in tensors)
-                and up.shape == self._up_shape
-                and up.dtype is latest.dtype
-            ):
-                route = weights if weights.dtype == torch.float32 else weights.float()
-                found = latest.quick(hidden, ids, route, tensors)
-                if found is not None:
-                    return found
+        if watched_by is None and self._latest is not None:
+            found = self._quick(self._latest, module, hidden, ids, weights)
+            if found is not None:
+                return found
         if self._options is None:
             from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
             return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden, ids, weights)
         try:
+            if watched_by is not None:
+                raise Unsupported(_watched(type(module).__name__, watched_by, self._group is not None))
             layer, tensors, dtype = self._layer_of(module, hidden, ids, weights)
         except Exception as error:
             self._refuse(error, hidden.device)
@@ -186,6 +184,23 @@ class ExpertsState:
                 finally:
                     layer.experts.bind(None, None)
         return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
+
+    def _quick(
+        self, latest: StackedLayer, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor | None:
+        """A call without gradients, by the layer of the last one. None: not now."""
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return None
+        parameters = module._parameters
+        tensors = [parameters.get(name) for name in self._contract.names]  # local ones are no parameters: None
+        up = tensors[0]
+        if (
+            not all(type(tensor) is torch.nn.Parameter for tensor in tensors)
+            or up.shape != self._up_shape
+            or up.dtype is not latest.dtype
+        ):
+            return None
+        return latest.quick(hidden, ids, weights if weights.dtype == torch.float32 else weights.float(), tensors)
 
     def _layer_of(
         self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -361,6 +376,13 @@ def _check_rows(name: str, model: int, device: torch.device, hidden: Any, ids: A
             raise Unsupported(
                 f"{name}: {what} is on {tensor.device} and the experts are on {where}: move one, {contracts.OTHERWISE}"
             )
+
+
+def _watched(name: str, watched_by: str, is_parallel: bool) -> str:
+    others = 'experts_implementation="batched_mm"'
+    if is_parallel:
+        others += ' and ep_implementation="all_to_all"'
+    return f"{name}: {watched_by} cannot see into Sluice's C library: use {others} for it"
 
 
 def _check_policy(module: Any, contract: contracts.Contract, options: Options | None) -> None:

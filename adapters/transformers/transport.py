@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sluice import settings
 from sluice.adapters.torch import EpGroup
-from sluice.adapters.transformers.experts import ExpertsState, transported
+from sluice.adapters.transformers.experts import ExpertsState, outside_the_graph, transported
 from torch.distributed import get_process_group_ranks
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -44,6 +44,11 @@ class SluiceEP(EPImplementation):
         """The weighted expert outputs for this rank's tokens. Collective over the expert-parallel group."""
         if self._stock is not None:
             return self._stock(hidden_states, top_k_index, top_k_weights)
+        if torch.compiler.is_compiling():
+            return outside_the_graph(SluiceEP._exchange)(self, hidden_states, top_k_index, top_k_weights)
+        return self._exchange(hidden_states, top_k_index, top_k_weights)
+
+    def _exchange(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
         if self.tp_mesh.size() == 1:
             return self._state.call(self._experts, hidden_states, top_k_index, top_k_weights)
         # Ranks that share a batch keep a slice of its tokens each, so that no token is computed twice.

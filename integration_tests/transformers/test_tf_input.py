@@ -19,6 +19,9 @@ from sluice import settings
 from sluice.config import ConfigError
 from sluice.errors import InvalidArgument, OverBudget, Unsupported
 from tf_compare import check, rows
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def make(kind: str = "mixtral") -> torch.nn.Module:
@@ -223,6 +226,67 @@ def test_Doctor_SaysThatItIsRegistered() -> None:
 
     found = {finding.check: finding for finding in doctor.examine()}
     assert found["transformers"].state == doctor.OK, found["transformers"]
+
+
+def _vmapped(module: torch.nn.Module, given: Any) -> None:
+    torch.func.vmap(lambda tokens: module(tokens, given.ids, given.weights))(given.tokens[None])
+
+
+def _functional_grad(module: torch.nn.Module, given: Any) -> None:
+    torch.func.grad(lambda tokens: module(tokens, given.ids, given.weights).sum())(given.tokens)
+
+
+def _forward_mode(module: torch.nn.Module, given: Any) -> None:
+    with torch.autograd.forward_ad.dual_level():
+        module(torch.autograd.forward_ad.make_dual(given.tokens, given.tokens), given.ids, given.weights)
+
+
+def _fx(module: torch.nn.Module, given: Any, **how: Any) -> None:
+    make_fx(lambda tokens: module(tokens, given.ids, given.weights), **how)(given.tokens)
+
+
+def _early_fx(module: torch.nn.Module, given: Any) -> None:
+    _fx(module, given, pre_dispatch=True)
+
+
+def _exported(module: torch.nn.Module, given: Any) -> None:
+    torch.export.export(module, (given.tokens, given.ids, given.weights))
+
+
+def _traced(module: torch.nn.Module, given: Any) -> None:
+    torch.jit.trace(module.requires_grad_(False), (given.tokens, given.ids, given.weights))
+
+
+def _fake(module: torch.nn.Module, given: Any) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        module(mode.from_tensor(given.tokens), given.ids, given.weights)
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize(
+    "way, said",
+    [
+        (_vmapped, "torch.func"),
+        (_functional_grad, "torch.func"),
+        (_forward_mode, "forward-mode"),
+        (_fx, "make_fx"),
+        (_early_fx, "make_fx"),
+        (_exported, ""),
+        (_traced, "torch.jit.trace"),
+        (_fake, "FakeTensorMode"),
+    ],
+)
+def test_Watchers_ThatCannotSeeInside_AreRefused(way: Any, said: str, grad: bool) -> None:
+    """Without a word a graph would lack the experts, and tangents would end there."""
+    module, given = make(), rows(16, 4, 5, 2)
+    with torch.set_grad_enabled(grad):
+        wanted = run(module)
+        with pytest.raises(Unsupported) as caught:
+            way(module, given)
+        for word in ("MixtralExperts", 'experts_implementation="batched_mm"', said):
+            assert word in str(caught.value), caught.value
+        with FlopCounterMode(display=False):  # and a mode that watches, and loses nothing by what it does not see
+            assert torch.equal(run(module), wanted)
 
 
 def test_Compile_BreaksTheGraphAndSaysSo() -> None:

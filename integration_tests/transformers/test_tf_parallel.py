@@ -129,6 +129,21 @@ def test_TwoRanks_Checkpointed_AsWithout(ranks: Ranks, saved: Any, reentrant: bo
         assert found["calls"] == 2, found
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_TwoRanks_Compiled_AsWithout(ranks: Ranks, saved: Any, layout: str) -> None:
+    for found in ranks.run("tf_ep_jobs:compiled", path=saved("mixtral"), layout=LAYOUTS[layout]):
+        assert found["worst"] < 2e-6, found
+        assert found["passes"] >= 2 * 2, found  # layers, directions; and those before it
+        assert any("Sluice's experts are a call into a C library" in reason for reason in found["breaks"]), found
+
+
+def test_TwoRanks_OneInForwardMode_BothAreToldAndGoOn(ranks: Ranks, saved: Any) -> None:
+    for rank, said in enumerate(ranks.run("tf_ep_jobs:watched", path=saved("mixtral"))):
+        assert len(said) == 2, said
+        assert "forward-mode" in said[rank] and 'ep_implementation="all_to_all"' in said[rank], said
+        assert "PeerRefused" in said[1 - rank] and "forward-mode" in said[1 - rank], said
+
+
 # One of each layout of the tensors and each kind of gate.
 FAMILIES = {
     "mixtral": "sluice",

@@ -5,6 +5,7 @@ Called on every rank.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -12,7 +13,9 @@ import sluice
 import tf_models
 import torch
 import torch.distributed as dist
+from sluice.errors import SluiceError
 from tf_models import batch, gaps, make, step
+from torch.autograd import forward_ad
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
@@ -74,6 +77,50 @@ def checkpointed(kind: str, path: str, layout: dict[str, int], reentrant: bool) 
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     found = step(model, mine)
     return {"worst": max(gaps(found, plain).values()), "calls": len(calls)}
+
+
+def compiled(path: str, layout: dict[str, int]) -> dict[str, Any]:
+    """The worst gap of a step under torch.compile to one without, the forwards and backwards that Sluice ran in it,
+    and why dynamo's graphs ended."""
+    _, mine = _batches(layout)
+    wanted = step(split(path, layout), mine)
+    model = split(path, layout)
+    before = os.environ.pop("TORCHDYNAMO_DISABLE", None)
+    disabled, torch._dynamo.config.disable = torch._dynamo.config.disable, False
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    try:
+        compiled = step(torch.compile(model, backend="eager"), mine)
+        breaks = list(torch._dynamo.utils.counters["graph_break"])
+    finally:
+        torch._dynamo.config.disable = disabled
+        if before is not None:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
+        torch._dynamo.reset()
+    found = {name.removeprefix("_orig_mod."): value for name, value in compiled.items()}
+    passes = sluice.stats(model.model.layers[-1].mlp.experts)["num_passes"]
+    return {"worst": max(gaps(found, wanted).values()), "passes": passes, "breaks": breaks}
+
+
+def watched(path: str) -> list[str]:
+    """What each rank is told of two calls of an experts block, rank 0's and then rank 1's with forward-mode
+    differentiation around it; then both call it without."""
+    model = split(path, {"fsdp_size": dist.get_world_size()})
+    block = model.model.layers[0].mlp.experts
+    tokens, ids, weights = (
+        torch.randn(5, model.config.hidden_size),
+        torch.zeros(5, 1, dtype=torch.long),
+        torch.ones(5, 1),
+    )
+    said = []
+    for turn in range(dist.get_world_size()):
+        try:
+            with forward_ad.dual_level() if dist.get_rank() == turn else contextlib.nullcontext():
+                block(tokens, ids, weights)
+        except SluiceError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    assert block(tokens, ids, weights).isfinite().all()
+    return said
 
 
 def accumulated(path: str, layout: dict[str, int], watched: bool = False) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Groups of ranks: of several sizes, made by ranks that differ, and joins that fail."""
 
+import warnings
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -62,6 +63,11 @@ def several_groups():
     groups = [EpGroup.for_ranks(pair), EpGroup.for_ranks(range(4)), EpGroup.for_ranks([rank])]
     assert EpGroup.for_ranks(pair) is groups[0] and groups[0].world_size == 2 and groups[2].comm is None
     assert [g.rank for g in groups] == [rank % 2, rank, 0]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert EpGroup.for_ranks(pair, groups[0].timeout) is groups[0] and not told
+        assert EpGroup.for_ranks(pair, timedelta(seconds=7)) is groups[0]
+    assert len(told) == 1 and "7 s is not in effect" in str(told[0].message), told
     contexts = [Context(g) for g in groups]
     for turn in range(3):
         for g, context in zip(groups, contexts):

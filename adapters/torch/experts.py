@@ -43,6 +43,14 @@ class CallbackExperts:
             return self._parameters()
         return [list(module.parameters()) for module in self.modules]
 
+    def read_for(self, parameters: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """What the modules read where `parameters` are the layer's inputs: gradients are taken with respect to that.
+
+        Leaves, if one input may be computed from another: a gradient that went on through the first would reach the
+        second twice, here and outside of the layer.
+        """
+        return parameters
+
     def as_bound(self) -> CallbackExperts:
         """These experts as they are now, for the backward that runs them again: the host's own call has ended then."""
         return self
@@ -93,7 +101,7 @@ def _saved_as_they_are() -> saved_tensors_hooks:
 class ExpertRun:
     """The callbacks of one forward and its backward.
 
-    parameters  per local expert, the host's own tensors (not what saved-tensor hooks make of them); empty when no
+    parameters  per local expert, what its module reads (not what saved-tensor hooks make of it); empty when no
                 backward may follow
     again       the library asks for forward a second time in backward: nothing of the first outlives it. Both record
                 a graph, since some of torch's operations give other bits without

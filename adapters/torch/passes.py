@@ -35,7 +35,7 @@ class Pass:
         self.error: BaseException | None = None
         self.experts: ExpertRun | None = None
         if layer.experts is not None:
-            parameters = self.by_expert(flat) if record else []
+            parameters = layer.experts.read_for(self.by_expert(flat)) if record else []
             again = record and layer.runs_experts_again
             experts = layer.experts.as_bound() if again else layer.experts
             placement = layer.context.placement

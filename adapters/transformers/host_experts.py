@@ -22,19 +22,25 @@ class HostExperts(CallbackExperts):
         self._contract = contract
         self._module: Any = None
         self._own: list[tuple[torch.Tensor, ...]] = []
+        self._read: list[tuple[torch.Tensor, ...]] = []
         self._shared: list[torch.Tensor] = []
 
     def bind(self, module: Any, tensors: list[torch.Tensor] | None) -> None:
         """The module and its stacked tensors for the calls that follow; (None, None) lets go of them."""
         self._module = module
         self._own = [] if tensors is None else list(zip(*(tensor.unbind(0) for tensor in tensors)))
+        self._read = [] if tensors is None else list(zip(*map(_leaves, tensors)))
         self._shared = [] if module is None else list(others(module, self._contract.names).values())
 
     def as_bound(self) -> HostExperts:
         """See CallbackExperts: `bind` lets go of the module before a backward."""
         twin = self._empty(len(self.modules))
-        twin._module, twin._own, twin._shared = self._module, self._own, self._shared
+        twin._module, twin._own, twin._read, twin._shared = self._module, self._own, self._read, self._shared
         return twin
+
+    def read_for(self, parameters: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """See CallbackExperts: a stacked tensor may be made of other parameters of the module (pruning)."""
+        return [[*mine, *self._shared] for mine in self._read]
 
     def _empty(self, count: int) -> HostExperts:
         return HostExperts(self._contract, count)
@@ -44,7 +50,7 @@ class HostExperts(CallbackExperts):
 
     def _expert(self, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
         def call(rows: torch.Tensor) -> torch.Tensor:
-            module, own = self._module, self._own[index]
+            module, own = self._module, self._read[index]
             up, down, *biases = own
             middle = self._linear(rows.to(up.dtype), up, biases[0] if biases else None)
             middle = module._apply_gate(middle) if self._contract.gated else module.act_fn(middle)
@@ -58,6 +64,12 @@ class HostExperts(CallbackExperts):
             return F.linear(rows, weight, bias)
         out = rows @ weight
         return out if bias is None else out + bias
+
+
+def _leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """One for each expert, in the tensor's memory and without its graph."""
+    wants = tensor.requires_grad and torch.is_grad_enabled()
+    return [part.requires_grad_(wants) for part in tensor.detach().unbind(0)]
 
 
 class StockExperts(HostExperts):
@@ -77,7 +89,7 @@ class StockExperts(HostExperts):
         def call(rows: torch.Tensor) -> torch.Tensor:
             module, names = self._module, self._contract.names
             parameters, count = {name: module._parameters[name] for name in names}, module.num_experts
-            module._parameters.update(zip(names, (tensor.unsqueeze(0) for tensor in self._own[index])))
+            module._parameters.update(zip(names, (tensor.unsqueeze(0) for tensor in self._read[index])))
             module.num_experts = 1
             try:
                 ids = torch.zeros(rows.shape[0], 1, dtype=torch.int64, device=rows.device)

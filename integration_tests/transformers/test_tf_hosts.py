@@ -18,7 +18,7 @@ import tf_models
 import torch
 from tf_compare import check, rows
 from tf_models import experts_of, runs_on_sluice
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 from transformers import AutoConfig, AutoModelForCausalLM
 
 CLASS_OF = dict(tf_families.classes())
@@ -55,6 +55,26 @@ def test_LowRank_OnFrozenExperts_AsEager(kind: str, adapted: list[str]) -> None:
         found = module(given.tokens, given.ids, given.weights)
     wanted = tf_compare.reference(module, given, torch.float32).values["output"]
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"policy": "S4"}], ids=str)
+@pytest.mark.parametrize("is_known", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "muse_spark"])
+def test_Pruned_Experts_AsEager(kind: str, is_known: bool, options: dict[str, Any]) -> None:
+    """The stacked tensor is then no parameter, but made of one that the module has too."""
+    module = tf_families.make(kind, CLASS_OF[kind], 37, 29, 6)
+    given = rows(37, 6, 23, 2)
+    sluice.configure(**options)
+    try:
+        if is_known:
+            check(module, given)
+        prune.random_unstructured(module, "down_proj", amount=0.4)
+        found = tf_compare.run(module, given, torch.float32)
+    finally:
+        sluice.configure()
+    with tf_compare.implementation(module, "eager"):
+        gaps = found.gaps(tf_compare.run(module, given, torch.float32))
+    assert "down_proj_orig" in gaps and max(gaps.values()) < 2e-5, gaps
 
 
 def test_Experts_AllFrozenInAModel_OthersTrainAsEager() -> None:

@@ -20,90 +20,22 @@ from __future__ import annotations
 import argparse
 import copy
 import ctypes
-import functools
 import itertools
 import json
-import statistics
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import sluice
 import torch
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from integration_tests.benchmarks import experts_marks
+from integration_tests.benchmarks.experts_block import SHAPES, Rows, Shape, make_module, make_rows, seconds
+from integration_tests.benchmarks.experts_decode import decode
 from integration_tests.benchmarks.machine import machine, versions
 from integration_tests.benchmarks.stats import pair_ratios, quartiles
 
 RECORDS = Path(__file__).parent / "records"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """M, H, E, K of a model's experts."""
-
-    model: int
-    hidden: int
-    experts: int
-    top_k: int
-
-
-SHAPES = {
-    "mixtral": Shape(1024, 3584, 8, 2),
-    "qwen3": Shape(2048, 768, 128, 8),
-    "deepseek": Shape(1024, 512, 64, 6),
-    "smoke": Shape(64, 32, 8, 2),
-}
-
-
-@dataclass
-class Rows:
-    """Inputs of a call and the output's gradient."""
-
-    tokens: torch.Tensor
-    ids: torch.Tensor
-    weights: torch.Tensor
-    grad: torch.Tensor
-
-
-def make_module(shape: Shape, dtype: torch.dtype) -> Any:
-    """Gated SiLU experts as transformers stores them."""
-    config = SimpleNamespace(
-        num_experts=shape.experts,
-        hidden_size=shape.model,
-        moe_intermediate_size=shape.hidden,
-        hidden_act="silu",
-        _experts_implementation="sluice",
-    )
-    torch.manual_seed(0)
-    module = Qwen3MoeExperts(config)
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
-    return module.to(dtype)
-
-
-def make_rows(shape: Shape, tokens: int, dtype: torch.dtype) -> Rows:
-    """Skewed routing: expert e is wanted in proportion to 1 / (e + 8)."""
-    gen = torch.Generator().manual_seed(1)
-    share = 1.0 / (torch.arange(shape.experts) + 8.0)
-    ids = torch.multinomial(share.repeat(tokens, 1), shape.top_k, generator=gen)
-    return Rows(
-        torch.randn(tokens, shape.model, generator=gen).to(dtype),
-        ids,
-        torch.softmax(torch.randn(tokens, shape.top_k, generator=gen), -1),
-        torch.randn(tokens, shape.model, generator=gen).to(dtype),
-    )
-
-
-def _seconds(action: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = action()
-    return time.perf_counter() - start, result
 
 
 def step(module: Any, name: str, rows: Rows, keep_grads: bool) -> tuple[float, float]:
@@ -112,8 +44,8 @@ def step(module: Any, name: str, rows: Rows, keep_grads: bool) -> tuple[float, f
     if not keep_grads:
         module.zero_grad(set_to_none=True)
     tokens, weights = rows.tokens.detach().requires_grad_(), rows.weights.detach().requires_grad_()
-    forward, out = _seconds(lambda: module(tokens, rows.ids, weights))
-    backward, _ = _seconds(lambda: out.backward(rows.grad))
+    forward, out = seconds(lambda: module(tokens, rows.ids, weights))
+    backward, _ = seconds(lambda: out.backward(rows.grad))
     return forward, backward
 
 
@@ -147,12 +79,12 @@ def copy_bandwidth(megabytes: int = 256) -> float:
     """Bytes read plus bytes written per second, of a large copy by the threads of this run."""
     source, target = (torch.ones(megabytes << 18) for _ in range(2))
     target.copy_(source)
-    return 2 * source.nbytes / min(_seconds(lambda: target.copy_(source))[0] for _ in range(3))
+    return 2 * source.nbytes / min(seconds(lambda: target.copy_(source))[0] for _ in range(3))
 
 
 def fresh_page_rate(megabytes: int = 256) -> float:
     """Bytes per second of writing memory that has just come from the system."""
-    return (megabytes << 20) / min(_seconds(lambda: torch.ones(megabytes << 18))[0] for _ in range(3))
+    return (megabytes << 20) / min(seconds(lambda: torch.ones(megabytes << 18))[0] for _ in range(3))
 
 
 def traffic(shape: Shape, tokens: int, module: Any, rows: Rows) -> dict[str, int]:
@@ -207,46 +139,6 @@ def backward_peak(module: Any, name: str, rows: Rows, keep_grads: bool) -> dict[
     return {"peak_over_gradients": (_status("VmHWM") - before) / gradients, "saved_mib": sum(saved.values()) / 2**20}
 
 
-# ---- decoding ----
-
-
-def decode(shape: Shape, dtype: torch.dtype, names: list[str], rounds: int) -> dict[str, Any]:
-    """Microseconds per call without gradients, beside a loop of torch.mm over the hit experts.
-
-    `overhead_us`: the call at widths of 16, where products take next to nothing.
-    """
-    small = Shape(16, 16, shape.experts, shape.top_k)
-    found: dict[str, Any] = {}
-    with torch.no_grad():
-        for tokens in (1, 2, 4, 8):
-            cell: dict[str, Any] = {}
-            for key, size in (("call_us", shape), ("overhead_us", small)):
-                module, rows = make_module(size, dtype), make_rows(size, tokens, dtype)
-                for name in names:
-                    module.config._experts_implementation = name
-                    call = functools.partial(module, rows.tokens, rows.ids, rows.weights)
-                    cell.setdefault(name, {})[key] = _micro(call, rounds)
-                if key == "call_us":
-                    cell["products_us"] = _micro(functools.partial(_products, module, rows), rounds)
-            found[str(tokens)] = cell
-    return found
-
-
-def _products(module: Any, rows: Rows) -> None:
-    for expert in rows.ids.unique().tolist():
-        x = rows.tokens[(rows.ids == expert).any(-1)]
-        pre = torch.mm(x, module.gate_up_proj[expert].t())
-        torch.mm(pre[:, : pre.shape[1] // 2], module.down_proj[expert].t())
-
-
-def _micro(action: Callable[[], Any], rounds: int) -> float:
-    """The median of the fastest quarter: what a call takes when nobody interrupts it."""
-    for _ in range(5):
-        action()
-    times = sorted(_seconds(action)[0] for _ in range(40 * rounds))
-    return statistics.median(times[: max(1, len(times) // 4)]) * 1e6
-
-
 # ---- one cell ----
 
 
@@ -269,7 +161,7 @@ def run_cell(
         for side in names if number % 2 else reversed(names):
             step(module, side, rows, keeps)
             sides[side] = step(module, side, rows, keeps)
-        sides["dense"] = (_seconds(dense.forward)[0], _seconds(dense.backward)[0])
+        sides["dense"] = (seconds(dense.forward)[0], seconds(dense.backward)[0])
         moved = traffic(shape, tokens, module, rows)
         sides["roofline_bytes"] = (
             moved["forward"] / bandwidth,

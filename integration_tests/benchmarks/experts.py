@@ -4,7 +4,7 @@
         [--dtypes float32 bfloat16] [--threads 1 2] [--gradients fresh kept] [--rounds 5] [--eager] [--check] [--smoke]
 
 Per cell: forward and backward seconds (medians), speedups over neighbouring pairs, peak memory of a backward over what
-is resident, saved bytes, and decoding (T = 1, 2, 4, 8 without gradients). The roofline is the larger of two times
+is resident, saved bytes, and calls without gradients (experts_decode.py). The roofline is the larger of two times
 measured between the rounds: plain dense products of the same flops; and bytes (weights read twice, gradients, rows)
 over the copy bandwidth of the same threads. Every cell runs with gradients
 
@@ -244,12 +244,13 @@ def main() -> int:
                     found["cells"].append(record)
                 if not options.no_decode:
                     key = f"{name} {str(dtype).removeprefix('torch.')} {threads} threads"
-                    found["decode"][key] = decode(SHAPES[name], dtype, ["sluice", "grouped_mm"], options.rounds)
+                    found["decode"][key] = decode(SHAPES[name], dtype, ["sluice", "grouped_mm"], 40 * options.rounds)
                     for count, cell in found["decode"][key].items():
                         print(
                             f"{key}, decode T {count}: {cell['sluice']['call_us']:.0f} us, products "
-                            f"{cell['products_us']:.0f}; at width 16 {cell['sluice']['overhead_us']:.0f} "
-                            f"(grouped_mm {cell['grouped_mm']['overhead_us']:.0f})",
+                            f"{cell['products_us']:.0f}; at width 16 {cell['sluice']['narrow_us']:.0f}, "
+                            f"{cell['sluice']['overhead_us']:.0f} of them over its products "
+                            f"(grouped_mm {cell['grouped_mm']['narrow_us']:.0f})",
                             flush=True,
                         )
                 options.record.parent.mkdir(parents=True, exist_ok=True)  # what is done is kept

@@ -42,13 +42,16 @@ def missed(cell: dict[str, Any]) -> list[str]:
 
 
 def missed_by_decode(key: str, cells: dict[str, Any]) -> list[str]:
-    """The same of the calls without gradients of a shape. What a call takes at widths of 16 is all counted as overhead,
-    products of that size and transformers' own part of the call too."""
+    """The same of the calls without gradients of a shape: what they take at widths of 16 over their own products,
+    transformers' part of the call counted, and the whole call beside a loop of products at the shape's widths."""
     said = []
     for tokens, cell in cells.items():
         took = cell["sluice"]["overhead_us"]
         if took > MOST_OVERHEAD_US:
-            said.append(f"missed: {key}, decode T {tokens}: {took:.0f} us at width 16, at most {MOST_OVERHEAD_US}")
+            said.append(f"missed: {key}, decode T {tokens}: {took:.0f} us over products, at most {MOST_OVERHEAD_US}")
+        over = cell["sluice"]["call_us"] - cell["products_us"]
+        if over > MOST_OVERHEAD_US:
+            said.append(f"missed: {key}, decode T {tokens}: {over:.0f} us over a loop of torch.mm")
     return said
 
 

@@ -62,12 +62,18 @@ def test_Experts_Nothing_KeepsNothing() -> None:
     assert not experts_marks.verdicts([])[1]
 
 
+def _calls(overhead: float, call: float) -> dict[str, Any]:
+    return {"sluice": {"overhead_us": overhead, "call_us": call}, "products_us": 1000.0}
+
+
 def test_Experts_Decode_SlowCalls_AreNamed() -> None:
-    calls = {tokens: {"sluice": {"overhead_us": took}} for tokens, took in (("1", 30.0), ("8", 31.4))}
+    calls = {"1": _calls(30.0, 1030.0), "4": _calls(31.4, 900.0), "8": _calls(20.0, 1031.0)}
     lines, good = experts_marks.verdicts([_cell()], {"qwen3 bfloat16 1 threads": calls})
-    assert (lines, good) == (["missed: qwen3 bfloat16 1 threads, decode T 8: 31 us at width 16, at most 30"], False)
-    del calls["8"]
-    assert experts_marks.verdicts([_cell()], {"qwen3 bfloat16 1 threads": calls})[1]
+    assert not good and lines == [
+        "missed: qwen3 bfloat16 1 threads, decode T 4: 31 us over products, at most 30",
+        "missed: qwen3 bfloat16 1 threads, decode T 8: 31 us over a loop of torch.mm",
+    ]
+    assert experts_marks.verdicts([_cell()], {"qwen3 bfloat16 1 threads": {"1": calls["1"]}})[1]
 
 
 def _line(median: float, q3: float, comm: float) -> dict[str, Any]:
@@ -96,7 +102,8 @@ def test_Experts_TinyRun_LeavesAWholeRecord(tmp_path: Path) -> None:
     file = tmp_path / "experts.json"
     done = _run("-m", "integration_tests.benchmarks.experts", "--smoke", "--check", "--record", str(file))
     assert "wrote experts.json" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
-    cells = json.loads(file.read_text())["cells"]
+    record = json.loads(file.read_text())
+    cells = record["cells"]
     kinds = [(cell["threads"], cell["dtype"], cell["gradients"]) for cell in cells]
     wanted = [(n, dtype, kind) for n in (1, 2) for dtype in ("float32", "bfloat16") for kind in ("fresh", "kept")]
     assert kinds == wanted
@@ -107,6 +114,8 @@ def test_Experts_TinyRun_LeavesAWholeRecord(tmp_path: Path) -> None:
         assert all(cell["seconds"][side]["backward"]["median"] > 0 for side in ("sluice", "grouped_mm", "dense"))
         memory = cell["memory"]
         assert 0 < memory["sluice"]["saved_mib"] <= 0.5 * memory["grouped_mm"]["saved_mib"]
+    for calls in record["decode"].values():
+        assert all(0 < cell["sluice"]["narrow_products_us"] < cell["sluice"]["narrow_us"] for cell in calls.values())
     assert done.returncode == 0 and "all 8 cells keep the marks" in done.stdout  # only saved bytes count for this shape
 
 

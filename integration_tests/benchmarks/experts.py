@@ -244,7 +244,7 @@ def main() -> int:
                     found["cells"].append(record)
                 if not options.no_decode:
                     key = f"{name} {str(dtype).removeprefix('torch.')} {threads} threads"
-                    found["decode"][key] = decode(SHAPES[name], dtype, ["sluice", "grouped_mm"], 40 * options.rounds)
+                    found["decode"][key] = decode(SHAPES[name], dtype, ["sluice", "grouped_mm"], 3 * options.rounds)
                     for count, cell in found["decode"][key].items():
                         print(
                             f"{key}, decode T {count}: {cell['sluice']['call_us']:.0f} us, products "

@@ -12,37 +12,56 @@ import torch
 
 from integration_tests.benchmarks.experts_block import Rows, Shape, make_module, make_rows, seconds
 
+ROUNDS = 16  # of so many calls of each kind, in turns: the machine changes its speed in between
+Action = Callable[[], list[float]]
+
 
 def decode(shape: Shape, dtype: torch.dtype, names: list[str], calls: int) -> dict[str, Any]:
-    """Microseconds of calls without gradients at T = 1, 2, 4, 8, each the fastest quarter's median of `calls` calls.
+    """Microseconds of calls without gradients at T = 1, 2, 4, 8, each the median of the fastest quarter.
 
     Of each name: `call_us`, beside `products_us`, a loop of torch.mm over the hit experts; and `narrow_us`, the call at
-    widths of 16. Of sluice, its two grouped products in those narrow calls by its own trace, `narrow_products_us`, and
-    what is left of the call without a trace, transformers' own part too: `overhead_us`.
+    widths of 16. Of sluice, its two grouped products in narrow calls by its own trace, `narrow_products_us`, and what
+    is left of a call without a trace, transformers' own part too: `overhead_us`. calls: of each kind in each round.
     """
     narrow = Shape(16, 16, shape.experts, shape.top_k)
     found: dict[str, Any] = {}
     with torch.no_grad():
         for tokens in (1, 2, 4, 8):
-            cell: dict[str, Any] = {name: {} for name in names}
-            for key, size in (("call_us", shape), ("narrow_us", narrow)):
-                module, rows = make_module(size, dtype), make_rows(size, tokens, dtype)
-                for name in names:
-                    module.config._experts_implementation = name
-                    call = functools.partial(module, rows.tokens, rows.ids, rows.weights)
-                    cell[name][key] = _micro(call, calls)
-                    if name == "sluice" and key == "narrow_us":
-                        cell[name]["narrow_products_us"] = traced_products(call, calls)
-                        cell[name]["overhead_us"] = cell[name][key] - cell[name]["narrow_products_us"]
-                if key == "call_us":
-                    cell["products_us"] = _micro(functools.partial(_products, module, rows), calls)
+            module, rows = make_module(shape, dtype), make_rows(shape, tokens, dtype)
+            wide = {name: _micro(_call(module, name, rows), calls) for name in names}
+            wide["products"] = _micro(functools.partial(_products, module, rows), calls)
+            call_us = _in_turns(wide)
+            module, rows = make_module(narrow, dtype), make_rows(narrow, tokens, dtype)
+            small = {name: _micro(_call(module, name, rows), 10 * calls) for name in names}
+            small["products"] = functools.partial(traced_products, _call(module, "sluice", rows), 10 * calls)
+            narrow_us = _in_turns(small)
+            cell: dict[str, Any] = {name: {"call_us": call_us[name], "narrow_us": narrow_us[name]} for name in names}
+            cell["products_us"] = call_us["products"]
+            cell["sluice"]["narrow_products_us"] = narrow_us["products"]
+            cell["sluice"]["overhead_us"] = narrow_us["sluice"] - narrow_us["products"]
             found[str(tokens)] = cell
     return found
 
 
-def traced_products(call: Callable[[], Any], calls: int) -> float:
-    """Microseconds of a call's products, as its trace has them."""
-    sluice.trace.start()
+def _in_turns(kinds: dict[str, Action]) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(ROUNDS):
+        for name, action in kinds.items():
+            times[name] += action()
+    return {name: fastest_quarter(took) for name, took in times.items()}
+
+
+def _call(module: Any, name: str, rows: Rows) -> Callable[[], Any]:
+    def call() -> None:
+        module.config._experts_implementation = name
+        module(rows.tokens, rows.ids, rows.weights)
+
+    return call
+
+
+def traced_products(call: Callable[[], Any], calls: int) -> list[float]:
+    """Microseconds of the products in each of so many calls, as their trace has them."""
+    sluice.trace.start(16 * calls)
     for _ in range(calls):
         call()
     took: dict[str, list[float]] = {"gemm1": [], "gemm2": []}
@@ -52,7 +71,7 @@ def traced_products(call: Callable[[], Any], calls: int) -> float:
     found = {op: len(times) for op, times in took.items()}
     if found != {op: calls for op in took}:
         raise RuntimeError(f"the trace of {calls} calls has {found} products")
-    return sum(fastest_quarter(times) for times in took.values())
+    return [one + two for one, two in zip(took["gemm1"], took["gemm2"], strict=True)]
 
 
 def fastest_quarter(times: list[float]) -> float:
@@ -67,7 +86,12 @@ def _products(module: Any, rows: Rows) -> None:
         torch.mm(pre[:, : pre.shape[1] // 2], module.down_proj[expert].t())
 
 
-def _micro(action: Callable[[], Any], calls: int) -> float:
-    for _ in range(5):
-        action()
-    return fastest_quarter([seconds(action)[0] for _ in range(calls)]) * 1e6
+def _micro(action: Callable[[], Any], calls: int) -> Action:
+    """What each of so many calls takes, after two that warm caches up."""
+
+    def run() -> list[float]:
+        for _ in range(2):
+            action()
+        return [seconds(action)[0] * 1e6 for _ in range(calls)]
+
+    return run

@@ -93,12 +93,23 @@ class _Meeting:
         return bytes(self._store.get(key)) if self._store.check([key]) else b""
 
     def first(self, phase: str, make: Callable[[], bytes]) -> bytes:
-        """What `make`, which must not fail, gives on the first rank; the same on all. Once for each phase."""
+        """What `make` gives on the first rank; the same on all, and an error on all where it fails there. Once for each
+        phase.
+        """
         if self._place == 0:
-            self.write(phase, make())
-        else:
-            self._wait(phase, [phase])
-        return self.read(phase)
+            try:
+                made = make()
+            except Exception as error:
+                self.write(phase, b"-" + f"{error}"[:400].encode())
+                raise
+            self.write(phase, b"+" + made)
+            return made
+        self._wait(phase, [phase])
+        said = self.read(phase)
+        if said[:1] == b"-":
+            told = said[1:].decode(errors="replace")
+            raise PeerRefused(f"rank {self._ranks[0]} could not {phase}: {told}", peer=0)
+        return said[1:]
 
     def _wait(self, phase: str, keys: list[str]) -> None:
         """Polls, so that Ctrl-C works, and at the deadline the missing rank can be named."""

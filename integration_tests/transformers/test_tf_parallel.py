@@ -306,6 +306,15 @@ def test_TwoRanks_ConfigWrongLaterOnOne_BothAreToldAndGoOn(ranks: Ranks, saved: 
     assert first[1].startswith("PeerRefused") and "rank 1" in first[1]
 
 
+def test_TwoRanks_DecisionsInAFileOfTheUsers_AllAreToldAndItStays(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
+    own = tmp_path / "train.py"
+    own.write_text("import torch\n")
+    first, second = ranks.run("tf_models:ep_mistyped", kind="qwen3_moe", path=saved("qwen3_moe"), file=str(own))
+    assert all(said.startswith("NotOurs") and "did not write" in said for said in first), first
+    assert all(said.startswith("PeerRefused") and "did not write" in said for said in second), second
+    assert own.read_text() == "import torch\n" and [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
 def test_TwoRanks_DecisionsKept_SecondRunBeginsWithThem(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
     case = {"kind": "qwen3_moe", "path": saved("qwen3_moe"), "folder": str(tmp_path)}
     first = ranks.run("tf_models:ep_kept", **case)

@@ -244,6 +244,32 @@ def ep_misconfigured(kind: str, path: str) -> list[str]:
     return said
 
 
+def ep_mistyped(kind: str, path: str, file: str) -> list[str]:
+    """What two calls say where the tuner's decisions are said to be in `file`, which is none of Sluice's."""
+    import sluice
+    from sluice.errors import SluiceError
+    from transformers.distributed import DistributedConfig
+
+    world = torch.distributed.get_world_size()
+    sluice.configure(tuner={"decisions": file})
+    said = []
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            experts_implementation="sluice",
+            distributed_config=DistributedConfig(fsdp_size=world, ep_size=world, ep_implementation="sluice"),
+        )
+        for _ in range(2):
+            try:
+                step(model, batch())
+                said.append("")
+            except SluiceError as error:
+                said.append(f"{type(error).__name__}: {error}")
+    finally:
+        sluice.configure()
+    return said
+
+
 def ep_refused(kind: str, path: str) -> dict[str, str]:
     """Rank 1 passes hidden states of a dtype that Sluice does not compute with, in the very first call; then all pass
     good ones. What each rank was told, and what `sluice.stats` says afterwards."""

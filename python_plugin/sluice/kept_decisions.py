@@ -1,9 +1,9 @@
 """Decisions that later runs begin with: the file of "tuner": {"decisions": ...}, as the library writes and reads them.
 
 One file for all machines: an answer is good for the machine that it was found on, so answers lie under its words. The
-file is replaced whole, under a lock. What is no such file is moved aside, with a word; what cannot be read or written
-is let go, with one: training never fails for it. A file of `sluice.export_decisions` may stand in its place: then its
-answers are taken for this machine's.
+file is replaced whole, under a lock. What Sluice wrote and cannot use is moved aside, with a word; what cannot be read
+or written is let go, with one. What Sluice did not write is refused and never touched: a path may be mistyped. A file
+of `sluice.export_decisions` may stand in its place: then its answers are taken for this machine's.
 """
 
 from __future__ import annotations
@@ -13,22 +13,29 @@ import fcntl
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from sluice import decision_log
+from sluice.errors import InvalidArgument
 
 FORM = 1
 EXPORTED = 2  # what the library writes; it reads form 1 as well
 KEPT = 4096  # answers of one machine
 NAME = "kept_decisions.json"
+_OURS = re.compile(rb'\s*\{\s*"sluice_(kept_)?decisions"')  # how all of our files begin, torn ones too
 
 Answers = list[dict[str, Any]]
 
 
 class Damaged(ValueError):
-    """The file is not one of ours."""
+    """A file of ours that cannot be used."""
+
+
+class NotOurs(InvalidArgument):
+    """Not a file of ours, or of another version of them: it stays as it is."""
 
 
 def place(named: str | bool, cache: str | None) -> str:
@@ -55,11 +62,31 @@ def _processor() -> str:
 
 
 def read(path: str, machine: str) -> Answers:
-    """This machine's answers; none where there is no file. Damaged says what is wrong with it."""
+    """This machine's answers; none where there is no file. Damaged and NotOurs say what is wrong with it."""
     found = _machines(path, machine).get(machine, [])
     if not all(_is_answer(answer) for answer in found):
         raise Damaged("its answers are no list of layers with rows")
     return found
+
+
+def check_ours(path: str) -> None:
+    """Raises NotOurs where a file lies there that Sluice did not write: neither its name nor its beginning is ours."""
+    if _is_named_by_us(path):
+        return
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(64)
+    except FileNotFoundError:
+        return
+    if not _OURS.match(begin):
+        raise NotOurs(
+            f'"tuner": decisions {path!r} is a file that Sluice did not write; it stays as it is. Name a path where '
+            "none lies yet, or one that an earlier run left there"
+        )
+
+
+def _is_named_by_us(path: str) -> bool:
+    return os.path.basename(path) == NAME
 
 
 def _is_answer(answer: Any) -> bool:
@@ -67,17 +94,23 @@ def _is_answer(answer: Any) -> bool:
 
 
 def _machines(path: str, machine: str) -> dict[str, Answers]:
+    check_ours(path)
     try:
         with open(path) as file:
             data = json.load(file)
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"not JSON: {error}") from error
     if isinstance(data, dict) and data.get("sluice_decisions") in (1, EXPORTED):
         data = {"sluice_kept_decisions": FORM, "machines": {machine: data.get("answers")}}
     if not isinstance(data, dict) or data.get("sluice_kept_decisions") != FORM:
-        raise Damaged("of another version, or no decisions at all")
+        if _is_named_by_us(path):
+            raise Damaged("of another version, or no decisions at all")
+        raise NotOurs(
+            f'"tuner": decisions {path!r} is of another version of Sluice; it stays as it is. Name another path, or '
+            "run that version"
+        )
     machines = data.get("machines")
     if not isinstance(machines, dict) or not all(isinstance(answers, list) for answers in machines.values()):
         raise Damaged("it has no answers by machine")
@@ -109,7 +142,8 @@ def text_of(answers: Answers) -> str:
 def take(path: str, machine: str, accept: Callable[[str], None]) -> str:
     """This machine's answers as text that `accept` took without an error; "" where there are none.
 
-    Never fails: a file that cannot be used is moved aside, and stderr says so.
+    A file of ours that cannot be used is moved aside, and stderr says so. NotOurs: it is none of ours. What `accept`
+    raises that is not about the text (ValueError is) goes through, and the file stays.
     """
     try:
         answers = read(path, machine)
@@ -119,7 +153,9 @@ def take(path: str, machine: str, accept: Callable[[str], None]) -> str:
         return text
     except OSError as error:
         _say(f"{path} cannot be read ({error.strerror}): training goes on without its decisions")
-    except Exception as problem:  # of the file, or of the library about what is in it
+    except NotOurs:
+        raise
+    except ValueError as problem:  # of the file, or of the library about what is in it
         _move_aside(path, problem)
     return ""
 
@@ -129,6 +165,7 @@ def merge(path: str, machine: str, new: Answers) -> None:
     if not new:
         return
     try:
+        check_ours(path)  # before a lock is made beside it
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         with open(path + ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -142,6 +179,8 @@ def merge(path: str, machine: str, new: Answers) -> None:
             decision_log.replace(
                 path, json.dumps({"sluice_kept_decisions": FORM, "machines": machines}, indent=1) + "\n"
             )
+    except NotOurs as problem:
+        _say(f"{problem.message}: the decisions of this run are not kept")
     except OSError as error:
         _say(f"{path} cannot be written ({error.strerror}): the decisions of this run are not kept")
 

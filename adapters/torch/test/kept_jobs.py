@@ -9,7 +9,7 @@ import torch.distributed as dist
 from layer_cases import Case, group, world
 from sluice.adapters.torch import Context, ContextOptions
 from sluice.config import TunerOptions
-from sluice.errors import InvalidArgument, InvalidState
+from sluice.errors import InvalidArgument, InvalidState, SluiceError
 
 
 def kept_file(folder, first, others):
@@ -34,6 +34,24 @@ def kept_file(folder, first, others):
     context.close()
     dist.barrier()
     return why, count, exported.read_text()
+
+
+def strange_file(folder, text):
+    """What each rank is told, twice, where the first rank's file is none of Sluice's: kind and message."""
+    W, rank = world()
+    path = Path(folder) / f"kept{rank}.json"
+    if rank == 0:
+        path.write_text(text)
+    context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(decisions=str(path))))
+    told = []
+    for _ in range(2):  # as in a notebook, where a cell is run again after its error
+        try:
+            Case(W, tokens=(8, 8), seed=51).layer(context, num_chunks=0)
+        except SluiceError as error:
+            told.append((type(error).__name__, str(error)))
+    context.close()
+    dist.barrier()
+    return told
 
 
 def pinned_file(folder, text):

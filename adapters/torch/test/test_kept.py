@@ -41,7 +41,7 @@ def _bad(answer):
 @pytest.mark.parametrize(
     "text",
     [
-        '{"train_batch_size": 4}',
+        '{"sluice_kept_decisions": 1, "machines": {"th',
         _bad(  # the library finds what is wrong with this one
             {"layer": "a1b2c3d4e5f60718", "rows": 64, "num_chunks": 4000}
         ),
@@ -52,6 +52,15 @@ def test_Kept_Damaged_MovedAsideAndTrainingGoesOn(tmp_path, text):
     assert all(why and "imported" not in why for why, _, _ in found)
     assert (tmp_path / "kept0.json.damaged").read_text() == text
     assert json.loads((tmp_path / "kept0.json").read_text())["machines"]
+
+
+def test_Kept_InAFileOfTheUsers_AllRanksAreToldAndItStays(tmp_path):
+    found = ranks.run(2, "kept_jobs:strange_file", folder=str(tmp_path), text="import torch\n")
+    (first, again), (second, again2) = found
+    assert first[0] == again[0] == "NotOurs" and "kept0.json' is a file that Sluice did not write" in first[1]
+    assert second[0] == again2[0] == "PeerRefused"
+    assert "rank 0 could not begin with kept decisions" in second[1] and "did not write" in second[1]
+    assert (tmp_path / "kept0.json").read_text() == "import torch\n" and os.listdir(tmp_path) == ["kept0.json"]
 
 
 @pytest.mark.parametrize("text, words", [(None, "cannot be read"), ("{", "decisions"), ("{}", "sluice_decisions")])

@@ -1,4 +1,4 @@
-"""The file of kept decisions: by machine, merged, whole, and never a reason to stop."""
+"""The file of kept decisions: by machine, merged, whole; and none but Sluice's own is ever moved or written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sluice import kept_decisions
+from sluice.errors import NoMemory
 
 HERE, THERE = "this machine", "that machine"
 
@@ -73,24 +74,80 @@ def test_Take_RefusedByTheLibrary_MovedAsideWithAWord(tmp_path, capsys) -> None:
     assert kept_decisions.take(str(path), HERE, refuse) == ""  # there is none: nobody is asked
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        '{"train_batch_size": 4}',
-        '{"sluice_kept_decisions": 9, "machines": {}}',
-        '{"sluice_kept_decisions": 1, "machines": {"x": 3}}',
-        '{"sluice_decisions": 2, "answers": 3}',
-        '{"sluice_decisions": 2, "answers": [{"layer": "00", "rows": "many"}]}',
-    ],
-)
-def test_Merge_DamagedFile_MovedAsideAndBegunAnew(tmp_path, capsys, text: str) -> None:
+def test_Take_LibraryFailsForAnotherReason_TheFileStays(tmp_path) -> None:
+    """A good file; what went wrong was not in it."""
     path = tmp_path / "kept.json"
-    path.write_text(text)
+    kept_decisions.merge(str(path), HERE, [_answer(1, 64)])
+    before = path.read_text()
+
+    def fail(text: str) -> None:
+        raise NoMemory("no room for 3 answers")
+
+    with pytest.raises(NoMemory):
+        kept_decisions.take(str(path), HERE, fail)
+    assert path.read_text() == before and set(os.listdir(tmp_path)) == {"kept.json", "kept.json.lock"}
+
+
+OURS = {
+    "torn": '{\n "sluice_kept_decisions": 1,\n "machines": {"th',
+    "torn, exported": '{"sluice_decisions": 2, "answers": [{"la',
+    "no lists": '{"sluice_kept_decisions": 1, "machines": {"x": 3}}',
+    "no answers": '{"sluice_decisions": 2, "answers": 3}',
+    "odd rows": '{"sluice_decisions": 2, "answers": [{"layer": "00", "rows": "many"}]}',
+}
+
+
+@pytest.mark.parametrize("what", OURS)
+def test_Merge_DamagedFileOfOurs_MovedAsideAndBegunAnew(tmp_path, capsys, what: str) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text(OURS[what])
     kept_decisions.merge(str(path), HERE, [_answer(1, 64)])
     assert "is damaged" in capsys.readouterr().err
-    assert (tmp_path / "kept.json.damaged").read_text() == text
+    assert (tmp_path / "kept.json.damaged").read_text() == OURS[what]
+    assert kept_decisions.read(str(path), HERE) == [_answer(1, 64)]
+
+
+STRANGE = {
+    "a script": "import torch\n",
+    "empty": "",
+    "torn": "{",
+    "a list": "[]",
+    "a ds_config": '{"train_batch_size": 4, "sluice": {"tuner": {"decisions": "sluice_kept_decisions"}}}',
+    "a machine": '{"sluice_machine": 1}',
+    "last decisions": '{"sluice_last_decisions": 1, "entries": []}',
+    "no text": "\x00\x7fELF\udc80",
+    "of a later version": '{"sluice_kept_decisions": 9, "machines": {}}',
+    "exported by a later version": '{"sluice_decisions": 9, "answers": []}',
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_Strange_FileOfTheUsers_IsRefusedAndStays(tmp_path, capsys, what: str) -> None:
+    """A path may be mistyped: what lies there is neither moved nor written."""
+    path = tmp_path / "train.py"
+    data = STRANGE[what].encode(errors="surrogateescape")
+    path.write_bytes(data)
+    with pytest.raises(kept_decisions.NotOurs) as caught:
+        kept_decisions.take(str(path), HERE, lambda text: None)
+    assert str(path) in str(caught.value) and "stays as it is" in str(caught.value)
+    assert "Name a" in str(caught.value)
+    kept_decisions.merge(str(path), HERE, [_answer(1, 64)])  # at the end of a run, which does not fail for it
+    assert "the decisions of this run are not kept" in capsys.readouterr().err
+    assert path.read_bytes() == data
+    left = set(os.listdir(tmp_path))
+    assert left == {"train.py"} or ("version" in what and left == {"train.py", "train.py.lock"})
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_Damaged_FileOfOurName_MovedAsideAndBegunAnew(tmp_path, capsys, what: str) -> None:
+    """What "decisions": true means: Sluice chose the name, so that it is no file of the user's."""
+    path = tmp_path / kept_decisions.NAME
+    data = STRANGE[what].encode(errors="surrogateescape")
+    path.write_bytes(data)
+    assert kept_decisions.take(str(path), HERE, lambda text: None) == ""
+    assert "is damaged" in capsys.readouterr().err
+    assert (tmp_path / (kept_decisions.NAME + ".damaged")).read_bytes() == data and not path.exists()
+    kept_decisions.merge(str(path), HERE, [_answer(1, 64)])
     assert kept_decisions.read(str(path), HERE) == [_answer(1, 64)]
 
 

@@ -68,6 +68,19 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     assert began["settled"][1:] == [True, True, True] and began["chunks"] == [1, 1, 3, 3]
 
 
+def test_Tune_KeepInAFileOfTheUsers_IsRefusedBeforeAnyStep(tmp_path, capsys, monkeypatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "train.py"
+    own.write_text("import torch\n")
+    model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--budget", "1GB"]
+    for named, word in ((own, "did not write"), (tmp_path, "Is a directory")):
+        assert tune_command.main([*SIZES, "--keep", str(named), *model]) == 2
+        said = capsys.readouterr().err
+        assert str(named) in said and word in said
+    assert own.read_text() == "import torch\n" and os.listdir(tmp_path) == ["train.py"]
+
+
 def test_Tune_KeepTooFewSteps_SaysSoAndKeepsNothing(tmp_path) -> None:
     pytest.importorskip("torch")
     words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--keep", str(tmp_path / "kept.json"), "--json"]

@@ -7,7 +7,6 @@ expert-parallel groups, and the optimizer does not exist yet. Without the "sluic
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -43,11 +42,11 @@ def uninstall(engine_module: ModuleType) -> None:
 
 def apply(engine: Any) -> None:
     """Reads the engine's config and swaps its model's layers if told to; `engine.sluice` is the handle."""
-    from sluice import config
+    from sluice import config, settings
 
     values = getattr(getattr(engine, "_config", None), "_param_dict", None) or {}
     section = values.get("sluice")
-    options = config.resolve(section, os.environ)
+    options = settings.of_ds_config(section)
     if section is None:
         name = config.misspelt_section(values)
         if name is not None:

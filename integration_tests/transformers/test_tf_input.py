@@ -118,13 +118,15 @@ def test_Configure_BadKeysAndValues_AreErrors(configured: Any) -> None:
     assert settings.effective(environ={}).chunks is None
 
 
-def test_Configure_LaterSourcesWin(configured: Any) -> None:
-    configured(chunks=2, wgrad_mode="per_chunk")
+def test_Configure_EnvironmentThenUserThenModel(configured: Any) -> None:
+    configured(wgrad_mode="per_chunk")
     found = settings.effective({"chunks": 3}, {"SLUICE_OPTIONS": json.dumps({"chunks": 5})})
     assert (found.chunks, found.wgrad_mode) == (5, "per_chunk")
     assert settings.effective({"chunks": 3}, {}).chunks == 3
     assert settings.effective({"enabled": False}, {}) is None
     assert settings.effective({"chunks": 3}, {"SLUICE": "0"}) is None
+    configured(chunks=2)
+    assert settings.effective({"chunks": 3}, {}).chunks == 2
     with pytest.raises(ConfigError, match="SLUICE_OPTIONS"):
         settings.effective(None, {"SLUICE_OPTIONS": "chunks=2"})
 
@@ -139,6 +141,8 @@ def test_Configure_EachSource_ReachesTheLayer(configured: Any, monkeypatch: pyte
         configured(chunks=chunks)
         assert chunks_of(module) == chunks
     module.config.sluice = {"chunks": 2, "wgrad_mode": "per_chunk"}
+    assert chunks_of(module) == 3
+    configured()
     assert chunks_of(module) == 2
     monkeypatch.setenv("SLUICE_OPTIONS", '{"chunks": 4}')
     assert chunks_of(make()) == 4
@@ -181,7 +185,10 @@ def test_MemoryBudget_JustAboveTheLeast_IsSharedByTheLayersToCome(configured: An
     assert all(0 < sluice.stats(module)["peak_bytes"] <= budget for module in experts)
 
 
-def test_SwitchedOff_TransformersComputes(configured: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_SwitchedOff_TransformersComputes(
+    configured: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.adapters.transformers.experts._announced", set())  # each kind once in a process
     module = make()
     configured(enabled=False)
     check(module, rows(16, 4, 50, 2))

@@ -306,6 +306,12 @@ def test_TwoRanks_ConfigWrongLaterOnOne_BothAreToldAndGoOn(ranks: Ranks, saved: 
     assert first[1].startswith("PeerRefused") and "rank 1" in first[1]
 
 
+def test_TwoRanks_TransportNamedByAModel_IsRefused(ranks: Ranks, saved: Any) -> None:
+    for said in ranks.run("tf_models:ep_of_a_stranger", kind="qwen3_moe", path=saved("qwen3_moe")):
+        assert said.startswith("ConfigError") and '"transport"' in said and '"timeout"' in said, said
+        assert "the model's own config" in said and "sluice.configure(transport=..., timeout=...)" in said, said
+
+
 def test_TwoRanks_DecisionsInAFileOfTheUsers_AllAreToldAndItStays(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
     own = tmp_path / "train.py"
     own.write_text("import torch\n")

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.mixtral import MixtralConfig
@@ -242,6 +242,24 @@ def ep_misconfigured(kind: str, path: str) -> list[str]:
         except SluiceError as error:
             said.append(f"{type(error).__name__}: {error}")
     return said
+
+
+def ep_of_a_stranger(kind: str, path: str) -> str:
+    """What loading a model says whose config.json names the transport between ranks."""
+    from sluice.errors import SluiceError
+    from transformers.distributed import DistributedConfig
+
+    world = torch.distributed.get_world_size()
+    config = AutoConfig.from_pretrained(path)
+    config.sluice = {"transport": "c10d", "timeout": 1e9}
+    layout = DistributedConfig(fsdp_size=world, ep_size=world, ep_implementation="sluice")
+    try:
+        AutoModelForCausalLM.from_pretrained(
+            path, config=config, experts_implementation="sluice", distributed_config=layout
+        )
+    except SluiceError as error:
+        return f"{type(error).__name__}: {error}"
+    return "loaded"
 
 
 def ep_mistyped(kind: str, path: str, file: str) -> list[str]:

@@ -127,6 +127,8 @@ def bytes_text(value: int) -> str:
     return f"{value / factor:.4g} {unit}"
 
 
+# Keys whose value may be an object, and what that one may hold. Where keys may come from is in origins.py.
+NESTED = {"policy": ("input", "middle"), "tuner": TunerOptions._fields}
 _NO_KEYS = ("required", "shared_memory_budget", "shared_host_memory_budget")
 KEYS = ("enabled", *(field.name for field in fields(Options) if field.name not in _NO_KEYS))
 
@@ -134,9 +136,9 @@ KEYS = ("enabled", *(field.name for field in fields(Options) if field.name not i
 def parse(section: Any) -> tuple[bool, Options]:
     """(enabled, options) of a section; ConfigError names the first thing that is wrong."""
     if not isinstance(section, Mapping):
-        raise ConfigError(f'"sluice" must be an object such as {{"enabled": true}}, not {section!r}')
+        raise not_an_object(section)
     for key in section:
-        _check_key(key)
+        check_key(key)
     values: dict[str, Any] = {}
     for key, check in _CHECKS.items():
         value = section.get(key)
@@ -161,10 +163,7 @@ def resolve(section: Any, environ: Mapping[str, str] | None = None) -> Options |
     SLUICE=0 switches off whatever the config says, without reading it. SLUICE=1 switches on. SLUICE=require switches
     on and makes everything that would not run on Sluice an error. Anything else is an error.
     """
-    environ = os.environ if environ is None else environ
-    word = environ.get(ENVIRONMENT, "").strip().lower()
-    if word not in ("", "0", "1", "require"):
-        raise ConfigError(f"{ENVIRONMENT}={word!r} is not known: write 0, 1 or require, or unset it")
+    word = switch(environ)
     if word == "0":
         return None
     enabled, options = parse({} if section is None else section)
@@ -175,6 +174,14 @@ def resolve(section: Any, environ: Mapping[str, str] | None = None) -> Options |
     return options
 
 
+def switch(environ: Mapping[str, str] | None = None) -> str:
+    """The word in the environment: "", "0", "1" or "require"."""
+    word = (os.environ if environ is None else environ).get(ENVIRONMENT, "").strip().lower()
+    if word not in ("", "0", "1", "require"):
+        raise ConfigError(f"{ENVIRONMENT}={word!r} is not known: write 0, 1 or require, or unset it")
+    return word
+
+
 def misspelt_section(keys: Any) -> str | None:
     """A top-level key that looks like a misspelt "sluice"; DeepSpeed ignores unknown ones without a word."""
     names = [key for key in keys if isinstance(key, str) and key != "sluice"]
@@ -182,11 +189,23 @@ def misspelt_section(keys: Any) -> str | None:
     return next((name for name in names if name.lower() == found[0]), None) if found else None
 
 
-def _check_key(key: Any) -> None:
+def not_an_object(section: Any) -> ConfigError:
+    return ConfigError(f'"sluice" must be an object such as {{"enabled": true}}, not {section!r}')
+
+
+def check_key(key: Any) -> None:
+    """Refuses what is no key of the section."""
     if key in KEYS:
         return
     near = difflib.get_close_matches(str(key).lower(), KEYS, n=1, cutoff=0.0)
     raise ConfigError(f'"sluice": unknown key {key!r}: did you mean "{near[0]}"? Valid keys: {", ".join(KEYS)}')
+
+
+def check_nested(key: str, value: Mapping[Any, Any]) -> None:
+    """Refuses what is no key of the object that `key` may be."""
+    unknown = [name for name in value if name not in NESTED[key]]
+    if unknown:
+        raise ConfigError(f'"sluice": "{key}" has no key {unknown[0]!r}: known are {", ".join(NESTED[key])}')
 
 
 def _boolean(key: str, value: Any) -> bool:
@@ -268,9 +287,7 @@ def _policy(key: str, value: Any) -> Policy | None:
         raise ConfigError(
             f'"sluice": "{key}" must be "adaptive", one of {names}, or {{"input": ..., "middle": ...}}, not {value!r}'
         )
-    unknown = [name for name in value if name not in ("input", "middle")]
-    if unknown:
-        raise ConfigError(f'"sluice": "{key}" has the keys "input" and "middle", not {unknown[0]!r}')
+    check_nested(key, value)
     given = {"input": "keep", "middle": "keep", **value}
     return (
         _by_chunk(RESTORE_INPUT)(f"{key}.input", given["input"]),
@@ -279,12 +296,9 @@ def _policy(key: str, value: Any) -> Policy | None:
 
 
 def _tuner(key: str, value: Any) -> TunerOptions:
-    known = ", ".join(TunerOptions._fields)
     if not isinstance(value, Mapping):
-        raise ConfigError(f'"sluice": "{key}" must be an object with keys of {known}, not {value!r}')
-    unknown = [name for name in value if name not in TunerOptions._fields]
-    if unknown:
-        raise ConfigError(f'"sluice": "{key}" has no key {unknown[0]!r}: known are {known}')
+        raise ConfigError(f'"sluice": "{key}" must be an object with keys of {", ".join(NESTED[key])}, not {value!r}')
+    check_nested(key, value)
     given = {name: item for name, item in value.items() if item is not None}
     if "mode" in given:
         _one_of(TUNER_MODES)(f"{key}.mode", given["mode"])

@@ -311,12 +311,12 @@ def _switch() -> Iterator[Finding]:
 
 def _options() -> Iterator[Finding]:
     """What the environment says to layers of transformers; a mistake there is an error in their first call."""
-    from sluice import settings
+    from sluice import origins, settings
 
-    if os.environ.get(settings.ENVIRONMENT, "").strip():
+    if os.environ.get(origins.ENVIRONMENT, "").strip():
         options = settings.effective()
         said = "off" if options is None else options.plan_words()
-        yield Finding("options", OK, f"{settings.ENVIRONMENT}, for transformers: {said}")
+        yield Finding("options", OK, f"{origins.ENVIRONMENT}, for transformers: {said}")
 
 
 def _deepspeed() -> Iterator[Finding]:

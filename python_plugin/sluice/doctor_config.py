@@ -62,7 +62,7 @@ def _section(path: str, values: Mapping[str, Any]) -> config.Options | Finding:
     """What the "sluice" section and the environment ask for together."""
     section = values.get("sluice")
     try:
-        options = config.resolve(section, os.environ)
+        options = settings.of_ds_config(section)
     except config.ConfigError as error:
         return Finding(CHECK, BAD, f"{path}: {error}", "correct that key")
     if options is not None:

@@ -1,7 +1,7 @@
-"""Options for hosts that have no config section of ours: `sluice.configure(...)`, an attribute, the environment.
+"""What the layers of a host run with: sections of several origins as one, the environment's word for all of them.
 
-The keys are those of the "sluice" section (see config.py). Where several say something, the later in this list counts:
-`sluice.configure`, the section that the host's own config carries, SLUICE_OPTIONS (a JSON object).
+Of what several say, the later in this list counts, key by key (an object such as "tuner" as a whole): the model's own
+config, `sluice.configure`, SLUICE_OPTIONS (a JSON object). Which keys each may have is in origins.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sluice import config
-
-ENVIRONMENT = "SLUICE_OPTIONS"
+from sluice import config, origins
 
 _configured: dict[str, Any] = {}
 # Counts calls of `configure`: who keeps what `effective` said asks again when it has changed.
@@ -26,32 +24,46 @@ def configure(**section: Any) -> None:
     Raises config.ConfigError for unknown keys and bad values. Call it alike on all ranks.
     """
     global version
-    config.parse(section)
+    given = origins.taken(section, origins.CONFIGURE)
+    config.parse(given)
     _configured.clear()
-    _configured.update(section)
+    _configured.update(given)
     version += 1
 
 
-def effective(section: Any = None, environ: Mapping[str, str] | None = None) -> config.Options | None:
-    """The options of a layer that its host has given to Sluice; None: SLUICE=0 or `enabled=False` leave it stock."""
+def effective(model_section: Any = None, environ: Mapping[str, str] | None = None) -> config.Options | None:
+    """The options of a layer of transformers; None: SLUICE=0 or `enabled=False` leave it stock.
+
+    model_section  of the model's own config, which may be a stranger's
+    """
     environ = os.environ if environ is None else environ
-    if section is not None and not isinstance(section, Mapping):
-        config.parse(section)
-    merged = {**_configured, **(section or {}), **_from_environment(environ)}
+    if config.switch(environ) == "0":
+        return None
+    model = origins.taken(model_section, origins.MODEL)
+    merged = {**model, **_configured, **_from_environment(environ)}
     if merged.get("enabled") is False:
         config.parse(merged)
         return None
     return config.resolve({**merged, "enabled": True}, environ)
 
 
+def of_ds_config(section: Any, environ: Mapping[str, str] | None = None) -> config.Options | None:
+    """The options of DeepSpeed's layers by the section of its config (None: it has none); None leaves them stock."""
+    if config.switch(environ) == "0":
+        return None
+    return config.resolve(origins.taken(section, origins.DS_CONFIG), environ)
+
+
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    text = environ.get(ENVIRONMENT, "").strip()
+    text = environ.get(origins.ENVIRONMENT, "").strip()
     if not text:
         return {}
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise config.ConfigError(f'{ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}: {error}') from None
+        raise config.ConfigError(
+            f'{origins.ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}: {error}'
+        ) from None
     if not isinstance(found, dict):
-        raise config.ConfigError(f'{ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}, not {text}')
-    return found
+        raise config.ConfigError(f'{origins.ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}, not {text}')
+    return origins.taken(found, origins.ENVIRONMENT)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from .. import origins
 from ..config import ConfigError, Options, Policy
 from ..config import parse as parse_section
 from . import megatron, moe_layers
@@ -57,7 +58,7 @@ class Model:
     bias: bool | None = None
     micro_batch: int | None = None
     sequence_length: int | None = None
-    section: Options | None = None  # the whole "sluice" section of a DeepSpeed config
+    section: Options | None = None  # the whole "sluice" section of a config
 
     def over(self, other: Model) -> Model:
         """This one, and what it does not say from the other."""
@@ -71,7 +72,7 @@ def read_config(path: str) -> Model:
     is_model = isinstance(data.get("model_type"), str)  # transformers' own, which may carry our section
     if not is_model and any(key.startswith("train_") or key in ("zero_optimization", "sluice") for key in data):
         return _deepspeed(data, path)
-    own = Model(**_section(data, path)) if is_model else Model()
+    own = Model(**_section(data, path, origins.MODEL)) if is_model else Model()
     try:
         flat = megatron.flat(data)
         if not is_model and megatron.is_megatron(flat):
@@ -171,13 +172,13 @@ def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
             isinstance(data.get(key), Mapping) and data[key].get("enabled") is True
         ):  # not "auto", a trainer's to fill in
             found["dtype"] = dtype
-    return Model(**found, **_section(data, path))
+    return Model(**found, **_section(data, path, origins.DS_CONFIG))
 
 
-def _section(data: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _section(data: Mapping[str, Any], path: str, origin: str) -> dict[str, Any]:
     """What the "sluice" section of a host's config holds fast."""
     try:
-        _, options = parse_section(data.get("sluice", {}))
+        _, options = parse_section(origins.taken(data.get("sluice", {}), origin))
     except ConfigError as error:
         raise BadInput(f"config {path}: {error}") from error
     return {

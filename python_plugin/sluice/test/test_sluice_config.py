@@ -151,7 +151,7 @@ def test_Policy_BadByChunk_IsNamed(chunks, written, text):
     [
         ("S5", 'did you mean "S'),
         ({"input": "recompute"}, '"policy.input" must be one of keep, offload, redispatch'),
-        ({"output": "keep"}, 'the keys "input" and "middle", not \'output\''),
+        ({"output": "keep"}, "has no key 'output': known are input, middle"),
         (3, "one of none, S1, S2, S3, S4, or"),
     ],
 )

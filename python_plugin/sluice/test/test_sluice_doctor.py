@@ -93,6 +93,11 @@ TRANSFORMERS = {
         ["6 layers of this mixtral", "chunks 2 | policy"],
     ),
     "a wrong key": ({**MIXTRAL, "sluice": {"chnks": 2}}, "bad", ["'chnks'", '"chunks"']),
+    "a key of the user": (
+        {**MIXTRAL, "sluice": {"gemm": "blas", "gemm_library": "/x.so"}},
+        "bad",
+        ['"gemm_library" (it names code to load)', "the model's own config", "sluice.configure(gemm=..., gemm_library"],
+    ),
     "off": ({**MIXTRAL, "sluice": {"enabled": False}}, "note", ["leaves the experts to transformers"]),
     "dense": ({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 6}, "bad", ["without experts"]),
     "a family of its own": ({**MIXTRAL, "model_type": "jetmoe"}, "bad", ["jetmoe do not read"]),

@@ -1,0 +1,139 @@
+"""A checkpoint of somebody else: what its config may say of Sluice, and that nothing is loaded, read or written for it.
+
+Under expert parallelism: test_tf_parallel.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sluice
+import tf_models
+from sluice.config import ConfigError
+from sluice.errors import SluiceError
+from transformers import AutoConfig, AutoModelForCausalLM
+
+USERS_FILE = "import torch\n"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    sluice.configure()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "mixtral"
+    tf_models.make("mixtral").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(saved: Path, tmp_path: Path) -> Any:
+    """A checkpoint whose config.json has this section."""
+
+    def make(section: Any) -> str:
+        folder = tmp_path / "downloaded"
+        folder.mkdir()
+        for file in saved.iterdir():
+            if file.name != "config.json":
+                (folder / file.name).symlink_to(file)
+        values = json.loads((saved / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**values, "sluice": section}))
+        return str(folder)
+
+    return make
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> tuple[str, Path]:
+    """A library that leaves a file when it is loaded, and that file."""
+    trace = tmp_path / "was_loaded"
+    source = tmp_path / "hostile.c"
+    source.write_text(
+        "#include <fcntl.h>\n#include <unistd.h>\n"
+        f'__attribute__((constructor)) static void run(void) {{ close(open("{trace}", O_CREAT | O_WRONLY, 0600)); }}\n'
+    )
+    made = tmp_path / "libhostile.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(made), str(source)], check=True, timeout=120)
+    return str(made), trace
+
+
+def load(path: str, **more: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, experts_implementation="sluice", **more)
+
+
+def refused(path: str, *words: str) -> None:
+    model = load(path)
+    for _ in range(2):  # as in a notebook, where a cell is run again after its error
+        with pytest.raises(ConfigError) as caught:
+            tf_models.step(model, tf_models.batch())
+        for word in ("the model's own config", "sluice.configure(", *words):
+            assert word in str(caught.value), caught.value
+
+
+def test_Library_NamedByAModel_IsNotLoaded(checkpoint: Any, library: tuple[str, Path]) -> None:
+    path, trace = library
+    refused(checkpoint({"gemm": "blas", "gemm_library": path}), '"gemm_library" (it names code to load)')
+    assert not trace.exists()
+    sluice.configure(gemm="blas", gemm_library=path)  # the user's own word: it is loaded, and is no BLAS
+    with pytest.raises(SluiceError, match="libhostile"):
+        tf_models.step(tf_models.make("mixtral"), tf_models.batch())
+    assert trace.exists()
+
+
+def test_Library_NamedByAModelBesideTheUsersOwnWord_IsNotLoaded(checkpoint: Any, library: tuple[str, Path]) -> None:
+    """As it was, the model's library served the products that the user had chosen."""
+    path, trace = library
+    sluice.configure(gemm="blas")
+    refused(checkpoint({"gemm_library": path}), '"gemm_library"')
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("key", ["decisions", "machine", "pinned"])
+def test_File_NamedByAModel_StaysAsItIs(checkpoint: Any, tmp_path: Path, key: str) -> None:
+    own = tmp_path / "train.py"
+    own.write_text(USERS_FILE)
+    refused(checkpoint({"memory_budget": "64MiB", "tuner": {key: str(own)}}), f'"tuner.{key}"')
+    assert own.read_text() == USERS_FILE
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["downloaded", "train.py"]
+
+
+def test_Folder_NamedByAModel_IsNotWritten(checkpoint: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    refused(checkpoint({"tuner": {"calibrate": 0.1, "cache": str(folder)}}), '"tuner.cache"', '"tuner.calibrate"')
+    assert not folder.exists()
+
+
+def test_Checkpoint_OfTheUsersOwn_RunsOnceTheKeyIsMoved(checkpoint: Any) -> None:
+    """As the message and docs/security.md say it."""
+    path = checkpoint({"gemm": "native", "chunks": 1})
+    refused(path, "sluice.configure(gemm=...)")
+    config = AutoConfig.from_pretrained(path)
+    del config.sluice["gemm"]
+    sluice.configure(gemm="native")
+    model = load(path, config=config)
+    tf_models.step(model, tf_models.batch())
+    assert all(sluice.stats(module)["gemm"].startswith("native") for module in tf_models.experts_of(model))
+
+
+def test_Checkpoint_SluiceSwitchedOff_RunsAsItIs(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE", "0")
+    model = load(checkpoint({"gemm_library": "/tmp/x.so"}))
+    tf_models.step(model, tf_models.batch())
+    assert sluice.stats(tf_models.experts_of(model)[0])["computed_by"] == "transformers"
+
+
+def test_Checkpoint_ItsChunks_AreTaken_AndTheUsersCountOverThem(checkpoint: Any) -> None:
+    model = load(checkpoint({"chunks": 2, "deduplicate": False}))
+    for chunks in (2, 3):
+        if chunks == 3:
+            sluice.configure(chunks=3)
+        tf_models.step(model, tf_models.batch())
+        assert {sluice.stats(module)["last_num_chunks"] for module in tf_models.experts_of(model)} == {chunks}

@@ -1,0 +1,268 @@
+"""Where options may come from: the table is whole, and no form of a model's own config gets past it."""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sluice
+from sluice import config, origins, settings
+from sluice.adapters.deepspeed import hook
+from sluice.errors import InvalidArgument
+from sluice.planning import model as planning
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "security.md"
+FOR_MODELS = {
+    *("enabled", "chunks", "wgrad_mode", "chunk_cut", "policy", "policy.input", "policy.middle", "memory_budget"),
+    *("host_memory_budget", "max_outstanding", "deduplicate", "accumulate", "on_unsupported", "tuner.mode"),
+}
+REFUSED = {
+    "gemm": {"gemm": "native"},
+    "gemm_library": {"gemm_library": "/tmp/x.so"},
+    "transport": {"transport": "c10d"},
+    "timeout": {"timeout": 1e9},
+    "tuner.machine": {"tuner": {"machine": "m.json"}},
+    "tuner.calibrate": {"tuner": {"calibrate": True}},
+    "tuner.cache": {"tuner": {"cache": "/tmp/c"}},
+    "tuner.decisions": {"tuner": {"decisions": True}},
+    "tuner.pinned": {"tuner": {"pinned": "p.json"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    sluice.configure()
+
+
+# ---- the table ----
+
+
+def test_Table_EveryKeyOfTheSection_HasARule() -> None:
+    nested = {f"{key}.{name}" for key, names in config.NESTED.items() for name in names}
+    assert set(origins.TABLE) == {*config.KEYS, *nested}
+    assert set(config.KEYS) == set(config._CHECKS)
+    assert all(rule.why and rule.may_come_from <= origins.ANYONE for rule in origins.TABLE.values())
+
+
+@pytest.mark.parametrize("key", [key for key in config.KEYS if key not in config.NESTED])
+def test_Table_KeysThatTakeObjects_AreNamedWithTheirParts(key: str) -> None:
+    """An object under any other key would hold keys without a rule."""
+    with pytest.raises(config.ConfigError):
+        config.parse({key: {}})
+
+
+def test_Table_WhatAModelMaySay_GrowsOnlyHere() -> None:
+    """By an allow-list: a key that loads code, opens files, reaches the network or waits does not belong in it."""
+    assert {path for path, rule in origins.TABLE.items() if origins.MODEL in rule.may_come_from} == FOR_MODELS
+    assert all(rule.may_come_from >= origins.USER for rule in origins.TABLE.values())
+    assert {*FOR_MODELS, *REFUSED, "tuner"} == set(origins.TABLE)  # so that every rule is tried below
+
+
+def test_Table_IsWhatTheManualSays() -> None:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (yes|no) \|", PAGE.read_text(), re.MULTILINE)
+    assert dict(rows) == {
+        path: "yes" if origins.MODEL in rule.may_come_from else "no" for path, rule in origins.TABLE.items()
+    }
+
+
+# ---- a model's own config ----
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_Model_KeyOfTheUser_IsRefusedByName(path: str) -> None:
+    with pytest.raises(config.ConfigError) as caught:
+        settings.effective({"chunks": 2, **REFUSED[path]}, {})
+    key, _, name = path.partition(".")
+    call = f'sluice.configure({key}={{"{name}": ...}})' if name else f"sluice.configure({key}=...)"
+    said = str(caught.value)
+    for words in (f'"{path}"', origins.TABLE[path].why, "the model's own config", call, "SLUICE_OPTIONS", "ds_config"):
+        assert words in said, said
+    assert '"chunks"' not in said
+
+
+def test_Model_SeveralKeysOfTheUser_AreAllNamed() -> None:
+    with pytest.raises(config.ConfigError) as caught:
+        settings.effective({"gemm": "blas", "gemm_library": "x", "tuner": {"mode": "profile", "cache": "c"}}, {})
+    for name in ("gemm", "gemm_library", "tuner.cache"):
+        assert f'"{name}"' in str(caught.value)
+    assert "tuner.mode" not in str(caught.value)
+
+
+def test_Model_ItsOwnKeys_AreTaken() -> None:
+    section = {
+        **{"enabled": True, "chunks": 2, "wgrad_mode": "per_chunk", "chunk_cut": "tokens", "memory_budget": "1GiB"},
+        **{"policy": {"input": "redispatch", "middle": ["keep", "recompute"]}, "host_memory_budget": 1 << 20},
+        **{"max_outstanding": 3, "deduplicate": True, "accumulate": "autograd", "on_unsupported": "warn"},
+        "tuner": {"mode": "profile"},
+    }
+    assert {key for key in section if key != "tuner"} == {key for key in FOR_MODELS if "." not in key}
+    assert settings.effective(section, {}) == config.parse(section)[1]
+
+
+class Twofold(Mapping):
+    """Shows one section when it is first gone through, and another ever after."""
+
+    def __init__(self, first: dict[str, Any], later: dict[str, Any]) -> None:
+        self.sections = [first, later]
+
+    def _now(self) -> dict[str, Any]:
+        return self.sections[0]
+
+    def __getitem__(self, key: str) -> Any:
+        return self._now()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from tuple(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def items(self) -> Any:
+        return self.sections.pop(0).items() if len(self.sections) > 1 else self._now().items()
+
+
+class Quiet(dict):
+    """Does not show a key when it is gone through, and gives it when it is asked for."""
+
+    def items(self) -> Any:
+        return {"chunks": 2}.items()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("chunks",))
+
+    def keys(self) -> Any:
+        return {"chunks": 2}.keys()
+
+
+class Sub(dict):
+    pass
+
+
+FILE = {"decisions": "train.py"}
+CODE = {"gemm": "blas", "gemm_library": "/tmp/x.so"}
+ODD = {
+    "of capitals": {"GEMM_LIBRARY": "x"},
+    "with a capital": {"Gemm": "blas"},
+    "with a space": {"gemm_library ": "x"},
+    "with a dash": {"gemm-library": "x"},
+    "with a dot": {"tuner.decisions": "x"},
+    "of bytes": {b"gemm_library": "x"},
+    "of no key": {"gemmlibrary": "x"},
+    "inside itself": {"sluice": CODE},
+    "of the engine's own": {"required": True},
+    "of a share": {"shared_memory_budget": 1},
+    "a subclass": Sub(CODE),
+    "ordered": collections.OrderedDict(CODE),
+    "a proxy": types.MappingProxyType(CODE),
+    "a chain": collections.ChainMap({"chunks": 2}, CODE),
+    "null": {"gemm_library": None},
+    "JSON": json.dumps(CODE),
+    "pairs": list(CODE.items()),
+    "a path": "/tmp/sluice.json",
+    "tuner of capitals": {"tuner": {"Decisions": "x"}},
+    "tuner a subclass": {"tuner": Sub(FILE)},
+    "tuner a proxy": {"tuner": types.MappingProxyType(FILE)},
+    "tuner JSON": {"tuner": json.dumps(FILE)},
+    "tuner pairs": {"tuner": list(FILE.items())},
+    "tuner in itself": {"tuner": {"tuner": FILE}},
+    "tuner's key above": FILE,
+    "under policy": {"policy": CODE},
+    "under chunks": {"chunks": CODE},
+    "under policy.input": {"policy": {"input": CODE}},
+}
+
+
+@pytest.mark.parametrize("form", ODD)
+@pytest.mark.parametrize("over", [{}, {"gemm": "native", "tuner": {"mode": "adaptive"}}], ids=["alone", "under ours"])
+def test_Model_OddForms_DoNotGetThrough(form: str, over: dict[str, Any]) -> None:
+    """Nor where the user has said something else about the same key."""
+    sluice.configure(**over)
+    with pytest.raises(config.ConfigError):
+        settings.effective(ODD[form], {})
+
+
+@pytest.mark.parametrize("section", [Twofold({"chunks": 2}, CODE), Quiet(CODE)], ids=["twofold", "quiet"])
+def test_Model_SectionThatShowsOthersLater_CountsAsFirstSeen(section: Any) -> None:
+    found = settings.effective(section, {})
+    assert found == config.Options(chunks=2)
+
+
+def test_Model_SluiceSwitchedOff_IsNotRead() -> None:
+    """The way to run a stranger's model without asking for a change of it."""
+    assert settings.effective(CODE, {"SLUICE": "0"}) is None
+    with pytest.raises(config.ConfigError):
+        settings.effective({**CODE, "enabled": False}, {})
+
+
+# ---- the others ----
+
+
+def test_Precedence_EnvironmentThenConfigureThenModel() -> None:
+    model = {"chunks": 2, "wgrad_mode": "per_chunk", "deduplicate": True, "tuner": {"mode": "profile"}}
+    sluice.configure(chunks=3, wgrad_mode="deferred", tuner={"decisions": "kept.json"})
+    found = settings.effective(model, {"SLUICE_OPTIONS": '{"chunks": 4}'})
+    assert (found.chunks, found.wgrad_mode, found.deduplicate) == (4, "deferred", True)
+    assert found.tuner == config.TunerOptions(decisions="kept.json")  # objects count as a whole
+    sluice.configure(chunks=None)
+    assert settings.effective(model, {}).chunks is None  # the user leaves it to Sluice
+    sluice.configure(enabled=False)
+    assert settings.effective({"enabled": True}, {}) is None
+    sluice.configure(enabled=True)
+    assert settings.effective({"enabled": False}, {}) is not None
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_User_EveryKey_IsTaken(path: str) -> None:
+    section = {"gemm": "blas", **REFUSED[path]}
+    wanted = config.parse(section)[1]
+    assert settings.of_ds_config({"enabled": True, **section}, {}) == wanted
+    assert settings.effective(None, {"SLUICE_OPTIONS": json.dumps(section)}) == wanted
+    sluice.configure(**section)
+    assert settings.effective(None, {}) == wanted
+
+
+def _by_hook(section: dict[str, Any], folder: Path) -> None:
+    hook.apply(types.SimpleNamespace(_config=types.SimpleNamespace(_param_dict={"sluice": section})))
+
+
+def _by_file(section: dict[str, Any], folder: Path, **more: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({**more, "sluice": section}))
+    planning.read_config(str(folder / "config.json"))
+
+
+def _by_model_file(section: dict[str, Any], folder: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "num_local_experts": 8}
+    _by_file(section, folder, model_type="mixtral", num_experts_per_tok=2, **sizes)
+
+
+DOORS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
+    "sluice.configure": lambda section, folder: sluice.configure(**section),
+    "SLUICE_OPTIONS": lambda section, folder: settings.effective(None, {"SLUICE_OPTIONS": json.dumps(section)}),
+    "the model's own config": lambda section, folder: settings.effective(section, {}),
+    "ds_config": _by_hook,
+    "ds_config ": _by_file,
+    "the model's own config ": _by_model_file,
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_Doors_EachAsksTheTable(door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(origins.TABLE, "chunks", origins.Rule(frozenset(), "it is tried here"))
+    with pytest.raises(InvalidArgument) as caught:
+        DOORS[door]({"chunks": 2}, tmp_path)
+    assert f'"chunks" (it is tried here) cannot come from {door.strip()}' in str(caught.value)
+
+
+def test_ModelFile_OfTheTools_IsAModelsConfig(tmp_path: Path) -> None:
+    """`sluice tune --keep` would load what it names, and write where it says."""
+    for section in ({"tuner": {"decisions": "train.py"}}, CODE):
+        with pytest.raises(InvalidArgument, match="the model's own config"):
+            _by_model_file(section, tmp_path)
+        _by_file(section, tmp_path, train_batch_size=4)

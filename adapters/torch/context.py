@@ -9,7 +9,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sluice import decision_log
+from sluice import decision_log, owned
 from sluice.config import TunerOptions
 
 import torch
@@ -124,6 +124,7 @@ class Context:
         gemm = ffi.new("char[]", self.options.gemm.encode())
         config.gemm = gemm
         if self.options.gemm_library is not None:
+            owned.warn(self.options.gemm_library)
             path = ffi.new("char[]", self.options.gemm_library.encode())
             config.gemm_library = path
         config.memory_budget = self.options.memory_budget or 0

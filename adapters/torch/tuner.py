@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import sluice
 from sluice import kept_decisions
+from sluice.cache_folder import NoCacheFolder
 from sluice.config import TUNER_MODES, TunerOptions
 
 from ..._library import Library, load
@@ -111,7 +113,9 @@ def _begin_with_kept(context: Any, options: TunerOptions) -> None:
     group = context.ep_group
 
     def take() -> bytes:
-        path = kept_decisions.place(options.decisions, options.cache)
+        path = _kept_file(options)
+        if path is None:
+            return b""
         return kept_decisions.take(
             path, _machine_words(context), lambda text: _import(context.handle, text.encode())
         ).encode()
@@ -135,10 +139,20 @@ def _machine_words(context: Any) -> str:
     )
 
 
+def _kept_file(options: TunerOptions) -> str | None:
+    """None, with a word, where there is no folder for it: training never fails for it."""
+    assert options.decisions is not None
+    try:
+        return kept_decisions.place(options.decisions, options.cache)
+    except NoCacheFolder as error:
+        print(f"sluice: no decisions are kept: {error.message}", file=sys.stderr, flush=True)
+        return None
+
+
 def keep(context: Any, options: TunerOptions) -> None:
     """Leaves this run's answers in the file that the options name. Not collective; of one rank."""
-    if options.decisions is not None:
-        path = kept_decisions.place(options.decisions, options.cache)
+    path = None if options.decisions is None else _kept_file(options)
+    if path is not None:
         kept_decisions.merge(path, _machine_words(context), answers(context.handle))
 
 

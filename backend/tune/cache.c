@@ -1,6 +1,7 @@
 #include "backend/tune/cache.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
+#include "backend/base/owned.h"
 
 /* 2: exchanges beside products by size; 3: skewed exchanges, whole passes; 4: relu; 5: buckets, passes of many rows */
 #define FORM       "sluice cache 5"
@@ -67,11 +69,20 @@ int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_
   return length > 0 && length < SLUICE_CACHE_PATH_BYTES;
 }
 
+int sluice_cache_is_default(const char* folder) {
+  const char* own = getenv("SLUICE_CACHE_DIR");
+  return folder == NULL && (own == NULL || own[0] == '\0');
+}
+
 /* ---- reading ---- */
 
-static char* read_whole(const char* path, size_t* out_length) {
-  FILE* file = fopen(path, "rb");
-  if (file == NULL) return NULL;
+static char* read_whole(const char* path, int must_be_ours, size_t* out_length) {
+  int descriptor = sluice_owned_open(path, must_be_ours);
+  FILE* file = descriptor < 0 ? NULL : fdopen(descriptor, "rb");
+  if (file == NULL) {
+    if (descriptor >= 0) (void)close(descriptor);
+    return NULL;
+  }
   char* text = malloc(MOST_BYTES);
   if (text != NULL) *out_length = fread(text, 1, MOST_BYTES - 1, file);
   if (text != NULL) text[*out_length] = '\0';
@@ -89,9 +100,9 @@ static const char* body_of(const char* text, const char* key, const char** out_r
   return text + form + 1 + length + 1;
 }
 
-int sluice_cache_read(const char* path, const char* key, sluice_machine_t* out_machine) {
+int sluice_cache_read(const char* path, const char* key, int must_be_ours, sluice_machine_t* out_machine) {
   size_t length = 0;
-  char* text = read_whole(path, &length);
+  char* text = read_whole(path, must_be_ours, &length);
   if (text == NULL) return 0;
   const char* reason = NULL;
   const char* body = body_of(text, key, &reason);
@@ -113,7 +124,7 @@ static void make_folders(const char* path) {
   snprintf(part, sizeof part, "%s", path);
   for (char* slash = strchr(part + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
     *slash = '\0';
-    (void)mkdir(part, 0777); /* there already, or the file cannot be opened either */
+    (void)mkdir(part, 0700); /* there already, or the file cannot be opened either */
     *slash = '/';
   }
 }
@@ -121,8 +132,11 @@ static void make_folders(const char* path) {
 static int write_file(const char* path, const char* key, const sluice_machine_t* machine) {
   uint64_t length = sluice_machine_write(machine, NULL, 0);
   char* text = malloc(length + 1);
-  FILE* file = text == NULL ? NULL : fopen(path, "wb");
+  /* Whatever the umask, nobody else may write it: it would not be read back. */
+  int descriptor = text == NULL ? -1 : open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  FILE* file = descriptor < 0 ? NULL : fdopen(descriptor, "wb");
   int done = 0;
+  if (file == NULL && descriptor >= 0) (void)close(descriptor);
   if (file != NULL) {
     sluice_machine_write(machine, text, length + 1);
     done = fprintf(file, FORM "\n%s\n%s", key, text) > 0;
@@ -172,7 +186,7 @@ sluice_status_t sluice_calibrate_cached(sluice_context_t* context, const sluice_
   memset(&machine, 0, sizeof machine);
   sluice_cache_key(context, wanted, key);
   int has_path = (folder == NULL || folder[0] != '\0') && sluice_cache_path(folder, key, path), all = 0;
-  int found = has_path && !refresh && sluice_cache_read(path, key, &machine);
+  int found = has_path && !refresh && sluice_cache_read(path, key, sluice_cache_is_default(folder), &machine);
   SLUICE_TRY(all_have_it(context, &machine, found, &all));
   if (!all) {
     SLUICE_TRY(sluice_calibrate(context, wanted, &machine));

@@ -18,9 +18,12 @@ void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_
                       char out_key[SLUICE_CACHE_KEY_BYTES]);
 /* folder NULL: SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice, else HOME/.cache/sluice. 0 where there is none. */
 int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_CACHE_PATH_BYTES]);
-/* 1: read. 0: there is none, or it cannot be used, which is logged (WARN) with the reason. */
-int sluice_cache_read(const char* path, const char* key, sluice_machine_t* out_machine);
-/* Makes the folder. A failure is logged (WARN) and changes nothing. 1: written. */
+/* 1: that path is what everybody has by default: only this user's files, and root's, are read there. */
+int sluice_cache_is_default(const char* folder);
+/* 1: read. 0: there is none, or it cannot be used, which is logged (WARN) with the reason. must_be_ours: nobody else
+ * but root may be able to change it. */
+int sluice_cache_read(const char* path, const char* key, int must_be_ours, sluice_machine_t* out_machine);
+/* Makes the folder, for this user alone. A failure is logged (WARN) and changes nothing. 1: written. */
 int sluice_cache_write(const char* path, const char* key, const sluice_machine_t* machine);
 
 #endif /* SLUICE_BACKEND_TUNE_CACHE_H_ */

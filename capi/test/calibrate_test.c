@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -14,6 +15,7 @@
 #include "sluice/sluice.h"
 
 #define MAX_RANKS  4
+#define BY_DEFAULT 2 /* as own_folders: none is named */
 #define MOST_ERROR 5 /* of steps that calibration timed itself; a quiet machine has some hundredths */
 
 static char folders[MAX_RANKS][64];
@@ -85,7 +87,7 @@ static void run(int32_t world_size, int32_t refresh, int32_t own_folders, int32_
   last_warning[0] = '\0';
   for (int32_t r = 0; r < world_size; ++r) {
     ranks[r] = (rank_t){.rank = r, .world_size = world_size, .group = group, .refresh = refresh, .dtype = dtype};
-    ranks[r].folder = folders[own_folders ? r : 0];
+    ranks[r].folder = own_folders == BY_DEFAULT ? NULL : folders[own_folders ? r : 0];
     assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
   }
   for (int32_t r = 0; r < world_size; ++r) pthread_join(threads[r], NULL);
@@ -266,6 +268,39 @@ static void Cache_RanksDiffer_AllMeasureAgain(void** state) {
   assert_int_equal(num_measured, 3);
 }
 
+/* In the folder that nobody named, only what nobody else could have written is read; what we write is read by us. */
+static void Cache_FileThatOthersCanWrite_IsMeasuredAgain(void** state) {
+  (void)state;
+  char path[512], kept[80], deep[96];
+  struct stat info;
+  unsetenv("SLUICE_CACHE_DIR");
+  snprintf(kept, sizeof kept, "%s/xdg", folders[2]);
+  snprintf(deep, sizeof deep, "%s/sluice", kept);
+  setenv("XDG_CACHE_HOME", kept, 1);
+  mode_t before = umask(0);
+  run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32);
+  umask(before);
+  assert_true(stat(deep, &info) == 0 && (info.st_mode & 0777) == 0700);
+  assert_int_equal(only_file(deep, path, sizeof path), 1);
+  run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32);
+  assert_int_equal(num_measured, 0);
+  assert_int_equal(chmod(path, 0666), 0);
+  run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32);
+  assert_int_equal(num_measured, 1);
+  assert_non_null(strstr(last_warning, "is not read: every user can write it"));
+  run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32); /* replaced by ours */
+  assert_int_equal(num_measured, 0);
+  /* Where the user says so, it is used, with a word. */
+  assert_int_equal(chmod(path, 0666), 0);
+  setenv("SLUICE_CACHE_DIR", deep, 1);
+  run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32);
+  assert_int_equal(num_measured, 0);
+  assert_non_null(strstr(last_warning, "is used although every user can write it"));
+  unsetenv("SLUICE_CACHE_DIR");
+  empty_folder(deep);
+  assert_true(rmdir(deep) == 0 && rmdir(kept) == 0);
+}
+
 static void Cache_NoPlaceToWrite_CalibratesAllTheSame(void** state) {
   (void)state;
   char kept[64];
@@ -316,6 +351,7 @@ int main(void) {
       cmocka_unit_test(Cache_SecondTime_IsReadAndNotMeasured),
       cmocka_unit_test(Cache_BadFile_IsMeasuredAgainWithAWord),
       cmocka_unit_test(Cache_RanksDiffer_AllMeasureAgain),
+      cmocka_unit_test(Cache_FileThatOthersCanWrite_IsMeasuredAgain),
       cmocka_unit_test(Cache_NoPlaceToWrite_CalibratesAllTheSame),
       cmocka_unit_test(BadConfig_EveryField_IsRefusedByName),
   };

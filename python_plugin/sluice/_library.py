@@ -10,6 +10,7 @@ import functools
 import os
 from typing import Any
 
+from . import owned
 from .errors import AbiMismatch, LibraryNotFound, SluiceError, from_status
 
 ENVIRONMENT = "SLUICE_LIBRARY"
@@ -69,6 +70,8 @@ def load() -> Library:
     remedy = f"unset {ENVIRONMENT}, or set it to a {FILE_NAME}" if os.environ.get(ENVIRONMENT) else REINSTALL
     if not os.path.exists(path):
         raise LibraryNotFound(f"{path} does not exist: {remedy}")
+    if os.environ.get(ENVIRONMENT):
+        owned.warn(path)
     try:
         lib = ffi.dlopen(path)
         numbers = ffi.new("int32_t[3]")

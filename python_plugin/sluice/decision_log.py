@@ -16,6 +16,8 @@ import tempfile
 import time
 from typing import Any
 
+from . import cache_folder, owned
+
 FORM = 1
 KEPT = 64
 NAME = "decisions.json"
@@ -26,18 +28,14 @@ class Damaged(ValueError):
 
 
 def folder(named: str | None = None) -> str:
-    """Where the C library keeps measured machines: named, SLUICE_CACHE_DIR, XDG_CACHE_HOME/sluice, ~/.cache/sluice."""
-    found = named or os.environ.get("SLUICE_CACHE_DIR")
-    if found:
-        return found
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return os.path.join(base if base.startswith("/") else os.path.expanduser("~/.cache"), "sluice")
+    """Where the C library keeps measured machines too."""
+    return cache_folder.place(named)
 
 
 def read(path: str) -> list[dict[str, Any]]:
     """The entries, oldest first; none where there is no file. Damaged says what is wrong with it."""
     try:
-        with open(path) as file:
+        with owned.open_data(path) as file:
             data = json.load(file)
     except FileNotFoundError:
         return []
@@ -56,10 +54,10 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
     if not new:
         return None
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    place = folder(named)
-    path = os.path.join(place, NAME)
     try:
-        os.makedirs(place, exist_ok=True)
+        place = folder(named)
+        path = os.path.join(place, NAME)
+        owned.make_folder(place)
         with open(path + ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
@@ -70,6 +68,9 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
                 known = []
             entries = (known + [{"when": stamp, **entry} for entry in new])[-KEPT:]
             replace(path, json.dumps({"sluice_last_decisions": FORM, "entries": entries}, indent=1) + "\n")
+    except owned.NotOurs as error:
+        print(f"sluice: {path} is left alone: {error.strerror}", file=sys.stderr)
+        return None
     except OSError:
         return None
     return path

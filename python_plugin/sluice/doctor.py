@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .cache_folder import NoCacheFolder
+
 OK, NOTE, BAD = "ok", "note", "bad"
 TOLERANCE = 1e-5
 LAST = 5  # decisions that are shown
@@ -101,6 +103,8 @@ def examine(config_file: str | None = None) -> list[Finding]:
             # Hosts print while they are imported; that must not end up in the JSON.
             with contextlib.redirect_stdout(io.StringIO()):
                 findings.extend(list(check()))
+        except NoCacheFolder as error:
+            findings.append(Finding(name, NOTE, "nothing is kept on this machine", error.message))
         except Exception as error:
             text = str(error).strip().splitlines()[0] if str(error).strip() else ""
             findings.append(
@@ -157,7 +161,12 @@ def _calibration() -> Iterator[Finding]:
     from sluice.planning import cached
 
     folder = decision_log.folder()
-    found = list(cached.entries(folder))
+    every = list(cached.entries(folder))
+    for entry in every:
+        if entry.refusal:
+            name = os.path.basename(entry.path)
+            yield Finding("calibration", NOTE, f"{name} in {folder} is not read", entry.refusal)
+    found = [entry for entry in every if not entry.refusal]
     names = {entry.problem: os.path.basename(entry.path) for entry in reversed(found) if entry.problem}
     if "damaged" in names:
         yield Finding(

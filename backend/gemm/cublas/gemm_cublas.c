@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/base/log.h"
+#include "backend/base/owned.h"
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/gemm/gemm_form.h"
 
@@ -310,7 +311,10 @@ static sluice_status_t find(const char* library, sluice_cublas_symbols_t* out_sy
   static const char* const names[] = {"libcublas.so.13", "libcublas.so.12"};
   void* handle = NULL;
   const char* name = library;
-  if (library != NULL) handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (library != NULL) {
+    sluice_owned_warn(library);
+    handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  }
   for (int loaded = 1; library == NULL && loaded >= 0; --loaded) {
     for (int i = 0; i < 2 && handle == NULL; ++i) {
       name = names[i];

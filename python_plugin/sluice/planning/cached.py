@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .. import decision_log, kept_decisions
+from .. import decision_log, kept_decisions, owned
 from .errors import BadInput
 
 FORM = "sluice cache 5"  # the first line of a file
@@ -25,13 +25,17 @@ _KEY = re.compile(
 
 @dataclass(frozen=True)
 class Entry:
-    """One file. problem: "" or why it cannot be used: "damaged", "of another form"."""
+    """One file. problem: "" or why it cannot be used: "damaged", "of another form", "not ours".
+
+    refusal: of one that is not ours, who else can change it and what to do
+    """
 
     path: str
     written: float
     key: dict[str, str]
     machine: dict[str, Any]
     problem: str = ""
+    refusal: str = ""
 
     def words(self) -> str:
         """What it was measured at, for a person."""
@@ -47,11 +51,13 @@ def entries(folder: str | None = None) -> Iterator[Entry]:
 
 def _read(path: str) -> Entry:
     try:
-        with open(path) as file:
+        with owned.open_data(path) as file:
             head, key, machine = file.read().split("\n", 2)
         data = json.loads(machine)
         if not head.startswith("sluice cache ") or not isinstance(data, dict):
             raise ValueError(head)
+    except owned.NotOurs as error:
+        return Entry(path, 0, {}, {}, "not ours", error.strerror)
     except (OSError, ValueError):
         return Entry(path, 0, {}, {}, "damaged")
     found = _KEY.fullmatch(key)

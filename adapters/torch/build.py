@@ -4,8 +4,8 @@
 
 torch promises no stable C++ ABI, so there is one shared object per minor version of torch: `_torch_2_13.so`, beside
 this package or in the user's cache (SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice). A stamp beside it says what it was
-made from; when that no longer fits, it is made again. Several ranks may do so at once: the first compiles, the others
-wait.
+made from and for (`stamps.py`); when that no longer fits, or others could have changed it, it is made again. Several
+ranks may do so at once: the first compiles, the others wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import hashlib
+import glob
 import os
 import shutil
 import subprocess
@@ -24,7 +24,9 @@ from collections.abc import Iterator
 
 import torch
 
+from ... import cache_folder, owned
 from ...errors import Foreign, NotFound, SluiceError
+from . import stamps
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = ("c10d_comm.cpp", "host_gemm.cpp", "accumulate.cpp")
@@ -47,64 +49,113 @@ def include_dir() -> str:
     raise NotFound(f"the headers of Sluice are missing below {package}: reinstall the package")
 
 
-def stamp() -> str:
-    """Changes whenever the shared object has to be made again."""
-    digest = hashlib.sha256()
-    cxx11 = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    digest.update(f"{torch.__version__} {torch.version.git_version} {cxx11} {FLAGS}".encode())
+def compiler() -> str | None:
+    """The C++ compiler that would be used; None: there is none."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def wanted() -> stamps.Wanted:
+    """What the stamp of a shared object has to say."""
     headers = (os.path.join(include_dir(), "sluice", name) for name in ("base.h", "comm.h", "context.h"))
-    for path in (*(os.path.join(HERE, name) for name in SOURCES), *headers):
-        with open(path, "rb") as file:
-            digest.update(file.read())
-    return digest.hexdigest()
+    sources = (os.path.join(HERE, name) for name in SOURCES)
+    return stamps.wanted((*sources, *headers), FLAGS, compiler())
 
 
-def cache_dir() -> str:
-    named = os.environ.get("SLUICE_CACHE_DIR")
-    if named:
-        return named
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "sluice")
+def _cached(fitting: stamps.Wanted) -> str:
+    """Platforms that share a home folder have a folder each, so that none takes another's away."""
+    return os.path.join(cache_folder.for_code(), stamps.short(fitting), file_name())
 
 
-def _is_current(path: str, wanted: str) -> bool:
+def _find_cached(fitting: stamps.Wanted) -> tuple[str | None, list[str]]:
+    """Without a compiler, whatever compiler has made it."""
+    places = [_cached(fitting)]
+    if fitting["compiler"] is None:
+        places = sorted(glob.glob(os.path.join(glob.escape(cache_folder.for_code()), "*", file_name())))
+    reasons = []
+    for path in places:
+        try:
+            owned.check_folder(os.path.dirname(path))
+            reason = stamps.why_not(path, fitting)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            reason = f"{error.filename}: {error.strerror}"
+        if reason is None:
+            return path, reasons
+        reasons += [reason] if reason else []
+    return None, reasons
+
+
+def _owners(path: str) -> tuple[int, ...]:
+    """Who is as good as this user: whoever could write into the package could change the package."""
+    return (os.stat(__file__).st_uid,) if os.path.dirname(path) == HERE else ()
+
+
+def find() -> tuple[str | None, list[str]]:
+    """The path of a shared object that fits and that nobody else could have changed; why others are not taken."""
+    fitting = wanted()
+    beside = os.path.join(HERE, file_name())
+    reason = stamps.why_not(beside, fitting, _owners(beside))
+    if reason is None:
+        return beside, []
+    path, reasons = _find_cached(fitting)
+    return path, ([reason] if reason else []) + reasons
+
+
+def check_cache(may_lack: bool = True) -> None:
+    """Raises NotFound, with what to do, where the cache is no place for code."""
+    folder = os.path.dirname(_cached(wanted()))
     try:
-        with open(f"{path}.stamp") as file:
-            return file.read() == wanted and os.path.exists(path)
-    except OSError:
-        return False
+        if not may_lack:
+            owned.make_folder(folder)
+        owned.check_folder(folder, may_lack)
+    except owned.NotOurs as error:
+        raise NotFound(f"no code is loaded from {folder}: {error.filename}: {error.strerror}") from error
+    except OSError as error:
+        raise NotFound(
+            f"the torch adapter cannot be kept in {folder} ({error.filename}: {error.strerror}): set "
+            f"{cache_folder.VARIABLE} to a folder that only you can write"
+        ) from error
 
 
 def ensure() -> str:
     """The path of a shared object that fits, compiled into the user's cache if the package holds none."""
-    wanted = stamp()
-    cached = os.path.join(cache_dir(), wanted[:16], file_name())
-    for path in (os.path.join(HERE, file_name()), cached):
-        if _is_current(path, wanted):
-            return path
-    make(cached)
-    return cached
+    path, reasons = find()
+    if path is not None:
+        return path
+    for reason in reasons:
+        _say(reason)
+    check_cache(may_lack=False)
+    make(_cached(wanted()))
+    path, reasons = find()
+    if path is None:
+        raise NotFound(f"the torch adapter that was just compiled cannot be used: {'; '.join(reasons)}")
+    return path
 
 
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
     """One process at a time. The lock goes away with its process, so a killed builder leaves nothing behind."""
-    with open(os.path.join(folder, ".build.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    handle = os.open(os.path.join(folder, ".build.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 def _say(text: str) -> None:
     print(f"sluice: {text}", file=sys.stderr, flush=True)
 
 
-def _compiler() -> str:
-    name = os.environ.get("CXX", "g++")
-    found = shutil.which(name)
+def _need_compiler() -> str:
+    found = compiler()
     if found is None:
+        name = os.environ.get("CXX", "g++")
         raise NotFound(
             f"no C++ compiler ({name}) to build the torch adapter for torch {torch.__version__}: install g++, or set "
-            f"CXX, or copy {file_name()} and its .stamp from a machine with the same torch to {HERE}"
+            f"CXX, or copy {file_name()} and its .stamp from a machine with the same torch, Python and C library to "
+            f"{HERE}"
         )
     return found
 
@@ -120,10 +171,10 @@ def make(path: str, force: bool = False) -> None:
     """Compiles to `path`, unless another process has just done so."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
-    compiler = _compiler()
+    program = _need_compiler()
     with _locked(folder):
-        wanted = stamp()
-        if not force and _is_current(path, wanted):
+        fitting = wanted()
+        if not force and stamps.why_not(path, fitting, _owners(path)) is None:
             return
         began = time.monotonic()
         root = os.path.dirname(torch.__file__)
@@ -136,12 +187,11 @@ def make(path: str, force: bool = False) -> None:
             for number, name in enumerate(SOURCES, 1):
                 _say(f"compiling the adapter for torch {torch.__version__}: {name} ({number} of {len(SOURCES)})")
                 objects.append(os.path.join(scratch, f"{name}.o"))
-                _run([compiler, *FLAGS, abi, *includes, "-c", os.path.join(HERE, name), "-o", objects[-1]])
+                _run([program, *FLAGS, abi, *includes, "-c", os.path.join(HERE, name), "-o", objects[-1]])
             linked = os.path.join(scratch, "linked.so")
             libraries = ["-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10"]
-            _run([compiler, "-shared", "-o", linked, *objects, *libraries])
-            with open(os.path.join(scratch, "stamp"), "w") as file:
-                file.write(wanted)
+            _run([program, "-shared", "-o", linked, *objects, *libraries])
+            stamps.write(linked, os.path.join(scratch, "stamp"), fitting)
             # The stamp goes last: a reader that sees it sees its shared object.
             with contextlib.suppress(FileNotFoundError):
                 os.remove(f"{path}.stamp")

@@ -16,7 +16,6 @@ import inspect
 import io
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .cache_folder import NoCacheFolder
+from .errors import SluiceError
 
 OK, NOTE, BAD = "ok", "note", "bad"
 TOLERANCE = 1e-5
@@ -257,14 +257,13 @@ def _torch_adapter() -> Iterator[Finding]:
         return
     from sluice.adapters.torch import build
 
-    wanted = build.stamp()
-    places = [os.path.join(build.HERE, build.file_name())]
-    places.append(os.path.join(build.cache_dir(), wanted[:16], build.file_name()))
-    for path in places:
-        if build._is_current(path, wanted):
-            yield Finding("torch adapter", OK, f"compiled for this torch: {path}")
-            return
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    path, reasons = build.find()
+    if path is not None:
+        yield Finding("torch adapter", OK, f"compiled for this torch: {path}")
+        return
+    for reason in reasons:
+        yield Finding("torch adapter", NOTE, reason, "it is compiled anew where nothing else forbids it")
+    compiler = build.compiler()
     if compiler is None:
         yield Finding(
             "torch adapter",
@@ -272,6 +271,11 @@ def _torch_adapter() -> Iterator[Finding]:
             f"not compiled for this torch, and there is no C++ compiler ({os.environ.get('CXX', 'g++')})",
             "install g++ (or set CXX), then run `python -m sluice.adapters.torch.build`",
         )
+        return
+    try:
+        build.check_cache()
+    except SluiceError as error:
+        yield Finding("torch adapter", BAD, "not compiled for this torch, and there is no place for it", error.message)
         return
     yield Finding(
         "torch adapter",

@@ -9,17 +9,18 @@ from sluice.adapters.torch.build import SOURCES
 
 ONCE = len(SOURCES) + 1  # calls of the compiler: each source, and the link
 COMPILER = """#!/bin/sh
+if [ "$1" = --version ]; then echo stub {version}; exit 0; fi
 echo "$@" >> {log}
-sleep 0.3
+sleep {pause}
 {extra}
 while [ "$1" != "-o" ]; do shift; done
 echo made > "$2"
 """
 
 
-def compiler(folder, extra=""):
+def compiler(folder, extra="", version="1", pause=0.3):
     path = folder / "cxx"
-    path.write_text(COMPILER.format(log=folder / "log", extra=extra))
+    path.write_text(COMPILER.format(log=folder / "log", extra=extra, version=version, pause=pause))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 

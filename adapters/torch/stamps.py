@@ -1,0 +1,110 @@
+"""What stands beside the adapter's shared object: what it was made from, for which platform, and its sha256.
+
+Anyone can write a stamp, so it proves nothing where others can write; whose the files are is looked at as well. It
+tells apart what machines with one home folder made, and finds files that are torn or were changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Optional
+
+import torch
+
+from ... import owned
+
+MOST_BYTES = 65536  # of a stamp
+Wanted = dict[str, Optional[str]]  # None: whatever it is
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+    except (ValueError, OSError):  # not glibc
+        return " ".join(platform.libc_ver())
+
+
+def _words_of(compiler: str) -> str:
+    """What it says that it is."""
+    try:
+        done = subprocess.run(
+            [compiler, "--version"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.partition("\n")[0].strip() or "unknown"
+
+
+def wanted(paths: Iterable[str], flags: tuple[str, ...], compiler: str | None) -> Wanted:
+    """For what is made here of these files. Where there is no compiler, any will do."""
+    digest = hashlib.sha256(repr(flags).encode())
+    for path in paths:
+        with open(path, "rb") as file:
+            digest.update(file.read())
+    return {
+        "made_from": digest.hexdigest(),
+        "torch": f"{torch.__version__} {torch.version.git_version} {int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        "machine": platform.machine(),
+        "libc": _libc(),
+        "compiler": None if compiler is None else _words_of(compiler),
+        "python": f"{sys.implementation.cache_tag}{sys.abiflags}",
+    }
+
+
+def short(fitting: Wanted) -> str:
+    """A name for a folder."""
+    return hashlib.sha256(json.dumps(fitting, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _sha256(path: str, also: tuple[int, ...]) -> str:
+    digest = hashlib.sha256()
+    with os.fdopen(owned.open_ours(path, also), "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def why_not(path: str, fitting: Wanted, also: tuple[int, ...] = ()) -> str | None:
+    """None: it may be loaded. Else why not, "" where there is none.
+
+    also  owners that are as good as this user
+    """
+    try:
+        with os.fdopen(owned.open_ours(f"{path}.stamp", also), errors="replace") as file:
+            said = json.loads(file.read(MOST_BYTES))
+        found = _sha256(path, also)
+    except FileNotFoundError:
+        return ""
+    except ValueError:
+        return f"{path} is made anew: its stamp is none"
+    except OSError as error:
+        return f"{path} is not loaded: {error.filename}: {error.strerror}"
+    if not isinstance(said, dict):
+        return f"{path} is made anew: its stamp is none"
+    for name, value in fitting.items():
+        if value is not None and said.get(name) != value:
+            return f"{path} does not fit: its {name} is {said.get(name)!r}, here it is {value!r}"
+    if said.get("sha256") != found:
+        return f"{path} is not loaded: it is not what its stamp says (sha256), so it was changed or is torn"
+    return None
+
+
+def write(made: str, stamp: str, fitting: Wanted) -> None:
+    """The stamp of a shared object that was just made. Takes from others the right to write either (umask 002)."""
+    os.chmod(made, stat.S_IMODE(os.stat(made).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+    with open(stamp, "w") as file:
+        json.dump({**fitting, "sha256": _sha256(made, ())}, file, indent=1)
+        file.write("\n")
+        os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))

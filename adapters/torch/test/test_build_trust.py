@@ -1,0 +1,329 @@
+"""What of the cache the builder loads: what this user and root alone could have put there, for this platform.
+
+The compiler only writes down that it was called; what it makes is not loaded.
+"""
+
+import json
+import os
+import pathlib
+import stat
+import tempfile
+
+import pytest
+from sluice import cache_folder, doctor
+from sluice.adapters.torch import build, stamps, tuner
+from sluice.config import TunerOptions
+from sluice.errors import InvalidArgument, NotFound
+from test_build import ONCE, calls, compiler
+
+SOMEBODY = 4242  # a user that is not this one
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, a compiler that counts, and a package without a shared object of its own."""
+    package = tmp_path / "package"
+    package.mkdir(mode=0o755)
+    for name in build.SOURCES:
+        (package / name).write_text(f"// {name}")
+    monkeypatch.setattr(build, "HERE", str(package))
+    monkeypatch.setattr(build, "include_dir", lambda: str(tmp_path / "include"))
+    (tmp_path / "include" / "sluice").mkdir(parents=True)
+    for name in ("base.h", "comm.h", "context.h"):
+        (tmp_path / "include" / "sluice" / name).write_text("")
+    monkeypatch.setenv("CXX", compiler(tmp_path, pause=0))
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_Ensure_SecondTime_LoadsWhatItMade(cache, tmp_path, capfd):
+    path = build.ensure()
+    assert path.startswith(f"{cache}/") and calls(tmp_path) == ONCE
+    assert build.ensure() == path and calls(tmp_path) == ONCE
+    assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+    assert "not loaded" not in capfd.readouterr().err
+
+
+def test_Ensure_UnderALooseUmask_LoadsWhatItMade(cache, tmp_path):
+    """The files of users whose umask is 002, or 0, are not taken for ones that others wrote."""
+    before = os.umask(0)
+    try:
+        path = build.ensure()
+    finally:
+        os.umask(before)
+    assert build.ensure() == path and calls(tmp_path) == ONCE
+    assert not os.stat(path).st_mode & 0o022 and not os.stat(f"{path}.stamp").st_mode & 0o022
+
+
+def _change(path, how):
+    stamp = json.loads(open(f"{path}.stamp").read())
+    if how == "tampered":
+        with open(path, "a") as file:
+            file.write("x")
+    elif how == "link":
+        os.rename(path, f"{path}.real")
+        os.symlink(f"{path}.real", path)
+    elif how == "owner":
+        os.chown(path, SOMEBODY, -1)
+    elif how == "stamp's owner":
+        os.chown(f"{path}.stamp", SOMEBODY, -1)
+    elif how == "mode":
+        os.chmod(path, 0o757)
+    elif how == "no stamp":
+        os.remove(f"{path}.stamp")
+    elif how == "torn stamp":
+        os.truncate(f"{path}.stamp", 20)
+    elif how == "public hash":  # what a stamp was until now
+        with open(f"{path}.stamp", "w") as file:
+            file.write(stamp["made_from"])
+    else:
+        with open(f"{path}.stamp", "w") as file:
+            json.dump({**stamp, how: "another"}, file)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("tampered", "not what its stamp says"),
+        ("link", "it is a symbolic link"),
+        pytest.param("owner", "it belongs to user 4242", marks=as_root),
+        pytest.param("stamp's owner", "it belongs to user 4242", marks=as_root),
+        ("mode", "every user can write it"),
+        ("no stamp", ""),
+        ("torn stamp", "its stamp is none"),
+        ("public hash", "its stamp is none"),
+        ("sha256", "not what its stamp says"),
+        ("machine", "its machine is 'another'"),
+        ("libc", "its libc is 'another'"),
+        ("compiler", "its compiler is 'another', here it is 'stub 1'"),
+        ("torch", "its torch is 'another'"),
+        ("python", "its python is 'another'"),
+        ("made_from", "its made_from is 'another'"),
+    ],
+)
+def test_Ensure_FileThatIsNotWhatWeMade_IsMadeAnewWithAWord(cache, tmp_path, capfd, how, says):
+    path = build.ensure()
+    _change(path, how)
+    capfd.readouterr()
+    assert build.ensure() == path and calls(tmp_path) == 2 * ONCE
+    assert says in capfd.readouterr().err
+    assert build.ensure() == path and calls(tmp_path) == 2 * ONCE
+    assert not os.path.islink(path) and os.stat(path).st_uid == os.geteuid()
+
+
+@pytest.mark.parametrize("which", ["folder", "cache", "parent"])
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("group", "its group can write it"),
+        ("all", "every user can write it"),
+        pytest.param("owner", "it belongs to user 4242", marks=as_root),
+    ],
+)
+def test_Ensure_FolderThatOthersCanWrite_IsRefused(cache, tmp_path, monkeypatch, which, how, says):
+    parent = tmp_path / "parent"
+    parent.mkdir(mode=0o755)
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(parent / "cache"))
+    path = build.ensure()
+    folder = {"folder": os.path.dirname(path), "cache": str(parent / "cache"), "parent": str(parent)}[which]
+    if how == "owner":
+        os.chown(folder, SOMEBODY, -1)
+    else:
+        os.chmod(folder, 0o770 if how == "group" else 0o707)
+        os.chown(folder, -1, _group_of_others())
+    with pytest.raises(NotFound, match=says) as refused:
+        build.ensure()
+    assert folder in str(refused.value) and "set SLUICE_CACHE_DIR" in str(refused.value)
+    assert calls(tmp_path) == ONCE
+
+
+def _group_of_others():
+    return 1 if os.geteuid() == 0 else os.getegid()
+
+
+def test_Ensure_StickyParent_IsFineButAStickyFolderIsNot(cache, tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(shared))
+    path = build.ensure()
+    assert build.ensure() == path and calls(tmp_path) == ONCE
+    os.chmod(os.path.dirname(path), 0o1777)
+    with pytest.raises(NotFound, match="every user can write it"):
+        build.ensure()
+
+
+def test_Ensure_LinksOnTheWay_AreFollowedUnlessOthersMadeThem(cache, tmp_path, monkeypatch):
+    """~/.cache is a link to another disk in many places."""
+    (tmp_path / "disk").mkdir(mode=0o755)
+    link = tmp_path / "link"
+    link.symlink_to("disk")
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(link / "cache"))
+    path = build.ensure()
+    assert build.ensure() == path and calls(tmp_path) == ONCE
+    os.chmod(tmp_path / "disk", 0o777)  # seen through the link
+    with pytest.raises(NotFound, match="every user can write it"):
+        build.ensure()
+    os.chmod(tmp_path / "disk", 0o755)
+    if os.geteuid() == 0:
+        os.lchown(link, SOMEBODY, -1)
+        with pytest.raises(NotFound, match="it belongs to user 4242"):
+            build.ensure()
+
+
+def test_Ensure_BesideThePackage_IsAsTrustedAsItsOwner(cache, tmp_path, capfd):
+    """Who owns the package could change its Python; a file that others can write is passed over all the same."""
+    beside = os.path.join(build.HERE, build.file_name())
+    build.make(beside)
+    assert build.ensure() == beside
+    os.chmod(beside, 0o777)
+    cached = build.ensure()
+    assert cached.startswith(f"{cache}/") and "every user can write it" in capfd.readouterr().err
+    os.chmod(beside, 0o755)
+    if os.geteuid() == 0:
+        os.chown(beside, SOMEBODY, -1)
+        assert build.ensure() == cached
+
+
+@as_root
+def test_Ensure_OwnerOfThePackage_IsAsGoodAsThisUserThereAlone(cache, tmp_path, monkeypatch):
+    module = tmp_path / "package" / "build.py"
+    module.write_text("")
+    os.chown(module, SOMEBODY, -1)
+    monkeypatch.setattr(build, "__file__", str(module))
+    cached = build.ensure()
+    os.chown(cached, SOMEBODY, -1)
+    assert build.ensure() == cached and os.stat(cached).st_uid == 0 and calls(tmp_path) == 2 * ONCE
+    beside = os.path.join(build.HERE, build.file_name())
+    build.make(beside)
+    os.chown(beside, SOMEBODY, -1)
+    assert build.ensure() == beside
+
+
+def test_Doctor_PlaceAndFileThatOthersCanWrite_AreNamedWithAdvice(cache, tmp_path):
+    path = build.ensure()
+    (finding,) = doctor._torch_adapter()
+    assert finding.state == doctor.OK and path in finding.detail
+    os.chmod(path, 0o757)
+    reason, remedy = doctor._torch_adapter()
+    assert reason.state == remedy.state == doctor.NOTE and "every user can write it" in reason.detail
+    cache.chmod(0o707)
+    *_, refused = doctor._torch_adapter()
+    assert refused.state == doctor.BAD and f"chmod go-w {cache}" in refused.advice and calls(tmp_path) == ONCE
+
+
+def test_KeptDecisions_WithoutHome_AreLetGoWithAWord(monkeypatch, capsys):
+    """Training never fails for them."""
+    monkeypatch.delenv("SLUICE_CACHE_DIR", raising=False)
+    monkeypatch.setattr(cache_folder, "default", lambda: None)
+    tuner.keep(None, TunerOptions(decisions=True))
+    assert "no decisions are kept" in (said := capsys.readouterr().err) and "set SLUICE_CACHE_DIR" in said
+
+
+def test_Ensure_OtherCompiler_HasAFolderOfItsOwn(cache, tmp_path, monkeypatch):
+    first = build.ensure()
+    compiler(tmp_path, version="2", pause=0)
+    second = build.ensure()
+    assert os.path.dirname(second) != os.path.dirname(first) and calls(tmp_path) == 2 * ONCE
+    compiler(tmp_path, version="1", pause=0)
+    assert build.ensure() == first and calls(tmp_path) == 2 * ONCE
+    monkeypatch.setenv("CXX", "no-such-compiler")  # a node without one takes what fits but for the compiler
+    assert build.ensure() in (first, second)
+    monkeypatch.setattr(stamps.platform, "machine", lambda: "vax")
+    with pytest.raises(NotFound, match="no C\\+\\+ compiler"):
+        build.ensure()
+
+
+def test_Ensure_SeveralAtOnce_CompileOnceAndAllLoadIt(cache, tmp_path):
+    compiler(tmp_path)  # a slow one, so that all arrive before it ends
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if os.path.exists(build.ensure()) else 2
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert calls(tmp_path) == ONCE
+
+
+def test_CacheDir_RelativeNames_AreNotTaken(cache, monkeypatch):
+    monkeypatch.setenv("SLUICE_CACHE_DIR", "cache")
+    with pytest.raises(InvalidArgument, match="'cache'.*absolute"):
+        build.ensure()
+
+
+@pytest.fixture
+def open_folder(monkeypatch):
+    """A package without a shared object where every user may look; pytest's own folders are for this user alone."""
+    included = build.include_dir()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = pathlib.Path(folder)
+        (path / "package").mkdir(mode=0o755)
+        for name in build.SOURCES:
+            (path / "package" / name).write_text(f"// {name}")
+        (path / "log").touch()
+        (path / "log").chmod(0o666)
+        (path / "cwd").mkdir()
+        os.chown(path / "cwd", SOMEBODY, -1)
+        monkeypatch.setattr(build, "HERE", str(path / "package"))
+        monkeypatch.setattr(build, "include_dir", lambda: included)
+        monkeypatch.setenv("CXX", compiler(path, pause=0))
+        (path / "cxx").chmod(0o755)
+        yield path
+
+
+def _as_somebody(folder, **environment):
+    """What ensure() gives, or raises, as a user that the machine does not know."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(SOMEBODY)
+            os.setuid(SOMEBODY)
+            os.chdir(folder / "cwd")
+            for name in ("HOME", "XDG_CACHE_HOME", "SLUICE_CACHE_DIR"):
+                os.environ.pop(name, None)
+            os.environ.update(environment)
+            text = build.ensure()
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as file:
+        return file.read()
+
+
+@as_root
+@pytest.mark.parametrize("environment", [{}, {"HOME": "relative"}, {"XDG_CACHE_HOME": "relative"}, {"HOME": ""}])
+def test_Ensure_UserWithoutHome_IsToldWhatToSet(open_folder, environment):
+    """It was "./~/.cache" and "./relative": whatever folder the run started in."""
+    said = _as_somebody(open_folder, **environment)
+    assert said.startswith("NoCacheFolder: NOT_FOUND: ")
+    assert "user 4242 has no home folder on this machine; set SLUICE_CACHE_DIR" in said
+    assert os.listdir(open_folder / "cwd") == [] and calls(open_folder) == 0
+
+
+@as_root
+def test_Ensure_SharedFolder_LoadsNothingThatAnotherUserLeft(open_folder, monkeypatch):
+    """Another user's cache fits this user's machine, torch and compiler in every byte."""
+    shared = open_folder / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    planted = _as_somebody(open_folder, SLUICE_CACHE_DIR=str(shared))
+    assert planted.startswith(f"{shared}/") and os.stat(planted).st_uid == SOMEBODY
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(shared))
+    with pytest.raises(NotFound, match="belongs to user 4242") as refused:
+        build.ensure()
+    assert os.path.dirname(planted) in str(refused.value)
+    os.chmod(shared, 0o777)
+    with pytest.raises(NotFound, match="every user can write it"):
+        build.ensure()

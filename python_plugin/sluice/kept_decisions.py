@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sluice import decision_log
+from sluice import decision_log, owned
 from sluice.errors import InvalidArgument
 
 FORM = 1
@@ -96,7 +96,7 @@ def _is_answer(answer: Any) -> bool:
 def _machines(path: str, machine: str) -> dict[str, Answers]:
     check_ours(path)
     try:
-        with open(path) as file:
+        with owned.open_data(path) as file:
             data = json.load(file)
     except FileNotFoundError:
         return {}
@@ -166,7 +166,7 @@ def merge(path: str, machine: str, new: Answers) -> None:
         return
     try:
         check_ours(path)  # before a lock is made beside it
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        owned.make_folder(os.path.dirname(os.path.abspath(path)))
         with open(path + ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:

@@ -7,7 +7,7 @@ import os
 import pwd
 
 import pytest
-from sluice import _library, cache_folder, decision_log, doctor, owned
+from sluice import _library, cache_folder, decision_log, doctor, kept_decisions, owned
 from sluice.planning import cached
 
 SOMEBODY = 4242  # a user that is not this one
@@ -114,6 +114,21 @@ def test_Machines_OfOthersInTheDefaultFolder_AreNotRead(home, how, says):
     assert entry.problem == "not ours" and says in entry.refusal
     findings = list(doctor._calibration())
     assert findings[0].state == doctor.NOTE and says in findings[0].advice and findings[1].state == doctor.OK
+
+
+@pytest.mark.parametrize(("how", "says"), CHANGES)
+def test_KeptDecisions_OfOthersInTheDefaultFolder_AreLeftAloneWithAWord(home, capsys, how, says):
+    path = kept_decisions.place(True, None)
+    answer = {"layer": "one", "rows": 64}
+    kept_decisions.merge(path, "machine", [answer])
+    assert kept_decisions.read(path, "machine") == [answer] and os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700
+    _change(path, how)
+    before = os.lstat(path)
+    assert kept_decisions.take(path, "machine", lambda text: pytest.fail(text)) == ""
+    said = capsys.readouterr().err
+    assert "cannot be read" in said and says in said
+    kept_decisions.merge(path, "machine", [answer])
+    assert says in capsys.readouterr().err and os.lstat(path).st_ino == before.st_ino
 
 
 def test_Decisions_WhereTheUserSaysSo_AreReadWithAWord(home, capsys):

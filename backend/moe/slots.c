@@ -83,6 +83,12 @@ static int has_slots(const sluice_pass_t* pass, int32_t tensor) {
   return pass->schedule->ring[tensor] > 0 && pass->slots[tensor].row_bytes > 0;
 }
 
+/* Where a backward does not read T_DI of a chunk, its template gives it a home among the kept ones (needed_di in
+ * template_backward.c); the step's buffer holds the rows of those that were kept and no others. */
+static int is_left_out(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
+  return tensor == SLUICE_T_KEPT_DI && spec->restore_di[chunk] != SLUICE_RESTORE_KEEP;
+}
+
 /* Largest chunk of each slot, in bytes, as first[slot] for now; chunks[tensor]: how many have a home there. */
 static void collect_homes(sluice_pass_t* pass, int32_t* chunks) {
   int32_t last[SLUICE_T_COUNT]; /* chunk that was counted */
@@ -95,6 +101,7 @@ static void collect_homes(sluice_pass_t* pass, int32_t* chunks) {
       int is_host = t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
       if (!has_slots(pass, home.tensor) || pass->schedule->ring[home.tensor] <= home.slot) continue;
       if (is_host && !uses_host_slot(&pass->schedule->spec, t, i)) continue;
+      if (is_left_out(&pass->schedule->spec, home.tensor, i)) continue;
       uint64_t bytes = rows_of(&pass->binding, home.tensor, i) * slots->row_bytes;
       slots->first[home.slot] = max_u64(slots->first[home.slot], bytes);
       chunks[home.tensor] += last[home.tensor] != i;

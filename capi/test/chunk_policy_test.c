@@ -112,6 +112,36 @@ static void Layer_PolicyByChunkUnderACeiling_HasTheBitsOfKeepingEverything(void*
   }
 }
 
+/* Without weight gradients a backward reads T_DI of few chunks, perhaps of none. */
+static void frozen_round(const int32_t* inputs, const int32_t* middles, float* grad_tokens, float* grad_weights) {
+  rig_t rig;
+  sluice_step_t* step = NULL;
+  sluice_moe_config_t config = rig_config();
+  config.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  config.restore_input_of = inputs, config.restore_middle_of = middles;
+  WORKS(rig_open(&rig, NULL, &config));
+  rig.backward.grad_params = NULL;
+  WORKS(rig_forward(&rig, &step));
+  WORKS(rig_backward(&rig, step));
+  memcpy(grad_tokens, rig.grad_tokens.tensor.data, rig.grad_tokens.bytes);
+  memcpy(grad_weights, rig.grad_weights.tensor.data, rig.grad_weights.bytes);
+  sluice_step_drop(step);
+  rig_close(&rig);
+}
+
+static void Layer_PolicyByChunkOfFrozenExperts_HasTheBitsOfKeepingEverything(void** state) {
+  (void)state;
+  const int32_t inputs[] = {KEEP, OFFLOAD, REDISPATCH}, middles[] = {KEEP, OFFLOAD, RECOMPUTE};
+  float kept_tokens[64] = {0}, kept_weights[64] = {0}, tokens[64] = {0}, weights[64] = {0};
+  frozen_round(NULL, NULL, kept_tokens, kept_weights);
+  for (int i = 0; i < 81; ++i) {
+    const int32_t input[] = {inputs[i % 3], inputs[i / 3 % 3]}, middle[] = {middles[i / 9 % 3], middles[i / 27]};
+    frozen_round(input, middle, tokens, weights);
+    if (memcmp(tokens, kept_tokens, sizeof tokens) != 0 || memcmp(weights, kept_weights, sizeof weights) != 0)
+      fail_msg("input %d, %d, middle %d, %d: other bits", input[0], input[1], middle[0], middle[1]);
+  }
+}
+
 static void Budget_PolicyByChunk_FromTheSmallestUp(void** state) {
   (void)state;
   budget_by_chunk(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1});
@@ -191,6 +221,7 @@ int main(void) {
       cmocka_unit_test(Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_PolicyByChunkWithHalvesAndCopies_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_PolicyByChunkUnderACeiling_HasTheBitsOfKeepingEverything),
+      cmocka_unit_test(Layer_PolicyByChunkOfFrozenExperts_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Budget_PolicyByChunk_FromTheSmallestUp),
       cmocka_unit_test(Plan_PolicyByChunk_PredictsTheAllocator),
       cmocka_unit_test(Plan_ListOfOnePolicy_IsThatPolicy),

@@ -1,6 +1,7 @@
 /* The fake driver, cuBLAS(Lt) and NCCL as one shared object under the vendors' own names: what libsluice opens where a
  * test puts it into the loader's path as libcuda.so.1, libcublas.so.13, libcublasLt.so.13 and libnccl.so.2. All memory
- * counts as device 0's, so that a host without CUDA can hand in its own. */
+ * counts as that of the device whose context is current (of device 0 without one), so that a host without CUDA can hand
+ * in its own. */
 #include <string.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
@@ -11,7 +12,7 @@ __attribute__((constructor)) static void begin(void) { sluice_fake_cuda_reset();
 
 static int any_memory(void* out_value, int attribute, unsigned long long pointer) {
   unsigned int type = SLUICE_CU_MEMORY_DEVICE;
-  int ordinal = 0;
+  int ordinal = sluice_fake_current_device() > 0 ? sluice_fake_current_device() : 0;
   (void)pointer;
   if (attribute == SLUICE_CU_POINTER_MEMORY_TYPE) memcpy(out_value, &type, sizeof type);
   if (attribute == SLUICE_CU_POINTER_DEVICE_ORDINAL) memcpy(out_value, &ordinal, sizeof ordinal);
@@ -42,3 +43,35 @@ static sluice_cuda_driver_t driver(void) {
 #include "backend/comm/nccl/nccl_register_symbols.inc"
 #include "backend/comm/nccl/nccl_symbols.inc"
 #undef SYMBOL
+
+/* What the library never calls: a host captures its stream into a graph. */
+#define SHOWN __attribute__((visibility("default")))
+SHOWN int cuStreamBeginCapture_v2(void* stream, int mode) {
+  (void)mode; /* thread-local: the only one here */
+  sluice_fake_cuda_begin_capture(stream);
+  return 0;
+}
+SHOWN int cuStreamEndCapture(void* stream, void** out_graph) {
+  sluice_fake_graph_t* graph = NULL;
+  int code = sluice_fake_cuda_end_capture(stream, &graph);
+  *out_graph = graph;
+  return code;
+}
+/* The fake launches the graph itself. */
+SHOWN int cuGraphInstantiateWithFlags(void** out_launchable, void* graph, unsigned long long flags) {
+  (void)flags;
+  *out_launchable = graph;
+  return 0;
+}
+SHOWN int cuGraphLaunch(void* launchable, void* stream) {
+  sluice_fake_cuda_launch_graph(launchable, stream);
+  return 0;
+}
+SHOWN int cuGraphExecDestroy(void* launchable) {
+  (void)launchable;
+  return 0;
+}
+SHOWN int cuGraphDestroy(void* graph) {
+  sluice_fake_cuda_destroy_graph(graph);
+  return 0;
+}

@@ -42,6 +42,8 @@ def test_Includes_HaveNoForbiddenEdge(root):
         Edge("adapters/torch", "backend/base"),
         Edge("examples/c", "capi/src"),
         Edge("integration_tests/mpi", "backend/comm"),
+        Edge("integration_tests/mpi", "capi/test", is_test=True, why="//integration_tests/mpi uses //capi/test:world"),
+        Edge("examples/c", "capi/test", why="//examples/c uses //capi/test:libfake_gpu.so"),
         Edge("backend/comm", "adapters/torch"),
         Edge("capi/src", "adapters/torch"),
     ],
@@ -67,5 +69,11 @@ def test_AllowedEdges_Pass():
         Edge("capi/src", "backend/planner"),
         Edge("examples/c", "capi"),
         Edge("backend/base", "third_party/bazel"),
+        Edge(
+            "integration_tests/x",
+            "capi/test",
+            is_test=True,
+            why="//integration_tests/x uses //capi/test:libfake_gpu.so",
+        ),
     ]
     assert layering.violations(allowed) == []

@@ -66,6 +66,7 @@ void sluice_fake_cuda_destroy_graph(sluice_fake_graph_t* graph); /* accepts NULL
 /* Memory of a device for the host's own tensors: no calls of the driver, and not counted as alive. */
 void* sluice_fake_cuda_take(int32_t ordinal, uint64_t bytes);
 void sluice_fake_cuda_give(void* data);
+int32_t sluice_fake_current_device(void); /* of the calling thread's context; -1: it has none */
 /* Runs what can run; true when nothing is left in this stream. */
 int sluice_fake_cuda_idle(void* stream);
 

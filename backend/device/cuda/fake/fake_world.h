@@ -135,8 +135,6 @@ int sluice_fake_simple(void);
 int64_t sluice_fake_locked_count(const int64_t* counter);
 /* Gives the lock up until something may have moved. */
 void sluice_fake_sleep(void);
-/* Of the calling thread's context; < 0: it has none. */
-int32_t sluice_fake_current_device(void);
 void* sluice_fake_context_of(int32_t ordinal);
 
 /* fake_queues.c */

@@ -1,0 +1,39 @@
+/* What the program asks of the library: a caller for each form of the C ABI (caller_0.c, ...) answers it. Where the
+ * ABI's words change, another caller is added and the BUILD file names it; lists, data and program stay as they are, so
+ * that digests of before and after are those of the same calls. */
+#ifndef SLUICE_DIGEST_CALLER_H_
+#define SLUICE_DIGEST_CALLER_H_
+
+#include "data.h"
+
+/* Where the ranks of a call agree on a number beside the library: the most of all, waits for all. */
+typedef struct meet_s meet_t;
+uint64_t meet_most(meet_t* meet, uint64_t mine);
+
+/* What a rank reports beside the blocks. */
+typedef struct outcome_s {
+  char refusal[640];   /* "STATUS: message" of the first call that failed; "" when none has */
+  int64_t chunks;      /* n of the last pass */
+  uint64_t sent;       /* payload bytes to other ranks, all passes */
+  uint64_t saved;      /* bytes of saved buffers of the last forward */
+  uint64_t planned;    /* under a plan of the host's: bytes in all */
+  uint64_t fallback;   /* under a budget: chunks that did not fit */
+  int64_t rows_hash;   /* received rows by local expert, of a step or of a dispatch */
+  int64_t most_rows;   /* under a ceiling: rows for one expert in one chunk at most, */
+  int64_t num_dropped; /* and routes beyond it */
+} outcome_t;
+
+typedef struct caller_group_s caller_group_t; /* of all ranks of a call */
+typedef struct caller_s caller_t;             /* of one rank: communicator, context, layer */
+
+caller_group_t* caller_open_group(const call_t* call);
+void caller_close_group(caller_group_t* group);
+/* Each rank on a thread of its own, which makes all further calls. Both of them accept what open could not make. */
+caller_t* caller_open(caller_group_t* group, rank_data_t* data, meet_t* meet, outcome_t* outcome);
+void caller_close(caller_t* caller);
+/* Forward and backward as the call says, on the data's blocks; results are there when it returns. */
+void caller_step(caller_t* caller);
+/* Fills in what the outcome says of all steps. */
+void caller_report(caller_t* caller);
+
+#endif /* SLUICE_DIGEST_CALLER_H_ */

@@ -1,0 +1,20 @@
+/* The host's side of CUDA: streams and graphs of the driver that the loader finds, which here is the fake one, whose
+ * memory is the host's. No part of Sluice's ABI. */
+#ifndef SLUICE_DIGEST_CUDA_HOST_H_
+#define SLUICE_DIGEST_CUDA_HOST_H_
+
+typedef struct cuda_host_s {
+  void *context, *stream, *graph, *launchable;
+  int device;
+} cuda_host_t;
+
+/* A stream on that device. 0, or the driver's code, -1 without a driver. The device's context stays current on the
+ * calling thread. */
+int cuda_host_open(cuda_host_t* out, int ordinal);
+void cuda_host_close(cuda_host_t* host);
+int cuda_host_settle(const cuda_host_t* host); /* until all that was enqueued has run */
+int cuda_host_begin_capture(cuda_host_t* host);
+int cuda_host_end_capture(cuda_host_t* host);
+int cuda_host_launch(const cuda_host_t* host);
+
+#endif /* SLUICE_DIGEST_CUDA_HOST_H_ */

@@ -1,0 +1,44 @@
+/* What a rank of a call is given and what it writes: plain blocks of memory, every value a function of what it is and
+ * where it stands, with the full width of its dtype. Nothing here knows the ABI. */
+#ifndef SLUICE_DIGEST_DATA_H_
+#define SLUICE_DIGEST_DATA_H_
+
+#include "call.h"
+
+enum { AS_I32 = 100, AS_I64 }; /* dtypes of blocks beside the list's */
+
+typedef struct block_s {
+  void* data; /* NULL: the call has none */
+  uint64_t bytes;
+  int64_t rows, cols, row_stride, col_stride; /* in elements */
+  int32_t ndim, dtype;
+} block_t;
+
+enum { W1, W3, W2, B1, B3, B2, NUM_PARAMS };
+
+typedef struct rank_data_s {
+  const call_t* call;
+  int32_t rank, num_local;
+  int32_t owner[CALL_MAX_EXPERTS]; /* rank of each expert */
+  int32_t local[CALL_MAX_EXPERTS]; /* the experts of this rank */
+  block_t x, ids, weights, y, dy, dx, dw;
+  block_t params[NUM_PARAMS][CALL_MAX_EXPERTS], grads[NUM_PARAMS][CALL_MAX_EXPERTS];
+} rank_data_t;
+
+void data_make(rank_data_t* out, const call_t* call, int32_t rank);
+void data_drop(rank_data_t* data);
+/* The inputs of step `step`, with so many tokens, and outputs that nobody has written. ids_by is added to every expert
+ * that is routed to. */
+void data_begin(rank_data_t* data, int32_t step, int64_t tokens, int32_t ids_by);
+/* Outputs alone. */
+void data_forget_outputs(rank_data_t* data);
+
+double data_load(int32_t dtype, const void* data, int64_t i);
+void data_store(int32_t dtype, void* data, int64_t i, double x);
+uint64_t data_element_bytes(int32_t dtype);
+
+/* FNV-1a, goes on from `hash`; begin with DATA_HASH. Padding counts: it must stay as it was. */
+#define DATA_HASH UINT64_C(0xcbf29ce484222325)
+uint64_t data_hash(uint64_t hash, const void* data, uint64_t bytes);
+
+#endif /* SLUICE_DIGEST_DATA_H_ */

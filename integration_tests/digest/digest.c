@@ -1,0 +1,276 @@
+/* Runs the calls of a list and prints a line for each: hashes of the exact bits of what it wrote.
+ *
+ *   digest [--each-rank] [--jobs N] [--only TEXT] LIST
+ *   digest --fingerprint
+ *
+ * A call runs in a process of its own, its ranks as threads; N processes at a time, lines in the order of the list.
+ * --each-rank prints a line for each rank, --only runs calls whose line holds TEXT. Exit 0: all calls ran; 1: some were
+ * refused or ended otherwise, which their lines say; 2: the list or the arguments are wrong.
+ * --fingerprint: what values may depend on beside the library: whether the processor has AVX2 with fused multiply-add,
+ * and a hash of this machine's mathematical functions. */
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "caller.h"
+
+enum { MAX_CALLS = 4096, MAX_LINE = 1100, ANSWER = 4096, MAX_JOBS = 64, SECONDS = 240 };
+
+void omp_set_num_threads(int threads); /* libgomp's: the library borrows the threads that its caller has */
+
+/* ---- one call -------------------------------------------------------------------------------------------------- */
+
+enum { OUT, DX, DW, FIRST_PARAM, NUM_HASHES = FIRST_PARAM + NUM_PARAMS };
+static const char* const hash_names[NUM_HASHES] = {"out", "dx", "dw", "w1", "w3", "w2", "b1", "b3", "b2"};
+
+struct meet_s {
+  pthread_barrier_t barrier;
+  pthread_mutex_t lock;
+  uint64_t most;
+};
+
+uint64_t meet_most(meet_t* meet, uint64_t mine) {
+  pthread_mutex_lock(&meet->lock);
+  if (mine > meet->most) meet->most = mine;
+  pthread_mutex_unlock(&meet->lock);
+  pthread_barrier_wait(&meet->barrier);
+  uint64_t most = meet->most;
+  if (pthread_barrier_wait(&meet->barrier) == PTHREAD_BARRIER_SERIAL_THREAD) meet->most = 0;
+  pthread_barrier_wait(&meet->barrier);
+  return most;
+}
+
+typedef struct rank_s {
+  const call_t* call;
+  caller_group_t* group;
+  meet_t* meet;
+  int32_t rank;
+  uint64_t hash[NUM_HASHES];
+  outcome_t outcome;
+} rank_t;
+
+static void add_hashes(rank_t* r, const rank_data_t* d) {
+  r->hash[OUT] = data_hash(r->hash[OUT], d->y.data, d->y.bytes);
+  r->hash[DX] = data_hash(r->hash[DX], d->dx.data, d->dx.bytes);
+  r->hash[DW] = data_hash(r->hash[DW], d->dw.data, d->dw.bytes);
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    uint64_t* hash = &r->hash[FIRST_PARAM + kind];
+    for (int32_t l = 0; l < d->num_local; ++l)
+      *hash = data_hash(*hash, d->grads[kind][l].data, d->grads[kind][l].bytes);
+  }
+}
+
+/* Every other step has half the tokens, so that what a context keeps is used by smaller and larger ones. */
+static void* run_rank(void* argument) {
+  rank_t* r = argument;
+  static _Thread_local rank_data_t data;
+  omp_set_num_threads(r->call->threads);
+  data_make(&data, r->call, r->rank);
+  for (int i = 0; i < NUM_HASHES; ++i) r->hash[i] = DATA_HASH;
+  caller_t* caller = caller_open(r->group, &data, r->meet, &r->outcome);
+  for (int32_t s = 0; s < r->call->steps; ++s) {
+    data_begin(&data, s, s % 2 == 0 ? r->call->tokens[r->rank] : r->call->tokens[r->rank] / 2, 0);
+    caller_step(caller);
+    add_hashes(r, &data);
+  }
+  caller_report(caller);
+  caller_close(caller);
+  data_drop(&data);
+  return NULL;
+}
+
+static int is_printed(const call_t* c, int kind) {
+  if (kind < FIRST_PARAM) return 1;
+  if (c->callback) return 0;
+  const int param = kind - FIRST_PARAM;
+  if (param == W3 || param == B3) return c->gated == GATE_HALVES && (param == W3 || c->bias);
+  return param == B1 || param == B2 ? c->bias : 1;
+}
+
+/* Of ranks first to end - 1 together. */
+static int print_line(char* to, size_t room, const call_t* c, const rank_t* ranks, int32_t first, int32_t end) {
+  outcome_t sum = {.chunks = ranks[first].outcome.chunks};
+  int at = snprintf(to, room, "%s", c->id);
+  if (end - first < c->ranks) at += snprintf(to + at, room - (size_t)at, "@%d", first);
+  for (int32_t r = first; r < end; ++r) {
+    const outcome_t* o = &ranks[r].outcome;
+    if (o->refusal[0] != '\0')
+      return at + snprintf(to + at, room - (size_t)at, " refused: rank %d: %s\n", r, o->refusal);
+    sum.sent += o->sent, sum.saved += o->saved, sum.planned += o->planned, sum.fallback += o->fallback;
+    sum.rows_hash = (int64_t)data_hash((uint64_t)sum.rows_hash, &o->rows_hash, sizeof o->rows_hash);
+    sum.num_dropped += o->num_dropped, sum.most_rows = o->most_rows > sum.most_rows ? o->most_rows : sum.most_rows;
+  }
+  at += snprintf(to + at, room - (size_t)at, " n=%lld sent=%llu saved=%llu", (long long)sum.chunks,
+                 (unsigned long long)sum.sent, (unsigned long long)sum.saved);
+  if (c->plan != PLAN_NONE)
+    at += snprintf(to + at, room - (size_t)at, " planned=%llu fallback=%llu", (unsigned long long)sum.planned,
+                   (unsigned long long)sum.fallback);
+  if (c->ceiling > 0)
+    at += snprintf(to + at, room - (size_t)at, " dropped=%lld most=%lld", (long long)sum.num_dropped,
+                   (long long)sum.most_rows);
+  at += snprintf(to + at, room - (size_t)at, " rows=%016llx", (unsigned long long)sum.rows_hash);
+  for (int kind = 0; kind < NUM_HASHES; ++kind) {
+    uint64_t hash = DATA_HASH;
+    for (int32_t r = first; r < end; ++r) hash = data_hash(hash, &ranks[r].hash[kind], sizeof hash);
+    if (is_printed(c, kind))
+      at += snprintf(to + at, room - (size_t)at, " %s=%016llx", hash_names[kind], (unsigned long long)hash);
+  }
+  return at + snprintf(to + at, room - (size_t)at, "\n");
+}
+
+static void run_call(const call_t* c, int each_rank, char* answer, size_t room) {
+  rank_t ranks[CALL_MAX_RANKS];
+  pthread_t threads[CALL_MAX_RANKS];
+  meet_t meet;
+  memset(ranks, 0, sizeof ranks);
+  memset(&meet, 0, sizeof meet);
+  pthread_barrier_init(&meet.barrier, NULL, (unsigned)c->ranks);
+  pthread_mutex_init(&meet.lock, NULL);
+  caller_group_t* group = caller_open_group(c);
+  for (int32_t r = 0; r < c->ranks; ++r) {
+    ranks[r].call = c, ranks[r].group = group, ranks[r].meet = &meet, ranks[r].rank = r;
+    if (pthread_create(&threads[r], NULL, run_rank, &ranks[r]) != 0) abort();
+  }
+  for (int32_t r = 0; r < c->ranks; ++r) pthread_join(threads[r], NULL);
+  caller_close_group(group);
+  int at = 0;
+  for (int32_t r = 0; each_rank && r < c->ranks; ++r)
+    at += print_line(answer + at, room - (size_t)at, c, ranks, r, r + 1);
+  if (!each_rank) (void)print_line(answer, room, c, ranks, 0, c->ranks);
+}
+
+/* ---- all calls ------------------------------------------------------------------------------------------------- */
+
+typedef struct job_s {
+  call_t call;
+  pid_t pid;
+  int pipe;
+  char answer[ANSWER];
+} job_t;
+
+static job_t* jobs;
+static int num_jobs;
+
+static void start(job_t* job, int each_rank) {
+  int ends[2];
+  if (pipe(ends) != 0 || (job->pid = fork()) < 0) {
+    fprintf(stderr, "digest: no process for %s: %s\n", job->call.id, strerror(errno));
+    exit(2);
+  }
+  if (job->pid == 0) {
+    alarm(SECONDS);
+    run_call(&job->call, each_rank, job->answer, sizeof job->answer);
+    size_t length = strlen(job->answer);
+    _exit(write(ends[1], job->answer, length) == (ssize_t)length ? 0 : 1); /* less than a pipe holds */
+  }
+  close(ends[1]);
+  job->pipe = ends[0];
+}
+
+static void collect(int* running) {
+  int status = 0;
+  pid_t pid = wait(&status);
+  for (int i = 0; i < num_jobs; ++i) {
+    job_t* job = &jobs[i];
+    if (job->pid != pid) continue;
+    ssize_t length = read(job->pipe, job->answer, sizeof job->answer - 1);
+    close(job->pipe);
+    job->answer[length > 0 ? length : 0] = '\0';
+    job->pid = 0;
+    --*running;
+    if (WIFSIGNALED(status) || length <= 0)
+      snprintf(job->answer, sizeof job->answer, "%s ended: signal %d, exit %d\n", job->call.id,
+               WIFSIGNALED(status) ? WTERMSIG(status) : 0, WIFEXITED(status) ? WEXITSTATUS(status) : 0);
+  }
+}
+
+static void read_list(const char* path, const char* only) {
+  char line[MAX_LINE], why[256];
+  FILE* file = fopen(path, "r");
+  if (file == NULL) {
+    fprintf(stderr, "digest: %s cannot be read: %s\n", path, strerror(errno));
+    exit(2);
+  }
+  jobs = calloc(MAX_CALLS, sizeof *jobs);
+  for (int number = 1; jobs != NULL && fgets(line, sizeof line, file) != NULL; ++number) {
+    if (line[0] == '#' || line[strspn(line, " \t\r\n")] == '\0' || (only != NULL && strstr(line, only) == NULL))
+      continue;
+    if (num_jobs == MAX_CALLS || !call_parse(line, &jobs[num_jobs].call, why, sizeof why)) {
+      fprintf(stderr, "digest: %s:%d: %s\n", path, number, num_jobs == MAX_CALLS ? "too many calls" : why);
+      exit(2);
+    }
+    ++num_jobs;
+  }
+  fclose(file);
+}
+
+static int run_all(int each_rank, int most) {
+  int running = 0, failed = 0;
+  for (int i = 0; i < num_jobs; ++i) {
+    if (running == most) collect(&running);
+    start(&jobs[i], each_rank);
+    ++running;
+  }
+  while (running > 0) collect(&running);
+  for (int i = 0; i < num_jobs; ++i) {
+    fputs(jobs[i].answer, stdout);
+    failed |= strstr(jobs[i].answer, " refused: ") != NULL || strstr(jobs[i].answer, " ended: ") != NULL;
+  }
+  return failed;
+}
+
+static uint64_t add_value(uint64_t hash, double x) { return data_hash(hash, &x, sizeof x); }
+
+static void print_fingerprint(void) {
+  uint64_t hash = DATA_HASH;
+  for (int i = -4000; i <= 4000; ++i) {
+    volatile double x = i * 0.0021 + 1e-5 * (i % 7);
+    volatile float f = (float)x;
+    hash = add_value(add_value(hash, exp(x)), expf(f));
+    hash = add_value(add_value(hash, erf(x)), erff(f));
+    hash = add_value(add_value(hash, erfc(x)), erfcf(f));
+    hash = add_value(add_value(hash, tanh(x)), tanhf(f));
+    hash = add_value(add_value(hash, exp2(x)), exp2f(f));
+    hash = add_value(add_value(hash, log(fabs(x) + 0.5)), log1pf(fabsf(f)));
+  }
+  int fused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  printf("%s-%016llx\n", fused ? "fma" : "plain", (unsigned long long)hash);
+}
+
+static int usage(void) {
+  fprintf(stderr, "usage: digest [--each-rank] [--jobs N] [--only TEXT] LIST | digest --fingerprint\n");
+  return 2;
+}
+
+int main(int argc, char** argv) {
+  int each_rank = 0, most = 1;
+  const char *only = NULL, *list = NULL;
+  for (int i = 1; i < argc; ++i) {
+    if (strcmp(argv[i], "--fingerprint") == 0) {
+      print_fingerprint();
+      return 0;
+    }
+    if (strcmp(argv[i], "--each-rank") == 0) {
+      each_rank = 1;
+    } else if (strcmp(argv[i], "--jobs") == 0 && i + 1 < argc) {
+      most = atoi(argv[++i]);
+    } else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
+      only = argv[++i];
+    } else if (argv[i][0] != '-' && list == NULL) {
+      list = argv[i];
+    } else {
+      return usage();
+    }
+  }
+  if (list == NULL || most < 1 || most > MAX_JOBS) return usage();
+  /* What would change values from outside: the kernels that every processor has, the gemm that the list says. */
+  setenv("SLUICE_NATIVE", "avx2", 1);
+  unsetenv("SLUICE_GEMM"), unsetenv("SLUICE_CUBLAS"), unsetenv("SLUICE_POISON"), unsetenv("SLUICE_HUGE_PAGES");
+  read_list(list, only);
+  return run_all(each_rank, most);
+}

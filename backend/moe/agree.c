@@ -5,11 +5,12 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/moe/plan.h"
+#include "backend/model/pass_sizes.h"
+#include "backend/moe/plan_in_force.h"
 #include "backend/moe/wire_memory.h"
 
 #define HEADER_MAGIC   0x51ce4844u
-#define ENVELOPE_BYTES 1024u
+#define ENVELOPE_BYTES SLUICE_ENVELOPE_BYTES
 
 typedef struct header_s {
   uint32_t magic;
@@ -63,7 +64,7 @@ static_assert(sizeof(header_t) + 16 * 8 * sizeof(int32_t) <= ENVELOPE_BYTES,
 static const char* direction_name(int32_t direction) { return direction == SLUICE_FORWARD ? "forward" : "backward"; }
 
 static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_proposal_t* proposal) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   memset(h, 0, sizeof *h);
   h->magic = HEADER_MAGIC;
   h->direction = proposal->direction;
@@ -82,7 +83,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->host_memory_budget = moe->context->host_memory_budget;
   h->max_outstanding = moe->context->max_outstanding;
   h->plan_hash = moe->plan_is_given ? sluice_plan_hash(moe->plan) : 0;
-  h->ceiling_rows = (int32_t)sluice_layer_ceiling(moe);
+  h->ceiling_rows = (int32_t)sluice_shape_ceiling(&moe->shape);
   h->chunk_cut = (uint8_t)c->chunk_cut;
   h->model_width = c->model_width;
   h->hidden_width = c->hidden_width;
@@ -95,7 +96,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->wgrad_mode = c->wgrad_mode;
   h->callback_experts = c->callback_experts;
   h->config_chunks = c->num_chunks;
-  h->num_local = moe->num_local;
+  h->num_local = moe->shape.num_local;
   h->deduplicate = (int16_t)c->deduplicate;
   h->wire_memory = (uint8_t)sluice_wire_memory_word(moe->context);
   h->local_status = proposal->local_status;
@@ -225,10 +226,11 @@ static sluice_status_t run_exchange(sluice_comm_t* comm, const exchange_arrays_t
 /* Words for rank r of counts_out, and words for this rank of counts_in, by source: with parcels of a far device their
  * numbers come first, one for each chunk. */
 static int64_t words_of(const sluice_binding_t* b, int32_t r) {
-  return (int64_t)b->num_chunks * (sluice_layer_experts_of(b->moe, r) + sluice_has_far_parcels(b->moe));
+  return (int64_t)b->num_chunks * (sluice_layer_experts_of(b->moe, r) + sluice_shape_has_far_parcels(&b->moe->shape));
 }
 static int32_t* words_for(const sluice_binding_t* b, int32_t r) {
-  return b->counts_out + (int64_t)b->num_chunks * (b->moe->first_place[r] + r * sluice_has_far_parcels(b->moe));
+  return b->counts_out +
+         (int64_t)b->num_chunks * (b->moe->first_place[r] + r * sluice_shape_has_far_parcels(&b->moe->shape));
 }
 static int32_t* words_from(const sluice_binding_t* b, int32_t r) {
   return b->counts_in + words_of(b, b->moe->context->rank) * r;
@@ -239,11 +241,12 @@ static void pack_counts(const sluice_binding_t* b, int32_t r) {
   const sluice_moe_t* moe = b->moe;
   int32_t experts = sluice_layer_experts_of(moe, r);
   int32_t* out = words_for(b, r);
-  for (int32_t i = 0; i < b->num_chunks && sluice_has_far_parcels(moe); ++i) {
+  for (int32_t i = 0; i < b->num_chunks && sluice_shape_has_far_parcels(&moe->shape); ++i) {
     *out++ = b->parcels.send_counts[(int64_t)i * b->world_size + r];
   }
   for (int32_t i = 0; i < b->num_chunks; ++i) {
-    memcpy(out + (int64_t)i * experts, b->send_counts + (int64_t)i * moe->config.num_experts + moe->first_place[r],
+    memcpy(out + (int64_t)i * experts,
+           b->send_counts + (int64_t)i * moe->shape.config.num_experts + moe->first_place[r],
            (size_t)experts * sizeof(int32_t));
   }
 }
@@ -251,7 +254,7 @@ static void pack_counts(const sluice_binding_t* b, int32_t r) {
 /* Own counts are there, numbers of own parcels are not. Elsewhere counts_in is recv_counts. */
 static void unpack_counts(sluice_binding_t* b) {
   int32_t n = b->num_chunks, self = b->moe->context->rank;
-  if (!sluice_has_far_parcels(b->moe)) return;
+  if (!sluice_shape_has_far_parcels(&b->moe->shape)) return;
   for (int32_t r = 0; r < b->world_size; ++r) {
     const int32_t* words = r == self ? words_for(b, r) : words_from(b, r);
     memcpy(b->parcels.recv_counts + (int64_t)r * n, words, (size_t)n * sizeof *words);
@@ -267,20 +270,17 @@ typedef struct agree_buffers_s {
   exchange_arrays_t arrays;
 } agree_buffers_t;
 
-static uint64_t buffer_bytes(const sluice_context_t* context) {
-  uint64_t w = (uint64_t)context->world_size;
-  return 2 * sluice_align_up(w * ENVELOPE_BYTES) + 4 * sluice_align_up(w * 8);
-}
-
 sluice_status_t sluice_agree_reserve(sluice_context_t* context) {
-  return context->world_size == 1 ? SLUICE_OK
-                                  : sluice_arena_reset(&context->envelope, buffer_bytes(context), "headers");
+  return context->world_size == 1
+             ? SLUICE_OK
+             : sluice_arena_reset(&context->envelope, sluice_headers_bytes(context->world_size), "headers");
 }
 
 static sluice_status_t take_buffers(sluice_context_t* context, agree_buffers_t* buffers) {
   uint64_t w = (uint64_t)context->world_size;
   sluice_arena_t* arena = &context->envelope;
-  SLUICE_TRY(sluice_arena_reset(arena, buffer_bytes(context), "headers")); /* reserved: cannot fail */
+  SLUICE_TRY(
+      sluice_arena_reset(arena, sluice_headers_bytes(context->world_size), "headers")); /* reserved: cannot fail */
   buffers->send = sluice_arena_take(arena, w * ENVELOPE_BYTES);
   buffers->recv = sluice_arena_take(arena, w * ENVELOPE_BYTES);
   buffers->arrays.send = sluice_arena_take(arena, w * 8);
@@ -315,7 +315,7 @@ static sluice_status_t check_counts(const sluice_binding_t* b) {
   for (int64_t i = 0; i < mine * b->world_size; ++i) {
     if (b->recv_counts[i] < 0) {
       return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, b->moe->context->rank, (int32_t)(i / mine),
-                              "layer %d: rank %d announced a negative number of rows", b->moe->config.layer_id,
+                              "layer %d: rank %d announced a negative number of rows", b->moe->shape.config.layer_id,
                               (int32_t)(i / mine));
     }
   }
@@ -330,7 +330,7 @@ sluice_status_t sluice_exchange_counts(sluice_binding_t* b) {
   SLUICE_TRY(take_buffers(context, &buffers));
   for (int32_t r = 0; r < context->world_size; ++r) pack_counts(b, r);
   char phase[96];
-  snprintf(phase, sizeof phase, "counts of layer %d", moe->config.layer_id);
+  snprintf(phase, sizeof phase, "counts of layer %d", moe->shape.config.layer_id);
   SLUICE_TRY(exchange_rest(b, &buffers, 0, phase));
   unpack_counts(b);
   return check_counts(b);
@@ -377,7 +377,7 @@ static void hear_reports(sluice_moe_t* moe, const agree_buffers_t* buffers) {
 static sluice_status_t agree_on_memory(const sluice_moe_t* moe, const agree_buffers_t* buffers) {
   int32_t* words = (int32_t*)(void*)buffers->arrays.send_bytes;
   for (int32_t r = 0; r < moe->context->world_size; ++r) words[r] = header_of(buffers->recv, r)->wire_memory;
-  return sluice_wire_memory_agree(moe->context, words, moe->config.layer_id);
+  return sluice_wire_memory_agree(moe->context, words, moe->shape.config.layer_id);
 }
 
 sluice_agreement_t sluice_agreement_alone(const sluice_proposal_t* proposal) {
@@ -422,7 +422,8 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   }
   memcpy(buffers.recv + (size_t)context->rank * ENVELOPE_BYTES, &own, sizeof own);
   char phase[96];
-  snprintf(phase, sizeof phase, "header of layer %d, %s", moe->config.layer_id, direction_name(proposal->direction));
+  snprintf(phase, sizeof phase, "header of layer %d, %s", moe->shape.config.layer_id,
+           direction_name(proposal->direction));
   uint64_t begin_ns = sluice_now_ns();
   SLUICE_TRY(run_exchange(context->comm, &buffers.arrays, phase));
   out_agreement->agreed_ns = sluice_now_ns();

@@ -5,7 +5,7 @@
 #include "backend/base/tensor.h"
 #include "backend/moe/agree.h"
 #include "backend/moe/ceiling.h"
-#include "backend/moe/plan.h"
+#include "backend/moe/plan_in_force.h"
 #include "backend/moe/planned.h"
 #include "backend/moe/run.h"
 
@@ -13,23 +13,24 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step
                                       const sluice_moe_backward_args_t* args, const sluice_binding_t* binding) {
   int32_t weights = SLUICE_WEIGHTS_NONE;
   if (!(args->halves & SLUICE_HALF_WEIGHT)) weights = SLUICE_WEIGHTS_LATER;
-  if ((args->halves & SLUICE_HALF_WEIGHT) && (args->grad_params != NULL || moe->config.callback_experts)) {
+  if ((args->halves & SLUICE_HALF_WEIGHT) && (args->grad_params != NULL || moe->shape.config.callback_experts)) {
     weights = SLUICE_WEIGHTS_NOW;
   }
   sluice_template_spec_t spec = {
       .direction = SLUICE_BACKWARD,
       .num_chunks = binding->num_chunks,
       .single_rank = moe->context->world_size == 1,
-      .callback = moe->config.callback_experts,
+      .callback = moe->shape.config.callback_experts,
       .input_half = (args->halves & SLUICE_HALF_INPUT) != 0,
       .weight_half = weights,
       .wgrad_mode = moe->plan != NULL && binding->plan == 0 ? moe->plan->wgrad_mode : binding->wgrad_mode,
-      .gated = moe->config.gated != SLUICE_GATED_NO,
+      .gated = moe->shape.config.gated != SLUICE_GATED_NO,
       .bounded = sluice_is_planned(moe) && !binding->cut_rows,
-      .dedup = sluice_layer_is_deduplicated(moe),
+      .dedup = sluice_shape_is_deduplicated(&moe->shape),
       .cut_rows = binding->cut_rows,
-      .reuse_saved = step->state == SLUICE_STEP_INPUT_DONE ? step->reuses_saved
-                                                           : !moe->config.callback_experts && args->may_reuse_saved,
+      .reuse_saved = step->state == SLUICE_STEP_INPUT_DONE
+                         ? step->reuses_saved
+                         : !moe->shape.config.callback_experts && args->may_reuse_saved,
   };
   memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
   memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);
@@ -59,9 +60,9 @@ static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, sluice
   SLUICE_TRY(check_halves(pass));
   /* Only now are the token counts of the step known. */
   if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: grad_out has %lld rows, but this step's forward had %lld tokens",
-                       moe->config.layer_id, (long long)args->grad_out->shape[0], (long long)pass->binding.num_tokens);
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_out has %lld rows, but this step's forward had %lld tokens",
+        moe->shape.config.layer_id, (long long)args->grad_out->shape[0], (long long)pass->binding.num_tokens);
   }
   return SLUICE_OK;
 }
@@ -70,7 +71,10 @@ static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, sluice
 static sluice_status_t allocate_deferred(const sluice_pass_t* pass, sluice_step_t* step) {
   uint64_t most[SLUICE_NUM_DEFERRED] = {0};
   const sluice_plan_data_t* plan = pass->moe->plan;
-  if (plan != NULL && sluice_is_far(pass->moe)) SLUICE_TRY(sluice_plan_deferred_bytes(pass->moe, plan, most));
+  if (plan != NULL && pass->moe->shape.is_far) {
+    const sluice_plan_problem_t problem = sluice_layer_plan_problem(pass->moe);
+    SLUICE_TRY(sluice_plan_deferred_bytes(&problem, plan, most));
+  }
   for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
     int32_t t = sluice_deferred_tensors[i];
     SLUICE_TRY(sluice_step_allocate_deferred(step, t, pass->slots[t].bytes, most[i], pass->stream));
@@ -84,7 +88,7 @@ static void free_deferred(sluice_step_t* step) {
 
 /* Gradients are often as large as the parameters and fresh from the system in each step. */
 static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
-  if (sluice_is_far(pass->moe)) return; /* no pages of the host's */
+  if (pass->moe->shape.is_far) return; /* no pages of the host's */
   sluice_pages_advise_tensor(pass->out_rows);
   const sluice_expert_tensors_t* dw = pass->grad_params;
   if (dw == NULL || pass->grad_mode != SLUICE_GRAD_OVERWRITE) return;
@@ -113,7 +117,7 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   pass->grad_mode = args->grad_mode;
   pass->expert_ready = args->expert_ready;
   pass->expert_ready_user = args->expert_ready_user;
-  advise_outputs(pass, step->moe->num_local);
+  advise_outputs(pass, step->moe->shape.num_local);
   sluice_binding_stops(&pass->host);
   /* Nothing was written so far: until here the step can be tried again in any case. */
   step->reuses_saved = pass->schedule->spec.reuse_saved;
@@ -127,7 +131,7 @@ static sluice_status_t check_state(const sluice_step_t* step, int32_t halves) {
   static const char* const done[] = {"has not had its input half yet",
                                      "has had its input half; only the weight half is open",
                                      "has had its backward already"};
-  return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: this step %s", step->moe->config.layer_id, done[step->state]);
+  return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: this step %s", step->moe->shape.config.layer_id, done[step->state]);
 }
 
 static void advance(sluice_step_t* step, int32_t halves) {

@@ -23,7 +23,7 @@ static sluice_status_t dispatch_grad(sluice_pass_t* pass, const sluice_op_t* op,
 }
 
 static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
   int64_t count = 0;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
@@ -41,7 +41,7 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
 }
 
 static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_unit_t unit = sluice_layer_unit(c);
   int wanted = pass->schedule->spec.weight_half != SLUICE_WEIGHTS_NONE;
@@ -69,10 +69,10 @@ static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
 
 /* dT_DI = dT_M[:, :H] W1 (+ dT_M[:, H:] W3). Where W1 and W3 are one matrix, one product rounds once. */
 static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
-  int64_t width = pass->moe->gate_factor * c->hidden_width;
-  for (int32_t half = 0; half < pass->moe->gate_factor; ++half) {
+  int64_t width = pass->moe->shape.gate_factor * c->hidden_width;
+  for (int32_t half = 0; half < pass->moe->shape.gate_factor; ++half) {
     int64_t count = 0;
     for (int32_t e = 0; e < pass->binding.num_local; ++e) {
       int64_t rows = rows_of(pass, op->chunk, e);
@@ -92,7 +92,7 @@ static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
 }
 
 static sluice_status_t host_expert_grad(sluice_pass_t* pass, const sluice_op_t* op) {
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
@@ -136,7 +136,7 @@ static void write_route_gradients(sluice_pass_t* pass, const sluice_op_t* op, sl
 
 static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   const sluice_token_span_t tokens = sluice_tokens_of(b, op->chunk);
   int64_t t = tokens.first;
   if (tokens.count == 0) return;

@@ -74,19 +74,20 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
     }
   }
   if (b->cut_rows && b->counts_out != NULL) sluice_cut_rows_place(b); /* a restored binding has them */
-  if (!sluice_is_far(b->moe)) find_tokens(b);
+  if (!b->moe->shape.is_far) find_tokens(b);
   int64_t returned = b->cut_rows ? b->first_returned[b->num_chunks] : 0; /* positions count them in 32 bits */
   if (max_i64(b->num_rows, returned) > INT32_MAX) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: this rank would receive %lld rows; at most 2^31 are possible",
-                       b->moe->config.layer_id, (long long)b->num_rows);
+                       b->moe->shape.config.layer_id, (long long)b->num_rows);
   }
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert, sluice_binding_t* b) {
   sluice_binding_init(b, moe, 1, 0);
-  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, sluice_binding_bytes_of(b, 0, 0, 0), "offsets of a pass"));
+  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, sluice_binding_bytes_of(&moe->shape, 1, 0, 0, 0),
+                                "offsets of a pass"));
   sluice_binding_take_offsets(b, 0);
   int64_t row = 0;
   for (int32_t e = 0; e < b->num_local; ++e) {
@@ -94,7 +95,7 @@ sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_pe
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                          "layer %d: rows_per_expert[%d] is %lld; counts are not negative and sum to less "
                          "than 2^31",
-                         moe->config.layer_id, e, (long long)rows_per_expert[e]);
+                         moe->shape.config.layer_id, e, (long long)rows_per_expert[e]);
     }
     b->rows_of_expert[e] = rows_per_expert[e];
     b->first_in_chunk[e] = b->first_in_pass[e] = row;

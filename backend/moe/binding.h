@@ -11,6 +11,7 @@
 #define SLUICE_BACKEND_MOE_BINDING_H_
 
 #include "backend/moe/layer.h"
+#include "backend/model/routing_sizes.h"
 #include "backend/moe/parcels.h"
 
 typedef struct sluice_binding_s {
@@ -76,8 +77,6 @@ sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream
                                                 const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                                 const int64_t* first_token, const int32_t* first_block,
                                                 const int32_t* counts, sluice_binding_t* out_binding);
-/* What these take of the device's memory at most. */
-uint64_t sluice_binding_far_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens);
 /* The same under ceilings: what a place of a chunk gets is always the layer's ceiling, so that nothing is read and
  * nothing exchanged. Routes beyond it are dropped (position -1) and added to the tally (device/tally.h), which lies
  * with the rows; rows that no route takes are -1 in the orders. */
@@ -86,16 +85,12 @@ sluice_status_t sluice_binding_route_under_ceiling(sluice_moe_t* moe, const slui
 sluice_status_t sluice_binding_route_far_under_ceiling(sluice_moe_t* moe, sluice_stream_t stream,
                                                        const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                                        int64_t* tally, sluice_binding_t* out_binding);
-/* On a far device a step keeps orders and positions in front of its rows, and of the parcels that it sends who they are
- * of and where: the bytes of that block, and the block of a binding just routed. 0 on a CPU, where they are in META. */
-uint64_t sluice_binding_routes_bytes(const sluice_moe_t* moe, int64_t num_tokens);
-/* The same with what it keeps of parcels that arrived, which is known with the counts. */
+/* On a far device: the block that a step keeps in front of its rows (routes, and parcels that arrived), once counts
+ * are known, and the routes of a binding just made. */
 static inline uint64_t sluice_binding_kept_bytes(const sluice_binding_t* b) {
-  return sluice_binding_routes_bytes(b->moe, b->num_tokens) + sluice_parcels_kept_bytes(b);
+  return sluice_binding_routes_bytes(&b->moe->shape, b->num_tokens) + sluice_parcels_kept_bytes(b);
 }
 static inline void* sluice_binding_routes(const sluice_binding_t* b) { return b->order; }
-/* What that takes from the arena. */
-uint64_t sluice_binding_arena_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens);
 /* Binds rows that lie by local expert already, for the experts alone: one chunk, no tokens. */
 sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert,
                                        sluice_binding_t* out_binding);
@@ -104,8 +99,6 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* binding);
 
 /* The saved form, from which a backward is bound without ids and without an exchange. */
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* binding);
-uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent,
-                                      int64_t num_rows);
 /* saved_bytes: [SLUICE_SAVED_COUNT], written down so that a restored step can be checked. */
 void sluice_binding_save(const sluice_binding_t* binding, const uint64_t* saved_bytes, void* meta);
 /* From now on the saved buffers behind `meta` may hold gradients: no other backward can start from them. */
@@ -119,11 +112,6 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
                                     int32_t* out_num_chunks, uint64_t* out_saved_bytes, int64_t* out_rows_per_expert);
 
-static inline int sluice_is_far(const sluice_moe_t* moe) { return moe->context->device->far != NULL; }
-/* Parcels whose tables lie on the device. */
-static inline int sluice_has_far_parcels(const sluice_moe_t* moe) {
-  return sluice_is_far(moe) && sluice_layer_is_deduplicated(moe);
-}
 /* The tokens that an op of `chunk` sums, and the chunk where their rows begin. chunk -1: all tokens. */
 typedef struct sluice_token_span_s {
   int64_t first, count;
@@ -140,7 +128,7 @@ static inline int32_t sluice_recv_count(const sluice_binding_t* b, int32_t sourc
   return b->recv_counts[((int64_t)source * b->num_chunks + chunk) * b->num_local + local];
 }
 static inline int32_t sluice_send_count(const sluice_binding_t* b, int32_t chunk, int32_t place) {
-  return b->send_counts[(int64_t)chunk * b->moe->config.num_experts + place];
+  return b->send_counts[(int64_t)chunk * b->moe->shape.config.num_experts + place];
 }
 
 #endif /* SLUICE_BACKEND_MOE_BINDING_H_ */

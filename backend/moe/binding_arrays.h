@@ -7,13 +7,6 @@
 
 void sluice_binding_init(sluice_binding_t* binding, const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens);
 
-/* Rows that the sent orders of a pass have room for: at most one per route, under ceilings always the same. */
-int64_t sluice_binding_room(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens);
-
-/* Bytes of the arena. num_sent: rows of the sent order, places that no route takes included. with_orders: counts and
- * orders too, which a restored binding reads where the host keeps them. */
-uint64_t sluice_binding_bytes_of(const sluice_binding_t* binding, int64_t num_sent, int64_t num_routes,
-                                 int with_orders);
 /* The offsets, out of an arena that has been reset for them. */
 void sluice_binding_take_offsets(sluice_binding_t* binding, int64_t num_sent);
 /* All arrays of a forward, and where its chunks begin (NULL: equal numbers of tokens). out_cursor: [E]. Errors:
@@ -23,6 +16,11 @@ sluice_status_t sluice_binding_take_arrays(sluice_moe_t* moe, int64_t num_tokens
                                            int64_t** out_cursor);
 /* INVALID_ARGUMENT where routes of so many tokens have no numbers of 32 bits. */
 sluice_status_t sluice_binding_check_routes(const sluice_moe_t* moe, int64_t num_tokens);
+
+/* What a far device's kernels need beside what routing names. */
+static inline sluice_far_scratch_t sluice_device_far_scratch(const sluice_device_t* device) {
+  return (sluice_far_scratch_t){device->far->route_scratch_bytes, device->far->parcel_scratch_bytes};
+}
 
 /* Counts per chunk and place; leaves each route's place in `position`. */
 sluice_status_t sluice_binding_count_routes(sluice_binding_t* binding, const sluice_tensor_t* expert_ids);

@@ -4,21 +4,21 @@
 #include <string.h>
 
 void sluice_binding_fill_counts(sluice_binding_t* b) {
-  int32_t ceiling = (int32_t)sluice_layer_ceiling(b->moe);
-  int64_t sent = (int64_t)b->num_chunks * b->moe->config.num_experts;
+  int32_t ceiling = (int32_t)sluice_shape_ceiling(&b->moe->shape);
+  int64_t sent = (int64_t)b->num_chunks * b->moe->shape.config.num_experts;
   int64_t received = (int64_t)b->world_size * b->num_chunks * b->num_local;
   for (int64_t i = 0; i < sent; ++i) b->send_counts[i] = ceiling;
   for (int64_t i = 0; i < received; ++i) b->recv_counts[i] = ceiling;
-  b->num_sent = sluice_binding_room(b->moe, b->num_chunks, b->num_tokens);
+  b->num_sent = sluice_binding_room(&b->moe->shape, b->num_chunks, b->num_tokens);
   for (int32_t i = 0; i < b->num_chunks; ++i) b->first_sent[i] = b->num_sent / b->num_chunks * i;
   b->first_sent[b->num_chunks] = b->num_sent; /* as many of each chunk */
 }
 
 /* As order_routes, on places of `ceiling` rows: the first routes of a place take them, the others are dropped. */
 static void order_under_ceiling(sluice_binding_t* b, int64_t* cursor, int64_t* tally) {
-  int64_t ceiling = sluice_layer_ceiling(b->moe);
-  int32_t num_experts = b->moe->config.num_experts;
-  memset(b->order, 0xff, (size_t)sluice_binding_room(b->moe, b->num_chunks, b->num_tokens) * sizeof *b->order);
+  int64_t ceiling = sluice_shape_ceiling(&b->moe->shape);
+  int32_t num_experts = b->moe->shape.config.num_experts;
+  memset(b->order, 0xff, (size_t)sluice_binding_room(&b->moe->shape, b->num_chunks, b->num_tokens) * sizeof *b->order);
   ++tally[SLUICE_TALLY_FORWARDS];
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     int32_t* order = b->order + (int64_t)i * num_experts * ceiling;

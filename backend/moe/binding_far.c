@@ -5,44 +5,20 @@
 #include <string.h>
 
 #include "backend/base/tensor.h"
-#include "backend/moe/plan.h"
-
-/* Of an order: it has room for all rows of the pass. */
-static uint64_t order_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
-  return sluice_align_up((uint64_t)sluice_binding_room(moe, moe->config.num_chunks, num_tokens) * sizeof(int32_t));
-}
-
-/* Of the tokens of all parcels, and of where they are; 0 where rows travel. */
-static int64_t most_parcels(const sluice_moe_t* moe) {
-  return moe->config.top_k < moe->context->world_size ? moe->config.top_k : moe->context->world_size;
-}
-static uint64_t parcel_tokens_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
-  if (!sluice_has_far_parcels(moe)) return 0;
-  return sluice_align_up((uint64_t)(num_tokens * most_parcels(moe)) * sizeof(int32_t));
-}
-static uint64_t parcel_table_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
-  if (!sluice_has_far_parcels(moe)) return 0;
-  return sluice_align_up((uint64_t)(num_tokens * moe->context->world_size) * sizeof(int32_t));
-}
-
-uint64_t sluice_binding_routes_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
-  uint64_t position = sluice_align_up((uint64_t)(num_tokens * moe->config.top_k) * sizeof(int32_t));
-  if (!sluice_is_far(moe)) return 0;
-  return 2 * order_bytes(moe, num_tokens) + position + parcel_tokens_bytes(moe, num_tokens) +
-         parcel_table_bytes(moe, num_tokens);
-}
+#include "backend/moe/plan_in_force.h"
 
 void sluice_binding_place_routes(sluice_binding_t* b, void* routes) {
-  uint64_t bytes = order_bytes(b->moe, b->num_tokens);
+  uint64_t bytes = sluice_far_order_bytes(&b->moe->shape, b->num_tokens);
   b->order = routes;
   b->order_token = (int32_t*)(void*)((char*)routes + bytes);
   b->position = (int32_t*)(void*)((char*)routes + 2 * bytes);
-  if (sluice_has_far_parcels(b->moe)) {
+  if (sluice_shape_has_far_parcels(&b->moe->shape)) {
     char* at = (char*)b->position + sluice_align_up((uint64_t)(b->num_tokens * b->top_k) * sizeof(int32_t));
     b->parcels.token = (int32_t*)(void*)at;
-    b->parcels.position_of_token = (int32_t*)(void*)(at + parcel_tokens_bytes(b->moe, b->num_tokens));
+    b->parcels.position_of_token =
+        (int32_t*)(void*)(at + sluice_far_parcel_tokens_bytes(&b->moe->shape, b->num_tokens));
   }
-  int64_t of_chunk = sluice_layer_ceiling(b->moe) * b->moe->config.num_experts;
+  int64_t of_chunk = sluice_shape_ceiling(&b->moe->shape) * b->moe->shape.config.num_experts;
   for (int32_t i = 0; i <= b->num_chunks; ++i) {
     b->first_order[i] = of_chunk > 0 ? i * of_chunk : b->first_token[i] * b->top_k;
   }
@@ -53,13 +29,13 @@ static sluice_status_t check_first_bad(const sluice_moe_t* moe, int32_t first_ba
   if (first_bad == INT32_MAX) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                      "layer %d: expert_ids[%d, %d] is out of range; ids lie in [0, %d), or -1 to drop the route",
-                     moe->config.layer_id, first_bad / moe->config.top_k, first_bad % moe->config.top_k,
-                     moe->config.num_experts);
+                     moe->shape.config.layer_id, first_bad / moe->shape.config.top_k,
+                     first_bad % moe->shape.config.top_k, moe->shape.config.num_experts);
 }
 
 /* send_counts are there. */
 static void sum_sent(sluice_binding_t* b) {
-  int32_t num_experts = b->moe->config.num_experts;
+  int32_t num_experts = b->moe->shape.config.num_experts;
   b->first_sent[0] = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     b->first_sent[i + 1] = b->first_sent[i];
@@ -70,14 +46,14 @@ static void sum_sent(sluice_binding_t* b) {
 
 /* counts: [n][E + 1], as the device wrote them. */
 static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
-  int32_t num_experts = b->moe->config.num_experts;
+  int32_t num_experts = b->moe->shape.config.num_experts;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t* of_chunk = counts + (int64_t)i * (num_experts + 1);
     SLUICE_TRY(check_first_bad(b->moe, of_chunk[num_experts]));
     memcpy(b->send_counts + (int64_t)i * num_experts, of_chunk, (size_t)num_experts * sizeof *of_chunk);
   }
   sum_sent(b);
-  if (!sluice_has_far_parcels(b->moe)) return SLUICE_OK;
+  if (!sluice_shape_has_far_parcels(&b->moe->shape)) return SLUICE_OK;
   const int32_t* parcels = counts + (int64_t)b->num_chunks * (num_experts + 1);
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     memcpy(b->parcels.send_counts + (int64_t)i * b->world_size, parcels + (int64_t)i * (b->world_size + 1),
@@ -86,30 +62,12 @@ static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
   return SLUICE_OK;
 }
 
-/* Bytes of the counts behind the routes: [n][E + 1] of these, [n][W + 1] of parcels. */
-static uint64_t far_counts_bytes(const sluice_moe_t* moe, int32_t num_chunks) {
-  uint64_t words = (uint64_t)moe->config.num_experts + 1;
-  if (sluice_has_far_parcels(moe)) words += (uint64_t)moe->context->world_size + 1;
-  return (uint64_t)num_chunks * words * sizeof(int32_t);
-}
-
-/* What numbering parcels takes behind that: slots in sent order, and scratch. */
-static uint64_t far_slots_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
-  if (!sluice_has_far_parcels(moe)) return 0;
-  return sluice_align_up((uint64_t)(num_tokens * moe->config.top_k) * sizeof(int32_t));
-}
-static uint64_t far_parcel_scratch_bytes(const sluice_moe_t* moe, int64_t num_tokens) {
-  if (!sluice_has_far_parcels(moe)) return 0;
-  return moe->context->device->far->parcel_scratch_bytes(num_tokens * moe->config.top_k, moe->config.num_experts,
-                                                         moe->context->world_size);
-}
-
 /* Of a host table of ranks by expert. */
 static uint64_t ranks_bytes_of(const sluice_moe_t* moe) {
-  return sluice_has_far_parcels(moe) ? (uint64_t)moe->config.num_experts * sizeof(int32_t) : 0;
+  return sluice_shape_has_far_parcels(&moe->shape) ? (uint64_t)moe->shape.config.num_experts * sizeof(int32_t) : 0;
 }
 static void fill_ranks(const sluice_moe_t* moe, int32_t* ranks) {
-  for (int32_t e = 0; e < moe->config.num_experts && sluice_has_far_parcels(moe); ++e) {
+  for (int32_t e = 0; e < moe->shape.config.num_experts && sluice_shape_has_far_parcels(&moe->shape); ++e) {
     ranks[e] = 0;
     while (moe->place_of_expert[e] >= moe->first_place[ranks[e] + 1]) ++ranks[e];
   }
@@ -119,7 +77,8 @@ static void fill_ranks(const sluice_moe_t* moe, int32_t* ranks) {
 static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_far_routes_t* routes,
                                     const int32_t* ranks, sluice_binding_t* b) {
   sluice_context_t* context = moe->context;
-  b->parcels.sent_slots = sluice_arena_take(&context->routes, far_slots_bytes(moe, b->num_tokens));
+  const sluice_far_scratch_t scratch = sluice_device_far_scratch(context->device);
+  b->parcels.sent_slots = sluice_arena_take(&context->routes, sluice_far_slots_bytes(&moe->shape, b->num_tokens));
   const sluice_far_parcels_t parcels = {
       .ids = routes->ids,
       .ids_t = routes->ids_t,
@@ -129,15 +88,16 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
       .first_token = b->first_token,
       .rank_of_expert = ranks,
       .top_k = b->top_k,
-      .num_experts = moe->config.num_experts,
+      .num_experts = moe->shape.config.num_experts,
       .num_ranks = b->world_size,
-      .most = (int32_t)most_parcels(moe),
+      .most = (int32_t)sluice_most_parcels_of_token(&moe->shape),
       .position = b->position,
-      .counts = routes->counts + (int64_t)b->num_chunks * (moe->config.num_experts + 1),
+      .counts = routes->counts + (int64_t)b->num_chunks * (moe->shape.config.num_experts + 1),
       .token = b->parcels.token,
       .position_of_token = b->parcels.position_of_token,
       .slots = b->parcels.sent_slots,
-      .scratch = sluice_arena_take(&context->routes, far_parcel_scratch_bytes(moe, b->num_tokens)),
+      .scratch =
+          sluice_arena_take(&context->routes, sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens)),
   };
   return context->device->far->number_parcels(context->device, stream, &parcels);
 }
@@ -148,11 +108,13 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
                                    int64_t* tally, const int32_t* ranks, sluice_binding_t* b, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_far_vtable_t* far = context->device->far;
-  int32_t num_experts = moe->config.num_experts;
-  uint64_t counts_bytes = far_counts_bytes(moe, b->num_chunks);
+  const sluice_far_scratch_t scratch = sluice_device_far_scratch(context->device);
+  int32_t num_experts = moe->shape.config.num_experts;
+  uint64_t counts_bytes = sluice_far_counts_bytes(&moe->shape, b->num_chunks);
   uint64_t scratch_bytes = far->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
-  uint64_t routes_bytes = sluice_binding_routes_bytes(moe, b->num_tokens);
-  uint64_t parcels_bytes = far_slots_bytes(moe, b->num_tokens) + far_parcel_scratch_bytes(moe, b->num_tokens);
+  uint64_t routes_bytes = sluice_binding_routes_bytes(&moe->shape, b->num_tokens);
+  uint64_t parcels_bytes = sluice_far_slots_bytes(&moe->shape, b->num_tokens) +
+                           sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens);
   SLUICE_TRY(sluice_arena_reset(&context->routes,
                                 routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes + parcels_bytes,
                                 "routes on the device"));
@@ -171,13 +133,13 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
       .order = b->order,
       .order_token = b->order_token,
       .position = b->position,
-      .ceiling = sluice_layer_ceiling(moe),
+      .ceiling = sluice_shape_ceiling(&moe->shape),
       .tally = tally,
   };
   routes.scratch = sluice_arena_take(&context->routes, scratch_bytes);
   *out_counts = routes.counts;
   SLUICE_TRY(far->route(context->device, stream, &routes));
-  return sluice_has_far_parcels(moe) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
+  return sluice_shape_has_far_parcels(&moe->shape) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
 }
 
 sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
@@ -185,7 +147,7 @@ sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stre
   sluice_context_t* context = moe->context;
   int64_t* cursor = NULL;
   int32_t* there = NULL;
-  uint64_t bytes = far_counts_bytes(moe, num_chunks);
+  uint64_t bytes = sluice_far_counts_bytes(&moe->shape, num_chunks);
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
   SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
   int32_t* counts = sluice_arena_take(&context->scratch, bytes);
@@ -200,41 +162,21 @@ sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stre
 
 /* ---- in two parts, under a plan ---- */
 
-/* Of the counts by block: [G][E + 1] routes, behind them with far parcels [G][W + 1] of these. */
-static int64_t block_routes(const sluice_moe_t* moe, int32_t num_blocks) {
-  return (int64_t)num_blocks * (moe->config.num_experts + 1);
-}
-static int64_t block_parcels(const sluice_moe_t* moe, int32_t num_blocks) {
-  return sluice_has_far_parcels(moe) ? (int64_t)num_blocks * (moe->context->world_size + 1) : 0;
-}
-static uint64_t block_counts_bytes(const sluice_moe_t* moe, int32_t num_blocks) {
-  return (uint64_t)(block_routes(moe, num_blocks) + block_parcels(moe, num_blocks)) * sizeof(int32_t);
-}
 /* On the host the table of ranks follows them, for as long as they are there. */
 static int32_t* ranks_behind(const sluice_moe_t* moe, const int32_t* counts) {
-  return (int32_t*)(void*)((char*)(uintptr_t)counts + sluice_align_up(block_counts_bytes(moe, SLUICE_PLAN_BLOCKS)));
-}
-
-uint64_t sluice_binding_far_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
-  const sluice_far_vtable_t* far = moe->context->device->far;
-  int32_t num_experts = moe->config.num_experts;
-  uint64_t parcel_scratch = far_parcel_scratch_bytes(moe, num_tokens);
-  uint64_t counting = sluice_align_up(block_counts_bytes(moe, SLUICE_PLAN_BLOCKS)) +
-                      sluice_align_up(far->route_scratch_bytes(0, num_experts)) + parcel_scratch;
-  uint64_t routing = sluice_binding_routes_bytes(moe, num_tokens) + sluice_align_up(far_counts_bytes(moe, num_chunks)) +
-                     sluice_align_up(far->route_scratch_bytes(num_tokens * moe->config.top_k, num_experts)) +
-                     far_slots_bytes(moe, num_tokens) + parcel_scratch;
-  if (sluice_layer_ceiling(moe) > 0) return sluice_align_up(routing); /* nothing is counted */
-  return sluice_align_up(counting > routing ? counting : routing);
+  return (int32_t*)(void*)((char*)(uintptr_t)counts +
+                           sluice_align_up(sluice_far_block_counts_bytes(&moe->shape, SLUICE_PLAN_BLOCKS)));
 }
 
 sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                          int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_far_vtable_t* far = context->device->far;
-  int32_t num_experts = moe->config.num_experts, num_blocks = SLUICE_PLAN_BLOCKS;
-  uint64_t bytes = block_counts_bytes(moe, num_blocks), scratch = far->route_scratch_bytes(0, num_experts);
-  uint64_t parcel_scratch = far_parcel_scratch_bytes(moe, expert_ids->shape[0]);
+  const sluice_far_scratch_t far_scratch = sluice_device_far_scratch(context->device);
+  int32_t num_experts = moe->shape.config.num_experts, num_blocks = SLUICE_PLAN_BLOCKS;
+  uint64_t bytes = sluice_far_block_counts_bytes(&moe->shape, num_blocks),
+           scratch = far->route_scratch_bytes(0, num_experts);
+  uint64_t parcel_scratch = sluice_far_parcel_scratch_bytes(&moe->shape, &far_scratch, expert_ids->shape[0]);
   SLUICE_TRY(sluice_binding_check_routes(moe, expert_ids->shape[0]));
   SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
   SLUICE_TRY(sluice_arena_reset(&context->routes, sluice_align_up(bytes) + sluice_align_up(scratch) + parcel_scratch,
@@ -250,13 +192,13 @@ sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stre
       .num_blocks = num_blocks,
       .num_tokens = expert_ids->shape[0],
       .place_of_expert = moe->place_of_expert,
-      .top_k = moe->config.top_k,
+      .top_k = moe->shape.config.top_k,
       .num_experts = num_experts,
       .counts = there,
       .scratch = sluice_arena_take(&context->routes, scratch),
-      .num_ranks = sluice_has_far_parcels(moe) ? context->world_size : 0,
+      .num_ranks = sluice_shape_has_far_parcels(&moe->shape) ? context->world_size : 0,
       .rank_of_expert = ranks_behind(moe, counts),
-      .parcels = there + block_routes(moe, num_blocks),
+      .parcels = there + sluice_far_block_routes(&moe->shape, num_blocks),
       .parcel_scratch = sluice_arena_take(&context->routes, parcel_scratch),
   };
   SLUICE_TRY(far->count_blocks(context->device, stream, &blocks));
@@ -288,13 +230,13 @@ sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream
                                                 const int32_t* counts, sluice_binding_t* b) {
   int64_t* cursor = NULL;
   int32_t* there = NULL;
-  int32_t num_experts = moe->config.num_experts;
+  int32_t num_experts = moe->shape.config.num_experts;
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, first_token, b, &cursor));
   SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks_behind(moe, counts), b, &there));
   sum_blocks(num_chunks, first_block, counts, num_experts, num_experts, b->send_counts);
-  if (sluice_has_far_parcels(moe)) {
-    sum_blocks(num_chunks, first_block, counts + block_routes(moe, SLUICE_PLAN_BLOCKS), b->world_size + 1,
-               b->world_size, b->parcels.send_counts);
+  if (sluice_shape_has_far_parcels(&moe->shape)) {
+    sum_blocks(num_chunks, first_block, counts + sluice_far_block_routes(&moe->shape, SLUICE_PLAN_BLOCKS),
+               b->world_size + 1, b->world_size, b->parcels.send_counts);
   }
   sum_sent(b);
   sluice_binding_receive_own(b);

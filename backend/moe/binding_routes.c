@@ -8,7 +8,7 @@
 
 sluice_status_t sluice_binding_count_routes(sluice_binding_t* b, const sluice_tensor_t* expert_ids) {
   sluice_id_reader_t reader = sluice_id_reader(expert_ids);
-  int32_t num_experts = b->moe->config.num_experts;
+  int32_t num_experts = b->moe->shape.config.num_experts;
   memset(b->send_counts, 0, (size_t)b->num_chunks * (size_t)num_experts * sizeof(int32_t));
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     int32_t* counts = b->send_counts + (int64_t)i * num_experts;
@@ -26,7 +26,7 @@ sluice_status_t sluice_binding_count_routes(sluice_binding_t* b, const sluice_te
 
 /* Turns places into rows of the sent order: a counting sort that keeps (token, k) order within a place. */
 static void order_routes(sluice_binding_t* b, int64_t* cursor) {
-  int32_t num_experts = b->moe->config.num_experts;
+  int32_t num_experts = b->moe->shape.config.num_experts;
   int64_t first = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t* counts = b->send_counts + (int64_t)i * num_experts;
@@ -68,7 +68,7 @@ sluice_status_t sluice_binding_route_rows(sluice_moe_t* moe, const sluice_tensor
   for (int32_t i = 0; i < num_chunks; ++i) b->first_token[i] = 0;
   /* All of them in the last chunk, which has all tokens as yet. */
   SLUICE_TRY(sluice_binding_count_routes(b, expert_ids));
-  for (int32_t p = 0; p < moe->config.num_experts; ++p) counts[p] = sluice_send_count(b, num_chunks - 1, p);
+  for (int32_t p = 0; p < moe->shape.config.num_experts; ++p) counts[p] = sluice_send_count(b, num_chunks - 1, p);
   sluice_cut_rows_order(b, counts);
   sluice_binding_receive_own(b);
   return SLUICE_OK;

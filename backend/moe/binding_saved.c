@@ -3,6 +3,7 @@
  * the numbers of parcels in their place. */
 #include "backend/moe/binding_arrays.h"
 
+#include <assert.h>
 #include <limits.h>
 #include <string.h>
 
@@ -20,6 +21,7 @@ typedef struct meta_header_s {
   uint64_t saved_bytes[SLUICE_SAVED_COUNT]; /* what the other saved buffers must have at least */
   uint64_t checksum;                        /* of everything behind the header, and of the header with this member 0 */
 } meta_header_t;
+static_assert(sizeof(meta_header_t) == SLUICE_META_HEADER_BYTES, "sizes of saved bindings go by it");
 
 /* Positions and orders become addresses, so that damaged bytes must not pass. Four independent sums of eight bytes each
  * keep up with memory. */
@@ -43,30 +45,8 @@ static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t byt
   return hash ^ (hash >> 31);
 }
 
-static uint64_t counts_in_meta(const sluice_moe_t* moe, int32_t num_chunks) {
-  return (uint64_t)num_chunks *
-         ((uint64_t)moe->config.num_experts + (uint64_t)moe->context->world_size * (uint64_t)moe->num_local);
-}
-
-static uint64_t meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent) {
-  uint64_t orders = sluice_is_far(moe) ? 0 : (uint64_t)num_sent + (uint64_t)(num_tokens * moe->config.top_k);
-  return sizeof(meta_header_t) + 4 * (counts_in_meta(moe, num_chunks) + orders + 2 * (uint64_t)num_chunks);
-}
-
-/* What is there of parcels: slots, on a far device their numbers, sent and received. */
-static uint64_t parcels_bytes(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_rows) {
-  if (!sluice_layer_is_deduplicated(moe)) return 0;
-  if (!sluice_is_far(moe)) return (uint64_t)num_rows * sizeof(int32_t);
-  return 2 * (uint64_t)num_chunks * (uint64_t)moe->context->world_size * sizeof(int32_t);
-}
-
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
-  return sluice_binding_meta_bytes_of(b->moe, b->num_chunks, b->num_tokens, b->num_sent, b->num_rows);
-}
-
-uint64_t sluice_binding_meta_bytes_of(const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens, int64_t num_sent,
-                                      int64_t num_rows) {
-  return meta_bytes_of(moe, num_chunks, num_tokens, num_sent) + parcels_bytes(moe, num_chunks, num_rows);
+  return sluice_binding_meta_bytes_of(&b->moe->shape, b->num_chunks, b->num_tokens, b->num_sent, b->num_rows);
 }
 
 static char* put(char* at, const void* data, uint64_t bytes) {
@@ -88,17 +68,17 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   uint64_t n = (uint64_t)b->num_chunks;
   char* const body = (char*)meta + sizeof header;
   char* at = body;
-  at = put(at, b->send_counts, n * (uint64_t)b->moe->config.num_experts * 4);
+  at = put(at, b->send_counts, n * (uint64_t)b->moe->shape.config.num_experts * 4);
   at = put(at, b->recv_counts, n * (uint64_t)b->world_size * (uint64_t)b->num_local * 4);
-  if (!sluice_is_far(b->moe)) {
+  if (!b->moe->shape.is_far) {
     at = put(at, b->order, (uint64_t)b->num_sent * 4);
     at = put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
   }
-  if (sluice_has_far_parcels(b->moe)) {
+  if (sluice_shape_has_far_parcels(&b->moe->shape)) {
     at = put(at, b->parcels.send_counts, n * (uint64_t)b->world_size * 4);
     at = put(at, b->parcels.recv_counts, n * (uint64_t)b->world_size * 4);
   } else {
-    at = put(at, b->parcels.slots, parcels_bytes(b->moe, b->num_chunks, b->num_rows));
+    at = put(at, b->parcels.slots, sluice_binding_meta_parcels_bytes(&b->moe->shape, b->num_chunks, b->num_rows));
   }
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t chunk[] = {(int32_t)b->first_token[i],
@@ -122,7 +102,8 @@ int sluice_binding_is_used_up(const void* meta) {
 
 /* Of a header whose numbers are in range. */
 static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* header) {
-  return sluice_binding_meta_bytes_of(moe, header->num_chunks, header->num_tokens, header->num_sent, header->num_rows);
+  return sluice_binding_meta_bytes_of(&moe->shape, header->num_chunks, header->num_tokens, header->num_sent,
+                                      header->num_rows);
 }
 
 static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
@@ -131,21 +112,22 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
   if (whole) memcpy(header, meta, sizeof *header);
   if (!whole || (header->magic != META_MAGIC && header->magic != META_MAGIC_USED) ||
       header->fingerprint != moe->fingerprint || header->num_chunks < 1 || header->num_chunks > SLUICE_MAX_CHUNKS ||
-      header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->config.top_k || header->num_sent < 0 ||
-      header->num_sent > sluice_binding_room(moe, header->num_chunks, header->num_tokens) || header->num_rows < 0 ||
-      header->num_rows > INT32_MAX || (moe->ceiling != NULL && header->num_chunks != moe->config.num_chunks) ||
+      header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->shape.config.top_k || header->num_sent < 0 ||
+      header->num_sent > sluice_binding_room(&moe->shape, header->num_chunks, header->num_tokens) ||
+      header->num_rows < 0 || header->num_rows > INT32_MAX ||
+      (moe->ceiling != NULL && header->num_chunks != moe->shape.config.num_chunks) ||
       meta_bytes < meta_bytes_behind(moe, header)) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT,
         "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote; pass the "
         "buffers of the step unchanged and in order",
-        moe->config.layer_id, (unsigned long long)meta_bytes);
+        moe->shape.config.layer_id, (unsigned long long)meta_bytes);
   }
   uint64_t body_bytes = meta_bytes_behind(moe, header) - sizeof *header;
   if (header->checksum != checksum_of(*header, (const char*)meta + sizeof *header, body_bytes)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: the saved buffer META is damaged: it changed after the forward that wrote it",
-                       moe->config.layer_id);
+                       moe->shape.config.layer_id);
   }
   return SLUICE_OK;
 }
@@ -158,7 +140,7 @@ static sluice_status_t read_chunks(sluice_binding_t* b, const int32_t* chunks) {
     if (first < last || first > b->num_tokens || (i == 0 && first != 0)) {
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                          "layer %d: the saved buffer META is damaged: its chunks are not in order",
-                         b->moe->config.layer_id);
+                         b->moe->shape.config.layer_id);
     }
     b->first_token[i] = last = first;
     b->restore_di[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] & 0xff);
@@ -177,38 +159,40 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
   b->cut_rows = header.cut_rows != 0;
   b->num_sent = header.num_sent;
-  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, sluice_binding_bytes_of(b, header.num_sent, 0, 0),
+  SLUICE_TRY(sluice_arena_reset(&moe->context->binding,
+                                sluice_binding_bytes_of(&moe->shape, header.num_chunks, header.num_sent, 0, 0),
                                 "offsets of a pass"));
   sluice_binding_take_offsets(b, header.num_sent);
   /* The counts and orders are read where the host keeps them. */
   b->send_counts = (int32_t*)((const char*)meta + sizeof header);
-  b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->config.num_experts;
+  b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->shape.config.num_experts;
   const int32_t* chunks = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
-  if (!sluice_is_far(moe)) {
+  if (!moe->shape.is_far) {
     b->order = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
     b->position = b->order + b->num_sent;
     chunks = b->position + b->num_tokens * b->top_k;
   }
   int32_t* parcels = (int32_t*)chunks;
-  chunks += parcels_bytes(moe, header.num_chunks, header.num_rows) / sizeof *chunks;
+  chunks += sluice_binding_meta_parcels_bytes(&moe->shape, header.num_chunks, header.num_rows) / sizeof *chunks;
   SLUICE_TRY(read_chunks(b, chunks));
-  if (sluice_is_far(moe)) sluice_binding_place_routes(b, routes);
+  if (moe->shape.is_far) sluice_binding_place_routes(b, routes);
   int64_t first = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     b->first_sent[i] = first;
-    for (int32_t place = 0; place < moe->config.num_experts; ++place) first += sluice_send_count(b, i, place);
+    for (int32_t place = 0; place < moe->shape.config.num_experts; ++place) first += sluice_send_count(b, i, place);
   }
   b->first_sent[b->num_chunks] = first;
   if (first == b->num_sent) SLUICE_TRY(sluice_binding_finish(b));
   if (first != b->num_sent || b->num_rows != header.num_rows) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: the saved buffer META is damaged: its counts do not add up", moe->config.layer_id);
+                       "layer %d: the saved buffer META is damaged: its counts do not add up",
+                       moe->shape.config.layer_id);
   }
-  if (!sluice_layer_is_deduplicated(moe)) return SLUICE_OK;
-  if (!sluice_is_far(moe)) return sluice_parcels_restore(b, parcels);
+  if (!sluice_shape_is_deduplicated(&moe->shape)) return SLUICE_OK;
+  if (!moe->shape.is_far) return sluice_parcels_restore(b, parcels);
   b->parcels.send_counts = parcels;
   b->parcels.recv_counts = parcels + (int64_t)b->num_chunks * b->world_size;
-  return sluice_parcels_restore_far(b, (char*)routes + sluice_binding_routes_bytes(moe, b->num_tokens));
+  return sluice_parcels_restore_far(b, (char*)routes + sluice_binding_routes_bytes(&moe->shape, b->num_tokens));
 }
 
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
@@ -219,10 +203,10 @@ sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, u
   if (out_saved_bytes != NULL) memcpy(out_saved_bytes, header.saved_bytes, sizeof header.saved_bytes);
   if (out_rows_per_expert == NULL) return SLUICE_OK;
   const int32_t* counts =
-      (const int32_t*)((const char*)meta + sizeof header) + (int64_t)header.num_chunks * moe->config.num_experts;
-  memset(out_rows_per_expert, 0, (size_t)moe->num_local * sizeof *out_rows_per_expert);
+      (const int32_t*)((const char*)meta + sizeof header) + (int64_t)header.num_chunks * moe->shape.config.num_experts;
+  memset(out_rows_per_expert, 0, (size_t)moe->shape.num_local * sizeof *out_rows_per_expert);
   for (int64_t s = 0; s < (int64_t)moe->context->world_size * header.num_chunks; ++s) {
-    for (int32_t e = 0; e < moe->num_local; ++e) out_rows_per_expert[e] += counts[s * moe->num_local + e];
+    for (int32_t e = 0; e < moe->shape.num_local; ++e) out_rows_per_expert[e] += counts[s * moe->shape.num_local + e];
   }
   return SLUICE_OK;
 }

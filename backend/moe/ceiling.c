@@ -8,7 +8,7 @@
 
 sluice_status_t sluice_ceiling_create(sluice_moe_t* moe) {
   sluice_context_t* context = moe->context;
-  if (sluice_layer_ceiling(moe) == 0) return SLUICE_OK;
+  if (sluice_shape_ceiling(&moe->shape) == 0) return SLUICE_OK;
   moe->ceiling = sluice_alloc_zeroed(&context->allocator, sizeof *moe->ceiling, "state of a layer under ceilings");
   if (moe->ceiling == NULL) return sluice_alloc_status();
   moe->ceiling->tally = sluice_alloc(context->memory, TALLY_BYTES, "tally of a layer under ceilings");
@@ -27,14 +27,14 @@ void sluice_ceiling_destroy(sluice_moe_t* moe) {
 sluice_status_t sluice_ceiling_open(sluice_pass_t* pass) {
   const sluice_moe_t* moe = pass->moe;
   sluice_device_t* device = pass->context->device;
-  if (!sluice_is_far(moe)) return SLUICE_OK;
+  if (!moe->shape.is_far) return SLUICE_OK;
   SLUICE_TRY(device->far->open(device, pass->stream, &pass->captured));
   if (!pass->captured || moe->ceiling != NULL) return SLUICE_OK;
   pass->captured = 0;
   return SLUICE_FAIL(SLUICE_E_STATE,
                      "layer %d: the stream is being captured into a graph, which cannot wait for counts: set "
                      "exchange_mode to SLUICE_EXCHANGE_CEILING",
-                     moe->config.layer_id);
+                     moe->shape.config.layer_id);
 }
 
 static int32_t kind_of(const sluice_ceiling_t* ceiling, uint64_t comm_hash) {
@@ -57,7 +57,7 @@ sluice_status_t sluice_ceiling_check_capture(const sluice_pass_t* pass) {
         SLUICE_E_UNSUPPORTED,
         "layer %d: the stream is being captured into a graph, and exchanges of a %s communicator meet on "
         "the host: use an nccl one",
-        pass->moe->config.layer_id, comm->name);
+        pass->moe->shape.config.layer_id, comm->name);
   }
   const sluice_template_t* schedule = pass->schedule; /* NULL: a forward that has no plan yet */
   int32_t kind = schedule != NULL ? kind_of(ceiling, schedule->comm_hash) : -1;
@@ -65,7 +65,7 @@ sluice_status_t sluice_ceiling_check_capture(const sluice_pass_t* pass) {
     return SLUICE_FAIL(SLUICE_E_STATE,
                        "layer %d: the stream is being captured into a graph, and no such %s has run outside a capture "
                        "yet: make the same call once before",
-                       pass->moe->config.layer_id,
+                       pass->moe->shape.config.layer_id,
                        schedule == NULL || schedule->spec.direction == SLUICE_FORWARD ? "forward" : "backward");
   }
   fix_memory(pass->context, 1);
@@ -97,7 +97,7 @@ sluice_status_t sluice_ceiling_bind(sluice_pass_t* pass, const sluice_tensor_t* 
   sluice_moe_t* moe = pass->moe;
   if (!moe->ceiling->is_cleared) SLUICE_TRY(clear(moe, pass->stream));
   moe->ceiling->is_cleared = 1;
-  if (!sluice_is_far(moe)) {
+  if (!moe->shape.is_far) {
     return sluice_binding_route_under_ceiling(moe, expert_ids, num_chunks, moe->ceiling->tally, &pass->binding);
   }
   return sluice_binding_route_far_under_ceiling(moe, pass->stream, expert_ids, num_chunks, moe->ceiling->tally,

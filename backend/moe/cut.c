@@ -30,7 +30,7 @@ sluice_status_t sluice_cut_count(const sluice_moe_t* moe, const sluice_tensor_t*
   for (int32_t g = 0; g < num_blocks; ++g) {
     int64_t end = block_start(num_tokens, g + 1, num_blocks);
     for (int64_t t = block_start(num_tokens, g, num_blocks); t < end; ++t) {
-      for (int32_t k = 0; k < moe->config.top_k; ++k) {
+      for (int32_t k = 0; k < moe->shape.config.top_k; ++k) {
         int32_t place = 0;
         SLUICE_TRY(sluice_place_of_route(moe, &reader, t, k, &place));
         if (place >= 0) ++table[(int64_t)g * w + rank_of_place(moe, place)];
@@ -41,7 +41,7 @@ sluice_status_t sluice_cut_count(const sluice_moe_t* moe, const sluice_tensor_t*
 }
 
 void sluice_cut_add(const sluice_moe_t* moe, const int32_t* counts, int32_t num_blocks, int64_t* table) {
-  int32_t w = moe->context->world_size, num_experts = moe->config.num_experts;
+  int32_t w = moe->context->world_size, num_experts = moe->shape.config.num_experts;
   memset(table, 0, (size_t)num_blocks * (size_t)w * sizeof *table);
   for (int32_t g = 0; g < num_blocks; ++g) {
     for (int32_t r = 0; r < w; ++r) {
@@ -74,7 +74,7 @@ sluice_status_t sluice_cut_by_rows(const sluice_moe_t* moe, const sluice_plan_da
           SLUICE_E_OVER_BUDGET,
           "layer %d: block %d of %d sends %lld rows to one rank, more than the %lld that a chunk may have "
           "under this plan (do ids repeat within a token?); ask for fewer chunks or give a larger memory budget",
-          moe->config.layer_id, g, plan->num_blocks, (long long)alone, (long long)plan->chunk_rows);
+          moe->shape.config.layer_id, g, plan->num_blocks, (long long)alone, (long long)plan->chunk_rows);
     }
     int32_t first = cut->first_block[cut->num_chunks];
     int full = g - first == plan->blocks_per_chunk || most_rows(table, w, first, g + 1) > plan->chunk_rows;

@@ -5,7 +5,7 @@
 #ifndef SLUICE_BACKEND_MOE_CUT_H_
 #define SLUICE_BACKEND_MOE_CUT_H_
 
-#include "backend/moe/plan.h"
+#include "backend/moe/plan_in_force.h"
 
 typedef struct sluice_cut_s {
   int32_t num_chunks;

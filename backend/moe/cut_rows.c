@@ -2,15 +2,11 @@
 
 #include <string.h>
 
-#include "backend/moe/plan.h"
+#include "backend/moe/plan_in_force.h"
 #include "backend/schedule/taper.h"
 
 int sluice_cuts_rows(const sluice_moe_t* moe, int32_t num_chunks) {
-  const sluice_moe_config_t* c = &moe->config;
-  return num_chunks > 1 && c->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE && c->num_experts > moe->context->world_size &&
-         moe->context->world_size > 1 && moe->ceiling == NULL && !c->deduplicate && !sluice_is_planned(moe) &&
-         !sluice_is_far(moe) && sluice_restore_of(c->restore_input) == SLUICE_RESTORE_KEEP &&
-         sluice_restore_of(c->restore_middle) == SLUICE_RESTORE_KEEP;
+  return !sluice_is_planned(moe) && sluice_shape_cuts_rows(&moe->shape, num_chunks);
 }
 
 /* Where piece `piece` of the rows for one rank begins: at the nearest beginning of an expert, if that is no farther
@@ -36,7 +32,7 @@ static void cut_rank(sluice_binding_t* b, const int64_t* counts, int32_t first_p
     int64_t first = 0; /* of the expert */
     for (int32_t e = 0; e < experts; ++e) {
       int64_t low = first > start ? first : start, high = first + counts[e] < end ? first + counts[e] : end;
-      b->send_counts[(int64_t)i * b->moe->config.num_experts + first_place + e] =
+      b->send_counts[(int64_t)i * b->moe->shape.config.num_experts + first_place + e] =
           high > low ? (int32_t)(high - low) : 0;
       first += counts[e];
     }
@@ -47,7 +43,7 @@ static void cut_rank(sluice_binding_t* b, const int64_t* counts, int32_t first_p
 /* Rows of a place go to its chunks in turn: `cursor` holds chunk << 32 | rows taken there, `start_row` [n][E] where the
  * place's rows begin in the chunk's sent order. */
 static void order_routes(sluice_binding_t* b, int64_t* cursor, const int32_t* start_row) {
-  int64_t num_experts = b->moe->config.num_experts, num_routes = b->num_tokens * b->top_k;
+  int64_t num_experts = b->moe->shape.config.num_experts, num_routes = b->num_tokens * b->top_k;
   memset(cursor, 0, (size_t)num_experts * sizeof *cursor);
   for (int64_t route = 0; route < num_routes; ++route) {
     int32_t place = b->position[route];
@@ -61,7 +57,7 @@ static void order_routes(sluice_binding_t* b, int64_t* cursor, const int32_t* st
 
 void sluice_cut_rows_order(sluice_binding_t* b, int64_t* cursor) {
   const sluice_moe_t* moe = b->moe;
-  int32_t num_experts = moe->config.num_experts;
+  int32_t num_experts = moe->shape.config.num_experts;
   for (int32_t r = 0; r < b->world_size; ++r) {
     cut_rank(b, cursor + moe->first_place[r], moe->first_place[r], moe->first_place[r + 1] - moe->first_place[r]);
   }

@@ -10,9 +10,7 @@
 
 #include "backend/moe/binding.h"
 
-/* Whether a forward of n chunks is cut so: alike on all ranks, and with or without a backward, so that both have the
- * same bits. Without a plan, ceilings or deduplication, where everything would be kept, on a CPU, with experts enough
- * to make a difference: who restores something wants the memory that waiting rows would take. */
+/* Whether a forward of n chunks is cut so: without a plan, where the layer's shape allows it. */
 int sluice_cuts_rows(const sluice_moe_t* moe, int32_t num_chunks);
 
 /* Of a binding whose `position` holds the place of each route and whose `cursor` [E] the routes of each place: fills in

@@ -13,14 +13,12 @@
 #include "backend/memory/ledger.h"
 #include "backend/memory/pool.h"
 #include "backend/moe/live_steps.h"
-#include "backend/moe/plan_rings.h"
+#include "backend/plan/plan.h"
 #include "backend/schedule/schedule.h"
 #include "sluice/context.h"
 
+#define SLUICE_SETTLED_PASSES 8 /* of each layer, until slots that only trials needed are given back */
 /* Templates that passes have used. Under a plan they lie in a block of fixed size, and the oldest makes room. */
-#define SLUICE_PLANNED_TEMPLATES   4
-#define SLUICE_SETTLED_PASSES      8    /* of each layer, until slots that only trials needed are given back */
-#define SLUICE_TEMPLATE_LIST_BYTES 128u /* the cache's list of pointers, before it grows */
 typedef struct sluice_template_cache_s {
   sluice_template_t** items;
   int32_t count;

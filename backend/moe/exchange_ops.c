@@ -54,7 +54,7 @@ sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op
   const sluice_exchange_t exchange = {pass->send, pass->send_bytes, pass->recv, pass->recv_bytes};
   out_transfer->bytes = 0;
   for (int32_t r = 0; r < pass->binding.world_size; ++r) out_transfer->bytes += pass->send_bytes[r];
-  if (sluice_is_far(pass->moe)) {
+  if (pass->moe->shape.is_far) {
     return sluice_comm_exchange_enqueue(pass->context->comm, &exchange, sluice_pass_stream(pass, op));
   }
   return sluice_comm_exchange_start(pass->context->comm, &exchange, &out_transfer->request);
@@ -95,7 +95,7 @@ sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice
   if (transfer->request == NULL) return SLUICE_OK; /* enqueued */
   char phase[96];
   snprintf(phase, sizeof phase, "%s of chunk %d, layer %d", sluice_op_name(op->kind), op->chunk,
-           pass->moe->config.layer_id);
+           pass->moe->shape.config.layer_id);
   return sluice_comm_exchange_wait(pass->context->comm, transfer->request, phase);
 }
 
@@ -108,7 +108,7 @@ sluice_status_t sluice_send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   const int64_t* sent = sent_of(b, chunk);
   const int32_t* token = b->order_token + b->first_order[chunk];
   int64_t own_first = sent[self_of(pass)], own_end = sent[self_of(pass) + 1], end = sent[b->world_size];
@@ -141,7 +141,7 @@ void sluice_unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const slui
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
   int single = b->world_size == 1;
   const char* in = single ? NULL : sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);

@@ -40,7 +40,7 @@ static sluice_status_t run_watched(sluice_pass_t* pass, int32_t first, int32_t l
 static sluice_status_t run_job(void* user, int32_t last, sluice_stream_t stream) {
   sluice_pass_t* pass = user;
   const sluice_op_t* op = &pass->schedule->ops[last];
-  int32_t first = sluice_is_far(pass->moe) ? last : op->first_of_run;
+  int32_t first = pass->moe->shape.is_far ? last : op->first_of_run;
   pass->streams[op->lane] = stream;
   if (pass->host.is_on && op->lane == SLUICE_LANE_COMPUTE) return run_watched(pass, first, last);
   if (last == pass->comm_jobs.first) pass->comm_jobs.began_cpu_ns = sluice_thread_cpu_ns();
@@ -65,7 +65,7 @@ static sluice_status_t submit(sluice_pass_t* pass, int32_t first, int32_t last) 
 
 static sluice_status_t submit_all(sluice_pass_t* pass) {
   const sluice_template_t* schedule = pass->schedule;
-  int is_far = sluice_is_far(pass->moe); /* no lane has a thread there */
+  int is_far = pass->moe->shape.is_far; /* no lane has a thread there */
   pass->comm_jobs.first = pass->comm_jobs.last = NO_JOB;
   for (int32_t i = 0; i < schedule->num_ops; ++i) {
     if (!is_far && !sluice_ends_run(schedule, i)) continue;
@@ -84,7 +84,7 @@ static int is_of_training(const sluice_template_spec_t* spec) {
 static void report(sluice_pass_t* pass, const uint64_t* lane_ns) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
   sluice_seat_t* seat = &pass->moe->seat;
-  int is_far = sluice_is_far(pass->moe); /* its ops are only enqueued by now: no times of lanes */
+  int is_far = pass->moe->shape.is_far; /* its ops are only enqueued by now: no times of lanes */
   sluice_pass_report_t* report = is_far ? &seat->enqueued[spec->direction] : &seat->own.pass[spec->direction];
   *report = (sluice_pass_report_t){
       .pass_ns = pass->end_ns - pass->agreed_ns,
@@ -125,7 +125,7 @@ static void record(sluice_pass_t* pass) {
 
 static void add_to_trace(const sluice_pass_t* pass, const sluice_trace_event_t* of_what) {
   sluice_trace_event_t event = *of_what;
-  event.layer = pass->moe->config.layer_id;
+  event.layer = pass->moe->shape.config.layer_id;
   event.direction = pass->schedule->spec.direction;
   sluice_trace_add(&pass->context->trace, &event);
 }
@@ -176,7 +176,7 @@ static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
   sluice_device_t* device = pass->context->device;
   sluice_seat_t* seat = &pass->moe->seat;
   int32_t direction = pass->schedule->spec.direction;
-  if (!sluice_is_far(pass->moe) || seat->table == NULL || pass->captured) return SLUICE_OK;
+  if (!pass->moe->shape.is_far || seat->table == NULL || pass->captured) return SLUICE_OK;
   if (seat->timers[direction] == NULL) SLUICE_TRY(device->far->timer_create(device, &seat->timers[direction]));
   return device->far->timer_mark(device, seat->timers[direction], is_end, pass->stream);
 }

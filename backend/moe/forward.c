@@ -27,10 +27,10 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_bind
       .num_chunks = binding->num_chunks,
       .single_rank = moe->context->world_size == 1,
       .keep = keep,
-      .callback = moe->config.callback_experts,
-      .gated = moe->config.gated != SLUICE_GATED_NO,
+      .callback = moe->shape.config.callback_experts,
+      .gated = moe->shape.config.gated != SLUICE_GATED_NO,
       .bounded = sluice_is_planned(moe),
-      .dedup = sluice_layer_is_deduplicated(moe),
+      .dedup = sluice_shape_is_deduplicated(&moe->shape),
       .cut_rows = binding->cut_rows,
   };
   memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
@@ -48,10 +48,10 @@ static sluice_status_t take_template(forward_t* f, sluice_moe_t* moe) {
 /* The plan's policies, or the config's. */
 static sluice_status_t choose_template(forward_t* f, sluice_moe_t* moe, int32_t num_chunks) {
   const sluice_plan_data_t* plan = moe->plan;
-  int32_t di = plan != NULL ? plan->restore_di : sluice_restore_of(moe->config.restore_input);
-  int32_t m = plan != NULL ? plan->restore_m : sluice_restore_of(moe->config.restore_middle);
+  int32_t di = plan != NULL ? plan->restore_di : sluice_restore_of(moe->shape.config.restore_input);
+  int32_t m = plan != NULL ? plan->restore_m : sluice_restore_of(moe->shape.config.restore_middle);
   sluice_binding_t* binding = &f->pass.binding;
-  const sluice_chunk_policies_t* by_chunk = plan != NULL ? &plan->inputs.policies : &moe->policies;
+  const sluice_chunk_policies_t* by_chunk = plan != NULL ? &plan->inputs.policies : &moe->shape.policies;
   binding->num_chunks = num_chunks;
   for (int32_t i = 0; i < num_chunks && is_kept(f); ++i) {
     binding->restore_di[i] = (uint8_t)sluice_policy_of_di(di, by_chunk, i);
@@ -83,13 +83,13 @@ static sluice_status_t open_planned_ceiling(forward_t* f, sluice_moe_t* moe, int
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                      "layer %d: %lld tokens, and the plan that the ranks agreed on under ceilings is for at most %lld: "
                      "pass so many, or begin with the largest batch, or make a plan for more (sluice_plan_create)",
-                     moe->config.layer_id, (long long)tokens, (long long)most);
+                     moe->shape.config.layer_id, (long long)tokens, (long long)most);
 }
 
 /* Under a plan: ids are looked at, on a far device with the one read of the forward, and counted by the way. Under
  * ceilings nothing is read there: what every chunk has is known, and the tally tells of ids that name nothing. */
 static sluice_status_t check_planned(forward_t* f, sluice_moe_t* moe) {
-  if (!sluice_is_far(moe)) return sluice_check_routes(moe, f->args->expert_ids);
+  if (!moe->shape.is_far) return sluice_check_routes(moe, f->args->expert_ids);
   SLUICE_TRY(sluice_ceiling_open(&f->pass));
   if (moe->ceiling != NULL) return SLUICE_OK;
   return sluice_binding_count_far(moe, f->pass.stream, f->args->expert_ids, &f->far_counts);
@@ -107,7 +107,7 @@ static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_c
   SLUICE_TRY(sluice_ceiling_open(&f->pass));
   if (moe->ceiling != NULL) {
     SLUICE_TRY(bind_under_ceiling(f, moe, num_chunks));
-  } else if (sluice_is_far(moe)) {
+  } else if (moe->shape.is_far) {
     SLUICE_TRY(sluice_binding_route_far(moe, f->pass.stream, f->args->expert_ids, num_chunks, binding));
   } else if (sluice_cuts_rows(moe, num_chunks)) {
     SLUICE_TRY(sluice_binding_route_rows(moe, f->args->expert_ids, num_chunks, binding));
@@ -132,11 +132,11 @@ static sluice_status_t bind_planned(forward_t* f, sluice_moe_t* moe) {
 
 /* On a far device: orders and positions, and the tables of parcels that arrive, in front of the rows. */
 static sluice_status_t keep_routes(const forward_t* f, const sluice_moe_t* moe) {
-  if (!sluice_is_far(moe)) return SLUICE_OK;
+  if (!moe->shape.is_far) return SLUICE_OK;
   sluice_device_t* device = moe->context->device;
   const sluice_binding_t* b = &f->pass.binding;
   char* kept = f->step->saved[SLUICE_SAVED_INPUT];
-  uint64_t bytes = sluice_binding_routes_bytes(moe, b->num_tokens), parcels = sluice_parcels_kept_bytes(b);
+  uint64_t bytes = sluice_binding_routes_bytes(&moe->shape, b->num_tokens), parcels = sluice_parcels_kept_bytes(b);
   SLUICE_TRY(device->far->copy(device, f->pass.stream, kept, sluice_binding_routes(b), bytes));
   if (parcels == 0) return SLUICE_OK;
   return device->far->copy(device, f->pass.stream, kept + bytes, b->parcels.position, parcels);
@@ -174,7 +174,7 @@ static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
   f->pass.callbacks = f->args->callbacks;
   f->pass.in_rows = f->args->tokens;
   f->pass.out_rows = f->args->out_tokens;
-  if (!sluice_is_far(moe)) sluice_pages_advise_tensor(f->pass.out_rows);
+  if (!moe->shape.is_far) sluice_pages_advise_tensor(f->pass.out_rows);
   f->pass.route_weights = f->args->route_weights;
   sluice_binding_stops(&f->pass.host);
   return sluice_pass_run(&f->pass);
@@ -206,10 +206,10 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
   }
   if (!sluice_is_planned(moe)) f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;
   SLUICE_TRY(sluice_binding_finish(&f->pass.binding));
-  if (sluice_layer_is_deduplicated(moe)) {
+  if (sluice_shape_is_deduplicated(&moe->shape)) {
     sluice_binding_stops(&f->pass.host);
-    SLUICE_TRY(sluice_is_far(moe) ? sluice_parcels_exchange_far(&f->pass.binding, f->pass.stream)
-                                  : sluice_parcels_exchange(&f->pass.binding));
+    SLUICE_TRY(moe->shape.is_far ? sluice_parcels_exchange_far(&f->pass.binding, f->pass.stream)
+                                 : sluice_parcels_exchange(&f->pass.binding));
     sluice_binding_starts(&f->pass.host);
   }
   return execute(f, moe);
@@ -247,7 +247,7 @@ static sluice_status_t prepare(forward_t* f, sluice_moe_t* moe, const sluice_agr
 
 /* Without a plan. After the header the seat has the choice for the next forward, which may be another. */
 static int32_t mode_of(const sluice_moe_t* moe) {
-  const int32_t given = moe->config.wgrad_mode;
+  const int32_t given = moe->shape.config.wgrad_mode;
   return given == SLUICE_WGRAD_ADAPTIVE ? moe->seat.wgrad_mode : given;
 }
 

@@ -19,7 +19,7 @@ int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local
 sluice_status_t sluice_products_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,
                                     float beta) {
   if (count == 0) return SLUICE_OK;
-  const sluice_product_list_t list = {pass->products, count, pass->moe->config.dtype,
+  const sluice_product_list_t list = {pass->products, count, pass->moe->shape.config.dtype,
                                       dtype_c,        beta,  sluice_pass_stream(pass, op)};
   return sluice_gemm_run(pass->context->gemm, &list);
 }
@@ -44,9 +44,9 @@ static void unpack(sluice_pass_t* pass, const sluice_op_t* op) {
 }
 
 static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
-  int64_t width = pass->moe->gate_factor * c->hidden_width;
+  int64_t width = pass->moe->shape.gate_factor * c->hidden_width;
   int64_t count = 0;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
@@ -78,7 +78,7 @@ static const void* bias_of(const sluice_tensor_t* biases, int32_t local) {
 
 /* `out`: T_ACT, or scratch where only the biases are wanted in T_M. */
 static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) {
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_unit_t unit = sluice_layer_unit(c);
   sluice_stream_t stream = sluice_pass_stream(pass, op);
@@ -99,12 +99,12 @@ static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) 
 
 sluice_status_t sluice_recompute(sluice_pass_t* pass, const sluice_op_t* op) {
   SLUICE_TRY(gemm1(pass, op));
-  if (pass->moe->config.bias) activation(pass, op, SLUICE_T_DACT);
+  if (pass->moe->shape.config.bias) activation(pass, op, SLUICE_T_DACT);
   return SLUICE_OK;
 }
 
 static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
   int64_t count = 0;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
@@ -138,7 +138,7 @@ sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
     if (result != 0) {
       return SLUICE_FAIL(SLUICE_E_FOREIGN,
                          "layer %d: the host's expert %d failed in forward of chunk %d (it returned %d)",
-                         pass->moe->config.layer_id, e, op->chunk, result);
+                         pass->moe->shape.config.layer_id, e, op->chunk, result);
     }
   }
   return SLUICE_OK;
@@ -153,7 +153,7 @@ static sluice_status_t combine(sluice_pass_t* pass, const sluice_op_t* op, int32
 
 static void reduce(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   const sluice_token_span_t tokens = sluice_tokens_of(b, op->chunk);
   int64_t t = tokens.first;
   int64_t stride = sluice_tensor_stride(pass->out_rows, 0);

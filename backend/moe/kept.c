@@ -11,11 +11,11 @@ static uint64_t mix(uint64_t hash, uint64_t word) {
 }
 
 uint64_t sluice_kept_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
-  if (sluice_is_far(moe)) return 0;
+  if (moe->shape.is_far) return 0;
   const sluice_id_reader_t reader = sluice_id_reader(expert_ids);
   uint64_t hash = mix(1, (uint64_t)expert_ids->shape[0]);
   for (int64_t t = 0; t < expert_ids->shape[0]; ++t) {
-    for (int32_t k = 0; k < moe->config.top_k; ++k) hash = mix(hash, (uint64_t)sluice_read_id(&reader, t, k));
+    for (int32_t k = 0; k < moe->shape.config.top_k; ++k) hash = mix(hash, (uint64_t)sluice_read_id(&reader, t, k));
   }
   return hash != 0 ? hash : 1;
 }

@@ -1,5 +1,6 @@
 #include "backend/moe/layer.h"
 
+#include <assert.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -7,10 +8,12 @@
 #include "backend/moe/agree.h"
 #include "backend/moe/ceiling.h"
 #include "backend/moe/pass.h"
-#include "backend/moe/plan.h"
+#include "backend/moe/plan_in_force.h"
+
+static_assert(sizeof(struct sluice_moe_s) == SLUICE_LAYER_BYTES, "planners count it");
 
 static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   const int64_t numbers[] = {c->model_width,      c->hidden_width, c->num_experts,  c->top_k,      c->dtype,
                              c->activation,       c->gated,        c->bias,         c->num_chunks, c->wgrad_mode,
                              c->callback_experts, world_size,      c->restore_input};
@@ -21,24 +24,25 @@ static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = sluice_hash_bytes(hash, exchange, sizeof exchange);
   if (c->deduplicate) hash = sluice_hash_bytes(hash, &c->deduplicate, sizeof c->deduplicate);
   if (c->chunk_cut != SLUICE_CHUNK_CUT_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunk_cut, sizeof c->chunk_cut);
-  if (moe->policies.count > 0) hash = sluice_hash_bytes(hash, moe->policies.di, (size_t)moe->policies.count);
+  if (moe->shape.policies.count > 0)
+    hash = sluice_hash_bytes(hash, moe->shape.policies.di, (size_t)moe->shape.policies.count);
   hash = sluice_hash_bytes(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
   return sluice_hash_bytes(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
 }
 
-static int32_t rank_of_expert(const sluice_moe_t* moe, const int32_t* expert_rank, int32_t world_size, int32_t e) {
-  return expert_rank != NULL ? expert_rank[e] : e / (moe->config.num_experts / world_size);
+static int32_t rank_of_expert(const sluice_moe_config_t* config, int32_t world_size, int32_t e) {
+  return config->expert_rank != NULL ? config->expert_rank[e] : e / (config->num_experts / world_size);
 }
 
 /* Counting sort of experts by rank; contiguous blocks without a table. */
-static void fill_places(sluice_moe_t* moe, const int32_t* expert_rank, int32_t world_size) {
-  int32_t num_experts = moe->config.num_experts;
+static void fill_places(sluice_moe_t* moe, const sluice_moe_config_t* config, int32_t world_size) {
+  int32_t num_experts = config->num_experts;
   int32_t* first = moe->first_place;
-  for (int32_t e = 0; e < num_experts; ++e) ++first[rank_of_expert(moe, expert_rank, world_size, e) + 1];
+  for (int32_t e = 0; e < num_experts; ++e) ++first[rank_of_expert(config, world_size, e) + 1];
   for (int32_t r = 0; r < world_size; ++r) first[r + 1] += first[r];
   /* first[r] walks through the places of rank r and ends at the first of r + 1; then all are moved back by one. */
   for (int32_t e = 0; e < num_experts; ++e) {
-    moe->place_of_expert[e] = first[rank_of_expert(moe, expert_rank, world_size, e)]++;
+    moe->place_of_expert[e] = first[rank_of_expert(config, world_size, e)]++;
   }
   for (int32_t r = world_size; r > 0; --r) first[r] = first[r - 1];
   first[0] = 0;
@@ -47,17 +51,18 @@ static void fill_places(sluice_moe_t* moe, const int32_t* expert_rank, int32_t w
 /* Nothing to choose: for one rank, which has nothing to overlap, and where n and the mode of several chunks are
  * configured. Under a budget there are plans to choose. */
 static int is_open(const sluice_moe_t* moe) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   if (moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0) return 1;
   if (moe->context->world_size == 1) return 0;
   return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
 }
 
 static sluice_status_t take_seat(sluice_moe_t* moe) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   sluice_chooser_t* chooser = moe->context->chooser;
   moe->seat = (sluice_seat_t){.num_chunks = c->num_chunks > 0 ? c->num_chunks : 1, .is_settled = 1};
-  if (chooser == NULL || sluice_layer_ceiling(moe) > 0) return SLUICE_OK; /* no headers: no reports to choose by */
+  if (chooser == NULL || sluice_shape_ceiling(&moe->shape) > 0)
+    return SLUICE_OK; /* no headers: no reports to choose by */
   if (!is_open(moe)) return SLUICE_OK;
   return chooser->vtable->attach(chooser, moe, &moe->seat);
 }
@@ -67,7 +72,7 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   *out_moe = NULL;
   int32_t world_size = context->world_size;
   SLUICE_TRY(sluice_agree_reserve(context));
-  uint64_t tables = (uint64_t)(config->num_experts + world_size + 1) * sizeof(int32_t);
+  uint64_t tables = sluice_layer_tables_bytes(config->num_experts, world_size);
   sluice_moe_t* moe = sluice_alloc_zeroed(&context->allocator, sizeof *moe, "layer");
   if (moe == NULL) return sluice_alloc_status();
   moe->place_of_expert = sluice_alloc_zeroed(&context->allocator, tables, "layer tables");
@@ -78,14 +83,9 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   moe->tables_bytes = tables;
   moe->first_place = moe->place_of_expert + config->num_experts;
   atomic_init(&moe->references, 1);
-  moe->config = *config;
-  moe->config.next = NULL;
-  moe->config.expert_rank = NULL;
-  moe->config.restore_input_of = moe->config.restore_middle_of = NULL;
-  if (policies != NULL) moe->policies = *policies;
-  moe->gate_factor = config->gated ? 2 : 1;
-  fill_places(moe, config->expert_rank, world_size);
-  moe->num_local = sluice_layer_experts_of(moe, context->rank);
+  fill_places(moe, config, world_size);
+  sluice_shape_init(&moe->shape, config, policies, context->rank, world_size, moe->first_place,
+                    context->device->far != NULL);
   moe->fingerprint = fingerprint(moe, world_size);
   sluice_engine_retain(context);
   moe->context = context;

@@ -3,8 +3,8 @@
 #define SLUICE_BACKEND_MOE_LAYER_H_
 
 #include "backend/device/kernels.h"
+#include "backend/model/shape.h"
 #include "backend/moe/chooser.h"
-#include "backend/moe/chunk_policies.h"
 #include "backend/moe/engine.h"
 #include "backend/moe/kept.h"
 #include "sluice/moe.h"
@@ -16,10 +16,7 @@ typedef struct sluice_ceiling_s sluice_ceiling_t; /* ceiling.h */
 struct sluice_moe_s {
   _Atomic int32_t references;
   sluice_context_t* context;
-  sluice_moe_config_t config; /* expert_rank: NULL, see place_of_expert; restore_input_of, _middle_of: see policies */
-  sluice_chunk_policies_t policies;
-  int32_t num_local;        /* E_local of this rank */
-  int32_t gate_factor;      /* g: 2 for gated experts, else 1 */
+  sluice_shape_t shape;     /* what it is */
   int32_t* place_of_expert; /* [E] */
   int32_t* first_place;     /* [W + 1] places of each rank's experts */
   uint64_t tables_bytes;
@@ -34,11 +31,6 @@ struct sluice_moe_s {
   int32_t has_told_fallback;             /* that chunks did not fit what the plan keeps */
 };
 
-/* Whether a token's row travels once to each rank. One rank sends nothing. */
-static inline int sluice_layer_is_deduplicated(const sluice_moe_t* moe) {
-  return moe->config.deduplicate && moe->context->world_size > 1;
-}
-
 /* Whether the kernels' activation_forward and _backward suffice; other layers take unit_forward and _backward. */
 static inline int sluice_layer_is_plain(const sluice_moe_config_t* config) {
   return config->activation <= SLUICE_ACTIVATION_SILU && config->gated != SLUICE_GATED_INTERLEAVED;
@@ -49,29 +41,13 @@ static inline sluice_unit_t sluice_layer_unit(const sluice_moe_config_t* config)
                          config->swiglu_offset};
 }
 
-/* config has been validated and copied; policies: of its lists, NULL: it has none. Retains context. */
+/* config has been validated; policies: of its lists, NULL: it has none. Retains context. */
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
                                     const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
 /* What a layer itself takes of its context's memory. */
 uint64_t sluice_layer_bytes(const sluice_moe_t* moe);
 void sluice_layer_retain(sluice_moe_t* moe);
 void sluice_layer_release(sluice_moe_t* moe);
-
-/* Whether the host of callback experts knows that their forward runs again in backward. */
-static inline int sluice_layer_runs_again(const sluice_moe_t* moe) {
-  return moe->config.restore_middle == SLUICE_RESTORE_RECOMPUTE ||
-         sluice_count_policy(moe->policies.m, moe->policies.count, SLUICE_RESTORE_RECOMPUTE) > 0;
-}
-
-/* What a layer does where nobody chooses for it. */
-static inline int32_t sluice_restore_of(int32_t policy) {
-  return policy == SLUICE_RESTORE_ADAPTIVE ? SLUICE_RESTORE_KEEP : policy;
-}
-
-/* Rows that one rank sends to one expert in one chunk, always; 0 where as many travel as there are. */
-static inline int64_t sluice_layer_ceiling(const sluice_moe_t* moe) {
-  return moe->config.exchange_mode == SLUICE_EXCHANGE_CEILING ? moe->config.ceiling_rows : 0;
-}
 
 static inline int32_t sluice_layer_experts_of(const sluice_moe_t* moe, int32_t rank) {
   return moe->first_place[rank + 1] - moe->first_place[rank];

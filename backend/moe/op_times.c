@@ -8,11 +8,11 @@
 #define ALONE_WAIT_NS (UINT64_C(600) * 1000000000) /* without a communicator, whose timeout counts otherwise */
 
 static int is_timed(const sluice_pass_t* pass) {
-  return sluice_is_far(pass->moe) && pass->context->trace.capacity > 0 && !pass->captured;
+  return pass->moe->shape.is_far && pass->context->trace.capacity > 0 && !pass->captured;
 }
 
 uint64_t sluice_op_times_begin(const sluice_pass_t* pass) {
-  if (sluice_is_far(pass->moe)) pass->context->device->far->time_ops(pass->context->device, is_timed(pass));
+  if (pass->moe->shape.is_far) pass->context->device->far->time_ops(pass->context->device, is_timed(pass));
   return sluice_now_ns();
 }
 

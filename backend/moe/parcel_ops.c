@@ -21,7 +21,7 @@ sluice_status_t sluice_send_parcels_start(sluice_pass_t* pass, const sluice_op_t
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
   const int32_t* token = b->parcels.token + b->parcels.first_sent[op->chunk];
   uint64_t row_bytes = pass->slots[SLUICE_T_SEND].row_bytes;
@@ -45,8 +45,8 @@ void sluice_unpack_parcels(sluice_pass_t* pass, const sluice_op_t* op, const slu
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
-  int64_t width = pass->moe->config.model_width;
-  int32_t chunk = op->chunk, dtype = pass->moe->config.dtype;
+  int64_t width = pass->moe->shape.config.model_width;
+  int32_t chunk = op->chunk, dtype = pass->moe->shape.config.dtype;
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
   const void* in = sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
   const int32_t* origin = b->parcels.origin + b->first_of_chunk[chunk];
@@ -94,7 +94,7 @@ static void gather_weights(sluice_pass_t* pass, const sluice_op_t* op) {
 
 /* Slots of (source, chunk) lie by source, then chunk. */
 void sluice_unpack_parcel_weights(sluice_pass_t* pass, const sluice_op_t* op) {
-  if (sluice_is_far(pass->moe)) {
+  if (pass->moe->shape.is_far) {
     gather_weights(pass, op);
     return;
   }
@@ -128,7 +128,7 @@ sluice_status_t sluice_return_parcels_start(sluice_pass_t* pass, const sluice_op
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   int32_t self = self_of(pass);
   const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
   int64_t own = sent[self + 1] - sent[self], before = received[self], behind = received[b->world_size] - before;
@@ -158,7 +158,7 @@ sluice_status_t sluice_return_parcels_start(sluice_pass_t* pass, const sluice_op
 
 void sluice_reduce_parcels(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   int64_t t = b->first_token[op->chunk], stride = sluice_tensor_stride(pass->out_rows, 0);
   char* out = sluice_tensor_data(pass->out_rows);
   pass->context->device->kernels->combine_rows(

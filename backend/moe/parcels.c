@@ -1,11 +1,10 @@
 #include "backend/moe/parcels.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "backend/moe/parcels_common.h"
-#include "backend/moe/plan.h"
+#include "backend/moe/plan_in_force.h"
 
 static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -21,16 +20,6 @@ typedef struct tables_s {
   uint64_t* recv_bytes;
 } tables_t;
 
-uint64_t sluice_parcels_bytes(const sluice_moe_t* moe, const sluice_parcels_size_t* size, int is_restored) {
-  uint64_t n = (uint64_t)size->num_chunks, w = (uint64_t)moe->context->world_size, k = (uint64_t)moe->config.top_k;
-  uint64_t sent = (uint64_t)size->sent, rows = (uint64_t)size->rows;
-  uint64_t bytes = 2 * sluice_align_up(n * (w + 1) * 8) + 2 * sluice_align_up((n + 1) * 8) + sluice_align_up(sent * 4) +
-                   sluice_align_up((uint64_t)size->tokens * w * 4) + sluice_align_up((uint64_t)size->arriving * k * 4) +
-                   sluice_align_up(rows * 4) + sluice_align_up((uint64_t)moe->num_local * 8) + sluice_align_up(w * 8);
-  if (is_restored) return bytes;
-  return bytes + sluice_align_up(sent * 4) + sluice_align_up(rows * 4) + 4 * sluice_align_up(w * 8);
-}
-
 /* slots: of a restored binding, else NULL. */
 static sluice_status_t take_tables(sluice_binding_t* b, int32_t* slots, int64_t arriving, tables_t* out) {
   sluice_parcels_t* p = &b->parcels;
@@ -38,7 +27,8 @@ static sluice_status_t take_tables(sluice_binding_t* b, int32_t* slots, int64_t 
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, rows = (uint64_t)b->num_rows;
   uint64_t sent = (uint64_t)b->num_sent, offsets = n * (w + 1) * 8, firsts = (n + 1) * 8;
   const sluice_parcels_size_t size = {b->num_chunks, b->num_tokens, b->num_sent, b->num_rows, arriving};
-  SLUICE_TRY(sluice_arena_reset(arena, sluice_parcels_bytes(b->moe, &size, slots != NULL), "parcels of a pass"));
+  SLUICE_TRY(
+      sluice_arena_reset(arena, sluice_parcels_bytes(&b->moe->shape, &size, slots != NULL), "parcels of a pass"));
   memset(out, 0, sizeof *out);
   memset(p, 0, sizeof *p);
   p->sent_of_rank = sluice_arena_take(arena, offsets);
@@ -136,7 +126,7 @@ static sluice_status_t exchange_slots(sluice_binding_t* b, const tables_t* table
     in += received;
   }
   char phase[96];
-  snprintf(phase, sizeof phase, "parcels of layer %d", b->moe->config.layer_id);
+  snprintf(phase, sizeof phase, "parcels of layer %d", b->moe->shape.config.layer_id);
   const sluice_exchange_t exchange = {tables->send, tables->send_bytes, tables->recv, tables->recv_bytes};
   sluice_comm_request_t* request = NULL;
   SLUICE_TRY(sluice_comm_exchange_start(context->comm, &exchange, &request));
@@ -148,8 +138,8 @@ static sluice_status_t exchange_slots(sluice_binding_t* b, const tables_t* table
 /* Slots become addresses: none may lie outside, or twice. */
 sluice_status_t sluice_parcels_refuse(const sluice_binding_t* b, int32_t source) {
   return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, b->moe->context->rank, source,
-                          "layer %d: the parcels that rank %d announced do not fit its rows", b->moe->config.layer_id,
-                          source);
+                          "layer %d: the parcels that rank %d announced do not fit its rows",
+                          b->moe->shape.config.layer_id, source);
 }
 
 /* Number of parcels behind `count` slots; -1: a slot is out of range. */
@@ -256,10 +246,4 @@ sluice_status_t sluice_parcels_restore(sluice_binding_t* b, int32_t* slots) {
   SLUICE_TRY(take_tables(b, slots, arriving, &tables));
   order_all(b);
   return receive_all(b, &tables);
-}
-
-double sluice_parcels_share(int32_t num_experts, int32_t world_size, int32_t top_k) {
-  double none = 1, elsewhere = num_experts - ceil((double)num_experts / world_size);
-  for (int32_t k = 0; k < top_k; ++k) none *= fmax(0, elsewhere - k) / (double)(num_experts - k);
-  return world_size * (1 - none) / top_k;
 }

@@ -62,25 +62,4 @@ sluice_status_t sluice_parcels_restore(struct sluice_binding_s* binding, int32_t
 sluice_status_t sluice_parcels_exchange_far(struct sluice_binding_s* binding, sluice_stream_t stream);
 sluice_status_t sluice_parcels_restore_far(struct sluice_binding_s* binding, void* kept);
 uint64_t sluice_parcels_kept_bytes(const struct sluice_binding_s* binding);
-/* The same of so many that arrive, and rows; and of the context's arena of far parcels in a forward with so many tokens
- * of this rank. */
-struct sluice_moe_s;
-uint64_t sluice_parcels_kept_bytes_of(const struct sluice_moe_s* moe, int64_t arriving, int64_t rows);
-uint64_t sluice_parcels_far_bytes(const struct sluice_moe_s* moe, int64_t tokens, int64_t arriving, int64_t rows);
-
-/* What the arena has room for. */
-typedef struct sluice_parcels_size_s {
-  int32_t num_chunks;
-  int64_t tokens;   /* of this rank */
-  int64_t sent;     /* its kept routes */
-  int64_t rows;     /* received routes */
-  int64_t arriving; /* parcels, own ones among them */
-} sluice_parcels_size_t;
-
-/* Bytes of the arena; a restored binding has no exchange. */
-uint64_t sluice_parcels_bytes(const struct sluice_moe_s* moe, const sluice_parcels_size_t* size, int is_restored);
-
-/* Parcels over routes when routing is uniform: W (1 - (E - E/W choose K) / (E choose K)) / K. */
-double sluice_parcels_share(int32_t num_experts, int32_t world_size, int32_t top_k);
-
 #endif /* SLUICE_BACKEND_MOE_PARCELS_H_ */

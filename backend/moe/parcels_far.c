@@ -5,26 +5,11 @@
 
 static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int64_t most_of_token(const sluice_binding_t* b) { return b->top_k < b->world_size ? b->top_k : b->world_size; }
-
 static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * sizeof(int32_t)); }
 
-/* Position and origin, one behind the other. */
-uint64_t sluice_parcels_kept_bytes_of(const sluice_moe_t* moe, int64_t arriving, int64_t rows) {
-  if (!sluice_has_far_parcels(moe)) return 0;
-  return words(arriving * moe->config.top_k) + words(rows);
-}
-
 uint64_t sluice_parcels_kept_bytes(const sluice_binding_t* b) {
-  if (!sluice_has_far_parcels(b->moe)) return 0;
-  return sluice_parcels_kept_bytes_of(b->moe, b->parcels.first_arrived[b->num_chunks], b->num_rows);
-}
-
-/* Those, the places of weights, and slots in and out. */
-uint64_t sluice_parcels_far_bytes(const sluice_moe_t* moe, int64_t tokens, int64_t arriving, int64_t rows) {
-  if (!sluice_has_far_parcels(moe)) return 0;
-  return sluice_parcels_kept_bytes_of(moe, arriving, rows) + words(arriving * moe->config.top_k) + words(rows) +
-         words(tokens * moe->config.top_k);
+  if (!sluice_shape_has_far_parcels(&b->moe->shape)) return 0;
+  return sluice_parcels_kept_bytes_of(&b->moe->shape, b->parcels.first_arrived[b->num_chunks], b->num_rows);
 }
 
 static void place_kept(sluice_binding_t* b, void* kept) {
@@ -98,7 +83,7 @@ static sluice_status_t finish_chunk(sluice_binding_t* b, int32_t chunk) {
   }
   sent[w] = row;
   received[w] = travelling;
-  p->first_sent[chunk] = b->first_token[chunk] * most_of_token(b);
+  p->first_sent[chunk] = b->first_token[chunk] * sluice_most_parcels_of_token(&b->moe->shape);
   p->first_arrived[chunk + 1] = p->first_arrived[chunk] + arrived;
   p->max_chunk_remote = max_i64(p->max_chunk_remote, max_i64(row - (sent[self + 1] - sent[self]), travelling));
   p->max_chunk_sent = max_i64(p->max_chunk_sent, row);
@@ -109,7 +94,7 @@ static sluice_status_t finish_numbers(sluice_binding_t* b) {
   sluice_parcels_t* p = &b->parcels;
   p->first_arrived[0] = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) SLUICE_TRY(finish_chunk(b, i));
-  p->first_sent[b->num_chunks] = b->num_tokens * most_of_token(b);
+  p->first_sent[b->num_chunks] = b->num_tokens * sluice_most_parcels_of_token(&b->moe->shape);
   p->max_arriving = p->first_arrived[b->num_chunks];
   return SLUICE_OK;
 }

@@ -11,7 +11,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction
       .num_chunks = 1,
       .single_rank = moe->context->world_size == 1 || part == SLUICE_PART_EXPERTS,
       .keep = direction == SLUICE_FORWARD && part == SLUICE_PART_EXPERTS, /* rows and pre are the host's */
-      .gated = moe->config.gated != SLUICE_GATED_NO,
+      .gated = moe->shape.config.gated != SLUICE_GATED_NO,
       .input_half = direction == SLUICE_BACKWARD,
       .only = part,
   };
@@ -51,7 +51,7 @@ static sluice_status_t receive(sluice_pass_t* pass, sluice_dispatch_t* dispatch)
   SLUICE_TRY(sluice_binding_finish(&pass->binding));
   const uint64_t bytes[SLUICE_SAVED_COUNT] = {
       [SLUICE_SAVED_META] = sluice_binding_meta_bytes(&pass->binding),
-      [SLUICE_SAVED_INPUT] = (uint64_t)pass->binding.num_rows * sluice_pass_row_bytes(pass->moe, SLUICE_T_DI),
+      [SLUICE_SAVED_INPUT] = (uint64_t)pass->binding.num_rows * sluice_row_bytes(&pass->moe->shape, SLUICE_T_DI),
   };
   SLUICE_TRY(sluice_step_new(pass->moe, &dispatch->step));
   SLUICE_TRY(sluice_step_allocate(dispatch->step, bytes, NULL, NULL, NULL, 0));
@@ -116,9 +116,9 @@ static sluice_status_t follow(sluice_pass_t* pass, sluice_dispatch_t* dispatch, 
                                     NULL, &pass->binding);
   }
   if (status == SLUICE_OK && f->host_rows != NULL && f->host_rows->shape[0] != pass->binding.num_tokens) {
-    status =
-        SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: a tensor has %lld rows, but the dispatch had %lld tokens",
-                    pass->moe->config.layer_id, (long long)f->host_rows->shape[0], (long long)pass->binding.num_tokens);
+    status = SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT, "layer %d: a tensor has %lld rows, but the dispatch had %lld tokens",
+        pass->moe->shape.config.layer_id, (long long)f->host_rows->shape[0], (long long)pass->binding.num_tokens);
   }
   const sluice_template_spec_t spec = spec_of(pass->moe, f->direction, f->part);
   if (status == SLUICE_OK) status = sluice_engine_template(pass->context, &spec, &pass->schedule);
@@ -144,7 +144,7 @@ sluice_status_t sluice_part_combine_backward(sluice_dispatch_t* dispatch, const 
                                              const sluice_tensor_t* route_weights, const sluice_tensor_t* grad_out,
                                              void* grad_rows, float* grad_weight_rows, sluice_status_t refusal) {
   sluice_pass_t pass = pass_of(dispatch->step->moe);
-  const sluice_moe_config_t* c = &pass.moe->config;
+  const sluice_moe_config_t* c = &pass.moe->shape.config;
   pass.route_weights = route_weights;
   pass.in_rows = grad_out;
   void* given[SLUICE_T_COUNT] = {NULL};

@@ -2,6 +2,7 @@
 #ifndef SLUICE_BACKEND_MOE_PASS_H_
 #define SLUICE_BACKEND_MOE_PASS_H_
 
+#include "backend/model/pass_sizes.h"
 #include "backend/moe/host_times.h"
 #include "backend/moe/binding.h"
 
@@ -85,15 +86,6 @@ extern const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT];
  * are through. */
 void sluice_pass_take_times(sluice_moe_t* moe);
 void sluice_pass_drop_timers(sluice_moe_t* moe);
-
-/* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
-uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor);
-/* Products that one list may have. */
-int64_t sluice_pass_products(const sluice_moe_t* moe);
-/* What a pass takes from the arena behind its slots. scalar_bytes: of one f32 for each row of the largest chunk. */
-uint64_t sluice_pass_scratch_bytes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops);
-/* Of it, what lies with the rows of a far device. */
-uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes);
 
 /* Sizes of all tensors, from template and binding: pass->slots[tensor].bytes. Before the slots themselves exist. */
 sluice_status_t sluice_pass_measure(sluice_pass_t* pass);

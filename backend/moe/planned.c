@@ -3,15 +3,15 @@
 #include <stdio.h>
 
 #include "backend/base/log.h"
-#include "backend/moe/budget_words.h"
 #include "backend/moe/cut.h"
-#include "backend/moe/rivals.h"
 #include "backend/moe/route_ids.h"
+#include "backend/plan/budget_words.h"
+#include "backend/plan/candidates.h"
 
 sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
   sluice_id_reader_t reader = sluice_id_reader(expert_ids);
   for (int64_t t = 0; t < expert_ids->shape[0]; ++t) {
-    for (int32_t k = 0; k < moe->config.top_k; ++k) {
+    for (int32_t k = 0; k < moe->shape.config.top_k; ++k) {
       int32_t place = 0;
       SLUICE_TRY(sluice_place_of_route(moe, &reader, t, k, &place));
     }
@@ -22,12 +22,13 @@ sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor
 static sluice_status_t check_budget(const sluice_moe_t* moe, int of_host, uint64_t held, uint64_t step, uint64_t room,
                                     uint64_t budget) {
   if (held + step <= room) return SLUICE_OK;
-  const sluice_budget_words_t words = sluice_budget_words(moe->context, of_host, budget, budget);
+  const sluice_budget_shares_t shares = sluice_context_budget_shares(moe->context);
+  const sluice_budget_words_t words = sluice_budget_words(&shares, of_host, budget, budget);
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                      "layer %d: forwards without their backward hold %llu bytes%s on one of the ranks and one more may "
                      "take %llu, %llu more than there is room for in %s (max_outstanding is %d): run their backward or "
                      "drop steps first, raise max_outstanding, or raise %s",
-                     moe->config.layer_id, (unsigned long long)held, of_host ? " of offloaded rows" : "",
+                     moe->shape.config.layer_id, (unsigned long long)held, of_host ? " of offloaded rows" : "",
                      (unsigned long long)step, (unsigned long long)(held + step - room), words.what,
                      moe->plan->inputs.max_outstanding, of_host ? "host_memory_budget" : "memory_budget");
 }
@@ -51,7 +52,7 @@ sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t by
                        "layer %d: the input half alone keeps %llu bytes of gradient rows until its weight half, which "
                        "the plan in force does not count: set halves_apart to 1 in the context's config (with a plan "
                        "of your own: in sluice_plan_config_t), or call both halves at once",
-                       moe->config.layer_id, (unsigned long long)bytes);
+                       moe->shape.config.layer_id, (unsigned long long)bytes);
   }
   if (inputs->budget == 0) return SLUICE_OK;
   uint64_t room = inputs->budget - (plan->bytes.total - (uint64_t)inputs->max_outstanding * plan->bytes.step);
@@ -62,7 +63,7 @@ sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t by
                      "%llu until its weight half, %llu more than the memory_budget of %llu has for them "
                      "(max_outstanding is %d): run weight halves or whole backwards first, raise max_outstanding, or "
                      "raise memory_budget",
-                     moe->config.layer_id, (unsigned long long)held, (unsigned long long)bytes,
+                     moe->shape.config.layer_id, (unsigned long long)held, (unsigned long long)bytes,
                      (unsigned long long)(held + bytes - room), (unsigned long long)inputs->budget,
                      inputs->max_outstanding);
 }
@@ -75,12 +76,12 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
       .host_budget = context->host_memory_budget,
       .base = agreement->base_bytes,
       .max_outstanding = context->max_outstanding > 0 ? context->max_outstanding : context->num_layers,
-      .num_chunks = moe->config.num_chunks,
-      .restore_di = moe->config.restore_input,
-      .restore_m = moe->config.restore_middle,
+      .num_chunks = moe->shape.config.num_chunks,
+      .restore_di = moe->shape.config.restore_input,
+      .restore_m = moe->shape.config.restore_middle,
       .may_keep_part = 1,
-      .policies = moe->policies,
-      .wgrad_mode = moe->config.wgrad_mode,
+      .policies = moe->shape.policies,
+      .wgrad_mode = moe->shape.config.wgrad_mode,
       .halves_apart = context->halves_apart,
   };
 }
@@ -88,14 +89,15 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
 uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
   sluice_context_t* context = moe->context;
   const uint64_t now = sluice_plan_base_bytes(context);
-  if (sluice_is_far(moe) || context->expected_layers <= context->num_layers) return now;
+  if (moe->shape.is_far || context->expected_layers <= context->num_layers) return now;
   return now + (uint64_t)(context->expected_layers - context->num_layers) * sluice_layer_bytes(moe);
 }
 
-sluice_status_t sluice_planned_least_bytes(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
+sluice_status_t sluice_planned_least_bytes(const sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
   const sluice_agreement_t own = {.max_tokens = num_tokens, .base_bytes = sluice_planned_base_bytes(moe)};
   const sluice_plan_inputs_t inputs = inputs_of(moe, &own);
-  return sluice_plan_least_bytes(moe, &inputs, out_bytes);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  return sluice_plan_least_bytes(&problem, &inputs, out_bytes);
 }
 
 sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
@@ -112,12 +114,17 @@ sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement
   if (moe->plan_is_given && moe->plan != NULL) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                        "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
-                       moe->config.layer_id, (long long)agreement->max_tokens, (long long)moe->plan->inputs.max_tokens);
+                       moe->shape.config.layer_id, (long long)agreement->max_tokens,
+                       (long long)moe->plan->inputs.max_tokens);
   }
   const sluice_plan_inputs_t inputs = inputs_of(moe, agreement);
   sluice_plan_set_t set;
-  SLUICE_TRY(sluice_rivals_make(moe, &inputs, chooser != NULL ? chooser->vtable->num_rivals(chooser, moe) : 1, &set));
-  SLUICE_TRY(sluice_rivals_install(moe, &set));
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  sluice_plan_rates_t rates;
+  const int is_seen = chooser != NULL && chooser->vtable->rates(chooser, moe, inputs.max_tokens, &rates);
+  const int32_t most = chooser != NULL ? chooser->vtable->num_rivals(chooser, moe) : 1;
+  SLUICE_TRY(sluice_rivals_make(&problem, &inputs, is_seen ? &rates : NULL, most, &set));
+  SLUICE_TRY(sluice_plan_install_set(moe, &set));
   if (chooser != NULL) moe->plan = &moe->plans->plans[chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
   return SLUICE_OK;
 }
@@ -134,7 +141,7 @@ static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert
   }
   if (context->world_size == 1) return SLUICE_OK;
   char phase[96];
-  snprintf(phase, sizeof phase, "rows by block of layer %d", moe->config.layer_id);
+  snprintf(phase, sizeof phase, "rows by block of layer %d", moe->shape.config.layer_id);
   return sluice_comm_all_reduce_i64(context->comm, table, (int64_t)blocks * context->world_size, SLUICE_REDUCE_SUM,
                                     phase);
 }
@@ -168,8 +175,8 @@ static void note_fallback(sluice_moe_t* moe, const sluice_cut_t* cut) {
              "layer %d: a rank receives more rows than the budget keeps (%lld of up to %lld): %d of %d chunks (n is %d "
              "by the plan) are sent and computed again in backward, which is slower and gives the same results; "
              "routing that is more even or a larger budget avoids it (told once; num_fallback_chunks counts on)",
-             moe->config.layer_id, (long long)plan->kept_rows, (long long)plan->worst_rows, count, cut->num_chunks,
-             plan->num_chunks);
+             moe->shape.config.layer_id, (long long)plan->kept_rows, (long long)plan->worst_rows, count,
+             cut->num_chunks, plan->num_chunks);
 }
 
 sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,

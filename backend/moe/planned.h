@@ -4,7 +4,7 @@
 
 #include "backend/moe/agree.h"
 #include "backend/moe/pass.h"
-#include "backend/moe/plan.h"
+#include "backend/moe/plan_in_force.h"
 
 /* Every id lies in range: what a rank can refuse before the header. */
 sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);

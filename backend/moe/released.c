@@ -205,10 +205,10 @@ static void release(void* user, int32_t tensor, int32_t s) {
   sluice_released_t* r = by->pass->released;
   slot_t* slot = slot_at(r, tensor, s);
   const use_t* use = &r->uses[slot->current]; /* nobody moves on before this op is counted */
-  if (sluice_is_far(by->pass->moe)) slot->by_lane[by->op->lane] = by->index;
+  if (by->pass->moe->shape.is_far) slot->by_lane[by->op->lane] = by->index;
   if (atomic_fetch_add(&slot->num_done, 1) + 1 < use->num_releases) return;
   fill(by, tensor, s);
-  if (sluice_is_far(by->pass->moe)) forget_lanes(slot);
+  if (by->pass->moe->shape.is_far) forget_lanes(slot);
   atomic_store(&slot->num_done, 0);
   slot->current = use->next;
 }
@@ -237,7 +237,7 @@ const int32_t* sluice_released_waits(sluice_pass_t* pass, int32_t index, int32_t
   const sluice_op_t* op = &pass->schedule->ops[index];
   const int32_t* deps = pass->schedule->deps + op->first_dep;
   *out_count = op->num_deps;
-  if (r == NULL || !sluice_is_far(pass->moe)) return deps;
+  if (r == NULL || !pass->moe->shape.is_far) return deps;
   releasing_t by = {.pass = pass, .op = op, .index = index};
   for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) by.last[lane] = NONE;
   visit_releases(pass->schedule, op, note_others, &by);

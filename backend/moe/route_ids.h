@@ -37,10 +37,10 @@ static inline int64_t sluice_read_id(const sluice_id_reader_t* reader, int64_t t
 static inline sluice_status_t sluice_place_of_route(const sluice_moe_t* moe, const sluice_id_reader_t* reader,
                                                     int64_t t, int32_t k, int32_t* out_place) {
   int64_t id = sluice_read_id(reader, t, k);
-  if (id < -1 || id >= moe->config.num_experts) {
+  if (id < -1 || id >= moe->shape.config.num_experts) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: expert_ids[%lld, %d] is %lld; ids lie in [0, %d), or -1 to drop the route",
-                       moe->config.layer_id, (long long)t, k, (long long)id, moe->config.num_experts);
+                       moe->shape.config.layer_id, (long long)t, k, (long long)id, moe->shape.config.num_experts);
   }
   *out_place = id < 0 ? -1 : moe->place_of_expert[id];
   return SLUICE_OK;

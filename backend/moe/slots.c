@@ -1,10 +1,15 @@
 /* Where the slots of a pass lie: sizes from the binding, one arena, nothing allocated once the pass runs. */
+#include <assert.h>
 #include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/moe/pass.h"
-#include "backend/moe/plan.h"
+#include "backend/moe/plan_in_force.h"
 #include "backend/moe/weight_grad.h"
+
+static_assert(sizeof(sluice_row_run_t) == SLUICE_ROW_RUN_BYTES && sizeof(sluice_product_t) == SLUICE_PRODUCT_BYTES &&
+                  sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
+              "plans count them");
 
 const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT] = {
     [SLUICE_SAVED_META] = -1,
@@ -13,31 +18,6 @@ const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT] = {
     [SLUICE_SAVED_HOST_INPUT] = SLUICE_T_HOST_DI,
     [SLUICE_SAVED_HOST_MIDDLE] = SLUICE_T_HOST_M,
 };
-
-uint64_t sluice_pass_row_bytes(const sluice_moe_t* moe, int32_t tensor) {
-  uint64_t element = sluice_dtype_bytes(moe->config.dtype);
-  uint64_t width = (uint64_t)moe->config.model_width, hidden = (uint64_t)moe->config.hidden_width;
-  switch (tensor) {
-    case SLUICE_T_SEND:
-    case SLUICE_T_RECV:
-    case SLUICE_T_DI:
-    case SLUICE_T_KEPT_DI:
-    case SLUICE_T_HOST_DI:
-    case SLUICE_T_DO:
-    case SLUICE_T_DDO:
-    case SLUICE_T_DDI: return width * element;
-    case SLUICE_T_KEPT_M:
-    case SLUICE_T_HOST_M: return sluice_pass_row_bytes(moe, moe->config.callback_experts ? SLUICE_T_DO : SLUICE_T_M);
-    case SLUICE_T_M:
-    case SLUICE_T_DM: return hidden * (uint64_t)moe->gate_factor * element;
-    case SLUICE_T_ACT:
-    case SLUICE_T_DACT: return hidden * element;
-    case SLUICE_T_ROUTE:
-    case SLUICE_T_DGATE: return sizeof(float);
-    case SLUICE_T_PARCELS: return (uint64_t)moe->config.top_k * sizeof(float);
-    default: return 0; /* the host's own tensors */
-  }
-}
 
 /* The buffers of the host pool have no ops that compute in them, hence no home in the template: chunk i, slot i. */
 static sluice_slot_ref_t home_of(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) {
@@ -48,7 +28,7 @@ static sluice_slot_ref_t home_of(const sluice_pass_t* pass, int32_t tensor, int3
  * packed chunk by chunk. */
 static int may_join(const sluice_moe_t* moe, int32_t tensor) {
   switch (tensor) {
-    case SLUICE_T_KEPT_M: return !moe->config.callback_experts;
+    case SLUICE_T_KEPT_M: return !moe->shape.config.callback_experts;
     case SLUICE_T_DI:
     case SLUICE_T_KEPT_DI:
     case SLUICE_T_M:
@@ -64,7 +44,7 @@ static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk) {
   const sluice_parcels_t* p = &b->parcels;
-  int parcels = sluice_layer_is_deduplicated(b->moe);
+  int parcels = sluice_shape_is_deduplicated(&b->moe->shape);
   uint64_t remote = (uint64_t)(parcels ? p->max_chunk_remote : b->max_chunk_remote);
   if (tensor == SLUICE_T_SEND) return remote;
   /* T_RECV also takes the returned rows, this rank's own among them. */
@@ -141,7 +121,7 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     pass->slots[t].first = sluice_arena_take(arena, per_tensor);
     memset(pass->slots[t].first, 0, per_tensor);
-    pass->slots[t].row_bytes = sluice_pass_row_bytes(pass->moe, t);
+    pass->slots[t].row_bytes = sluice_row_bytes(&pass->moe->shape, t);
   }
   int32_t chunks[SLUICE_T_COUNT];
   collect_homes(pass, chunks);
@@ -151,8 +131,6 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
   return SLUICE_OK;
 }
 
-int64_t sluice_pass_products(const sluice_moe_t* moe) { return 2 * (int64_t)moe->num_local; }
-
 typedef struct scratch_sizes_s {
   uint64_t per_rank, scalars, runs, products, times;
 } scratch_sizes_t;
@@ -160,16 +138,8 @@ typedef struct scratch_sizes_s {
 static scratch_sizes_t scratch_sizes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops) {
   uint64_t w = (uint64_t)moe->context->world_size;
   return (scratch_sizes_t){w * 8, scalar_bytes, w * sizeof(sluice_row_run_t),
-                           (uint64_t)sluice_pass_products(moe) * sizeof(sluice_product_t),
+                           (uint64_t)sluice_pass_products(&moe->shape) * sizeof(sluice_product_t),
                            (uint64_t)num_ops * sizeof(sluice_op_times_t)};
-}
-
-uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes) { return 3 * sluice_align_up(scalar_bytes); }
-
-uint64_t sluice_pass_scratch_bytes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops) {
-  scratch_sizes_t s = scratch_sizes(moe, scalar_bytes, num_ops);
-  return 5 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.runs) +
-         sluice_align_up(s.products) + sluice_align_up(s.times);
 }
 
 /* The scalars of rows lie with the rows, everything else where the host can touch it. */
@@ -206,7 +176,7 @@ static sluice_status_t give_back_after_trials(sluice_context_t* context, const s
   }
   sluice_arena_t* arena = &context->slots;
   /* A plan counts its slots beforehand, a graph replays where they lie, a far device would have to wait. */
-  if (!settled->had_trials || sluice_is_planned(moe) || arena->is_fixed || sluice_is_far(moe)) return SLUICE_OK;
+  if (!settled->had_trials || sluice_is_planned(moe) || arena->is_fixed || moe->shape.is_far) return SLUICE_OK;
   const int32_t wanted = SLUICE_SETTLED_PASSES * context->num_layers;
   /* What runs first may still be a candidate's: a backward has its forward's chunks. */
   if (++settled->num_passes > wanted / 2) settled->most_bytes = max_u64(settled->most_bytes, bytes);
@@ -225,13 +195,13 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   if (b->cut_rows) rows = max_u64(rows, (uint64_t)b->first_returned[b->num_chunks]);
   uint64_t scalar_bytes = rows * sizeof(float);
   scratch_sizes_t s = scratch_sizes(pass->moe, scalar_bytes, pass->schedule->num_ops);
-  uint64_t total = sluice_pass_scratch_bytes(pass->moe, scalar_bytes, pass->schedule->num_ops);
+  uint64_t total = sluice_pass_scratch_bytes(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops);
   uint64_t tensors = 0;
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
   }
   sluice_arena_t *arena = &context->slots, *host = arena;
-  if (sluice_is_far(pass->moe)) {
+  if (pass->moe->shape.is_far) {
     uint64_t scalars = sluice_pass_far_scratch_bytes(s.scalars);
     host = &context->scratch;
     SLUICE_TRY(sluice_arena_reset(host, total - scalars, "scratch of a pass"));

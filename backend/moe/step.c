@@ -1,20 +1,20 @@
 #include "backend/moe/step.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "backend/base/pages.h"
 #include "backend/moe/pass.h"
-#include "backend/moe/plan.h"
-
-const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED] = {SLUICE_T_DI,    SLUICE_T_M,    SLUICE_T_DDO,
-                                                              SLUICE_T_ROUTE, SLUICE_T_DACT, SLUICE_T_DM};
+#include "backend/moe/plan_in_force.h"
 
 static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
 
+static_assert(sizeof(sluice_step_t) == SLUICE_STEP_BYTES, "plans count it");
+
 /* The handle lies in host memory, which is no part of a far device's budget. */
 static uint64_t handle_bytes(const sluice_moe_t* moe) {
-  return sluice_is_far(moe) ? 0 : sluice_align_up(sizeof(sluice_step_t));
+  return moe->shape.is_far ? 0 : sluice_align_up(sizeof(sluice_step_t));
 }
 
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
@@ -35,7 +35,7 @@ static uint64_t counted_bytes(uint64_t bytes) { return sluice_align_up(bytes == 
 /* Which memory a buffer of the library's lies in. */
 enum { HOST, PINNED, ROWS };
 static int place_of(const sluice_moe_t* moe, int32_t which) {
-  if (!sluice_is_far(moe) || which == SLUICE_SAVED_META) return HOST;
+  if (!moe->shape.is_far || which == SLUICE_SAVED_META) return HOST;
   return which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_MIDDLE ? ROWS : PINNED;
 }
 
@@ -45,9 +45,7 @@ static int32_t pool_of(const sluice_moe_t* moe, int32_t which) {
 }
 
 /* Counted towards a budget: on a far device what lies in its memory, else everything. */
-static int counts(const sluice_moe_t* moe, int32_t which) {
-  return !sluice_is_far(moe) || place_of(moe, which) == ROWS;
-}
+static int counts(const sluice_moe_t* moe, int32_t which) { return !moe->shape.is_far || place_of(moe, which) == ROWS; }
 
 static void hold(sluice_step_t* step, int32_t which, uint64_t bytes) {
   step->held_bytes[which] = counts(step->moe, which) ? bytes : 0;
@@ -76,7 +74,7 @@ static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t
     if (step->saved[which] == NULL) return sluice_alloc_status();
   } else {
     const sluice_plan_data_t* plan = moe->plan;
-    uint64_t most = plan != NULL ? sluice_plan_block_bytes(moe, plan, which) : 0;
+    const uint64_t most = plan != NULL ? sluice_planned_block_bytes(moe, which) : 0;
     /* Blocks under a budget have the plan's ceilings, so that each serves every step of it. */
     if (plan != NULL && (place == PINNED ? plan->inputs.host_budget : plan->inputs.budget) > 0) bytes = most;
     if (bytes == 0) return SLUICE_OK;
@@ -155,7 +153,7 @@ sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes,
     step->saved[i] = save(save_user, i, bytes[i]);
     if (step->saved[i] == NULL && bytes[i] > 0) {
       return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "layer %d: the host refused %llu bytes for the saved buffer %s",
-                         step->moe->config.layer_id, (unsigned long long)bytes[i], saved_names[i]);
+                         step->moe->shape.config.layer_id, (unsigned long long)bytes[i], saved_names[i]);
     }
     SLUICE_TRY(enter_ledger(step, i, bytes[i]));
     if (place_of(step->moe, i) == ROWS) {
@@ -176,10 +174,10 @@ void sluice_step_give_saved(const sluice_step_t* step, const sluice_binding_t* b
 sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
                                               sluice_stream_t stream) {
   sluice_context_t* context = step->moe->context;
-  if (bytes > 0 && most > 0 && sluice_is_far(step->moe)) bytes = most; /* so that a block serves every step */
+  if (bytes > 0 && most > 0 && step->moe->shape.is_far) bytes = most; /* so that a block serves every step */
   step->deferred_bytes[tensor] = bytes;
   if (bytes == 0) return SLUICE_OK;
-  if (sluice_is_far(step->moe)) {
+  if (step->moe->shape.is_far) {
     SLUICE_TRY(
         context->device->far->take(context->device, stream, context->memory, 0, bytes, most, &step->deferred[tensor]));
   } else {
@@ -194,7 +192,7 @@ void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor) {
   sluice_context_t* context = step->moe->context;
   if (step->deferred[tensor] == NULL) return;
   if (!stays_counted(step)) atomic_fetch_sub(&context->step_bytes, counted_bytes(step->deferred_bytes[tensor]));
-  if (sluice_is_far(step->moe)) {
+  if (step->moe->shape.is_far) {
     if (!step->is_captured) context->device->far->give(context->device, 0, step->deferred[tensor]);
   } else {
     sluice_free(&context->allocator, step->deferred[tensor], step->deferred_bytes[tensor]);
@@ -207,7 +205,7 @@ static sluice_status_t check_used_up(const sluice_moe_t* moe, const void* meta) 
   return SLUICE_FAIL(SLUICE_E_STATE,
                      "layer %d: a backward has used up the saved buffers of this step; a second one needs buffers that "
                      "the first one was told to keep (may_reuse_saved = 0)",
-                     moe->config.layer_id);
+                     moe->shape.config.layer_id);
 }
 
 sluice_status_t sluice_step_check_saved(const sluice_step_t* step) {
@@ -222,7 +220,7 @@ sluice_status_t sluice_step_from_saved(sluice_moe_t* moe, void* const* saved, co
   for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) {
     if (saved_bytes[i] < wanted[i] || (saved[i] == NULL && wanted[i] > 0)) {
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: saved buffer %s has %llu bytes; this step needs %llu",
-                         moe->config.layer_id, saved_names[i], (unsigned long long)saved_bytes[i],
+                         moe->shape.config.layer_id, saved_names[i], (unsigned long long)saved_bytes[i],
                          (unsigned long long)wanted[i]);
     }
   }

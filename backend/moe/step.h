@@ -10,10 +10,6 @@ typedef enum sluice_step_state_e {
   SLUICE_STEP_DONE
 } sluice_step_state_t;
 
-/* What the weight half may need from the input half, besides the saved buffers. */
-#define SLUICE_NUM_DEFERRED 6
-extern const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED];
-
 struct sluice_step_s {
   sluice_moe_t* moe;            /* retained */
   sluice_step_t *older, *newer; /* of the context's steps that are not dropped */

@@ -7,7 +7,15 @@
 #include "backend/base/dtype.h"
 #include "backend/moe/expert_math.h"
 
-enum { W1, W3, W2, B1, B3, B2, NUM_MEMBERS };
+enum {
+  W1 = SLUICE_W1,
+  W3 = SLUICE_W3,
+  W2 = SLUICE_W2,
+  B1 = SLUICE_B1,
+  B3 = SLUICE_B3,
+  B2 = SLUICE_B2,
+  NUM_MEMBERS = SLUICE_NUM_PARAMETERS
+};
 
 static void members_of(const sluice_expert_tensors_t* t, const sluice_tensor_t** out) {
   const sluice_tensor_t* const all[NUM_MEMBERS] = {t->w1, t->w3, t->w2, t->b1, t->b3, t->b2};
@@ -52,30 +60,9 @@ static int is_joined(const sluice_pass_t* pass) {
 
 /* ---- f32 sums ---- */
 
-static uint64_t member_elements(const sluice_moe_config_t* c, int member) {
-  uint64_t hidden = (uint64_t)c->hidden_width * (c->gated == SLUICE_GATED_INTERLEAVED ? 2 : 1);
-  uint64_t width = (uint64_t)c->model_width;
-  int halves = c->gated == SLUICE_GATED_HALVES;
-  switch (member) {
-    case W1: return hidden * width;
-    case W3: return halves ? hidden * width : 0;
-    case W2: return (uint64_t)c->hidden_width * width;
-    case B1: return c->bias ? hidden : 0;
-    case B3: return c->bias && halves ? hidden : 0;
-    default: return c->bias ? width : 0;
-  }
-}
-
-/* Where a member's sum begins in the block of its expert; NUM_MEMBERS: the size of a block. */
-static uint64_t place_of(const sluice_moe_config_t* c, int member) {
-  uint64_t bytes = 0;
-  for (int m = 0; m < member; ++m) bytes += sluice_align_up(member_elements(c, m) * sizeof(float));
-  return bytes;
-}
-
 /* A host leaves out the gradients of parameters that it does not train. */
-static int is_wanted(const sluice_moe_config_t* c, const sluice_tensor_t* const* all, int member) {
-  return all[member] != NULL && member_elements(c, member) > 0;
+static int is_wanted(const sluice_shape_t* shape, const sluice_tensor_t* const* all, int member) {
+  return all[member] != NULL && sluice_parameter_elements(shape, member) > 0;
 }
 
 static int is_short(int32_t dtype) { return dtype == SLUICE_DTYPE_BF16 || dtype == SLUICE_DTYPE_F16; }
@@ -84,14 +71,14 @@ static int has_short_gradient(const sluice_pass_t* pass) {
   const sluice_tensor_t* all[NUM_MEMBERS];
   members_of(pass->grad_params, all);
   for (int m = 0; m < NUM_MEMBERS; ++m) {
-    if (is_wanted(&pass->moe->config, all, m) && is_short(sluice_tensor_dtype(&all[m][0]))) return 1;
+    if (is_wanted(&pass->moe->shape, all, m) && is_short(sluice_tensor_dtype(&all[m][0]))) return 1;
   }
   return 0;
 }
 
 uint64_t sluice_weight_sum_bytes(const sluice_pass_t* pass) {
-  if (pass->schedule->ring[SLUICE_T_DW] == 0 || pass->moe->config.callback_experts || pass->binding.num_local == 0 ||
-      pass->grad_params == NULL || !has_short_gradient(pass)) {
+  if (pass->schedule->ring[SLUICE_T_DW] == 0 || pass->moe->shape.config.callback_experts ||
+      pass->binding.num_local == 0 || pass->grad_params == NULL || !has_short_gradient(pass)) {
     return 0;
   }
   int all_at_once = 0;
@@ -103,15 +90,7 @@ uint64_t sluice_weight_sum_bytes(const sluice_pass_t* pass) {
   uint64_t shared = 0;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) shared += span_of(pass, e).count > 1;
   if (all_at_once && shared > 1) shared = 1;
-  return shared * place_of(&pass->moe->config, NUM_MEMBERS);
-}
-
-uint64_t sluice_weight_sum_ceiling(const sluice_moe_t* moe, int32_t wgrad_mode, int32_t num_chunks, int is_mixed) {
-  const sluice_moe_config_t* c = &moe->config;
-  if (c->callback_experts || num_chunks == 1 || !is_short(c->dtype)) return 0;
-  uint64_t block = place_of(c, NUM_MEMBERS);
-  if (wgrad_mode == SLUICE_WGRAD_PER_CHUNK) return (uint64_t)moe->num_local * block;
-  return is_mixed ? block : 0;
+  return shared * sluice_weight_sum_offset(&pass->moe->shape, NUM_MEMBERS);
 }
 
 /* ---- one expert, one run of rows ---- */
@@ -128,19 +107,18 @@ typedef struct target_s {
 
 /* sums: the expert's block, or NULL. Only what is 16 bits goes there. */
 static target_t target_of(const sluice_pass_t* pass, int32_t e, char* sums, int add_to_host, int add_to_sums) {
-  const sluice_moe_config_t* c = &pass->moe->config;
   const sluice_tensor_t* all[NUM_MEMBERS];
   members_of(pass->grad_params, all);
   target_t target;
   memset(&target, 0, sizeof target);
   for (int m = 0; m < NUM_MEMBERS; ++m) {
-    if (!is_wanted(c, all, m)) continue;
+    if (!is_wanted(&pass->moe->shape, all, m)) continue;
     const sluice_tensor_t* grad = &all[m][e];
     target.is_wanted[m] = 1;
     int in_sums = sums != NULL && is_short(sluice_tensor_dtype(grad));
     target.dtype[m] = in_sums ? SLUICE_DTYPE_F32 : sluice_tensor_dtype(grad);
     target.accumulate[m] = in_sums ? add_to_sums : add_to_host;
-    void* data = in_sums ? sums + place_of(c, m) : sluice_tensor_data(grad);
+    void* data = in_sums ? sums + sluice_weight_sum_offset(&pass->moe->shape, m) : sluice_tensor_data(grad);
     if (m >= B1) {
       target.bias[m] = data;
       continue;
@@ -172,7 +150,7 @@ static sluice_status_t run_batch(batch_t* batch) {
 static sluice_status_t add_product(batch_t* batch, const target_t* to, int member, sluice_matrix_t dy,
                                    sluice_matrix_t x, int64_t rows) {
   if (!to->is_wanted[member]) return SLUICE_OK;
-  const int fits = batch->count < sluice_pass_products(batch->pass->moe) && batch->dtype == to->dtype[member] &&
+  const int fits = batch->count < sluice_pass_products(&batch->pass->moe->shape) && batch->dtype == to->dtype[member] &&
                    batch->accumulate == to->accumulate[member];
   if (!fits) SLUICE_TRY(run_batch(batch));
   batch->dtype = to->dtype[member];
@@ -184,9 +162,9 @@ static sluice_status_t add_product(batch_t* batch, const target_t* to, int membe
 
 static sluice_status_t add_products(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
   const sluice_pass_t* pass = batch->pass;
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
-  int64_t rows = rows_of(pass, chunk, e), width = pass->moe->gate_factor * c->hidden_width;
+  int64_t rows = rows_of(pass, chunk, e), width = pass->moe->shape.gate_factor * c->hidden_width;
   sluice_matrix_t dy = sluice_rows_matrix(rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width, 0, element);
   sluice_matrix_t x = sluice_rows_matrix(rows_at(pass, SLUICE_T_DI, chunk, e), c->model_width, 0, element);
   sluice_matrix_t act = sluice_rows_matrix(rows_at(pass, SLUICE_T_DACT, chunk, e), c->hidden_width, 0, element);
@@ -199,18 +177,18 @@ static sluice_status_t add_products(batch_t* batch, int32_t chunk, int32_t e, co
 }
 
 static void add_biases(const sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e, const target_t* to) {
-  const sluice_moe_config_t* c = &pass->moe->config;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
-  int64_t rows = rows_of(pass, chunk, e), width = pass->moe->gate_factor * c->hidden_width;
+  int64_t rows = rows_of(pass, chunk, e), width = pass->moe->shape.gate_factor * c->hidden_width;
   char* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
   if (to->is_wanted[B2]) {
     kernels->sum_columns(stream, c->dtype, rows, c->model_width, rows_at(pass, SLUICE_T_DDO, chunk, e), c->model_width,
                          rows_at(pass, SLUICE_T_ROUTE, chunk, e), to->accumulate[B2], to->dtype[B2], to->bias[B2]);
   }
   if (to->is_wanted[B1]) {
-    kernels->sum_columns(stream, c->dtype, rows, (int64_t)member_elements(c, B1), dm, width, NULL, to->accumulate[B1],
-                         to->dtype[B1], to->bias[B1]);
+    kernels->sum_columns(stream, c->dtype, rows, (int64_t)sluice_parameter_elements(&pass->moe->shape, B1), dm, width,
+                         NULL, to->accumulate[B1], to->dtype[B1], to->bias[B1]);
   }
   if (!to->is_wanted[B3]) return;
   kernels->sum_columns(stream, c->dtype, rows, c->hidden_width,
@@ -220,25 +198,25 @@ static void add_biases(const sluice_pass_t* pass, const sluice_op_t* op, int32_t
 
 static sluice_status_t add_rows(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
   SLUICE_TRY(add_products(batch, chunk, e, to));
-  if (batch->pass->moe->config.bias) add_biases(batch->pass, batch->op, chunk, e, to);
+  if (batch->pass->moe->shape.config.bias) add_biases(batch->pass, batch->op, chunk, e, to);
   return SLUICE_OK;
 }
 
 /* The sums are whole: into the host's tensors, rounded once. */
 static void round_sums(const sluice_pass_t* pass, const sluice_op_t* op, int32_t e, const char* sums) {
-  const sluice_moe_config_t* c = &pass->moe->config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_tensor_t* all[NUM_MEMBERS];
   members_of(pass->grad_params, all);
   for (int m = 0; m < NUM_MEMBERS; ++m) {
-    if (!is_wanted(c, all, m) || !is_short(sluice_tensor_dtype(&all[m][e]))) continue;
+    if (!is_wanted(&pass->moe->shape, all, m) || !is_short(sluice_tensor_dtype(&all[m][e]))) continue;
     const sluice_tensor_t* grad = &all[m][e];
     int by_rows = m < B1 && sluice_tensor_stride(grad, 1) == 1;
-    int64_t lines = m >= B1 ? 1 : grad->shape[by_rows ? 0 : 1], width = (int64_t)member_elements(c, m) / lines;
+    int64_t lines = m >= B1 ? 1 : grad->shape[by_rows ? 0 : 1],
+            width = (int64_t)sluice_parameter_elements(&pass->moe->shape, m) / lines;
     int64_t stride = m >= B1 ? width : sluice_tensor_stride(grad, by_rows ? 0 : 1);
     kernels->round_rows(sluice_pass_stream(pass, op), sluice_tensor_dtype(grad), lines, width,
-                        (const float*)(const void*)(sums + place_of(c, m)), pass->grad_mode == SLUICE_GRAD_ACCUMULATE,
-                        sluice_tensor_data(grad), stride);
+                        (const float*)(const void*)(sums + sluice_weight_sum_offset(&pass->moe->shape, m)),
+                        pass->grad_mode == SLUICE_GRAD_ACCUMULATE, sluice_tensor_data(grad), stride);
   }
 }
 
@@ -266,7 +244,7 @@ sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   int32_t n = pass->binding.num_chunks;
   int joined = op->chunk < 0 && is_joined(pass), last = op->chunk < 0 || op->chunk == n - 1;
   const sluice_slots_t* slot = &pass->slots[SLUICE_T_DW];
-  uint64_t block = place_of(&pass->moe->config, NUM_MEMBERS);
+  uint64_t block = sluice_weight_sum_offset(&pass->moe->shape, NUM_MEMBERS);
   char* sums = slot->bytes > 0 ? slot->data : NULL;
   batch_t batch = {.pass = pass, .op = op};
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {

@@ -13,8 +13,4 @@ sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op);
 
 /* Bytes of the sums that this pass needs, once its other tensors are measured and pass->grad_params is known. */
 uint64_t sluice_weight_sum_bytes(const sluice_pass_t* pass);
-/* The most that a backward can need with gradients in the layer's dtype. is_mixed: restore policies may differ between
- * chunks, so that an expert's rows do not lie together. */
-uint64_t sluice_weight_sum_ceiling(const sluice_moe_t* moe, int32_t wgrad_mode, int32_t num_chunks, int is_mixed);
-
 #endif /* SLUICE_BACKEND_MOE_WEIGHT_GRAD_H_ */

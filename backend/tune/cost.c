@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
-#include "backend/moe/parcels.h"
+#include "backend/model/shape.h"
 #include "backend/schedule/taper.h"
 
 #define HEADER_BYTES 1024.0 /* of the envelope to each peer that opens a pass */

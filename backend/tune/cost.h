@@ -7,7 +7,7 @@
 #ifndef SLUICE_BACKEND_TUNE_COST_H_
 #define SLUICE_BACKEND_TUNE_COST_H_
 
-#include "backend/moe/chunk_policies.h"
+#include "backend/model/chunk_policies.h"
 #include "backend/tune/closed_forms.h"
 #include "backend/tune/machine.h"
 #include "backend/tune/predict.h"

@@ -7,7 +7,7 @@
 
 #include "backend/base/log.h"
 #include "backend/base/text.h"
-#include "backend/moe/plan.h"
+#include "backend/plan/plan.h"
 #include "backend/tune/json.h"
 #include "backend/tune/search_parts.h"
 #include "backend/tune/tuner.h"

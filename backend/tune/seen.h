@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#include "backend/moe/plan.h"
+#include "backend/plan/plan.h"
 
 #define SLUICE_SEEN_PASSES 8
 #define SLUICE_SEEN_LEAST  3 /* before that, first touches weigh too much */

@@ -9,7 +9,8 @@
 #include "backend/base/log.h"
 #include "backend/moe/cut_rows.h"
 #include "backend/moe/layer.h"
-#include "backend/moe/parcels.h"
+#include "backend/moe/plan_in_force.h"
+#include "backend/model/shape.h"
 
 /* ---- predictions ---- */
 
@@ -27,25 +28,25 @@ static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgra
 /* Experts that more chunks take rows from: of a rank, and not this one's own number, since all ranks sketch alike.
  * Chunks of rows take each from few. */
 static int32_t experts_of_chunks(const sluice_moe_t* moe) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   if (sluice_cuts_rows(moe, 2)) return 1;
   return (c->num_experts + moe->context->world_size - 1) / moe->context->world_size;
 }
 
 sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   return (sluice_workload_t){
       .model_width = c->model_width,
       .hidden_width = c->callback_experts ? 4 * c->model_width : c->hidden_width,
       .num_experts = c->num_experts,
       .top_k = c->top_k,
-      .gate_factor = moe->gate_factor,
+      .gate_factor = moe->shape.gate_factor,
       .dtype = c->dtype,
       .world_size = moe->context->world_size,
       .callback = c->callback_experts,
       .chunk_cut = c->chunk_cut,
       .skew = 1,
-      .deduplicate = sluice_layer_is_deduplicated(moe),
+      .deduplicate = sluice_shape_is_deduplicated(&moe->shape),
       .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* of the host's nothing is known */
   };
 }
@@ -118,22 +119,22 @@ static void destroy(sluice_chooser_t* chooser) {
 }
 
 int sluice_tuner_may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  if (!tuner->has_machine || moe->config.callback_experts) return 0; /* what a host's expert takes is unknown */
-  return sluice_machine_check_for(&tuner->machine, moe->config.dtype, moe->context->world_size) == SLUICE_OK;
+  if (!tuner->has_machine || moe->shape.config.callback_experts) return 0; /* what a host's expert takes is unknown */
+  return sluice_machine_check_for(&tuner->machine, moe->shape.config.dtype, moe->context->world_size) == SLUICE_OK;
 }
 
 /* Steps alone try weight gradients chunk by chunk as well, at the n that won; not where that would leave a temporary as
  * large as all gradients in f32 behind (sums of 16-bit gradients), which nobody asked for: a model or a budget may. */
 static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   return sluice_tuner_may_predict(tuner, moe) ||
-         (!moe->config.callback_experts && moe->config.dtype == SLUICE_DTYPE_F32);
+         (!moe->shape.config.callback_experts && moe->shape.config.dtype == SLUICE_DTYPE_F32);
 }
 
 /* A configured n leaves the mode alone open, and with one chunk both modes are the same. */
-static int has_fixed_chunks(const sluice_moe_t* moe) { return moe->config.num_chunks > 1; }
+static int has_fixed_chunks(const sluice_moe_t* moe) { return moe->shape.config.num_chunks > 1; }
 
 static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  return moe->config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe);
+  return moe->shape.config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe);
 }
 
 static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t** out_table) {
@@ -143,14 +144,14 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   table->tuner = tuner;
   table->work = sluice_tuner_work_of(moe);
   const int fixed = has_fixed_chunks(moe);
-  const int32_t size = sluice_search_size_of(moe->config.num_chunks); /* that stands for any fixed n */
+  const int32_t size = sluice_search_size_of(moe->shape.config.num_chunks); /* that stands for any fixed n */
   const sluice_search_config_t config = {
       .mode = tuner->mode,
       .min_size = fixed ? size : 0,
       .max_size = fixed ? size : SLUICE_SEARCH_SIZES - 1,
-      .fixed_chunks = fixed ? moe->config.num_chunks : 0,
+      .fixed_chunks = fixed ? moe->shape.config.num_chunks : 0,
       .open_wgrad = is_mode_open(tuner, moe),
-      .wgrad_mode = moe->config.wgrad_mode,
+      .wgrad_mode = moe->shape.config.wgrad_mode,
       .num_local = experts_of_chunks(moe),
       .tapers = sluice_cuts_rows(moe, 2),
       .predict = sluice_tuner_may_predict(tuner, moe) ? predict : NULL,
@@ -190,7 +191,8 @@ static void take(sluice_tuner_table_t* table, sluice_seat_t* seat, int64_t rows)
 
 /* Under a budget there are plans; else n, or the mode at a configured n. */
 static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  if (moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0 || moe->config.num_chunks == 0) return 1;
+  if (moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0 || moe->shape.config.num_chunks == 0)
+    return 1;
   return has_fixed_chunks(moe) && is_mode_open(tuner, moe);
 }
 
@@ -239,12 +241,13 @@ int sluice_tuner_has_trained(const sluice_step_report_t* const* reports, int32_t
 /* Two exchanges of rows a chunk: there and back. */
 static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t num_chunks, int64_t rows,
                          const sluice_lanes_t* lanes) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   if (c->callback_experts) return; /* their work is unknown */
   double w = moe->context->world_size, row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
-  double share = sluice_layer_is_deduplicated(moe) ? sluice_parcels_share(c->num_experts, (int32_t)w, c->top_k) : 1;
+  double share =
+      sluice_shape_is_deduplicated(&moe->shape) ? sluice_parcels_share(c->num_experts, (int32_t)w, c->top_k) : 1;
   const sluice_seen_pass_t pass = {
-      .flops = 2.0 * (double)rows * (double)c->model_width * (double)c->hidden_width * (moe->gate_factor + 1),
+      .flops = 2.0 * (double)rows * (double)c->model_width * (double)c->hidden_width * (moe->shape.gate_factor + 1),
       .compute_seconds = lanes->compute * 1e-9,
       .bytes = 2 * (double)rows * row_bytes * share * (w - 1) / w,
       .comm_seconds = lanes->comm * 1e-9,
@@ -302,7 +305,8 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
   if (sluice_is_planned(moe)) {
     sluice_tuner_agree_on_plan(moe, seat, reports, world_size);
   } else {
-    if (sluice_tuner_has_trained(reports, world_size)) sluice_search_wait(&table->search, rows, moe->config.layer_id);
+    if (sluice_tuner_has_trained(reports, world_size))
+      sluice_search_wait(&table->search, rows, moe->shape.config.layer_id);
     take(table, seat, rows);
   }
 }

@@ -25,7 +25,7 @@ typedef struct sluice_decision_s {
   sluice_racing_plan_t chosen;   /* policies -1: without a plan, as the layer's config says */
   sluice_racing_plan_t second;   /* num_chunks 0: none */
   uint64_t budget, total_bytes;  /* of the plan, and of the largest that it raced; 0: without */
-  int32_t kept_chunks;           /* of the plan (backend/moe/plan.h); 0: without */
+  int32_t kept_chunks;           /* of the plan (backend/plan/plan.h); 0: without */
 } sluice_decision_t;
 
 /* Plans of one set, for all layers that have the same; here and not allocated when needed, since a budget counts it. */

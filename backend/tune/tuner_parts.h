@@ -6,7 +6,7 @@
 #ifndef SLUICE_BACKEND_TUNE_TUNER_PARTS_H_
 #define SLUICE_BACKEND_TUNE_TUNER_PARTS_H_
 
-#include "backend/moe/plan.h"
+#include "backend/plan/plan.h"
 #include "backend/tune/tuner.h"
 
 static inline sluice_tuner_t* sluice_tuner_of_chooser(sluice_chooser_t* chooser) { return (sluice_tuner_t*)chooser; }

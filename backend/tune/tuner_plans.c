@@ -85,7 +85,7 @@ static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, 
   int pinned = has_import(tuner, moe->fingerprint);
   if (pinned && !sluice_tuner_is_pinned(&table->tuner->base, moe, &moe->plans->plans[0])) {
     sluice_log(SLUICE_LOG_WARN, "layer %d: the imported plan does not fit this budget: another is chosen",
-               moe->config.layer_id);
+               moe->shape.config.layer_id);
     pinned = 0;
   }
   if (race->count > 1) return;
@@ -137,7 +137,7 @@ void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat,
       tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
     }
   }
-  if (sluice_tuner_has_trained(reports, world_size) && sluice_plan_race_wait(race, moe->config.layer_id)) {
+  if (sluice_tuner_has_trained(reports, world_size) && sluice_plan_race_wait(race, moe->shape.config.layer_id)) {
     tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
   }
 }
@@ -148,7 +148,8 @@ double sluice_tuner_price(sluice_chooser_t* chooser, const sluice_moe_t* moe, co
   if (!sluice_tuner_may_predict(tuner, moe)) return -1;
   sluice_workload_t work = sluice_tuner_work_of(moe);
   work.num_tokens = plan->inputs.max_tokens;
-  if (sluice_layer_ceiling(moe) > 0) work.num_tokens = (plan->worst_rows + work.top_k - 1) / work.top_k; /* padding */
+  if (sluice_shape_ceiling(&moe->shape) > 0)
+    work.num_tokens = (plan->worst_rows + work.top_k - 1) / work.top_k; /* padding */
   const sluice_choice_t choice = {plan->num_chunks,       plan->restore_di, plan->restore_m, plan->wgrad_mode, 1,
                                   &plan->inputs.policies, plan->kept_chunks};
   sluice_step_prediction_t p;
@@ -159,10 +160,11 @@ double sluice_tuner_price(sluice_chooser_t* chooser, const sluice_moe_t* moe, co
 int32_t sluice_tuner_rates(sluice_chooser_t* chooser, const sluice_moe_t* moe, int64_t max_tokens,
                            sluice_plan_rates_t* out_rates) {
   sluice_tuner_table_t* table = moe->seat.table;
-  if (moe->config.callback_experts) return 0;
+  if (moe->shape.config.callback_experts) return 0;
   if (table->rated_tokens != max_tokens) {
     table->rated_tokens = max_tokens;
-    table->is_rated = sluice_seen_rates(&sluice_tuner_of_chooser(chooser)->seen, moe->config.dtype, &table->rates);
+    table->is_rated =
+        sluice_seen_rates(&sluice_tuner_of_chooser(chooser)->seen, moe->shape.config.dtype, &table->rates);
   }
   *out_rates = table->rates;
   return table->is_rated;

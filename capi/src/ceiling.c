@@ -13,7 +13,7 @@ void sluice_ceiling_report_init(sluice_ceiling_report_t* out_report, size_t stru
 }
 
 static int32_t expert_at(const sluice_moe_t* moe, int64_t place) {
-  for (int32_t e = 0; e < moe->config.num_experts; ++e) {
+  for (int32_t e = 0; e < moe->shape.config.num_experts; ++e) {
     if (moe->place_of_expert[e] == place) return e;
   }
   return -1;
@@ -29,7 +29,7 @@ static void fill_report(const sluice_moe_t* moe, const int64_t* tally, sluice_ce
 }
 
 static sluice_status_t judge(const sluice_moe_t* moe, const sluice_ceiling_report_t* r) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   if (r->bad_route >= 0) {
     return SLUICE_FAIL_PEER(SLUICE_E_INVALID_ARGUMENT, moe->context->rank, -1,
                             "layer %d, rank %d: expert_ids[%lld, %lld] was out of range and dropped; ids lie in [0, "
@@ -51,7 +51,7 @@ static sluice_status_t take(sluice_moe_t* moe, sluice_stream_t stream, sluice_ce
   int64_t tally[SLUICE_TALLY_WORDS];
   if (moe->ceiling == NULL) {
     return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: exchange_mode is exact, so that nothing is dropped or counted",
-                       moe->config.layer_id);
+                       moe->shape.config.layer_id);
   }
   SLUICE_TRY(sluice_check_stream(moe, stream));
   SLUICE_TRY(sluice_ceiling_take_tally(moe, stream, tally));

@@ -20,8 +20,8 @@ static sluice_status_t check_tensor(const sluice_moe_t* moe, const sluice_tensor
 
 sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                   int64_t num_tokens) {
-  const int64_t shape[] = {num_tokens, moe->config.model_width};
-  SLUICE_TRY(check_tensor(moe, tensor, name, moe->config.dtype, 2, shape, 1));
+  const int64_t shape[] = {num_tokens, moe->shape.config.model_width};
+  SLUICE_TRY(check_tensor(moe, tensor, name, moe->shape.config.dtype, 2, shape, 1));
   if (tensor->shape[0] > 0 && tensor->shape[1] > 1 && sluice_tensor_stride(tensor, 1) != 1) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 1 is %lld; rows must be contiguous (stride 1)",
                        name, (long long)sluice_tensor_stride(tensor, 1));
@@ -36,16 +36,16 @@ sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t
 sluice_status_t sluice_check_out_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                       int64_t num_tokens) {
   SLUICE_TRY(sluice_check_rows(moe, tensor, name, num_tokens));
-  if (tensor->shape[0] > 1 && sluice_tensor_stride(tensor, 0) < moe->config.model_width) {
+  if (tensor->shape[0] > 1 && sluice_tensor_stride(tensor, 0) < moe->shape.config.model_width) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "%s: the stride of dim 0 is %lld; rows that are written may not overlap (>= %lld)", name,
-                       (long long)sluice_tensor_stride(tensor, 0), (long long)moe->config.model_width);
+                       (long long)sluice_tensor_stride(tensor, 0), (long long)moe->shape.config.model_width);
   }
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t* tensor, int64_t num_tokens) {
-  const int64_t shape[] = {num_tokens, moe->config.top_k};
+  const int64_t shape[] = {num_tokens, moe->shape.config.top_k};
   SLUICE_TRY(check_tensor(moe, tensor, "expert_ids", 0, 2, shape, 1));
   int32_t dtype = sluice_tensor_dtype(tensor);
   if (dtype != SLUICE_DTYPE_I32 && dtype != SLUICE_DTYPE_I64) {
@@ -57,7 +57,7 @@ sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t*
 
 sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                            int64_t num_tokens) {
-  const int64_t shape[] = {num_tokens, moe->config.top_k};
+  const int64_t shape[] = {num_tokens, moe->shape.config.top_k};
   return check_tensor(moe, tensor, name, SLUICE_DTYPE_F32, 2, shape, 1);
 }
 
@@ -110,11 +110,11 @@ static sluice_status_t check_one(const sluice_moe_t* moe, const sluice_tensor_t*
                                  int32_t ndim, const int64_t* shape, int gradients) {
   char label[64];
   snprintf(label, sizeof label, "%s[%d]", name, e);
-  SLUICE_TRY(check_tensor(moe, &tensors[e], label, gradients ? 0 : moe->config.dtype, ndim, shape, e == 0));
+  SLUICE_TRY(check_tensor(moe, &tensors[e], label, gradients ? 0 : moe->shape.config.dtype, ndim, shape, e == 0));
   int32_t dtype = sluice_tensor_dtype(&tensors[e]);
-  if (dtype != moe->config.dtype && dtype != SLUICE_DTYPE_F32) {
+  if (dtype != moe->shape.config.dtype && dtype != SLUICE_DTYPE_F32) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s; gradients are %s like the layer, or f32", label,
-                       sluice_dtype_name(dtype), sluice_dtype_name(moe->config.dtype));
+                       sluice_dtype_name(dtype), sluice_dtype_name(moe->shape.config.dtype));
   }
   if (dtype != sluice_tensor_dtype(&tensors[0])) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s, but that of %s[0] is %s; one dtype per kind", label,
@@ -137,11 +137,11 @@ static sluice_status_t check_one(const sluice_moe_t* moe, const sluice_tensor_t*
 static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_t* tensors, const char* name,
                                    int32_t ndim, const int64_t* shape, int gradients) {
   if (tensors == NULL && gradients) return SLUICE_OK; /* not wanted */
-  if (tensors == NULL && moe->num_local > 0) {
+  if (tensors == NULL && moe->shape.num_local > 0) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL; this layer's config needs it (%d tensors)",
-                       moe->config.layer_id, name, moe->num_local);
+                       moe->shape.config.layer_id, name, moe->shape.num_local);
   }
-  for (int32_t e = 0; e < moe->num_local; ++e) {
+  for (int32_t e = 0; e < moe->shape.num_local; ++e) {
     if (e > 0 && is_like_first(&tensors[e], &tensors[0], ndim, shape)) continue;
     SLUICE_TRY(check_one(moe, tensors, e, name, ndim, shape, gradients));
   }
@@ -150,7 +150,7 @@ static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_
 
 sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
                                      int gradients) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   if (experts == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL", c->layer_id, name);
   sluice_expert_tensors_t known;
   SLUICE_TRY(sluice_struct_copy(&known, sizeof known, experts, sizeof known, "sluice_expert_tensors_t"));
@@ -174,7 +174,7 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
     }
   }
 #undef ARRAY
-  const int has_both = experts->w1 != NULL && experts->w2 != NULL && moe->num_local > 0;
+  const int has_both = experts->w1 != NULL && experts->w2 != NULL && moe->shape.num_local > 0;
   if (gradients && has_both && sluice_tensor_dtype(&experts->w1[0]) != sluice_tensor_dtype(&experts->w2[0])) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: w1 is %s and w2 is %s; weight gradients share one dtype", name,
                        sluice_dtype_name(sluice_tensor_dtype(&experts->w1[0])),
@@ -188,14 +188,14 @@ sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_exp
   SLUICE_TRY(sluice_struct_copy(&known, sizeof known, callbacks, sizeof known, "sluice_expert_callbacks_t"));
   if (known.forward == NULL || known.backward == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: callback experts need both callbacks, %s is NULL",
-                       moe->config.layer_id, known.forward == NULL ? "forward" : "backward");
+                       moe->shape.config.layer_id, known.forward == NULL ? "forward" : "backward");
   }
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream) {
   if (stream == NULL || moe->context->device->far != NULL) return SLUICE_OK; /* far: looked at when it is opened */
-  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: stream must be NULL on a CPU", moe->config.layer_id);
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: stream must be NULL on a CPU", moe->shape.config.layer_id);
 }
 
 sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what) {
@@ -204,16 +204,16 @@ sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char
 }
 
 sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what) {
-  if (moe->config.exchange_mode == SLUICE_EXCHANGE_EXACT) return SLUICE_OK;
+  if (moe->shape.config.exchange_mode == SLUICE_EXCHANGE_EXACT) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: layer %d has exchange_mode ceiling; not for such layers yet", what,
-                     moe->config.layer_id);
+                     moe->shape.config.layer_id);
 }
 
 sluice_status_t sluice_check_sends_rows(const sluice_moe_t* moe, const char* what) {
-  if (!moe->config.deduplicate) return SLUICE_OK;
+  if (!moe->shape.config.deduplicate) return SLUICE_OK;
   return SLUICE_FAIL(
       SLUICE_E_UNSUPPORTED,
       "%s: layer %d has deduplicate 1, and its parts exchange rows: set it to 0, or call the whole layer "
       "(sluice_moe_forward)",
-      what, moe->config.layer_id);
+      what, moe->shape.config.layer_id);
 }

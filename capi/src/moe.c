@@ -28,7 +28,7 @@ void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out_args, size_t 
 static sluice_status_t refuse_host(const sluice_moe_t* moe, int32_t status, const char* message) {
   if (status == SLUICE_OK) return SLUICE_OK;
   return SLUICE_FAIL(status < 0 ? status : SLUICE_E_FOREIGN, "layer %d: the host refused its input: %s",
-                     moe->config.layer_id, message != NULL ? message : "no reason given");
+                     moe->shape.config.layer_id, message != NULL ? message : "no reason given");
 }
 
 static sluice_status_t check_forward(const sluice_moe_t* moe, const sluice_moe_forward_args_t* a,
@@ -39,14 +39,14 @@ static sluice_status_t check_forward(const sluice_moe_t* moe, const sluice_moe_f
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_forward_args_t: extension of unknown type %d", a->next->type);
   if (a->needs_backward && out_step == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: out_step is NULL, but needs_backward is set",
-                       moe->config.layer_id);
+                       moe->shape.config.layer_id);
   }
   SLUICE_TRY(sluice_check_rows(moe, a->tokens, "tokens", -1));
   int64_t num_tokens = a->tokens->shape[0];
   SLUICE_TRY(sluice_check_ids(moe, a->expert_ids, num_tokens));
   SLUICE_TRY(sluice_check_route_weights(moe, a->route_weights, "route_weights", num_tokens));
   SLUICE_TRY(sluice_check_out_rows(moe, a->out_tokens, "out_tokens", num_tokens));
-  if (moe->config.callback_experts) return sluice_check_callbacks(moe, a->callbacks);
+  if (moe->shape.config.callback_experts) return sluice_check_callbacks(moe, a->callbacks);
   return sluice_check_experts(moe, a->params, "params", 0);
 }
 
@@ -68,7 +68,7 @@ sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_a
 
 static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step_t* step,
                                       const sluice_moe_backward_args_t* a, sluice_stream_t stream) {
-  const sluice_moe_config_t* c = &moe->config;
+  const sluice_moe_config_t* c = &moe->shape.config;
   SLUICE_TRY(refuse_host(moe, a->local_status, a->local_message));
   SLUICE_TRY(sluice_check_stream(moe, stream));
   if (a->next != NULL)
@@ -82,7 +82,7 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
   }
   if (step->moe != moe) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this step is of layer %d", c->layer_id,
-                       step->moe->config.layer_id);
+                       step->moe->shape.config.layer_id);
   }
   if (a->halves < SLUICE_HALF_INPUT || a->halves > SLUICE_HALF_BOTH) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: halves is %d; use SLUICE_HALF_INPUT, _WEIGHT or _BOTH",

@@ -6,7 +6,7 @@
 
 #include "backend/base/structs.h"
 #include "backend/moe/layer.h"
-#include "backend/moe/plan.h"
+#include "backend/moe/plan_in_force.h"
 
 void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {
   if (out_config == NULL || struct_size < sizeof(size_t)) return;
@@ -182,4 +182,4 @@ void sluice_moe_destroy(sluice_moe_t* moe) {
   sluice_layer_release(moe);
 }
 
-int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe) { return moe == NULL ? 0 : moe->num_local; }
+int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe) { return moe == NULL ? 0 : moe->shape.num_local; }

@@ -42,7 +42,7 @@ static sluice_status_t check_follow(const sluice_dispatch_t* dispatch, const voi
   SLUICE_TRY(sluice_check_stream(dispatch->step->moe, stream));
   if (rows == NULL && dispatch->num_rows > 0) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL, but this dispatch has %lld rows",
-                       dispatch->step->moe->config.layer_id, rows_name, (long long)dispatch->num_rows);
+                       dispatch->step->moe->shape.config.layer_id, rows_name, (long long)dispatch->num_rows);
   }
   return SLUICE_OK;
 }
@@ -127,13 +127,13 @@ static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t
                                           const sluice_expert_tensors_t* params, sluice_stream_t stream) {
   SLUICE_TRY(sluice_check_is_near(moe->context, "the experts of a layer alone"));
   SLUICE_TRY(sluice_check_stream(moe, stream));
-  if (moe->config.callback_experts) {
+  if (moe->shape.config.callback_experts) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: its experts are the host's own (callback_experts); call them directly",
-                       moe->config.layer_id);
+                       moe->shape.config.layer_id);
   }
   if (rows_per_expert == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: rows_per_expert is NULL", moe->config.layer_id);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: rows_per_expert is NULL", moe->shape.config.layer_id);
   }
   return sluice_check_experts(moe, params, "params", 0);
 }
@@ -141,11 +141,11 @@ static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t
 static sluice_status_t check_pointers(const sluice_moe_t* moe, const int64_t* rows_per_expert,
                                       const void* const* pointers, const char* const* names, int32_t count) {
   int32_t busy = 0; /* the first expert with rows; what the counts may be is looked at when they are bound */
-  while (busy < moe->num_local && rows_per_expert[busy] <= 0) ++busy;
-  for (int32_t i = 0; i < count && busy < moe->num_local; ++i) {
+  while (busy < moe->shape.num_local && rows_per_expert[busy] <= 0) ++busy;
+  for (int32_t i = 0; i < count && busy < moe->shape.num_local; ++i) {
     if (pointers[i] == NULL) {
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL, but local expert %d has %lld rows",
-                         moe->config.layer_id, names[i], busy, (long long)rows_per_expert[busy]);
+                         moe->shape.config.layer_id, names[i], busy, (long long)rows_per_expert[busy]);
     }
   }
   return SLUICE_OK;
@@ -178,7 +178,7 @@ sluice_status_t sluice_experts_backward(sluice_moe_t* moe, const void* rows, con
   if (grad_params != NULL) SLUICE_TRY(sluice_check_experts(moe, grad_params, "grad_params", 1));
   if (grad_mode != SLUICE_GRAD_OVERWRITE && grad_mode != SLUICE_GRAD_ACCUMULATE) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_mode is %d; use SLUICE_GRAD_OVERWRITE or _ACCUMULATE",
-                       moe->config.layer_id, grad_mode);
+                       moe->shape.config.layer_id, grad_mode);
   }
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_experts_backward"));
   sluice_status_t status = sluice_part_experts_backward(moe, rows, pre, rows_per_expert, params, grad_rows,

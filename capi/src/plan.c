@@ -6,13 +6,12 @@
 #include <string.h>
 
 #include "backend/base/structs.h"
-#include "backend/moe/pass.h"
-#include "backend/moe/plan.h"
+#include "backend/model/footprint.h"
+#include "backend/moe/plan_in_force.h"
+#include "backend/plan/plan_file.h"
 #include "capi/src/check_layer.h"
 
-#define PLAN_MAGIC 0x51ce504cu
-#define PLAN_FORM  3u
-#define MAX_LINES  512
+#define MAX_LINES 512
 
 struct sluice_plan_s {
   sluice_moe_t* moe; /* retained */
@@ -59,10 +58,10 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
 
 /* Under ceilings the layer's config says n, and its ceiling is of one of so many chunks. */
 static sluice_status_t check_chunks(const sluice_moe_t* moe, const sluice_plan_config_t* c) {
-  int32_t wanted = moe->config.num_chunks;
-  CHECK(sluice_layer_ceiling(moe) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
+  int32_t wanted = moe->shape.config.num_chunks;
+  CHECK(sluice_shape_ceiling(&moe->shape) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
         "plan: num_chunks is %d, but ceiling_rows %lld of layer %d is of one of %d chunks: give %d, or 0",
-        c->num_chunks, (long long)sluice_layer_ceiling(moe), moe->config.layer_id, wanted, wanted);
+        c->num_chunks, (long long)sluice_shape_ceiling(&moe->shape), moe->shape.config.layer_id, wanted, wanted);
   return SLUICE_OK;
 }
 
@@ -98,11 +97,12 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
       .halves_apart = c->halves_apart,
       .may_keep_part = 1,
   };
-  int32_t num_chunks = sluice_layer_ceiling(moe) > 0 ? moe->config.num_chunks : c->num_chunks;
+  int32_t num_chunks = sluice_shape_ceiling(&moe->shape) > 0 ? moe->shape.config.num_chunks : c->num_chunks;
   sluice_status_t status =
-      sluice_chunk_policies_read("plan", num_chunks, moe->config.callback_experts, c->restore_input_of,
+      sluice_chunk_policies_read("plan", num_chunks, moe->shape.config.callback_experts, c->restore_input_of,
                                  c->restore_middle_of, &inputs.restore_di, &inputs.restore_m, &inputs.policies);
-  if (status == SLUICE_OK) status = sluice_plan_make(moe, &inputs, NULL, add_line, plan, &plan->data);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  if (status == SLUICE_OK) status = sluice_plan_make(&problem, &inputs, NULL, add_line, plan, &plan->data);
   if (status != SLUICE_OK) {
     sluice_plan_destroy(plan);
     return status;
@@ -144,7 +144,8 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
   }
   const sluice_plan_data_t* d = &plan->data;
   sluice_plan_breakdown_t parts;
-  SLUICE_TRY(sluice_plan_break_down(plan->moe, d, &parts));
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(plan->moe);
+  SLUICE_TRY(sluice_plan_break_down(&problem, d, &parts));
   sluice_plan_info_t info;
   memset(&info, 0, sizeof info);
   info.struct_size = sizeof info;
@@ -202,7 +203,8 @@ sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_
     kept[i] = i < kept_chunks ? rows_per_chunk[i] : -1;
     num_rows += rows_per_chunk[i];
   }
-  *out_bytes = sluice_plan_step_bytes(plan->moe, &plan->data, num_chunks, kept, num_tokens, num_sent, num_rows);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(plan->moe);
+  *out_bytes = sluice_plan_step_bytes(&problem, &plan->data, num_chunks, kept, num_tokens, num_sent, num_rows);
   return SLUICE_OK;
 }
 
@@ -210,7 +212,7 @@ sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_use_plan: moe is NULL");
   if (plan != NULL && plan->moe->fingerprint != moe->fingerprint) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this plan was made for layer %d, which is not alike",
-                       moe->config.layer_id, plan->moe->config.layer_id);
+                       moe->shape.config.layer_id, plan->moe->shape.config.layer_id);
   }
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_use_plan"));
   sluice_status_t status = SLUICE_OK;
@@ -240,37 +242,17 @@ sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t num_tokens
 
 /* ---- as bytes ---- */
 
-typedef struct plan_file_s {
-  uint32_t magic;
-  uint32_t form;
-  uint64_t fingerprint; /* of the layer */
-  sluice_plan_data_t data;
-  uint64_t checksum; /* of everything before */
-} plan_file_t;
-
-static uint64_t checksum_of(const plan_file_t* file) {
-  const unsigned char* p = (const unsigned char*)file;
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < offsetof(plan_file_t, checksum); ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
-  return hash;
-}
-
 sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_t* inout_bytes) {
   if (plan == NULL || inout_bytes == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_write: %s is NULL",
                        plan == NULL ? "plan" : "inout_bytes");
   }
   uint64_t room = *inout_bytes;
-  *inout_bytes = sizeof(plan_file_t);
+  *inout_bytes = SLUICE_PLAN_FILE_BYTES;
   if (data == NULL) return SLUICE_OK;
-  CHECK(room >= sizeof(plan_file_t), "sluice_plan_write: room for %llu bytes, the plan has %llu",
-        (unsigned long long)room, (unsigned long long)sizeof(plan_file_t));
-  plan_file_t file;
-  memset(&file, 0, sizeof file);
-  file.magic = PLAN_MAGIC, file.form = PLAN_FORM, file.fingerprint = plan->moe->fingerprint;
-  memcpy(&file.data, &plan->data, sizeof file.data);
-  file.checksum = checksum_of(&file);
-  memcpy(data, &file, sizeof file);
+  CHECK(room >= SLUICE_PLAN_FILE_BYTES, "sluice_plan_write: room for %llu bytes, the plan has %llu",
+        (unsigned long long)room, (unsigned long long)SLUICE_PLAN_FILE_BYTES);
+  sluice_plan_file_write(&plan->data, plan->moe->fingerprint, data);
   return SLUICE_OK;
 }
 
@@ -280,30 +262,18 @@ sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t b
   if (moe == NULL || data == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: %s is NULL", moe == NULL ? "moe" : "data");
   }
-  plan_file_t file;
-  CHECK(bytes == sizeof file, "sluice_plan_read: %llu bytes; a plan has %llu", (unsigned long long)bytes,
-        (unsigned long long)sizeof file);
-  memcpy(&file, data, sizeof file);
-  CHECK(file.magic == PLAN_MAGIC, "sluice_plan_read: magic is %#x; this is no plan", file.magic);
-  CHECK(file.form == PLAN_FORM, "sluice_plan_read: form is %u; this version reads form %u", file.form, PLAN_FORM);
-  CHECK(file.checksum == checksum_of(&file), "sluice_plan_read: checksum is wrong; the bytes were changed");
-  CHECK(file.fingerprint == moe->fingerprint, "sluice_plan_read: fingerprint is of another layer than layer %d",
-        moe->config.layer_id);
+  sluice_plan_data_t read;
+  SLUICE_TRY(sluice_plan_file_read(data, bytes, moe->fingerprint, moe->shape.config.layer_id, &read));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_plan_read"));
-  sluice_status_t status = sluice_plan_reread(moe, &file.data);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  sluice_status_t status = sluice_plan_reread(&problem, &read);
   if (status == SLUICE_OK) status = new_plan(moe, out_plan);
-  if (status == SLUICE_OK) (*out_plan)->data = file.data;
+  if (status == SLUICE_OK) (*out_plan)->data = read;
   sluice_engine_leave(moe->context);
   return status;
 }
 
 void sluice_paper_footprint(int64_t rows, int64_t model_width, int64_t hidden_width, int32_t num_experts,
                             int32_t num_chunks, sluice_paper_footprint_t* out) {
-  double b = (double)rows, m = (double)model_width, h = (double)hidden_width, n = num_chunks;
-  out->states = 4 * (num_experts * m + 2 * h * m);
-  out->activations = 4 * b * m + b * h;
-  out->temporaries = b * m + b * h;
-  out->pipelined_temporaries = 4 * b * m + b * h;
-  out->saving = b * (2 * m * (n - 2) / n + h * (n - 1) / n);
-  out->saved_share = 2 * out->saving / (out->states + out->activations + out->pipelined_temporaries);
+  sluice_footprint(rows, model_width, hidden_width, num_experts, num_chunks, out);
 }

@@ -1,20 +1,15 @@
-/* The planner behind its public handle: checks, then the plan code for bytes and backend/tune for seconds. */
+/* The planner behind its public handle: checks, then backend/planner. */
 #include "sluice/planner.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "backend/base/structs.h"
-#include "backend/moe/layer.h"
-#include "backend/moe/plan.h"
-#include "backend/tune/calibrate.h"
-#include "backend/tune/cost.h"
+#include "backend/planner/layer_planner.h"
+#include "backend/tune/cache.h"
 #include "capi/src/planner.h"
 #include "capi/src/check_layer.h"
 
-#define MAX_CANDIDATES 512
-#define MOST_COUNTED   1152921504606846976.0 /* 2^60: sums of such numbers fit 64 bits */
+#define MOST_COUNTED 1152921504606846976.0 /* 2^60: sums of such numbers fit 64 bits */
 
 struct sluice_planner_s {
   sluice_machine_t machine;
@@ -184,31 +179,6 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
   return SLUICE_OK;
 }
 
-/* Profiles are of clusters with devices of their own memory, where chunks are cut out of tokens. */
-static sluice_workload_t workload_of(const sluice_machine_t* machine, const sluice_planner_workload_t* w) {
-  return (sluice_workload_t){
-      .model_width = w->model_width,
-      .hidden_width = w->hidden_width,
-      .num_experts = w->num_experts,
-      .top_k = w->top_k,
-      .gate_factor = w->gated ? 2 : 1,
-      .dtype = w->dtype,
-      .world_size = w->world_size,
-      .callback = w->callback_experts,
-      .chunk_cut = machine->provenance == SLUICE_MACHINE_PROFILE ? SLUICE_CHUNK_CUT_TOKENS : w->chunk_cut,
-      .num_tokens = w->num_tokens,
-      .skew = w->skew,
-      .deduplicate = w->deduplicate && w->world_size > 1,
-      .activation = w->activation == SLUICE_ACTIVATION_IDENTITY ? SLUICE_ACTIVATION_GELU : w->activation,
-  };
-}
-
-/* A choice, and what BY_CHUNK in it says. */
-typedef struct asked_s {
-  sluice_planner_choice_t choice;
-  sluice_chunk_policies_t policies;
-} asked_t;
-
 static sluice_status_t check_choice(const sluice_planner_workload_t* w, const sluice_planner_choice_t* c, int open) {
   const char* any = open ? "any (-1), " : "";
   CHECK(c->num_chunks >= !open && c->num_chunks <= SLUICE_MAX_CHUNKS,
@@ -242,7 +212,7 @@ static sluice_status_t check_kept(const sluice_planner_workload_t* w, const slui
 }
 
 static sluice_status_t read_choice(const sluice_planner_workload_t* w, const sluice_planner_choice_t* given, int open,
-                                   asked_t* out) {
+                                   sluice_planner_asked_t* out) {
   SLUICE_TRY(check_choice(w, given, open));
   out->choice = *given;
   return sluice_chunk_policies_read("workload", given->num_chunks, w->callback_experts, w->restore_input_of,
@@ -250,166 +220,7 @@ static sluice_status_t read_choice(const sluice_planner_workload_t* w, const slu
                                     &out->policies);
 }
 
-/* ---- bytes ---- */
-
-/* A layer that nobody runs, so that plans size it as they size any: an engine without ranks behind it that believes in
- * W of them. */
-static sluice_status_t new_layer(const sluice_planner_workload_t* w, const asked_t* asked, sluice_moe_t** out_moe) {
-  sluice_context_t* context = NULL;
-  SLUICE_TRY(sluice_engine_create(NULL, NULL, NULL, NULL, &context));
-  context->world_size = w->world_size;
-  sluice_status_t status = sluice_cpu_device_create(&context->allocator, &context->device);
-  if (status == SLUICE_OK) status = sluice_gemm_ref_create(&context->allocator, &context->gemm);
-  if (status == SLUICE_OK) {
-    snprintf(context->gemm->name, sizeof context->gemm->name, "planned"); /* products that borrow, unlike ref's */
-    sluice_moe_config_t config;
-    sluice_moe_config_init(&config, sizeof config);
-    config.model_width = w->model_width, config.hidden_width = w->callback_experts ? 0 : w->hidden_width;
-    config.num_experts = w->num_experts, config.top_k = w->top_k;
-    config.dtype = w->dtype, config.gated = w->gated, config.callback_experts = w->callback_experts;
-    config.deduplicate = w->deduplicate;
-    if (w->callback_experts) config.restore_middle = asked->choice.restore_middle;
-    status = sluice_layer_create(context, &config, &asked->policies, out_moe);
-  }
-  sluice_engine_release(context); /* the layer keeps it */
-  return status;
-}
-
-static sluice_plan_inputs_t plan_inputs(const sluice_moe_t* moe, const sluice_planner_workload_t* w,
-                                        const asked_t* asked) {
-  const sluice_planner_choice_t* wanted = &asked->choice;
-  return (sluice_plan_inputs_t){
-      .max_tokens = w->num_tokens,
-      .budget = w->memory_budget,
-      .host_budget = w->host_memory_budget,
-      .base = sluice_plan_base_bytes(moe->context),
-      .max_outstanding = w->max_outstanding,
-      .num_chunks = wanted->num_chunks,
-      .restore_di = wanted->restore_input,
-      .restore_m = wanted->restore_middle,
-      .wgrad_mode = wanted->wgrad_mode,
-      .policies = asked->policies,
-  };
-}
-
-/* Sizes of the one candidate, in the budget or not. */
-static void keep_candidate(void* user, const sluice_plan_data_t* plan, int32_t fits) {
-  (void)fits;
-  *(sluice_plan_data_t*)user = *plan;
-}
-
-static sluice_status_t plan_bytes(const sluice_planner_workload_t* w, const asked_t* asked,
-                                  sluice_plan_data_t* out_plan) {
-  sluice_moe_t* moe = NULL;
-  SLUICE_TRY(new_layer(w, asked, &moe));
-  const sluice_plan_inputs_t inputs = plan_inputs(moe, w, asked);
-  sluice_plan_data_t best;
-  sluice_status_t status = sluice_plan_make(moe, &inputs, NULL, keep_candidate, out_plan, &best);
-  if (status == SLUICE_E_OVER_BUDGET) status = SLUICE_OK;
-  if (status == SLUICE_OK && w->kept_chunks > 0) status = sluice_plan_keep_chunks(moe, w->kept_chunks, out_plan);
-  sluice_layer_release(moe);
-  return status;
-}
-
 /* ---- predicting ---- */
-
-typedef struct scene_s {
-  const sluice_machine_t* machine;
-  sluice_workload_t work;
-  sluice_choice_t choice;
-} scene_t;
-
-/* Under a budget a rank that receives more than its share makes more chunks, for all ranks. plan: borrowed with it. */
-static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan) {
-  int bounded = plan->inputs.budget != 0 || plan->inputs.host_budget != 0;
-  const sluice_choice_t whole = {.num_chunks = 1};
-  double rows = sluice_rows_of(w, &whole).received;
-  int32_t n = plan->num_chunks;
-  if (bounded && rows > (double)n * (double)plan->chunk_rows) n = (int32_t)ceil(rows / (double)plan->chunk_rows);
-  if (n > plan->max_chunks) n = plan->max_chunks;
-  return (sluice_choice_t){n,
-                           plan->restore_di,
-                           plan->restore_m,
-                           plan->wgrad_mode,
-                           bounded,
-                           &plan->inputs.policies,
-                           bounded ? plan->kept_chunks : 0};
-}
-
-static void write_entries(const sluice_template_t* schedule, const double* begin, const double* end,
-                          sluice_planner_entry_t* entries, int32_t capacity, int32_t at) {
-  for (int32_t i = 0; i < schedule->num_ops && at + i < capacity; ++i) {
-    const sluice_op_t* op = &schedule->ops[i];
-    entries[at + i] = (sluice_planner_entry_t){
-        begin[i], end[i], sluice_op_name(op->kind), schedule->spec.direction, op->lane, op->chunk, i};
-  }
-}
-
-static sluice_status_t predict_direction(scene_t* s, int32_t direction, double* out_seconds, double* out_busy,
-                                         sluice_planner_entry_t* entries, int32_t capacity, int32_t* inout_count) {
-  sluice_template_t* schedule = NULL;
-  SLUICE_TRY(sluice_choice_template(&s->work, &s->choice, direction, &schedule));
-  uint64_t bytes = 2 * (uint64_t)schedule->num_ops * sizeof(double);
-  sluice_status_t status = SLUICE_E_NO_MEMORY;
-  double* begin = sluice_alloc(sluice_process_allocator(), bytes, "timeline");
-  if (begin != NULL) {
-    double* end = begin + schedule->num_ops;
-    sluice_prediction_t p;
-    sluice_pass_costs_t state;
-    const sluice_op_costs_t costs = sluice_pass_costs(&state, s->machine, &s->work, &s->choice, direction);
-    status = sluice_predict(schedule, &costs, sluice_process_allocator(), &p, begin, end);
-    if (status == SLUICE_OK) {
-      *out_seconds = p.total + sluice_pass_overhead(s->machine, &s->work, direction);
-      memcpy(out_busy, p.busy, sizeof p.busy);
-      write_entries(schedule, begin, end, entries, capacity, *inout_count);
-      *inout_count += schedule->num_ops;
-    }
-  }
-  sluice_free(sluice_process_allocator(), begin, bytes);
-  sluice_template_destroy(schedule, sluice_process_allocator());
-  return status;
-}
-
-static uint64_t bytes_over(uint64_t bytes, uint64_t budget) {
-  return budget != 0 && bytes > budget ? bytes - budget : 0;
-}
-
-static void fill_bytes(const sluice_plan_data_t* plan, const sluice_planner_workload_t* w,
-                       sluice_planner_prediction_t* p) {
-  p->base_bytes = plan->bytes.base, p->slot_bytes = plan->bytes.slots, p->routing_bytes = plan->bytes.routing;
-  p->schedule_bytes = plan->bytes.schedules, p->header_bytes = plan->bytes.headers;
-  p->product_bytes = plan->bytes.products, p->step_bytes = plan->bytes.step, p->total_bytes = plan->bytes.total;
-  p->chunk_rows = plan->chunk_rows;
-  p->max_chunks = plan->max_chunks, p->kept_chunks = plan->kept_chunks;
-  p->fits = bytes_over(plan->bytes.total, w->memory_budget) == 0 &&
-            bytes_over(plan->bytes.host_pool, w->host_memory_budget) == 0;
-}
-
-static sluice_status_t predict(const sluice_planner_t* planner, const sluice_planner_workload_t* w,
-                               const asked_t* asked, sluice_planner_prediction_t* p, sluice_planner_entry_t* entries,
-                               int32_t capacity) {
-  const sluice_machine_t* m = &planner->machine;
-  scene_t s = {.machine = m, .work = workload_of(m, w)};
-  SLUICE_TRY(sluice_machine_check_for(m, w->dtype, w->world_size));
-  sluice_plan_data_t plan;
-  SLUICE_TRY(plan_bytes(w, asked, &plan));
-  s.choice = choice_of(&s.work, &plan);
-  p->run_chunks = s.choice.num_chunks;
-  fill_bytes(&plan, w, p);
-  SLUICE_TRY(
-      predict_direction(&s, SLUICE_FORWARD, &p->forward_seconds, p->forward_busy, entries, capacity, &p->num_entries));
-  SLUICE_TRY(predict_direction(&s, SLUICE_BACKWARD, &p->backward_seconds, p->backward_busy, entries, capacity,
-                               &p->num_entries));
-  p->overhead_seconds = sluice_pass_overhead(m, &s.work, SLUICE_BACKWARD);
-  const sluice_choice_t whole = {.num_chunks = 1};
-  p->sent_rows = sluice_rows_of(&s.work, &whole).out;
-  p->mpmoe_forward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);
-  p->mpmoe_backward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_BACKWARD);
-  p->mpipemoe_forward_seconds = sluice_mpipemoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);
-  p->mpipemoe_backward_seconds = sluice_mpipemoe_seconds(m, &s.work, &s.choice, SLUICE_BACKWARD);
-  p->machine_error_median = m->error_median, p->machine_error_p90 = m->error_p90;
-  return SLUICE_OK;
-}
 
 sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sluice_planner_workload_t* workload,
                                        const sluice_planner_choice_t* choice,
@@ -428,12 +239,12 @@ sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sl
   }
   sluice_planner_workload_t checked;
   SLUICE_TRY(read_workload(workload, &checked));
-  asked_t asked;
+  sluice_planner_asked_t asked;
   SLUICE_TRY(read_choice(&checked, choice, 0, &asked));
   SLUICE_TRY(check_kept(&checked, choice));
   sluice_planner_prediction_t prediction;
   memset(&prediction, 0, sizeof prediction);
-  SLUICE_TRY(predict(planner, &checked, &asked, &prediction, out_entries, capacity));
+  SLUICE_TRY(sluice_planner_predict_layer(&planner->machine, &checked, &asked, &prediction, out_entries, capacity));
   prediction.struct_size = size;
   memset(out_prediction, 0, size);
   memcpy(out_prediction, &prediction, size < sizeof prediction ? size : sizeof prediction);
@@ -441,72 +252,6 @@ sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sl
 }
 
 /* ---- choosing ---- */
-
-typedef struct candidates_s {
-  const sluice_planner_t* planner;
-  sluice_workload_t work;
-  int32_t count;
-  int32_t best; /* index, -1: none fits */
-  sluice_status_t status;
-  sluice_planner_candidate_t list[MAX_CANDIDATES];
-} candidates_t;
-
-static double seconds_of(const sluice_planner_candidate_t* c) { return c->forward_seconds + c->backward_seconds; }
-
-static void add_candidate(void* user, const sluice_plan_data_t* plan, int32_t fits) {
-  candidates_t* all = user;
-  if (all->count == MAX_CANDIDATES || all->status != SLUICE_OK) return;
-  const sluice_choice_t choice = choice_of(&all->work, plan);
-  sluice_step_prediction_t p;
-  all->status = sluice_predict_step(&all->planner->machine, &all->work, &choice, &p);
-  if (all->status != SLUICE_OK) return;
-  sluice_planner_candidate_t* c = &all->list[all->count];
-  memset(c, 0, sizeof *c);
-  c->choice = (sluice_planner_choice_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};
-  c->forward_seconds = p.seconds[SLUICE_FORWARD], c->backward_seconds = p.seconds[SLUICE_BACKWARD];
-  c->total_bytes = plan->bytes.total, c->kept_chunks = plan->kept_chunks;
-  uint64_t over = bytes_over(c->total_bytes, plan->inputs.budget);
-  if (!fits) {
-    c->verdict = over > 0 ? SLUICE_PLANNER_OVER_BUDGET : SLUICE_PLANNER_OVER_HOST_BUDGET;
-    c->bytes_over = over > 0 ? over : bytes_over(plan->bytes.host_pool, plan->inputs.host_budget);
-  } else if (all->best < 0 || seconds_of(c) < seconds_of(&all->list[all->best])) {
-    all->best = all->count; /* candidates come by n: of equal ones the first has the fewest chunks */
-  }
-  ++all->count;
-}
-
-static void add_part(void* user, const sluice_plan_data_t* plan, int32_t fits) {
-  if (fits && plan->kept_chunks < plan->num_chunks) add_candidate(user, plan, fits);
-}
-
-static void judge(candidates_t* all) {
-  if (all->best < 0) return;
-  double best = seconds_of(&all->list[all->best]);
-  for (int32_t i = 0; i < all->count; ++i) {
-    sluice_planner_candidate_t* c = &all->list[i];
-    c->slower_by = seconds_of(c) / best - 1;
-    if (c->verdict == SLUICE_PLANNER_OVER_BUDGET || c->verdict == SLUICE_PLANNER_OVER_HOST_BUDGET) continue;
-    c->verdict = i == all->best         ? SLUICE_PLANNER_CHOSEN
-                 : seconds_of(c) > best ? SLUICE_PLANNER_SLOWER
-                                        : SLUICE_PLANNER_EQUAL;
-  }
-}
-
-static sluice_status_t choose(candidates_t* all, const sluice_planner_workload_t* w, const asked_t* wanted) {
-  SLUICE_TRY(sluice_machine_check_for(&all->planner->machine, w->dtype, w->world_size));
-  sluice_moe_t* moe = NULL;
-  SLUICE_TRY(new_layer(w, wanted, &moe));
-  sluice_plan_inputs_t inputs = plan_inputs(moe, w, wanted);
-  sluice_plan_data_t ignored; /* the plan's own choice, by its rough figures */
-  sluice_status_t status = sluice_plan_make(moe, &inputs, NULL, add_candidate, all, &ignored);
-  if (w->may_keep_part && (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET)) {
-    inputs.may_keep_part = 1;
-    status = sluice_plan_make(moe, &inputs, NULL, add_part, all, &ignored);
-  }
-  sluice_layer_release(moe);
-  judge(all);
-  return all->status != SLUICE_OK ? all->status : status;
-}
 
 sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const sluice_planner_workload_t* workload,
                                       const sluice_planner_choice_t* wanted, sluice_planner_candidate_t* out_candidates,
@@ -521,16 +266,15 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
   const sluice_planner_choice_t any = {0, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, SLUICE_WGRAD_ADAPTIVE};
   sluice_planner_workload_t checked;
   SLUICE_TRY(read_workload(workload, &checked));
-  asked_t asked;
+  sluice_planner_asked_t asked;
   SLUICE_TRY(read_choice(&checked, wanted == NULL ? &any : wanted, 1, &asked));
   CHECK(
       checked.kept_chunks == 0,
       "workload: kept_chunks is %d; candidates say theirs: set it to 0, and may_keep_part to 1 for such that keep part",
       checked.kept_chunks);
-  candidates_t* all = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *all, "candidates");
+  sluice_planner_candidates_t* all = sluice_alloc(sluice_process_allocator(), sizeof *all, "candidates");
   if (all == NULL) return SLUICE_E_NO_MEMORY;
-  all->planner = planner, all->work = workload_of(&planner->machine, &checked), all->best = -1;
-  sluice_status_t status = choose(all, &checked, &asked);
+  sluice_status_t status = sluice_planner_choose_layer(&planner->machine, &checked, &asked, all);
   if (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET) {
     *out_count = all->count;
     if (out_chosen != NULL) *out_chosen = all->best;

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "backend/moe/plan_rings.h"
+#include "backend/plan/plan_rings.h"
 
 enum { NUM_SPECS = SLUICE_RINGS_KNOWN + 60 };
 

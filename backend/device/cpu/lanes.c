@@ -7,6 +7,7 @@
  * those numbers; who changes one looks at `sleepers` afterwards: one of the two sees the other. Only then does anyone
  * take the mutex. A sleeper is woken once, by the lane that ends the last of what it waits for: each wake-up is a
  * system call, and a switch of threads on a busy core. */
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -20,6 +21,7 @@
 #include "backend/base/threads.h"
 #include "backend/device/cpu/kernels_threads.h"
 #include "backend/device/device.h"
+#include "backend/model/pass_sizes.h"
 
 /* Lanes run their jobs in order, so that "event i has fired" is "lane l has ended its nth job": what a job waits for on
  * a lane is one number. */
@@ -32,6 +34,7 @@ typedef struct cpu_job_s {
   int8_t is_awaited; /* a job of another lane waits for it */
   int8_t run_on_failure;
 } cpu_job_t;
+static_assert(sizeof(cpu_job_t) == SLUICE_CPU_JOB_BYTES, "plans count it where no device is");
 
 #define NO_JOB (-1)
 

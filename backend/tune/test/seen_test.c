@@ -8,7 +8,6 @@
 
 #include <cmocka.h>
 
-#include "backend/moe/layer.h"
 #include "backend/tune/seen.h"
 
 static double relative(double got, double want) { return fabs(got / want - 1); }
@@ -67,7 +66,8 @@ static void Rates_PassesThatSayNothing_AreLeftOut(void** state) {
 }
 
 /* The first of all (n, policies) by relative time. */
-static sluice_plan_data_t best_of(sluice_moe_t* moe, const sluice_plan_rates_t* rates, int32_t least_restore) {
+static sluice_plan_data_t best_of(const sluice_plan_problem_t* problem, const sluice_plan_rates_t* rates,
+                                  int32_t least_restore) {
   static const int32_t chunks[] = {1, 2, 4, 8, 16}, middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
   sluice_plan_data_t best;
   memset(&best, 0, sizeof best);
@@ -79,7 +79,7 @@ static sluice_plan_data_t best_of(sluice_moe_t* moe, const sluice_plan_rates_t* 
       plan.inputs.max_tokens = 1024, plan.num_chunks = chunks[i];
       plan.restore_di = policy == 1 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
       plan.restore_m = middle[policy == 2];
-      plan.cost = sluice_plan_relative_time(moe, &plan, rates);
+      plan.cost = sluice_plan_relative_time(problem, &plan, rates);
       if (plan.cost < best.cost) best = plan;
     }
   }
@@ -90,18 +90,15 @@ static sluice_plan_data_t best_of(sluice_moe_t* moe, const sluice_plan_rates_t* 
  * speak against chunks. Round figures know none of it. */
 static void Order_OfPlans_FollowsWhatWasSeen(void** state) {
   (void)state;
-  static sluice_context_t context;
-  static sluice_moe_t moe;
-  int32_t first_place[] = {0, 4, 8};
-  context.world_size = 2;
-  moe.context = &context, moe.first_place = first_place, moe.num_local = 4, moe.gate_factor = 1;
-  moe.config.model_width = 256, moe.config.hidden_width = 512, moe.config.num_experts = 8, moe.config.top_k = 2;
-  moe.config.dtype = SLUICE_DTYPE_F32;
+  const sluice_moe_config_t config = {
+      .model_width = 256, .hidden_width = 512, .num_experts = 8, .top_k = 2, .dtype = SLUICE_DTYPE_F32};
+  sluice_plan_problem_t problem = {0};
+  sluice_shape_init(&problem.shape, &config, NULL, 0, 2, NULL, 0);
   const sluice_plan_rates_t slow_link = {1e11, 2e7, 1e-5}, slow_products = {2e9, 5e9, 1e-5}, late = {1e11, 5e8, 2e-2};
-  assert_int_equal(best_of(&moe, &slow_link, 1).restore_m, SLUICE_RESTORE_RECOMPUTE);
-  assert_int_equal(best_of(&moe, &slow_products, 1).restore_di, SLUICE_RESTORE_REDISPATCH);
-  assert_int_equal(best_of(&moe, &late, 0).num_chunks, 1);
-  assert_true(best_of(&moe, NULL, 0).num_chunks > 1 && best_of(&moe, &slow_link, 0).num_chunks > 1);
+  assert_int_equal(best_of(&problem, &slow_link, 1).restore_m, SLUICE_RESTORE_RECOMPUTE);
+  assert_int_equal(best_of(&problem, &slow_products, 1).restore_di, SLUICE_RESTORE_REDISPATCH);
+  assert_int_equal(best_of(&problem, &late, 0).num_chunks, 1);
+  assert_true(best_of(&problem, NULL, 0).num_chunks > 1 && best_of(&problem, &slow_link, 0).num_chunks > 1);
 }
 
 int main(void) {

@@ -1,8 +1,7 @@
 /* What the bytes of a plan are for, and at which op of which direction most of its slots hold rows at once. */
 #include <string.h>
 
-#include "backend/moe/plan_sizes.h"
-#include "backend/moe/step.h"
+#include "backend/plan/plan_sizes.h"
 
 static int touches(const sluice_slot_ref_t* refs, int32_t count, int32_t tensor, int32_t slot) {
   for (int32_t i = 0; i < count; ++i) {
@@ -29,14 +28,14 @@ static void add_slot(const sluice_template_t* t, int32_t tensor, int32_t slot, u
   for (int32_t k = since; k < t->num_ops && is_held; ++k) live[k] += bytes;
 }
 
-static sluice_status_t find_peak(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+static sluice_status_t find_peak(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                  const sluice_plan_rings_t* rings, const sluice_template_t* t,
                                  sluice_plan_breakdown_t* out) {
   const uint64_t bytes = ((uint64_t)t->num_ops + 1) * sizeof(uint64_t);
   uint64_t* live = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "slots of a plan over its ops");
   if (live == NULL) return sluice_alloc_status();
   for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
-    const uint64_t all = sluice_plan_tensor_bytes(moe, plan, rings, tensor);
+    const uint64_t all = sluice_plan_tensor_bytes(problem, plan, rings, tensor);
     for (int32_t slot = 0; all > 0 && slot < t->ring[tensor]; ++slot) {
       add_slot(t, tensor, slot, all / (uint64_t)t->ring[tensor], live);
     }
@@ -50,17 +49,16 @@ static sluice_status_t find_peak(const sluice_moe_t* moe, const sluice_plan_data
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_plan_break_down(const sluice_moe_t* layer, const sluice_plan_data_t* plan,
+sluice_status_t sluice_plan_break_down(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                        sluice_plan_breakdown_t* out) {
   uint64_t forward = 0, backward = 0, deferred[SLUICE_NUM_DEFERRED];
   memset(out, 0, sizeof *out);
-  sluice_moe_t widest = *layer; /* as the plan was measured */
-  widest.num_local = sluice_plan_most_local(layer);
+  const sluice_plan_problem_t widest = sluice_plan_problem_widest(problem); /* as the plan was measured */
   SLUICE_TRY(sluice_plan_slot_bytes(&widest, plan, SLUICE_FORWARD, &forward));
   SLUICE_TRY(sluice_plan_slot_bytes(&widest, plan, SLUICE_BACKWARD, &backward));
   out->saved = sluice_plan_saved_bytes(&widest, plan);
   if (plan->inputs.halves_apart) {
-    SLUICE_TRY(sluice_plan_deferred_bytes(layer, plan, deferred));
+    SLUICE_TRY(sluice_plan_deferred_bytes(problem, plan, deferred));
     for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) out->deferred += deferred[i];
   }
   out->peak_direction = backward > forward ? SLUICE_BACKWARD : SLUICE_FORWARD;

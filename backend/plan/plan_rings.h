@@ -1,7 +1,7 @@
 /* Slots per tensor of the small templates that plans are sized by. A search asks for the same few again and again, with
- * other rows; building one takes about a thousand times as long as looking it up. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_PLAN_RINGS_H_
-#define SLUICE_BACKEND_MOE_PLAN_RINGS_H_
+ * other rows; building one takes about a thousand times as long as looking it up. Private to backend/plan. */
+#ifndef SLUICE_BACKEND_PLAN_PLAN_RINGS_H_
+#define SLUICE_BACKEND_PLAN_PLAN_RINGS_H_
 
 #include "backend/schedule/schedule.h"
 
@@ -24,4 +24,4 @@ sluice_status_t sluice_ring_memo_get(sluice_ring_memo_t* memo, const sluice_temp
                                      sluice_plan_rings_t* out_rings);
 void sluice_ring_memo_deinit(sluice_ring_memo_t* memo);
 
-#endif /* SLUICE_BACKEND_MOE_PLAN_RINGS_H_ */
+#endif /* SLUICE_BACKEND_PLAN_PLAN_RINGS_H_ */

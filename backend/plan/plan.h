@@ -9,12 +9,14 @@
  * On a far device a budget is of its memory: rows, routes and what the products hold. What the host keeps for itself is
  * not counted, and offloaded rows, which are its pinned memory, are bounded by the host budget alone.
  */
-#ifndef SLUICE_BACKEND_MOE_PLAN_H_
-#define SLUICE_BACKEND_MOE_PLAN_H_
+#ifndef SLUICE_BACKEND_PLAN_PLAN_H_
+#define SLUICE_BACKEND_PLAN_PLAN_H_
 
-#include "backend/moe/layer.h"
+#include "backend/plan/problem.h"
 
-#define SLUICE_PLAN_BLOCKS 64 /* G at most; always on a far device, which counts before ranks know their largest T */
+/* Templates that a context holds under a plan, and the bytes of their list. */
+#define SLUICE_PLANNED_TEMPLATES   4
+#define SLUICE_TEMPLATE_LIST_BYTES 128u
 
 /* Bytes by category; see sluice_plan_info_t. */
 typedef struct sluice_plan_bytes_s {
@@ -86,12 +88,6 @@ static inline uint64_t sluice_plan_pool_of_step(const sluice_plan_data_t* plan) 
 /* Sees a candidate with its bytes and relative time. */
 typedef void (*sluice_plan_visit_fn_t)(void* user, const sluice_plan_data_t* candidate, int32_t fits);
 
-/* Whether passes of this layer run under a plan. */
-static inline int sluice_is_planned(const sluice_moe_t* moe) {
-  const sluice_context_t* context = moe->context;
-  return moe->plan != NULL || context->memory_budget > 0 || context->host_memory_budget > 0;
-}
-
 /* What the relative time of a plan goes by where no machine is known. */
 typedef struct sluice_plan_rates_s {
   double flops;           /* a second */
@@ -100,22 +96,20 @@ typedef struct sluice_plan_rates_s {
 } sluice_plan_rates_t;
 
 /* Of forward and backward, to order candidates by; no promise about any machine. rates NULL: round figures. */
-double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                  const sluice_plan_rates_t* rates);
 
-/* The cheapest candidate that fits. visit (may be NULL) sees every candidate. Needs the context entered. rates: of
+/* The cheapest candidate that fits. visit (may be NULL) sees every candidate. rates: of
  * candidates that the chooser does not price, alike on all ranks; may be NULL.
  * Errors: OVER_BUDGET naming the shortfall, the smallest budget that would do, and the cheapest change; NO_MEMORY. */
-sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+sluice_status_t sluice_plan_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                  const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                  sluice_plan_data_t* out_plan);
 
 /* The fewest bytes of any candidate that the inputs allow and that fits their host budget: with so many as its budget,
  * whatever theirs is, a plan stands. Errors: UNSUPPORTED, OVER_BUDGET (of the host budget). */
-sluice_status_t sluice_plan_least_bytes(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, uint64_t* out_bytes);
-
-/* The same as the layer's own plan for passes of num_tokens would have it, on this rank. */
-sluice_status_t sluice_planned_least_bytes(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes);
+sluice_status_t sluice_plan_least_bytes(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
+                                        uint64_t* out_bytes);
 
 /* What a plan's categories hold, and where its slots are fullest. */
 typedef struct sluice_plan_breakdown_s {
@@ -127,49 +121,49 @@ typedef struct sluice_plan_breakdown_s {
   int32_t peak_op;        /* sluice_op_kind_t */
 } sluice_plan_breakdown_t;
 
-sluice_status_t sluice_plan_break_down(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+sluice_status_t sluice_plan_break_down(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                        sluice_plan_breakdown_t* out);
 
 /* Bytes at the plan's ceilings. */
-sluice_status_t sluice_plan_measure(sluice_moe_t* moe, sluice_plan_data_t* plan);
+sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* problem, sluice_plan_data_t* plan);
 /* The same where the policies speak of the first kept_chunks of balanced routing's chunks alone, in [1, num_chunks],
  * and the rest are sent and computed again. Errors: UNSUPPORTED (callback experts that cannot). */
-sluice_status_t sluice_plan_keep_chunks(sluice_moe_t* moe, int32_t kept_chunks, sluice_plan_data_t* plan);
+sluice_status_t sluice_plan_keep_chunks(const sluice_plan_problem_t* problem, int32_t kept_chunks,
+                                        sluice_plan_data_t* plan);
 /* Sizes the candidate of `plan` (its inputs, n, policies and mode) anew where it shares `least` bytes of slots,
  * routing, schedules and products with others; *out_fits says whether it is in its budgets then. */
-sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_bytes_t* least, sluice_plan_data_t* plan,
-                                        int32_t* out_fits);
+sluice_status_t sluice_plan_size_beside(const sluice_plan_problem_t* problem, const sluice_plan_bytes_t* least,
+                                        sluice_plan_data_t* plan, int32_t* out_fits);
 /* Bytes that one step takes whose kept chunks have kept_chunk_rows [n] rows (-1: not kept) of num_rows received. */
-uint64_t sluice_plan_step_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t num_chunks,
-                                const int64_t* kept_chunk_rows, int64_t num_tokens, int64_t num_sent, int64_t num_rows);
+uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                int32_t num_chunks, const int64_t* kept_chunk_rows, int64_t num_tokens,
+                                int64_t num_sent, int64_t num_rows);
 
 /* On a far device: the block of a saved buffer (SLUICE_SAVED_*) that steps of this plan take, the same for each; 0
  * where the policies store nothing there. */
-uint64_t sluice_plan_block_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int32_t which);
+uint64_t sluice_plan_block_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t which);
+
+/* What a context allocates ahead for a plan, by arena, on the rank with most experts; 0: the arena is not used. */
+typedef struct sluice_plan_arenas_s {
+  uint64_t slots;
+  uint64_t binding; /* routes and offsets */
+  uint64_t layout;  /* places of slots */
+  uint64_t cut;     /* rows by block */
+  uint64_t parcels; /* of a CPU */
+  uint64_t routes;  /* in a far device's memory, and the next */
+  uint64_t far_parcels;
+} sluice_plan_arenas_t;
+sluice_plan_arenas_t sluice_plan_arenas(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 
 /* What the input half of a backward leaves for the weight half at the plan's ceilings, by sluice_deferred_tensors:
  * out_bytes [SLUICE_NUM_DEFERRED]. */
-sluice_status_t sluice_plan_deferred_bytes(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+sluice_status_t sluice_plan_deferred_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                            uint64_t* out_bytes);
 
 /* Of a plan from a file: its choices (inputs, n, policies, mode, rows that are kept) are checked, its ceilings too, and
- * its bytes found anew. Needs the context entered. Errors: INVALID_ARGUMENT naming the field; OVER_BUDGET,
+ * its bytes found anew. Errors: INVALID_ARGUMENT naming the field; OVER_BUDGET,
  * UNSUPPORTED, NO_MEMORY. */
-sluice_status_t sluice_plan_reread(sluice_moe_t* moe, sluice_plan_data_t* plan);
-
-/* Allocates everything that the plan fixes; from then on only steps are allocated, up to the budget. The layer's set is
- * this plan alone. */
-sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t* plan);
-
-/* The plan in force is the host's from now on. */
-void sluice_plan_was_given(sluice_moe_t* moe);
-
-/* Limits of a plan that the host gave go with the last such plan of the context: when it is taken away, and when its
- * layer is destroyed, though outstanding steps still hold the layer. */
-void sluice_plan_lift_limits(sluice_moe_t* moe);
-
-/* The layer runs without a plan, or makes its own under the context's budget. */
-void sluice_plan_remove(sluice_moe_t* moe);
+sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_plan_data_t* plan);
 
 /* Of the sizes above, those that all ranks must have in common. */
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
@@ -179,7 +173,4 @@ void sluice_plan_words(const sluice_plan_data_t* plan, char* text, size_t room);
 /* "keep", "offload", "redispatch", "recompute", "by chunk" for SLUICE_RESTORE_* but ADAPTIVE. */
 const char* sluice_restore_name(int32_t restore);
 
-/* What is allocated now besides the arenas that a plan sizes anew. */
-uint64_t sluice_plan_base_bytes(sluice_context_t* context);
-
-#endif /* SLUICE_BACKEND_MOE_PLAN_H_ */
+#endif /* SLUICE_BACKEND_PLAN_PLAN_H_ */

@@ -1,10 +1,10 @@
 /* A relative time of a plan by the closed forms, for machines that nobody has calibrated. */
-#include "backend/moe/plan_sizes.h"
+#include "backend/plan/plan_sizes.h"
 
 #include <math.h>
 
 #include "backend/base/dtype.h"
-#include "backend/moe/pass.h"
+#include "backend/model/pass_sizes.h"
 
 /* Round figures of a core, a network and a memory; only the order of candidates comes from them. */
 static const sluice_plan_rates_t round_figures = {.flops = 1e11, .link_bytes = 5e8, .startup_seconds = 2e-5};
@@ -28,26 +28,27 @@ static double share_of(const sluice_plan_data_t* plan, int32_t tensor, int32_t r
 
 /* MPipeMoE Table II's work per chunk, in seconds over all chunks; MPMoE's phases folded into "the longest lane, plus
  * what one chunk leaves uncovered". */
-double sluice_plan_relative_time(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                  const sluice_plan_rates_t* rates) {
   if (rates == NULL) rates = &round_figures;
-  const sluice_moe_config_t* c = &moe->config;
-  double rows = (double)sluice_plan_balanced_rows(moe, plan->inputs.max_tokens), w = moe->context->world_size;
-  if (sluice_layer_ceiling(moe) > 0) rows = (double)plan->worst_rows; /* padding travels and is computed as rows are */
+  const sluice_moe_config_t* c = &problem->shape.config;
+  double rows = (double)sluice_plan_balanced_rows(problem, plan->inputs.max_tokens), w = problem->shape.world_size;
+  if (sluice_shape_ceiling(&problem->shape) > 0)
+    rows = (double)plan->worst_rows; /* padding travels and is computed as rows are */
   double row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
   double product = rows * 2.0 * (double)c->model_width * (double)c->hidden_width / rates->flops;
   double exchange = rows * row_bytes * (w - 1) / w / rates->link_bytes;
-  if (sluice_layer_is_deduplicated(moe)) {
-    exchange *= sluice_parcels_share(c->num_experts, moe->context->world_size, c->top_k);
+  if (sluice_shape_is_deduplicated(&problem->shape)) {
+    exchange *= sluice_parcels_share(c->num_experts, problem->shape.world_size, c->top_k);
   }
   double copy = rows * row_bytes / COPY_BYTES;
-  double wide = (double)sluice_pass_row_bytes(moe, SLUICE_T_KEPT_M) / row_bytes;
+  double wide = (double)sluice_row_bytes(&problem->shape, SLUICE_T_KEPT_M) / row_bytes;
   double copies = share_of(plan, SLUICE_T_DI, SLUICE_RESTORE_OFFLOAD) * copy +
                   share_of(plan, SLUICE_T_M, SLUICE_RESTORE_OFFLOAD) * wide * copy;
-  double g = moe->gate_factor, weights = 0;
+  double g = problem->shape.gate_factor, weights = 0;
   if (plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK) {
     double element = fmax(4, (double)sluice_dtype_bytes(c->dtype)); /* sums of 16-bit gradients are f32 */
-    weights = (plan->num_chunks - 1) * 2.0 * (double)moe->num_local * (g + 1) * (double)c->hidden_width *
+    weights = (plan->num_chunks - 1) * 2.0 * (double)problem->shape.num_local * (g + 1) * (double)c->hidden_width *
               (double)c->model_width * element / COPY_BYTES;
   }
   double forward = (g + 1) * product;

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/moe/plan_search.h"
-#include "backend/moe/plan_sizes.h"
+#include "backend/plan/plan_search.h"
+#include "backend/plan/plan_sizes.h"
 
 static const int32_t chunk_candidates[] = {1, 2, 3, 4, 6, 8, 12, 16};
 #define NUM_CANDIDATES ((int32_t)(sizeof chunk_candidates / sizeof chunk_candidates[0]))
@@ -12,7 +12,7 @@ static const int32_t policies_di[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOA
 static const int32_t policies_m[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
 
 typedef struct search_s {
-  sluice_moe_t* moe;
+  const sluice_plan_problem_t* problem;
   const sluice_plan_inputs_t* inputs;
   const sluice_plan_bytes_t* least; /* what is shared with other plans; NULL: nothing */
   const sluice_plan_rates_t* rates; /* NULL: round figures */
@@ -22,9 +22,9 @@ typedef struct search_s {
 } search_t;
 
 /* Rows that may be kept at most: all that can arrive, or what the host pool has room for. */
-static int64_t most_kept(const sluice_moe_t* moe, const sluice_plan_data_t* plan, int64_t least) {
-  uint64_t row = sluice_plan_row_bytes(moe, plan, SLUICE_RESTORE_OFFLOAD), budget = plan->inputs.host_budget;
-  uint64_t fixed = sluice_plan_host_pool_bytes(moe, plan, 0);
+static int64_t most_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int64_t least) {
+  uint64_t row = sluice_plan_row_bytes(problem, plan, SLUICE_RESTORE_OFFLOAD), budget = plan->inputs.host_budget;
+  uint64_t fixed = sluice_plan_host_pool_bytes(problem, plan, 0);
   if (row == 0 || budget == 0) return plan->worst_rows;
   uint64_t room = budget > fixed ? (budget - fixed) / ((uint64_t)plan->inputs.max_outstanding * row) : 0;
   if (room >= (uint64_t)plan->worst_rows) return plan->worst_rows;
@@ -38,7 +38,7 @@ static uint64_t lift(uint64_t* bytes, uint64_t least) {
 }
 
 static sluice_status_t measure(const search_t* s, sluice_plan_data_t* plan) {
-  SLUICE_TRY(sluice_plan_measure(s->moe, plan));
+  SLUICE_TRY(sluice_plan_measure(s->problem, plan));
   if (s->least == NULL) return SLUICE_OK;
   sluice_plan_bytes_t* b = &plan->bytes;
   b->total += lift(&b->slots, s->least->slots) + lift(&b->routing, s->least->routing) +
@@ -60,35 +60,36 @@ static int may_keep_part(const sluice_plan_inputs_t* q) {
 }
 
 /* Rows that a plan keeps at least where it keeps all chunks of balanced routing: with a quarter more to spare. */
-static int64_t least_kept(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  int64_t balanced = sluice_plan_balanced_rows(moe, plan->inputs.max_tokens);
+static int64_t least_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  int64_t balanced = sluice_plan_balanced_rows(problem, plan->inputs.max_tokens);
   return sluice_min_i64(plan->worst_rows, sluice_plan_with_slack(balanced, 1));
 }
 
-int sluice_plan_can_fall_back(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  return (!moe->config.callback_experts || plan->restore_m >= SLUICE_RESTORE_RECOMPUTE) &&
-         sluice_layer_ceiling(moe) == 0; /* all ranks know all rows: the policy itself is chosen */
+int sluice_plan_can_fall_back(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return (!problem->shape.config.callback_experts || plan->restore_m >= SLUICE_RESTORE_RECOMPUTE) &&
+         sluice_shape_ceiling(&problem->shape) == 0; /* all ranks know all rows: the policy itself is chosen */
 }
 
-static void set_kept_chunks(const sluice_moe_t* moe, int32_t kept_chunks, sluice_plan_data_t* plan) {
-  int64_t balanced = sluice_plan_balanced_rows(moe, plan->inputs.max_tokens);
+static void set_kept_chunks(const sluice_plan_problem_t* problem, int32_t kept_chunks, sluice_plan_data_t* plan) {
+  int64_t balanced = sluice_plan_balanced_rows(problem, plan->inputs.max_tokens);
   plan->kept_rows =
-      sluice_min_i64(least_kept(moe, plan), kept_chunks * sluice_plan_with_slack(balanced, plan->num_chunks));
+      sluice_min_i64(least_kept(problem, plan), kept_chunks * sluice_plan_with_slack(balanced, plan->num_chunks));
   plan->kept_chunks = kept_chunks;
 }
 
-sluice_status_t sluice_plan_keep_chunks(sluice_moe_t* moe, int32_t kept_chunks, sluice_plan_data_t* plan) {
-  if (kept_chunks >= plan->num_chunks || sluice_plan_stored_row_bytes(moe, plan) == 0) return SLUICE_OK;
-  if (!sluice_plan_can_fall_back(moe, plan)) {
+sluice_status_t sluice_plan_keep_chunks(const sluice_plan_problem_t* problem, int32_t kept_chunks,
+                                        sluice_plan_data_t* plan) {
+  if (kept_chunks >= plan->num_chunks || sluice_plan_stored_row_bytes(problem, plan) == 0) return SLUICE_OK;
+  if (!sluice_plan_can_fall_back(problem, plan)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: %s keep their rows in all of %d chunks, not in %d: no chunk of theirs is sent and "
                        "computed again",
-                       moe->config.layer_id,
-                       sluice_layer_ceiling(moe) > 0 ? "layers with ceilings" : "callback experts", plan->num_chunks,
-                       kept_chunks);
+                       problem->shape.config.layer_id,
+                       sluice_shape_ceiling(&problem->shape) > 0 ? "layers with ceilings" : "callback experts",
+                       plan->num_chunks, kept_chunks);
   }
-  set_kept_chunks(moe, kept_chunks, plan);
-  return sluice_plan_measure(moe, plan);
+  set_kept_chunks(problem, kept_chunks, plan);
+  return sluice_plan_measure(problem, plan);
 }
 
 /* Where the budget has no room for all chunks of balanced routing: as many of them as it has room for. None: as it was,
@@ -96,7 +97,7 @@ sluice_status_t sluice_plan_keep_chunks(sluice_moe_t* moe, int32_t kept_chunks, 
 static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* plan) {
   const int64_t all = plan->kept_rows;
   for (int32_t k = plan->num_chunks - 1; k > 0; --k) {
-    set_kept_chunks(s->moe, k, plan);
+    set_kept_chunks(s->problem, k, plan);
     SLUICE_TRY(measure(s, plan));
     if (fits(plan)) return SLUICE_OK;
   }
@@ -107,10 +108,10 @@ static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* 
 /* As many rows are kept as the budget has room for: those of balanced routing, a quarter more to spare, or those of its
  * first chunks. */
 static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
-  const sluice_moe_t* moe = s->moe;
-  int64_t least = least_kept(moe, plan);
-  uint64_t row = sluice_plan_stored_row_bytes(moe, plan);
-  int falls_back = sluice_plan_can_fall_back(moe, plan);
+  const sluice_plan_problem_t* problem = s->problem;
+  int64_t least = least_kept(problem, plan);
+  uint64_t row = sluice_plan_stored_row_bytes(problem, plan);
+  int falls_back = sluice_plan_can_fall_back(problem, plan);
   plan->kept_rows = row == 0 ? 0 : falls_back ? least : plan->worst_rows;
   plan->kept_chunks = plan->num_chunks;
   SLUICE_TRY(measure(s, plan));
@@ -118,10 +119,10 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
   if (plan->bytes.total >= budget) return SLUICE_OK;
-  uint64_t counted = sluice_is_far(moe) ? sluice_plan_row_bytes(moe, plan, SLUICE_RESTORE_KEEP) : row;
+  uint64_t counted = problem->shape.is_far ? sluice_plan_row_bytes(problem, plan, SLUICE_RESTORE_KEEP) : row;
   uint64_t room =
       counted == 0 ? UINT64_MAX : (budget - plan->bytes.total) / ((uint64_t)s->inputs->max_outstanding * counted);
-  int64_t most = most_kept(moe, plan, least) - plan->kept_rows;
+  int64_t most = most_kept(problem, plan, least) - plan->kept_rows;
   int64_t more = room > (uint64_t)most ? most : (int64_t)room;
   plan->kept_rows += more;
   SLUICE_TRY(measure(s, plan));
@@ -143,9 +144,9 @@ static int32_t outstanding_that_fit(const sluice_plan_data_t* plan) {
   return (int32_t)steps;
 }
 
-sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_bytes_t* least, sluice_plan_data_t* plan,
-                                        int32_t* out_fits) {
-  search_t s = {.moe = moe, .inputs = &plan->inputs, .least = least};
+sluice_status_t sluice_plan_size_beside(const sluice_plan_problem_t* problem, const sluice_plan_bytes_t* least,
+                                        sluice_plan_data_t* plan, int32_t* out_fits) {
+  search_t s = {.problem = problem, .inputs = &plan->inputs, .least = least};
   const int32_t kept_chunks = plan->kept_chunks;
   SLUICE_TRY(size_candidate(&s, plan));
   *out_fits = fits(plan) && plan->kept_chunks >= kept_chunks; /* no chunk makes way for another plan */
@@ -154,10 +155,9 @@ sluice_status_t sluice_plan_size_beside(sluice_moe_t* moe, const sluice_plan_byt
 
 /* One or the other for all candidates of a layer: they are compared. */
 static double cost_of(const search_t* s, const sluice_plan_data_t* plan) {
-  sluice_moe_t* moe = s->moe;
-  sluice_chooser_t* chooser = moe->context->chooser;
-  double seconds = chooser != NULL ? chooser->vtable->price(chooser, moe, plan) : -1;
-  return seconds >= 0 ? seconds : sluice_plan_relative_time(moe, plan, s->rates);
+  const sluice_plan_problem_t* problem = s->problem;
+  double seconds = problem->price != NULL ? problem->price(problem->user, plan) : -1;
+  return seconds >= 0 ? seconds : sluice_plan_relative_time(problem, plan, s->rates);
 }
 
 static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di, int32_t restore_m,
@@ -166,7 +166,7 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   memset(&plan, 0, sizeof plan);
   plan.inputs = *s->inputs;
   plan.restore_di = restore_di, plan.restore_m = restore_m, plan.wgrad_mode = wgrad_mode;
-  sluice_plan_set_ceilings(s->moe, n, &plan);
+  sluice_plan_set_ceilings(s->problem, n, &plan);
   SLUICE_TRY(size_candidate(s, &plan));
   plan.cost = cost_of(s, &plan);
   int in_budget = fits(&plan);
@@ -178,14 +178,14 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   return SLUICE_OK;
 }
 
-int sluice_plan_is_allowed(const sluice_moe_t* moe, int32_t restore_di, int32_t restore_m) {
-  if (!moe->config.callback_experts) return 1;
-  if (restore_m >= SLUICE_RESTORE_RECOMPUTE) return sluice_layer_runs_again(moe);
+int sluice_plan_is_allowed(const sluice_plan_problem_t* problem, int32_t restore_di, int32_t restore_m) {
+  if (!problem->shape.config.callback_experts) return 1;
+  if (restore_m >= SLUICE_RESTORE_RECOMPUTE) return sluice_shape_runs_again(&problem->shape);
   return restore_di == SLUICE_RESTORE_KEEP && restore_m == SLUICE_RESTORE_KEEP;
 }
 
 static sluice_status_t try_modes(search_t* s, int32_t n, int32_t restore_di, int32_t restore_m) {
-  if (!sluice_plan_is_allowed(s->moe, restore_di, restore_m)) return SLUICE_OK;
+  if (!sluice_plan_is_allowed(s->problem, restore_di, restore_m)) return SLUICE_OK;
   for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
     if (s->inputs->wgrad_mode >= 0 && mode != s->inputs->wgrad_mode) continue;
     SLUICE_TRY(try_candidate(s, n, restore_di, restore_m, mode));
@@ -211,13 +211,13 @@ const char* sluice_restore_name(int32_t restore) {
   return names[restore];
 }
 
-sluice_status_t sluice_plan_search(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                    const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                    sluice_plan_search_t* out) {
-  search_t s = {.moe = moe, .inputs = inputs, .rates = rates, .visit = visit, .user = user, .found = out};
+  search_t s = {.problem = problem, .inputs = inputs, .rates = rates, .visit = visit, .user = user, .found = out};
   memset(out, 0, sizeof *out);
-  if (sluice_layer_ceiling(moe) > 0)
-    return try_policies(&s, moe->config.num_chunks); /* ceiling_rows is of one of them */
+  if (sluice_shape_ceiling(&problem->shape) > 0)
+    return try_policies(&s, problem->shape.config.num_chunks); /* ceiling_rows is of one of them */
   if (inputs->num_chunks > 0) return try_policies(&s, inputs->num_chunks);
   for (int32_t i = 0; i < NUM_CANDIDATES; ++i) {
     if (i > 0 && chunk_candidates[i] > inputs->max_tokens) break;
@@ -226,19 +226,19 @@ sluice_status_t sluice_plan_search(sluice_moe_t* moe, const sluice_plan_inputs_t
   return SLUICE_OK;
 }
 
-static sluice_status_t fail_without_candidates(const sluice_moe_t* moe) {
+static sluice_status_t fail_without_candidates(const sluice_plan_problem_t* problem) {
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                      "layer %d: callback experts keep their rows and outputs; no other restore policy is possible",
-                     moe->config.layer_id);
+                     problem->shape.config.layer_id);
 }
 
-sluice_status_t sluice_plan_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+sluice_status_t sluice_plan_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                  const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                  sluice_plan_data_t* out_plan) {
   sluice_plan_search_t found;
-  SLUICE_TRY(sluice_plan_search(moe, inputs, rates, visit, user, &found));
-  if (found.num_seen == 0) return fail_without_candidates(moe);
-  if (found.num_fitting == 0) return sluice_plan_fail_over_budget(moe, inputs, rates, &found);
+  SLUICE_TRY(sluice_plan_search(problem, inputs, rates, visit, user, &found));
+  if (found.num_seen == 0) return fail_without_candidates(problem);
+  if (found.num_fitting == 0) return sluice_plan_fail_over_budget(problem, inputs, rates, &found);
   *out_plan = found.best;
   return SLUICE_OK;
 }
@@ -249,16 +249,17 @@ static void keep_least(void* user, const sluice_plan_data_t* plan, int32_t fits)
   if (fits_host(plan) && plan->bytes.total < *least) *least = plan->bytes.total;
 }
 
-sluice_status_t sluice_plan_least_bytes(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, uint64_t* out_bytes) {
+sluice_status_t sluice_plan_least_bytes(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
+                                        uint64_t* out_bytes) {
   sluice_plan_inputs_t lean = *inputs;
   sluice_plan_search_t found;
   lean.budget = 1; /* nothing to spare, so that no candidate keeps more than it must */
   *out_bytes = UINT64_MAX;
-  SLUICE_TRY(sluice_plan_search(moe, &lean, NULL, keep_least, out_bytes, &found));
+  SLUICE_TRY(sluice_plan_search(problem, &lean, NULL, keep_least, out_bytes, &found));
   if (*out_bytes != UINT64_MAX) return SLUICE_OK;
-  if (found.num_seen == 0) return fail_without_candidates(moe);
+  if (found.num_seen == 0) return fail_without_candidates(problem);
   lean.budget = 0;
-  return sluice_plan_fail_over_budget(moe, &lean, NULL, &found);
+  return sluice_plan_fail_over_budget(problem, &lean, NULL, &found);
 }
 
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {

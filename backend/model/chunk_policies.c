@@ -1,4 +1,4 @@
-#include "backend/moe/chunk_policies.h"
+#include "backend/model/chunk_policies.h"
 
 #include <string.h>
 

@@ -2,12 +2,13 @@
  *
  * A tensor whose chunks differ has the policy SLUICE_RESTORE_BY_CHUNK, and its list says the rest; where all chunks are
  * alike there is no list. */
-#ifndef SLUICE_BACKEND_MOE_CHUNK_POLICIES_H_
-#define SLUICE_BACKEND_MOE_CHUNK_POLICIES_H_
+#ifndef SLUICE_BACKEND_MODEL_CHUNK_POLICIES_H_
+#define SLUICE_BACKEND_MODEL_CHUNK_POLICIES_H_
 
 #include <stdint.h>
 
-#include "backend/schedule/schedule.h"
+#include "backend/base/status.h"
+#include "backend/model/tensors.h"
 #include "sluice/moe.h"
 
 typedef struct sluice_chunk_policies_s {
@@ -40,4 +41,4 @@ sluice_status_t sluice_chunk_policies_read(const char* what, int32_t num_chunks,
                                            const int32_t* m, int32_t* inout_di, int32_t* inout_m,
                                            sluice_chunk_policies_t* out);
 
-#endif /* SLUICE_BACKEND_MOE_CHUNK_POLICIES_H_ */
+#endif /* SLUICE_BACKEND_MODEL_CHUNK_POLICIES_H_ */

@@ -1,4 +1,4 @@
-#include "backend/moe/rivals.h"
+#include "backend/plan/candidates.h"
 
 #include <string.h>
 
@@ -8,7 +8,7 @@
 /* ---- the cheapest that fit by themselves ---- */
 
 typedef struct list_s {
-  sluice_moe_t* moe;
+  const sluice_plan_problem_t* problem;
   sluice_plan_data_t plans[MOST_LISTED]; /* by cost */
   int32_t count;
   sluice_plan_data_t pinned;
@@ -17,9 +17,9 @@ typedef struct list_s {
 
 static void keep_cheapest(void* user, const sluice_plan_data_t* plan, int32_t fits) {
   list_t* list = user;
-  sluice_chooser_t* chooser = list->moe->context->chooser;
+  const sluice_plan_problem_t* problem = list->problem;
   if (!fits) return;
-  if (chooser != NULL && chooser->vtable->is_pinned(chooser, list->moe, plan)) {
+  if (problem->is_pinned != NULL && problem->is_pinned(problem->user, plan)) {
     list->pinned = *plan, list->is_pinned = 1;
   }
   /* One chunk's weight gradients are the same in both modes: one of them is enough. */
@@ -44,12 +44,12 @@ static sluice_plan_bytes_t shared_by(const sluice_plan_bytes_t* a, const sluice_
 }
 
 /* Sizes every plan of the set anew, with room for what the largest shares; *out_fits says whether all still fit. */
-static sluice_status_t size_all(sluice_moe_t* moe, sluice_plan_set_t* set, int32_t* out_fits) {
+static sluice_status_t size_all(const sluice_plan_problem_t* problem, sluice_plan_set_t* set, int32_t* out_fits) {
   sluice_plan_bytes_t shared = {0};
   for (int32_t i = 0; i < set->count; ++i) shared = shared_by(&shared, &set->plans[i].bytes);
   *out_fits = 1;
   for (int32_t i = 0; i < set->count && *out_fits; ++i) {
-    SLUICE_TRY(sluice_plan_size_beside(moe, &shared, &set->plans[i], out_fits));
+    SLUICE_TRY(sluice_plan_size_beside(problem, &shared, &set->plans[i], out_fits));
   }
   return SLUICE_OK;
 }
@@ -62,23 +62,20 @@ static sluice_status_t choose(list_t* list, const sluice_plan_data_t* best, int3
     sluice_plan_set_t wider = *out;
     wider.plans[wider.count++] = list->plans[i];
     int32_t fits = 0;
-    SLUICE_TRY(size_all(list->moe, &wider, &fits));
+    SLUICE_TRY(size_all(list->problem, &wider, &fits));
     if (fits) *out = wider;
   }
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_rivals_make(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, int32_t most,
-                                   sluice_plan_set_t* out) {
+sluice_status_t sluice_rivals_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
+                                   const sluice_plan_rates_t* rates, int32_t most, sluice_plan_set_t* out) {
   list_t* list = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *list, "candidates for plans");
   if (list == NULL) return sluice_alloc_status();
   memset(out, 0, sizeof *out);
-  list->moe = moe;
+  list->problem = problem;
   sluice_plan_data_t best;
-  sluice_chooser_t* chooser = moe->seat.table != NULL ? moe->context->chooser : NULL;
-  sluice_plan_rates_t rates;
-  int is_seen = chooser != NULL && chooser->vtable->rates(chooser, moe, inputs->max_tokens, &rates);
-  sluice_status_t status = sluice_plan_make(moe, inputs, is_seen ? &rates : NULL, keep_cheapest, list, &best);
+  sluice_status_t status = sluice_plan_make(problem, inputs, rates, keep_cheapest, list, &best);
   if (status == SLUICE_OK && list->is_pinned) {
     out->plans[0] = list->pinned, out->count = 1;
   } else if (status == SLUICE_OK) {
@@ -86,11 +83,4 @@ sluice_status_t sluice_rivals_make(sluice_moe_t* moe, const sluice_plan_inputs_t
   }
   sluice_free(sluice_process_allocator(), list, sizeof *list);
   return status;
-}
-
-sluice_status_t sluice_rivals_install(sluice_moe_t* moe, const sluice_plan_set_t* set) {
-  for (int32_t i = set->count - 1; i >= 0; --i) SLUICE_TRY(sluice_plan_install(moe, &set->plans[i]));
-  *moe->plans = *set;
-  sluice_kept_forget(&moe->kept);
-  return SLUICE_OK;
 }

@@ -3,8 +3,8 @@
 #include <float.h>
 #include <string.h>
 
-#include "backend/moe/plan_search.h"
-#include "backend/moe/plan_sizes.h"
+#include "backend/plan/plan_search.h"
+#include "backend/plan/plan_sizes.h"
 
 #define CHECK(condition, ...) \
   if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: " __VA_ARGS__)
@@ -16,7 +16,7 @@ static int is_m(int32_t restore) {
   return restore >= SLUICE_RESTORE_KEEP && restore <= SLUICE_RESTORE_RECOMPUTE && restore != SLUICE_RESTORE_REDISPATCH;
 }
 
-static sluice_status_t check_numbers(const sluice_moe_t* moe, const sluice_plan_inputs_t* q) {
+static sluice_status_t check_numbers(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* q) {
   CHECK(q->max_tokens >= 1 && q->max_tokens <= INT32_MAX, "max_tokens is %lld; it must be in [1, 2^31)",
         (long long)q->max_tokens);
   CHECK(q->max_outstanding >= 1, "max_outstanding is %d; it must be at least 1", q->max_outstanding);
@@ -24,7 +24,7 @@ static sluice_status_t check_numbers(const sluice_moe_t* moe, const sluice_plan_
         "num_chunks is %d as asked for; it must be in [0, %d]", q->num_chunks, SLUICE_MAX_CHUNKS);
   CHECK(q->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && q->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
         "wgrad_mode is %d as asked for; it must be in [-1, 1]", q->wgrad_mode);
-  CHECK(q->halves_apart == 0 || (q->halves_apart == 1 && !moe->config.callback_experts),
+  CHECK(q->halves_apart == 0 || (q->halves_apart == 1 && !problem->shape.config.callback_experts),
         "halves_apart is %d; it must be 0, or 1 where experts are not the host's own", q->halves_apart);
   CHECK(q->may_keep_part == 0 || q->may_keep_part == 1, "may_keep_part is %d; it must be 0 or 1", q->may_keep_part);
   CHECK(q->base <= MOST_BYTES, "base_bytes is %llu; it must be in [0, 2^62)", (unsigned long long)q->base);
@@ -38,7 +38,7 @@ static int is_zero(const uint8_t* list) {
 }
 
 /* The policies that were asked for: of all chunks, or lists by which the words for all chunks go. */
-static sluice_status_t check_asked(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+static sluice_status_t check_asked(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
   const sluice_chunk_policies_t* p = &q->policies;
   if (p->count == 0) {
@@ -55,8 +55,8 @@ static sluice_status_t check_asked(const sluice_moe_t* moe, const sluice_plan_da
   for (int32_t i = 0; i < p->count; ++i) di[i] = p->di[i], m[i] = p->m[i];
   int32_t of_di = SLUICE_RESTORE_ADAPTIVE, of_m = SLUICE_RESTORE_ADAPTIVE;
   sluice_chunk_policies_t again;
-  SLUICE_TRY(sluice_chunk_policies_read("sluice_plan_read", p->count, moe->config.callback_experts, di, m, &of_di,
-                                        &of_m, &again));
+  SLUICE_TRY(sluice_chunk_policies_read("sluice_plan_read", p->count, problem->shape.config.callback_experts, di, m,
+                                        &of_di, &of_m, &again));
   CHECK(q->restore_di == of_di && q->restore_m == of_m && memcmp(&again, p, sizeof again) == 0,
         "restore_input is %d and restore_middle %d; by the lists of the chunks they are %d and %d", q->restore_di,
         q->restore_m, of_di, of_m);
@@ -64,12 +64,12 @@ static sluice_status_t check_asked(const sluice_moe_t* moe, const sluice_plan_da
 }
 
 /* What the planner has found, of what it may find. */
-static sluice_status_t check_chosen(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+static sluice_status_t check_chosen(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
-  const int32_t asked = sluice_layer_ceiling(moe) > 0 ? moe->config.num_chunks : q->num_chunks;
+  const int32_t asked = sluice_shape_ceiling(&problem->shape) > 0 ? problem->shape.config.num_chunks : q->num_chunks;
   CHECK(plan->num_chunks >= 1 && plan->num_chunks <= SLUICE_MAX_CHUNKS && (asked == 0 || plan->num_chunks == asked),
         "num_chunks is %d; %d were asked for, and it must be in [1, %d]", plan->num_chunks, asked, SLUICE_MAX_CHUNKS);
-  SLUICE_TRY(check_asked(moe, plan));
+  SLUICE_TRY(check_asked(problem, plan));
   const int is_list = q->policies.count > 0;
   CHECK(is_list ? plan->restore_di == q->restore_di
                 : is_di(plan->restore_di) && (q->restore_di < 0 || plan->restore_di == q->restore_di),
@@ -77,9 +77,9 @@ static sluice_status_t check_chosen(const sluice_moe_t* moe, const sluice_plan_d
   CHECK(is_list ? plan->restore_m == q->restore_m
                 : is_m(plan->restore_m) && (q->restore_m < 0 || plan->restore_m == q->restore_m),
         "restore_middle is %d; %d was asked for", plan->restore_m, q->restore_m);
-  CHECK(sluice_plan_is_allowed(moe, plan->restore_di, plan->restore_m),
+  CHECK(sluice_plan_is_allowed(problem, plan->restore_di, plan->restore_m),
         "restore_input is %d and restore_middle %d, which the experts of layer %d cannot do", plan->restore_di,
-        plan->restore_m, moe->config.layer_id);
+        plan->restore_m, problem->shape.config.layer_id);
   CHECK(plan->wgrad_mode >= SLUICE_WGRAD_DEFERRED && plan->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK &&
             (q->wgrad_mode < 0 || plan->wgrad_mode == q->wgrad_mode),
         "wgrad_mode is %d; %d was asked for", plan->wgrad_mode, q->wgrad_mode);
@@ -88,9 +88,9 @@ static sluice_status_t check_chosen(const sluice_moe_t* moe, const sluice_plan_d
 }
 
 /* Chunks that are not kept must be ones that can be sent and computed again. */
-static sluice_status_t check_kept(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  const int is_stored = sluice_plan_stored_row_bytes(moe, plan) > 0;
-  const int64_t least = is_stored && !sluice_plan_can_fall_back(moe, plan) ? plan->worst_rows : 0;
+static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  const int is_stored = sluice_plan_stored_row_bytes(problem, plan) > 0;
+  const int64_t least = is_stored && !sluice_plan_can_fall_back(problem, plan) ? plan->worst_rows : 0;
   const int64_t most = is_stored ? plan->worst_rows : 0;
   CHECK(plan->kept_rows >= least && plan->kept_rows <= most, "kept_rows is %lld; it must be in [%lld, %lld]",
         (long long)plan->kept_rows, (long long)least, (long long)most);
@@ -119,11 +119,11 @@ static sluice_status_t check_bytes(const sluice_plan_data_t* plan) {
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_plan_reread(sluice_moe_t* moe, sluice_plan_data_t* plan) {
+sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_plan_data_t* plan) {
   const sluice_plan_data_t file = *plan;
-  SLUICE_TRY(check_numbers(moe, &plan->inputs));
-  SLUICE_TRY(check_chosen(moe, plan));
-  sluice_plan_set_ceilings(moe, file.num_chunks, plan);
+  SLUICE_TRY(check_numbers(problem, &plan->inputs));
+  SLUICE_TRY(check_chosen(problem, plan));
+  sluice_plan_set_ceilings(problem, file.num_chunks, plan);
   CHECK(plan->num_blocks == file.num_blocks && plan->blocks_per_chunk == file.blocks_per_chunk,
         "num_blocks is %d, %d to a chunk; by the other fields it is %d, %d to a chunk", file.num_blocks,
         file.blocks_per_chunk, plan->num_blocks, plan->blocks_per_chunk);
@@ -132,7 +132,7 @@ sluice_status_t sluice_plan_reread(sluice_moe_t* moe, sluice_plan_data_t* plan) 
   CHECK(plan->chunk_rows == file.chunk_rows && plan->worst_rows == file.worst_rows,
         "chunk_rows is %lld of %lld rows at most; by the other fields it is %lld of %lld", (long long)file.chunk_rows,
         (long long)file.worst_rows, (long long)plan->chunk_rows, (long long)plan->worst_rows);
-  SLUICE_TRY(check_kept(moe, plan));
-  SLUICE_TRY(sluice_plan_measure(moe, plan));
+  SLUICE_TRY(check_kept(problem, plan));
+  SLUICE_TRY(sluice_plan_measure(problem, plan));
   return check_bytes(plan);
 }

@@ -1,4 +1,4 @@
-#include "backend/moe/plan_rings.h"
+#include "backend/plan/plan_rings.h"
 
 #include <string.h>
 

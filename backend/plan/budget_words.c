@@ -1,4 +1,4 @@
-#include "backend/moe/budget_words.h"
+#include "backend/plan/budget_words.h"
 
 #include <stdio.h>
 
@@ -7,10 +7,10 @@ static uint64_t whole_for(uint64_t needed, uint64_t share, uint64_t whole) {
   return (uint64_t)((double)needed * ((double)whole / (double)share) * (1 + 1e-12)) + 1;
 }
 
-sluice_budget_words_t sluice_budget_words(const sluice_context_t* context, int of_host, uint64_t budget,
+sluice_budget_words_t sluice_budget_words(const sluice_budget_shares_t* shares, int of_host, uint64_t budget,
                                           uint64_t needed) {
-  const uint64_t own = of_host ? context->host_memory_budget : context->memory_budget;
-  const uint64_t whole = of_host ? context->shared_host_memory_budget : context->shared_memory_budget;
+  const uint64_t own = of_host ? shares->host_memory : shares->memory;
+  const uint64_t whole = of_host ? shares->whole_host_memory : shares->whole_memory;
   const char *name = of_host ? "host memory budget" : "memory budget",
              *key = of_host ? "host_memory_budget" : "memory_budget";
   sluice_budget_words_t words;

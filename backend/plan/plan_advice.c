@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/moe/budget_words.h"
-#include "backend/moe/plan_search.h"
+#include "backend/plan/budget_words.h"
+#include "backend/plan/plan_search.h"
 
 enum { LIFT_CHUNKS = 1, LIFT_POLICY = 2, LIFT_OUTSTANDING = 4 };
 
@@ -18,7 +18,7 @@ typedef struct change_s {
 } change_t;
 
 typedef struct advice_s {
-  sluice_moe_t* moe;
+  const sluice_plan_problem_t* problem;
   const sluice_plan_inputs_t* inputs;
   const sluice_plan_rates_t* rates;
 } advice_t;
@@ -26,7 +26,7 @@ typedef struct advice_s {
 /* What the inputs hold fast. Where a ceiling of rows is given it is of one of so many chunks: n stands. */
 static int restrictions(const advice_t* a) {
   const sluice_plan_inputs_t* q = a->inputs;
-  return (q->num_chunks > 0 && sluice_layer_ceiling(a->moe) == 0 ? LIFT_CHUNKS : 0) |
+  return (q->num_chunks > 0 && sluice_shape_ceiling(&a->problem->shape) == 0 ? LIFT_CHUNKS : 0) |
          (q->restore_di >= 0 || q->restore_m >= 0 ? LIFT_POLICY : 0) | (q->max_outstanding > 1 ? LIFT_OUTSTANDING : 0);
 }
 
@@ -41,11 +41,11 @@ static sluice_status_t try_change(const advice_t* a, int lifted, change_t* best)
     if (inputs.policies.count > 0) return SLUICE_OK; /* a list is of so many chunks */
     inputs.num_chunks = 0;
   }
-  SLUICE_TRY(sluice_plan_search(a->moe, &inputs, a->rates, NULL, NULL, &found));
+  SLUICE_TRY(sluice_plan_search(a->problem, &inputs, a->rates, NULL, NULL, &found));
   if (lifted & LIFT_OUTSTANDING) {
     if (found.num_fitting > 0 || found.most_outstanding < 1) return SLUICE_OK;
     inputs.max_outstanding = found.most_outstanding;
-    SLUICE_TRY(sluice_plan_search(a->moe, &inputs, a->rates, NULL, NULL, &found));
+    SLUICE_TRY(sluice_plan_search(a->problem, &inputs, a->rates, NULL, NULL, &found));
   }
   if (found.num_fitting == 0 || (best->lifted != 0 && found.best.cost >= best->plan.cost)) return SLUICE_OK;
   best->lifted = lifted, best->plan = found.best;
@@ -94,7 +94,7 @@ static sluice_status_t fits_with(const advice_t* a, int64_t tokens, int* out_fit
   sluice_plan_inputs_t inputs = *a->inputs;
   sluice_plan_search_t found;
   inputs.max_tokens = tokens;
-  SLUICE_TRY(sluice_plan_search(a->moe, &inputs, a->rates, NULL, NULL, &found));
+  SLUICE_TRY(sluice_plan_search(a->problem, &inputs, a->rates, NULL, NULL, &found));
   *out_fits = found.num_fitting > 0;
   return SLUICE_OK;
 }
@@ -121,9 +121,9 @@ static sluice_status_t most_tokens(const advice_t* a, int64_t* out_tokens) {
 
 static sluice_status_t describe_smaller_input(const advice_t* a, const sluice_plan_data_t* lean, char* text,
                                               size_t size) {
-  if (sluice_layer_ceiling(a->moe) > 0) {
+  if (sluice_shape_ceiling(&a->problem->shape) > 0) {
     snprintf(text, size, ", or give a smaller ceiling_rows (%lld now), or more chunks of fewer rows (%d now)",
-             (long long)sluice_layer_ceiling(a->moe), lean->num_chunks);
+             (long long)sluice_shape_ceiling(&a->problem->shape), lean->num_chunks);
     return SLUICE_OK;
   }
   int64_t tokens = 0;
@@ -137,9 +137,9 @@ static sluice_status_t describe_smaller_input(const advice_t* a, const sluice_pl
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_plan_fail_over_budget(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+sluice_status_t sluice_plan_fail_over_budget(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                              const sluice_plan_rates_t* rates, const sluice_plan_search_t* search) {
-  const advice_t a = {.moe = moe, .inputs = inputs, .rates = rates};
+  const advice_t a = {.problem = problem, .inputs = inputs, .rates = rates};
   const sluice_plan_data_t* lean = &search->leanest;
   const uint64_t budget = inputs->budget, least = lean->bytes.total;
   change_t change;
@@ -153,19 +153,19 @@ sluice_status_t sluice_plan_fail_over_budget(sluice_moe_t* moe, const sluice_pla
   }
   if (is_of_host) {
     const sluice_budget_words_t words =
-        sluice_budget_words(moe->context, 1, inputs->host_budget, lean->bytes.host_pool);
+        sluice_budget_words(&problem->shares, 1, inputs->host_budget, lean->bytes.host_pool);
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                        "layer %d: no plan fits %s: offloading (T_DI %s, T_M %s) takes %llu with %d outstanding "
                        "forwards; raise %s%s",
-                       moe->config.layer_id, words.what, sluice_restore_name(lean->restore_di),
+                       problem->shape.config.layer_id, words.what, sluice_restore_name(lean->restore_di),
                        sluice_restore_name(lean->restore_m), (unsigned long long)lean->bytes.host_pool,
                        inputs->max_outstanding, words.raise, advice);
   }
-  const sluice_budget_words_t words = sluice_budget_words(moe->context, 0, budget, least);
+  const sluice_budget_words_t words = sluice_budget_words(&problem->shares, 0, budget, least);
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                      "layer %d: no plan fits %s: the leanest (n = %d, T_DI %s, T_M %s) needs %llu, %llu more; raise "
                      "%s%s",
-                     moe->config.layer_id, words.what, lean->num_chunks, sluice_restore_name(lean->restore_di),
-                     sluice_restore_name(lean->restore_m), (unsigned long long)least,
-                     (unsigned long long)(least - budget), words.raise, advice);
+                     problem->shape.config.layer_id, words.what, lean->num_chunks,
+                     sluice_restore_name(lean->restore_di), sluice_restore_name(lean->restore_m),
+                     (unsigned long long)least, (unsigned long long)(least - budget), words.raise, advice);
 }

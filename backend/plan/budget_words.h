@@ -1,9 +1,8 @@
-/* A budget for people: where a context has a share of one, both are named, and what to raise is the whole. Private to
- * moe. */
-#ifndef SLUICE_BACKEND_MOE_BUDGET_WORDS_H_
-#define SLUICE_BACKEND_MOE_BUDGET_WORDS_H_
+/* A budget for people: where a context has a share of one, both are named, and what to raise is the whole. */
+#ifndef SLUICE_BACKEND_PLAN_BUDGET_WORDS_H_
+#define SLUICE_BACKEND_PLAN_BUDGET_WORDS_H_
 
-#include "backend/moe/engine.h"
+#include "backend/plan/problem.h"
 
 typedef struct sluice_budget_words_s {
   char what[112]; /* "the memory budget of 100 bytes", or "60 bytes, this context's share of ..." */
@@ -11,7 +10,7 @@ typedef struct sluice_budget_words_s {
 } sluice_budget_words_t;
 
 /* of_host: the budget of offloaded rows. budget: in force, in bytes; needed: what it must become. */
-sluice_budget_words_t sluice_budget_words(const sluice_context_t* context, int of_host, uint64_t budget,
+sluice_budget_words_t sluice_budget_words(const sluice_budget_shares_t* shares, int of_host, uint64_t budget,
                                           uint64_t needed);
 
-#endif /* SLUICE_BACKEND_MOE_BUDGET_WORDS_H_ */
+#endif /* SLUICE_BACKEND_PLAN_BUDGET_WORDS_H_ */

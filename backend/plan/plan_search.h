@@ -1,8 +1,8 @@
-/* Candidates under given restrictions, and what to change where none of them fits. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_PLAN_SEARCH_H_
-#define SLUICE_BACKEND_MOE_PLAN_SEARCH_H_
+/* Candidates under given restrictions, and what to change where none of them fits. Private to backend/plan. */
+#ifndef SLUICE_BACKEND_PLAN_PLAN_SEARCH_H_
+#define SLUICE_BACKEND_PLAN_PLAN_SEARCH_H_
 
-#include "backend/moe/plan.h"
+#include "backend/plan/plan.h"
 
 typedef struct sluice_plan_search_s {
   sluice_plan_data_t best;    /* the cheapest that fits; of num_fitting > 0 */
@@ -12,20 +12,20 @@ typedef struct sluice_plan_search_s {
 } sluice_plan_search_t;
 
 /* Looks at every candidate that the inputs allow, whether it fits or not. */
-sluice_status_t sluice_plan_search(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                    const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                    sluice_plan_search_t* out);
 
 /* Whether a candidate may have these policies: of callback experts, what they can do. Lists have been checked where
  * they were read. */
-int sluice_plan_is_allowed(const sluice_moe_t* moe, int32_t restore_di, int32_t restore_m);
+int sluice_plan_is_allowed(const sluice_plan_problem_t* problem, int32_t restore_di, int32_t restore_m);
 
 /* Whether chunks can be sent and computed again whose rows find no room. */
-int sluice_plan_can_fall_back(const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+int sluice_plan_can_fall_back(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 
 /* OVER_BUDGET for a search in which nothing fits. The cheapest change is found by searching again with n, the policy
  * or max_outstanding left open, one at a time and then together; that of the least cost is named. */
-sluice_status_t sluice_plan_fail_over_budget(sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+sluice_status_t sluice_plan_fail_over_budget(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                              const sluice_plan_rates_t* rates, const sluice_plan_search_t* search);
 
-#endif /* SLUICE_BACKEND_MOE_PLAN_SEARCH_H_ */
+#endif /* SLUICE_BACKEND_PLAN_PLAN_SEARCH_H_ */

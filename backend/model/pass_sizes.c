@@ -1,0 +1,80 @@
+#include "backend/model/pass_sizes.h"
+
+#include "backend/base/alloc.h"
+#include "backend/base/dtype.h"
+
+uint64_t sluice_headers_bytes(int32_t world_size) {
+  const uint64_t w = (uint64_t)world_size;
+  return w == 1 ? 0 : 2 * sluice_align_up(w * SLUICE_ENVELOPE_BYTES) + 4 * sluice_align_up(w * 8);
+}
+
+uint64_t sluice_layer_tables_bytes(int32_t num_experts, int32_t world_size) {
+  return (uint64_t)(num_experts + world_size + 1) * sizeof(int32_t);
+}
+
+uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor) {
+  const sluice_moe_config_t* c = &shape->config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  uint64_t width = (uint64_t)c->model_width, hidden = (uint64_t)c->hidden_width;
+  switch (tensor) {
+    case SLUICE_T_SEND:
+    case SLUICE_T_RECV:
+    case SLUICE_T_DI:
+    case SLUICE_T_KEPT_DI:
+    case SLUICE_T_HOST_DI:
+    case SLUICE_T_DO:
+    case SLUICE_T_DDO:
+    case SLUICE_T_DDI: return width * element;
+    case SLUICE_T_KEPT_M:
+    case SLUICE_T_HOST_M: return sluice_row_bytes(shape, c->callback_experts ? SLUICE_T_DO : SLUICE_T_M);
+    case SLUICE_T_M:
+    case SLUICE_T_DM: return hidden * (uint64_t)shape->gate_factor * element;
+    case SLUICE_T_ACT:
+    case SLUICE_T_DACT: return hidden * element;
+    case SLUICE_T_ROUTE:
+    case SLUICE_T_DGATE: return sizeof(float);
+    case SLUICE_T_PARCELS: return (uint64_t)c->top_k * sizeof(float);
+    default: return 0; /* the host's own tensors */
+  }
+}
+
+int64_t sluice_pass_products(const sluice_shape_t* shape) { return 2 * (int64_t)shape->num_local; }
+
+uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes) { return 3 * sluice_align_up(scalar_bytes); }
+
+uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
+  const uint64_t w = (uint64_t)shape->world_size;
+  return 5 * sluice_align_up(w * 8) + 3 * sluice_align_up(scalar_bytes) + sluice_align_up(w * SLUICE_ROW_RUN_BYTES) +
+         sluice_align_up((uint64_t)sluice_pass_products(shape) * SLUICE_PRODUCT_BYTES) +
+         sluice_align_up((uint64_t)num_ops * SLUICE_OP_TIMES_BYTES);
+}
+
+uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t parameter) {
+  const sluice_moe_config_t* c = &shape->config;
+  uint64_t hidden = (uint64_t)c->hidden_width * (c->gated == SLUICE_GATED_INTERLEAVED ? 2 : 1);
+  uint64_t width = (uint64_t)c->model_width;
+  int halves = c->gated == SLUICE_GATED_HALVES;
+  switch (parameter) {
+    case SLUICE_W1: return hidden * width;
+    case SLUICE_W3: return halves ? hidden * width : 0;
+    case SLUICE_W2: return (uint64_t)c->hidden_width * width;
+    case SLUICE_B1: return c->bias ? hidden : 0;
+    case SLUICE_B3: return c->bias && halves ? hidden : 0;
+    default: return c->bias ? width : 0;
+  }
+}
+
+uint64_t sluice_weight_sum_offset(const sluice_shape_t* shape, int32_t parameter) {
+  uint64_t bytes = 0;
+  for (int32_t p = 0; p < parameter; ++p) bytes += sluice_align_up(sluice_parameter_elements(shape, p) * sizeof(float));
+  return bytes;
+}
+
+uint64_t sluice_weight_sum_ceiling(const sluice_shape_t* shape, int32_t wgrad_mode, int32_t num_chunks, int is_mixed) {
+  const sluice_moe_config_t* c = &shape->config;
+  const int is_short = c->dtype == SLUICE_DTYPE_BF16 || c->dtype == SLUICE_DTYPE_F16;
+  if (c->callback_experts || num_chunks == 1 || !is_short) return 0;
+  uint64_t block = sluice_weight_sum_offset(shape, SLUICE_NUM_PARAMETERS);
+  if (wgrad_mode == SLUICE_WGRAD_PER_CHUNK) return (uint64_t)shape->num_local * block;
+  return is_mixed ? block : 0;
+}

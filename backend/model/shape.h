@@ -1,0 +1,68 @@
+/* What a layer is, as plain data: sizes, ranks, experts, routes, dtype, activation, policies and modes. Plans, bytes,
+ * prices and the search over candidates need nothing else: no memory, no ranks, no device.
+ *
+ * The shape of a layer is written once, when the layer is made (sluice_shape_init), and never changes. */
+#ifndef SLUICE_BACKEND_MODEL_SHAPE_H_
+#define SLUICE_BACKEND_MODEL_SHAPE_H_
+
+#include <stdint.h>
+
+#include "backend/model/chunk_policies.h"
+#include "sluice/moe.h"
+
+typedef struct sluice_shape_s {
+  sluice_moe_config_t config; /* expert_rank, restore_input_of, restore_middle_of: NULL, see below */
+  sluice_chunk_policies_t policies;
+  int32_t rank;
+  int32_t world_size;  /* W */
+  int32_t num_local;   /* E_local of this rank */
+  int32_t most_local;  /* E_local of the rank that has most: ceilings are the same on all ranks */
+  int32_t gate_factor; /* g: 2 for gated experts, else 1 */
+  int32_t is_far;      /* rows lie in a device's own memory, which the host cannot touch */
+} sluice_shape_t;
+
+/* config: checked; its lists are not kept. policies: of its lists, NULL: it has none. first_place: [W + 1], experts of
+ * rank r are first_place[r + 1] - first_place[r]; NULL: equally many on each. */
+void sluice_shape_init(sluice_shape_t* out_shape, const sluice_moe_config_t* config,
+                       const sluice_chunk_policies_t* policies, int32_t rank, int32_t world_size,
+                       const int32_t* first_place, int32_t is_far);
+
+/* The same as the rank with most experts sees it. */
+sluice_shape_t sluice_shape_widest(const sluice_shape_t* shape);
+
+/* Whether a token's row travels once to each rank. One rank sends nothing. */
+static inline int sluice_shape_is_deduplicated(const sluice_shape_t* shape) {
+  return shape->config.deduplicate && shape->world_size > 1;
+}
+
+/* Deduplicated, with tables that lie on the device. */
+static inline int sluice_shape_has_far_parcels(const sluice_shape_t* shape) {
+  return shape->is_far && sluice_shape_is_deduplicated(shape);
+}
+
+/* Rows that one rank sends to one expert in one chunk, always; 0 where as many travel as there are. */
+static inline int64_t sluice_shape_ceiling(const sluice_shape_t* shape) {
+  return shape->config.exchange_mode == SLUICE_EXCHANGE_CEILING ? shape->config.ceiling_rows : 0;
+}
+
+/* Whether the host of callback experts knows that their forward runs again in backward. */
+static inline int sluice_shape_runs_again(const sluice_shape_t* shape) {
+  return shape->config.restore_middle == SLUICE_RESTORE_RECOMPUTE ||
+         sluice_count_policy(shape->policies.m, shape->policies.count, SLUICE_RESTORE_RECOMPUTE) > 0;
+}
+
+/* What a layer does where nobody chooses for it. */
+static inline int32_t sluice_restore_of(int32_t policy) {
+  return policy == SLUICE_RESTORE_ADAPTIVE ? SLUICE_RESTORE_KEEP : policy;
+}
+
+/* Whether a forward of n chunks without a plan cuts them out of rows by expert, not out of tokens: alike on all ranks,
+ * and with or without a backward, so that both have the same bits. Where everything is kept, on a CPU, with experts
+ * enough to make a difference, without ceilings or deduplication: who restores something wants the memory that waiting
+ * rows would take. */
+int sluice_shape_cuts_rows(const sluice_shape_t* shape, int32_t num_chunks);
+
+/* Parcels over routes when routing is uniform: W (1 - (E - E/W choose K) / (E choose K)) / K. */
+double sluice_parcels_share(int32_t num_experts, int32_t world_size, int32_t top_k);
+
+#endif /* SLUICE_BACKEND_MODEL_SHAPE_H_ */

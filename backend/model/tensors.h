@@ -1,0 +1,38 @@
+/* The tensors of a layer's passes: what ops read and write, plans count and restore policies speak of. */
+#ifndef SLUICE_BACKEND_MODEL_TENSORS_H_
+#define SLUICE_BACKEND_MODEL_TENSORS_H_
+
+#include <stdint.h>
+
+#define SLUICE_MAX_CHUNKS 256 /* n at most */
+
+/* The tensors between ops. Each has a ring of slots; sluice_template_home says which slot of which tensor holds a
+ * chunk: T_DI of a kept chunk lies in T_KEPT_DI, dT_M may overwrite T_M, and so on. */
+typedef enum sluice_tensor_kind_e {
+  SLUICE_T_SEND = 0, /* rows on their way out, by destination rank */
+  SLUICE_T_RECV,     /* rows as they arrive, by source rank */
+  SLUICE_T_DI,       /* dispatched input [rows, M], by local expert */
+  SLUICE_T_M,        /* pre-activation [rows, g*H] */
+  SLUICE_T_ACT,      /* activated rows [rows, H] */
+  SLUICE_T_DO,       /* expert output [rows, M] */
+  SLUICE_T_OUT,      /* the host's output tokens (or input gradients), written by chunks of tokens, or all at once */
+  SLUICE_T_DDO,      /* dT_DO [rows, M], not yet multiplied by the route weights */
+  SLUICE_T_ROUTE,    /* route weight of each row [rows], f32 */
+  SLUICE_T_DACT,     /* gradient of the activated rows [rows, H]; then route weight times activated rows */
+  SLUICE_T_DM,       /* dT_M [rows, g*H]; lies in T_M's place unless a kept T_M must survive the backward */
+  SLUICE_T_DDI,      /* dT_DI [rows, M] */
+  SLUICE_T_DGATE,    /* the gate's scalar per row [rows] */
+  SLUICE_T_DW,       /* the host's parameter gradients; where chunks add to 16-bit ones, their f32 sums */
+  SLUICE_T_KEPT_DI,  /* what outlives forward, one slot per chunk: T_DI ... */
+  SLUICE_T_KEPT_M,   /* ... and T_M; with callback experts T_DO */
+  SLUICE_T_HOST_DI,  /* buffers of the host pool, one per chunk: offloaded T_DI ... */
+  SLUICE_T_HOST_M,   /* ... and T_M */
+  SLUICE_T_PARCELS,  /* deduplicated forward: route weights of received rows by (row, k), f32, for the sums sent back */
+  SLUICE_T_COUNT
+} sluice_tensor_kind_t;
+
+/* What the weight half of a backward may need from the input half, besides the saved buffers. */
+#define SLUICE_NUM_DEFERRED 6
+extern const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED];
+
+#endif /* SLUICE_BACKEND_MODEL_TENSORS_H_ */

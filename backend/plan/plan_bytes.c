@@ -1,0 +1,380 @@
+/* Bytes of a plan at its ceilings, by category. */
+#include "backend/plan/plan_sizes.h"
+
+#include <string.h>
+
+#include "backend/model/pass_sizes.h"
+
+static int is_stored(int32_t restore) { return restore == SLUICE_RESTORE_KEEP || restore == SLUICE_RESTORE_OFFLOAD; }
+
+/* The two tensors that policies speak of, and how the plan restores each in a chunk. */
+enum { DI, M, NUM_RESTORED };
+static const int32_t restored_tensors[NUM_RESTORED] = {SLUICE_T_KEPT_DI, SLUICE_T_KEPT_M};
+
+static int32_t policy_of(const sluice_plan_data_t* plan, int which, int32_t chunk) {
+  return which == DI ? sluice_plan_di(plan, chunk) : sluice_plan_m(plan, chunk);
+}
+
+/* Chunks that restore the tensor so; where all are alike, as many as there may be. */
+static int64_t chunks_with(const sluice_plan_data_t* plan, int which, int32_t restore) {
+  const sluice_chunk_policies_t* p = &plan->inputs.policies;
+  if (p->count == 0) return policy_of(plan, which, 0) == restore ? INT32_MAX : 0;
+  return sluice_count_policy(which == DI ? p->di : p->m, p->count, restore);
+}
+
+/* So many chunks have at most, of the rows that are kept at all. */
+static uint64_t rows_of_chunks(const sluice_plan_data_t* plan, int64_t chunks, int64_t kept_rows) {
+  return (uint64_t)(chunks == INT32_MAX ? kept_rows : sluice_min_i64(kept_rows, chunks * plan->chunk_rows));
+}
+
+static uint64_t rows_with(const sluice_plan_data_t* plan, int which, int32_t restore, int64_t kept_rows) {
+  return rows_of_chunks(plan, chunks_with(plan, which, restore), kept_rows);
+}
+
+/* Kept or offloaded. */
+static uint64_t rows_stored(const sluice_plan_data_t* plan, int which) {
+  int64_t chunks = chunks_with(plan, which, SLUICE_RESTORE_KEEP) + chunks_with(plan, which, SLUICE_RESTORE_OFFLOAD);
+  return rows_of_chunks(plan, chunks, plan->kept_rows);
+}
+
+uint64_t sluice_plan_row_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t restore) {
+  uint64_t bytes = 0;
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    if (chunks_with(plan, which, restore) > 0) bytes += sluice_row_bytes(&problem->shape, restored_tensors[which]);
+  }
+  return bytes;
+}
+
+uint64_t sluice_plan_stored_row_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  uint64_t bytes = 0;
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    int64_t chunks = chunks_with(plan, which, SLUICE_RESTORE_KEEP) + chunks_with(plan, which, SLUICE_RESTORE_OFFLOAD);
+    if (chunks > 0) bytes += sluice_row_bytes(&problem->shape, restored_tensors[which]);
+  }
+  return bytes;
+}
+
+/* Buffers of the pool are one per chunk and tensor, each rounded up. */
+uint64_t sluice_plan_host_pool_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                     int64_t kept_rows) {
+  uint64_t bytes = 0;
+  if (sluice_plan_row_bytes(problem, plan, SLUICE_RESTORE_OFFLOAD) == 0) return 0;
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    bytes += rows_with(plan, which, SLUICE_RESTORE_OFFLOAD, kept_rows) *
+             sluice_row_bytes(&problem->shape, restored_tensors[which]);
+  }
+  return (uint64_t)plan->inputs.max_outstanding * (bytes + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT);
+}
+
+/* Slots of the chunks that restore so, at most max_chunks, each rounded up: a whole number of lines. */
+static uint64_t stored_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int which,
+                             int32_t restore) {
+  if (chunks_with(plan, which, restore) == 0) return 0;
+  uint64_t bytes =
+      rows_with(plan, which, restore, plan->kept_rows) * sluice_row_bytes(&problem->shape, restored_tensors[which]) +
+      (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
+  return bytes / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT;
+}
+
+/* Parcels of a pass whatever the ids: at most one of each token for each rank. */
+static int64_t any_parcels(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return sluice_min_i64(sluice_plan_any_rows(problem, plan), problem->shape.world_size * plan->inputs.max_tokens);
+}
+
+/* Of the block in front of a step's rows. */
+static uint64_t kept_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return sluice_binding_routes_bytes(&problem->shape, plan->inputs.max_tokens) +
+         sluice_parcels_kept_bytes_of(&problem->shape, any_parcels(problem, plan), sluice_plan_any_rows(problem, plan));
+}
+
+uint64_t sluice_plan_far_parcels_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return sluice_align_up(sluice_parcels_far_bytes(&problem->shape, plan->inputs.max_tokens, any_parcels(problem, plan),
+                                                  sluice_plan_any_rows(problem, plan)));
+}
+
+uint64_t sluice_plan_block_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t which) {
+  switch (which) {
+    case SLUICE_SAVED_INPUT: return kept_bytes(problem, plan) + stored_bytes(problem, plan, DI, SLUICE_RESTORE_KEEP);
+    case SLUICE_SAVED_MIDDLE: return stored_bytes(problem, plan, M, SLUICE_RESTORE_KEEP);
+    case SLUICE_SAVED_HOST_INPUT: return stored_bytes(problem, plan, DI, SLUICE_RESTORE_OFFLOAD);
+    case SLUICE_SAVED_HOST_MIDDLE: return stored_bytes(problem, plan, M, SLUICE_RESTORE_OFFLOAD);
+    default: return 0;
+  }
+}
+
+static uint64_t far_step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_INPUT) +
+         sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_MIDDLE);
+}
+
+/* The step's buffer of a tensor's chunks that restore so; an empty block still takes one line. */
+static uint64_t stored_buffer(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int which,
+                              int32_t restore, int32_t num_chunks, const int64_t* kept_chunk_rows) {
+  uint64_t row = sluice_row_bytes(&problem->shape, restored_tensors[which]), rows = 0, slots = 0;
+  int32_t chunks = 0;
+  for (int32_t i = 0; i < num_chunks; ++i) {
+    if (kept_chunk_rows[i] < 0 || policy_of(plan, which, i) != restore) continue;
+    rows += (uint64_t)kept_chunk_rows[i];
+    slots += sluice_align_up((uint64_t)kept_chunk_rows[i] * row);
+    ++chunks;
+  }
+  int joined = chunks == num_chunks && restore == SLUICE_RESTORE_KEEP &&
+               (which == DI || !problem->shape.config.callback_experts);
+  return sluice_align_up((uint64_t)sluice_max_i64(1, (int64_t)(joined ? rows * row : slots)));
+}
+
+/* The step's buffers of kept and offloaded rows. */
+static uint64_t stored_buffers(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t num_chunks,
+                               const int64_t* kept_chunk_rows) {
+  uint64_t bytes = 0;
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    bytes += stored_buffer(problem, plan, which, SLUICE_RESTORE_KEEP, num_chunks, kept_chunk_rows) +
+             stored_buffer(problem, plan, which, SLUICE_RESTORE_OFFLOAD, num_chunks, kept_chunk_rows);
+  }
+  return bytes;
+}
+
+/* The same at most, whatever the routing, without what rounding each chunk up takes. */
+static uint64_t most_stored(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  uint64_t bytes = 0;
+  for (int which = 0; which < NUM_RESTORED; ++which) {
+    uint64_t rows = rows_stored(plan, which) * sluice_row_bytes(&problem->shape, restored_tensors[which]);
+    bytes += sluice_align_up(rows == 0 ? 1 : rows) + SLUICE_ALIGNMENT;
+  }
+  return bytes;
+}
+
+uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                int32_t num_chunks, const int64_t* kept_chunk_rows, int64_t num_tokens,
+                                int64_t num_sent, int64_t num_rows) {
+  if (problem->shape.is_far) return far_step_bytes(problem, plan); /* whatever the routing */
+  uint64_t bytes =
+      sluice_align_up(SLUICE_STEP_BYTES) +
+      sluice_align_up(sluice_binding_meta_bytes_of(&problem->shape, num_chunks, num_tokens, num_sent, num_rows));
+  return bytes + stored_buffers(problem, plan, num_chunks, kept_chunk_rows);
+}
+
+/* Whether all chunks restore alike whatever the routing. */
+static int is_uniform(const sluice_plan_data_t* plan) {
+  if (plan->inputs.policies.count > 0) return 0;
+  return plan->kept_rows >= plan->worst_rows || !(is_stored(plan->restore_di) || is_stored(plan->restore_m));
+}
+
+/* behind_list: chunks of the template that a list says nothing of. */
+static void fill_policies(const sluice_plan_data_t* plan, int32_t behind_list, sluice_template_spec_t* spec) {
+  int32_t most = is_uniform(plan) ? spec->num_chunks : spec->num_chunks / 2;
+  if (plan->inputs.policies.count > 0) most = spec->num_chunks - behind_list;
+  for (int32_t i = 0; i < spec->num_chunks; ++i) {
+    int stored = i < most;
+    spec->restore_di[i] = (uint8_t)(stored ? sluice_plan_di(plan, i) : SLUICE_RESTORE_REDISPATCH);
+    spec->restore_m[i] = (uint8_t)(stored ? sluice_plan_m(plan, i) : SLUICE_RESTORE_RECOMPUTE);
+  }
+}
+
+#define BEHIND_LIST 2 /* chunks that follow each other, as those do that no longer fit */
+
+/* Enough for every ring. */
+static int32_t small_chunks(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  const int32_t listed = plan->inputs.policies.count;
+  if (sluice_shape_ceiling(&problem->shape) > 0) return plan->num_chunks;
+  if (listed > 0) return (int32_t)sluice_min_i64(listed, SLUICE_PLAN_BLOCKS) + BEHIND_LIST;
+  return (int32_t)sluice_min_i64(plan->max_chunks, 4);
+}
+
+static sluice_template_spec_t small_spec(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                         int32_t direction, int32_t weights) {
+  sluice_template_spec_t spec = {
+      .direction = direction,
+      .num_chunks = small_chunks(problem, plan),
+      .single_rank = problem->shape.world_size == 1,
+      .keep = direction == SLUICE_FORWARD,
+      .callback = problem->shape.config.callback_experts,
+      .gated = problem->shape.config.gated != SLUICE_GATED_NO,
+      .bounded = 1,
+      .dedup = sluice_shape_is_deduplicated(&problem->shape),
+      .input_half = direction == SLUICE_BACKWARD,
+      .weight_half = direction == SLUICE_BACKWARD ? weights : SLUICE_WEIGHTS_NONE,
+      .wgrad_mode = plan->wgrad_mode,
+  };
+  fill_policies(plan, sluice_shape_ceiling(&problem->shape) > 0 ? 0 : BEHIND_LIST, &spec);
+  return spec;
+}
+
+sluice_status_t sluice_plan_small_template(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                           int32_t direction, int32_t weights, sluice_template_t** out_schedule) {
+  const sluice_template_spec_t spec = small_spec(problem, plan, direction, weights);
+  return sluice_template_build(&spec, sluice_process_allocator(), out_schedule);
+}
+
+sluice_status_t sluice_plan_small_rings(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                        int32_t direction, int32_t weights, sluice_plan_rings_t* out_rings) {
+  const sluice_template_spec_t spec = small_spec(problem, plan, direction, weights);
+  return sluice_ring_memo_get(problem->rings, &spec, out_rings);
+}
+
+uint64_t sluice_plan_tensor_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                  const sluice_plan_rings_t* rings, int32_t t) {
+  const sluice_template_spec_t* spec = &rings->spec;
+  int given = t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M || t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
+  uint64_t row = sluice_row_bytes(&problem->shape, t), ring = (uint64_t)rings->ring[t];
+  if (given || row == 0 || ring == 0) return 0;
+  uint64_t rows = (uint64_t)plan->chunk_rows;
+  if (t == SLUICE_T_SEND || t == SLUICE_T_RECV) rows = (uint64_t)sluice_plan_travelling_rows(problem, plan);
+  if (t == SLUICE_T_PARCELS) rows = (uint64_t)sluice_plan_arriving_parcels(problem, plan);
+  int one_per_chunk = ring == (uint64_t)spec->num_chunks && spec->num_chunks > 2;
+  if (spec->direction == SLUICE_BACKWARD &&
+      (plan->wgrad_mode == SLUICE_WGRAD_DEFERRED || spec->weight_half == SLUICE_WEIGHTS_LATER)) {
+    one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all that were not kept, until the last product */
+  }
+  if (one_per_chunk && sluice_shape_ceiling(&problem->shape) == 0) {
+    return sluice_align_up((uint64_t)plan->worst_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT);
+  }
+  return ring * sluice_align_up(rows * row);
+}
+
+sluice_status_t sluice_plan_slot_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                       int32_t direction, uint64_t* out_bytes) {
+  sluice_plan_rings_t rings;
+  SLUICE_TRY(sluice_plan_small_rings(problem, plan, direction, SLUICE_WEIGHTS_NOW, &rings));
+  uint64_t tensors = 0;
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) tensors += sluice_plan_tensor_bytes(problem, plan, &rings, t);
+  if (direction == SLUICE_BACKWARD) {
+    tensors += sluice_align_up(
+        sluice_weight_sum_ceiling(&problem->shape, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
+  }
+  int64_t scalars = sluice_max_i64(plan->chunk_rows, sluice_plan_sent_rows(problem, plan));
+  if (problem->shape.is_far) {
+    *out_bytes = tensors + sluice_pass_far_scratch_bytes((uint64_t)scalars * sizeof(float));
+    return SLUICE_OK;
+  }
+  *out_bytes = tensors + sluice_pass_scratch_bytes(&problem->shape, (uint64_t)scalars * sizeof(float),
+                                                   sluice_template_max_ops(plan->max_chunks));
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_deferred_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                           uint64_t* out_bytes) {
+  const sluice_plan_problem_t widest = sluice_plan_problem_widest(problem);
+  sluice_plan_rings_t rings;
+  SLUICE_TRY(sluice_plan_small_rings(&widest, plan, SLUICE_BACKWARD, SLUICE_WEIGHTS_LATER, &rings));
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
+    out_bytes[i] = sluice_plan_tensor_bytes(&widest, plan, &rings, sluice_deferred_tensors[i]);
+  }
+  return SLUICE_OK;
+}
+
+/* Between the halves of one backward; 0 where the host never leaves it there. */
+static sluice_status_t between_halves(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                      uint64_t* out_bytes) {
+  uint64_t bytes[SLUICE_NUM_DEFERRED];
+  *out_bytes = 0;
+  if (!plan->inputs.halves_apart) return SLUICE_OK;
+  SLUICE_TRY(sluice_plan_deferred_bytes(problem, plan, bytes));
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) *out_bytes += bytes[i];
+  return SLUICE_OK;
+}
+
+static uint64_t events_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return problem->events_bytes == NULL
+             ? 0
+             : problem->events_bytes(problem->device, sluice_template_max_ops(plan->max_chunks));
+}
+
+uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan) {
+  return SLUICE_T_COUNT * sluice_align_up((uint64_t)plan->max_chunks * sizeof(uint64_t));
+}
+
+uint64_t sluice_plan_cut_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  if (sluice_shape_ceiling(&problem->shape) > 0) return 0; /* nothing is cut */
+  return sluice_align_up((uint64_t)plan->num_blocks * (uint64_t)problem->shape.world_size * 8) +
+         sluice_align_up(((uint64_t)plan->num_blocks + 1) * 8);
+}
+
+uint64_t sluice_plan_routing_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return sluice_align_up(sluice_binding_arena_bytes(&problem->shape, plan->max_chunks, plan->inputs.max_tokens));
+}
+
+uint64_t sluice_plan_parcels_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  if (!sluice_shape_is_deduplicated(&problem->shape)) return 0;
+  int64_t tokens = plan->inputs.max_tokens, rows = sluice_plan_any_rows(problem, plan);
+  const sluice_parcels_size_t size = {plan->max_chunks, tokens, tokens * problem->shape.config.top_k, rows,
+                                      any_parcels(problem, plan)};
+  return sluice_align_up(sluice_parcels_bytes(&problem->shape, &size, 0));
+}
+
+/* Of one outstanding forward, at most; under ceilings exactly, on the rank with most tokens and experts. */
+static uint64_t step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  int64_t tokens = plan->inputs.max_tokens, rows[SLUICE_MAX_CHUNKS];
+  if (sluice_shape_ceiling(&problem->shape) > 0) {
+    for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
+    return sluice_plan_step_bytes(problem, plan, plan->num_chunks, rows, tokens,
+                                  plan->num_chunks * sluice_plan_sent_rows(problem, plan), plan->worst_rows);
+  }
+  return sluice_align_up(SLUICE_STEP_BYTES) +
+         sluice_align_up(sluice_binding_meta_bytes_of(&problem->shape, 1, tokens, tokens * problem->shape.config.top_k,
+                                                      sluice_plan_any_rows(problem, plan))) +
+         most_stored(problem, plan) + (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT +
+         sluice_binding_meta_bytes_of(&problem->shape, plan->max_chunks, 0, 0, 0);
+}
+
+uint64_t sluice_plan_saved_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  int64_t rows[SLUICE_MAX_CHUNKS];
+  if (problem->shape.is_far) {
+    return sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_INPUT) +
+           sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_MIDDLE) - kept_bytes(problem, plan);
+  }
+  if (sluice_shape_ceiling(&problem->shape) == 0) {
+    return most_stored(problem, plan) + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT;
+  }
+  for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
+  return stored_buffers(problem, plan, plan->num_chunks, rows);
+}
+
+sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_plan_data_t* plan) {
+  uint64_t forward = 0, backward = 0, between = 0;
+  /* Ceilings are those of the rank with the most experts, so that all ranks find the same plan. */
+  const sluice_plan_problem_t widest = sluice_plan_problem_widest(own);
+  const sluice_plan_problem_t* problem = &widest;
+  SLUICE_TRY(sluice_plan_slot_bytes(problem, plan, SLUICE_FORWARD, &forward));
+  SLUICE_TRY(sluice_plan_slot_bytes(problem, plan, SLUICE_BACKWARD, &backward));
+  SLUICE_TRY(between_halves(problem, plan, &between));
+  sluice_plan_bytes_t* b = &plan->bytes;
+  memset(b, 0, sizeof *b);
+  b->base = plan->inputs.base;
+  b->slots = sluice_align_up(forward > backward ? forward : backward);
+  if (problem->shape.is_far) {
+    b->routing =
+        sluice_binding_far_bytes(&problem->shape, &problem->far_scratch, plan->max_chunks, plan->inputs.max_tokens) +
+        sluice_plan_far_parcels_bytes(problem, plan);
+    b->step = far_step_bytes(problem, plan) + between;
+    b->host_pool = sluice_plan_host_pool_bytes(problem, plan, plan->kept_rows);
+    b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;
+    return SLUICE_OK;
+  }
+  b->routing = sluice_plan_routing_bytes(problem, plan) + sluice_plan_layout_bytes(plan) +
+               sluice_plan_cut_bytes(problem, plan) + sluice_plan_parcels_bytes(problem, plan);
+  b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(plan->max_chunks)) +
+                 SLUICE_TEMPLATE_LIST_BYTES + events_bytes(problem, plan);
+  b->headers = problem->header_bytes;
+  b->products = problem->product_bytes;
+  b->step = step_bytes(problem, plan) + between;
+  b->host_pool = sluice_plan_host_pool_bytes(problem, plan, plan->kept_rows);
+  b->total = b->base + b->slots + b->routing + b->schedules + b->headers + b->products +
+             (uint64_t)plan->inputs.max_outstanding * b->step;
+  return SLUICE_OK;
+}
+
+sluice_plan_arenas_t sluice_plan_arenas(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  const sluice_plan_problem_t widest = sluice_plan_problem_widest(problem);
+  sluice_plan_arenas_t arenas = {.slots = plan->bytes.slots,
+                                 .binding = sluice_plan_routing_bytes(&widest, plan),
+                                 .layout = sluice_plan_layout_bytes(plan),
+                                 .cut = sluice_plan_cut_bytes(&widest, plan)};
+  if (problem->shape.is_far) {
+    arenas.far_parcels = sluice_plan_far_parcels_bytes(&widest, plan);
+    arenas.routes = plan->bytes.routing - arenas.far_parcels;
+  } else {
+    arenas.parcels = sluice_plan_parcels_bytes(&widest, plan);
+  }
+  return arenas;
+}

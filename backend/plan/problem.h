@@ -1,0 +1,36 @@
+/* What a plan is made for: a layer's shape, and what its bytes and seconds depend on besides. Plain data: a problem of
+ * any number of ranks can be written down where none of them runs. */
+#ifndef SLUICE_BACKEND_PLAN_PROBLEM_H_
+#define SLUICE_BACKEND_PLAN_PROBLEM_H_
+
+#include "backend/model/routing_sizes.h"
+#include "backend/model/shape.h"
+#include "backend/plan/plan_rings.h"
+
+struct sluice_plan_data_s; /* plan.h */
+struct sluice_device_s;
+
+/* A context's budgets, for people: a share is named beside the whole, which is what they can raise. */
+typedef struct sluice_budget_shares_s {
+  uint64_t memory, host_memory;             /* of this context; 0: none */
+  uint64_t whole_memory, whole_host_memory; /* that these are shares of; 0: they are the whole */
+} sluice_budget_shares_t;
+
+typedef struct sluice_plan_problem_s {
+  sluice_shape_t shape;
+  uint64_t header_bytes;  /* of the headers that open each call */
+  uint64_t product_bytes; /* what the matrix products may borrow */
+  /* Of the device: bytes that passes of so many ops allocate once (NULL: none), and its scratch where it is far. */
+  uint64_t (*events_bytes)(const struct sluice_device_s* device, int32_t num_ops);
+  const struct sluice_device_s* device;
+  sluice_far_scratch_t far_scratch;
+  sluice_ring_memo_t* rings; /* known so far; borrowed, one problem at a time */
+  sluice_budget_shares_t shares;
+  /* Who prices plans: seconds of forward and backward, on all ranks alike, negative where no machine is known; whether
+   * a plan is fixed already. NULL: nobody. */
+  double (*price)(void* user, const struct sluice_plan_data_s* plan);
+  int32_t (*is_pinned)(void* user, const struct sluice_plan_data_s* plan);
+  void* user;
+} sluice_plan_problem_t;
+
+#endif /* SLUICE_BACKEND_PLAN_PROBLEM_H_ */

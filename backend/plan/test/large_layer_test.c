@@ -1,0 +1,102 @@
+/* A layer of 1,024 experts on 256 ranks is planned here, where no rank, device or engine exists: this program links
+ * base, model, schedule and plan alone. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/model/pass_sizes.h"
+#include "backend/plan/plan.h"
+
+static sluice_ring_memo_t rings;
+
+static sluice_plan_problem_t problem_of(int32_t num_experts, int32_t world_size) {
+  const sluice_moe_config_t config = {.model_width = 4096,
+                                      .hidden_width = 1536,
+                                      .num_experts = num_experts,
+                                      .top_k = 8,
+                                      .dtype = SLUICE_DTYPE_BF16,
+                                      .gated = SLUICE_GATED_HALVES,
+                                      .activation = SLUICE_ACTIVATION_SILU,
+                                      .restore_input = SLUICE_RESTORE_ADAPTIVE,
+                                      .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+                                      .wgrad_mode = SLUICE_WGRAD_ADAPTIVE};
+  sluice_plan_problem_t problem = {.header_bytes = sluice_headers_bytes(world_size), .rings = &rings};
+  sluice_shape_init(&problem.shape, &config, NULL, 0, world_size, NULL, 0);
+  return problem;
+}
+
+static sluice_plan_inputs_t inputs_of(uint64_t budget) {
+  return (sluice_plan_inputs_t){.max_tokens = 8192,
+                                .budget = budget,
+                                .max_outstanding = 2,
+                                .restore_di = SLUICE_RESTORE_ADAPTIVE,
+                                .restore_m = SLUICE_RESTORE_ADAPTIVE,
+                                .wgrad_mode = SLUICE_WGRAD_ADAPTIVE};
+}
+
+static void Shape_OfLargeLayer_HasFourExpertsARank(void** state) {
+  (void)state;
+  const sluice_plan_problem_t problem = problem_of(1024, 256);
+  assert_int_equal(problem.shape.num_local, 4);
+  assert_int_equal(problem.shape.most_local, 4);
+  assert_int_equal(sluice_row_bytes(&problem.shape, SLUICE_T_M), 2 * 1536 * 2);
+}
+
+static void Shape_UnevenExperts_WidestHasMost(void** state) {
+  (void)state;
+  const int32_t first_place[] = {0, 1, 6, 8};
+  const sluice_moe_config_t config = {
+      .model_width = 8, .hidden_width = 8, .num_experts = 8, .top_k = 1, .dtype = SLUICE_DTYPE_F32};
+  sluice_shape_t shape;
+  sluice_shape_init(&shape, &config, NULL, 2, 3, first_place, 0);
+  assert_int_equal(shape.num_local, 2);
+  assert_int_equal(sluice_shape_widest(&shape).num_local, 5);
+}
+
+static void Plan_LargeLayerUnderBudget_FitsAndAddsUp(void** state) {
+  (void)state;
+  const sluice_plan_problem_t problem = problem_of(1024, 256);
+  const sluice_plan_inputs_t none = inputs_of(0);
+  sluice_plan_data_t free, tight;
+  assert_int_equal(sluice_plan_make(&problem, &none, NULL, NULL, NULL, &free), SLUICE_OK);
+  uint64_t least = 0;
+  assert_int_equal(sluice_plan_least_bytes(&problem, &none, &least), SLUICE_OK);
+  assert_true(least < free.bytes.total);
+  const sluice_plan_inputs_t budget = inputs_of(least);
+  assert_int_equal(sluice_plan_make(&problem, &budget, NULL, NULL, NULL, &tight), SLUICE_OK);
+  assert_true(tight.bytes.total <= least);
+  const sluice_plan_bytes_t* b = &tight.bytes;
+  assert_int_equal(b->total, b->base + b->slots + b->routing + b->schedules + b->headers + b->products + 2 * b->step);
+  assert_int_equal(tight.worst_rows, (int64_t)256 * 8192 * 8);
+}
+
+static void Plan_BudgetTooSmall_SaysWhatItNeeds(void** state) {
+  (void)state;
+  const sluice_plan_problem_t problem = problem_of(1024, 256);
+  const sluice_plan_inputs_t tiny = inputs_of(1 << 20);
+  sluice_plan_data_t plan;
+  assert_int_equal(sluice_plan_make(&problem, &tiny, NULL, NULL, NULL, &plan), SLUICE_E_OVER_BUDGET);
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  assert_non_null(strstr(why.message, "no plan fits"));
+}
+
+static int free_rings(void** state) {
+  (void)state;
+  sluice_ring_memo_deinit(&rings);
+  return 0;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Shape_OfLargeLayer_HasFourExpertsARank),
+      cmocka_unit_test(Shape_UnevenExperts_WidestHasMost),
+      cmocka_unit_test(Plan_LargeLayerUnderBudget_FitsAndAddsUp),
+      cmocka_unit_test(Plan_BudgetTooSmall_SaysWhatItNeeds),
+  };
+  return cmocka_run_group_tests(tests, NULL, free_rings);
+}

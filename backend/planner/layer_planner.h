@@ -1,0 +1,46 @@
+/* What the planner answers about one layer, without any rank: the bytes of its plans, and on a machine the seconds of
+ * its passes. Prices the ops of the real template (backend/tune/cost.h) and sizes the real plans (backend/plan).
+ *
+ * Arguments are checked before (capi/src/planner.c). */
+#ifndef SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_
+#define SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_
+
+#include "backend/plan/plan.h"
+#include "backend/tune/cost.h"
+#include "sluice/planner.h"
+
+#define SLUICE_PLANNER_MOST_CANDIDATES 512
+
+/* What is asked of a layer: a choice, and what BY_CHUNK in it says. */
+typedef struct sluice_planner_asked_s {
+  sluice_planner_choice_t choice;
+  sluice_chunk_policies_t policies;
+} sluice_planner_asked_t;
+
+/* The plan problem of a workload on one of its ranks, on a CPU whose products borrow memory. rings: borrowed. */
+sluice_plan_problem_t sluice_planner_problem(const sluice_planner_workload_t* workload,
+                                             const sluice_planner_asked_t* asked, sluice_ring_memo_t* rings);
+/* What a rank's handles take of its memory before any plan: a context's on a CPU, and this layer's. */
+uint64_t sluice_planner_base_bytes(const sluice_shape_t* shape);
+
+/* Bytes and seconds of one choice. out: without its struct_size. entries: [capacity], may be NULL with 0.
+ * Errors: those of plans but OVER_BUDGET; INVALID_ARGUMENT (a machine without such links or products), NO_MEMORY. */
+sluice_status_t sluice_planner_predict_layer(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
+                                             const sluice_planner_asked_t* asked, sluice_planner_prediction_t* out,
+                                             sluice_planner_entry_t* entries, int32_t capacity);
+
+/* All candidates, and which is chosen. */
+typedef struct sluice_planner_candidates_s {
+  const sluice_machine_t* machine;
+  sluice_workload_t work;
+  int32_t count;
+  int32_t best; /* index, -1: none fits */
+  sluice_status_t status;
+  sluice_planner_candidate_t list[SLUICE_PLANNER_MOST_CANDIDATES];
+} sluice_planner_candidates_t;
+
+/* out: any memory of that size. Errors: as before, and OVER_BUDGET, with the candidates, where none fits. */
+sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
+                                            const sluice_planner_asked_t* wanted, sluice_planner_candidates_t* out);
+
+#endif /* SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_ */

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "sluice/moe.h"
+
 #define SLUICE_MAX_CHUNKS 256 /* n at most */
 
 /* The tensors between ops. Each has a ring of slots; sluice_template_home says which slot of which tensor holds a
@@ -34,5 +36,8 @@ typedef enum sluice_tensor_kind_e {
 /* What the weight half of a backward may need from the input half, besides the saved buffers. */
 #define SLUICE_NUM_DEFERRED 6
 extern const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED];
+
+/* The tensor behind each saved buffer; META has none: -1. */
+extern const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT];
 
 #endif /* SLUICE_BACKEND_MODEL_TENSORS_H_ */

@@ -7,7 +7,7 @@
 #ifndef SLUICE_BACKEND_TUNE_CACHE_H_
 #define SLUICE_BACKEND_TUNE_CACHE_H_
 
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "backend/tune/calibrate.h"
 
 #define SLUICE_CACHE_KEY_BYTES  768

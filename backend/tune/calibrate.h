@@ -7,7 +7,7 @@
 #ifndef SLUICE_BACKEND_TUNE_CALIBRATE_H_
 #define SLUICE_BACKEND_TUNE_CALIBRATE_H_
 
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "backend/tune/machine.h"
 
 typedef struct sluice_calibration_s {

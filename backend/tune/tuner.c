@@ -7,9 +7,9 @@
 #include "backend/base/dtype.h"
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
-#include "backend/moe/cut_rows.h"
-#include "backend/moe/layer.h"
-#include "backend/moe/plan_in_force.h"
+#include "backend/moe/routing/cut_rows.h"
+#include "backend/moe/layer/layer.h"
+#include "backend/moe/run/plan_in_force.h"
 #include "backend/model/shape.h"
 
 /* ---- predictions ---- */

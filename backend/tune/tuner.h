@@ -6,8 +6,8 @@
 #ifndef SLUICE_BACKEND_TUNE_TUNER_H_
 #define SLUICE_BACKEND_TUNE_TUNER_H_
 
-#include "backend/moe/chooser.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/chooser.h"
+#include "backend/moe/context/context.h"
 #include "backend/tune/cost.h"
 #include "backend/tune/fitted.h"
 #include "backend/tune/plan_race.h"

@@ -3,7 +3,7 @@
 
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
-#include "backend/moe/layer.h"
+#include "backend/moe/layer/layer.h"
 #include "backend/tune/tuner_parts.h"
 
 static sluice_racing_plan_t racing_of(const sluice_plan_data_t* plan) {

@@ -1,5 +1,5 @@
 /* What layers under ceilings have dropped. */
-#include "backend/moe/ceiling.h"
+#include "backend/moe/run/ceiling.h"
 
 #include <string.h>
 

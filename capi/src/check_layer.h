@@ -3,7 +3,7 @@
 #define SLUICE_CAPI_CHECK_LAYER_H_
 
 #include "backend/base/tensor.h"
-#include "backend/moe/layer.h"
+#include "backend/moe/layer/layer.h"
 
 /* [T, width] of the layer's dtype with unit column stride; num_tokens -1: any. */
 sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,

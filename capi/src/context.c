@@ -6,10 +6,11 @@
 #include "backend/base/clock.h"
 #include "backend/base/structs.h"
 #include "backend/comm/local/local_far.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "backend/tune/tuner.h"
 #include "capi/src/context_far.h"
 #include "sluice/moe.h"
+#include "backend/moe/context/device_memory.h"
 
 void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size) {
   sluice_context_config_t defaults;

@@ -5,9 +5,10 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
-#include "backend/moe/binding.h"
-#include "backend/moe/run.h"
+#include "backend/moe/routing/binding.h"
+#include "backend/moe/run/run.h"
 #include "capi/src/check_layer.h"
+#include "backend/moe/routing/saved_routes.h"
 
 #define INIT(type, out, struct_size)                           \
   if ((out) == NULL || (struct_size) < sizeof(size_t)) return; \

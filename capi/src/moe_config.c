@@ -5,8 +5,9 @@
 #include <unistd.h>
 
 #include "backend/base/structs.h"
-#include "backend/moe/layer.h"
-#include "backend/moe/plan_in_force.h"
+#include "backend/moe/layer/layer.h"
+#include "backend/moe/run/plan_in_force.h"
+#include "backend/moe/layer/layer_life.h"
 
 void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {
   if (out_config == NULL || struct_size < sizeof(size_t)) return;

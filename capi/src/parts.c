@@ -1,5 +1,5 @@
 /* The parts of a layer alone: argument checks, then backend/moe/parts. */
-#include "backend/moe/parts.h"
+#include "backend/moe/run/parts.h"
 
 #include "capi/src/check_layer.h"
 

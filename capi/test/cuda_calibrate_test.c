@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "capi/test/cuda_calibrate_suite.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
 

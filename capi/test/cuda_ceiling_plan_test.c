@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "capi/test/ceiling_budgets.h"
 #include "capi/test/checks.h"
 #include "capi/test/fakes.h"

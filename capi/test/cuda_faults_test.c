@@ -14,7 +14,7 @@
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
 

@@ -9,7 +9,7 @@
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "capi/src/context_far.h"
 
 enum { PATIENCE_MS = 300000 }; /* against hangs: a sanitizer on a busy machine takes its time */

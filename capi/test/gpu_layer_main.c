@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "capi/src/context_far.h"
 #include "capi/test/cuda_calibrate_suite.h"
 #include "capi/test/cuda_layer_suite.h"

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "backend/device/fake/fake_device.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 #include "capi/test/play.h"
 
 /* ---- a callback fails ---- */

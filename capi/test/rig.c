@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 
 void heap_init(heap_t* heap) {
   atomic_init(&heap->live_bytes, 0);

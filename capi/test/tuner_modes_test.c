@@ -9,9 +9,9 @@
 
 #include <cmocka.h>
 
-#include "backend/moe/chooser.h"
-#include "backend/moe/engine.h"
-#include "backend/moe/layer.h"
+#include "backend/moe/context/chooser.h"
+#include "backend/moe/context/context.h"
+#include "backend/moe/layer/layer.h"
 #include "capi/test/own_rig.h"
 #include "capi/test/refusals.h"
 

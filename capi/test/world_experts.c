@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 
 int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
   int32_t count = 0;

@@ -143,7 +143,7 @@ static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream)
   return SLUICE_OK;
 }
 
-/* What backend/moe/executor.c does, over the same interface. */
+/* What backend/moe/pass/executor.c does, over the same interface. */
 static sluice_status_t run_pass(executor_t* e, sluice_stream_t stream) {
   const sluice_device_vtable_t* vtable = e->device->vtable;
   SLUICE_TRY(vtable->begin(e->device, e->schedule->num_ops, run_op, e, stream));

@@ -1,0 +1,54 @@
+/* The layer behind the public handle: a checked config and the table of who owns which expert. */
+#ifndef SLUICE_BACKEND_MOE_LAYER_LAYER_H_
+#define SLUICE_BACKEND_MOE_LAYER_LAYER_H_
+
+#include "backend/device/kernels.h"
+#include "backend/model/shape.h"
+#include "backend/moe/context/chooser.h"
+#include "backend/moe/context/context.h"
+#include "backend/moe/layer/kept.h"
+#include "sluice/moe.h"
+
+/* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders
+ * use places, so that the rows for one rank, and for one expert on it, are consecutive. */
+typedef struct sluice_ceiling_s sluice_ceiling_t; /* ceiling_state.h */
+
+struct sluice_moe_s {
+  _Atomic int32_t references;
+  sluice_context_t* context;
+  sluice_shape_t shape;     /* what it is */
+  int32_t* place_of_expert; /* [E] */
+  int32_t* first_place;     /* [W + 1] places of each rank's experts */
+  uint64_t tables_bytes;
+  uint64_t fingerprint;                  /* of everything that must be equal on all ranks */
+  sluice_seat_t seat;                    /* what it does next */
+  sluice_kept_t kept;                    /* and what it did, where the seat has a choice */
+  struct sluice_plan_set_s* plans;       /* NULL: passes take what their rows need */
+  const struct sluice_plan_data_s* plan; /* of those, what is in force */
+  struct sluice_ceiling_s* ceiling;      /* NULL: rows travel as they are */
+  int32_t plan_is_given;                 /* by the host: not made anew when more tokens come */
+  int32_t plan_limits_context;           /* that plan counts in num_given_plans */
+  int32_t has_told_fallback;             /* that chunks did not fit what the plan keeps */
+};
+
+/* Whether the kernels' activation_forward and _backward suffice; other layers take unit_forward and _backward. */
+static inline int sluice_layer_is_plain(const sluice_moe_config_t* config) {
+  return config->activation <= SLUICE_ACTIVATION_SILU && config->gated != SLUICE_GATED_INTERLEAVED;
+}
+
+static inline sluice_unit_t sluice_layer_unit(const sluice_moe_config_t* config) {
+  return (sluice_unit_t){config->activation, config->gated, config->swiglu_alpha, config->swiglu_limit,
+                         config->swiglu_offset};
+}
+
+/* Whether passes of this layer run under a plan. */
+static inline int sluice_is_planned(const sluice_moe_t* moe) {
+  const sluice_context_t* context = moe->context;
+  return moe->plan != NULL || context->memory_budget > 0 || context->host_memory_budget > 0;
+}
+
+static inline int32_t sluice_layer_experts_of(const sluice_moe_t* moe, int32_t rank) {
+  return moe->first_place[rank + 1] - moe->first_place[rank];
+}
+
+#endif /* SLUICE_BACKEND_MOE_LAYER_LAYER_H_ */

@@ -1,0 +1,15 @@
+/* Making layers, and their end. */
+#ifndef SLUICE_BACKEND_MOE_LAYER_LAYER_LIFE_H_
+#define SLUICE_BACKEND_MOE_LAYER_LAYER_LIFE_H_
+
+#include "backend/moe/layer/layer.h"
+
+/* config has been validated; policies: of its lists, NULL: it has none. Retains context. */
+sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
+                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
+/* What a layer itself takes of its context's memory. */
+uint64_t sluice_layer_bytes(const sluice_moe_t* moe);
+void sluice_layer_retain(sluice_moe_t* moe);
+void sluice_layer_release(sluice_moe_t* moe);
+
+#endif /* SLUICE_BACKEND_MOE_LAYER_LAYER_LIFE_H_ */

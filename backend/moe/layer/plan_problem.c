@@ -1,0 +1,49 @@
+#include "backend/moe/layer/plan_problem.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "backend/model/pass_sizes.h"
+
+static double price(void* user, const sluice_plan_data_t* plan) {
+  const sluice_moe_t* moe = user;
+  sluice_chooser_t* chooser = moe->context->chooser;
+  return chooser->vtable->price(chooser, moe, plan);
+}
+
+static int32_t is_pinned(void* user, const sluice_plan_data_t* plan) {
+  const sluice_moe_t* moe = user;
+  sluice_chooser_t* chooser = moe->context->chooser;
+  return chooser->vtable->is_pinned(chooser, moe, plan);
+}
+
+static_assert(SLUICE_BORROWED_PRODUCT_BYTES == SLUICE_GEMM_SCRATCH_BYTES,
+              "what plans count is what products may borrow");
+
+sluice_budget_shares_t sluice_context_budget_shares(const sluice_context_t* context) {
+  return (sluice_budget_shares_t){context->memory_budget, context->host_memory_budget, context->shared_memory_budget,
+                                  context->shared_host_memory_budget};
+}
+
+sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe) {
+  sluice_context_t* context = moe->context;
+  sluice_device_t* device = context->device;
+  sluice_plan_problem_t problem = {
+      .shape = moe->shape,
+      .header_bytes = context->envelope.capacity,
+      .product_bytes = strcmp(context->gemm->name, "ref") == 0 ? 0 : SLUICE_BORROWED_PRODUCT_BYTES,
+      .events_bytes = device->vtable->events_bytes,
+      .device = device,
+      .rings = &context->rings,
+      .shares = sluice_context_budget_shares(context),
+      .user = (void*)(uintptr_t)moe,
+  };
+  if (moe->shape.is_far) problem.far_scratch = sluice_device_far_scratch(device);
+  if (context->chooser != NULL) problem.price = price, problem.is_pinned = is_pinned;
+  return problem;
+}
+
+uint64_t sluice_planned_block_bytes(const sluice_moe_t* moe, int32_t which) {
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  return sluice_plan_block_bytes(&problem, moe->plan, which);
+}

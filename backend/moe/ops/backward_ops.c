@@ -1,0 +1,174 @@
+/* The ops of a backward pass. With dy the output gradient of a row, w its route weight, a = f(T_M):
+ *   dT_ACT = dy W2            dgate = dT_ACT . a (+ dy . b2)       the gradient of w
+ *   dT_M   = w f'(T_M) dT_ACT dT_DI = dT_M [W1; W3]
+ *   dW2   += dy^T (w a)       dW1, dW3 += dT_M^T T_DI              db1, db3 += sum dT_M, db2 += sum w dy */
+#include "backend/base/dtype.h"
+#include "backend/moe/ops/exchange_ops.h"
+#include "backend/moe/ops/expert_math.h"
+#include "backend/moe/ops/restore_ops.h"
+#include "backend/moe/ops/run_op.h"
+#include "backend/moe/ops/travel.h"
+#include "backend/moe/ops/weight_grad.h"
+
+static int64_t rows_of(const sluice_pass_t* pass, int32_t chunk, int32_t local) {
+  return pass->binding.rows_of_expert[(int64_t)chunk * pass->binding.num_local + local];
+}
+
+static sluice_status_t dispatch_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0}, route = {0};
+  SLUICE_TRY(pass->travel->send_tokens_start(pass, op, pass->in_rows, &rows));
+  SLUICE_TRY(sluice_send_route_start(pass, op, &route));
+  pass->times[index].bytes = rows.bytes + route.bytes;
+  SLUICE_TRY(sluice_finish(pass, op, &rows));
+  return sluice_finish(pass, op, &route);
+}
+
+static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t count = 0;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op->chunk, e);
+    if (rows == 0) continue;
+    pass->products[count++] = (sluice_product_t){
+        rows,
+        c->hidden_width,
+        c->model_width,
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e), c->model_width, 0, element),
+        sluice_tensor_matrix(&pass->params->w2[e]),
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e), c->hidden_width, 0, element)};
+  }
+  return sluice_products_run(pass, op, count, c->dtype, 0);
+}
+
+static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const sluice_unit_t unit = sluice_layer_unit(c);
+  int wanted = pass->schedule->spec.weight_half != SLUICE_WEIGHTS_NONE;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op->chunk, e);
+    if (rows == 0) continue;
+    float* dgate = sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e);
+    const void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
+    void* dact = sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e);
+    const float* weight = sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e);
+    void* dpre = sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e);
+    void* act_w = wanted ? dact : NULL;
+    if (sluice_layer_is_plain(c)) {
+      kernels->activation_backward(stream, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, dact, weight,
+                                   dpre, act_w, dgate);
+    } else {
+      kernels->unit_backward(stream, c->dtype, &unit, rows, c->hidden_width, pre, dact, weight, dpre, act_w, dgate);
+    }
+    if (!c->bias) continue;
+    kernels->dot_rows(stream, c->dtype, rows, c->model_width, sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
+                      sluice_tensor_data(&pass->params->b2[e]), 0, 1, dgate);
+  }
+}
+
+/* dT_DI = dT_M[:, :H] W1 (+ dT_M[:, H:] W3). Where W1 and W3 are one matrix, one product rounds once. */
+static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t width = pass->moe->shape.gate_factor * c->hidden_width;
+  for (int32_t half = 0; half < pass->moe->shape.gate_factor; ++half) {
+    int64_t count = 0;
+    for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+      int64_t rows = rows_of(pass, op->chunk, e);
+      int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, c->hidden_width, element);
+      if (rows == 0 || (half == 1 && fused)) continue;
+      pass->products[count++] = (sluice_product_t){
+          rows,
+          c->model_width,
+          fused ? 2 * c->hidden_width : c->hidden_width,
+          sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e), width, half * c->hidden_width, element),
+          sluice_tensor_matrix(half == 0 ? &pass->params->w1[e] : &pass->params->w3[e]),
+          sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e), c->model_width, 0, element)};
+    }
+    SLUICE_TRY(sluice_products_run(pass, op, count, c->dtype, half == 0 ? 0 : 1));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t host_expert_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op->chunk, e);
+    if (rows == 0) continue;
+    void* dy = sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e);
+    kernels->dot_rows(stream, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
+                      c->model_width, 0, sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e));
+    kernels->scale_rows(stream, c->dtype, rows, c->model_width, dy,
+                        sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e), dy);
+    int32_t result = pass->callbacks->backward(pass->callbacks->user, op->chunk, e, rows,
+                                               sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), dy,
+                                               sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e));
+    if (result != 0) {
+      return SLUICE_FAIL(SLUICE_E_FOREIGN,
+                         "layer %d: the host's expert %d failed in backward of chunk %d (it returned %d)", c->layer_id,
+                         e, op->chunk, result);
+    }
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t combine_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0}, gate = {0};
+  SLUICE_TRY(pass->travel->return_rows_start(pass, op, SLUICE_T_DDI, &rows));
+  SLUICE_TRY(sluice_return_gate_start(pass, op, &gate));
+  pass->times[index].bytes = rows.bytes + gate.bytes;
+  SLUICE_TRY(sluice_finish(pass, op, &rows));
+  return sluice_finish(pass, op, &gate);
+}
+
+static void write_route_gradients(sluice_pass_t* pass, const sluice_op_t* op, sluice_token_span_t tokens) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_tensor_t* out = pass->grad_route_weights;
+  const float* scalars = b->world_size == 1 ? sluice_pass_chunk(pass, SLUICE_T_DGATE, tokens.chunk) : pass->gate_recv;
+  int64_t t = tokens.first, stride = sluice_tensor_stride(out, 0);
+  pass->context->device->kernels->spread_scalars(
+      sluice_pass_stream(pass, op), tokens.count, b->top_k, scalars, b->position + t * b->top_k,
+      (float*)sluice_tensor_data(out) + t * stride, stride, sluice_tensor_stride(out, 1));
+}
+
+static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_token_span_t tokens = sluice_tokens_of(&pass->binding, op->chunk);
+  if (tokens.count == 0) return;
+  if (pass->out_rows != NULL) pass->travel->reduce(pass, op, SLUICE_T_DDI);
+  if (pass->grad_route_weights != NULL) write_route_gradients(pass, op, tokens);
+}
+
+/* The forward's rows once more, from the tokens that the host passes to backward. */
+static sluice_status_t redispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0};
+  SLUICE_TRY(pass->travel->send_tokens_start(pass, op, pass->tokens, &rows));
+  pass->times[index].bytes = rows.bytes;
+  return sluice_finish(pass, op, &rows);
+}
+
+sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  switch (op->kind) {
+    case SLUICE_OP_DISPATCH_GRAD: return dispatch_grad(pass, op, index);
+    case SLUICE_OP_UNPACK_GRAD:
+      pass->travel->unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DDO);
+      sluice_unpack_route(pass, op);
+      return SLUICE_OK;
+    case SLUICE_OP_GEMM2_GRAD: return gemm2_grad(pass, op);
+    case SLUICE_OP_ACTIVATION_GRAD: activation_grad(pass, op); return SLUICE_OK;
+    case SLUICE_OP_GEMM1_GRAD: return gemm1_grad(pass, op);
+    case SLUICE_OP_EXPERT_GRAD: return host_expert_grad(pass, op);
+    case SLUICE_OP_COMBINE_GRAD: return combine_grad(pass, op, index);
+    case SLUICE_OP_REDUCE_GRAD: reduce_grad(pass, op); return SLUICE_OK;
+    case SLUICE_OP_WEIGHT_GRAD: return sluice_weight_grad(pass, op);
+    case SLUICE_OP_COPY_IN: return sluice_copy(pass, op, index);
+    case SLUICE_OP_REDISPATCH: return redispatch(pass, op, index);
+    case SLUICE_OP_UNPACK: pass->travel->unpack_tokens(pass, op, pass->tokens, SLUICE_T_DI); return SLUICE_OK;
+    case SLUICE_OP_RECOMPUTE: return sluice_recompute(pass, op);
+    case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
+    default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "backward: op %s does not belong here", sluice_op_name(op->kind));
+  }
+}

@@ -1,0 +1,26 @@
+/* Products over the local experts, described by the host's parameter tensors. Private to moe. */
+#ifndef SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_
+#define SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_
+
+#include "backend/base/tensor.h"
+#include "backend/moe/pass/pass.h"
+
+/* [rows, width] rows of a slot, from column `column` of rows `row_width` wide. */
+static inline sluice_matrix_t sluice_rows_matrix(void* rows, int64_t row_width, int64_t column, uint64_t element) {
+  return (sluice_matrix_t){(char*)rows + (uint64_t)column * element, row_width, 1};
+}
+static inline sluice_matrix_t sluice_tensor_matrix(const sluice_tensor_t* t) {
+  return (sluice_matrix_t){sluice_tensor_data(t), sluice_tensor_stride(t, 0), sluice_tensor_stride(t, 1)};
+}
+static inline sluice_matrix_t sluice_transpose(sluice_matrix_t m) {
+  return (sluice_matrix_t){m.data, m.col_stride, m.row_stride};
+}
+
+/* Whether W3's rows follow W1's, so that [W1; W3] is one [2H, M] matrix (the hosts' fused gate-up layout). */
+int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local, int64_t hidden, uint64_t element);
+
+/* The first `count` of pass->products, on the stream of the op's lane. */
+sluice_status_t sluice_products_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,
+                                    float beta);
+
+#endif /* SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_ */

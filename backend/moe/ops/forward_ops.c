@@ -1,0 +1,153 @@
+/* The ops of a forward pass. Equations per row x of expert e, in expert order:
+ *   T_M = [W1 x + b1 | W3 x + b3],  T_DO = W2 f(T_M) + b2,  y[t] = sum over k of w[t,k] T_DO(t, k). */
+#include "backend/base/dtype.h"
+#include "backend/moe/ops/expert_math.h"
+#include "backend/moe/ops/restore_ops.h"
+#include "backend/moe/ops/run_op.h"
+#include "backend/moe/ops/travel.h"
+
+static int64_t rows_of(const sluice_pass_t* pass, const sluice_op_t* op, int32_t local) {
+  return pass->binding.rows_of_expert[(int64_t)op->chunk * pass->binding.num_local + local];
+}
+
+static sluice_status_t dispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0}, route = {0};
+  const sluice_travel_t* travel = pass->travel;
+  SLUICE_TRY(travel->send_tokens_start(pass, op, pass->in_rows, &rows));
+  if (travel->send_weights_start != NULL) SLUICE_TRY(travel->send_weights_start(pass, op, &route));
+  pass->times[index].bytes = rows.bytes + route.bytes;
+  SLUICE_TRY(sluice_finish(pass, op, &rows));
+  return sluice_finish(pass, op, &route);
+}
+
+static void unpack(sluice_pass_t* pass, const sluice_op_t* op) {
+  pass->travel->unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DI);
+  if (pass->travel->unpack_weights != NULL) pass->travel->unpack_weights(pass, op);
+}
+
+static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t width = pass->moe->shape.gate_factor * c->hidden_width;
+  int64_t count = 0;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op, e);
+    if (rows == 0) continue;
+    sluice_matrix_t x =
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), c->model_width, 0, element);
+    void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
+    int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, c->hidden_width, element);
+    pass->products[count++] = (sluice_product_t){rows,
+                                                 fused ? 2 * c->hidden_width : c->hidden_width,
+                                                 c->model_width,
+                                                 x,
+                                                 sluice_transpose(sluice_tensor_matrix(&pass->params->w1[e])),
+                                                 sluice_rows_matrix(pre, width, 0, element)};
+    if (!c->gated || fused) continue;
+    pass->products[count++] = (sluice_product_t){rows,
+                                                 c->hidden_width,
+                                                 c->model_width,
+                                                 x,
+                                                 sluice_transpose(sluice_tensor_matrix(&pass->params->w3[e])),
+                                                 sluice_rows_matrix(pre, width, c->hidden_width, element)};
+  }
+  return sluice_products_run(pass, op, count, c->dtype, 0);
+}
+
+static const void* bias_of(const sluice_tensor_t* biases, int32_t local) {
+  return biases == NULL ? NULL : sluice_tensor_data(&biases[local]);
+}
+
+/* `out`: T_ACT, or scratch where only the biases are wanted in T_M. */
+static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const sluice_unit_t unit = sluice_layer_unit(c);
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op, e);
+    if (rows == 0) continue;
+    void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
+    void* act = sluice_pass_rows(pass, out, op->chunk, e);
+    const void* b1 = c->bias ? bias_of(pass->params->b1, e) : NULL;
+    const void* b3 = c->bias && c->gated == SLUICE_GATED_HALVES ? bias_of(pass->params->b3, e) : NULL;
+    if (sluice_layer_is_plain(c)) {
+      kernels->activation_forward(stream, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, b1, b3, act);
+    } else {
+      kernels->unit_forward(stream, c->dtype, &unit, rows, c->hidden_width, pre, b1, b3, act);
+    }
+  }
+}
+
+sluice_status_t sluice_recompute(sluice_pass_t* pass, const sluice_op_t* op) {
+  SLUICE_TRY(gemm1(pass, op));
+  if (pass->moe->shape.config.bias) activation(pass, op, SLUICE_T_DACT);
+  return SLUICE_OK;
+}
+
+static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  int64_t count = 0;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op, e);
+    if (rows == 0) continue;
+    pass->products[count++] = (sluice_product_t){
+        rows,
+        c->model_width,
+        c->hidden_width,
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_ACT, op->chunk, e), c->hidden_width, 0, element),
+        sluice_transpose(sluice_tensor_matrix(&pass->params->w2[e])),
+        sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e), c->model_width, 0, element)};
+  }
+  SLUICE_TRY(sluice_products_run(pass, op, count, c->dtype, 0));
+  if (!c->bias) return SLUICE_OK;
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    pass->context->device->kernels->add_bias(sluice_pass_stream(pass, op), c->dtype, rows_of(pass, op, e),
+                                             c->model_width, sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
+                                             bias_of(pass->params->b2, e));
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
+  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
+    int64_t rows = rows_of(pass, op, e);
+    if (rows == 0) continue;
+    int32_t result = pass->callbacks->forward(pass->callbacks->user, op->chunk, e, rows,
+                                              sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e),
+                                              sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e));
+    if (result != 0) {
+      return SLUICE_FAIL(SLUICE_E_FOREIGN,
+                         "layer %d: the host's expert %d failed in forward of chunk %d (it returned %d)",
+                         pass->moe->shape.config.layer_id, e, op->chunk, result);
+    }
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t combine(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0};
+  SLUICE_TRY(pass->travel->return_rows_start(pass, op, SLUICE_T_DO, &rows));
+  pass->times[index].bytes = rows.bytes;
+  return sluice_finish(pass, op, &rows);
+}
+
+static void reduce(sluice_pass_t* pass, const sluice_op_t* op) {
+  if (sluice_tokens_of(&pass->binding, op->chunk).count > 0) pass->travel->reduce(pass, op, SLUICE_T_DO);
+}
+
+sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  switch (op->kind) {
+    case SLUICE_OP_DISPATCH: return dispatch(pass, op, index);
+    case SLUICE_OP_UNPACK: unpack(pass, op); return SLUICE_OK;
+    case SLUICE_OP_GEMM1: return gemm1(pass, op);
+    case SLUICE_OP_ACTIVATION: activation(pass, op, SLUICE_T_ACT); return SLUICE_OK;
+    case SLUICE_OP_GEMM2: return gemm2(pass, op);
+    case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
+    case SLUICE_OP_COMBINE: return combine(pass, op, index);
+    case SLUICE_OP_REDUCE: reduce(pass, op); return SLUICE_OK;
+    case SLUICE_OP_COPY_OUT: return sluice_copy(pass, op, index);
+    default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "forward: op %s does not belong here", sluice_op_name(op->kind));
+  }
+}

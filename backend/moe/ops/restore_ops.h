@@ -1,0 +1,14 @@
+/* Ops that put rows away in forward and bring them back in backward. Private to moe. */
+#ifndef SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_
+#define SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_
+
+#include "backend/moe/pass/pass.h"
+
+/* COPY_OUT and COPY_IN: the op's one read to its one write, expert by expert. */
+sluice_status_t sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t index);
+/* RECOMPUTE: T_DI -> T_M with the products and kernels of the forward, so that the same bits come out. */
+sluice_status_t sluice_recompute(sluice_pass_t* pass, const sluice_op_t* op);
+/* The host's own expert, T_DI -> T_DO: in forward, and again in backward where T_DO was not kept. */
+sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op);
+
+#endif /* SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_ */

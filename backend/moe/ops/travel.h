@@ -1,0 +1,36 @@
+/* What travels between ranks: each route's row, or, where a layer is deduplicated, one copy of a token's row for each
+ * rank and one sum back. Chosen once for a pass; the exchange ops of both directions go through it.
+ *
+ * Each `_start` packs and posts one exchange; the op waits with sluice_finish. All of this runs on the communication
+ * lane, one op at a time, so its scratch is shared without locks. */
+#ifndef SLUICE_BACKEND_MOE_OPS_TRAVEL_H_
+#define SLUICE_BACKEND_MOE_OPS_TRAVEL_H_
+
+#include "backend/moe/ops/transfer.h"
+
+typedef struct sluice_travel_s {
+  /* Rows of `tokens` to the ranks of their experts: gathered into T_SEND, arriving in T_RECV by source. */
+  sluice_status_t (*send_tokens_start)(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
+                                       sluice_transfer_t* out_transfer);
+  /* Received rows and this rank's own rows of `tokens`, into `tensor` in expert order. */
+  void (*unpack_tokens)(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor);
+  /* Forward: the route weights go along where the experts' rank sums rows, and are unpacked there; NULL: they stay. */
+  sluice_status_t (*send_weights_start)(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
+  void (*unpack_weights)(sluice_pass_t* pass, const sluice_op_t* op);
+  /* Rows of `tensor` back to the ranks of their tokens, arriving in T_RECV; own rows are copied or summed there while
+   * the wire is busy. */
+  sluice_status_t (*return_rows_start)(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
+                                       sluice_transfer_t* out_transfer);
+  /* Into the pass's out_rows: the returned rows of each token, weighted by the route weights (forward) or as they are.
+   * tensor: where they lie with one rank, which returns none. */
+  void (*reduce)(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor);
+} sluice_travel_t;
+
+extern const sluice_travel_t sluice_travel_of_rows;
+extern const sluice_travel_t sluice_travel_of_parcels;
+
+static inline const sluice_travel_t* sluice_travel_of(const sluice_moe_t* moe) {
+  return sluice_shape_is_deduplicated(&moe->shape) ? &sluice_travel_of_parcels : &sluice_travel_of_rows;
+}
+
+#endif /* SLUICE_BACKEND_MOE_OPS_TRAVEL_H_ */

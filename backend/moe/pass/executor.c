@@ -1,0 +1,231 @@
+/* Walks a template on a device. Nothing runs that is not an op of the schedule. */
+#include "backend/base/clock.h"
+#include "backend/moe/pass/op_times.h"
+#include "backend/moe/pass/pass.h"
+#include "backend/moe/pass/released.h"
+
+#define NO_JOB (-1)
+
+static sluice_status_t run_op(sluice_pass_t* pass, int32_t index) {
+  const sluice_op_t* op = &pass->schedule->ops[index];
+  pass->times[index].begin_ns = sluice_now_ns();
+  sluice_status_t status = pass->run_op(pass, op, index);
+  if (status == SLUICE_OK) status = sluice_released_by(pass, index);
+  pass->times[index].end_ns = sluice_now_ns();
+  return status;
+}
+
+static sluice_status_t run_ops(sluice_pass_t* pass, int32_t first, int32_t last) {
+  for (int32_t i = first; i <= last; ++i) SLUICE_TRY(run_op(pass, i));
+  return SLUICE_OK;
+}
+
+/* The same with the calling thread's CPU time of the ops, and apart from it what lies between them. */
+static sluice_status_t run_watched(sluice_pass_t* pass, int32_t first, int32_t last) {
+  const sluice_op_times_t* times = pass->times;
+  uint64_t before_ns = sluice_now_ns(), before_cpu_ns = sluice_thread_cpu_ns();
+  SLUICE_TRY(run_ops(pass, first, last));
+  uint64_t cpu_ns = sluice_thread_cpu_ns() - before_cpu_ns, after_ns = sluice_now_ns();
+  sluice_run_was_read(&pass->host, times[first].begin_ns - before_ns + after_ns - times[last].end_ns,
+                      pass->context->reading_cpu_ns);
+  for (int32_t i = first; i < last; ++i) {
+    cpu_ns -= sluice_between_ops(times[i + 1].begin_ns - times[i].end_ns, pass->context->reading_cpu_ns, cpu_ns);
+  }
+  pass->host.ops_ns += cpu_ns;
+  return SLUICE_OK;
+}
+
+/* The job is known by its last op, which is the one that others wait for. On a far device every op is a job. */
+static sluice_status_t run_job(void* user, int32_t last, sluice_stream_t stream) {
+  sluice_pass_t* pass = user;
+  const sluice_op_t* op = &pass->schedule->ops[last];
+  int32_t first = pass->moe->shape.is_far ? last : op->first_of_run;
+  pass->streams[op->lane] = stream;
+  if (pass->host.is_on && op->lane == SLUICE_LANE_COMPUTE) return run_watched(pass, first, last);
+  if (last == pass->comm_jobs.first) pass->comm_jobs.began_cpu_ns = sluice_thread_cpu_ns();
+  sluice_status_t status = run_ops(pass, first, last);
+  if (last == pass->comm_jobs.last) pass->comm_jobs.cpu_ns = sluice_thread_cpu_ns() - pass->comm_jobs.began_cpu_ns;
+  return status;
+}
+
+/* The clock of the communication lane's thread is read at both ends of its jobs: a system call each. */
+static void note_comm_job(sluice_comm_jobs_t* jobs, int32_t index) {
+  if (jobs->first == NO_JOB) jobs->first = index;
+  jobs->last = index;
+}
+
+static sluice_status_t submit(sluice_pass_t* pass, int32_t first, int32_t last) {
+  sluice_device_t* device = pass->context->device;
+  const sluice_op_t* op = &pass->schedule->ops[first];
+  sluice_job_t job = {.index = last, .lane = op->lane, .run_on_failure = sluice_op_is_exchange(op->kind)};
+  job.waits = sluice_released_waits(pass, first, &job.num_waits);
+  return device->vtable->submit(device, &job);
+}
+
+static sluice_status_t submit_all(sluice_pass_t* pass) {
+  const sluice_template_t* schedule = pass->schedule;
+  int is_far = pass->moe->shape.is_far; /* no lane has a thread there */
+  pass->comm_jobs.first = pass->comm_jobs.last = NO_JOB;
+  for (int32_t i = 0; i < schedule->num_ops; ++i) {
+    if (!is_far && !sluice_ends_run(schedule, i)) continue;
+    if (!is_far && schedule->ops[i].lane == SLUICE_LANE_COMM) note_comm_job(&pass->comm_jobs, i);
+    SLUICE_TRY(submit(pass, is_far ? i : schedule->ops[i].first_of_run, i));
+  }
+  return SLUICE_OK;
+}
+
+/* Only passes of training count: a forward that keeps nothing and a weight half alone take other times. */
+static int is_of_training(const sluice_template_spec_t* spec) {
+  return spec->only == 0 && (spec->direction == SLUICE_FORWARD ? spec->keep : spec->input_half);
+}
+
+/* What choosing needs of a pass. */
+static void report(sluice_pass_t* pass, const uint64_t* lane_ns) {
+  const sluice_template_spec_t* spec = &pass->schedule->spec;
+  sluice_seat_t* seat = &pass->moe->seat;
+  int is_far = pass->moe->shape.is_far; /* its ops are only enqueued by now: no times of lanes */
+  sluice_pass_report_t* report = is_far ? &seat->enqueued[spec->direction] : &seat->own.pass[spec->direction];
+  *report = (sluice_pass_report_t){
+      .pass_ns = pass->end_ns - pass->agreed_ns,
+      .rows = pass->binding.num_rows,
+      .num_chunks = spec->num_chunks,
+      .wgrad_mode = (int16_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
+      .plan = pass->binding.plan,
+      .compute_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMPUTE],
+      .comm_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMM],
+      .comm_cpu_ns = (float)pass->comm_jobs.cpu_ns,
+      .header_ns = (float)pass->header_ns,
+  };
+  if (spec->direction != SLUICE_FORWARD) return;
+  seat->own.rows = pass->binding.num_rows;
+  seat->own.num_tokens = pass->binding.num_tokens;
+}
+
+static void record(sluice_pass_t* pass) {
+  sluice_context_stats_t* stats = &pass->context->stats;
+  const sluice_template_t* schedule = pass->schedule;
+  uint64_t lane_ns[SLUICE_NUM_LANES] = {0};
+  pass->end_ns = sluice_now_ns();
+  for (int32_t i = 0; i < schedule->num_ops; ++i) {
+    const sluice_op_times_t* t = &pass->times[i];
+    lane_ns[schedule->ops[i].lane] += t->end_ns - t->begin_ns;
+    stats->bytes_sent += t->bytes;
+  }
+  stats->bytes_sent += pass->binding.parcels.exchanged_bytes;
+  ++stats->num_passes;
+  stats->compute_ns += lane_ns[SLUICE_LANE_COMPUTE];
+  stats->comm_ns += lane_ns[SLUICE_LANE_COMM];
+  stats->comm_cpu_ns += pass->comm_jobs.cpu_ns;
+  stats->pass_ns += pass->end_ns - pass->begin_ns;
+  stats->last_num_chunks = schedule->spec.num_chunks;
+  stats->last_is_settled = pass->moe->seat.is_settled;
+  if (is_of_training(&schedule->spec)) report(pass, lane_ns);
+}
+
+static void add_to_trace(const sluice_pass_t* pass, const sluice_trace_event_t* of_what) {
+  sluice_trace_event_t event = *of_what;
+  event.layer = pass->moe->shape.config.layer_id;
+  event.direction = pass->schedule->spec.direction;
+  sluice_trace_add(&pass->context->trace, &event);
+}
+
+/* Outside of what is counted as walking: without a trace there is none of it. */
+static void trace(const sluice_pass_t* pass) {
+  if (pass->context->trace.capacity == 0) return;
+  for (int32_t i = 0; i < pass->schedule->num_ops; ++i) {
+    const sluice_op_t* op = &pass->schedule->ops[i];
+    const sluice_op_times_t* t = &pass->times[i];
+    const sluice_trace_event_t event = {.begin_ns = t->begin_ns,
+                                        .end_ns = t->end_ns,
+                                        .op = sluice_op_name(op->kind),
+                                        .chunk = op->chunk,
+                                        .lane = op->lane,
+                                        .bytes = t->bytes};
+    add_to_trace(pass, &event);
+  }
+  const sluice_trace_event_t whole = {.begin_ns = pass->begin_ns,
+                                      .end_ns = pass->end_ns,
+                                      .op = "pass",
+                                      .chunk = -1,
+                                      .lane = SLUICE_LANE_COMPUTE,
+                                      .bytes = pass->binding.parcels.exchanged_bytes};
+  add_to_trace(pass, &whole);
+}
+
+/* began_ns: the calling thread's CPU time when the walk began */
+static void record_walk(sluice_pass_t* pass, uint64_t began_ns) {
+  sluice_context_stats_t* stats = &pass->context->stats;
+  const sluice_lane_waits_t* waits = &pass->context->device->waits;
+  uint64_t took = sluice_thread_cpu_ns() - began_ns, other = pass->host.ops_ns + waits->caller_cpu_ns;
+  uint64_t others = pass->host.num_readings + waits->num_caller_wakes + waits->num_caller_posts;
+  ++others; /* that one, and the first */
+  ++stats->num_walks;
+  stats->bind_cpu_ns += pass->host.bind_ns;
+  stats->walk_cpu_ns += took > other ? took - other : 0;
+  stats->wait_ns += waits->caller_ns;
+  stats->num_wakes += waits->num_wakes;
+  stats->wake_cpu_ns += waits->cpu_ns;
+  stats->num_readings += pass->host.num_op_readings + others;
+  stats->readings_cpu_ns += pass->host.op_readings_ns + others * pass->context->reading_cpu_ns;
+}
+
+/* Where somebody chooses by times, on a far device: a mark on the host's stream, before the pass and behind it. A pass
+ * without its time is one that nobody chooses by, and no failure. */
+static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
+  sluice_device_t* device = pass->context->device;
+  sluice_seat_t* seat = &pass->moe->seat;
+  int32_t direction = pass->schedule->spec.direction;
+  if (!pass->moe->shape.is_far || seat->table == NULL || pass->captured) return SLUICE_OK;
+  if (seat->timers[direction] == NULL) SLUICE_TRY(device->far->timer_create(device, &seat->timers[direction]));
+  return device->far->timer_mark(device, seat->timers[direction], is_end, pass->stream);
+}
+
+void sluice_pass_take_times(sluice_moe_t* moe) {
+  sluice_device_t* device = moe->context->device;
+  sluice_seat_t* seat = &moe->seat;
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    sluice_pass_report_t* report = &seat->enqueued[direction];
+    uint64_t ns = 0;
+    if (report->pass_ns == 0 || seat->timers[direction] == NULL) continue;
+    sluice_status_t status = device->far->timer_ns(device, seat->timers[direction], &ns);
+    if (status == SLUICE_OK && ns == 0) continue; /* not through yet: the next forward asks again */
+    if (status == SLUICE_OK) {
+      seat->own.pass[direction] = *report;
+      seat->own.pass[direction].pass_ns = ns;
+    }
+    report->pass_ns = 0;
+  }
+}
+
+static sluice_status_t run(sluice_pass_t* pass) {
+  sluice_device_t* device = pass->context->device;
+  sluice_pass_report_t* enqueued = &pass->moe->seat.enqueued[pass->schedule->spec.direction];
+  enqueued->pass_ns = 0;
+  int is_marked = mark(pass, 0) == SLUICE_OK;
+  pass->has_begun = 1;
+  uint64_t begin_ns = sluice_op_times_begin(pass);
+  uint64_t begin_cpu_ns = pass->host.is_on ? sluice_thread_cpu_ns() : 0;
+  device->counts_waits = pass->host.is_on;
+  SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_job, pass, pass->stream));
+  sluice_status_t submitted = submit_all(pass);
+  pass->is_complete = submitted == SLUICE_OK;
+  /* join even then: lanes may be running what was submitted. It reports the first failure. */
+  sluice_status_t status = device->vtable->join(device);
+  if (status == SLUICE_OK) status = submitted;
+  int has_end = is_marked && status == SLUICE_OK && mark(pass, 1) == SLUICE_OK;
+  if (status == SLUICE_OK) {
+    sluice_op_times_take(pass, begin_ns);
+    record(pass);
+    if (pass->host.is_on) record_walk(pass, begin_cpu_ns);
+    trace(pass);
+  }
+  if (!has_end) enqueued->pass_ns = 0;
+  return status;
+}
+
+sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
+  SLUICE_TRY(sluice_released_begin(pass));
+  sluice_status_t status = run(pass);
+  sluice_released_end(pass);
+  return status;
+}

@@ -1,0 +1,124 @@
+/* One pass in execution: a template, a binding, where each tensor's slots lie, and the host's tensors. */
+#ifndef SLUICE_BACKEND_MOE_PASS_PASS_H_
+#define SLUICE_BACKEND_MOE_PASS_PASS_H_
+
+#include "backend/model/pass_sizes.h"
+#include "backend/moe/pass/host_times.h"
+#include "backend/moe/routing/binding.h"
+
+/* How the rows of a tensor lie. */
+typedef enum sluice_layout_e {
+  SLUICE_LAYOUT_NONE = 0,
+  SLUICE_LAYOUT_SLOTS,       /* slot after slot, each as large as the largest chunk that uses it, in expert order */
+  SLUICE_LAYOUT_EXPERT_MAJOR /* all rows of the pass, by (expert, chunk): one product may run over all chunks */
+} sluice_layout_t;
+
+typedef struct sluice_slots_s {
+  char* data;
+  uint64_t* first; /* SLOTS: [ring] bytes before each slot */
+  uint64_t bytes;
+  uint64_t row_bytes;
+  int32_t layout;
+} sluice_slots_t;
+
+typedef struct sluice_op_times_s {
+  uint64_t begin_ns;
+  uint64_t end_ns;
+  uint64_t bytes;
+} sluice_op_times_t;
+
+/* CPU time of the communication lane's thread, from its first job of the pass to its last. Only it writes the times. */
+typedef struct sluice_comm_jobs_s {
+  int32_t first, last; /* -1: it has none */
+  uint64_t began_cpu_ns;
+  uint64_t cpu_ns;
+} sluice_comm_jobs_t;
+
+typedef struct sluice_released_s sluice_released_t;
+
+struct sluice_travel_s; /* ops/travel.h */
+struct sluice_pass_s;
+/* Does one op of the pass, by kind; index: its own. */
+typedef sluice_status_t (*sluice_run_op_fn_t)(struct sluice_pass_s* pass, const sluice_op_t* op, int32_t index);
+
+typedef struct sluice_pass_s {
+  sluice_context_t* context;
+  sluice_moe_t* moe;
+  const sluice_template_t* schedule;
+  sluice_run_op_fn_t run_op;                 /* the ops of its direction */
+  const struct sluice_travel_s* travel;      /* what travels between ranks */
+  sluice_stream_t stream;                    /* the host's; NULL on a CPU */
+  sluice_stream_t streams[SLUICE_NUM_LANES]; /* of the lanes, each written by its own lane's ops; NULL on a CPU */
+  sluice_binding_t binding;
+  sluice_slots_t slots[SLUICE_T_COUNT];
+  const sluice_expert_tensors_t* params;
+  const sluice_expert_callbacks_t* callbacks;
+  /* forward: tokens in, tokens out. backward: output gradients in, input gradients out (may be NULL). */
+  const sluice_tensor_t* in_rows;
+  const sluice_tensor_t* out_rows;
+  const sluice_tensor_t* tokens;             /* backward: the forward's tokens, to be dispatched again */
+  const sluice_tensor_t* route_weights;      /* [T, K] */
+  const sluice_tensor_t* grad_route_weights; /* [T, K] or NULL */
+  const sluice_expert_tensors_t* grad_params;
+  int32_t grad_mode;
+  sluice_expert_ready_fn_t expert_ready;
+  void* expert_ready_user;
+  /* scratch of the communication lane, of the compute lane, and records per op */
+  const void** send;
+  void** recv;
+  uint64_t* send_bytes;
+  uint64_t* recv_bytes;
+  int64_t* cursor;            /* [W] communication lane */
+  sluice_row_run_t* runs;     /* [W] communication lane */
+  float* route_send;          /* [largest chunk] route weights on their way out */
+  float* gate_recv;           /* [largest chunk; cut_rows: all] the gate's scalars as they return */
+  float* scalar_recv;         /* [largest chunk] route weights as they arrive; gate scalars on their way out */
+  sluice_product_t* products; /* [sluice_pass_products] compute lane */
+  sluice_op_times_t* times;   /* [num_ops] */
+  int32_t captured;           /* the host's stream is being captured into a graph */
+  int32_t has_begun;          /* ops are being submitted: rows may have left this rank */
+  int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
+  uint64_t begin_ns, end_ns;
+  sluice_comm_jobs_t comm_jobs;
+  sluice_host_times_t host;
+  sluice_released_t* released; /* released.h; NULL: slots are not poisoned */
+  uint64_t agreed_ns;          /* when the header's exchange had ended */
+  uint64_t header_ns;          /* that it took */
+} sluice_pass_t;
+
+/* On a far device, once the stream has been read: the times of the layer's last passes go into its next report, if they
+ * are through. */
+void sluice_pass_take_times(sluice_moe_t* moe);
+
+/* Sizes of all tensors, from template and binding: pass->slots[tensor].bytes. Before the slots themselves exist. */
+sluice_status_t sluice_pass_measure(sluice_pass_t* pass);
+
+/* After measuring: lays all tensors that `given` does not provide into the context's slot arena, and the scratch behind
+ * them. given[tensor] != NULL: the data of all its slots (saved buffers, deferred gradients). */
+sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given);
+
+/* Whether what a pass takes beside its ops is counted. */
+static inline int sluice_pass_is_watched(const sluice_moe_t* moe) {
+  return moe->context->trace.capacity > 0 && moe->context->device->far == NULL;
+}
+
+/* Runs the schedule on the device; adds to the context's statistics and trace. */
+sluice_status_t sluice_pass_run(sluice_pass_t* pass);
+
+/* What ranks compare of a schedule; 0 where there is none. */
+static inline uint64_t sluice_pass_comm_hash(const sluice_pass_t* pass) {
+  return pass->schedule != NULL ? pass->schedule->comm_hash : 0;
+}
+
+/* The stream of an op's lane, from within the op. */
+static inline sluice_stream_t sluice_pass_stream(const sluice_pass_t* pass, const sluice_op_t* op) {
+  return pass->streams[op->lane];
+}
+
+/* Address of the rows of (tensor, chunk, local expert) at the chunk's home, and of the chunk's first row (SLOTS). */
+void* sluice_pass_rows(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local);
+void* sluice_pass_chunk(const sluice_pass_t* pass, int32_t tensor, int32_t chunk);
+/* Whether the rows of an expert lie one behind the other over all chunks. */
+int sluice_pass_is_joined(const sluice_pass_t* pass, int32_t tensor);
+
+#endif /* SLUICE_BACKEND_MOE_PASS_PASS_H_ */

@@ -1,0 +1,233 @@
+/* Where the slots of a pass lie: sizes from the binding, one arena, nothing allocated once the pass runs. */
+#include <assert.h>
+#include <string.h>
+
+#include "backend/base/dtype.h"
+#include "backend/moe/pass/pass.h"
+#include "backend/moe/pass/weight_sums.h"
+
+static_assert(sizeof(sluice_row_run_t) == SLUICE_ROW_RUN_BYTES && sizeof(sluice_product_t) == SLUICE_PRODUCT_BYTES &&
+                  sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
+              "plans count them");
+
+/* The buffers of the host pool have no ops that compute in them, hence no home in the template: chunk i, slot i. */
+static sluice_slot_ref_t home_of(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) {
+  return sluice_template_home(pass->schedule, tensor, chunk);
+}
+
+/* What products read over all chunks lies by expert, where each chunk has a slot of its own; what leaves the rank is
+ * packed chunk by chunk. */
+static int may_join(const sluice_moe_t* moe, int32_t tensor) {
+  switch (tensor) {
+    case SLUICE_T_KEPT_M: return !moe->shape.config.callback_experts;
+    case SLUICE_T_DI:
+    case SLUICE_T_KEPT_DI:
+    case SLUICE_T_M:
+    case SLUICE_T_DM:
+    case SLUICE_T_DDO:
+    case SLUICE_T_DACT:
+    case SLUICE_T_ROUTE: return 1;
+    default: return 0;
+  }
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk) {
+  const sluice_parcels_t* p = &b->parcels;
+  int parcels = sluice_shape_is_deduplicated(&b->moe->shape);
+  uint64_t remote = (uint64_t)(parcels ? p->max_chunk_remote : b->max_chunk_remote);
+  if (tensor == SLUICE_T_SEND) return remote;
+  /* T_RECV also takes the returned rows, this rank's own among them. */
+  if (tensor == SLUICE_T_RECV) return max_u64(remote, (uint64_t)(parcels ? p->max_chunk_sent : b->max_chunk_sent));
+  if (tensor == SLUICE_T_PARCELS) return (uint64_t)(p->first_arrived[chunk + 1] - p->first_arrived[chunk]);
+  return (uint64_t)(b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk]);
+}
+
+/* A host buffer is in use where a chunk's policy says so; every other slot where a chunk has its home there. */
+static int uses_host_slot(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
+  const uint8_t* restore = tensor == SLUICE_T_HOST_DI ? spec->restore_di : spec->restore_m;
+  return restore[chunk] == SLUICE_RESTORE_OFFLOAD;
+}
+
+static int has_slots(const sluice_pass_t* pass, int32_t tensor) {
+  return pass->schedule->ring[tensor] > 0 && pass->slots[tensor].row_bytes > 0;
+}
+
+/* Where a backward does not read T_DI of a chunk, its template gives it a home among the kept ones (needed_di in
+ * template_backward.c); the step's buffer holds the rows of those that were kept and no others. */
+static int is_left_out(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
+  return tensor == SLUICE_T_KEPT_DI && spec->restore_di[chunk] != SLUICE_RESTORE_KEEP;
+}
+
+/* Largest chunk of each slot, in bytes, as first[slot] for now; chunks[tensor]: how many have a home there. */
+static void collect_homes(sluice_pass_t* pass, int32_t* chunks) {
+  int32_t last[SLUICE_T_COUNT]; /* chunk that was counted */
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) last[t] = -1, chunks[t] = 0;
+  for (int32_t i = 0; i < pass->binding.num_chunks; ++i) {
+    for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+      if (t == SLUICE_T_KEPT_DI || t == SLUICE_T_KEPT_M) continue; /* through T_DI and T_M only */
+      sluice_slot_ref_t home = home_of(pass, t, i);
+      sluice_slots_t* slots = &pass->slots[home.tensor];
+      int is_host = t == SLUICE_T_HOST_DI || t == SLUICE_T_HOST_M;
+      if (!has_slots(pass, home.tensor) || pass->schedule->ring[home.tensor] <= home.slot) continue;
+      if (is_host && !uses_host_slot(&pass->schedule->spec, t, i)) continue;
+      if (is_left_out(&pass->schedule->spec, home.tensor, i)) continue;
+      uint64_t bytes = rows_of(&pass->binding, home.tensor, i) * slots->row_bytes;
+      slots->first[home.slot] = max_u64(slots->first[home.slot], bytes);
+      chunks[home.tensor] += last[home.tensor] != i;
+      last[home.tensor] = i;
+    }
+  }
+}
+
+/* Turns sizes of slots into where they begin. */
+static void lay_out(sluice_pass_t* pass, int32_t tensor, int32_t chunks) {
+  sluice_slots_t* slots = &pass->slots[tensor];
+  int32_t ring = pass->schedule->ring[tensor], n = pass->binding.num_chunks;
+  slots->bytes = 0;
+  if (!has_slots(pass, tensor)) return;
+  slots->layout =
+      may_join(pass->moe, tensor) && ring == n && chunks == n ? SLUICE_LAYOUT_EXPERT_MAJOR : SLUICE_LAYOUT_SLOTS;
+  if (slots->layout == SLUICE_LAYOUT_EXPERT_MAJOR) {
+    slots->bytes = (uint64_t)pass->binding.num_rows * slots->row_bytes;
+    return;
+  }
+  if (tensor == SLUICE_T_RECV && pass->binding.cut_rows) { /* one op reads them all: row after row */
+    for (int32_t s = 0; s < ring; ++s) slots->first[s] = (uint64_t)pass->binding.first_returned[s] * slots->row_bytes;
+    slots->bytes = (uint64_t)pass->binding.first_returned[n] * slots->row_bytes;
+    return;
+  }
+  for (int32_t s = 0; s < ring; ++s) {
+    uint64_t bytes = slots->first[s];
+    slots->first[s] = slots->bytes;
+    slots->bytes += sluice_align_up(bytes);
+  }
+}
+
+sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
+  uint64_t per_tensor = sluice_align_up((uint64_t)pass->binding.num_chunks * sizeof(uint64_t));
+  sluice_arena_t* arena = &pass->context->layout;
+  SLUICE_TRY(sluice_arena_reset(arena, SLUICE_T_COUNT * per_tensor, "places of slots"));
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    pass->slots[t].first = sluice_arena_take(arena, per_tensor);
+    memset(pass->slots[t].first, 0, per_tensor);
+    pass->slots[t].row_bytes = sluice_row_bytes(&pass->moe->shape, t);
+  }
+  int32_t chunks[SLUICE_T_COUNT];
+  collect_homes(pass, chunks);
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) lay_out(pass, t, chunks[t]);
+  pass->slots[SLUICE_T_DW].bytes =
+      sluice_weight_sum_bytes(pass); /* beside the host's gradients, which have their own */
+  return SLUICE_OK;
+}
+
+typedef struct scratch_sizes_s {
+  uint64_t per_rank, scalars, runs, products, times;
+} scratch_sizes_t;
+
+static scratch_sizes_t scratch_sizes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops) {
+  uint64_t w = (uint64_t)moe->context->world_size;
+  return (scratch_sizes_t){w * 8, scalar_bytes, w * sizeof(sluice_row_run_t),
+                           (uint64_t)sluice_pass_products(&moe->shape) * sizeof(sluice_product_t),
+                           (uint64_t)num_ops * sizeof(sluice_op_times_t)};
+}
+
+/* The scalars of rows lie with the rows, everything else where the host can touch it. */
+static void take_scratch(sluice_pass_t* pass, const scratch_sizes_t* s, sluice_arena_t* host, sluice_arena_t* rows) {
+  pass->send = sluice_arena_take(host, s->per_rank);
+  pass->recv = sluice_arena_take(host, s->per_rank);
+  pass->send_bytes = sluice_arena_take(host, s->per_rank);
+  pass->recv_bytes = sluice_arena_take(host, s->per_rank);
+  pass->cursor = sluice_arena_take(host, s->per_rank);
+  pass->route_send = sluice_arena_take(rows, s->scalars);
+  pass->gate_recv = sluice_arena_take(rows, s->scalars);
+  pass->scalar_recv = sluice_arena_take(rows, s->scalars);
+  pass->runs = sluice_arena_take(host, s->runs);
+  pass->products = sluice_arena_take(host, s->products);
+  pass->times = sluice_arena_take(host, s->times);
+  memset(pass->times, 0, s->times);
+}
+
+static sluice_status_t poison(const sluice_pass_t* pass, const sluice_arena_t* arena) {
+  sluice_device_t* device = pass->context->device;
+  if (!pass->context->poison) return SLUICE_OK;
+  if (device->far != NULL) return device->far->fill(device, pass->stream, arena->data, 0xff, arena->capacity);
+  memset(arena->data, 0xff, arena->capacity);
+  return SLUICE_OK;
+}
+
+/* A candidate may need more slots than what is chosen in the end. They stay while anything is on trial, so that trying
+ * costs no fresh pages; after a few settled passes of each layer what only trials needed goes back, once. */
+static sluice_status_t give_back_after_trials(sluice_context_t* context, const sluice_moe_t* moe, uint64_t bytes) {
+  sluice_settled_t* settled = &context->settled;
+  if (!moe->seat.is_settled) {
+    *settled = (sluice_settled_t){.had_trials = 1};
+    return SLUICE_OK;
+  }
+  sluice_arena_t* arena = &context->slots;
+  /* A plan counts its slots beforehand, a graph replays where they lie, a far device would have to wait. */
+  if (!settled->had_trials || sluice_is_planned(moe) || arena->is_fixed || moe->shape.is_far) return SLUICE_OK;
+  const int32_t wanted = SLUICE_SETTLED_PASSES * context->num_layers;
+  /* What runs first may still be a candidate's: a backward has its forward's chunks. */
+  if (++settled->num_passes > wanted / 2) settled->most_bytes = max_u64(settled->most_bytes, bytes);
+  if (settled->num_passes < wanted) return SLUICE_OK;
+  uint64_t most = settled->most_bytes;
+  *settled = (sluice_settled_t){0};
+  if (sluice_align_up(most) >= arena->capacity) return SLUICE_OK;
+  sluice_arena_deinit(arena);
+  return sluice_arena_reserve(arena, most, "slots of a pass");
+}
+
+sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
+  const sluice_binding_t* b = &pass->binding;
+  sluice_context_t* context = pass->context;
+  uint64_t rows = max_u64((uint64_t)b->max_chunk_rows, (uint64_t)b->max_chunk_sent);
+  if (b->cut_rows) rows = max_u64(rows, (uint64_t)b->first_returned[b->num_chunks]);
+  uint64_t scalar_bytes = rows * sizeof(float);
+  scratch_sizes_t s = scratch_sizes(pass->moe, scalar_bytes, pass->schedule->num_ops);
+  uint64_t total = sluice_pass_scratch_bytes(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops);
+  uint64_t tensors = 0;
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
+  }
+  sluice_arena_t *arena = &context->slots, *host = arena;
+  if (pass->moe->shape.is_far) {
+    uint64_t scalars = sluice_pass_far_scratch_bytes(s.scalars);
+    host = &context->scratch;
+    SLUICE_TRY(sluice_arena_reset(host, total - scalars, "scratch of a pass"));
+    total = scalars;
+  }
+  SLUICE_TRY(give_back_after_trials(context, pass->moe, total + tensors));
+  SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
+  SLUICE_TRY(poison(pass, arena));
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    if (given[t] != NULL) {
+      pass->slots[t].data = given[t];
+    } else if (pass->slots[t].bytes > 0) {
+      pass->slots[t].data = sluice_arena_take(arena, pass->slots[t].bytes);
+    }
+  }
+  context->stats.slot_bytes = tensors;
+  take_scratch(pass, &s, host, arena);
+  return SLUICE_OK;
+}
+
+void* sluice_pass_chunk(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) {
+  sluice_slot_ref_t home = home_of(pass, tensor, chunk);
+  const sluice_slots_t* slots = &pass->slots[home.tensor];
+  return slots->data + slots->first[home.slot];
+}
+
+void* sluice_pass_rows(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local) {
+  const sluice_slots_t* slots = &pass->slots[home_of(pass, tensor, chunk).tensor];
+  int64_t at = (int64_t)chunk * pass->binding.num_local + local;
+  if (slots->layout == SLUICE_LAYOUT_EXPERT_MAJOR) {
+    return slots->data + (uint64_t)pass->binding.first_in_pass[at] * slots->row_bytes;
+  }
+  return (char*)sluice_pass_chunk(pass, tensor, chunk) + (uint64_t)pass->binding.first_in_chunk[at] * slots->row_bytes;
+}
+
+int sluice_pass_is_joined(const sluice_pass_t* pass, int32_t tensor) {
+  return pass->slots[home_of(pass, tensor, 0).tensor].layout == SLUICE_LAYOUT_EXPERT_MAJOR;
+}

@@ -1,0 +1,26 @@
+/* Which rows and which gradients a backward sums into weight gradients, and the room of their f32 sums. */
+#ifndef SLUICE_BACKEND_MOE_PASS_WEIGHT_SUMS_H_
+#define SLUICE_BACKEND_MOE_PASS_WEIGHT_SUMS_H_
+
+#include "backend/moe/pass/pass.h"
+
+/* The host's tensors by sluice_parameter_t: out [SLUICE_NUM_PARAMETERS], each an array by local expert or NULL. */
+void sluice_gradients_of(const sluice_expert_tensors_t* tensors, const sluice_tensor_t** out);
+/* A host leaves out the gradients of parameters that it does not train. */
+int sluice_gradient_is_wanted(const sluice_shape_t* shape, const sluice_tensor_t* const* all, int parameter);
+int sluice_is_short_dtype(int32_t dtype);
+
+/* Rows of an expert in a chunk, or in all chunks (-1). */
+int64_t sluice_rows_of_expert(const sluice_pass_t* pass, int32_t chunk, int32_t local);
+/* The chunks that have rows of an expert. */
+typedef struct sluice_chunk_span_s {
+  int32_t count, first, last;
+} sluice_chunk_span_t;
+sluice_chunk_span_t sluice_chunks_of_expert(const sluice_pass_t* pass, int32_t local);
+/* One product over all chunks where the expert's rows lie one behind the other, else chunk by chunk. */
+int sluice_weight_rows_are_joined(const sluice_pass_t* pass);
+
+/* Bytes of the sums that this pass needs, once its other tensors are measured and pass->grad_params is known. */
+uint64_t sluice_weight_sum_bytes(const sluice_pass_t* pass);
+
+#endif /* SLUICE_BACKEND_MOE_PASS_WEIGHT_SUMS_H_ */

@@ -1,0 +1,257 @@
+/* Routes of a far device: its kernels order them, and they stay there. */
+#include "backend/moe/routing/far_routes.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "backend/base/tensor.h"
+#include "backend/moe/layer/plan_problem.h"
+#include "backend/moe/routing/binding_arrays.h"
+#include "backend/moe/routing/ceiling_routes.h"
+
+void sluice_binding_place_routes(sluice_binding_t* b, void* routes) {
+  uint64_t bytes = sluice_far_order_bytes(&b->moe->shape, b->num_tokens);
+  b->order = routes;
+  b->order_token = (int32_t*)(void*)((char*)routes + bytes);
+  b->position = (int32_t*)(void*)((char*)routes + 2 * bytes);
+  if (sluice_shape_has_far_parcels(&b->moe->shape)) {
+    char* at = (char*)b->position + sluice_align_up((uint64_t)(b->num_tokens * b->top_k) * sizeof(int32_t));
+    b->parcels.token = (int32_t*)(void*)at;
+    b->parcels.position_of_token =
+        (int32_t*)(void*)(at + sluice_far_parcel_tokens_bytes(&b->moe->shape, b->num_tokens));
+  }
+  int64_t of_chunk = sluice_shape_ceiling(&b->moe->shape) * b->moe->shape.config.num_experts;
+  for (int32_t i = 0; i <= b->num_chunks; ++i) {
+    b->first_order[i] = of_chunk > 0 ? i * of_chunk : b->first_token[i] * b->top_k;
+  }
+}
+
+/* first_bad: of the device; INT32_MAX: all ids name an expert, or are -1. */
+static sluice_status_t check_first_bad(const sluice_moe_t* moe, int32_t first_bad) {
+  if (first_bad == INT32_MAX) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                     "layer %d: expert_ids[%d, %d] is out of range; ids lie in [0, %d), or -1 to drop the route",
+                     moe->shape.config.layer_id, first_bad / moe->shape.config.top_k,
+                     first_bad % moe->shape.config.top_k, moe->shape.config.num_experts);
+}
+
+/* send_counts are there. */
+static void sum_sent(sluice_binding_t* b) {
+  int32_t num_experts = b->moe->shape.config.num_experts;
+  b->first_sent[0] = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    b->first_sent[i + 1] = b->first_sent[i];
+    for (int32_t place = 0; place < num_experts; ++place) b->first_sent[i + 1] += sluice_send_count(b, i, place);
+  }
+  b->num_sent = b->first_sent[b->num_chunks];
+}
+
+/* counts: [n][E + 1], as the device wrote them. */
+static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
+  int32_t num_experts = b->moe->shape.config.num_experts;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    const int32_t* of_chunk = counts + (int64_t)i * (num_experts + 1);
+    SLUICE_TRY(check_first_bad(b->moe, of_chunk[num_experts]));
+    memcpy(b->send_counts + (int64_t)i * num_experts, of_chunk, (size_t)num_experts * sizeof *of_chunk);
+  }
+  sum_sent(b);
+  if (!sluice_shape_has_far_parcels(&b->moe->shape)) return SLUICE_OK;
+  const int32_t* parcels = counts + (int64_t)b->num_chunks * (num_experts + 1);
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    memcpy(b->parcels.send_counts + (int64_t)i * b->world_size, parcels + (int64_t)i * (b->world_size + 1),
+           (size_t)b->world_size * sizeof *parcels);
+  }
+  return SLUICE_OK;
+}
+
+/* Of a host table of ranks by expert. */
+static uint64_t ranks_bytes_of(const sluice_moe_t* moe) {
+  return sluice_shape_has_far_parcels(&moe->shape) ? (uint64_t)moe->shape.config.num_experts * sizeof(int32_t) : 0;
+}
+static void fill_ranks(const sluice_moe_t* moe, int32_t* ranks) {
+  for (int32_t e = 0; e < moe->shape.config.num_experts && sluice_shape_has_far_parcels(&moe->shape); ++e) {
+    ranks[e] = 0;
+    while (moe->place_of_expert[e] >= moe->first_place[ranks[e] + 1]) ++ranks[e];
+  }
+}
+
+/* Numbers the parcels of routes that `routes` has ordered. ranks: host [E]. */
+static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_far_routes_t* routes,
+                                    const int32_t* ranks, sluice_binding_t* b) {
+  sluice_context_t* context = moe->context;
+  const sluice_far_scratch_t scratch = sluice_device_far_scratch(context->device);
+  b->parcels.sent_slots = sluice_arena_take(&context->routes, sluice_far_slots_bytes(&moe->shape, b->num_tokens));
+  const sluice_far_parcels_t parcels = {
+      .ids = routes->ids,
+      .ids_t = routes->ids_t,
+      .ids_k = routes->ids_k,
+      .ids_64 = routes->ids_64,
+      .num_chunks = b->num_chunks,
+      .first_token = b->first_token,
+      .rank_of_expert = ranks,
+      .top_k = b->top_k,
+      .num_experts = moe->shape.config.num_experts,
+      .num_ranks = b->world_size,
+      .most = (int32_t)sluice_most_parcels_of_token(&moe->shape),
+      .position = b->position,
+      .counts = routes->counts + (int64_t)b->num_chunks * (moe->shape.config.num_experts + 1),
+      .token = b->parcels.token,
+      .position_of_token = b->parcels.position_of_token,
+      .slots = b->parcels.sent_slots,
+      .scratch =
+          sluice_arena_take(&context->routes, sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens)),
+  };
+  return context->device->far->number_parcels(context->device, stream, &parcels);
+}
+
+/* Orders the routes on the device, and their parcels. ranks: host [E] for those, else NULL. out_counts: there,
+ * far_counts_bytes(). */
+static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                   int64_t* tally, const int32_t* ranks, sluice_binding_t* b, int32_t** out_counts) {
+  sluice_context_t* context = moe->context;
+  const sluice_far_vtable_t* far = context->device->far;
+  const sluice_far_scratch_t scratch = sluice_device_far_scratch(context->device);
+  int32_t num_experts = moe->shape.config.num_experts;
+  uint64_t counts_bytes = sluice_far_counts_bytes(&moe->shape, b->num_chunks);
+  uint64_t scratch_bytes = far->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
+  uint64_t routes_bytes = sluice_binding_routes_bytes(&moe->shape, b->num_tokens);
+  uint64_t parcels_bytes = sluice_far_slots_bytes(&moe->shape, b->num_tokens) +
+                           sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens);
+  SLUICE_TRY(sluice_arena_reset(&context->routes,
+                                routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes + parcels_bytes,
+                                "routes on the device"));
+  sluice_binding_place_routes(b, sluice_arena_take(&context->routes, routes_bytes));
+  sluice_far_routes_t routes = {
+      .ids = sluice_tensor_data(expert_ids),
+      .ids_t = sluice_tensor_stride(expert_ids, 0),
+      .ids_k = sluice_tensor_stride(expert_ids, 1),
+      .ids_64 = sluice_tensor_dtype(expert_ids) == SLUICE_DTYPE_I64,
+      .num_chunks = b->num_chunks,
+      .first_token = b->first_token,
+      .place_of_expert = moe->place_of_expert,
+      .top_k = b->top_k,
+      .num_experts = num_experts,
+      .counts = sluice_arena_take(&context->routes, counts_bytes),
+      .order = b->order,
+      .order_token = b->order_token,
+      .position = b->position,
+      .ceiling = sluice_shape_ceiling(&moe->shape),
+      .tally = tally,
+  };
+  routes.scratch = sluice_arena_take(&context->routes, scratch_bytes);
+  *out_counts = routes.counts;
+  SLUICE_TRY(far->route(context->device, stream, &routes));
+  return sluice_shape_has_far_parcels(&moe->shape) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                         int32_t num_chunks, sluice_binding_t* b) {
+  sluice_context_t* context = moe->context;
+  int64_t* cursor = NULL;
+  int32_t* there = NULL;
+  uint64_t bytes = sluice_far_counts_bytes(&moe->shape, num_chunks);
+  SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
+  SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
+  int32_t* counts = sluice_arena_take(&context->scratch, bytes);
+  int32_t* ranks = sluice_arena_take(&context->scratch, ranks_bytes_of(moe));
+  fill_ranks(moe, ranks);
+  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks, b, &there));
+  SLUICE_TRY(context->device->far->read(context->device, stream, there, counts, bytes));
+  SLUICE_TRY(take_counts(b, counts));
+  sluice_binding_receive_own(b);
+  return SLUICE_OK;
+}
+
+/* ---- in two parts, under a plan ---- */
+
+/* On the host the table of ranks follows them, for as long as they are there. */
+static int32_t* ranks_behind(const sluice_moe_t* moe, const int32_t* counts) {
+  return (int32_t*)(void*)((char*)(uintptr_t)counts +
+                           sluice_align_up(sluice_far_block_counts_bytes(&moe->shape, SLUICE_PLAN_BLOCKS)));
+}
+
+sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                         int32_t** out_counts) {
+  sluice_context_t* context = moe->context;
+  const sluice_far_vtable_t* far = context->device->far;
+  const sluice_far_scratch_t far_scratch = sluice_device_far_scratch(context->device);
+  int32_t num_experts = moe->shape.config.num_experts, num_blocks = SLUICE_PLAN_BLOCKS;
+  uint64_t bytes = sluice_far_block_counts_bytes(&moe->shape, num_blocks),
+           scratch = far->route_scratch_bytes(0, num_experts);
+  uint64_t parcel_scratch = sluice_far_parcel_scratch_bytes(&moe->shape, &far_scratch, expert_ids->shape[0]);
+  SLUICE_TRY(sluice_binding_check_routes(moe, expert_ids->shape[0]));
+  SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
+  SLUICE_TRY(sluice_arena_reset(&context->routes, sluice_align_up(bytes) + sluice_align_up(scratch) + parcel_scratch,
+                                "routes on the device"));
+  int32_t* there = sluice_arena_take(&context->routes, bytes);
+  int32_t* counts = sluice_arena_take(&context->scratch, bytes);
+  fill_ranks(moe, ranks_behind(moe, counts));
+  const sluice_far_blocks_t blocks = {
+      .ids = sluice_tensor_data(expert_ids),
+      .ids_t = sluice_tensor_stride(expert_ids, 0),
+      .ids_k = sluice_tensor_stride(expert_ids, 1),
+      .ids_64 = sluice_tensor_dtype(expert_ids) == SLUICE_DTYPE_I64,
+      .num_blocks = num_blocks,
+      .num_tokens = expert_ids->shape[0],
+      .place_of_expert = moe->place_of_expert,
+      .top_k = moe->shape.config.top_k,
+      .num_experts = num_experts,
+      .counts = there,
+      .scratch = sluice_arena_take(&context->routes, scratch),
+      .num_ranks = sluice_shape_has_far_parcels(&moe->shape) ? context->world_size : 0,
+      .rank_of_expert = ranks_behind(moe, counts),
+      .parcels = there + sluice_far_block_routes(&moe->shape, num_blocks),
+      .parcel_scratch = sluice_arena_take(&context->routes, parcel_scratch),
+  };
+  SLUICE_TRY(far->count_blocks(context->device, stream, &blocks));
+  SLUICE_TRY(far->read(context->device, stream, there, counts, bytes));
+  for (int32_t g = 0; g < num_blocks; ++g) {
+    const int32_t* of_block = counts + (int64_t)g * (num_experts + 1);
+    SLUICE_TRY(check_first_bad(moe, of_block[num_experts]));
+    memmove(counts + (int64_t)g * num_experts, of_block, (size_t)num_experts * sizeof *counts);
+  }
+  *out_counts = counts;
+  return SLUICE_OK;
+}
+
+/* Sums over the blocks of each chunk. of_block: [G][stride], of which `count` entries; out: [n][count]. */
+static void sum_blocks(int32_t num_chunks, const int32_t* first_block, const int32_t* of_block, int32_t stride,
+                       int32_t count, int32_t* out) {
+  memset(out, 0, (size_t)num_chunks * (size_t)count * sizeof *out);
+  for (int32_t i = 0; i < num_chunks; ++i) {
+    int32_t* of_chunk = out + (int64_t)i * count;
+    for (int32_t g = first_block[i]; g < first_block[i + 1]; ++g) {
+      for (int32_t k = 0; k < count; ++k) of_chunk[k] += of_block[(int64_t)g * stride + k];
+    }
+  }
+}
+
+sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream_t stream,
+                                                const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                                const int64_t* first_token, const int32_t* first_block,
+                                                const int32_t* counts, sluice_binding_t* b) {
+  int64_t* cursor = NULL;
+  int32_t* there = NULL;
+  int32_t num_experts = moe->shape.config.num_experts;
+  SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, first_token, b, &cursor));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks_behind(moe, counts), b, &there));
+  sum_blocks(num_chunks, first_block, counts, num_experts, num_experts, b->send_counts);
+  if (sluice_shape_has_far_parcels(&moe->shape)) {
+    sum_blocks(num_chunks, first_block, counts + sluice_far_block_routes(&moe->shape, SLUICE_PLAN_BLOCKS),
+               b->world_size + 1, b->world_size, b->parcels.send_counts);
+  }
+  sum_sent(b);
+  sluice_binding_receive_own(b);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_route_far_under_ceiling(sluice_moe_t* moe, sluice_stream_t stream,
+                                                       const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                                       int64_t* tally, sluice_binding_t* b) {
+  int64_t* cursor = NULL;
+  int32_t* there = NULL;
+  SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, tally, NULL, b, &there));
+  sluice_binding_fill_counts(b);
+  return SLUICE_OK;
+}

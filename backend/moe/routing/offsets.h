@@ -1,0 +1,13 @@
+/* From counts to offsets: what every way of routing prepares for. */
+#ifndef SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_
+#define SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_
+
+#include "backend/moe/routing/binding.h"
+
+/* Binds rows that lie by local expert already, for the experts alone: one chunk, no tokens. */
+sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert,
+                                       sluice_binding_t* out_binding);
+/* Derives all offsets once recv_counts are filled in. */
+sluice_status_t sluice_binding_finish(sluice_binding_t* binding);
+
+#endif /* SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_ */

@@ -1,0 +1,43 @@
+/* Deduplication: which rows a token's routes share on their way. A *parcel* is what travels between ranks for one token
+ * of one chunk: its row once, whatever number of its routes ends at the destination, and one row back.
+ *
+ *   y[t] = sum over ranks r of p[t, r],   p[t, r] = sum over k with an expert on r of w[t, k] T_DO(t, k)
+ *
+ * p is summed on rank r in k order in f32 and travels in the layer's dtype; the sum over ranks is in rank order, in
+ * f32, and rounded once. Gradients alike: dY[t] travels once to each rank, and sum over k of dT_DI(t, k) comes back.
+ * The rank's own parcels follow the same sums without travelling.
+ *
+ * A *slot* is where a route lies in its parcel: parcel * K + k, parcels counted from 0 for each (chunk, destination).
+ * The ranks exchange slots, 4 bytes for each route, once per forward behind the counts; a step keeps what it received.
+ *
+ * Source: DeepSeek-V3 (arXiv 2412.19437) section 3.2.2 sends a token once to each node and fans it out there; here to
+ * each rank, and sums are taken before the way back.
+ */
+#ifndef SLUICE_BACKEND_MOE_ROUTING_PARCELS_H_
+#define SLUICE_BACKEND_MOE_ROUTING_PARCELS_H_
+
+#include "backend/moe/routing/binding.h"
+
+/* Of a binding just finished, in forward: orders the parcels, exchanges slots and derives the rest; collective. The
+ * arrays lie in the context's parcel arena. Errors: NO_MEMORY; MISMATCH naming the rank whose slots are none; what the
+ * communicator reports. */
+sluice_status_t sluice_parcels_exchange(sluice_binding_t* binding);
+/* The same from the slots that a step kept. Borrows them. */
+sluice_status_t sluice_parcels_restore(sluice_binding_t* binding, int32_t* slots);
+
+/* The two on a far device. exchange: the numbers of parcels are there, the header brought those of the others; slots
+ * and tables follow on `stream`, and nothing waits. Slots that are none are passed over there, since nobody reads them:
+ * their rows are zeros. kept: the block that follows sluice_binding_routes_bytes() in a step, of a binding whose counts
+ * are known. */
+sluice_status_t sluice_parcels_exchange_far(sluice_binding_t* binding, sluice_stream_t stream);
+sluice_status_t sluice_parcels_restore_far(sluice_binding_t* binding, void* kept);
+uint64_t sluice_parcels_kept_bytes(const sluice_binding_t* binding);
+
+/* On a far device: the block that a step keeps in front of its rows (routes, and parcels that arrived), once counts
+ * are known, and the routes of a binding just made. */
+static inline uint64_t sluice_binding_kept_bytes(const sluice_binding_t* b) {
+  return sluice_binding_routes_bytes(&b->moe->shape, b->num_tokens) + sluice_parcels_kept_bytes(b);
+}
+static inline void* sluice_binding_routes(const sluice_binding_t* b) { return b->order; }
+
+#endif /* SLUICE_BACKEND_MOE_ROUTING_PARCELS_H_ */

@@ -1,0 +1,217 @@
+/* The saved form of a binding: header, send_counts, recv_counts, order, position, slots of parcels, first token and
+ * policies of chunks; without order and position on a far device, slots only where the layer is deduplicated: there
+ * the numbers of parcels in their place. */
+#include "backend/moe/routing/saved_routes.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <string.h>
+
+#include "backend/moe/routing/binding_arrays.h"
+#include "backend/moe/routing/far_routes.h"
+#include "backend/moe/routing/offsets.h"
+#include "backend/moe/routing/parcels.h"
+
+#define META_MAGIC      0x51ce4d45u
+#define META_MAGIC_USED 0x51ce5a5au
+
+typedef struct meta_header_s {
+  uint32_t magic;
+  int32_t num_chunks;
+  uint64_t fingerprint;
+  int64_t cut_rows;
+  int64_t num_tokens;
+  int64_t num_sent;
+  int64_t num_rows;
+  uint64_t saved_bytes[SLUICE_SAVED_COUNT]; /* what the other saved buffers must have at least */
+  uint64_t checksum;                        /* of everything behind the header, and of the header with this member 0 */
+} meta_header_t;
+static_assert(sizeof(meta_header_t) == SLUICE_META_HEADER_BYTES, "sizes of saved bindings go by it");
+
+/* Positions and orders become addresses, so that damaged bytes must not pass. Four independent sums of eight bytes each
+ * keep up with memory. */
+static uint64_t mix(uint64_t hash, uint64_t word) { return (hash ^ word) * 0x9e3779b97f4a7c15u; }
+
+static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t bytes) {
+  uint64_t sums[4] = {1, 2, 3, 4}, words[4], head[sizeof header / sizeof(uint64_t)];
+  uint64_t i = 0;
+  for (; i + sizeof words <= bytes; i += sizeof words) {
+    memcpy(words, body + i, sizeof words);
+    for (int lane = 0; lane < 4; ++lane) sums[lane] = mix(sums[lane], words[lane]), sums[lane] ^= sums[lane] >> 29;
+  }
+  memset(words, 0, sizeof words);
+  if (i < bytes) memcpy(words, body + i, bytes - i);
+  for (int lane = 0; lane < 4; ++lane) sums[lane] = mix(sums[lane], words[lane]);
+  header.checksum = 0;
+  header.magic = META_MAGIC;
+  memcpy(head, &header, sizeof head);
+  uint64_t hash = mix(mix(mix(mix(bytes, sums[0]), sums[1]), sums[2]), sums[3]);
+  for (size_t word = 0; word < sizeof head / sizeof head[0]; ++word) hash = mix(hash ^ (hash >> 31), head[word]);
+  return hash ^ (hash >> 31);
+}
+
+uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
+  return sluice_binding_meta_bytes_of(&b->moe->shape, b->num_chunks, b->num_tokens, b->num_sent, b->num_rows);
+}
+
+static char* put(char* at, const void* data, uint64_t bytes) {
+  if (bytes > 0) memcpy(at, data, bytes);
+  return at + bytes;
+}
+
+void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes, void* meta) {
+  meta_header_t header;
+  memset(&header, 0, sizeof header);
+  header.magic = META_MAGIC;
+  header.num_chunks = b->num_chunks;
+  header.fingerprint = b->moe->fingerprint;
+  header.cut_rows = b->cut_rows;
+  header.num_tokens = b->num_tokens;
+  header.num_sent = b->num_sent;
+  header.num_rows = b->num_rows;
+  memcpy(header.saved_bytes, saved_bytes, sizeof header.saved_bytes);
+  uint64_t n = (uint64_t)b->num_chunks;
+  char* const body = (char*)meta + sizeof header;
+  char* at = body;
+  at = put(at, b->send_counts, n * (uint64_t)b->moe->shape.config.num_experts * 4);
+  at = put(at, b->recv_counts, n * (uint64_t)b->world_size * (uint64_t)b->num_local * 4);
+  if (!b->moe->shape.is_far) {
+    at = put(at, b->order, (uint64_t)b->num_sent * 4);
+    at = put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
+  }
+  if (sluice_shape_has_far_parcels(&b->moe->shape)) {
+    at = put(at, b->parcels.send_counts, n * (uint64_t)b->world_size * 4);
+    at = put(at, b->parcels.recv_counts, n * (uint64_t)b->world_size * 4);
+  } else {
+    at = put(at, b->parcels.slots, sluice_binding_meta_parcels_bytes(&b->moe->shape, b->num_chunks, b->num_rows));
+  }
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    const int32_t chunk[] = {(int32_t)b->first_token[i],
+                             b->restore_di[i] | b->restore_m[i] << 8 | b->wgrad_mode << 16 | b->plan << 24};
+    at = put(at, chunk, sizeof chunk);
+  }
+  header.checksum = checksum_of(header, body, sluice_binding_meta_bytes(b) - sizeof header);
+  put(meta, &header, sizeof header);
+}
+
+void sluice_binding_use_up(void* meta) {
+  const uint32_t magic = META_MAGIC_USED;
+  memcpy(meta, &magic, sizeof magic);
+}
+
+int sluice_binding_is_used_up(const void* meta) {
+  uint32_t magic = 0;
+  memcpy(&magic, meta, sizeof magic);
+  return magic == META_MAGIC_USED;
+}
+
+/* Of a header whose numbers are in range. */
+static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* header) {
+  return sluice_binding_meta_bytes_of(&moe->shape, header->num_chunks, header->num_tokens, header->num_sent,
+                                      header->num_rows);
+}
+
+static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
+                                   meta_header_t* header) {
+  int whole = meta != NULL && meta_bytes >= sizeof *header;
+  if (whole) memcpy(header, meta, sizeof *header);
+  if (!whole || (header->magic != META_MAGIC && header->magic != META_MAGIC_USED) ||
+      header->fingerprint != moe->fingerprint || header->num_chunks < 1 || header->num_chunks > SLUICE_MAX_CHUNKS ||
+      header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->shape.config.top_k || header->num_sent < 0 ||
+      header->num_sent > sluice_binding_room(&moe->shape, header->num_chunks, header->num_tokens) ||
+      header->num_rows < 0 || header->num_rows > INT32_MAX ||
+      (moe->ceiling != NULL && header->num_chunks != moe->shape.config.num_chunks) ||
+      meta_bytes < meta_bytes_behind(moe, header)) {
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT,
+        "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote; pass the "
+        "buffers of the step unchanged and in order",
+        moe->shape.config.layer_id, (unsigned long long)meta_bytes);
+  }
+  uint64_t body_bytes = meta_bytes_behind(moe, header) - sizeof *header;
+  if (header->checksum != checksum_of(*header, (const char*)meta + sizeof *header, body_bytes)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: the saved buffer META is damaged: it changed after the forward that wrote it",
+                       moe->shape.config.layer_id);
+  }
+  return SLUICE_OK;
+}
+
+/* Boundaries and policies of the chunks; the checksum has passed, so only another layer's bytes can be wrong. */
+static sluice_status_t read_chunks(sluice_binding_t* b, const int32_t* chunks) {
+  int64_t last = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    int64_t first = chunks[(size_t)i * 2];
+    if (first < last || first > b->num_tokens || (i == 0 && first != 0)) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                         "layer %d: the saved buffer META is damaged: its chunks are not in order",
+                         b->moe->shape.config.layer_id);
+    }
+    b->first_token[i] = last = first;
+    b->restore_di[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] & 0xff);
+    b->restore_m[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 8 & 0xff);
+    b->wgrad_mode = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 16 & 0xff);
+    b->plan = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 24 & 0xff);
+  }
+  b->first_token[b->num_chunks] = b->num_tokens;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, void* routes,
+                                       sluice_binding_t* b) {
+  meta_header_t header;
+  SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
+  sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
+  b->cut_rows = header.cut_rows != 0;
+  b->num_sent = header.num_sent;
+  SLUICE_TRY(sluice_arena_reset(&moe->context->binding,
+                                sluice_binding_bytes_of(&moe->shape, header.num_chunks, header.num_sent, 0, 0),
+                                "offsets of a pass"));
+  sluice_binding_take_offsets(b, header.num_sent);
+  /* The counts and orders are read where the host keeps them. */
+  b->send_counts = (int32_t*)((const char*)meta + sizeof header);
+  b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->shape.config.num_experts;
+  const int32_t* chunks = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
+  if (!moe->shape.is_far) {
+    b->order = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
+    b->position = b->order + b->num_sent;
+    chunks = b->position + b->num_tokens * b->top_k;
+  }
+  int32_t* parcels = (int32_t*)chunks;
+  chunks += sluice_binding_meta_parcels_bytes(&moe->shape, header.num_chunks, header.num_rows) / sizeof *chunks;
+  SLUICE_TRY(read_chunks(b, chunks));
+  if (moe->shape.is_far) sluice_binding_place_routes(b, routes);
+  int64_t first = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    b->first_sent[i] = first;
+    for (int32_t place = 0; place < moe->shape.config.num_experts; ++place) first += sluice_send_count(b, i, place);
+  }
+  b->first_sent[b->num_chunks] = first;
+  if (first == b->num_sent) SLUICE_TRY(sluice_binding_finish(b));
+  if (first != b->num_sent || b->num_rows != header.num_rows) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: the saved buffer META is damaged: its counts do not add up",
+                       moe->shape.config.layer_id);
+  }
+  if (!sluice_shape_is_deduplicated(&moe->shape)) return SLUICE_OK;
+  if (!moe->shape.is_far) return sluice_parcels_restore(b, parcels);
+  b->parcels.send_counts = parcels;
+  b->parcels.recv_counts = parcels + (int64_t)b->num_chunks * b->world_size;
+  return sluice_parcels_restore_far(b, (char*)routes + sluice_binding_routes_bytes(&moe->shape, b->num_tokens));
+}
+
+sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
+                                    int32_t* out_num_chunks, uint64_t* out_saved_bytes, int64_t* out_rows_per_expert) {
+  meta_header_t header;
+  SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
+  if (out_num_chunks != NULL) *out_num_chunks = header.num_chunks;
+  if (out_saved_bytes != NULL) memcpy(out_saved_bytes, header.saved_bytes, sizeof header.saved_bytes);
+  if (out_rows_per_expert == NULL) return SLUICE_OK;
+  const int32_t* counts =
+      (const int32_t*)((const char*)meta + sizeof header) + (int64_t)header.num_chunks * moe->shape.config.num_experts;
+  memset(out_rows_per_expert, 0, (size_t)moe->shape.num_local * sizeof *out_rows_per_expert);
+  for (int64_t s = 0; s < (int64_t)moe->context->world_size * header.num_chunks; ++s) {
+    for (int32_t e = 0; e < moe->shape.num_local; ++e) out_rows_per_expert[e] += counts[s * moe->shape.num_local + e];
+  }
+  return SLUICE_OK;
+}

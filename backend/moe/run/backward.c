@@ -1,0 +1,216 @@
+#include <string.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/pages.h"
+#include "backend/base/tensor.h"
+#include "backend/moe/handshake/agree.h"
+#include "backend/moe/handshake/failure.h"
+#include "backend/moe/ops/run_op.h"
+#include "backend/moe/ops/travel.h"
+#include "backend/moe/run/ceiling.h"
+#include "backend/moe/run/plan_in_force.h"
+#include "backend/moe/run/planned.h"
+#include "backend/moe/run/run.h"
+#include "backend/moe/routing/saved_routes.h"
+
+static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step_t* step,
+                                      const sluice_moe_backward_args_t* args, const sluice_binding_t* binding) {
+  int32_t weights = SLUICE_WEIGHTS_NONE;
+  if (!(args->halves & SLUICE_HALF_WEIGHT)) weights = SLUICE_WEIGHTS_LATER;
+  if ((args->halves & SLUICE_HALF_WEIGHT) && (args->grad_params != NULL || moe->shape.config.callback_experts)) {
+    weights = SLUICE_WEIGHTS_NOW;
+  }
+  sluice_template_spec_t spec = {
+      .direction = SLUICE_BACKWARD,
+      .num_chunks = binding->num_chunks,
+      .single_rank = moe->context->world_size == 1,
+      .callback = moe->shape.config.callback_experts,
+      .input_half = (args->halves & SLUICE_HALF_INPUT) != 0,
+      .weight_half = weights,
+      .wgrad_mode = moe->plan != NULL && binding->plan == 0 ? moe->plan->wgrad_mode : binding->wgrad_mode,
+      .gated = moe->shape.config.gated != SLUICE_GATED_NO,
+      .bounded = sluice_is_planned(moe) && !binding->cut_rows,
+      .dedup = sluice_shape_is_deduplicated(&moe->shape),
+      .cut_rows = binding->cut_rows,
+      .reuse_saved = step->state == SLUICE_STEP_INPUT_DONE
+                         ? step->reuses_saved
+                         : !moe->shape.config.callback_experts && args->may_reuse_saved,
+  };
+  memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
+  memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);
+  return spec;
+}
+
+/* Under a plan: what an input half leaves behind is counted there and has room, or nothing is sent. */
+static sluice_status_t check_halves(sluice_pass_t* pass) {
+  if (pass->moe->plan == NULL || pass->schedule->spec.weight_half != SLUICE_WEIGHTS_LATER) return SLUICE_OK;
+  SLUICE_TRY(sluice_pass_measure(pass));
+  uint64_t bytes = 0;
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
+    bytes += sluice_align_up(pass->slots[sluice_deferred_tensors[i]].bytes);
+  }
+  return sluice_planned_check_halves(pass->moe, bytes);
+}
+
+static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, sluice_step_t* step,
+                                  const sluice_moe_backward_args_t* args) {
+  SLUICE_TRY(sluice_ceiling_open(pass));
+  SLUICE_TRY(sluice_binding_restore(moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
+                                    step->saved[SLUICE_SAVED_INPUT], &pass->binding));
+  const sluice_template_spec_t spec = spec_of(moe, step, args, &pass->binding);
+  SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
+  SLUICE_TRY(sluice_ceiling_check_capture(pass));
+  step->is_captured |= pass->captured;
+  SLUICE_TRY(check_halves(pass));
+  /* Only now are the token counts of the step known. */
+  if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_out has %lld rows, but this step's forward had %lld tokens",
+        moe->shape.config.layer_id, (long long)args->grad_out->shape[0], (long long)pass->binding.num_tokens);
+  }
+  return SLUICE_OK;
+}
+
+/* Gradient rows that outlive this call belong to the step. */
+static sluice_status_t allocate_deferred(const sluice_pass_t* pass, sluice_step_t* step) {
+  uint64_t most[SLUICE_NUM_DEFERRED] = {0};
+  const sluice_plan_data_t* plan = pass->moe->plan;
+  if (plan != NULL && pass->moe->shape.is_far) {
+    const sluice_plan_problem_t problem = sluice_layer_plan_problem(pass->moe);
+    SLUICE_TRY(sluice_plan_deferred_bytes(&problem, plan, most));
+  }
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
+    int32_t t = sluice_deferred_tensors[i];
+    SLUICE_TRY(sluice_step_allocate_deferred(step, t, pass->slots[t].bytes, most[i], pass->stream));
+  }
+  return SLUICE_OK;
+}
+
+static void free_deferred(sluice_step_t* step) {
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) sluice_step_free_deferred(step, sluice_deferred_tensors[i]);
+}
+
+/* Gradients are often as large as the parameters and fresh from the system in each step. */
+static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
+  if (pass->moe->shape.is_far) return; /* no pages of the host's */
+  sluice_pages_advise_tensor(pass->out_rows);
+  const sluice_expert_tensors_t* dw = pass->grad_params;
+  if (dw == NULL || pass->grad_mode != SLUICE_GRAD_OVERWRITE) return;
+  const sluice_tensor_t* const up[] = {dw->w1, dw->w3};
+  sluice_pages_advise_slices(up, 2, num_local);
+  sluice_pages_advise_slices(&dw->w2, 1, num_local);
+}
+
+static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
+  void* given[SLUICE_T_COUNT] = {NULL};
+  sluice_binding_starts(&pass->host);
+  sluice_step_give_saved(step, &pass->binding, given);
+  pass->grad_params = args->grad_params;
+  SLUICE_TRY(sluice_pass_measure(pass));
+  if (pass->schedule->spec.weight_half == SLUICE_WEIGHTS_LATER) SLUICE_TRY(allocate_deferred(pass, step));
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i)
+    given[sluice_deferred_tensors[i]] = step->deferred[sluice_deferred_tensors[i]];
+  SLUICE_TRY(sluice_pass_prepare(pass, given));
+  pass->params = args->params;
+  pass->callbacks = args->callbacks;
+  pass->tokens = args->tokens;
+  pass->in_rows = args->grad_out;
+  pass->out_rows = args->grad_tokens;
+  pass->route_weights = args->route_weights;
+  pass->grad_route_weights = args->grad_route_weights;
+  pass->grad_mode = args->grad_mode;
+  pass->expert_ready = args->expert_ready;
+  pass->expert_ready_user = args->expert_ready_user;
+  advise_outputs(pass, step->moe->shape.num_local);
+  sluice_binding_stops(&pass->host);
+  /* Nothing was written so far: until here the step can be tried again in any case. */
+  step->reuses_saved = pass->schedule->spec.reuse_saved;
+  if (step->reuses_saved) sluice_binding_use_up(step->saved[SLUICE_SAVED_META]);
+  return sluice_pass_run(pass);
+}
+
+static sluice_status_t check_state(const sluice_step_t* step, int32_t halves) {
+  if (step->state == SLUICE_STEP_FRESH && halves != SLUICE_HALF_WEIGHT) return sluice_step_check_saved(step);
+  if (step->state == SLUICE_STEP_INPUT_DONE && halves == SLUICE_HALF_WEIGHT) return SLUICE_OK;
+  static const char* const done[] = {"has not had its input half yet",
+                                     "has had its input half; only the weight half is open",
+                                     "has had its backward already"};
+  return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: this step %s", step->moe->shape.config.layer_id, done[step->state]);
+}
+
+static void advance(sluice_step_t* step, int32_t halves) {
+  step->state = halves == SLUICE_HALF_INPUT ? SLUICE_STEP_INPUT_DONE : SLUICE_STEP_DONE;
+  if (step->state == SLUICE_STEP_DONE) free_deferred(step);
+}
+
+static sluice_status_t agree(sluice_pass_t* pass, sluice_moe_t* moe, const sluice_proposal_t* proposal) {
+  int refuses = proposal->local_status != SLUICE_OK;
+  pass->agreed_ns = sluice_now_ns();
+  if (sluice_ceiling_is_agreed(moe, refuses ? NULL : pass->schedule)) {
+    return sluice_ceiling_skip_header(moe, proposal->local_status);
+  }
+  sluice_agreement_t agreement;
+  SLUICE_TRY(sluice_agree(moe, proposal, NULL, &agreement));
+  pass->agreed_ns = agreement.agreed_ns;
+  pass->header_ns = agreement.header_ns;
+  sluice_ceiling_note_agreed(moe, pass->schedule);
+  return SLUICE_OK;
+}
+
+static sluice_status_t agree_to(sluice_pass_t* pass, sluice_moe_t* moe, sluice_status_t status, const char* text) {
+  const sluice_proposal_t proposal = {
+      .direction = SLUICE_BACKWARD,
+      .num_chunks = status == SLUICE_OK ? pass->binding.num_chunks : 0,
+      .comm_hash = status == SLUICE_OK ? sluice_pass_comm_hash(pass) : 0,
+      .num_tokens = status == SLUICE_OK ? pass->binding.num_tokens : 0,
+      .local_status = status,
+      .local_message = text,
+  };
+  return agree(pass, moe, &proposal);
+}
+
+static sluice_status_t run(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args,
+                           sluice_status_t refusal) {
+  sluice_moe_t* moe = pass->moe;
+  sluice_context_t* context = pass->context;
+  int collective = args->halves != SLUICE_HALF_WEIGHT;
+  char text[256] = "";
+  sluice_binding_starts(&pass->host);
+  if (collective && sluice_ceiling_is_agreed(moe, NULL)) SLUICE_TRY(sluice_ceiling_tell_failure(context));
+  if (collective) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
+  sluice_status_t status = refusal;
+  if (status == SLUICE_OK) status = check_state(step, args->halves);
+  if (status == SLUICE_OK) status = bind_local(pass, moe, step, args);
+  sluice_binding_stops(&pass->host);
+  if (collective) {
+    if (refusal == SLUICE_OK && status != SLUICE_OK) status = sluice_take_refusal(context, status, text, sizeof text);
+    SLUICE_TRY(agree_to(pass, moe, status, text));
+  } else {
+    SLUICE_TRY(status);
+    sluice_ceiling_note_agreed(moe, pass->schedule); /* local: there is nobody to ask */
+  }
+  status = execute(pass, step, args);
+  if (status == SLUICE_OK) return SLUICE_OK;
+  if (collective && moe->ceiling != NULL) {
+    status = sluice_ceiling_fail(pass, status);
+  } else if (collective) {
+    status = sluice_fail_pass(context, status, pass->is_complete);
+  }
+  if (step->state == SLUICE_STEP_FRESH) free_deferred(step);
+  return status;
+}
+
+sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
+                                    sluice_stream_t stream, sluice_status_t refusal) {
+  sluice_pass_t pass = {.context = moe->context,
+                        .moe = moe,
+                        .stream = stream,
+                        .run_op = sluice_run_backward_op,
+                        .travel = sluice_travel_of(moe),
+                        .begin_ns = sluice_now_ns(),
+                        .host = {.is_on = sluice_pass_is_watched(moe)}};
+  sluice_status_t status = run(&pass, step, args, refusal);
+  sluice_ceiling_close(&pass, status);
+  if (status == SLUICE_OK) advance(step, args->halves);
+  return status;
+}

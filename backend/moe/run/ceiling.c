@@ -1,0 +1,138 @@
+#include "backend/moe/run/ceiling.h"
+
+#include <string.h>
+
+#include "backend/moe/handshake/failure.h"
+#include "backend/moe/routing/ceiling_routes.h"
+#include "backend/moe/routing/far_routes.h"
+
+/* ---- capture ---- */
+
+sluice_status_t sluice_ceiling_open(sluice_pass_t* pass) {
+  const sluice_moe_t* moe = pass->moe;
+  sluice_device_t* device = pass->context->device;
+  if (!moe->shape.is_far) return SLUICE_OK;
+  SLUICE_TRY(device->far->open(device, pass->stream, &pass->captured));
+  if (!pass->captured || moe->ceiling != NULL) return SLUICE_OK;
+  pass->captured = 0;
+  return SLUICE_FAIL(SLUICE_E_STATE,
+                     "layer %d: the stream is being captured into a graph, which cannot wait for counts: set "
+                     "exchange_mode to SLUICE_EXCHANGE_CEILING",
+                     moe->shape.config.layer_id);
+}
+
+static int32_t kind_of(const sluice_ceiling_t* ceiling, uint64_t comm_hash) {
+  for (int32_t i = 0; i < ceiling->num_kinds; ++i) {
+    if (ceiling->kinds[i] == comm_hash) return i;
+  }
+  return -1;
+}
+
+static void fix_memory(sluice_context_t* context, int32_t is_fixed) {
+  context->slots.is_fixed = context->routes.is_fixed = is_fixed;
+}
+
+sluice_status_t sluice_ceiling_check_capture(const sluice_pass_t* pass) {
+  if (!pass->captured) return SLUICE_OK;
+  const sluice_ceiling_t* ceiling = pass->moe->ceiling;
+  const sluice_comm_t* comm = pass->context->comm;
+  if (pass->context->world_size > 1 && !comm->vtable->is_capturable) {
+    return SLUICE_FAIL(
+        SLUICE_E_UNSUPPORTED,
+        "layer %d: the stream is being captured into a graph, and exchanges of a %s communicator meet on "
+        "the host: use an nccl one",
+        pass->moe->shape.config.layer_id, comm->name);
+  }
+  const sluice_template_t* schedule = pass->schedule; /* NULL: a forward that has no plan yet */
+  int32_t kind = schedule != NULL ? kind_of(ceiling, schedule->comm_hash) : -1;
+  if (kind < 0 || !ceiling->has_run[kind] || !ceiling->is_cleared) {
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "layer %d: the stream is being captured into a graph, and no such %s has run outside a capture "
+                       "yet: make the same call once before",
+                       pass->moe->shape.config.layer_id,
+                       schedule == NULL || schedule->spec.direction == SLUICE_FORWARD ? "forward" : "backward");
+  }
+  fix_memory(pass->context, 1);
+  return SLUICE_OK;
+}
+
+void sluice_ceiling_close(const sluice_pass_t* pass, sluice_status_t status) {
+  sluice_context_t* context = pass->context;
+  if (pass->captured) {
+    if (status == SLUICE_OK) ++context->num_captured;
+    if (context->num_captured == 0) fix_memory(context, 0);
+    return;
+  }
+  if (status != SLUICE_OK || pass->moe->ceiling == NULL || pass->schedule == NULL) return;
+  int32_t kind = kind_of(pass->moe->ceiling, pass->schedule->comm_hash);
+  if (kind >= 0) pass->moe->ceiling->has_run[kind] = 1;
+}
+
+/* ---- binding ---- */
+
+static sluice_status_t clear(const sluice_moe_t* moe, sluice_stream_t stream) {
+  sluice_device_t* device = moe->context->device;
+  if (device->far != NULL) return device->far->fill(device, stream, moe->ceiling->tally, 0, SLUICE_TALLY_BYTES);
+  memset(moe->ceiling->tally, 0, SLUICE_TALLY_BYTES);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_ceiling_bind(sluice_pass_t* pass, const sluice_tensor_t* expert_ids, int32_t num_chunks) {
+  sluice_moe_t* moe = pass->moe;
+  if (!moe->ceiling->is_cleared) SLUICE_TRY(clear(moe, pass->stream));
+  moe->ceiling->is_cleared = 1;
+  if (!moe->shape.is_far) {
+    return sluice_binding_route_under_ceiling(moe, expert_ids, num_chunks, moe->ceiling->tally, &pass->binding);
+  }
+  return sluice_binding_route_far_under_ceiling(moe, pass->stream, expert_ids, num_chunks, moe->ceiling->tally,
+                                                &pass->binding);
+}
+
+/* ---- agreement ---- */
+
+int sluice_ceiling_is_agreed(const sluice_moe_t* moe, const sluice_template_t* schedule) {
+  const sluice_ceiling_t* ceiling = moe->ceiling;
+  if (ceiling == NULL) return 0;
+  if (schedule == NULL) return ceiling->num_kinds > 0;
+  return kind_of(ceiling, schedule->comm_hash) >= 0;
+}
+
+sluice_status_t sluice_ceiling_skip_header(const sluice_moe_t* moe, sluice_status_t refusal) {
+  if (refusal == SLUICE_OK && moe->context->comm != NULL) ++moe->context->comm->call_number;
+  return refusal;
+}
+
+void sluice_ceiling_note_agreed(const sluice_moe_t* moe, const sluice_template_t* schedule) {
+  sluice_ceiling_t* ceiling = moe->ceiling;
+  if (ceiling == NULL || ceiling->num_kinds == SLUICE_MAX_KINDS || kind_of(ceiling, schedule->comm_hash) >= 0) return;
+  ceiling->kinds[ceiling->num_kinds] = schedule->comm_hash;
+  ceiling->has_run[ceiling->num_kinds++] = 0;
+}
+
+sluice_status_t sluice_ceiling_fail(const sluice_pass_t* pass, sluice_status_t status) {
+  if (pass->captured || !pass->has_begun) return status; /* no row has left this rank */
+  return sluice_fail_pass(pass->context, status, 0);
+}
+
+sluice_status_t sluice_ceiling_tell_failure(sluice_context_t* context) {
+  char text[256];
+  if (context->told_failure == SLUICE_OK) return SLUICE_OK;
+  sluice_status_t status = sluice_take_refusal(context, SLUICE_OK, text, sizeof text);
+  return sluice_fail_pass(context, status, 0);
+}
+
+/* ---- the tally ---- */
+
+sluice_status_t sluice_ceiling_take_tally(sluice_moe_t* moe, sluice_stream_t stream, int64_t* out_tally) {
+  sluice_device_t* device = moe->context->device;
+  memset(out_tally, 0, SLUICE_TALLY_BYTES);
+  if (!moe->ceiling->is_cleared) return SLUICE_OK;
+  if (device->far == NULL) {
+    memcpy(out_tally, moe->ceiling->tally, SLUICE_TALLY_BYTES);
+  } else {
+    int32_t captured = 0;
+    SLUICE_TRY(device->far->open(device, stream, &captured)); /* read refuses a captured stream */
+    SLUICE_TRY(device->far->read(device, stream, moe->ceiling->tally, out_tally, SLUICE_TALLY_BYTES));
+  }
+  return clear(moe, stream);
+}

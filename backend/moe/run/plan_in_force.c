@@ -1,0 +1,120 @@
+/* A plan in force: everything it fixes is allocated, the rest has its limits. */
+#include "backend/moe/run/plan_in_force.h"
+
+#include "backend/moe/layer/ceiling_state.h"
+
+/* ---- what is allocated besides ---- */
+
+static uint64_t far_base_bytes(const sluice_context_t* context) {
+  sluice_device_t* device = context->device;
+  return context->far_allocator.current_bytes - context->slots.capacity - context->routes.capacity -
+         context->far_parcels.capacity - device->far->idle_bytes(device) - context->step_bytes;
+}
+
+uint64_t sluice_plan_base_bytes(sluice_context_t* context) {
+  if (context->device->far != NULL) return far_base_bytes(context);
+  const uint64_t idle = sluice_engine_idle_bytes(context); /* steps take these first, or they make way */
+  const sluice_arena_t* arenas[] = {&context->slots,  &context->binding, &context->parcels,
+                                    &context->layout, &context->cut,     &context->envelope};
+  uint64_t sized = 0;
+  for (size_t i = 0; i < sizeof arenas / sizeof arenas[0]; ++i) sized += arenas[i]->capacity;
+  const sluice_template_cache_t* cache = &context->templates;
+  for (int32_t i = 0; i < cache->count && cache->block == NULL; ++i) sized += sluice_align_up(cache->items[i]->bytes);
+  sized += sluice_align_up(cache->block_bytes);
+  if (cache->capacity > 0) sized += sluice_align_up((uint64_t)cache->capacity * sizeof(sluice_template_t*));
+  if (context->device->vtable->events_bytes != NULL) {
+    sized += context->device->vtable->events_bytes(context->device, -1);
+  }
+  return context->allocator.current_bytes - sized - context->step_bytes - idle;
+}
+
+/* ---- limits ---- */
+
+/* What the allocator and the host pool refuse beyond. */
+typedef struct limits_s {
+  uint64_t memory, pool; /* 0: none */
+  int32_t outstanding;
+} limits_t;
+
+static limits_t limits_of(const sluice_context_t* context) {
+  return (limits_t){context->memory->limit, context->ledger.pool_limit, context->planned_outstanding};
+}
+
+static void set_limits(sluice_context_t* context, limits_t limits) {
+  context->memory->limit = limits.memory;
+  context->ledger.pool_limit = limits.pool;
+  context->planned_outstanding = limits.outstanding;
+  sluice_device_t* device = context->device;
+  if (device->far != NULL) device->far->limit_pinned(device, limits.pool);
+}
+
+void sluice_plan_was_given(sluice_moe_t* moe) {
+  if (!moe->plan_limits_context) ++moe->context->num_given_plans;
+  moe->plan_is_given = moe->plan_limits_context = 1;
+}
+
+void sluice_plan_lift_limits(sluice_moe_t* moe) {
+  sluice_context_t* context = moe->context;
+  if (!moe->plan_limits_context) return;
+  moe->plan_limits_context = 0;
+  if (--context->num_given_plans > 0) return;
+  const int is_budgeted = context->memory_budget > 0 || context->host_memory_budget > 0;
+  set_limits(context, (limits_t){context->memory_budget, context->host_memory_budget,
+                                 is_budgeted ? context->planned_outstanding : 0});
+}
+
+void sluice_plan_remove(sluice_moe_t* moe) {
+  sluice_ceiling_forget_agreed(moe);
+  sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
+  moe->plans = NULL;
+  moe->plan = NULL;
+  moe->plan_is_given = 0;
+  sluice_plan_lift_limits(moe);
+}
+
+static sluice_status_t reserve_arena(sluice_arena_t* arena, uint64_t bytes, const char* what) {
+  return bytes > 0 ? sluice_arena_reserve(arena, bytes, what) : SLUICE_OK;
+}
+
+static sluice_status_t reserve(sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  sluice_context_t* context = moe->context;
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  const sluice_plan_arenas_t arenas = sluice_plan_arenas(&problem, plan);
+  SLUICE_TRY(reserve_arena(&context->routes, arenas.routes, "routes of a plan"));
+  SLUICE_TRY(reserve_arena(&context->far_parcels, arenas.far_parcels, "parcels of a plan"));
+  SLUICE_TRY(sluice_engine_reserve_templates(context, plan->max_chunks));
+  SLUICE_TRY(reserve_arena(&context->slots, arenas.slots, "slots of a plan"));
+  SLUICE_TRY(reserve_arena(&context->binding, arenas.binding, "routes and offsets of a plan"));
+  SLUICE_TRY(reserve_arena(&context->layout, arenas.layout, "places of slots of a plan"));
+  SLUICE_TRY(reserve_arena(&context->cut, arenas.cut, "rows by block of a plan"));
+  SLUICE_TRY(reserve_arena(&context->parcels, arenas.parcels, "parcels of a plan"));
+  const sluice_device_t* device = context->device;
+  if (device->vtable->reserve != NULL) {
+    SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks)));
+  }
+  if (moe->plans == NULL) moe->plans = sluice_alloc(sluice_process_allocator(), sizeof *moe->plans, "plans");
+  return moe->plans == NULL ? sluice_alloc_status() : SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  sluice_context_t* context = moe->context;
+  const limits_t before = limits_of(context);
+  sluice_ceiling_forget_agreed(moe);
+  set_limits(context, (limits_t){plan->inputs.budget, plan->inputs.host_budget, plan->inputs.max_outstanding});
+  sluice_status_t status = reserve(moe, plan);
+  if (status != SLUICE_OK) {
+    set_limits(context, before);
+    return status;
+  }
+  moe->plans->count = 1;
+  moe->plans->plans[0] = *plan;
+  moe->plan = moe->plans->plans;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_install_set(sluice_moe_t* moe, const sluice_plan_set_t* set) {
+  for (int32_t i = set->count - 1; i >= 0; --i) SLUICE_TRY(sluice_plan_install(moe, &set->plans[i]));
+  *moe->plans = *set;
+  sluice_kept_forget(&moe->kept);
+  return SLUICE_OK;
+}

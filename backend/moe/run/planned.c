@@ -1,0 +1,207 @@
+#include "backend/moe/run/planned.h"
+
+#include <stdio.h>
+
+#include "backend/base/log.h"
+#include "backend/moe/routing/cut.h"
+#include "backend/moe/routing/route_ids.h"
+#include "backend/plan/budget_words.h"
+#include "backend/plan/candidates.h"
+#include "backend/moe/layer/layer_life.h"
+#include "backend/moe/routing/far_routes.h"
+#include "backend/moe/routing/host_routes.h"
+
+sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
+  sluice_id_reader_t reader = sluice_id_reader(expert_ids);
+  for (int64_t t = 0; t < expert_ids->shape[0]; ++t) {
+    for (int32_t k = 0; k < moe->shape.config.top_k; ++k) {
+      int32_t place = 0;
+      SLUICE_TRY(sluice_place_of_route(moe, &reader, t, k, &place));
+    }
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_budget(const sluice_moe_t* moe, int of_host, uint64_t held, uint64_t step, uint64_t room,
+                                    uint64_t budget) {
+  if (held + step <= room) return SLUICE_OK;
+  const sluice_budget_shares_t shares = sluice_context_budget_shares(moe->context);
+  const sluice_budget_words_t words = sluice_budget_words(&shares, of_host, budget, budget);
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                     "layer %d: forwards without their backward hold %llu bytes%s on one of the ranks and one more may "
+                     "take %llu, %llu more than there is room for in %s (max_outstanding is %d): run their backward or "
+                     "drop steps first, raise max_outstanding, or raise %s",
+                     moe->shape.config.layer_id, (unsigned long long)held, of_host ? " of offloaded rows" : "",
+                     (unsigned long long)step, (unsigned long long)(held + step - room), words.what,
+                     moe->plan->inputs.max_outstanding, of_host ? "host_memory_budget" : "memory_budget");
+}
+
+sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held, uint64_t held_pool) {
+  const sluice_plan_data_t* plan = moe->plan;
+  const sluice_plan_inputs_t* inputs = &plan->inputs;
+  if (inputs->budget > 0) {
+    const uint64_t fixed = plan->bytes.total - (uint64_t)inputs->max_outstanding * plan->bytes.step;
+    SLUICE_TRY(check_budget(moe, 0, held, plan->bytes.step, inputs->budget - fixed, inputs->budget));
+  }
+  if (inputs->host_budget == 0) return SLUICE_OK;
+  return check_budget(moe, 1, held_pool, sluice_plan_pool_of_step(plan), inputs->host_budget, inputs->host_budget);
+}
+
+sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t bytes) {
+  const sluice_plan_data_t* plan = moe->plan;
+  const sluice_plan_inputs_t* inputs = &plan->inputs;
+  if (!inputs->halves_apart) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: the input half alone keeps %llu bytes of gradient rows until its weight half, which "
+                       "the plan in force does not count: set halves_apart to 1 in the context's config (with a plan "
+                       "of your own: in sluice_plan_config_t), or call both halves at once",
+                       moe->shape.config.layer_id, (unsigned long long)bytes);
+  }
+  if (inputs->budget == 0) return SLUICE_OK;
+  uint64_t room = inputs->budget - (plan->bytes.total - (uint64_t)inputs->max_outstanding * plan->bytes.step);
+  uint64_t held = atomic_load(&moe->context->step_bytes);
+  if (held + bytes <= room) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                     "layer %d: outstanding forwards hold %llu bytes on this rank, and the input half alone would keep "
+                     "%llu until its weight half, %llu more than the memory_budget of %llu has for them "
+                     "(max_outstanding is %d): run weight halves or whole backwards first, raise max_outstanding, or "
+                     "raise memory_budget",
+                     moe->shape.config.layer_id, (unsigned long long)held, (unsigned long long)bytes,
+                     (unsigned long long)(held + bytes - room), (unsigned long long)inputs->budget,
+                     inputs->max_outstanding);
+}
+
+static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+  const sluice_context_t* context = moe->context;
+  return (sluice_plan_inputs_t){
+      .max_tokens = agreement->max_tokens > 0 ? agreement->max_tokens : 1,
+      .budget = context->memory_budget,
+      .host_budget = context->host_memory_budget,
+      .base = agreement->base_bytes,
+      .max_outstanding = context->max_outstanding > 0 ? context->max_outstanding : context->num_layers,
+      .num_chunks = moe->shape.config.num_chunks,
+      .restore_di = moe->shape.config.restore_input,
+      .restore_m = moe->shape.config.restore_middle,
+      .may_keep_part = 1,
+      .policies = moe->shape.policies,
+      .wgrad_mode = moe->shape.config.wgrad_mode,
+      .halves_apart = context->halves_apart,
+  };
+}
+
+uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
+  sluice_context_t* context = moe->context;
+  const uint64_t now = sluice_plan_base_bytes(context);
+  if (moe->shape.is_far || context->expected_layers <= context->num_layers) return now;
+  return now + (uint64_t)(context->expected_layers - context->num_layers) * sluice_layer_bytes(moe);
+}
+
+sluice_status_t sluice_planned_least_bytes(const sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
+  const sluice_agreement_t own = {.max_tokens = num_tokens, .base_bytes = sluice_planned_base_bytes(moe)};
+  const sluice_plan_inputs_t inputs = inputs_of(moe, &own);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  return sluice_plan_least_bytes(&problem, &inputs, out_bytes);
+}
+
+sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
+                                       const sluice_kept_forward_t* repeated) {
+  sluice_chooser_t* chooser = moe->seat.table != NULL ? moe->context->chooser : NULL;
+  if (moe->plan != NULL && moe->plan->inputs.max_tokens >= agreement->max_tokens) {
+    if (chooser != NULL && !moe->plan_is_given) {
+      moe->plan =
+          &moe->plans
+               ->plans[repeated != NULL ? repeated->plan : chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
+    }
+    return SLUICE_OK;
+  }
+  if (moe->plan_is_given && moe->plan != NULL) {
+    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                       "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
+                       moe->shape.config.layer_id, (long long)agreement->max_tokens,
+                       (long long)moe->plan->inputs.max_tokens);
+  }
+  const sluice_plan_inputs_t inputs = inputs_of(moe, agreement);
+  sluice_plan_set_t set;
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  sluice_plan_rates_t rates;
+  const int is_seen = chooser != NULL && chooser->vtable->rates(chooser, moe, inputs.max_tokens, &rates);
+  const int32_t most = chooser != NULL ? chooser->vtable->num_rivals(chooser, moe) : 1;
+  SLUICE_TRY(sluice_rivals_make(&problem, &inputs, is_seen ? &rates : NULL, most, &set));
+  SLUICE_TRY(sluice_plan_install_set(moe, &set));
+  if (chooser != NULL) moe->plan = &moe->plans->plans[chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
+  return SLUICE_OK;
+}
+
+/* Rows by block and rank, summed over all ranks. */
+static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, const int32_t* far_counts,
+                                int64_t* table) {
+  sluice_context_t* context = moe->context;
+  int32_t blocks = moe->plan->num_blocks;
+  if (far_counts != NULL) {
+    sluice_cut_add(moe, far_counts, blocks, table);
+  } else {
+    SLUICE_TRY(sluice_cut_count(moe, expert_ids, blocks, table));
+  }
+  if (context->world_size == 1) return SLUICE_OK;
+  char phase[96];
+  snprintf(phase, sizeof phase, "rows by block of layer %d", moe->shape.config.layer_id);
+  return sluice_comm_all_reduce_i64(context->comm, table, (int64_t)blocks * context->world_size, SLUICE_REDUCE_SUM,
+                                    phase);
+}
+
+void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding) {
+  binding->plan = (uint8_t)(1 + (moe->plan - moe->plans->plans));
+  binding->wgrad_mode = (uint8_t)moe->plan->wgrad_mode;
+}
+
+/* Whether the plan would store rows of this chunk. */
+static int is_stored(const sluice_plan_data_t* plan, int32_t chunk) {
+  const int32_t di = sluice_plan_di(plan, chunk), m = sluice_plan_m(plan, chunk);
+  return di == SLUICE_RESTORE_KEEP || di == SLUICE_RESTORE_OFFLOAD || m == SLUICE_RESTORE_KEEP ||
+         m == SLUICE_RESTORE_OFFLOAD;
+}
+
+/* Chunks whose rows no longer fit are slower, and nothing else says so: counted, and told once for each layer. All
+ * ranks find the same; one speaks. */
+static void note_fallback(sluice_moe_t* moe, const sluice_cut_t* cut) {
+  const sluice_plan_data_t* plan = moe->plan;
+  sluice_context_t* context = moe->context;
+  int32_t count = 0;
+  for (int32_t i = 0; i < cut->num_chunks; ++i) count += !cut->is_kept[i] && is_stored(plan, i);
+  count -= plan->num_chunks - plan->kept_chunks; /* as planned */
+  if (count < 0) count = 0;
+  context->stats.num_fallback_chunks += (uint64_t)count;
+  if (count == 0 || moe->has_told_fallback) return;
+  moe->has_told_fallback = 1;
+  if (context->rank != 0) return;
+  sluice_log(SLUICE_LOG_WARN,
+             "layer %d: a rank receives more rows than the budget keeps (%lld of up to %lld): %d of %d chunks (n is %d "
+             "by the plan) are sent and computed again in backward, which is slower and gives the same results; "
+             "routing that is more even or a larger budget avoids it (told once; num_fallback_chunks counts on)",
+             moe->shape.config.layer_id, (long long)plan->kept_rows, (long long)plan->worst_rows, count,
+             cut->num_chunks, plan->num_chunks);
+}
+
+sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                    const int32_t* far_counts, int keep, sluice_binding_t* binding) {
+  const sluice_plan_data_t* plan = moe->plan;
+  sluice_arena_t* arena = &moe->context->cut;
+  SLUICE_TRY(sluice_arena_reset(arena, arena->capacity, "rows by block"));
+  int64_t* table =
+      sluice_arena_take(arena, (uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * sizeof *table);
+  int64_t* first_token = sluice_arena_take(arena, ((uint64_t)plan->num_blocks + 1) * sizeof *first_token);
+  SLUICE_TRY(sum_rows(moe, expert_ids, far_counts, table));
+  sluice_cut_t cut;
+  SLUICE_TRY(sluice_cut_by_rows(moe, plan, table, &cut));
+  sluice_cut_tokens(&cut, plan->num_blocks, expert_ids->shape[0], first_token);
+  SLUICE_TRY(far_counts != NULL ? sluice_binding_route_far_blocks(moe, stream, expert_ids, cut.num_chunks, first_token,
+                                                                  cut.first_block, far_counts, binding)
+                                : sluice_binding_route(moe, expert_ids, cut.num_chunks, first_token, binding));
+  if (keep) note_fallback(moe, &cut);
+  for (int32_t i = 0; i < cut.num_chunks && keep; ++i) {
+    binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_di(plan, i) : SLUICE_RESTORE_REDISPATCH);
+    binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_m(plan, i) : SLUICE_RESTORE_RECOMPUTE);
+  }
+  sluice_planned_note(moe, binding);
+  return sluice_exchange_counts(binding);
+}

@@ -1,0 +1,40 @@
+/* A forward under a plan: from the agreement to a binding whose chunks fit. Private to moe. */
+#ifndef SLUICE_BACKEND_MOE_RUN_PLANNED_H_
+#define SLUICE_BACKEND_MOE_RUN_PLANNED_H_
+
+#include "backend/moe/handshake/agree.h"
+#include "backend/moe/pass/pass.h"
+#include "backend/moe/run/plan_in_force.h"
+
+/* Every id lies in range: what a rank can refuse before the header. */
+sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
+
+/* What the context takes besides what its plan counts, with the layers that are still to come. Hosts may make a model's
+ * layers one by one, each at its first forward, and say how many there will be: plans that have filled the budget would
+ * leave them no room. On a far device layers lie in the host's memory, which has no budget. */
+uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe);
+
+/* Whether one more forward may be kept under the plan in force, in its budgets, whatever its routing, beside the bytes
+ * that outstanding forwards hold (and of those, in the host pool): the most of any rank, so that all ranks refuse alike
+ * before any row is sent. In place of an allocator that would refuse in the middle of a pass. OVER_BUDGET. */
+sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held, uint64_t held_pool);
+
+/* Whether the input half of a backward may leave `bytes` of gradient rows for its weight half under the plan in force,
+ * on this rank. Errors: UNSUPPORTED, where the plan does not count them; OVER_BUDGET. */
+sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t bytes);
+
+/* A plan for as many tokens as any rank has, made and installed if the present one is for fewer. Fails alike on all
+ * ranks, but for NO_MEMORY. repeated: of several, the one of that forward; NULL: whichever is chosen. */
+sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
+                                       const sluice_kept_forward_t* repeated);
+
+/* Cuts by received rows (one all-reduce), orders the routes and exchanges counts. Collective. Fills the binding and its
+ * restore policies; sluice_binding_finish is still to come. far_counts: of sluice_binding_count_far, on the pass's
+ * `stream`; NULL on a CPU. */
+sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                    const int32_t* far_counts, int keep, sluice_binding_t* out_binding);
+
+/* Writes down in the binding under which plan the forward runs. */
+void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding);
+
+#endif /* SLUICE_BACKEND_MOE_RUN_PLANNED_H_ */

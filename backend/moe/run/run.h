@@ -1,0 +1,14 @@
+/* A forward and a backward of one layer: arguments checked by capi, here they are agreed on, bound and executed. */
+#ifndef SLUICE_BACKEND_MOE_RUN_RUN_H_
+#define SLUICE_BACKEND_MOE_RUN_RUN_H_
+
+#include "backend/moe/step/step.h"
+
+/* `refusal`: SLUICE_OK, or why this rank's arguments were refused (with the record on this thread); the header is sent
+ * even then. The context has been entered. stream: the host's on a far device, NULL on a CPU. */
+sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
+                                   sluice_status_t refusal, sluice_step_t** out_step);
+sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
+                                    sluice_stream_t stream, sluice_status_t refusal);
+
+#endif /* SLUICE_BACKEND_MOE_RUN_RUN_H_ */

@@ -1,0 +1,48 @@
+/* One outstanding forward: its saved buffers and how far its backward has come. */
+#ifndef SLUICE_BACKEND_MOE_STEP_STEP_H_
+#define SLUICE_BACKEND_MOE_STEP_STEP_H_
+
+#include "backend/moe/routing/binding.h"
+
+typedef enum sluice_step_state_e {
+  SLUICE_STEP_FRESH = 0,  /* forward done */
+  SLUICE_STEP_INPUT_DONE, /* the input half is done, the weight half is open */
+  SLUICE_STEP_DONE
+} sluice_step_state_t;
+
+struct sluice_step_s {
+  sluice_live_link_t link; /* first: among the context's steps that are not dropped */
+  sluice_moe_t* moe;       /* retained */
+  void* saved[SLUICE_SAVED_COUNT];
+  uint64_t saved_bytes[SLUICE_SAVED_COUNT];
+  uint64_t held_bytes[SLUICE_SAVED_COUNT]; /* of those, counted in the context's step_bytes; blocks may be larger */
+  int32_t owns_saved;                      /* the library allocated them; otherwise they are the host's */
+  int32_t num_charged;                     /* host-allocated buffers counted in the context until the step is dropped */
+  int32_t state;                           /* sluice_step_state_t */
+  int32_t is_captured;                     /* a graph uses its buffers: the library's own stay until the context goes */
+  int32_t is_promised;                     /* under a plan: they are in the context's ledger */
+  int32_t reuses_saved;                    /* the input half wrote dT_M over the saved T_M */
+  /* Left by the input half for the weight half: every slot that WEIGHT_GRAD reads and the step does not save. */
+  void* deferred[SLUICE_T_COUNT];
+  uint64_t deferred_bytes[SLUICE_T_COUNT];
+};
+
+/* A step over buffers that an earlier one left. Errors: INVALID_ARGUMENT, STATE (used up), NO_MEMORY. */
+sluice_status_t sluice_step_from_saved(sluice_moe_t* moe, void* const* saved, const uint64_t* saved_bytes,
+                                       sluice_step_t** out_step);
+/* STATE when a backward has written over this step's saved rows. */
+sluice_status_t sluice_step_check_saved(const sluice_step_t* step);
+sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step);
+/* Allocates the saved buffers through the host's callback (which counts them itself where save_is_counted), or from the
+ * context; on a far device INPUT and MIDDLE in its memory, to be used from `stream`, the others in host memory. On
+ * failure nothing is kept. */
+sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
+                                     sluice_save_fn_t save, void* save_user, int save_is_counted);
+/* Rows that the input half leaves for the weight half. most: on a far device under a plan, its ceiling for them. */
+sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
+                                              sluice_stream_t stream);
+void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor);
+/* given [SLUICE_T_COUNT]: where the kept tensors of this step lie. */
+void sluice_step_give_saved(const sluice_step_t* step, const sluice_binding_t* binding, void** given);
+
+#endif /* SLUICE_BACKEND_MOE_STEP_STEP_H_ */

@@ -1,7 +1,11 @@
 """Who may use whom, asked of the build graph and of the `#include` lines."""
 
+import os
+
+import cycles
 import layering
 import pytest
+from cycles import Include
 from layering import Edge
 
 
@@ -77,3 +81,96 @@ def test_AllowedEdges_Pass():
         ),
     ]
     assert layering.violations(allowed) == []
+
+
+def test_Units_IncludeEachOtherInNoCycle(root):
+    edges = cycles.includes(root)
+    seen = {cycles.unit(edge.source) for edge in edges}
+    assert {"backend/base/alloc", "capi/src/context", "adapters/torch/c10d_comm", "examples/c/rank"} <= seen
+    found = cycles.violations(edges, _known_cycles(root))
+    assert not found, "\n".join(found)
+
+
+def _known_cycles(root):
+    with open(os.path.join(root, "integration_tests", "house", "known_cycles.txt")) as file:
+        lines = [line for line in file if not line.startswith("#")]
+    return [tuple(block.split()) for block in "".join(lines).split("\n\n") if block.split()]
+
+
+# Without a cycle: c uses b uses a. A file of one's own stem, a second use, and what the tree has not are no edges back.
+NO_CYCLE = {
+    "backend/a/a.h": "#include <stdio.h>\n",
+    "backend/a/a.c": '#include "backend/a/a.h"\n#include "backend/a/a.inc.h"\n',
+    "backend/a/a.inc.h": '#include "backend/elsewhere/c.h"\n',
+    "backend/b/b.h": '#include "backend/a/a.h"\n',
+    "backend/b/b.cu": '  #  include "backend/b/b.h"\n#include "backend/a/a.inc.h"\n#include "sluice/api.h"\n',
+    "capi/include/sluice/api.h": "",
+    "capi/src/c.cc": '#include "c.h"\n#include "backend/b/b.h"\n',
+    "capi/src/c.h": '#include "sluice/api.h"\n',
+}
+
+
+def _plant(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return cycles.includes(str(folder))
+
+
+def test_Includes_WithoutACycle_Pass(tmp_path):
+    edges = _plant(tmp_path, NO_CYCLE)
+    assert Include("capi/src/c.cc", "backend/b/b.h") in edges and Include("capi/src/c.cc", "capi/src/c.h") in edges
+    assert Include("backend/b/b.cu", "capi/include/sluice/api.h") in edges
+    assert cycles.violations(edges) == []
+
+
+@pytest.mark.parametrize(
+    "name, text, chain",
+    [
+        # By a source alone: no header includes another in a circle, so that it compiles.
+        (
+            "backend/a/a.c",
+            '#include "backend/b/b.h"',
+            ["backend/a/a.c includes backend/b/b.h", "backend/b/b.cu includes backend/a/a.inc.h"],
+        ),
+        (
+            "backend/a/a.inc.h",
+            '#include "../../capi/src/c.h"',
+            [
+                "backend/a/a.inc.h includes capi/src/c.h",
+                "capi/src/c.cc includes backend/b/b.h",
+                "backend/b/b.cu includes backend/a/a.inc.h",
+            ],
+        ),
+        (
+            "capi/include/sluice/api.h",
+            '#include "backend/b/b.h"',
+            [
+                "backend/b/b.cu includes capi/include/sluice/api.h",
+                "capi/include/sluice/api.h includes backend/b/b.h",
+            ],
+        ),
+    ],
+    ids=["two", "three", "by_the_public_headers"],
+)
+def test_PlantedCycle_IsFoundWithItsShortestChain(tmp_path, name, text, chain):
+    (message,) = cycles.violations(_plant(tmp_path, {**NO_CYCLE, name: text}))
+    head, *lines = message.split("\n")
+    assert f"{len(chain)} units include each other in a cycle" in head
+    assert sorted(line.strip() for line in lines) == sorted(chain)
+
+
+def test_KnownCycles_AreLetPassUntilTheyAreBroken():
+    def ring(*names):
+        return [Include(f"{a}.c", f"{b}.h") for a, b in zip(names, (*names[1:], names[0]))]
+
+    edges = ring("x/a", "x/b") + ring("y/a", "y/b", "y/c", "y/d") + ring("y/b", "y/c")
+    assert cycles.cycles(edges) == [("x/a", "x/b"), ("y/a", "y/b", "y/c", "y/d")]
+    known = [("y/a", "y/b", "y/c", "y/d")]
+    (message,) = cycles.violations(edges, known)
+    assert "2 units" in message and "x/a.c includes x/b.h" in message
+    assert cycles.shortest_chain(edges, known[0]) == ring("y/b", "y/c")
+    # A unit that left or joined makes it another cycle: it has to be looked at again.
+    (grown, stale) = cycles.violations(ring("y/a", "y/b", "y/c", "y/d", "y/e"), known)
+    assert "5 units" in grown and "strike it off" in stale and "y/a, y/b, y/c, y/d" in stale

@@ -1,0 +1,118 @@
+"""Include cycles between units: what a reader would have to learn all at once.
+
+A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`). It uses every unit whose file one of
+its own includes. Units that can reach each other this way cannot be understood, built or moved one at a time.
+"""
+
+import os
+import re
+from collections import defaultdict, deque
+from typing import NamedTuple
+
+TOPS = ("backend", "capi", "adapters", "python_plugin", "integration_tests", "examples")
+# Where a quoted include is looked for behind the folder of the file itself.
+INCLUDE_PATHS = ("", "capi/include")
+SOURCE = re.compile(r"\.(c|cc|cpp|cu|h|inc)$")
+QUOTED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+class Include(NamedTuple):
+    source: str  # backend/tune/tuner.c
+    target: str
+
+    def __str__(self):
+        return f"{self.source} includes {self.target}"
+
+
+def unit(path):
+    folder, name = os.path.split(path)
+    return os.path.join(folder, name.split(".")[0])
+
+
+def includes(root):
+    """Every quoted include of a file of the tree by another one."""
+    found = []
+    for top in TOPS:
+        for folder, folders, names in os.walk(os.path.join(root, top)):
+            folders.sort()
+            for name in sorted(filter(SOURCE.search, names)):
+                source = os.path.relpath(os.path.join(folder, name), root)
+                with open(os.path.join(root, source), errors="replace") as file:
+                    text = file.read()
+                for path in QUOTED.findall(text):
+                    found += [Include(source, target) for target in _resolve(root, source, path)]
+    return found
+
+
+def _resolve(root, source, path):
+    """[the file that is meant], or [] where it is none of the tree's."""
+    for folder in (os.path.dirname(source), *INCLUDE_PATHS):
+        target = os.path.normpath(os.path.join(folder, path))
+        if os.path.isfile(os.path.join(root, target)):
+            return [target]
+    return []
+
+
+def cycles(edges):
+    """The units of each cycle (strongly connected component of several units), each a sorted tuple."""
+    uses = defaultdict(set)
+    used_by = defaultdict(set)
+    for edge in edges:
+        uses[unit(edge.source)].add(unit(edge.target))
+        used_by[unit(edge.target)].add(unit(edge.source))
+    found, done = [], set()
+    for start in sorted(uses):
+        if start not in done:
+            together = _reached(start, uses) & _reached(start, used_by)
+            done |= together
+            if len(together) > 1:
+                found.append(tuple(sorted(together)))
+    return found
+
+
+def _reached(start, neighbours):
+    reached, waiting = {start}, [start]
+    while waiting:
+        for unit_ in neighbours.get(waiting.pop(), ()):
+            if unit_ not in reached:
+                reached.add(unit_)
+                waiting.append(unit_)
+    return reached
+
+
+def shortest_chain(edges, units):
+    """The includes of a shortest cycle among `units`, in order."""
+    inside = defaultdict(dict)  # by unit, by the unit that it uses: one include that says so
+    for edge in sorted(edges):
+        source, target = unit(edge.source), unit(edge.target)
+        if source != target and source in units and target in units:
+            inside[source].setdefault(target, edge)
+    return min((_chain_back_to(start, inside) for start in units), key=len)
+
+
+def _chain_back_to(start, inside):
+    waiting = deque([(start, [])])
+    seen = set()
+    while waiting:
+        at, chain = waiting.popleft()
+        for target, edge in inside[at].items():
+            if target == start:
+                return [*chain, edge]
+            if target not in seen:
+                seen.add(target)
+                waiting.append((target, [*chain, edge]))
+    raise AssertionError(f"{start} is on no cycle")
+
+
+def violations(edges, known=()):
+    """A message for each cycle that is not in `known`, and for each in `known` that is none any more."""
+    now = cycles(edges)
+    found = []
+    for units in now:
+        if units not in known:
+            chain = "\n".join(f"    {edge}" for edge in shortest_chain(edges, units))
+            found.append(
+                f"{len(units)} units include each other in a cycle: {', '.join(units)}; the shortest:\n{chain}"
+            )
+    found += [f"strike it off the known cycles, it is none any more: {', '.join(k)}" for k in known if k not in now]
+    return found

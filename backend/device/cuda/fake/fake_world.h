@@ -1,7 +1,7 @@
 /* What the files of the fake driver share: what exists, and the calls between them. All but the driver's own calls want
  * the lock held.
  *
- * fake_cuda.c     the world, devices and contexts, what a test asks and plans
+ * fake_world.c    the world, devices and contexts, what a test asks and plans
  * fake_queues.c   queues of streams, and what runs when
  * fake_streams.c  streams and events
  * fake_graphs.c   capture

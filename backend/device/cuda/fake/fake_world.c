@@ -1,9 +1,9 @@
+#include "backend/device/cuda/fake/fake_world.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include "backend/device/cuda/fake/fake_world.h"
 
 enum { MAX_CONTEXT_DEPTH = 16, LOOK_AGAIN_NS = 1000000 };
 

@@ -1,12 +1,10 @@
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/base/dtype.h"
-#include "backend/device/cuda/fake/fake_cuda.h"
-#include "backend/gemm/cublas/fake/fake_cublas_parts.h"
+#include "backend/gemm/cublas/fake/fake_cublas_calls.h"
+#include "backend/gemm/cublas/fake/fake_products.h"
 
 enum { NOT_INITIALIZED = 1, INVALID_VALUE = 7 };
 
@@ -18,30 +16,15 @@ typedef struct handle_s {
 /* Ranks are threads and call at the same time: without atomics a handle that is given back is now and then not counted.
  */
 static struct {
-  _Atomic int64_t calls;
-  int64_t fail_at;
-  _Atomic int fail_code, failed, version, declines_halves, last_compute;
+  _Atomic int version, declines_halves, last_compute;
   _Atomic int64_t handles, single, grouped;
-} state = {.fail_at = -1, .version = 130002};
+} state = {.version = 130002};
 
-void sluice_fake_cublas_fail_call(int64_t nth, int code) {
-  state.calls = 0;
-  state.fail_at = nth;
-  state.fail_code = code;
-  state.failed = 0;
-}
-int sluice_fake_cublas_failed(void) { return state.failed; }
 int64_t sluice_fake_cublas_handles(void) { return state.handles; }
 int64_t sluice_fake_cublas_single_calls(void) { return state.single; }
 int64_t sluice_fake_cublas_grouped_calls(void) { return state.grouped; }
 int sluice_fake_cublas_last_compute(void) { return state.last_compute; }
 void sluice_fake_cublas_set_version(int version) { state.version = version; }
-
-int sluice_fake_cublas_planned(void) {
-  if (state.calls++ != state.fail_at) return 0;
-  state.failed = 1;
-  return state.fail_code;
-}
 
 static int fake_create(void** out_handle) {
   int code = sluice_fake_cublas_planned();
@@ -76,82 +59,8 @@ static int fake_set_math(void* handle, int mode) {
   return sluice_fake_cublas_planned();
 }
 
-/* ---- products -------------------------------------------------------------------------------------------------- */
-
-static double element(const void* data, int64_t at, int type) {
-  switch (type) {
-    case SLUICE_CUBLAS_R_16BF: return (double)sluice_bf16_to_f32(((const uint16_t*)data)[at]);
-    case SLUICE_CUBLAS_R_16F: return (double)sluice_f16_to_f32(((const uint16_t*)data)[at]);
-    case SLUICE_CUBLAS_R_64F: return ((const double*)data)[at];
-    default: return (double)((const float*)data)[at];
-  }
-}
-static void set_element(void* data, int64_t at, int type, double x) {
-  switch (type) {
-    case SLUICE_CUBLAS_R_16BF: ((uint16_t*)data)[at] = sluice_f32_to_bf16((float)x); break;
-    case SLUICE_CUBLAS_R_16F: ((uint16_t*)data)[at] = sluice_f32_to_f16((float)x); break;
-    case SLUICE_CUBLAS_R_64F: ((double*)data)[at] = x; break;
-    default: ((float*)data)[at] = (float)x; break;
-  }
-}
-
-static void note_columns(const fake_product_t* p, const void* data, int type, int rows, int columns, int ld,
-                         int is_write) {
-  uint64_t bytes = type == SLUICE_CUBLAS_R_64F ? 8 : type == SLUICE_CUBLAS_R_32F ? 4 : 2;
-  for (int64_t j = 0; j < columns; ++j) {
-    sluice_fake_cuda_note_at(&p->moment, (const char*)data + (uint64_t)(j * ld) * bytes, (uint64_t)rows * bytes,
-                             is_write);
-  }
-}
-
-static void multiply(const fake_product_t* p) {
-  note_columns(p, p->a, p->type, p->trans_a ? p->k : p->m, p->trans_a ? p->m : p->k, p->lda, 0);
-  note_columns(p, p->b, p->type, p->trans_b ? p->n : p->k, p->trans_b ? p->k : p->n, p->ldb, 0);
-  note_columns(p, p->c, p->type_c, p->m, p->n, p->ldc, 1);
-  for (int64_t j = 0; j < p->n; ++j) {
-    for (int64_t i = 0; i < p->m; ++i) {
-      double sum = 0;
-      for (int64_t l = 0; l < p->k; ++l) {
-        sum += element(p->a, p->trans_a ? i * p->lda + l : l * p->lda + i, p->type) *
-               element(p->b, p->trans_b ? l * p->ldb + j : j * p->ldb + l, p->type);
-      }
-      int64_t at = j * p->ldc + i;
-      double old = p->beta != 0 ? p->beta * element(p->c, at, p->type_c) : 0;
-      set_element(p->c, at, p->type_c, p->alpha * sum + old);
-    }
-  }
-}
-
-int sluice_fake_cublas_is_wrong(const fake_product_t* p) {
-  int rows_a = p->trans_a ? p->k : p->m, rows_b = p->trans_b ? p->n : p->k;
-  return p->m <= 0 || p->n <= 0 || p->k <= 0 || p->lda < rows_a || p->ldb < rows_b || p->ldc < p->m;
-}
-
 static double scalar(const void* data, int64_t i, int compute) {
   return compute == SLUICE_CUBLAS_COMPUTE_64F ? ((const double*)data)[i] : (double)((const float*)data)[i];
-}
-
-static void run_one(void* user) { multiply(user); }
-
-static void note_one(void* user, const sluice_fake_moment_t* moment) { ((fake_product_t*)user)->moment = *moment; }
-
-static void* one_again(const void* user) {
-  fake_product_t* p = malloc(sizeof *p);
-  memcpy(p, user, sizeof *p);
-  return p;
-}
-
-static void enqueue(void* stream, const sluice_fake_op_t* op) {
-  sluice_fake_cuda_lock();
-  sluice_fake_cuda_enqueue(stream, op);
-  sluice_fake_cuda_unlock();
-}
-
-void sluice_fake_cublas_enqueue(void* stream, const fake_product_t* p) {
-  fake_product_t* kept = malloc(sizeof *kept);
-  *kept = *p;
-  enqueue(stream,
-          &(sluice_fake_op_t){.run = run_one, .drop = free, .user = kept, .note = note_one, .again = one_again});
 }
 
 static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k, const void* alpha, const void* a,
@@ -164,12 +73,12 @@ static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k
   const fake_product_t p = {
       trans_a, trans_b, m, n,  k, lda, ldb, ldc, type_a, type_c, scalar(alpha, 0, compute), scalar(beta, 0, compute),
       a,       b,       c, {0}};
-  if (sluice_fake_cublas_is_wrong(&p) || type_a != type_b || algorithm != SLUICE_CUBLAS_ALGORITHM_DEFAULT)
+  if (sluice_fake_product_is_wrong(&p) || type_a != type_b || algorithm != SLUICE_CUBLAS_ALGORITHM_DEFAULT)
     return INVALID_VALUE;
   if ((compute == SLUICE_CUBLAS_COMPUTE_64F) != (type_a == SLUICE_CUBLAS_R_64F)) return SLUICE_CUBLAS_NOT_SUPPORTED;
   ++state.single;
   state.last_compute = compute;
-  sluice_fake_cublas_enqueue(handle->stream, &p);
+  sluice_fake_product_enqueue(handle->stream, &p);
   return 0;
 }
 
@@ -188,11 +97,6 @@ typedef struct grouped_s {
 static int is_misaligned(const fake_product_t* p) {
   return ((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) % 16 != 0;
 }
-static void poison(const fake_product_t* p) {
-  for (int64_t j = 0; j < p->n; ++j) {
-    for (int64_t i = 0; i < p->m; ++i) set_element(p->c, j * p->ldc + i, p->type_c, NAN);
-  }
-}
 
 static void run_grouped(void* user) {
   grouped_t* g = user;
@@ -200,8 +104,8 @@ static void run_grouped(void* user) {
     g->products[i].a = g->a[i];
     g->products[i].b = g->b[i];
     g->products[i].c = g->c[i];
-    multiply(&g->products[i]);
-    if (g->wants_alignment && is_misaligned(&g->products[i])) poison(&g->products[i]);
+    sluice_fake_product_run(&g->products[i]);
+    if (g->wants_alignment && is_misaligned(&g->products[i])) sluice_fake_product_poison(&g->products[i]);
   }
 }
 
@@ -248,13 +152,13 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
                                       NULL,
                                       NULL,
                                       {0}};
-    if (group_sizes[i] == 1 && !sluice_fake_cublas_is_wrong(&g->products[i])) continue;
+    if (group_sizes[i] == 1 && !sluice_fake_product_is_wrong(&g->products[i])) continue;
     free(g);
     return INVALID_VALUE;
   }
   ++state.grouped;
   state.last_compute = compute;
-  enqueue(
+  sluice_fake_op_enqueue(
       handle->stream,
       &(sluice_fake_op_t){.run = run_grouped, .drop = free, .user = g, .note = note_grouped, .again = grouped_again});
   return 0;

@@ -2,6 +2,7 @@
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_
 
+#include "backend/gemm/cublas/fake/fake_cublas_calls.h"
 #include "backend/gemm/cublas/gemm_cublas.h"
 
 /* with_groups 0: a library without cublasGemmGroupedBatchedEx; 1: with it, for all types; 2: with it, but it declines
@@ -9,9 +10,6 @@
  * a pointer that 16 does not divide give NaN. */
 sluice_cublas_symbols_t sluice_fake_cublas(int with_groups);
 void sluice_fake_cublas_set_version(int version);
-/* As the fake driver's. */
-void sluice_fake_cublas_fail_call(int64_t nth, int code);
-int sluice_fake_cublas_failed(void);
 int64_t sluice_fake_cublas_handles(void);
 int64_t sluice_fake_cublas_single_calls(void);
 int64_t sluice_fake_cublas_grouped_calls(void);

@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/gemm/cublas/fake/fake_cublas_parts.h"
+#include "backend/gemm/cublas/fake/fake_cublas.h"
+#include "backend/gemm/cublas/fake/fake_products.h"
 
 enum { INVALID_VALUE = 7, NUM_PREFERENCES = 16 };
 #define ALGORITHM UINT64_C(0x51ce)
@@ -145,9 +146,9 @@ static int fake_matmul(void* handle, void* opaque, const void* alpha, const void
                             .b = b,
                             .c = d};
   uint64_t rows_b = (uint64_t)(desc->trans[1] ? p.n : p.k);
-  if (sluice_fake_cublas_is_wrong(&p) || la->type != lb->type || lb->rows != rows_b) return INVALID_VALUE;
+  if (sluice_fake_product_is_wrong(&p) || la->type != lb->type || lb->rows != rows_b) return INVALID_VALUE;
   ++state.products;
-  sluice_fake_cublas_enqueue(stream, &p);
+  sluice_fake_product_enqueue(stream, &p);
   return 0;
 }
 

@@ -1,8 +1,10 @@
 /* Cases of data: blocks of all sizes arrive intact, in any order of waits, and sums are exact. */
-#include "backend/cts/comm/comm_suite_parts.h"
-
 #include <stdlib.h>
 #include <string.h>
+
+#include "backend/cts/comm/comm_suite_case.h"
+#include "backend/cts/comm/comm_suite_exchange.h"
+#include "backend/cts/comm/comm_suite_ranks.h"
 
 static void exchange_uneven(cts_rank_t* me) {
   for (int32_t i = 0; i < 8; ++i) CHECK(me, cts_run_exchange(me, me->comm, i, cts_uneven_size) == SLUICE_OK);

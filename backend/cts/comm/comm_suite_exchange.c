@@ -1,5 +1,4 @@
-/* One exchange with data that knows where it comes from. */
-#include "backend/cts/comm/comm_suite_parts.h"
+#include "backend/cts/comm/comm_suite_exchange.h"
 
 #include <stdlib.h>
 #include <string.h>

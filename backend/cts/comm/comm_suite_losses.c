@@ -1,7 +1,8 @@
 /* Cases of ranks that leave or call it off: the others are told by name, in bounded time. */
-#include "backend/cts/comm/comm_suite_parts.h"
-
 #include "backend/base/clock.h"
+#include "backend/cts/comm/comm_suite_case.h"
+#include "backend/cts/comm/comm_suite_exchange.h"
+#include "backend/cts/comm/comm_suite_ranks.h"
 
 static void abort_peer(cts_rank_t* me) {
   CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);

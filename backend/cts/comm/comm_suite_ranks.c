@@ -1,27 +1,9 @@
-/* The ranks of a case: how they come to be, meet, hurry, and begin anew after a failure. */
-#include "backend/cts/comm/comm_suite_parts.h"
+#include "backend/cts/comm/comm_suite_ranks.h"
 
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "backend/base/clock.h"
-
-void cts_fail_check(cts_rank_t* me, const char* file, int line, const char* text) {
-  if (me->failure[0] != '\0') return;
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  snprintf(me->failure, sizeof me->failure, "rank %d, %s:%d: %s; last error: %s, peer %d, \"%.300s\"", me->rank, file,
-           line, text, sluice_status_name(why.status), why.peer, why.message);
-}
-
-int32_t cts_last_peer(void) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return why.peer;
-}
+#include "backend/cts/comm/comm_suite_exchange.h"
 
 void cts_sleep_ns(uint64_t ns) {
   struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
@@ -61,12 +43,6 @@ sluice_status_t cts_create_end(cts_world_t* world, void* shared, int32_t rank, i
 }
 
 int cts_is_culprit(const cts_rank_t* me) { return me->rank == me->world->world_size - 1; }
-
-const cts_exception_t* cts_exception_of(const cts_transport_t* transport, const cts_case_t* c) {
-  const cts_exception_t* e = transport->cannot;
-  while (e != NULL && e->case_name != NULL && strcmp(e->case_name, c->name) != 0) ++e;
-  return e != NULL && e->case_name != NULL ? e : NULL;
-}
 
 int cts_hurry(cts_rank_t* me, uint64_t timeout_ns) {
   me->comm->timeout_ns = timeout_ns;

@@ -1,10 +1,12 @@
 /* Cases of resources: each allocation that fails, and handles that a fork inherits. */
-#include "backend/cts/comm/comm_suite_parts.h"
-
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "backend/cts/comm/comm_suite_case.h"
+#include "backend/cts/comm/comm_suite_exchange.h"
+#include "backend/cts/comm/comm_suite_ranks.h"
 
 #define MAX_NTH_ALLOCATIONS 64
 

@@ -1,10 +1,11 @@
 /* Cases of ranks that are silent or late: deadlines name them, warnings come first. */
-#include "backend/cts/comm/comm_suite_parts.h"
-
 #include <stdio.h>
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/cts/comm/comm_suite_case.h"
+#include "backend/cts/comm/comm_suite_exchange.h"
+#include "backend/cts/comm/comm_suite_ranks.h"
 
 static void wait_silent_rank(cts_rank_t* me) {
   CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);

@@ -10,7 +10,8 @@
 #include <cmocka.h>
 
 #include "backend/base/clock.h"
-#include "backend/cts/comm/comm_suite_parts.h"
+#include "backend/cts/comm/comm_suite_case.h"
+#include "backend/cts/comm/comm_suite_ranks.h"
 
 #define SUITE_SECONDS 880
 #define MAX_CASES     32

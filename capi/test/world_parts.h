@@ -131,7 +131,7 @@ void world_note(rank_t* r, sluice_status_t status);
 double* world_copy_rows(const array_t* a, int32_t dtype);
 void world_run_rank(rank_t* r);
 
-/* world.c */
+/* world_case.c */
 void world_make_result(const case_t* c, result_t* out);
 
 #endif /* SLUICE_CAPI_TEST_WORLD_PARTS_H_ */

@@ -8,6 +8,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
+#include "backend/base/math.h"
 #include "backend/base/structs.h"
 
 #define SECOND_NS           UINT64_C(1000000000)
@@ -134,8 +135,6 @@ sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_e
   return status == SLUICE_OK ? SLUICE_OK : sluice_comm_fail_and_tell(comm, status);
 }
 
-static uint64_t add_saturating(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
-static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static double seconds(uint64_t ns) { return (double)ns / 1e9; }
 
 static void note_key(int32_t rank, char* out, size_t out_bytes) { snprintf(out, out_bytes, "sluice/%d", rank); }
@@ -164,7 +163,7 @@ static int lookup_note(sluice_comm_t* comm, int32_t rank, note_t* out_note) {
   note_key(rank, key, sizeof key);
   int32_t bytes = comm->vtable->lookup(comm, key, out_note->text, (int32_t)sizeof out_note->text - 1);
   if (bytes < 0) return 0;
-  out_note->text[min_u64((uint64_t)bytes, sizeof out_note->text - 1)] = '\0';
+  out_note->text[sluice_min_u64((uint64_t)bytes, sizeof out_note->text - 1)] = '\0';
   out_note->known =
       sscanf(out_note->text, "call=%llu started=%llu", &out_note->call_number, &out_note->num_started) == 2;
   return 1;
@@ -242,15 +241,16 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
   SLUICE_TRY(check_usable(comm));
 
   uint64_t start_ns = sluice_now_ns();
-  uint64_t deadline_ns = add_saturating(start_ns, comm->timeout_ns);
-  uint64_t next_warn_ns = add_saturating(start_ns, comm->warn_ns);
+  uint64_t deadline_ns = sluice_add_saturating(start_ns, comm->timeout_ns);
+  uint64_t next_warn_ns = sluice_add_saturating(start_ns, comm->warn_ns);
   /* Short deadlines leave the notes time to be seen before the first rank looks for them. */
   uint64_t note_ns = comm->vtable->publish != NULL
-                         ? add_saturating(start_ns, min_u64(NOTE_AFTER_NS, comm->timeout_ns / 4))
+                         ? sluice_add_saturating(start_ns, sluice_min_u64(NOTE_AFTER_NS, comm->timeout_ns / 4))
                          : UINT64_MAX;
   for (;;) {
     uint64_t now_ns = sluice_now_ns();
-    uint64_t slice_end_ns = min_u64(min_u64(deadline_ns, next_warn_ns), min_u64(note_ns, now_ns + SLICE_NS));
+    uint64_t slice_end_ns =
+        sluice_min_u64(sluice_min_u64(deadline_ns, next_warn_ns), sluice_min_u64(note_ns, now_ns + SLICE_NS));
     int32_t missing = -1;
     sluice_status_t status = comm->vtable->exchange_wait(comm, request, slice_end_ns, &missing);
     if (status == SLUICE_OK) return SLUICE_OK;
@@ -287,11 +287,11 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
       sluice_log(SLUICE_LOG_WARN, "rank %d has waited %.1f s for rank %d: %s (call %llu); it gives up in %.0f s",
                  comm->rank, seconds(now_ns - start_ns), missing, phase, (unsigned long long)comm->call_number,
                  seconds(deadline_ns - now_ns));
-      next_warn_ns = add_saturating(now_ns, comm->warn_ns);
+      next_warn_ns = sluice_add_saturating(now_ns, comm->warn_ns);
     }
     if (now_ns < slice_end_ns) {
       /* A transport that returns early must not make this a busy loop. */
-      struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)min_u64(slice_end_ns - now_ns, 1000000)};
+      struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)sluice_min_u64(slice_end_ns - now_ns, 1000000)};
       nanosleep(&pause, NULL);
     }
   }
@@ -307,7 +307,7 @@ sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, i
   if (comm->vtable->all_reduce_i64 == NULL) return sluice_comm_reduce_by_exchanges(comm, data, count, op, phase);
   uint64_t start_ns = sluice_now_ns();
   sluice_status_t status =
-      comm->vtable->all_reduce_i64(comm, data, count, op, add_saturating(start_ns, comm->timeout_ns));
+      comm->vtable->all_reduce_i64(comm, data, count, op, sluice_add_saturating(start_ns, comm->timeout_ns));
   if (status == SLUICE_E_TIMED_OUT) status = fail_timed_out(comm, -1, sluice_now_ns() - start_ns, phase);
   if (status != SLUICE_OK) mark_broken(comm, status);
   return status;

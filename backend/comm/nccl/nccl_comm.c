@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/math.h"
 #include "backend/comm/nccl/nccl_parts.h"
 
 #define POLL_NS          UINT64_C(50000)
@@ -108,8 +109,7 @@ sluice_status_t sluice_nccl_make_ready(nccl_comm_t* comm, uint64_t deadline_ns) 
 }
 
 uint64_t sluice_nccl_deadline_of(const nccl_comm_t* comm) {
-  uint64_t now = sluice_now_ns();
-  return now > UINT64_MAX - comm->base.timeout_ns ? UINT64_MAX : now + comm->base.timeout_ns;
+  return sluice_add_saturating(sluice_now_ns(), comm->base.timeout_ns);
 }
 
 /* ---- one group of sends and receives --------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "backend/base/lanes.h"
+#include "backend/base/math.h"
 #include "backend/device/cuda/cuda_launch.h"
 
 typedef struct cuda_device_s {
@@ -111,8 +112,7 @@ static sluice_status_t launch(cuda_device_t* device, int32_t kernel, sluice_stre
     CU_TRY(device, cuLibraryGetKernel(&device->kernels[kernel], device->library, kernel_names[kernel]),
            "the kernel %s is not in the image", kernel_names[kernel]);
   }
-  int64_t blocks = (units + warps_per_block - 1) / warps_per_block;
-  if (blocks > most) blocks = most; /* warps take several units then */
+  int64_t blocks = sluice_min(sluice_ceil_div(units, warps_per_block), most); /* warps take several units then */
   void* parameters[1] = {(void*)(uintptr_t)args};
   ++device->stats.num_launches;
   CU_TRY(device,

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/math.h"
 #include "backend/device/cuda/cuda_launch.h"
 
 /* Kernels of one name follow each other in the order f32, bf16, f16, f64: that of SLUICE_DTYPE_*. */
@@ -132,7 +133,7 @@ static void sum_columns(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   const sluice_column_sum_args_t args = {.data = data,
                                          .weight = weight,
                                          .out = out,
-                                         .units = (width + SLUICE_CUDA_WARP - 1) / SLUICE_CUDA_WARP,
+                                         .units = sluice_ceil_div(width, SLUICE_CUDA_WARP),
                                          .rows = rows,
                                          .width = width,
                                          .data_stride = data_stride,
@@ -154,14 +155,12 @@ static void scale_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int6
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_scale_rows, dtype), stream, &args, args.units);
 }
 
-static int64_t groups_of_32(int64_t count) { return (count + SLUICE_CUDA_WARP - 1) / SLUICE_CUDA_WARP; }
-
 static void gather_scalars(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
                            int64_t src_k, const int32_t* route, float* dst) {
   const sluice_gather_scalars_args_t args = {.src = src,
                                              .route = route,
                                              .dst = dst,
-                                             .units = groups_of_32(count),
+                                             .units = sluice_ceil_div(count, SLUICE_CUDA_WARP),
                                              .count = count,
                                              .top_k = top_k,
                                              .src_t = src_t,
@@ -174,7 +173,7 @@ static void spread_scalars(sluice_stream_t stream, int64_t num_tokens, int64_t t
   const sluice_spread_scalars_args_t args = {.rows = rows,
                                              .position = position,
                                              .out = out,
-                                             .units = groups_of_32(num_tokens * top_k),
+                                             .units = sluice_ceil_div(num_tokens * top_k, SLUICE_CUDA_WARP),
                                              .count = num_tokens * top_k,
                                              .top_k = top_k,
                                              .out_t = out_t,
@@ -186,7 +185,7 @@ sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const 
   for (int64_t at = 0; at < count; at += SLUICE_CUDA_MAX_WORDS) {
     sluice_words_args_t args = {.to = (uint64_t*)to + at, .count = count - at};
     if (args.count > SLUICE_CUDA_MAX_WORDS) args.count = SLUICE_CUDA_MAX_WORDS;
-    args.units = (args.count + SLUICE_CUDA_WARP - 1) / SLUICE_CUDA_WARP;
+    args.units = sluice_ceil_div(args.count, SLUICE_CUDA_WARP);
     memcpy(args.words, words + at, (size_t)args.count * sizeof *words);
     sluice_cuda_launch(SLUICE_CUDA_write_words, stream, &args, args.units);
   }

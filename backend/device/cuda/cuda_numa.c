@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "backend/base/log.h"
+#include "backend/base/math.h"
 #include "backend/base/pages.h"
 
 enum { PREFERRED = 1, MAX_NODES = 1024, WORD_BITS = 8 * (int)sizeof(unsigned long) }; /* MPOL_PREFERRED */
@@ -76,10 +77,7 @@ static void tell(sluice_cuda_numa_t* numa, const char* what, const char* why) {
   numa->told = 1;
 }
 
-static uint64_t whole_pages(uint64_t bytes) {
-  uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-  return (bytes + page - 1) / page * page;
-}
+static uint64_t whole_pages(uint64_t bytes) { return sluice_round_up_u64(bytes, (uint64_t)sysconf(_SC_PAGESIZE)); }
 
 /* Registering touches the pages, and that is when the kernel chooses where they lie. */
 static void* map_on_node(const sluice_cuda_driver_t* driver, sluice_cuda_numa_t* numa, uint64_t bytes) {

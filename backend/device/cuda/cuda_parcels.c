@@ -1,9 +1,8 @@
 #include "backend/device/cuda/cuda_parcels.h"
 
+#include "backend/base/math.h"
 #include "backend/device/cuda/cuda_launch.h"
 #include "backend/device/cuda/cuda_routing.h"
-
-static int64_t groups_of_32(int64_t count) { return (count + SLUICE_CUDA_WARP - 1) / SLUICE_CUDA_WARP; }
 
 /* ---- numbering ---- */
 
@@ -45,7 +44,7 @@ static void number_chunk(sluice_stream_t stream, const sluice_far_parcels_t* p, 
       .row = p->position + first * p->top_k,
       .slots = p->slots + first * p->top_k,
       .table = p->position_of_token + first * p->num_ranks,
-      .units = groups_of_32(routes),
+      .units = sluice_ceil_div(routes, SLUICE_CUDA_WARP),
       .num_routes = routes,
       .top_k = p->top_k,
       .num_experts = p->num_experts,
@@ -72,7 +71,7 @@ static void number_chunk(sluice_stream_t stream, const sluice_far_parcels_t* p, 
   sluice_cuda_launch(SLUICE_CUDA_parcel_ranks, stream, &args, args.units);
   sluice_cuda_route(stream, &sort);
   sluice_cuda_launch(SLUICE_CUDA_parcel_slots, stream, &args, args.units);
-  args.units = groups_of_32(tokens * p->num_ranks);
+  args.units = sluice_ceil_div(tokens * p->num_ranks, SLUICE_CUDA_WARP);
   sluice_cuda_launch(SLUICE_CUDA_parcel_table, stream, &args, args.units);
 }
 
@@ -89,7 +88,7 @@ sluice_status_t sluice_cuda_count_parcels(sluice_stream_t stream, const sluice_f
       .slot_of = table,
       .rank = scratch.rank,
       .first = scratch.first,
-      .units = groups_of_32(routes),
+      .units = sluice_ceil_div(routes, SLUICE_CUDA_WARP),
       .num_routes = routes,
       .top_k = b->top_k,
       .num_experts = b->num_experts,
@@ -148,7 +147,7 @@ static void place_inside(sluice_stream_t stream, const sluice_far_arrivals_t* a)
     args.runs[args.num_runs++] = (sluice_parcel_run_t){
         (int32_t)args.count, run->slot, run->parcels, run->parcel, run->row, run->origin, run->from, run->weight};
     if (args.num_runs < SLUICE_CUDA_PARCEL_RUNS && i < a->num_runs - 1) continue;
-    args.units = groups_of_32(args.count);
+    args.units = sluice_ceil_div(args.count, SLUICE_CUDA_WARP);
     sluice_cuda_launch(SLUICE_CUDA_parcel_place, stream, &args, args.units);
     args.count = args.num_runs = 0;
   }

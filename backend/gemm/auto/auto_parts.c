@@ -2,11 +2,10 @@
 
 #include "backend/base/cache.h"
 #include "backend/base/dtype.h"
+#include "backend/base/math.h"
 
 enum { LINE = 64, PAGE = 4096 };
 enum { LEAST_HALVED = 256, FEW_THREADS = 4 };
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* The dimension that shortens no row of the weights, or of their gradient. */
 static int64_t harmless_of(const sluice_gemm_form_t* form) { return form->trans_a ? form->m : form->n; }
@@ -31,7 +30,7 @@ static sluice_product_t size_of_part(const sluice_gemm_parts_t* parts, int num_t
   const sluice_gemm_form_t* form = &parts->form;
   sluice_product_t p = {.m = form->m, .n = form->n, .k = form->k};
   int64_t* harmless = form->trans_a ? &p.m : &p.n;
-  const uint64_t each = is_own_result(parts) ? most_bytes : most_bytes / (uint64_t)smaller(num_threads, FEW_THREADS);
+  const uint64_t each = is_own_result(parts) ? most_bytes : most_bytes / (uint64_t)sluice_min(num_threads, FEW_THREADS);
   for (;;) {
     const uint64_t bytes = (uint64_t)(p.m * p.n) * bytes_c;
     const int is_large = 2.0 * (double)p.m * (double)p.n * (double)p.k > most_flop || bytes > most_bytes;
@@ -51,7 +50,7 @@ static sluice_product_t size_of_part(const sluice_gemm_parts_t* parts, int num_t
 /* Of one part, whole lines. */
 static uint64_t result_bytes(const sluice_gemm_parts_t* parts) {
   const uint64_t bytes = (uint64_t)(parts->part.m * parts->part.n) * sluice_dtype_bytes(parts->list->dtype_c);
-  return (bytes + LINE - 1) / LINE * LINE;
+  return sluice_round_up_u64(bytes, LINE);
 }
 
 static int64_t parts_in_run(const sluice_gemm_parts_t* parts, int num_threads, double most_flop, uint64_t most_bytes) {
@@ -62,9 +61,9 @@ static int64_t parts_in_run(const sluice_gemm_parts_t* parts, int num_threads, d
   }
   const sluice_product_t* p = &parts->part;
   const double most = num_threads * most_flop / (2.0 * (double)p->m * (double)p->n * (double)p->k);
-  int64_t count = smaller(distinct, smaller(num_threads * SLUICE_GEMM_PARTS_PER_THREAD, SLUICE_GEMM_PARTS_MOST));
+  int64_t count = sluice_min(distinct, sluice_min(num_threads * SLUICE_GEMM_PARTS_PER_THREAD, SLUICE_GEMM_PARTS_MOST));
   if ((double)count > most) count = (int64_t)most;
-  if (!is_own_result(parts)) count = smaller(count, (int64_t)(most_bytes / result_bytes(parts)));
+  if (!is_own_result(parts)) count = sluice_min(count, (int64_t)(most_bytes / result_bytes(parts)));
   return count < 1 ? 1 : count;
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/math.h"
 #include "backend/base/owned.h"
 #include "backend/gemm/gemm_form.h"
 
@@ -21,8 +22,6 @@ typedef struct sluice_gemm_blas_s {
 #define MAX_DIM ((int64_t)1 << 30)
 /* A bf16 result is computed in f32 blocks of this many rows and columns: 1 MiB. */
 #define BLOCK 512
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static void blas_destroy(sluice_gemm_t* gemm) { sluice_free(gemm->allocator, gemm, sizeof(sluice_gemm_blas_t)); }
 
@@ -61,9 +60,9 @@ static void product_small(const sluice_gemm_blas_t* blas, const sluice_gemm_form
 static sluice_gemm_form_t piece(const sluice_gemm_form_t* f, uint64_t bytes_ab, int64_t i, int64_t j, int64_t l,
                                 int64_t m, int64_t n, int64_t k) {
   sluice_gemm_form_t p = *f;
-  p.m = smaller(f->m - i, m);
-  p.n = smaller(f->n - j, n);
-  p.k = smaller(f->k - l, k);
+  p.m = sluice_min(f->m - i, m);
+  p.n = sluice_min(f->n - j, n);
+  p.k = sluice_min(f->k - l, k);
   p.a = (const char*)f->a + (uint64_t)(f->trans_a ? l * f->lda + i : i * f->lda + l) * bytes_ab;
   p.b = (const char*)f->b + (uint64_t)(f->trans_b ? j * f->ldb + l : l * f->ldb + j) * bytes_ab;
   return p;

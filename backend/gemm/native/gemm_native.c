@@ -23,6 +23,7 @@
 #include <stdlib.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/math.h"
 #include "backend/base/threads.h"
 #include "backend/gemm/gemm_form.h"
 #include "backend/gemm/native/native_kernels.h"
@@ -65,11 +66,6 @@ typedef struct sluice_gemm_native_s {
   sluice_threads_t pool;
 } sluice_gemm_native_t;
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t pieces(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
-static int64_t round_up(int64_t x, int64_t unit) { return pieces(x, unit) * unit; }
-
 /* ---- one product ------------------------------------------------------------------------------------------------ */
 
 /* How a product is cut. */
@@ -93,7 +89,7 @@ typedef struct work_s {
 /* A tile of rows * cols is what one call of the kernel computes. Row blocks are cut into tiles of nearly equal height.
  */
 static int64_t tile_rows(const sluice_native_kernels_t* kernels, int64_t rows, int64_t tile) {
-  int64_t count = pieces(rows, kernels->max_rows);
+  int64_t count = sluice_ceil_div(rows, kernels->max_rows);
   return rows / count + (tile < rows % count);
 }
 
@@ -104,15 +100,15 @@ static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_fo
   if (f->trans_a) recipe = &gradient;
   if (f->trans_b) recipe = f->m > MANY_ROWS ? &along_many : &along_few;
   const int64_t each = (int64_t)sizeof(float);
-  b.depth = round_up(pieces(f->k, pieces(f->k, recipe->depth)), GROUP);
-  b.rows = pieces(f->m, pieces(f->m, recipe->a_bytes / each / b.depth));
-  b.cols = larger(recipe->b_bytes / each / b.depth / kernels->width, 1) * kernels->width;
-  b.cols = smaller(b.cols, round_up(f->n, kernels->width));
+  b.depth = sluice_round_up(sluice_ceil_div(f->k, sluice_ceil_div(f->k, recipe->depth)), GROUP);
+  b.rows = sluice_ceil_div(f->m, sluice_ceil_div(f->m, recipe->a_bytes / each / b.depth));
+  b.cols = sluice_max(recipe->b_bytes / each / b.depth / kernels->width, 1) * kernels->width;
+  b.cols = sluice_min(b.cols, sluice_round_up(f->n, kernels->width));
   b.by_rows = recipe->by_rows;
   b.raw = !f->trans_a && !f->trans_b && dtype_ab == SLUICE_DTYPE_F32;
   b.sums = dtype_c != SLUICE_DTYPE_F32 && b.depth < f->k;
   b.stripe = f->n;
-  if (b.sums) b.stripe = larger(S_BYTES / (int64_t)sizeof(float) / b.rows / b.cols, 1) * b.cols;
+  if (b.sums) b.stripe = sluice_max(S_BYTES / (int64_t)sizeof(float) / b.rows / b.cols, 1) * b.cols;
   return b;
 }
 
@@ -141,10 +137,10 @@ static void pack_a(const work_t* w, const sluice_gemm_form_t* f, int64_t i0, int
 static void pack_b(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0, int64_t cols) {
   const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
   const int64_t width = w->kernels->width;
-  for (int64_t j = 0; j < round_up(cols, width); j += GROUP) {
+  for (int64_t j = 0; j < sluice_round_up(cols, width); j += GROUP) {
     float* out = w->b + j / width * width * depth + j % width;
-    int64_t count = smaller(larger(cols - j, 0), GROUP);
-    const char* in = element_of(f->b, f->ldb, f->trans_b, k0, j0 + smaller(j, cols - 1), bytes);
+    int64_t count = sluice_min(sluice_max(cols - j, 0), GROUP);
+    const char* in = element_of(f->b, f->ldb, f->trans_b, k0, j0 + sluice_min(j, cols - 1), bytes);
     if (f->trans_b) {
       w->kernels->pack_rows(in, f->ldb, w->dtype_ab, count, depth, out, width);
     } else {
@@ -173,8 +169,8 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
                      sluice_native_prefetch_t* prefetch) {
   const sluice_native_kernels_t* kernels = w->kernels;
   const int64_t width = kernels->width;
-  const int64_t num_tiles = pieces(p->rows, kernels->max_rows);
-  const int64_t num_panels = pieces(p->cols, width);
+  const int64_t num_tiles = sluice_ceil_div(p->rows, kernels->max_rows);
+  const int64_t num_panels = sluice_ceil_div(p->cols, width);
   const int64_t height = p->rows / num_tiles; /* as tile_rows, without a division for each tile */
   const int64_t num_higher = p->rows % num_tiles;
   const int first = p->k0 == 0;
@@ -199,7 +195,7 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
    */
   t.next_each = 1;
   if (starts || t.next_out_bytes % PAGE != 0) {
-    t.next_each = (int32_t)pieces(kernels->max_rows, larger(p->depth / SLUICE_NATIVE_STEP, 1));
+    t.next_each = (int32_t)sluice_ceil_div(kernels->max_rows, sluice_max(p->depth / SLUICE_NATIVE_STEP, 1));
   }
   const int by_rows = blocks->by_rows;
   const int64_t num_inner = by_rows ? num_panels : num_tiles;
@@ -212,7 +208,7 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
       const int64_t tile = by_rows ? outer : inner;
       const int64_t panel = by_rows ? inner : outer;
       t.rows = (int32_t)(height + (tile < num_higher));
-      t.cols = (int32_t)smaller(p->cols - panel * width, width);
+      t.cols = (int32_t)sluice_min(p->cols - panel * width, width);
       t.a = w->a + a_at;
       t.b = w->b + panel * width * p->depth;
       t.raw = raw != NULL && tile == 0 ? raw + panel * width : NULL;
@@ -247,15 +243,15 @@ static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, 
   const blocks_t blocks = cut(w->kernels, f, w->dtype_ab, w->dtype_c);
   place_t p;
   for (p.i0 = 0; p.i0 < f->m; p.i0 += blocks.rows) {
-    p.rows = smaller(f->m - p.i0, blocks.rows);
+    p.rows = sluice_min(f->m - p.i0, blocks.rows);
     for (p.stripe0 = from; p.stripe0 < to; p.stripe0 += blocks.stripe) {
-      p.stripe = smaller(to - p.stripe0, blocks.stripe);
+      p.stripe = sluice_min(to - p.stripe0, blocks.stripe);
       const int64_t end = p.stripe0 + p.stripe;
       for (p.k0 = 0; p.k0 < f->k; p.k0 += blocks.depth) {
-        p.depth = smaller(f->k - p.k0, blocks.depth);
+        p.depth = sluice_min(f->k - p.k0, blocks.depth);
         pack_a(w, f, p.i0, p.rows, p.k0, p.depth);
         for (p.j0 = p.stripe0; p.j0 < end; p.j0 += blocks.cols) {
-          p.cols = smaller(end - p.j0, blocks.cols);
+          p.cols = sluice_min(end - p.j0, blocks.cols);
           if (!blocks.raw) pack_b(w, f, p.k0, p.depth, p.j0, p.cols);
           /* The block after this one. */
           int64_t k0 = p.k0;
@@ -269,15 +265,15 @@ static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, 
             j0 = end < to ? end : from;
           }
           const int over = p.k0 + p.depth == f->k && p.j0 + p.cols == to && p.i0 + p.rows == f->m;
-          int64_t tiles = pieces(p.rows, w->kernels->max_rows);
+          int64_t tiles = sluice_ceil_div(p.rows, w->kernels->max_rows);
           if (blocks.raw && tiles > FEW_TILES) --tiles;
-          const int64_t steps = tiles * pieces(p.cols, w->kernels->width) * (p.depth / SLUICE_NATIVE_STEP);
+          const int64_t steps = tiles * sluice_ceil_div(p.cols, w->kernels->width) * (p.depth / SLUICE_NATIVE_STEP);
           sluice_native_prefetch_t prefetch =
-              aim(w, f, k0, smaller(f->k - k0, blocks.depth), j0, smaller(to - j0, blocks.cols), steps);
+              aim(w, f, k0, sluice_min(f->k - k0, blocks.depth), j0, sluice_min(to - j0, blocks.cols), steps);
           if (over && next != NULL) {
             const blocks_t first = cut(w->kernels, next, w->dtype_ab, w->dtype_c);
-            prefetch = aim(w, next, 0, smaller(next->k, first.depth), next_from,
-                           smaller(next->n - next_from, first.cols), steps);
+            prefetch = aim(w, next, 0, sluice_min(next->k, first.depth), next_from,
+                           sluice_min(next->n - next_from, first.cols), steps);
           } else if (over) {
             prefetch.left = 0;
           }
@@ -329,17 +325,17 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_prod
     sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->products[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
     if (own != NULL) {
-      room.a = larger(room.a, own->room(&form));
+      room.a = sluice_max(room.a, own->room(&form));
       continue;
     }
     if (is_thin(kernels, &form, list->dtype_c)) {
-      room.a = larger(room.a, kernels->thin->room(&form));
+      room.a = sluice_max(room.a, kernels->thin->room(&form));
       continue;
     }
     blocks_t b = cut(kernels, &form, list->dtype_ab, list->dtype_c);
-    room.a = larger(room.a, round_up(b.rows * b.depth + GROUP, GROUP)); /* packing writes whole registers */
-    room.b = larger(room.b, b.cols * b.depth);
-    if (b.sums) room.sums = larger(room.sums, round_up(b.rows * smaller(b.stripe, form.n), GROUP));
+    room.a = sluice_max(room.a, sluice_round_up(b.rows * b.depth + GROUP, GROUP)); /* packing writes whole registers */
+    room.b = sluice_max(room.b, b.cols * b.depth);
+    if (b.sums) room.sums = sluice_max(room.sums, sluice_round_up(b.rows * sluice_min(b.stripe, form.n), GROUP));
   }
   return room;
 }
@@ -378,7 +374,7 @@ static void share(void* data, int index, int count) {
     const int goes_on = piece.next_product >= 0 && sluice_gemm_form(&list->products[piece.next_product], &next);
     const sluice_gemm_form_t* after = goes_on ? &next : NULL;
     const int64_t from = piece.first * call->width;
-    const int64_t to = smaller(piece.last * call->width, form.n);
+    const int64_t to = sluice_min(piece.last * call->width, form.n);
     const int64_t next_from = piece.next_first * call->width;
     if (own != NULL) {
       own->product(&form, list->dtype_c, list->beta, from, to, room, after, next_from);
@@ -396,7 +392,7 @@ static double work_of(const sluice_product_list_t* list, int64_t width) {
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->products[i], &form)) continue;
-    if (form.m > 0 && form.n > 0) work += panel_work(width, &form) * (double)pieces(form.n, width);
+    if (form.m > 0 && form.n > 0) work += panel_work(width, &form) * (double)sluice_ceil_div(form.n, width);
   }
   return work;
 }
@@ -412,9 +408,9 @@ static void number_panels(const sluice_product_list_t* list, int64_t width, int6
     if (!sluice_gemm_form(&list->products[i], &form)) continue;
     if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
     const double each = panel_work(width, &form);
-    begins[i + 1] += pieces(form.n, width);
+    begins[i + 1] += sluice_ceil_div(form.n, width);
     if (each < PIECE_WORK) least[i] = (int64_t)(PIECE_WORK / each);
-    if (!form.trans_b) least[i] = larger(least[i], PIECE_RUN / width);
+    if (!form.trans_b) least[i] = sluice_max(least[i], PIECE_RUN / width);
   }
 }
 
@@ -433,7 +429,7 @@ static void cut_runs(const call_t* call, double work) {
       if (panels == 0 || !sluice_gemm_form(&call->list->products[i], &form)) continue;
       const double each = panel_work(call->width, &form);
       if (before + each * (double)panels >= mark) {
-        last = larger(runs->begins[i] + smaller((int64_t)((mark - before) / each), panels), first);
+        last = sluice_max(runs->begins[i] + sluice_min((int64_t)((mark - before) / each), panels), first);
         break;
       }
       before += each * (double)panels;
@@ -457,7 +453,7 @@ static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list
   const double work = work_of(list, call.width);
   const int threads = threads_for(native, work);
   const uint64_t table_bytes =
-      (uint64_t)round_up((2 * list->count + 1) * (int64_t)sizeof(int64_t), (int64_t)sizeof(sluice_run_t));
+      (uint64_t)sluice_round_up((2 * list->count + 1) * (int64_t)sizeof(int64_t), (int64_t)sizeof(sluice_run_t));
   const uint64_t runs_bytes = (uint64_t)threads * sizeof(sluice_run_t);
   const uint64_t bytes = table_bytes + runs_bytes + (uint64_t)threads * room_bytes(&call.room);
   char* memory = sluice_alloc(gemm->allocator, bytes, "gemm native: packed blocks");

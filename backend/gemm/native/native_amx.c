@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/math.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                                                   \
@@ -56,9 +57,6 @@ enum { GRADIENT_STEPS = 16, GRADIENT_B = 512 };
 /* With more rows of C than these, memory is not what a product waits for. With fewer, of B's rows that are packed and
  * are a page long or more the processor fetches what comes next by itself, and sooner than it comes when asked for. */
 enum { FEW_ROWS = 64, PAGE = 4096 };
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t pieces(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
 
 /* ---- packing --------------------------------------------------------------------------------------------------- */
 
@@ -136,9 +134,9 @@ INLINE void pack_two(const char* at, int64_t ld, char* out, int64_t out_tile) {
 static void pack(const side_t* s, int64_t o0, int64_t count, int64_t k0, int64_t depth, int right, char* out,
                  sluice_native_prefetch_t* prefetch) {
   const int64_t per_tile = prefetch->per_step;
-  const int64_t out_tile = pieces(depth, STEP) * TILE_BYTES;
+  const int64_t out_tile = sluice_ceil_div(depth, STEP) * TILE_BYTES;
   for (int64_t k = 0; k < depth; k += STEP, out += TILE_BYTES) {
-    const int64_t ks = smaller(depth - k, STEP);
+    const int64_t ks = sluice_min(depth - k, STEP);
     char* to = out;
     int64_t o = 0;
     for (; right && !s->along && ks == STEP && count - o >= 2 * EDGE; o += 2 * EDGE, to += 2 * out_tile) {
@@ -146,7 +144,7 @@ static void pack(const side_t* s, int64_t o0, int64_t count, int64_t k0, int64_t
       ask(prefetch, 2 * per_tile);
     }
     for (; o < count; o += EDGE, to += out_tile) {
-      pack_tile(s, o0 + o, smaller(count - o, EDGE), k0 + k, ks, right, to);
+      pack_tile(s, o0 + o, sluice_min(count - o, EDGE), k0 + k, ks, right, to);
       ask(prefetch, per_tile);
     }
   }
@@ -275,7 +273,7 @@ INLINE void finish(const group_t* g, const float* sum, int64_t i, int64_t j) {
 
 /* Two of them side by side, whole, in bf16: a line of C is written at once, or memory would be read for it. */
 INLINE void finish_two(const group_t* g, const float* sum, int64_t i, int64_t j) {
-  const int64_t rows = smaller(g->rows - i, EDGE);
+  const int64_t rows = sluice_min(g->rows - i, EDGE);
   char* at = g->c + i * g->ldc + j * BF16_BYTES;
   for (int64_t l = 0; l < rows; ++l) {
     vf x = _mm512_load_ps(sum + l * LANES), y = _mm512_load_ps(sum + TILE_FLOATS + l * LANES);
@@ -308,7 +306,8 @@ INLINE void group_of(const int lefts, const int rights, const group_t* g, sluice
   for (int64_t k = 0; k < g->tail; k += STEP) {
     static _Thread_local _Alignas(64) char packed[4 * TILE_BYTES];
     for (int l = 0; l < lefts; ++l) {
-      pack_tile(g->side, g->o + l * EDGE, g->count, g->k + k, smaller(g->tail - k, STEP), 0, packed + l * TILE_BYTES);
+      pack_tile(g->side, g->o + l * EDGE, g->count, g->k + k, sluice_min(g->tail - k, STEP), 0,
+                packed + l * TILE_BYTES);
     }
     SETTLE();
     multiply(lefts, rights, g, packed, TILE_BYTES, LINE, right);
@@ -365,18 +364,18 @@ typedef struct cut_s {
 /* Sums wait where a block has not the whole of k; then a stripe of columns is finished before the next is begun. */
 static cut_t cut(const sluice_gemm_form_t* f) {
   cut_t c;
-  const int64_t steps = pieces(f->k, STEP);
+  const int64_t steps = sluice_ceil_div(f->k, STEP);
   const int is_gradient = f->trans_a && steps <= GRADIENT_STEPS;
   int64_t most_rows = MOST_ROWS;
   if (!f->trans_b && steps > ACROSS_STEPS) most_rows /= 2;
-  const int64_t rows = pieces(pieces(f->m, pieces(f->m, most_rows)), EDGE);
+  const int64_t rows = sluice_ceil_div(sluice_ceil_div(f->m, sluice_ceil_div(f->m, most_rows)), EDGE);
   c.rows = rows * EDGE;
   const int64_t most = f->trans_b ? MOST_A / rows : is_gradient ? GRADIENT_STEPS : ACROSS_STEPS;
-  c.steps = pieces(steps, pieces(steps, most));
-  const int64_t whole = pieces(f->n, EDGE) * EDGE;
+  c.steps = sluice_ceil_div(steps, sluice_ceil_div(steps, most));
+  const int64_t whole = sluice_ceil_div(f->n, EDGE) * EDGE;
   c.cols = whole;
-  if (!f->trans_b) c.cols = smaller(whole, (c.steps > ACROSS_STEPS ? GRADIENT_B : MOST_B) / c.steps * EDGE);
-  if (f->trans_b && c.steps < steps) c.cols = smaller(whole, MOST_SUMS / rows * EDGE);
+  if (!f->trans_b) c.cols = sluice_min(whole, (c.steps > ACROSS_STEPS ? GRADIENT_B : MOST_B) / c.steps * EDGE);
+  if (f->trans_b && c.steps < steps) c.cols = sluice_min(whole, MOST_SUMS / rows * EDGE);
   const int64_t cols = c.cols / EDGE;
   c.a = rows * c.steps;
   c.b = f->trans_b ? 0 : cols * c.steps;
@@ -436,9 +435,9 @@ static int64_t columns_of(int64_t high, int64_t steps) {
 /* B along k, read in place. after: where B is read from when this block is over. */
 static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const block_t* p, group_t* g,
                            const sluice_native_prefetch_t* after) {
-  const int64_t high = pieces(p->rows, EDGE), steps = pieces(p->depth, STEP);
+  const int64_t high = sluice_ceil_div(p->rows, EDGE), steps = sluice_ceil_div(p->depth, STEP);
   const int64_t together = columns_of(high, steps);
-  const int64_t most = high <= 4 ? high : 2, calls = steps * pieces(high, most);
+  const int64_t most = high <= 4 ? high : 2, calls = steps * sluice_ceil_div(high, most);
   g->left_tile = EDGE * b->ld;
   g->left_step = STEP * BF16_BYTES;
   g->left_ld = b->ld;
@@ -446,20 +445,20 @@ static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const b
   g->side = b;
   for (int64_t j = 0, cols; j < p->cols; j += cols) {
     const int64_t left = p->cols - j;
-    cols = left >= EDGE ? smaller(left / EDGE * EDGE, together) : left;
-    g->count = smaller(cols, EDGE);
+    cols = left >= EDGE ? sluice_min(left / EDGE * EDGE, together) : left;
+    g->count = sluice_min(cols, EDGE);
     g->steps = cols < EDGE ? 0 : p->depth / STEP;
     g->tail = p->depth - g->steps * STEP;
     g->left = side_at(b, p->j0 + j, p->k0);
     g->o = p->j0 + j;
     g->k = p->k0 + g->steps * STEP;
     sluice_native_prefetch_t prefetch = *after;
-    if (cols < left) prefetch = aim(b, f->m, p->k0, p->depth, p->j0 + j + cols, smaller(left - cols, cols), calls);
+    if (cols < left) prefetch = aim(b, f->m, p->k0, p->depth, p->j0 + j + cols, sluice_min(left - cols, cols), calls);
     for (int64_t i = 0; i < high; i += most) {
-      const int64_t rights = smaller(high - i, most);
+      const int64_t rights = sluice_min(high - i, most);
       place(g, f, p, i * EDGE, j);
       g->right = p->a + i * g->right_tile;
-      run_group(pieces(cols, EDGE), rights, g, &prefetch);
+      run_group(sluice_ceil_div(cols, EDGE), rights, g, &prefetch);
     }
   }
 }
@@ -467,22 +466,22 @@ static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const b
 /* B row by row, packed. */
 static void multiply_across(const sluice_gemm_form_t* f, const block_t* p, group_t* g,
                             sluice_native_prefetch_t* prefetch) {
-  const int64_t high = pieces(p->rows, EDGE), wide = pieces(p->cols, EDGE);
+  const int64_t high = sluice_ceil_div(p->rows, EDGE), wide = sluice_ceil_div(p->cols, EDGE);
   const int64_t bytes = (int64_t)sluice_dtype_bytes(g->dtype_c);
-  g->steps = pieces(p->depth, STEP);
+  g->steps = sluice_ceil_div(p->depth, STEP);
   g->left_tile = g->right_tile = g->steps * TILE_BYTES;
   g->left_step = TILE_BYTES;
   g->left_ld = LINE;
   /* Of few steps, most of the time goes into writing C: long runs of it rather than tiles that are used twice. */
   const int64_t tall = g->steps < FEW_STEPS ? 1 : 2;
   for (int64_t i = 0; i < high; i += tall) {
-    const int64_t lefts = smaller(high - i, tall), most = lefts == 2 ? 2 : 4;
+    const int64_t lefts = sluice_min(high - i, tall), most = lefts == 2 ? 2 : 4;
     g->left = p->a + i * g->left_tile;
     for (int64_t j = 0; j < wide; j += most) {
       place(g, f, p, i * EDGE, j * EDGE);
       g->ahead = (j + most < wide ? most * EDGE * bytes : lefts * EDGE * g->ldc - j * EDGE * bytes);
       g->right = p->b + j * g->right_tile;
-      run_group(lefts, smaller(wide - j, most), g, prefetch);
+      run_group(lefts, sluice_min(wide - j, most), g, prefetch);
     }
   }
 }
@@ -495,7 +494,7 @@ static sluice_native_prefetch_t aim_first(const sluice_gemm_form_t* f, int64_t f
   const cut_t c = cut(f);
   const side_t b = side_b(f);
   const int64_t cols = f->trans_b ? columns_of(c.rows / EDGE, c.steps) : c.cols;
-  return aim(&b, f->m, 0, smaller(f->k, c.steps * STEP), from, smaller(f->n - from, cols), calls);
+  return aim(&b, f->m, 0, sluice_min(f->k, c.steps * STEP), from, sluice_min(f->n - from, cols), calls);
 }
 
 static void product(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, int64_t from, int64_t to, float* memory,
@@ -507,13 +506,14 @@ static void product(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, in
   p.sums = (float*)(void*)(p.b + c.b * TILE_BYTES);
   int64_t packed_k = -1, packed_j = -1; /* what lies in p.b */
   for (p.j0 = from; p.j0 < to; p.j0 += c.cols) {
-    p.cols = smaller(to - p.j0, c.cols);
+    p.cols = sluice_min(to - p.j0, c.cols);
     for (p.i0 = 0; p.i0 < f->m; p.i0 += c.rows) {
-      p.rows = smaller(f->m - p.i0, c.rows);
+      p.rows = sluice_min(f->m - p.i0, c.rows);
       for (p.k0 = 0; p.k0 < f->k; p.k0 += c.steps * STEP) {
-        p.depth = smaller(f->k - p.k0, c.steps * STEP);
+        p.depth = sluice_min(f->k - p.k0, c.steps * STEP);
         group_t g = group_in(f, &p, dtype_c, beta);
-        const int64_t steps = pieces(p.depth, STEP), high = pieces(p.rows, EDGE), wide = pieces(p.cols, EDGE);
+        const int64_t steps = sluice_ceil_div(p.depth, STEP), high = sluice_ceil_div(p.rows, EDGE),
+                      wide = sluice_ceil_div(p.cols, EDGE);
         /* The block after this one. */
         int64_t k0 = p.k0 + p.depth, j0 = p.j0;
         if (k0 == f->k) {
@@ -521,11 +521,12 @@ static void product(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, in
           if (p.i0 + p.rows == f->m) j0 += p.cols;
         }
         sluice_native_prefetch_t after = {0}, nothing = {0};
-        int64_t calls = high <= 4 ? steps : pieces(high, 2) * steps;
-        if (!f->trans_b) calls = wide * steps + pieces(high, 2) * pieces(wide, high == 1 ? 4 : 2) * steps;
+        int64_t calls = high <= 4 ? steps : sluice_ceil_div(high, 2) * steps;
+        if (!f->trans_b)
+          calls = wide * steps + sluice_ceil_div(high, 2) * sluice_ceil_div(wide, high == 1 ? 4 : 2) * steps;
         if (j0 < to) {
           int64_t cols = f->trans_b ? columns_of(high, steps) : c.cols;
-          after = aim(&b, f->m, k0, smaller(f->k - k0, c.steps * STEP), j0, smaller(to - j0, cols), calls);
+          after = aim(&b, f->m, k0, sluice_min(f->k - k0, c.steps * STEP), j0, sluice_min(to - j0, cols), calls);
         } else if (next != NULL) {
           after = aim_first(next, next_from, calls);
         }

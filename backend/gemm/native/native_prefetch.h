@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "backend/base/math.h"
+
 /* A walk over lines in four nested loops, of which the innermost makes `inner` more steps, and so on. Walking on
  * beyond the last line is harmless. */
 typedef struct sluice_native_prefetch_s {
@@ -24,14 +26,14 @@ typedef struct sluice_native_prefetch_s {
 static inline sluice_native_prefetch_t sluice_native_aim(const void* at, int64_t rows, int64_t row_bytes, int64_t ld,
                                                          int64_t steps, int in_turns) {
   enum { LINE_BYTES = 64, PAGE_BYTES = 4096, MOST_PAGES = 16 };
-  const int64_t lines = (row_bytes + (int64_t)((uintptr_t)at % LINE_BYTES) + LINE_BYTES - 1) / LINE_BYTES;
+  const int64_t lines = sluice_ceil_div(row_bytes + (int64_t)((uintptr_t)at % LINE_BYTES), LINE_BYTES);
   sluice_native_prefetch_t p = {.at = at};
   if (in_turns) {
     /* Of rows that share a page, `apart` of them or more, one takes part; the next ones follow when it is over. */
     int64_t apart = 1;
     while (2 * apart <= rows && apart * ld < PAGE_BYTES) apart *= 2;
     const int64_t pages = rows / apart;
-    const int64_t bands = (pages + MOST_PAGES - 1) / MOST_PAGES;
+    const int64_t bands = sluice_ceil_div(pages, MOST_PAGES);
     const int64_t together = bands > 0 ? pages / bands : 0;
     p.inners = together;
     p.middles = lines;

@@ -1,6 +1,7 @@
 /* What each kernel reads and writes, from its arguments and, where rows stand behind an index, from the index. */
 #include <string.h>
 
+#include "backend/base/math.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 #include "sluice/moe.h"
@@ -101,8 +102,7 @@ static void route(moment_t at, const sluice_route_args_t* a) {
           a->ids_64 ? 8 : 4);
   }
   if (a->slot_of != NULL) reads(at, a->slot_of, a->num_experts * 4);
-  writes(at, a->tile_counts,
-         (a->num_routes + SLUICE_CUDA_ROUTE_TILE - 1) / SLUICE_CUDA_ROUTE_TILE * (a->num_experts + 1) * 4);
+  writes(at, a->tile_counts, sluice_ceil_div(a->num_routes, SLUICE_CUDA_ROUTE_TILE) * (a->num_experts + 1) * 4);
   writes(at, a->counts, a->num_experts * 4);
   writes(at, a->offsets, (a->num_experts + 1) * 4);
   int64_t rows = a->ceiling > 0 ? a->ceiling * a->num_experts : a->num_routes;

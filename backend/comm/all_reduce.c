@@ -1,4 +1,9 @@
-#include "backend/comm/all_reduce.h"
+/* The all-reduce: the transport's own, or one exchange of small data, two of large. */
+#include "backend/base/clock.h"
+#include "backend/base/math.h"
+#include "backend/comm/comm.h"
+#include "backend/comm/comm_laggards.h"
+#include "backend/comm/comm_usable.h"
 
 #define SMALL_REDUCE_BYTES UINT64_C(65536) /* received per rank; above it two exchanges are cheaper than one */
 
@@ -73,8 +78,8 @@ static sluice_status_t reduce_large(sluice_comm_t* comm, int64_t* data, int64_t 
   return run_exchange(comm, s, phase);
 }
 
-sluice_status_t sluice_comm_reduce_by_exchanges(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
-                                                const char* phase) {
+static sluice_status_t reduce_by_exchanges(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
+                                           const char* phase) {
   uint64_t w = (uint64_t)comm->world_size;
   uint64_t whole = (uint64_t)count * sizeof *data;
   int small = whole * (w - 1) <= SMALL_REDUCE_BYTES || w == 2;
@@ -89,5 +94,19 @@ sluice_status_t sluice_comm_reduce_by_exchanges(sluice_comm_t* comm, int64_t* da
                         .received = (int64_t*)(void*)(block + w * 32)};
   sluice_status_t status = (small ? reduce_small : reduce_large)(comm, data, count, op, &s, phase);
   sluice_free(sluice_process_allocator(), block, bytes);
+  return status;
+}
+
+sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
+                                           const char* phase) {
+  if (phase == NULL) phase = "an all-reduce";
+  SLUICE_TRY(sluice_comm_check_usable(comm));
+  if (comm->world_size == 1 || count == 0) return SLUICE_OK;
+  if (comm->vtable->all_reduce_i64 == NULL) return reduce_by_exchanges(comm, data, count, op, phase);
+  uint64_t start_ns = sluice_now_ns();
+  sluice_status_t status =
+      comm->vtable->all_reduce_i64(comm, data, count, op, sluice_add_saturating(start_ns, comm->timeout_ns));
+  if (status == SLUICE_E_TIMED_OUT) status = sluice_comm_fail_timed_out(comm, -1, sluice_now_ns() - start_ns, phase);
+  if (status != SLUICE_OK) sluice_comm_mark_broken(comm, status);
   return status;
 }

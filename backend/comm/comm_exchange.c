@@ -1,0 +1,104 @@
+/* The checked entries of an exchange: what breaks a communicator, deadlines, warnings. */
+#include <time.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/math.h"
+#include "backend/comm/comm.h"
+#include "backend/comm/comm_laggards.h"
+#include "backend/comm/comm_usable.h"
+
+#define SECOND_NS     UINT64_C(1000000000)
+#define NOTE_AFTER_NS SECOND_NS
+#define SLICE_NS      (SECOND_NS / 5) /* a transport without an abort of its own still ends within this */
+
+sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm) {
+  return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, comm->rank, -1, "rank %d started a third exchange, two are in flight",
+                          comm->rank);
+}
+
+sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                           sluice_comm_request_t** out_request) {
+  *out_request = NULL;
+  SLUICE_TRY(sluice_comm_check_usable(comm));
+  sluice_status_t status = comm->vtable->exchange_start(comm, exchange, out_request);
+  if (status != SLUICE_OK) return sluice_comm_fail_and_tell(comm, status);
+  ++comm->num_started;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                             sluice_stream_t stream) {
+  SLUICE_TRY(sluice_comm_check_usable(comm));
+  sluice_status_t status = comm->vtable->exchange_enqueue(comm, exchange, stream);
+  return status == SLUICE_OK ? SLUICE_OK : sluice_comm_fail_and_tell(comm, status);
+}
+
+static void abandon(sluice_comm_t* comm, sluice_comm_request_t* request) {
+  if (comm->vtable->abandon != NULL) comm->vtable->abandon(comm, request);
+}
+
+sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_request_t* request, const char* phase) {
+  if (phase == NULL) phase = "an exchange";
+  if (!sluice_comm_is_inherited(comm) && atomic_load(&comm->broken) != SLUICE_OK) {
+    /* The request of a broken communicator is only put away. */
+    if (comm->vtable->exchange_wait(comm, request, 0, NULL) == SLUICE_E_TIMED_OUT) abandon(comm, request);
+  }
+  SLUICE_TRY(sluice_comm_check_usable(comm));
+
+  uint64_t start_ns = sluice_now_ns();
+  uint64_t deadline_ns = sluice_add_saturating(start_ns, comm->timeout_ns);
+  uint64_t next_warn_ns = sluice_add_saturating(start_ns, comm->warn_ns);
+  /* Short deadlines leave the notes time to be seen before the first rank looks for them. */
+  uint64_t note_ns = comm->vtable->publish != NULL
+                         ? sluice_add_saturating(start_ns, sluice_min_u64(NOTE_AFTER_NS, comm->timeout_ns / 4))
+                         : UINT64_MAX;
+  for (;;) {
+    uint64_t now_ns = sluice_now_ns();
+    uint64_t slice_end_ns =
+        sluice_min_u64(sluice_min_u64(deadline_ns, next_warn_ns), sluice_min_u64(note_ns, now_ns + SLICE_NS));
+    int32_t missing = -1;
+    sluice_status_t status = comm->vtable->exchange_wait(comm, request, slice_end_ns, &missing);
+    if (status == SLUICE_OK) return SLUICE_OK;
+    if (status != SLUICE_E_TIMED_OUT) {
+      sluice_comm_mark_broken(comm, status);
+      /* What a transport says about its connections after our own abort is no news. */
+      int is_aborted = atomic_load(&comm->broken) == SLUICE_E_ABORTED;
+      return is_aborted && status != SLUICE_E_ABORTED ? sluice_comm_check_usable(comm) : status;
+    }
+    if (atomic_load(&comm->broken) != SLUICE_OK) { /* aborted meanwhile, on a transport that did not notice */
+      abandon(comm, request);
+      return sluice_comm_check_usable(comm);
+    }
+    if (comm->vtable->is_interrupted != NULL && comm->vtable->is_interrupted(comm)) {
+      sluice_comm_abort(comm);
+      abandon(comm, request);
+      return SLUICE_FAIL_PEER(SLUICE_E_ABORTED, comm->rank, -1, "rank %d was interrupted in %s (call %llu)", comm->rank,
+                              phase, (unsigned long long)comm->call_number);
+    }
+    now_ns = sluice_now_ns();
+    if (now_ns >= deadline_ns) {
+      status = sluice_comm_fail_timed_out(comm, missing, now_ns - start_ns, phase);
+      sluice_comm_mark_broken(comm, status);
+      sluice_error_info_t why;
+      sluice_error_capture(&why);
+      abandon(comm, request);
+      return sluice_error_adopt(&why);
+    }
+    if (now_ns >= note_ns) {
+      sluice_comm_publish_note(comm, phase);
+      note_ns = UINT64_MAX;
+    }
+    if (now_ns >= next_warn_ns) {
+      sluice_log(SLUICE_LOG_WARN, "rank %d has waited %.1f s for rank %d: %s (call %llu); it gives up in %.0f s",
+                 comm->rank, sluice_seconds(now_ns - start_ns), missing, phase, (unsigned long long)comm->call_number,
+                 sluice_seconds(deadline_ns - now_ns));
+      next_warn_ns = sluice_add_saturating(now_ns, comm->warn_ns);
+    }
+    if (now_ns < slice_end_ns) {
+      /* A transport that returns early must not make this a busy loop. */
+      struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)sluice_min_u64(slice_end_ns - now_ns, 1000000)};
+      nanosleep(&pause, NULL);
+    }
+  }
+}

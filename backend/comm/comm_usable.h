@@ -1,0 +1,15 @@
+/* Whether a communicator may still be used. Private to backend/comm. */
+#ifndef SLUICE_BACKEND_COMM_COMM_USABLE_H_
+#define SLUICE_BACKEND_COMM_COMM_USABLE_H_
+
+#include "backend/comm/comm.h"
+
+/* Whether this process is a child, by fork, of the one that made it. */
+int sluice_comm_is_inherited(const sluice_comm_t* comm);
+/* STATE in such a child; of a broken communicator the status that broke it. */
+sluice_status_t sluice_comm_check_usable(sluice_comm_t* comm);
+void sluice_comm_mark_broken(sluice_comm_t* comm, sluice_status_t status);
+/* A step that failed here before it was posted: the peers would wait for it until their deadlines. Returns status. */
+sluice_status_t sluice_comm_fail_and_tell(sluice_comm_t* comm, sluice_status_t status);
+
+#endif /* SLUICE_BACKEND_COMM_COMM_USABLE_H_ */

@@ -66,7 +66,7 @@ VALUES = {
         "SLUICE_CUBLASLT_REDUCTION_INPLACE": "CUBLASLT_REDUCTION_SCHEME_INPLACE",
         "SLUICE_CUBLASLT_REDUCTION_COMPUTE_TYPE": "CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE",
     },
-    "backend/comm/nccl/nccl_comm.h": {
+    "backend/comm/nccl/nccl_library.h": {
         "SLUICE_NCCL_REMOTE_ERROR": "ncclRemoteError",
         "SLUICE_NCCL_IN_PROGRESS": "ncclInProgress",
         "SLUICE_NCCL_UINT8": "ncclUint8",

@@ -19,42 +19,8 @@
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_
 
 #include "backend/comm/comm.h"
+#include "backend/comm/nccl/nccl_library.h"
 #include "backend/device/device.h"
-
-typedef struct sluice_nccl_id_s {
-  char internal[128];
-} sluice_nccl_id_t;
-
-/* The beginning of ncclConfig_t that NCCL 2.14 had: newer ones fill in what is not there. */
-typedef struct sluice_nccl_config_s {
-  size_t size;
-  unsigned int magic;
-  unsigned int version;
-  int blocking;
-} sluice_nccl_config_t;
-
-typedef struct sluice_nccl_symbols_s {
-/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator */
-#define SYMBOL(result, name, parameters) result(*name) parameters;
-#include "backend/comm/nccl/nccl_symbols.inc"
-  /* All there, or all NULL: */
-#include "backend/comm/nccl/nccl_register_symbols.inc"
-#undef SYMBOL
-} sluice_nccl_symbols_t;
-
-/* Values of nccl.h; `./test --vendor` compares them. */
-enum { SLUICE_NCCL_REMOTE_ERROR = 6, SLUICE_NCCL_IN_PROGRESS = 7, SLUICE_NCCL_UINT8 = 1 };
-#define SLUICE_NCCL_MAGIC          0xcafebeefu
-#define SLUICE_NCCL_CONFIG_VERSION 21400u
-#define SLUICE_NCCL_MIN_VERSION    21800 /* 2.18.0: ncclCommSplit */
-/* 2.23.0: registration serves sends and receives too, not collectives in a switch alone. */
-#define SLUICE_NCCL_REGISTER_VERSION 22300
-
-/* Opens libnccl.so.2 (or `library`), one that is loaded already (PyTorch's) before one of the system.
- * Errors: NOT_FOUND (no library, symbol missing, version too old: says what to install), FOREIGN. Stays open. */
-sluice_status_t sluice_nccl_open(const char* library, sluice_nccl_symbols_t* out_symbols);
-/* The second half, for a table that is filled. */
-sluice_status_t sluice_nccl_check_version(const sluice_nccl_symbols_t* symbols);
 
 /* Notes that outlive a hang: the host's store (PyTorch's TCPStore). As comm.h's publish and lookup. */
 typedef struct sluice_nccl_store_s {
@@ -75,9 +41,6 @@ typedef struct sluice_nccl_options_s {
   void (*released)(void* user);     /* last, when the communicator is gone (also where create fails); or NULL */
   void* released_user;
 } sluice_nccl_options_t;
-
-/* One rank makes it; the host carries it to the others. Errors: FOREIGN. */
-sluice_status_t sluice_nccl_make_id(const sluice_nccl_symbols_t* symbols, sluice_nccl_id_t* out_id);
 
 /* Collective over the group, or over the host's communicator; waits for the others in a split alone. out_comm: new,
  * sluice_comm_destroy. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, FOREIGN (NCCL's text); of a split TIMED_OUT,

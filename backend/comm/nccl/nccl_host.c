@@ -1,8 +1,11 @@
-/* Exchanges of host memory: through pinned and device staging, on the communicator's own stream. */
+#include "backend/comm/nccl/nccl_host.h"
+
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/comm/nccl/nccl_parts.h"
+#include "backend/comm/nccl/nccl_failure.h"
+#include "backend/comm/nccl/nccl_settle.h"
+#include "backend/comm/nccl/nccl_stream.h"
 
 enum { HOST = 0, DEVICE = 1 };
 

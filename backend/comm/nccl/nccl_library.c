@@ -1,9 +1,9 @@
-/* The library, opened by name, and its version. */
+#include "backend/comm/nccl/nccl_library.h"
+
 #include <dlfcn.h>
 #include <string.h>
 
 #include "backend/base/owned.h"
-#include "backend/comm/nccl/nccl_comm.h"
 
 sluice_status_t sluice_nccl_make_id(const sluice_nccl_symbols_t* symbols, sluice_nccl_id_t* out_id) {
   int code = symbols->ncclGetUniqueId(out_id);

@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-#include "backend/comm/nccl/nccl_comm.h"
+#include "backend/comm/nccl/nccl_library.h"
 #include "backend/device/cuda/cuda_device.h"
 
 typedef struct sluice_nccl_block_s {

@@ -1,7 +1,9 @@
-/* Registered buffers: the blocks of a communicator. */
+#include "backend/comm/nccl/nccl_register.h"
+
 #include <string.h>
 
-#include "backend/comm/nccl/nccl_parts.h"
+#include "backend/comm/nccl/nccl_failure.h"
+#include "backend/comm/nccl/nccl_settle.h"
 
 const char* sluice_nccl_refusal_of_memory(sluice_comm_t* base) {
   nccl_comm_t* comm = sluice_nccl_downcast(base);

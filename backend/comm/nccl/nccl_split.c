@@ -3,10 +3,13 @@
  * Where that one does not block, NCCL returns before the new handle is there: a thread of its own fills it in, at times
  * a moment after the host's communicator has left IN_PROGRESS, and until then that one takes no other call (NVIDIA/nccl
  * issue 1472). So the place for the handle outlives the call, and the call waits: the host may go on with its own. */
+#include "backend/comm/nccl/nccl_split.h"
+
 #include <stdatomic.h>
 
 #include "backend/base/clock.h"
-#include "backend/comm/nccl/nccl_parts.h"
+#include "backend/comm/nccl/nccl_failure.h"
+#include "backend/comm/nccl/nccl_settle.h"
 
 typedef struct split_s {
   _Atomic(void*) made; /* NCCL stores it with release order */

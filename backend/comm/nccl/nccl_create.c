@@ -1,0 +1,179 @@
+/* Making and ending a communicator. */
+#include "backend/base/clock.h"
+#include "backend/comm/nccl/nccl_comm.h"
+#include "backend/comm/nccl/nccl_failure.h"
+#include "backend/comm/nccl/nccl_host.h"
+#include "backend/comm/nccl/nccl_register.h"
+#include "backend/comm/nccl/nccl_settle.h"
+#include "backend/comm/nccl/nccl_split.h"
+#include "backend/comm/nccl/nccl_state.h"
+
+#define FINALIZE_WAIT_NS UINT64_C(2000000000)
+
+/* In order where nothing is outstanding, by abort otherwise: both end in bounded time. */
+static void end_nccl(nccl_comm_t* comm) {
+  int32_t in_flight = !SLUICE_REQUESTS_ARE_FREE(comm->requests);
+  if (comm->comm == NULL) return;
+  if (in_flight || !comm->is_ready || atomic_load(&comm->base.broken) != SLUICE_OK) {
+    sluice_nccl_abort_group(comm);
+    return;
+  }
+  uint64_t deadline_ns = sluice_now_ns() + FINALIZE_WAIT_NS;
+  int code = comm->nccl.ncclCommFinalize(comm->comm);
+  while (code == SLUICE_NCCL_IN_PROGRESS && sluice_now_ns() < deadline_ns) {
+    sluice_nccl_nap();
+    code = sluice_nccl_state(comm);
+  }
+  /* One that is destroyed in the background is gone: to abort it as well would end it twice. */
+  if (code == 0 && sluice_nccl_is_taken(comm->nccl.ncclCommDestroy(comm->comm))) {
+    comm->comm = NULL;
+  } else {
+    sluice_nccl_abort_group(comm);
+  }
+}
+
+static void nccl_destroy(sluice_comm_t* base) {
+  nccl_comm_t* comm = sluice_nccl_downcast(base);
+  int is_current = sluice_cuda_enter(comm->device) == SLUICE_OK;
+  sluice_nccl_note_gone(comm, "left");
+  end_nccl(comm);
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
+    sluice_comm_request_t* r = &comm->requests[i];
+    if (r->done != NULL) (void)comm->driver->cuEventDestroy_v2(r->done);
+    if (r->staging.pinned != NULL) (void)comm->driver->cuMemFreeHost(r->staging.pinned);
+    sluice_free(comm->memory, r->staging.on_device, r->staging.bytes);
+  }
+  if (comm->stream != NULL) (void)comm->driver->cuStreamDestroy_v2(comm->stream);
+  if (is_current) (void)sluice_cuda_leave(comm->device);
+  pthread_mutex_destroy(&comm->mutex);
+  sluice_free(sluice_process_allocator(), comm->requests[0].host_recv, comm->arrays_bytes);
+  void (*released)(void* user) = comm->released;
+  void* user = comm->released_user;
+  sluice_free(sluice_process_allocator(), comm, sizeof *comm);
+  if (released != NULL) released(user);
+}
+
+static void nccl_publish(sluice_comm_t* base, const char* key, const char* value) {
+  sluice_nccl_downcast(base)->store.publish(sluice_nccl_downcast(base)->store.user, key, value);
+}
+static int32_t nccl_lookup(sluice_comm_t* base, const char* key, char* out, int32_t out_bytes) {
+  return sluice_nccl_downcast(base)->store.lookup(sluice_nccl_downcast(base)->store.user, key, out, out_bytes);
+}
+
+static void nccl_abort(sluice_comm_t* base) {
+  nccl_comm_t* comm = sluice_nccl_downcast(base);
+  atomic_store(&comm->is_aborted, 1);
+  sluice_nccl_note_gone(comm, "aborted");
+  sluice_nccl_abort_group(comm);
+}
+
+static const sluice_comm_vtable_t nccl_vtable = {
+    .destroy = nccl_destroy,
+    .exchange_start = sluice_nccl_exchange_start,
+    .exchange_wait = sluice_nccl_exchange_wait,
+    .all_reduce_i64 = NULL,
+    .abort = nccl_abort,
+    .abandon = sluice_nccl_abandon,
+    .exchange_enqueue = sluice_nccl_exchange_enqueue,
+    .poll = sluice_nccl_poll,
+    .memory_refusal = sluice_nccl_refusal_of_memory,
+    .allocate = sluice_nccl_allocate,
+    .release = sluice_nccl_release,
+    .is_capturable = 1,
+};
+
+static const sluice_comm_vtable_t nccl_vtable_with_store = {
+    .destroy = nccl_destroy,
+    .exchange_start = sluice_nccl_exchange_start,
+    .exchange_wait = sluice_nccl_exchange_wait,
+    .all_reduce_i64 = NULL,
+    .abort = nccl_abort,
+    .publish = nccl_publish,
+    .lookup = nccl_lookup,
+    .abandon = sluice_nccl_abandon,
+    .exchange_enqueue = sluice_nccl_exchange_enqueue,
+    .poll = sluice_nccl_poll,
+    .memory_refusal = sluice_nccl_refusal_of_memory,
+    .allocate = sluice_nccl_allocate,
+    .release = sluice_nccl_release,
+    .is_capturable = 1,
+};
+
+static sluice_status_t allocate_arrays(nccl_comm_t* comm) {
+  uint64_t world_size = (uint64_t)comm->base.world_size;
+  comm->arrays_bytes = world_size * SLUICE_MAX_IN_FLIGHT * (sizeof(void*) + 2 * sizeof(uint64_t));
+  char* at = sluice_alloc_zeroed(sluice_process_allocator(), comm->arrays_bytes, "nccl requests");
+  if (at == NULL) return SLUICE_E_NO_MEMORY;
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
+    comm->requests[i].host_recv = (void**)(void*)at;
+    comm->requests[i].recv_bytes = (uint64_t*)(void*)(at + world_size * sizeof(void*));
+    comm->requests[i].recv_at = comm->requests[i].recv_bytes + world_size;
+    at += world_size * (sizeof(void*) + 2 * sizeof(uint64_t));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t open_inside(nccl_comm_t* comm, const sluice_nccl_options_t* options) {
+  int least = 0, greatest = 0;
+  int code = comm->driver->cuCtxGetStreamPriorityRange(&least, &greatest);
+  if (code == 0)
+    code = comm->driver->cuStreamCreateWithPriority(&comm->stream, SLUICE_CU_STREAM_NON_BLOCKING, greatest);
+  for (int i = 0; i < SLUICE_MAX_IN_FLIGHT && code == 0; ++i) {
+    code = comm->driver->cuEventCreate(&comm->requests[i].done, SLUICE_CU_EVENT_DISABLE_TIMING);
+  }
+  if (code != 0) return sluice_cuda_fail(comm->driver, code, "no stream or event for nccl");
+  sluice_nccl_config_t config = {
+      .size = sizeof config, .magic = SLUICE_NCCL_MAGIC, .version = SLUICE_NCCL_CONFIG_VERSION, .blocking = 0};
+  if (options->parent != NULL) return sluice_nccl_split(comm, options->parent, options->color, &config);
+  code = comm->nccl.ncclCommInitRankConfig(&comm->comm, comm->base.world_size, *options->id, comm->base.rank, &config);
+  if (sluice_nccl_is_taken(code)) return SLUICE_OK;
+  comm->comm = NULL;
+  return sluice_nccl_fail(comm, code, "the group cannot be made");
+}
+
+static sluice_status_t check_options(const sluice_nccl_options_t* options, const sluice_comm_config_t* config,
+                                     sluice_comm_config_t* out_config) {
+  SLUICE_TRY(sluice_comm_config_read(config, out_config));
+  if ((options->id == NULL) != (options->parent == NULL)) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "nccl: give either an id or a communicator to split");
+}
+
+sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, const sluice_comm_config_t* config,
+                                        sluice_comm_t** out_comm) {
+  *out_comm = NULL;
+  sluice_comm_config_t c;
+  nccl_comm_t* comm = NULL;
+  sluice_status_t status = check_options(options, config, &c);
+  if (status == SLUICE_OK) {
+    comm = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *comm, "nccl communicator");
+    if (comm == NULL) status = SLUICE_E_NO_MEMORY;
+  }
+  if (status != SLUICE_OK) {
+    if (options->released != NULL) options->released(options->released_user);
+    return status;
+  }
+  comm->released = options->released;
+  comm->released_user = options->released_user;
+  if (options->store != NULL) comm->store = *options->store;
+  sluice_comm_init_base(&comm->base, options->store != NULL ? &nccl_vtable_with_store : &nccl_vtable, "nccl", &c);
+  comm->nccl = *options->symbols;
+  comm->device = options->device;
+  comm->driver = sluice_cuda_device_driver(options->device);
+  comm->memory = options->memory;
+  pthread_mutex_init(&comm->mutex, NULL);
+  status = allocate_arrays(comm);
+  if (status != SLUICE_OK) goto err_destroy;
+  status = sluice_cuda_enter(comm->device);
+  if (status != SLUICE_OK) goto err_destroy;
+  status = sluice_nccl_leave_with(comm, open_inside(comm, options));
+  if (status != SLUICE_OK) goto err_destroy;
+  *out_comm = &comm->base;
+  return SLUICE_OK;
+
+err_destroy : {
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  nccl_destroy(&comm->base);
+  return sluice_error_adopt(&why);
+}
+}

@@ -1,0 +1,18 @@
+/* How a communicator breaks: errors, whose fault they are, and the end of the group. Private to this folder. */
+#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_FAILURE_H_
+#define SLUICE_BACKEND_COMM_NCCL_NCCL_FAILURE_H_
+
+#include "backend/comm/nccl/nccl_state.h"
+
+/* Leaves a note why this rank is gone: "aborted", "left", or "because N" when it gives up for another one's sake. */
+void sluice_nccl_note_gone(nccl_comm_t* comm, const char* why);
+/* Ends NCCL's communicator, which frees streams of kernels that wait for ever. May be repeated. */
+void sluice_nccl_abort_group(nccl_comm_t* comm);
+/* Records NCCL's error, with the rank that is at fault where notes say so, and aborts. */
+sluice_status_t sluice_nccl_fail(nccl_comm_t* comm, int code, const char* what);
+sluice_status_t sluice_nccl_fail_aborted(nccl_comm_t* comm);
+/* Leaves the device; the first error wins. */
+sluice_status_t sluice_nccl_leave_with(nccl_comm_t* comm, sluice_status_t status);
+void sluice_nccl_mark_broken(sluice_comm_t* comm, sluice_status_t status);
+
+#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_FAILURE_H_ */

@@ -1,0 +1,10 @@
+/* Exchanges in the order of a stream. nccl_comm.h has the entries of the table. Private to this folder. */
+#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_STREAM_H_
+#define SLUICE_BACKEND_COMM_NCCL_NCCL_STREAM_H_
+
+#include "backend/comm/nccl/nccl_state.h"
+
+/* One exchange of device memory on a stream. The device is entered. */
+sluice_status_t sluice_nccl_run_group(nccl_comm_t* comm, const sluice_exchange_t* e, void* stream);
+
+#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_STREAM_H_ */

@@ -10,7 +10,7 @@
  *
  * Memory of a device goes the same way in the order of streams (local_far.h): a copy is then enqueued instead of done,
  * and exchange_enqueue returns when everything of this rank's has been. */
-#include "backend/comm/local/local_parts.h"
+#include "backend/comm/local/local_group.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Exchanges between ranks that are threads: see local_comm.c. */
-#include "backend/comm/local/local_parts.h"
+#include "backend/comm/local/local_group.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,9 +1,9 @@
-/* What the files of the local communicator share.
+/* A group of ranks that are threads: what it, its ends and their requests hold, and the exchanges between them.
  *
  * local_comm.c      groups, making and ending a rank's communicator, devices, notes
  * local_exchange.c  exchanges */
-#ifndef SLUICE_BACKEND_COMM_LOCAL_LOCAL_PARTS_H_
-#define SLUICE_BACKEND_COMM_LOCAL_LOCAL_PARTS_H_
+#ifndef SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_
+#define SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_
 
 #include <pthread.h>
 
@@ -96,4 +96,4 @@ sluice_status_t sluice_local_exchange_enqueue(sluice_comm_t* base, const sluice_
                                               sluice_stream_t stream);
 sluice_status_t sluice_local_poll(sluice_comm_t* base);
 
-#endif /* SLUICE_BACKEND_COMM_LOCAL_LOCAL_PARTS_H_ */
+#endif /* SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_ */

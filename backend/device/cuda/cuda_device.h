@@ -58,6 +58,8 @@ int sluice_cuda_is_inherited(const sluice_device_t* device);
  * Errors: STATE (after fork), FOREIGN; after a failed enter do not leave. */
 sluice_status_t sluice_cuda_enter(sluice_device_t* device);
 sluice_status_t sluice_cuda_leave(sluice_device_t* device);
+/* Leaves, with what the work inside has come to: the first error counts. */
+sluice_status_t sluice_cuda_leave_with(sluice_device_t* device, sluice_status_t status);
 
 /* Writes `count` 64-bit words to device memory, in the launch's own parameters: nothing to keep alive, nothing to wait
  * for. For small tables, between enter and leave. Returns the first failure since enter: then the words are not there.

@@ -1,16 +1,11 @@
-/* What the engine asks of a device whose memory it cannot touch (device.h). */
+#include "backend/device/cuda/cuda_far.h"
+
 #include <string.h>
 
-#include "backend/device/cuda/cuda_launch.h"
 #include "backend/device/cuda/cuda_parcels.h"
+#include "backend/device/cuda/cuda_pass.h"
 #include "backend/device/cuda/cuda_routing.h"
-
-sluice_status_t sluice_cuda_leave_with(sluice_device_t* device, sluice_status_t status) {
-  sluice_error_info_t why;
-  if (status != SLUICE_OK) sluice_error_capture(&why);
-  sluice_status_t left = sluice_cuda_leave(device);
-  return status == SLUICE_OK ? left : sluice_error_adopt(&why);
-}
+#include "backend/device/cuda/cuda_state.h"
 
 static sluice_status_t wait_for_end(sluice_device_t* device, sluice_stream_t stream) {
   const sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
@@ -98,9 +93,6 @@ static sluice_status_t far_read(sluice_device_t* device, sluice_stream_t stream,
 /* ---- routing --------------------------------------------------------------------------------------------------- */
 
 /* The scratch: the table of places, padded to whole words; the offsets of one chunk; its tiles. */
-uint64_t sluice_cuda_table_bytes(int32_t num_experts) {
-  return sluice_align_up((uint64_t)num_experts * sizeof(int32_t));
-}
 static uint64_t offsets_bytes(int32_t num_experts) {
   return sluice_align_up(((uint64_t)num_experts + 1) * sizeof(int32_t));
 }
@@ -108,30 +100,6 @@ static uint64_t offsets_bytes(int32_t num_experts) {
 static uint64_t far_route_scratch_bytes(int64_t num_routes, int32_t num_experts) {
   return sluice_cuda_table_bytes(num_experts) + offsets_bytes(num_experts) +
          sluice_align_up(sluice_cuda_route_scratch_bytes(num_routes, num_experts));
-}
-
-static int is_identity(const int32_t* places, int32_t count) {
-  for (int32_t e = 0; e < count; ++e) {
-    if (places[e] != e) return 0;
-  }
-  return 1;
-}
-
-sluice_status_t sluice_cuda_write_table(sluice_stream_t stream, const int32_t* places, int32_t num_experts,
-                                        void* scratch, int32_t** out_table) {
-  uint64_t words[64];
-  const int32_t step = 2 * (int32_t)(sizeof words / sizeof words[0]);
-  int32_t* table = scratch;
-  *out_table = NULL;
-  if (is_identity(places, num_experts)) return SLUICE_OK;
-  for (int32_t first = 0; first < num_experts; first += step) {
-    int32_t count = num_experts - first < step ? num_experts - first : step;
-    memset(words, 0, sizeof words);
-    memcpy(words, places + first, (size_t)count * sizeof(int32_t));
-    SLUICE_TRY(sluice_cuda_write_words(stream, table + first, words, (count + 1) / 2));
-  }
-  *out_table = table;
-  return SLUICE_OK;
 }
 
 static sluice_status_t route_inside(sluice_device_t* device, sluice_stream_t stream, const sluice_far_routes_t* r) {
@@ -315,7 +283,7 @@ static void far_give(sluice_device_t* device, int32_t pinned, void* data) {
   sluice_pinned_pool_t* pool = sluice_cuda_far_state(device)->pools[pinned != 0];
   if (data == NULL || pool == NULL || sluice_cuda_is_inherited(device)) return;
   if (sluice_cuda_far_state(device)->captured) return; /* the graph uses it whenever it is launched */
-  sluice_stream_t own = sluice_cuda_own_stream(device);
+  sluice_stream_t own = sluice_cuda_cast(device)->lanes[SLUICE_LANE_COPY_OUT];
   if (sluice_cuda_enter(device) == SLUICE_OK) {
     (void)wait_for_end(device, own); /* a driver that refuses this refuses the record below, which then waits */
     (void)sluice_cuda_leave(device);

@@ -1,4 +1,6 @@
-/* The row kernels of kernels.h: each fills an argument struct and launches. */
+/* Each entry fills an argument struct and launches. */
+#include "backend/device/cuda/cuda_kernels.h"
+
 #include <string.h>
 
 #include "backend/base/dtype.h"

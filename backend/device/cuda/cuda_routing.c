@@ -1,5 +1,7 @@
 #include "backend/device/cuda/cuda_routing.h"
 
+#include <string.h>
+
 #include "backend/base/math.h"
 #include "backend/device/cuda/cuda_launch.h"
 
@@ -34,4 +36,32 @@ void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* a
 
 void sluice_cuda_gate(sluice_stream_t stream, const sluice_gate_kernel_args_t* args) {
   sluice_cuda_launch(SLUICE_CUDA_gate_top_k, stream, args, args->units);
+}
+
+uint64_t sluice_cuda_table_bytes(int32_t num_experts) {
+  return sluice_align_up((uint64_t)num_experts * sizeof(int32_t));
+}
+
+static int is_identity(const int32_t* places, int32_t count) {
+  for (int32_t e = 0; e < count; ++e) {
+    if (places[e] != e) return 0;
+  }
+  return 1;
+}
+
+sluice_status_t sluice_cuda_write_table(sluice_stream_t stream, const int32_t* places, int32_t num_experts,
+                                        void* scratch, int32_t** out_table) {
+  uint64_t words[64];
+  const int32_t step = 2 * (int32_t)(sizeof words / sizeof words[0]);
+  int32_t* table = scratch;
+  *out_table = NULL;
+  if (is_identity(places, num_experts)) return SLUICE_OK;
+  for (int32_t first = 0; first < num_experts; first += step) {
+    int32_t count = num_experts - first < step ? num_experts - first : step;
+    memset(words, 0, sizeof words);
+    memcpy(words, places + first, (size_t)count * sizeof(int32_t));
+    SLUICE_TRY(sluice_cuda_write_words(stream, table + first, words, (count + 1) / 2));
+  }
+  *out_table = table;
+  return SLUICE_OK;
 }

@@ -17,4 +17,10 @@ void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* a
 /* `units` is the number of tokens. top_k <= num_experts is the caller's to check. */
 void sluice_cuda_gate(sluice_stream_t stream, const sluice_gate_kernel_args_t* args);
 
+/* A table by expert, in the launches' own parameters: nothing on the host has to stay alive. *out_table: NULL where
+ * entries are the ids, else the start of scratch, of which it takes table_bytes. */
+uint64_t sluice_cuda_table_bytes(int32_t num_experts);
+sluice_status_t sluice_cuda_write_table(sluice_stream_t stream, const int32_t* entries, int32_t num_experts,
+                                        void* scratch, int32_t** out_table);
+
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_ */

@@ -1,0 +1,15 @@
+/* The kernels of the image by number. */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNEL_IDS_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNEL_IDS_H_
+
+enum {
+#define KERNEL(name, args) SLUICE_CUDA_##name,
+#define KERNEL_DTYPES(name, args) \
+  SLUICE_CUDA_##name, SLUICE_CUDA_##name##_bf16, SLUICE_CUDA_##name##_f16, SLUICE_CUDA_##name##_f64,
+#include "backend/device/cuda/kernels/kernel_list.inc"
+#undef KERNEL
+#undef KERNEL_DTYPES
+  SLUICE_CUDA_NUM_KERNELS
+};
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNEL_IDS_H_ */

@@ -1,0 +1,81 @@
+/* What a CUDA device holds. cuda_device.h is what others see; of the files here each has its header:
+ *
+ * cuda_create.c    making and ending it
+ * cuda_launch.c    entering its context, launches
+ * cuda_pass.c      lanes, jobs and joins of a pass
+ * cuda_read.c      what the host reads of it, and checks of pointers and streams
+ * cuda_far.c       what the engine asks of a device whose memory it cannot touch
+ * cuda_times.c     when the jobs of a pass ran
+ * cuda_memory.c    its allocator and its pools */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_STATE_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_STATE_H_
+
+#include <sys/types.h>
+
+#include "backend/base/lanes.h"
+#include "backend/device/cuda/cuda_device.h"
+#include "backend/device/cuda/cuda_kernel_ids.h"
+#include "backend/device/cuda/cuda_memory.h"
+#include "backend/device/cuda/cuda_times.h"
+
+/* What a device keeps for the engine (cuda_far.c). */
+typedef struct sluice_cuda_far_state_s {
+  void* end;        /* event: the end of the last pass, on its host's stream */
+  int32_t has_end;  /* it was recorded */
+  int32_t captured; /* the stream of the last open is being captured into a graph */
+  void* pinned;     /* where reads arrive */
+  uint64_t pinned_bytes;
+  uint64_t pinned_limit;          /* of the pool below; 0: none */
+  sluice_cuda_times_t times;      /* of the running pass's ops */
+  sluice_pinned_pool_t* pools[2]; /* of saved rows: on the device, pinned; NULL before the first */
+} sluice_cuda_far_state_t;
+
+typedef struct cuda_device_s {
+  sluice_device_t base;
+  sluice_cuda_driver_t own_driver; /* when the device opened it itself */
+  const sluice_cuda_driver_t* driver;
+  int32_t ordinal;
+  int device; /* the driver's handle */
+  void* context;
+  void* library;
+  void* kernels[SLUICE_CUDA_NUM_KERNELS]; /* looked up on first launch */
+  pid_t pid;
+  /* Streams and events, kept between passes. */
+  void* lanes[SLUICE_NUM_LANES]; /* [compute] is the host's of the running pass */
+  void* entry;                   /* what the host's stream held at begin */
+  void* exits[SLUICE_NUM_LANES];
+  void* read_done;
+  void** events; /* [num_events] event of op i */
+  int32_t num_events;
+  /* The running pass. */
+  int32_t used[SLUICE_NUM_LANES];
+  /* What a driver that failed at a join left open, for the next pass to make up for. */
+  int32_t unjoined[SLUICE_NUM_LANES];
+  int32_t unended; /* the end of the pass on lanes[compute] was not recorded */
+  sluice_job_fn_t fn;
+  void* user;
+  int32_t failed; /* only run_on_failure jobs run */
+  int32_t dead;   /* nothing runs */
+  sluice_error_info_t error;
+  /* Launches since enter. */
+  int32_t depth;
+  sluice_status_t launch_status;
+  sluice_error_info_t launch_error;
+  struct cuda_device_s* outer; /* what this thread had entered before */
+  sluice_cuda_stats_t stats;
+  sluice_cuda_far_state_t far;
+} cuda_device_t;
+
+static inline cuda_device_t* sluice_cuda_cast(sluice_device_t* device) { return (cuda_device_t*)device; }
+static inline sluice_cuda_far_state_t* sluice_cuda_far_state(sluice_device_t* device) {
+  return &sluice_cuda_cast(device)->far;
+}
+
+/* Calls the driver; on failure records and returns. */
+#define CU_TRY(device, call, ...)                                                        \
+  do {                                                                                   \
+    int cu_code_ = (device)->driver->call;                                               \
+    if (cu_code_ != 0) return sluice_cuda_fail((device)->driver, cu_code_, __VA_ARGS__); \
+  } while (0)
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_STATE_H_ */

@@ -6,12 +6,8 @@
 static sluice_device_t* device_of(void* user) { return ((sluice_own_device_t*)user)->device; }
 
 static sluice_status_t leave_with(sluice_device_t* device, int code, const char* what) {
-  sluice_status_t status =
-      code == 0 ? SLUICE_OK : sluice_cuda_fail(sluice_cuda_device_driver(device), code, "%s", what);
-  sluice_error_info_t why;
-  if (status != SLUICE_OK) sluice_error_capture(&why);
-  sluice_status_t left = sluice_cuda_leave(device);
-  return status == SLUICE_OK ? left : sluice_error_adopt(&why);
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  return sluice_cuda_leave_with(device, code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "%s", what));
 }
 
 static sluice_status_t create_event(void* user, void** out_event) {

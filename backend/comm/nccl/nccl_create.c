@@ -165,7 +165,7 @@ sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, co
   if (status != SLUICE_OK) goto err_destroy;
   status = sluice_cuda_enter(comm->device);
   if (status != SLUICE_OK) goto err_destroy;
-  status = sluice_nccl_leave_with(comm, open_inside(comm, options));
+  status = sluice_cuda_leave_with(comm->device, open_inside(comm, options));
   if (status != SLUICE_OK) goto err_destroy;
   *out_comm = &comm->base;
   return SLUICE_OK;

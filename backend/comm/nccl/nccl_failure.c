@@ -60,13 +60,6 @@ sluice_status_t sluice_nccl_fail_aborted(nccl_comm_t* comm) {
                           comm->base.rank);
 }
 
-sluice_status_t sluice_nccl_leave_with(nccl_comm_t* comm, sluice_status_t status) {
-  sluice_error_info_t why;
-  if (status != SLUICE_OK) sluice_error_capture(&why);
-  sluice_status_t left = sluice_cuda_leave(comm->device);
-  return status == SLUICE_OK ? left : sluice_error_adopt(&why);
-}
-
 void sluice_nccl_mark_broken(sluice_comm_t* comm, sluice_status_t status) {
   int32_t expected = SLUICE_OK;
   if (status != SLUICE_OK) atomic_compare_exchange_strong(&comm->broken, &expected, status);

@@ -11,8 +11,6 @@ void sluice_nccl_abort_group(nccl_comm_t* comm);
 /* Records NCCL's error, with the rank that is at fault where notes say so, and aborts. */
 sluice_status_t sluice_nccl_fail(nccl_comm_t* comm, int code, const char* what);
 sluice_status_t sluice_nccl_fail_aborted(nccl_comm_t* comm);
-/* Leaves the device; the first error wins. */
-sluice_status_t sluice_nccl_leave_with(nccl_comm_t* comm, sluice_status_t status);
 void sluice_nccl_mark_broken(sluice_comm_t* comm, sluice_status_t status);
 
 #endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_FAILURE_H_ */

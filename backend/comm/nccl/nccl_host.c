@@ -99,7 +99,8 @@ sluice_status_t sluice_nccl_exchange_start(sluice_comm_t* base, const sluice_exc
   if (send == NULL) return SLUICE_E_NO_MEMORY;
   sluice_status_t status = sluice_cuda_enter(comm->device);
   if (status == SLUICE_OK) {
-    status = sluice_nccl_leave_with(comm, run_staged(comm, request, exchange, send, (void**)(send + base->world_size)));
+    status = sluice_cuda_leave_with(comm->device,
+                                    run_staged(comm, request, exchange, send, (void**)(send + base->world_size)));
   }
   sluice_free(sluice_process_allocator(), send, places_bytes(comm));
   if (status != SLUICE_OK) return status;
@@ -151,7 +152,7 @@ sluice_status_t sluice_nccl_exchange_wait(sluice_comm_t* base, sluice_comm_reque
     return status;
   }
   request->is_used = 0;
-  return sluice_nccl_leave_with(comm, status);
+  return sluice_cuda_leave_with(comm->device, status);
 }
 
 void sluice_nccl_abandon(sluice_comm_t* base, sluice_comm_request_t* request) {

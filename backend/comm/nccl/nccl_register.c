@@ -36,7 +36,7 @@ sluice_status_t sluice_nccl_allocate(sluice_comm_t* base, uint64_t bytes, void**
   sluice_nccl_block_t* block = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *block, "nccl block");
   if (block == NULL) return SLUICE_E_NO_MEMORY;
   sluice_status_t status = sluice_cuda_enter(comm->device);
-  if (status == SLUICE_OK) status = sluice_nccl_leave_with(comm, start_and_take(comm, bytes, block));
+  if (status == SLUICE_OK) status = sluice_cuda_leave_with(comm->device, start_and_take(comm, bytes, block));
   if (comm->comm == NULL) sluice_nccl_mark_broken(base, status);
   if (block->data == NULL) {
     sluice_free(sluice_process_allocator(), block, sizeof *block);

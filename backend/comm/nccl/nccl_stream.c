@@ -49,7 +49,7 @@ sluice_status_t sluice_nccl_exchange_enqueue(sluice_comm_t* base, const sluice_e
     return SLUICE_FAIL_PEER(broken, base->rank, -1, "rank %d: this nccl communicator is no longer usable", base->rank);
   }
   SLUICE_TRY(sluice_cuda_enter(comm->device));
-  sluice_status_t status = sluice_nccl_leave_with(comm, sluice_nccl_run_group(comm, exchange, stream));
+  sluice_status_t status = sluice_cuda_leave_with(comm->device, sluice_nccl_run_group(comm, exchange, stream));
   sluice_nccl_mark_broken(base, status);
   if (status == SLUICE_OK) ++base->num_started;
   return status;

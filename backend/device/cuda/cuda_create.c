@@ -102,14 +102,7 @@ static sluice_status_t create(cuda_device_t* device, sluice_cuda_image_t image, 
   if (status != SLUICE_OK) goto err_free;
   status = sluice_cuda_enter(&device->base);
   if (status != SLUICE_OK) goto err_release;
-  status = load_image(device, image);
-  if (status == SLUICE_OK) {
-    status = sluice_cuda_leave(&device->base);
-  } else {
-    sluice_error_capture(&device->error);
-    (void)sluice_cuda_leave(&device->base);
-    (void)sluice_error_adopt(&device->error);
-  }
+  status = sluice_cuda_leave_with(&device->base, load_image(device, image));
   if (status != SLUICE_OK) goto err_release;
   *out_device = &device->base;
   return SLUICE_OK;

@@ -203,20 +203,13 @@ static sluice_status_t take(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t
   return code == 0 ? SLUICE_OK : sluice_cuda_fail(pool->driver, code, "wait for the last user of pinned memory");
 }
 
-/* Runs what needs the context; the first error counts. */
-static sluice_status_t leave_with(sluice_device_t* device, sluice_status_t status) {
-  sluice_error_info_t why;
-  if (status != SLUICE_OK) sluice_error_capture(&why);
-  sluice_status_t left = sluice_cuda_leave(device);
-  return status == SLUICE_OK ? left : sluice_error_adopt(&why);
-}
-
 static sluice_status_t take_block(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most, sluice_stream_t stream,
                                   sluice_pinned_block_t* out_block) {
   int32_t index = -1;
   *out_block = (sluice_pinned_block_t){.index = -1};
   SLUICE_TRY(sluice_cuda_enter(pool->device));
-  SLUICE_TRY(leave_with(pool->device, take(pool, sluice_align_up(bytes > 0 ? bytes : 1), most, stream, &index)));
+  SLUICE_TRY(
+      sluice_cuda_leave_with(pool->device, take(pool, sluice_align_up(bytes > 0 ? bytes : 1), most, stream, &index)));
   pool->blocks[index].taken = 1;
   *out_block = (sluice_pinned_block_t){pool->blocks[index].data, pool->blocks[index].bytes, index};
   return SLUICE_OK;
@@ -258,7 +251,7 @@ sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice
     status = sluice_cuda_fail(pool->driver, code, "the end of a use of pinned memory cannot be recorded");
     (void)pool->driver->cuStreamSynchronize(stream); /* the next user must not come too early */
   }
-  return leave_with(pool->device, status);
+  return sluice_cuda_leave_with(pool->device, status);
 }
 
 sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const void* data, sluice_stream_t stream) {

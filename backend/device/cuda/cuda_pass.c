@@ -36,12 +36,7 @@ sluice_status_t sluice_cuda_begin(sluice_device_t* base, int32_t num_events, slu
   cuda_device_t* device = sluice_cuda_cast(base);
   SLUICE_TRY(sluice_cuda_enter(base));
   sluice_status_t status = begin_inside(device, num_events, stream);
-  if (status != SLUICE_OK) {
-    sluice_error_info_t why;
-    sluice_error_capture(&why);
-    (void)sluice_cuda_leave(base); /* the first error is reported */
-    return sluice_error_adopt(&why);
-  }
+  if (status != SLUICE_OK) return sluice_cuda_leave_with(base, status);
   sluice_cuda_times_begin(base, &device->far.times, device->far.captured ? 0 : num_events, stream);
   SLUICE_TRY(sluice_cuda_leave(base));
   memset(device->used, 0, sizeof device->used);

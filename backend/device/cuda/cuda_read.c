@@ -24,11 +24,7 @@ static sluice_status_t read_inside(cuda_device_t* device, sluice_stream_t stream
 sluice_status_t sluice_cuda_read(sluice_device_t* base, sluice_stream_t stream, const void* data, void* out,
                                  uint64_t bytes) {
   SLUICE_TRY(sluice_cuda_enter(base));
-  sluice_status_t status = read_inside(sluice_cuda_cast(base), stream, data, out, bytes);
-  sluice_error_info_t why;
-  if (status != SLUICE_OK) sluice_error_capture(&why);
-  sluice_status_t left = sluice_cuda_leave(base);
-  return status == SLUICE_OK ? left : sluice_error_adopt(&why);
+  return sluice_cuda_leave_with(base, read_inside(sluice_cuda_cast(base), stream, data, out, bytes));
 }
 
 sluice_status_t sluice_cuda_check_stream(sluice_device_t* base, sluice_stream_t stream) {

@@ -247,14 +247,6 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t
   return SLUICE_OK;
 }
 
-/* Leaves the context; the first error counts. */
-static sluice_status_t leave_with(sluice_device_t* device, sluice_status_t status) {
-  sluice_error_info_t why;
-  if (status != SLUICE_OK) sluice_error_capture(&why);
-  sluice_status_t left = sluice_cuda_leave(device);
-  return status == SLUICE_OK ? left : sluice_error_adopt(&why);
-}
-
 static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_product_list_t* list) {
   gemm_cublas_t* gemm = (gemm_cublas_t*)base;
   SLUICE_TRY(sluice_cuda_enter(gemm->device));
@@ -266,7 +258,7 @@ static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_product_list
     code = gemm->symbols.cublasSetWorkspace_v2(gemm->handle, scratch, bytes);
   }
   sluice_status_t status = code == 0 ? run_list(gemm, list) : fail(code, "its stream and workspace cannot be set");
-  return leave_with(gemm->device, status);
+  return sluice_cuda_leave_with(gemm->device, status);
 }
 
 static void cublas_destroy(sluice_gemm_t* base) {
@@ -373,7 +365,7 @@ sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* op
   if (gemm->workspace == NULL) goto err_destroy;
   status = sluice_cuda_enter(gemm->device);
   if (status != SLUICE_OK) goto err_destroy;
-  status = leave_with(gemm->device, open_handle(gemm, options));
+  status = sluice_cuda_leave_with(gemm->device, open_handle(gemm, options));
   if (status != SLUICE_OK) goto err_destroy;
   *out_gemm = &gemm->base;
   return SLUICE_OK;

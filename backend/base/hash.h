@@ -1,4 +1,5 @@
-/* FNV-1a over the bytes of numbers: alike on all ranks of a machine type, for comparing, never for keeping. */
+/* FNV-1a, 64 bits, over bytes in memory order: alike on all ranks of a machine type, and the checksum of what is
+ * written down. Never for what somebody could forge. */
 #ifndef SLUICE_BACKEND_BASE_HASH_H_
 #define SLUICE_BACKEND_BASE_HASH_H_
 

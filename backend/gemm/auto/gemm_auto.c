@@ -14,6 +14,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
+#include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/base/threads.h"
 #include "backend/gemm/auto/auto_parts.h"
@@ -86,10 +87,8 @@ static void known_add(uint64_t signature, int32_t class_id, order_t order) {
   ++known.count;
 }
 
-static uint64_t hash(uint64_t seed, const void* data, size_t bytes) {
-  uint64_t h = seed ^ 0xcbf29ce484222325u;
-  for (size_t i = 0; i < bytes; ++i) h = (h ^ ((const unsigned char*)data)[i]) * 0x100000001b3u;
-  return h;
+static uint64_t signature_with(uint64_t signature, const void* data, size_t bytes) {
+  return sluice_hash_bytes(signature ^ SLUICE_HASH_OF_NOTHING, data, bytes);
 }
 
 /* ---- classes --------------------------------------------------------------------------------------------------- */
@@ -446,9 +445,9 @@ sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_
     const sluice_gemm_t* gemm = chooser->kinds[kind];
     if (gemm == NULL) continue;
     chooser->named = order_append(chooser->named, kind);
-    chooser->signature = hash(chooser->signature, gemm->name, strlen(gemm->name) + 1);
+    chooser->signature = signature_with(chooser->signature, gemm->name, strlen(gemm->name) + 1);
   }
-  chooser->signature = hash(chooser->signature, &options->host_gemm, sizeof options->host_gemm);
+  chooser->signature = signature_with(chooser->signature, &options->host_gemm, sizeof options->host_gemm);
   const char* shown = chooser->measures ? "auto" : chooser->kinds[(chooser->named & 0xf) - 1]->name;
   snprintf(chooser->base.name, sizeof chooser->base.name, "%s", shown);
   list_kinds(chooser, chooser->base.made_of, sizeof chooser->base.made_of);

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/base/hash.h"
+
 enum { NUM_PLANS = 256, ALLOC_FAILED = 3, NOT_SUPPORTED = 15, MOST_ALIGNMENT = 256 };
 
 /* What an algorithm was chosen for; no padding, so that keys are compared as bytes. */
@@ -130,9 +132,7 @@ static lt_key_t key_of(const sluice_cublaslt_call_t* c) {
 }
 
 static uint64_t hash_of(const lt_key_t* key) {
-  const unsigned char* p = (const unsigned char*)key;
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < sizeof *key; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
+  uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, key, sizeof *key);
   return hash ^ hash >> 32;
 }
 

@@ -1,0 +1,42 @@
+#include "backend/base/hash.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* What is written down (plans, schedules, machines) carries it: these values are FNV-1a's own test vectors. */
+static void Hash_OfKnownTexts_IsFnv1a(void** state) {
+  (void)state;
+  const struct {
+    const char* text;
+    uint64_t hash;
+  } known[] = {
+      {"", 0xcbf29ce484222325u},
+      {"a", 0xaf63dc4c8601ec8cu},
+      {"foobar", 0x85944171f73967e8u},
+      {"chongo was here!\n", 0x46810940eff5f915u},
+  };
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; ++i) {
+    uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, known[i].text, strlen(known[i].text));
+    assert_true(hash == known[i].hash);
+  }
+}
+
+static void Hash_InPieces_IsThatOfTheWhole(void** state) {
+  (void)state;
+  const char* text = "foobar";
+  for (size_t cut = 0; cut <= 6; ++cut) {
+    uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, text, cut);
+    assert_true(sluice_hash_bytes(hash, text + cut, 6 - cut) == 0x85944171f73967e8u);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Hash_OfKnownTexts_IsFnv1a),
+      cmocka_unit_test(Hash_InPieces_IsThatOfTheWhole),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

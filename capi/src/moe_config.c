@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/run/plan_in_force.h"
@@ -25,9 +26,6 @@ void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size)
   out_config->struct_size = struct_size;
 }
 
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
-
 /* above < x, and finite; false for NaN */
 static int is_between(float x, float above) { return x > above && x <= FLT_MAX; }
 
@@ -35,42 +33,48 @@ static int is_flag(int32_t value) { return value == 0 || value == 1; }
 
 static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
-  CHECK(c->model_width >= 1 && c->model_width <= INT32_MAX, "layer %d: model_width is %lld; it must be in [1, 2^31)",
-        id, (long long)c->model_width);
-  CHECK(c->callback_experts || (c->hidden_width >= 1 && c->hidden_width <= INT32_MAX / 2),
-        "layer %d: hidden_width is %lld; it must be in [1, 2^30)", id, (long long)c->hidden_width);
-  CHECK(c->num_experts >= 1 && c->num_experts <= 1 << 20, "layer %d: num_experts is %d; it must be in [1, 2^20]", id,
-        c->num_experts);
-  CHECK(c->top_k >= 1 && c->top_k <= c->num_experts, "layer %d: top_k is %d; it must be in [1, num_experts = %d]", id,
-        c->top_k, c->num_experts);
-  CHECK(c->dtype >= SLUICE_DTYPE_F32 && c->dtype <= SLUICE_DTYPE_F64,
-        "layer %d: dtype is %d; known are f32 (1), bf16 (2), f16 (3) and f64 (4)", id, c->dtype);
-  CHECK(
+  SLUICE_TRY(SLUICE_REQUIRE(c->model_width >= 1 && c->model_width <= INT32_MAX,
+                            "layer %d: model_width is %lld; it must be in [1, 2^31)", id, (long long)c->model_width));
+  SLUICE_TRY(SLUICE_REQUIRE(c->callback_experts || (c->hidden_width >= 1 && c->hidden_width <= INT32_MAX / 2),
+                            "layer %d: hidden_width is %lld; it must be in [1, 2^30)", id, (long long)c->hidden_width));
+  SLUICE_TRY(SLUICE_REQUIRE(c->num_experts >= 1 && c->num_experts <= 1 << 20,
+                            "layer %d: num_experts is %d; it must be in [1, 2^20]", id, c->num_experts));
+  SLUICE_TRY(SLUICE_REQUIRE(c->top_k >= 1 && c->top_k <= c->num_experts,
+                            "layer %d: top_k is %d; it must be in [1, num_experts = %d]", id, c->top_k,
+                            c->num_experts));
+  SLUICE_TRY(SLUICE_REQUIRE(c->dtype >= SLUICE_DTYPE_F32 && c->dtype <= SLUICE_DTYPE_F64,
+                            "layer %d: dtype is %d; known are f32 (1), bf16 (2), f16 (3) and f64 (4)", id, c->dtype));
+  SLUICE_TRY(SLUICE_REQUIRE(
       c->activation >= SLUICE_ACTIVATION_IDENTITY && c->activation <= SLUICE_ACTIVATION_SWIGLU,
       "layer %d: activation is %d; known are identity (0), relu (1), gelu (2), gelu_tanh (3), silu (4), relu2 (5) and "
       "swiglu (6)",
-      id, c->activation);
-  CHECK(c->gated >= SLUICE_GATED_NO && c->gated <= SLUICE_GATED_INTERLEAVED,
-        "layer %d: gated is %d; known are no (0), halves (1) and interleaved (2)", id, c->gated);
-  CHECK(c->activation != SLUICE_ACTIVATION_SWIGLU || c->gated != SLUICE_GATED_NO,
-        "layer %d: activation swiglu needs a gate: set gated", id);
-  CHECK(is_between(c->swiglu_alpha, 0) && is_between(c->swiglu_limit, 0) && is_between(c->swiglu_offset, -FLT_MAX),
-        "layer %d: swiglu_alpha is %g, swiglu_limit %g and swiglu_offset %g; the first two are above 0, all are finite",
-        id, (double)c->swiglu_alpha, (double)c->swiglu_limit, (double)c->swiglu_offset);
-  CHECK(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
-        "layer %d: num_chunks is %d; it must be in [1, %d], or 0 to let Sluice choose", id, c->num_chunks,
-        SLUICE_MAX_CHUNKS);
-  CHECK(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
-        "layer %d: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)", id, c->wgrad_mode);
-  CHECK(c->restore_input >= SLUICE_RESTORE_ADAPTIVE && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
-        "layer %d: restore_input is %d; known are adaptive (-1), keep (0), offload (1) and re-dispatch (2)", id,
-        c->restore_input);
-  CHECK(c->restore_middle >= SLUICE_RESTORE_ADAPTIVE && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
-            c->restore_middle != SLUICE_RESTORE_REDISPATCH,
-        "layer %d: restore_middle is %d; known are adaptive (-1), keep (0), offload (1) and recompute (3)", id,
-        c->restore_middle);
-  CHECK(is_flag(c->bias) && is_flag(c->callback_experts),
-        "layer %d: bias and callback_experts are 0 or 1, found %d, %d", id, c->bias, c->callback_experts);
+      id, c->activation));
+  SLUICE_TRY(SLUICE_REQUIRE(c->gated >= SLUICE_GATED_NO && c->gated <= SLUICE_GATED_INTERLEAVED,
+                            "layer %d: gated is %d; known are no (0), halves (1) and interleaved (2)", id, c->gated));
+  SLUICE_TRY(SLUICE_REQUIRE(c->activation != SLUICE_ACTIVATION_SWIGLU || c->gated != SLUICE_GATED_NO,
+                            "layer %d: activation swiglu needs a gate: set gated", id));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      is_between(c->swiglu_alpha, 0) && is_between(c->swiglu_limit, 0) && is_between(c->swiglu_offset, -FLT_MAX),
+      "layer %d: swiglu_alpha is %g, swiglu_limit %g and swiglu_offset %g; the first two are above 0, all are finite",
+      id, (double)c->swiglu_alpha, (double)c->swiglu_limit, (double)c->swiglu_offset));
+  SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
+                            "layer %d: num_chunks is %d; it must be in [1, %d], or 0 to let Sluice choose", id,
+                            c->num_chunks, SLUICE_MAX_CHUNKS));
+  SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
+                            "layer %d: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)", id,
+                            c->wgrad_mode));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      c->restore_input >= SLUICE_RESTORE_ADAPTIVE && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
+      "layer %d: restore_input is %d; known are adaptive (-1), keep (0), offload (1) and re-dispatch (2)", id,
+      c->restore_input));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(c->restore_middle >= SLUICE_RESTORE_ADAPTIVE && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
+                         c->restore_middle != SLUICE_RESTORE_REDISPATCH,
+                     "layer %d: restore_middle is %d; known are adaptive (-1), keep (0), offload (1) and recompute (3)",
+                     id, c->restore_middle));
+  SLUICE_TRY(SLUICE_REQUIRE(is_flag(c->bias) && is_flag(c->callback_experts),
+                            "layer %d: bias and callback_experts are 0 or 1, found %d, %d", id, c->bias,
+                            c->callback_experts));
   return SLUICE_OK;
 }
 
@@ -90,13 +94,15 @@ static sluice_status_t check_policies(const sluice_moe_config_t* c) {
 /* What is open where every exchange has a fixed size. */
 static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
-  CHECK(c->exchange_mode == SLUICE_EXCHANGE_EXACT || c->exchange_mode == SLUICE_EXCHANGE_CEILING,
-        "layer %d: exchange_mode is %d; known are exact (0) and ceiling (1)", id, c->exchange_mode);
-  CHECK(c->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE || c->chunk_cut == SLUICE_CHUNK_CUT_TOKENS,
-        "layer %d: chunk_cut is %d; known are adaptive (0) and tokens (1)", id, c->chunk_cut);
+  SLUICE_TRY(SLUICE_REQUIRE(c->exchange_mode == SLUICE_EXCHANGE_EXACT || c->exchange_mode == SLUICE_EXCHANGE_CEILING,
+                            "layer %d: exchange_mode is %d; known are exact (0) and ceiling (1)", id,
+                            c->exchange_mode));
+  SLUICE_TRY(SLUICE_REQUIRE(c->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE || c->chunk_cut == SLUICE_CHUNK_CUT_TOKENS,
+                            "layer %d: chunk_cut is %d; known are adaptive (0) and tokens (1)", id, c->chunk_cut));
   if (c->exchange_mode == SLUICE_EXCHANGE_EXACT) {
-    CHECK(c->ceiling_rows == 0, "layer %d: ceiling_rows is %lld, but exchange_mode is exact: set 0, or mode ceiling",
-          id, (long long)c->ceiling_rows);
+    SLUICE_TRY(SLUICE_REQUIRE(c->ceiling_rows == 0,
+                              "layer %d: ceiling_rows is %lld, but exchange_mode is exact: set 0, or mode ceiling", id,
+                              (long long)c->ceiling_rows));
     return SLUICE_OK;
   }
   if (c->num_chunks == 0 && context->world_size > 1) {
@@ -106,17 +112,18 @@ static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe
   }
   if (c->num_chunks == 0) c->num_chunks = 1;
   int64_t most = INT32_MAX / ((int64_t)c->num_chunks * c->num_experts);
-  CHECK(c->ceiling_rows >= 1 && c->ceiling_rows <= most,
-        "layer %d: ceiling_rows is %lld; with %d chunks and %d experts it must be in [1, %lld]", id,
-        (long long)c->ceiling_rows, c->num_chunks, c->num_experts, (long long)most);
+  SLUICE_TRY(SLUICE_REQUIRE(c->ceiling_rows >= 1 && c->ceiling_rows <= most,
+                            "layer %d: ceiling_rows is %lld; with %d chunks and %d experts it must be in [1, %lld]", id,
+                            (long long)c->ceiling_rows, c->num_chunks, c->num_experts, (long long)most));
   return SLUICE_OK;
 }
 
 /* What is open where parcels travel in place of rows. A single rank sends neither. */
 static sluice_status_t check_deduplicate(const sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
-  CHECK(is_flag(c->deduplicate), "layer %d: deduplicate is %d; it must be 0 or 1", id, c->deduplicate);
-  CHECK(c->reserved_3 == 0, "layer %d: reserved_3 is %d; set it to 0", id, c->reserved_3);
+  SLUICE_TRY(
+      SLUICE_REQUIRE(is_flag(c->deduplicate), "layer %d: deduplicate is %d; it must be 0 or 1", id, c->deduplicate));
+  SLUICE_TRY(SLUICE_REQUIRE(c->reserved_3 == 0, "layer %d: reserved_3 is %d; set it to 0", id, c->reserved_3));
   if (!c->deduplicate) return SLUICE_OK;
   if (c->exchange_mode == SLUICE_EXCHANGE_CEILING) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
@@ -129,16 +136,17 @@ static sluice_status_t check_deduplicate(const sluice_moe_config_t* c) {
 
 static sluice_status_t check_owners(const sluice_context_t* context, const sluice_moe_config_t* c) {
   if (c->expert_rank == NULL) {
-    CHECK(c->num_experts % context->world_size == 0,
-          "layer %d: %d experts do not divide over %d ranks; give expert_rank, the table of owners, or another group "
-          "size",
-          c->layer_id, c->num_experts, context->world_size);
+    SLUICE_TRY(SLUICE_REQUIRE(
+        c->num_experts % context->world_size == 0,
+        "layer %d: %d experts do not divide over %d ranks; give expert_rank, the table of owners, or another group "
+        "size",
+        c->layer_id, c->num_experts, context->world_size));
     return SLUICE_OK;
   }
   for (int32_t e = 0; e < c->num_experts; ++e) {
-    CHECK(c->expert_rank[e] >= 0 && c->expert_rank[e] < context->world_size,
-          "layer %d: expert_rank[%d] is %d; the group has %d ranks", c->layer_id, e, c->expert_rank[e],
-          context->world_size);
+    SLUICE_TRY(SLUICE_REQUIRE(c->expert_rank[e] >= 0 && c->expert_rank[e] < context->world_size,
+                              "layer %d: expert_rank[%d] is %d; the group has %d ranks", c->layer_id, e,
+                              c->expert_rank[e], context->world_size));
   }
   return SLUICE_OK;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/model/footprint.h"
 #include "backend/moe/run/plan_in_force.h"
@@ -33,36 +34,39 @@ void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_siz
   out_config->struct_size = struct_size;
 }
 
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
-
 static sluice_status_t check_config(const sluice_plan_config_t* c) {
   if (c->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_plan_config_t: extension of unknown type");
-  CHECK(c->max_tokens >= 1 && c->max_tokens <= INT32_MAX, "plan: max_tokens is %lld; it must be in [1, 2^31)",
-        (long long)c->max_tokens);
-  CHECK(c->max_outstanding >= 1, "plan: max_outstanding is %d; at least one forward waits for its backward",
-        c->max_outstanding);
-  CHECK(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
-        "plan: num_chunks is %d; it must be in [1, %d], or 0 for any", c->num_chunks, SLUICE_MAX_CHUNKS);
-  CHECK(c->restore_input >= SLUICE_RESTORE_ADAPTIVE && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
-        "plan: restore_input is %d; known are adaptive (-1), keep (0), offload (1) and re-dispatch (2)",
-        c->restore_input);
-  CHECK(c->restore_middle >= SLUICE_RESTORE_ADAPTIVE && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
-            c->restore_middle != SLUICE_RESTORE_REDISPATCH,
-        "plan: restore_middle is %d; known are adaptive (-1), keep (0), offload (1) and recompute (3)",
-        c->restore_middle);
-  CHECK(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
-        "plan: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)", c->wgrad_mode);
-  CHECK(c->halves_apart == 0 || c->halves_apart == 1, "plan: halves_apart is %d; it is 0 or 1", c->halves_apart);
+  SLUICE_TRY(SLUICE_REQUIRE(c->max_tokens >= 1 && c->max_tokens <= INT32_MAX,
+                            "plan: max_tokens is %lld; it must be in [1, 2^31)", (long long)c->max_tokens));
+  SLUICE_TRY(SLUICE_REQUIRE(c->max_outstanding >= 1,
+                            "plan: max_outstanding is %d; at least one forward waits for its backward",
+                            c->max_outstanding));
+  SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
+                            "plan: num_chunks is %d; it must be in [1, %d], or 0 for any", c->num_chunks,
+                            SLUICE_MAX_CHUNKS));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(c->restore_input >= SLUICE_RESTORE_ADAPTIVE && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
+                     "plan: restore_input is %d; known are adaptive (-1), keep (0), offload (1) and re-dispatch (2)",
+                     c->restore_input));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(c->restore_middle >= SLUICE_RESTORE_ADAPTIVE && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
+                         c->restore_middle != SLUICE_RESTORE_REDISPATCH,
+                     "plan: restore_middle is %d; known are adaptive (-1), keep (0), offload (1) and recompute (3)",
+                     c->restore_middle));
+  SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
+                            "plan: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)",
+                            c->wgrad_mode));
+  SLUICE_TRY(SLUICE_REQUIRE(c->halves_apart == 0 || c->halves_apart == 1, "plan: halves_apart is %d; it is 0 or 1",
+                            c->halves_apart));
   return SLUICE_OK;
 }
 
 /* Under ceilings the layer's config says n, and its ceiling is of one of so many chunks. */
 static sluice_status_t check_chunks(const sluice_moe_t* moe, const sluice_plan_config_t* c) {
   int32_t wanted = moe->shape.config.num_chunks;
-  CHECK(sluice_shape_ceiling(&moe->shape) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
+  SLUICE_TRY(SLUICE_REQUIRE(sluice_shape_ceiling(&moe->shape) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
         "plan: num_chunks is %d, but ceiling_rows %lld of layer %d is of one of %d chunks: give %d, or 0",
-        c->num_chunks, (long long)sluice_shape_ceiling(&moe->shape), moe->shape.config.layer_id, wanted, wanted);
+        c->num_chunks, (long long)sluice_shape_ceiling(&moe->shape), moe->shape.config.layer_id, wanted, wanted));
   return SLUICE_OK;
 }
 
@@ -192,15 +196,17 @@ sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_
                        : rows_per_chunk == NULL ? "rows_per_chunk"
                                                 : "out_bytes");
   }
-  CHECK(num_chunks >= 1 && num_chunks <= SLUICE_MAX_CHUNKS, "sluice_plan_predict_step: num_chunks is %d", num_chunks);
-  CHECK(kept_chunks >= 0, "sluice_plan_predict_step: kept_chunks is %d", kept_chunks);
-  CHECK(num_tokens >= 0 && num_tokens <= INT32_MAX, "sluice_plan_predict_step: num_tokens is %lld",
-        (long long)num_tokens);
-  CHECK(num_sent >= 0 && num_sent <= INT32_MAX, "sluice_plan_predict_step: num_sent is %lld", (long long)num_sent);
+  SLUICE_TRY(SLUICE_REQUIRE(num_chunks >= 1 && num_chunks <= SLUICE_MAX_CHUNKS,
+                            "sluice_plan_predict_step: num_chunks is %d", num_chunks));
+  SLUICE_TRY(SLUICE_REQUIRE(kept_chunks >= 0, "sluice_plan_predict_step: kept_chunks is %d", kept_chunks));
+  SLUICE_TRY(SLUICE_REQUIRE(num_tokens >= 0 && num_tokens <= INT32_MAX, "sluice_plan_predict_step: num_tokens is %lld",
+                            (long long)num_tokens));
+  SLUICE_TRY(SLUICE_REQUIRE(num_sent >= 0 && num_sent <= INT32_MAX, "sluice_plan_predict_step: num_sent is %lld",
+                            (long long)num_sent));
   int64_t kept[SLUICE_MAX_CHUNKS], num_rows = 0;
   for (int32_t i = 0; i < num_chunks; ++i) {
-    CHECK(rows_per_chunk[i] >= 0 && rows_per_chunk[i] <= INT32_MAX,
-          "sluice_plan_predict_step: rows_per_chunk[%d] is %lld", i, (long long)rows_per_chunk[i]);
+    SLUICE_TRY(SLUICE_REQUIRE(rows_per_chunk[i] >= 0 && rows_per_chunk[i] <= INT32_MAX,
+                              "sluice_plan_predict_step: rows_per_chunk[%d] is %lld", i, (long long)rows_per_chunk[i]));
     kept[i] = i < kept_chunks ? rows_per_chunk[i] : -1;
     num_rows += rows_per_chunk[i];
   }
@@ -228,11 +234,12 @@ sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan
 }
 
 sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
-  CHECK(out_bytes != NULL, "sluice_moe_smallest_budget: out_bytes is NULL");
+  SLUICE_TRY(SLUICE_REQUIRE(out_bytes != NULL, "sluice_moe_smallest_budget: out_bytes is NULL"));
   *out_bytes = 0;
-  CHECK(moe != NULL, "sluice_moe_smallest_budget: moe is NULL");
-  CHECK(num_tokens >= 1 && num_tokens <= INT32_MAX,
-        "sluice_moe_smallest_budget: num_tokens is %lld; it must be in [1, 2^31)", (long long)num_tokens);
+  SLUICE_TRY(SLUICE_REQUIRE(moe != NULL, "sluice_moe_smallest_budget: moe is NULL"));
+  SLUICE_TRY(SLUICE_REQUIRE(num_tokens >= 1 && num_tokens <= INT32_MAX,
+                            "sluice_moe_smallest_budget: num_tokens is %lld; it must be in [1, 2^31)",
+                            (long long)num_tokens));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_smallest_budget"));
   uint64_t bytes = 0;
   sluice_status_t status = sluice_planned_least_bytes(moe, num_tokens, &bytes);
@@ -251,8 +258,8 @@ sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_
   uint64_t room = *inout_bytes;
   *inout_bytes = SLUICE_PLAN_FILE_BYTES;
   if (data == NULL) return SLUICE_OK;
-  CHECK(room >= SLUICE_PLAN_FILE_BYTES, "sluice_plan_write: room for %llu bytes, the plan has %llu",
-        (unsigned long long)room, (unsigned long long)SLUICE_PLAN_FILE_BYTES);
+  SLUICE_TRY(SLUICE_REQUIRE(room >= SLUICE_PLAN_FILE_BYTES, "sluice_plan_write: room for %llu bytes, the plan has %llu",
+        (unsigned long long)room, (unsigned long long)SLUICE_PLAN_FILE_BYTES));
   sluice_plan_file_write(&plan->data, plan->moe->fingerprint, data);
   return SLUICE_OK;
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/planner/layer_planner.h"
 #include "backend/tune/cache.h"
@@ -15,15 +16,12 @@ struct sluice_planner_s {
   sluice_machine_t machine;
 };
 
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
-
 sluice_status_t sluice_planner_create(const char* machine_json, uint64_t length, sluice_planner_t** out_planner) {
-  CHECK(out_planner != NULL, "sluice_planner_create: out_planner is NULL");
+  SLUICE_TRY(SLUICE_REQUIRE(out_planner != NULL, "sluice_planner_create: out_planner is NULL"));
   *out_planner = NULL;
-  CHECK(machine_json != NULL, "sluice_planner_create: machine_json is NULL");
-  CHECK(length <= 1 << 24, "sluice_planner_create: the machine has %llu bytes; at most 16 MiB",
-        (unsigned long long)length);
+  SLUICE_TRY(SLUICE_REQUIRE(machine_json != NULL, "sluice_planner_create: machine_json is NULL"));
+  SLUICE_TRY(SLUICE_REQUIRE(length <= 1 << 24, "sluice_planner_create: the machine has %llu bytes; at most 16 MiB",
+                            (unsigned long long)length));
   sluice_machine_t machine;
   SLUICE_TRY(sluice_machine_read(machine_json, length, &machine));
   return sluice_planner_of_machine(&machine, out_planner);
@@ -44,13 +42,13 @@ void sluice_planner_destroy(sluice_planner_t* planner) {
 }
 
 sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, char* text, uint64_t* inout_bytes) {
-  CHECK(planner != NULL && inout_bytes != NULL, "sluice_planner_write_machine: %s is NULL",
-        planner == NULL ? "planner" : "inout_bytes");
+  SLUICE_TRY(SLUICE_REQUIRE(planner != NULL && inout_bytes != NULL, "sluice_planner_write_machine: %s is NULL",
+                            planner == NULL ? "planner" : "inout_bytes"));
   uint64_t room = *inout_bytes, needed = sluice_machine_write(&planner->machine, NULL, 0) + 1;
   *inout_bytes = needed;
   if (text == NULL) return SLUICE_OK;
-  CHECK(room >= needed, "sluice_planner_write_machine: room for %llu bytes, the machine has %llu",
-        (unsigned long long)room, (unsigned long long)needed);
+  SLUICE_TRY(SLUICE_REQUIRE(room >= needed, "sluice_planner_write_machine: room for %llu bytes, the machine has %llu",
+                            (unsigned long long)room, (unsigned long long)needed));
   sluice_machine_write(&planner->machine, text, room);
   return SLUICE_OK;
 }
@@ -70,21 +68,22 @@ void sluice_calibration_config_init(sluice_calibration_config_t* out_config, siz
 
 sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice_calibration_config_t* config,
                                          sluice_planner_t** out_planner) {
-  CHECK(out_planner != NULL, "sluice_planner_calibrate: out_planner is NULL");
+  SLUICE_TRY(SLUICE_REQUIRE(out_planner != NULL, "sluice_planner_calibrate: out_planner is NULL"));
   *out_planner = NULL;
-  CHECK(context != NULL, "sluice_planner_calibrate: context is NULL");
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL, "sluice_planner_calibrate: context is NULL"));
   sluice_calibration_config_t c;
   sluice_calibration_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_calibration_config_t"));
   if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_calibration_config_t: extension of unknown type");
-  CHECK(c.model_width >= 1 && c.model_width <= INT32_MAX, "calibration: model_width is %lld; it must be in [1, 2^31)",
-        (long long)c.model_width);
-  CHECK(c.hidden_width >= 1 && c.hidden_width <= INT32_MAX / 2,
-        "calibration: hidden_width is %lld; it must be in [1, 2^30)", (long long)c.hidden_width);
-  CHECK(c.seconds >= 0.05 && c.seconds <= 3600, "calibration: seconds is %g; it must be in [0.05, 3600]", c.seconds);
-  CHECK(c.dtype >= SLUICE_DTYPE_F32 && c.dtype <= SLUICE_DTYPE_F16,
-        "calibration: dtype is %d; known are f32 (1), bf16 (2) and f16 (3)", c.dtype);
-  CHECK(c.refresh == 0 || c.refresh == 1, "calibration: refresh is %d; it is 0 or 1", c.refresh);
+  SLUICE_TRY(SLUICE_REQUIRE(c.model_width >= 1 && c.model_width <= INT32_MAX,
+                            "calibration: model_width is %lld; it must be in [1, 2^31)", (long long)c.model_width));
+  SLUICE_TRY(SLUICE_REQUIRE(c.hidden_width >= 1 && c.hidden_width <= INT32_MAX / 2,
+                            "calibration: hidden_width is %lld; it must be in [1, 2^30)", (long long)c.hidden_width));
+  SLUICE_TRY(SLUICE_REQUIRE(c.seconds >= 0.05 && c.seconds <= 3600,
+                            "calibration: seconds is %g; it must be in [0.05, 3600]", c.seconds));
+  SLUICE_TRY(SLUICE_REQUIRE(c.dtype >= SLUICE_DTYPE_F32 && c.dtype <= SLUICE_DTYPE_F16,
+                            "calibration: dtype is %d; known are f32 (1), bf16 (2) and f16 (3)", c.dtype));
+  SLUICE_TRY(SLUICE_REQUIRE(c.refresh == 0 || c.refresh == 1, "calibration: refresh is %d; it is 0 or 1", c.refresh));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_planner_calibrate"));
   const sluice_calibration_t wanted = {c.model_width, c.hidden_width, c.dtype, c.seconds};
   sluice_machine_t machine;
@@ -108,21 +107,21 @@ void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_
 }
 
 static sluice_status_t check_sizes(const sluice_planner_workload_t* w) {
-  CHECK(w->model_width >= 1 && w->model_width <= INT32_MAX, "workload: model_width is %lld; it must be in [1, 2^31)",
-        (long long)w->model_width);
-  CHECK(w->hidden_width >= 1 && w->hidden_width <= INT32_MAX / 2,
-        "workload: hidden_width is %lld; it must be in [1, 2^30)", (long long)w->hidden_width);
-  CHECK(w->num_tokens >= 1 && w->num_tokens <= INT32_MAX, "workload: num_tokens is %lld; it must be in [1, 2^31)",
-        (long long)w->num_tokens);
-  CHECK(w->world_size >= 1 && w->world_size <= 1 << 20, "workload: world_size is %d; it must be in [1, 2^20]",
-        w->world_size);
-  CHECK(w->num_experts >= 1 && w->num_experts <= 1 << 20, "workload: num_experts is %d; it must be in [1, 2^20]",
-        w->num_experts);
-  CHECK(w->num_experts % w->world_size == 0,
-        "workload: num_experts is %d and world_size %d; experts divide evenly over ranks", w->num_experts,
-        w->world_size);
-  CHECK(w->top_k >= 1 && w->top_k <= w->num_experts, "workload: top_k is %d; it must be in [1, num_experts = %d]",
-        w->top_k, w->num_experts);
+  SLUICE_TRY(SLUICE_REQUIRE(w->model_width >= 1 && w->model_width <= INT32_MAX,
+                            "workload: model_width is %lld; it must be in [1, 2^31)", (long long)w->model_width));
+  SLUICE_TRY(SLUICE_REQUIRE(w->hidden_width >= 1 && w->hidden_width <= INT32_MAX / 2,
+                            "workload: hidden_width is %lld; it must be in [1, 2^30)", (long long)w->hidden_width));
+  SLUICE_TRY(SLUICE_REQUIRE(w->num_tokens >= 1 && w->num_tokens <= INT32_MAX,
+                            "workload: num_tokens is %lld; it must be in [1, 2^31)", (long long)w->num_tokens));
+  SLUICE_TRY(SLUICE_REQUIRE(w->world_size >= 1 && w->world_size <= 1 << 20,
+                            "workload: world_size is %d; it must be in [1, 2^20]", w->world_size));
+  SLUICE_TRY(SLUICE_REQUIRE(w->num_experts >= 1 && w->num_experts <= 1 << 20,
+                            "workload: num_experts is %d; it must be in [1, 2^20]", w->num_experts));
+  SLUICE_TRY(SLUICE_REQUIRE(w->num_experts % w->world_size == 0,
+                            "workload: num_experts is %d and world_size %d; experts divide evenly over ranks",
+                            w->num_experts, w->world_size));
+  SLUICE_TRY(SLUICE_REQUIRE(w->top_k >= 1 && w->top_k <= w->num_experts,
+                            "workload: top_k is %d; it must be in [1, num_experts = %d]", w->top_k, w->num_experts));
   return SLUICE_OK;
 }
 
@@ -131,83 +130,95 @@ static sluice_status_t check_counts(const sluice_planner_workload_t* w) {
   double rows = (double)w->num_tokens * (double)w->world_size * (double)w->top_k;
   double row_bytes = 4 * ((double)w->model_width + 2 * (double)w->hidden_width + 64);
   double slots = rows * row_bytes * 16, steps = slots * (double)w->max_outstanding;
-  CHECK(slots <= MOST_COUNTED && rows * (double)w->num_experts <= MOST_COUNTED,
-        "workload: num_tokens %lld on each of world_size %d ranks, top_k %d, model_width %lld and hidden_width %lld "
-        "make %.3g bytes on a rank that receives all, more than plans count (%.3g); is one of them wrong?",
-        (long long)w->num_tokens, w->world_size, w->top_k, (long long)w->model_width, (long long)w->hidden_width,
-        rows * row_bytes, MOST_COUNTED);
-  CHECK(steps <= MOST_COUNTED,
-        "workload: max_outstanding is %d forwards of up to %.3g bytes each, more than plans count (%.3g)",
-        w->max_outstanding, rows * row_bytes, MOST_COUNTED);
+  SLUICE_TRY(SLUICE_REQUIRE(
+      slots <= MOST_COUNTED && rows * (double)w->num_experts <= MOST_COUNTED,
+      "workload: num_tokens %lld on each of world_size %d ranks, top_k %d, model_width %lld and hidden_width %lld "
+      "make %.3g bytes on a rank that receives all, more than plans count (%.3g); is one of them wrong?",
+      (long long)w->num_tokens, w->world_size, w->top_k, (long long)w->model_width, (long long)w->hidden_width,
+      rows * row_bytes, MOST_COUNTED));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(steps <= MOST_COUNTED,
+                     "workload: max_outstanding is %d forwards of up to %.3g bytes each, more than plans count (%.3g)",
+                     w->max_outstanding, rows * row_bytes, MOST_COUNTED));
   const int32_t experts = w->num_experts / w->world_size;
   double weights = (double)experts * (double)w->model_width * (double)w->hidden_width;
-  CHECK(weights * 64 <= MOST_COUNTED,
-        "workload: num_experts %d on world_size %d ranks with model_width %lld and hidden_width %lld have %.3g "
-        "parameters on a rank, more than plans count (%.3g)",
-        w->num_experts, w->world_size, (long long)w->model_width, (long long)w->hidden_width, weights,
-        MOST_COUNTED / 64);
+  SLUICE_TRY(SLUICE_REQUIRE(
+      weights * 64 <= MOST_COUNTED,
+      "workload: num_experts %d on world_size %d ranks with model_width %lld and hidden_width %lld have %.3g "
+      "parameters on a rank, more than plans count (%.3g)",
+      w->num_experts, w->world_size, (long long)w->model_width, (long long)w->hidden_width, weights,
+      MOST_COUNTED / 64));
   return SLUICE_OK;
 }
 
 static sluice_status_t read_workload(const sluice_planner_workload_t* given, sluice_planner_workload_t* out) {
-  CHECK(given != NULL, "workload is NULL: fill in a sluice_planner_workload_t");
+  SLUICE_TRY(SLUICE_REQUIRE(given != NULL, "workload is NULL: fill in a sluice_planner_workload_t"));
   sluice_planner_workload_init(out, sizeof *out);
   SLUICE_TRY(sluice_struct_copy(out, sizeof *out, given, offsetof(sluice_planner_workload_t, host_memory_budget),
                                 "sluice_planner_workload_t"));
   if (out->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_workload_t: extension of unknown type");
   SLUICE_TRY(check_sizes(out));
-  CHECK(out->skew >= 1 && out->skew <= 1e6, "workload: skew is %g; it is 1 for balanced routing, or more", out->skew);
-  CHECK(out->dtype >= SLUICE_DTYPE_F32 && out->dtype <= SLUICE_DTYPE_F16,
-        "workload: dtype is %d; known are f32 (1), bf16 (2) and f16 (3)", out->dtype);
-  CHECK(out->gated >= SLUICE_GATED_NO && out->gated <= SLUICE_GATED_INTERLEAVED,
-        "workload: gated is %d; known are no (0), halves (1) and interleaved (2)", out->gated);
-  CHECK(out->callback_experts == 0 || out->callback_experts == 1, "workload: callback_experts is %d; it is 0 or 1",
-        out->callback_experts);
-  CHECK(out->max_outstanding >= 1, "workload: max_outstanding is %d; at least one forward waits for its backward",
-        out->max_outstanding);
+  SLUICE_TRY(SLUICE_REQUIRE(out->skew >= 1 && out->skew <= 1e6,
+                            "workload: skew is %g; it is 1 for balanced routing, or more", out->skew));
+  SLUICE_TRY(SLUICE_REQUIRE(out->dtype >= SLUICE_DTYPE_F32 && out->dtype <= SLUICE_DTYPE_F16,
+                            "workload: dtype is %d; known are f32 (1), bf16 (2) and f16 (3)", out->dtype));
+  SLUICE_TRY(SLUICE_REQUIRE(out->gated >= SLUICE_GATED_NO && out->gated <= SLUICE_GATED_INTERLEAVED,
+                            "workload: gated is %d; known are no (0), halves (1) and interleaved (2)", out->gated));
+  SLUICE_TRY(SLUICE_REQUIRE(out->callback_experts == 0 || out->callback_experts == 1,
+                            "workload: callback_experts is %d; it is 0 or 1", out->callback_experts));
+  SLUICE_TRY(SLUICE_REQUIRE(out->max_outstanding >= 1,
+                            "workload: max_outstanding is %d; at least one forward waits for its backward",
+                            out->max_outstanding));
   SLUICE_TRY(check_counts(out));
-  CHECK(out->reserved == 0, "workload: reserved is %d; set it to 0", out->reserved);
-  CHECK(out->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE || out->chunk_cut == SLUICE_CHUNK_CUT_TOKENS,
-        "workload: chunk_cut is %d; known are adaptive (0) and tokens (1)", out->chunk_cut);
-  CHECK(out->deduplicate == 0 || out->deduplicate == 1, "workload: deduplicate is %d; it is 0 or 1", out->deduplicate);
-  CHECK(out->may_keep_part == 0 || out->may_keep_part == 1, "workload: may_keep_part is %d; it is 0 or 1",
-        out->may_keep_part);
-  CHECK(out->activation >= SLUICE_ACTIVATION_IDENTITY && out->activation <= SLUICE_ACTIVATION_SWIGLU,
-        "workload: activation is %d; known are SLUICE_ACTIVATION_* of sluice/moe.h, and 0 where it is not said",
-        out->activation);
-  CHECK(out->reserved_2 == 0, "workload: reserved_2 is %d; set it to 0", out->reserved_2);
+  SLUICE_TRY(SLUICE_REQUIRE(out->reserved == 0, "workload: reserved is %d; set it to 0", out->reserved));
+  SLUICE_TRY(SLUICE_REQUIRE(out->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE || out->chunk_cut == SLUICE_CHUNK_CUT_TOKENS,
+                            "workload: chunk_cut is %d; known are adaptive (0) and tokens (1)", out->chunk_cut));
+  SLUICE_TRY(SLUICE_REQUIRE(out->deduplicate == 0 || out->deduplicate == 1, "workload: deduplicate is %d; it is 0 or 1",
+                            out->deduplicate));
+  SLUICE_TRY(SLUICE_REQUIRE(out->may_keep_part == 0 || out->may_keep_part == 1,
+                            "workload: may_keep_part is %d; it is 0 or 1", out->may_keep_part));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      out->activation >= SLUICE_ACTIVATION_IDENTITY && out->activation <= SLUICE_ACTIVATION_SWIGLU,
+      "workload: activation is %d; known are SLUICE_ACTIVATION_* of sluice/moe.h, and 0 where it is not said",
+      out->activation));
+  SLUICE_TRY(SLUICE_REQUIRE(out->reserved_2 == 0, "workload: reserved_2 is %d; set it to 0", out->reserved_2));
   return SLUICE_OK;
 }
 
 static sluice_status_t check_choice(const sluice_planner_workload_t* w, const sluice_planner_choice_t* c, int open) {
   const char* any = open ? "any (-1), " : "";
-  CHECK(c->num_chunks >= !open && c->num_chunks <= SLUICE_MAX_CHUNKS,
-        "choice: num_chunks is %d; it must be in [1, %d]%s", c->num_chunks, SLUICE_MAX_CHUNKS,
-        open ? ", or 0 for any" : "");
-  CHECK(w->restore_input_of != NULL || (c->restore_input >= -open && c->restore_input <= SLUICE_RESTORE_REDISPATCH),
-        "choice: restore_input is %d; known are %skeep (0), offload (1) and re-dispatch (2), and with the workload's "
-        "restore_input_of by chunk (4)",
-        c->restore_input, any);
-  CHECK(w->restore_middle_of != NULL || (c->restore_middle >= -open && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
-                                         c->restore_middle != SLUICE_RESTORE_REDISPATCH),
-        "choice: restore_middle is %d; known are %skeep (0), offload (1) and recompute (3), and with the workload's "
-        "restore_middle_of by chunk (4)",
-        c->restore_middle, any);
-  CHECK(c->wgrad_mode >= -open && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
-        "choice: wgrad_mode is %d; known are %sdeferred (0) and per chunk (1)", c->wgrad_mode, any);
+  SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= !open && c->num_chunks <= SLUICE_MAX_CHUNKS,
+                            "choice: num_chunks is %d; it must be in [1, %d]%s", c->num_chunks, SLUICE_MAX_CHUNKS,
+                            open ? ", or 0 for any" : ""));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      w->restore_input_of != NULL || (c->restore_input >= -open && c->restore_input <= SLUICE_RESTORE_REDISPATCH),
+      "choice: restore_input is %d; known are %skeep (0), offload (1) and re-dispatch (2), and with the workload's "
+      "restore_input_of by chunk (4)",
+      c->restore_input, any));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      w->restore_middle_of != NULL || (c->restore_middle >= -open && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
+                                       c->restore_middle != SLUICE_RESTORE_REDISPATCH),
+      "choice: restore_middle is %d; known are %skeep (0), offload (1) and recompute (3), and with the workload's "
+      "restore_middle_of by chunk (4)",
+      c->restore_middle, any));
+  SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= -open && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
+                            "choice: wgrad_mode is %d; known are %sdeferred (0) and per chunk (1)", c->wgrad_mode,
+                            any));
   return SLUICE_OK;
 }
 
 /* The plan alone knows which chunks find room; without a budget there is none. */
 static sluice_status_t check_kept(const sluice_planner_workload_t* w, const sluice_planner_choice_t* c) {
-  CHECK(w->kept_chunks >= 0 && w->kept_chunks <= c->num_chunks,
-        "workload: kept_chunks is %d; it must be in [1, num_chunks = %d], or 0 for all", w->kept_chunks, c->num_chunks);
+  SLUICE_TRY(SLUICE_REQUIRE(w->kept_chunks >= 0 && w->kept_chunks <= c->num_chunks,
+                            "workload: kept_chunks is %d; it must be in [1, num_chunks = %d], or 0 for all",
+                            w->kept_chunks, c->num_chunks));
   int is_part = w->kept_chunks > 0 && w->kept_chunks < c->num_chunks;
-  CHECK(!is_part || w->memory_budget != 0 || w->host_memory_budget != 0,
-        "workload: kept_chunks is %d of %d and there is no budget, without which all chunks are kept: set it to 0, or "
-        "memory_budget to what there is; where chunks differ by your own choice, name each in restore_input_of and "
-        "restore_middle_of",
-        w->kept_chunks, c->num_chunks);
+  SLUICE_TRY(SLUICE_REQUIRE(
+      !is_part || w->memory_budget != 0 || w->host_memory_budget != 0,
+      "workload: kept_chunks is %d of %d and there is no budget, without which all chunks are kept: set it to 0, or "
+      "memory_budget to what there is; where chunks differ by your own choice, name each in restore_input_of and "
+      "restore_middle_of",
+      w->kept_chunks, c->num_chunks));
   return SLUICE_OK;
 }
 
@@ -226,12 +237,14 @@ sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sl
                                        const sluice_planner_choice_t* choice,
                                        sluice_planner_prediction_t* out_prediction, sluice_planner_entry_t* out_entries,
                                        int32_t capacity) {
-  CHECK(planner != NULL && choice != NULL && out_prediction != NULL, "sluice_planner_predict: %s is NULL",
-        planner == NULL  ? "planner"
-        : choice == NULL ? "choice"
-                         : "out_prediction");
-  CHECK(capacity >= 0 && (capacity == 0 || out_entries != NULL),
-        "sluice_planner_predict: capacity is %d and out_entries %s", capacity, out_entries == NULL ? "NULL" : "given");
+  SLUICE_TRY(SLUICE_REQUIRE(planner != NULL && choice != NULL && out_prediction != NULL,
+                            "sluice_planner_predict: %s is NULL",
+                            planner == NULL  ? "planner"
+                            : choice == NULL ? "choice"
+                                             : "out_prediction"));
+  SLUICE_TRY(SLUICE_REQUIRE(capacity >= 0 && (capacity == 0 || out_entries != NULL),
+                            "sluice_planner_predict: capacity is %d and out_entries %s", capacity,
+                            out_entries == NULL ? "NULL" : "given"));
   size_t size = out_prediction->struct_size;
   if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_prediction_t: struct_size is %zu; set it to sizeof the struct",
@@ -256,11 +269,11 @@ sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sl
 sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const sluice_planner_workload_t* workload,
                                       const sluice_planner_choice_t* wanted, sluice_planner_candidate_t* out_candidates,
                                       int32_t capacity, int32_t* out_count, int32_t* out_chosen) {
-  CHECK(planner != NULL && out_count != NULL, "sluice_planner_choose: %s is NULL",
-        planner == NULL ? "planner" : "out_count");
-  CHECK(capacity >= 0 && (capacity == 0 || out_candidates != NULL),
-        "sluice_planner_choose: capacity is %d and out_candidates %s", capacity,
-        out_candidates == NULL ? "NULL" : "given");
+  SLUICE_TRY(SLUICE_REQUIRE(planner != NULL && out_count != NULL, "sluice_planner_choose: %s is NULL",
+                            planner == NULL ? "planner" : "out_count"));
+  SLUICE_TRY(SLUICE_REQUIRE(capacity >= 0 && (capacity == 0 || out_candidates != NULL),
+                            "sluice_planner_choose: capacity is %d and out_candidates %s", capacity,
+                            out_candidates == NULL ? "NULL" : "given"));
   *out_count = 0;
   if (out_chosen != NULL) *out_chosen = -1;
   const sluice_planner_choice_t any = {0, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, SLUICE_WGRAD_ADAPTIVE};
@@ -268,10 +281,10 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
   SLUICE_TRY(read_workload(workload, &checked));
   sluice_planner_asked_t asked;
   SLUICE_TRY(read_choice(&checked, wanted == NULL ? &any : wanted, 1, &asked));
-  CHECK(
+  SLUICE_TRY(SLUICE_REQUIRE(
       checked.kept_chunks == 0,
       "workload: kept_chunks is %d; candidates say theirs: set it to 0, and may_keep_part to 1 for such that keep part",
-      checked.kept_chunks);
+      checked.kept_chunks));
   sluice_planner_candidates_t* all = sluice_alloc(sluice_process_allocator(), sizeof *all, "candidates");
   if (all == NULL) return SLUICE_E_NO_MEMORY;
   sluice_status_t status = sluice_planner_choose_layer(&planner->machine, &checked, &asked, all);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/base/alloc.h"
+#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/schedule/check.h"
 #include "backend/schedule/serial.h"
@@ -25,9 +26,6 @@ void sluice_schedule_config_init(sluice_schedule_config_t* out_config, size_t st
   out_config->struct_size = struct_size;
 }
 
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
-
 static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
   const struct {
     const char* name;
@@ -42,23 +40,23 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
                {"deduplicate", c->deduplicate},
                {"cut_rows", c->cut_rows}};
   for (size_t i = 0; i < sizeof flags / sizeof flags[0]; ++i) {
-    CHECK(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1", flags[i].name,
-          flags[i].value);
+    SLUICE_TRY(SLUICE_REQUIRE(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1",
+                              flags[i].name, flags[i].value));
   }
   return SLUICE_OK;
 }
 
 static sluice_status_t check_config(const sluice_schedule_config_t* c) {
   if (c->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_schedule_config_t: extension of unknown type");
-  CHECK(c->direction == SLUICE_FORWARD || c->direction == SLUICE_BACKWARD,
-        "schedule: direction is %d; known are forward (0) and backward (1)", c->direction);
-  CHECK(c->num_chunks >= 1 && c->num_chunks <= SLUICE_MAX_CHUNKS, "schedule: num_chunks is %d; it must be in [1, %d]",
-        c->num_chunks, SLUICE_MAX_CHUNKS);
-  CHECK(c->weight_half >= SLUICE_WEIGHT_HALF_NONE && c->weight_half <= SLUICE_WEIGHT_HALF_LATER,
-        "schedule: weight_half is %d; known are none (0), now (1) and later (2)", c->weight_half);
-  CHECK(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
-        "schedule: wgrad_mode is %d; a schedule is deferred (0) or per chunk (1)", c->wgrad_mode);
-  CHECK(c->reserved == 0, "schedule: reserved is %d; set it to 0", c->reserved);
+  SLUICE_TRY(SLUICE_REQUIRE(c->direction == SLUICE_FORWARD || c->direction == SLUICE_BACKWARD,
+                            "schedule: direction is %d; known are forward (0) and backward (1)", c->direction));
+  SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= 1 && c->num_chunks <= SLUICE_MAX_CHUNKS,
+                            "schedule: num_chunks is %d; it must be in [1, %d]", c->num_chunks, SLUICE_MAX_CHUNKS));
+  SLUICE_TRY(SLUICE_REQUIRE(c->weight_half >= SLUICE_WEIGHT_HALF_NONE && c->weight_half <= SLUICE_WEIGHT_HALF_LATER,
+                            "schedule: weight_half is %d; known are none (0), now (1) and later (2)", c->weight_half));
+  SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
+                            "schedule: wgrad_mode is %d; a schedule is deferred (0) or per chunk (1)", c->wgrad_mode));
+  SLUICE_TRY(SLUICE_REQUIRE(c->reserved == 0, "schedule: reserved is %d; set it to 0", c->reserved));
   return check_flags(c);
 }
 
@@ -66,10 +64,12 @@ static sluice_status_t fill_policies(const sluice_schedule_config_t* c, sluice_t
   for (int32_t i = 0; i < c->num_chunks; ++i) {
     int32_t di = c->restore_input_of != NULL ? c->restore_input_of[i] : c->restore_input;
     int32_t m = c->restore_middle_of != NULL ? c->restore_middle_of[i] : c->restore_middle;
-    CHECK(di >= SLUICE_RESTORE_KEEP && di <= SLUICE_RESTORE_REDISPATCH,
-          "schedule: restore_input of chunk %d is %d; known are keep (0), offload (1) and re-dispatch (2)", i, di);
-    CHECK(m >= SLUICE_RESTORE_KEEP && m <= SLUICE_RESTORE_RECOMPUTE && m != SLUICE_RESTORE_REDISPATCH,
-          "schedule: restore_middle of chunk %d is %d; known are keep (0), offload (1) and recompute (3)", i, m);
+    SLUICE_TRY(SLUICE_REQUIRE(
+        di >= SLUICE_RESTORE_KEEP && di <= SLUICE_RESTORE_REDISPATCH,
+        "schedule: restore_input of chunk %d is %d; known are keep (0), offload (1) and re-dispatch (2)", i, di));
+    SLUICE_TRY(SLUICE_REQUIRE(
+        m >= SLUICE_RESTORE_KEEP && m <= SLUICE_RESTORE_RECOMPUTE && m != SLUICE_RESTORE_REDISPATCH,
+        "schedule: restore_middle of chunk %d is %d; known are keep (0), offload (1) and recompute (3)", i, m));
     spec->restore_di[i] = (uint8_t)di;
     spec->restore_m[i] = (uint8_t)m;
   }
@@ -112,7 +112,7 @@ static sluice_status_t build(const sluice_template_spec_t* spec, sluice_schedule
 }
 
 sluice_status_t sluice_schedule_create(const sluice_schedule_config_t* config, sluice_schedule_t** out_schedule) {
-  CHECK(out_schedule != NULL, "sluice_schedule_create: out_schedule is NULL");
+  SLUICE_TRY(SLUICE_REQUIRE(out_schedule != NULL, "sluice_schedule_create: out_schedule is NULL"));
   *out_schedule = NULL;
   sluice_schedule_config_t checked;
   sluice_schedule_config_init(&checked, sizeof checked);
@@ -135,13 +135,13 @@ int32_t sluice_schedule_num_ops(const sluice_schedule_t* schedule) {
 }
 
 sluice_status_t sluice_schedule_json(const sluice_schedule_t* schedule, char* text, uint64_t* inout_bytes) {
-  CHECK(schedule != NULL && inout_bytes != NULL, "sluice_schedule_json: %s is NULL",
-        schedule == NULL ? "schedule" : "inout_bytes");
+  SLUICE_TRY(SLUICE_REQUIRE(schedule != NULL && inout_bytes != NULL, "sluice_schedule_json: %s is NULL",
+                            schedule == NULL ? "schedule" : "inout_bytes"));
   uint64_t room = *inout_bytes;
   *inout_bytes = sluice_schedule_write_json(schedule->schedule, NULL, 0) + 1;
   if (text == NULL) return SLUICE_OK;
-  CHECK(room >= *inout_bytes, "sluice_schedule_json: room for %llu bytes, the text has %llu", (unsigned long long)room,
-        (unsigned long long)*inout_bytes);
+  SLUICE_TRY(SLUICE_REQUIRE(room >= *inout_bytes, "sluice_schedule_json: room for %llu bytes, the text has %llu",
+                            (unsigned long long)room, (unsigned long long)*inout_bytes));
   sluice_schedule_write_json(schedule->schedule, text, room);
   return SLUICE_OK;
 }
@@ -159,10 +159,11 @@ static double given_seconds(void* user, const sluice_op_t* op) {
 sluice_status_t sluice_schedule_predict(const sluice_schedule_t* schedule, const double* op_seconds,
                                         const double* share, double* out_begin, double* out_end,
                                         sluice_schedule_prediction_t* out_prediction) {
-  CHECK(schedule != NULL && op_seconds != NULL && out_prediction != NULL, "sluice_schedule_predict: %s is NULL",
-        schedule == NULL     ? "schedule"
-        : op_seconds == NULL ? "op_seconds"
-                             : "out_prediction");
+  SLUICE_TRY(SLUICE_REQUIRE(schedule != NULL && op_seconds != NULL && out_prediction != NULL,
+                            "sluice_schedule_predict: %s is NULL",
+                            schedule == NULL     ? "schedule"
+                            : op_seconds == NULL ? "op_seconds"
+                                                 : "out_prediction"));
   size_t size = out_prediction->struct_size;
   if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_schedule_prediction_t: struct_size is %zu; set it to sizeof the struct",
@@ -170,15 +171,15 @@ sluice_status_t sluice_schedule_predict(const sluice_schedule_t* schedule, const
   }
   const sluice_template_t* t = schedule->schedule;
   for (int32_t i = 0; i < t->num_ops; ++i) {
-    CHECK(isfinite(op_seconds[i]) && op_seconds[i] >= 0,
-          "sluice_schedule_predict: op_seconds[%d] (%s of chunk %d) is %g", i, sluice_op_name(t->ops[i].kind),
-          t->ops[i].chunk, op_seconds[i]);
+    SLUICE_TRY(SLUICE_REQUIRE(isfinite(op_seconds[i]) && op_seconds[i] >= 0,
+                              "sluice_schedule_predict: op_seconds[%d] (%s of chunk %d) is %g", i,
+                              sluice_op_name(t->ops[i].kind), t->ops[i].chunk, op_seconds[i]));
   }
   double shares[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
   for (int32_t i = 0; i < SLUICE_NUM_LANES << SLUICE_NUM_LANES && share != NULL; ++i) {
-    CHECK(share[i] >= 0 && share[i] <= 1,
-          "sluice_schedule_predict: share[%d][%d] is %g; it must be in (0, 1], or 0 for 1", i >> SLUICE_NUM_LANES,
-          i & ((1 << SLUICE_NUM_LANES) - 1), share[i]);
+    SLUICE_TRY(SLUICE_REQUIRE(share[i] >= 0 && share[i] <= 1,
+                              "sluice_schedule_predict: share[%d][%d] is %g; it must be in (0, 1], or 0 for 1",
+                              i >> SLUICE_NUM_LANES, i & ((1 << SLUICE_NUM_LANES) - 1), share[i]));
     shares[i >> SLUICE_NUM_LANES][i & ((1 << SLUICE_NUM_LANES) - 1)] = share[i];
   }
   given_t given = {t->ops, op_seconds};

@@ -3,13 +3,11 @@
 
 #include <string.h>
 
+#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/tune/tuner.h"
 #include "capi/src/planner.h"
 #include "capi/src/check_layer.h"
-
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
 
 void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_size) {
   if (out_config == NULL || struct_size < sizeof(size_t)) return;
@@ -18,17 +16,18 @@ void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_s
 }
 
 sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tuner_config_t* config) {
-  CHECK(context != NULL, "sluice_context_tune: context is NULL");
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL, "sluice_context_tune: context is NULL"));
   sluice_tuner_config_t c;
   sluice_tuner_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_tuner_config_t"));
   if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_tuner_config_t: extension of unknown type");
-  CHECK(c.mode >= SLUICE_TUNER_ADAPTIVE && c.mode <= SLUICE_TUNER_MODEL,
-        "tuner: mode is %d; known are adaptive (0), profile (1) and model (2)", c.mode);
-  CHECK(c.mode != SLUICE_TUNER_MODEL || c.machine != NULL,
-        "tuner: mode model needs a machine to predict with: calibrate, or give a profile; or use adaptive");
+  SLUICE_TRY(SLUICE_REQUIRE(c.mode >= SLUICE_TUNER_ADAPTIVE && c.mode <= SLUICE_TUNER_MODEL,
+                            "tuner: mode is %d; known are adaptive (0), profile (1) and model (2)", c.mode));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      c.mode != SLUICE_TUNER_MODEL || c.machine != NULL,
+      "tuner: mode model needs a machine to predict with: calibrate, or give a profile; or use adaptive"));
   if (c.machine != NULL) SLUICE_TRY(sluice_check_is_near(context, "sluice_context_tune: predictions by a machine"));
-  CHECK(c.reserved == 0, "tuner: reserved is %d; set it to 0", c.reserved);
+  SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "tuner: reserved is %d; set it to 0", c.reserved));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_tune"));
   sluice_tuner_t* tuner = sluice_tuner_of(context);
   sluice_status_t status = SLUICE_OK;
@@ -67,9 +66,10 @@ typedef void (*tell_t)(const sluice_decision_t* d, void* out, int64_t at);
 
 static sluice_status_t tell_decisions(sluice_context_t* context, const char* call, tell_t tell, void* out,
                                       int32_t capacity, int32_t* out_count) {
-  CHECK(context != NULL && out_count != NULL, "%s: %s is NULL", call, context == NULL ? "context" : "out_count");
-  CHECK(capacity >= 0 && (capacity == 0 || out != NULL), "%s: capacity is %d and the array %s", call, capacity,
-        out == NULL ? "NULL" : "given");
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL && out_count != NULL, "%s: %s is NULL", call,
+                            context == NULL ? "context" : "out_count"));
+  SLUICE_TRY(SLUICE_REQUIRE(capacity >= 0 && (capacity == 0 || out != NULL), "%s: capacity is %d and the array %s",
+                            call, capacity, out == NULL ? "NULL" : "given"));
   *out_count = 0;
   SLUICE_TRY(sluice_engine_enter(context, call));
   const sluice_tuner_t* tuner = sluice_tuner_of(context);
@@ -117,23 +117,25 @@ sluice_status_t sluice_context_decided_parts(sluice_context_t* context, int32_t*
 }
 
 sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* text, uint64_t* inout_bytes) {
-  CHECK(context != NULL && inout_bytes != NULL, "sluice_context_write_decisions: %s is NULL",
-        context == NULL ? "context" : "inout_bytes");
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL && inout_bytes != NULL, "sluice_context_write_decisions: %s is NULL",
+                            context == NULL ? "context" : "inout_bytes"));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_write_decisions"));
   const sluice_tuner_t* tuner = sluice_tuner_of(context);
   uint64_t room = *inout_bytes, needed = sluice_tuner_write(tuner, NULL, 0) + 1;
   *inout_bytes = needed;
   if (text != NULL && room >= needed) sluice_tuner_write(tuner, text, room);
   sluice_engine_leave(context);
-  CHECK(text == NULL || room >= needed, "sluice_context_write_decisions: room for %llu bytes, they have %llu",
-        (unsigned long long)room, (unsigned long long)needed);
+  SLUICE_TRY(SLUICE_REQUIRE(text == NULL || room >= needed,
+                            "sluice_context_write_decisions: room for %llu bytes, they have %llu",
+                            (unsigned long long)room, (unsigned long long)needed));
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_context_read_decisions(sluice_context_t* context, const char* text, uint64_t length) {
-  CHECK(context != NULL && text != NULL, "sluice_context_read_decisions: %s is NULL",
-        context == NULL ? "context" : "text");
-  CHECK(length <= 1 << 24, "sluice_context_read_decisions: %llu bytes; at most 16 MiB", (unsigned long long)length);
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL && text != NULL, "sluice_context_read_decisions: %s is NULL",
+                            context == NULL ? "context" : "text"));
+  SLUICE_TRY(SLUICE_REQUIRE(length <= 1 << 24, "sluice_context_read_decisions: %llu bytes; at most 16 MiB",
+                            (unsigned long long)length));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_read_decisions"));
   sluice_tuner_t* tuner = sluice_tuner_of(context);
   sluice_status_t status =
@@ -153,8 +155,8 @@ static sluice_status_t fitted_machine(const sluice_tuner_t* tuner, sluice_machin
 }
 
 sluice_status_t sluice_context_write_machine(sluice_context_t* context, char* text, uint64_t* inout_bytes) {
-  CHECK(context != NULL && inout_bytes != NULL, "sluice_context_write_machine: %s is NULL",
-        context == NULL ? "context" : "inout_bytes");
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL && inout_bytes != NULL, "sluice_context_write_machine: %s is NULL",
+                            context == NULL ? "context" : "inout_bytes"));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_write_machine"));
   sluice_machine_t machine;
   sluice_status_t status = fitted_machine(sluice_tuner_of(context), &machine);
@@ -163,8 +165,8 @@ sluice_status_t sluice_context_write_machine(sluice_context_t* context, char* te
   uint64_t room = *inout_bytes, needed = sluice_machine_write(&machine, NULL, 0) + 1;
   *inout_bytes = needed;
   if (text == NULL) return SLUICE_OK;
-  CHECK(room >= needed, "sluice_context_write_machine: room for %llu bytes, the machine has %llu",
-        (unsigned long long)room, (unsigned long long)needed);
+  SLUICE_TRY(SLUICE_REQUIRE(room >= needed, "sluice_context_write_machine: room for %llu bytes, the machine has %llu",
+                            (unsigned long long)room, (unsigned long long)needed));
   sluice_machine_write(&machine, text, room);
   return SLUICE_OK;
 }
@@ -196,8 +198,8 @@ static void add_stats(const sluice_tuner_table_t* table, sluice_tuner_stats_t* s
 }
 
 sluice_status_t sluice_context_tuner_stats(sluice_context_t* context, sluice_tuner_stats_t* out_stats) {
-  CHECK(context != NULL && out_stats != NULL, "sluice_context_tuner_stats: %s is NULL",
-        context == NULL ? "context" : "out_stats");
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL && out_stats != NULL, "sluice_context_tuner_stats: %s is NULL",
+                            context == NULL ? "context" : "out_stats"));
   size_t size = out_stats->struct_size;
   if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_tuner_stats_t: struct_size is %zu; set it to sizeof the struct", size);

@@ -5,6 +5,13 @@
 /* No struct of the ABI comes near this: a larger size is an uninitialised struct, whose tail must not be read. */
 enum { MAX_STRUCT_BYTES = 65536 };
 
+void sluice_struct_init(void* out, size_t struct_size, const void* defaults, size_t defaults_size) {
+  if (out == NULL || struct_size < sizeof struct_size) return;
+  memset(out, 0, struct_size);
+  if (defaults != NULL) memcpy(out, defaults, struct_size < defaults_size ? struct_size : defaults_size);
+  memcpy(out, &struct_size, sizeof struct_size);
+}
+
 sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, size_t min_size, const char* name) {
   if (src == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s is NULL; pass one prepared by its _init function", name);

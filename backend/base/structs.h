@@ -1,10 +1,15 @@
-/* Reading the growing structs of the ABI (style.md, "Structs that can grow"). */
+/* Preparing and reading the growing structs of the ABI, whose first member is size_t struct_size. */
 #ifndef SLUICE_BACKEND_BASE_STRUCTS_H_
 #define SLUICE_BACKEND_BASE_STRUCTS_H_
 
 #include "backend/base/status.h"
 
-/* Copies a caller's struct, whose first member is its size_t struct_size, over `dst`.
+/* What a public _init function does: all bytes of the caller's struct, known here or not, become 0, then `defaults`
+ * (borrowed; NULL with 0 bytes: none) as far as they fit, then struct_size. Without effect where out is NULL or
+ * struct_size has no room for itself. */
+void sluice_struct_init(void* out, size_t struct_size, const void* defaults, size_t defaults_size);
+
+/* Copies a caller's struct over `dst`.
  *
  * dst       in/out  dst_size bytes, holding the defaults; fields that the caller does not know keep them.
  *                   On success dst's struct_size is dst_size; on failure dst is untouched

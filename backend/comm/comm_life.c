@@ -1,5 +1,4 @@
 /* Communicators come and go: the caller's config, the common part, references. */
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/base/structs.h"
@@ -11,10 +10,8 @@
 #define DEFAULT_WARN_NS    (30 * SECOND_NS)
 
 void sluice_comm_config_init(sluice_comm_config_t* out_config, size_t struct_size) {
-  if (out_config == NULL || struct_size < sizeof(size_t)) return;
-  memset(out_config, 0, struct_size);
-  out_config->struct_size = struct_size;
-  if (struct_size >= offsetof(sluice_comm_config_t, timeout_ns)) out_config->world_size = 1;
+  static const sluice_comm_config_t defaults = {.world_size = 1};
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
 
 sluice_status_t sluice_comm_config_read(const sluice_comm_config_t* config, sluice_comm_config_t* out_config) {

@@ -15,10 +15,7 @@ static const sluice_gate_config_t defaults = {
 };
 
 void sluice_gate_config_init(sluice_gate_config_t* out_config, size_t struct_size) {
-  if (out_config == NULL || struct_size < sizeof out_config->struct_size) return;
-  memset(out_config, 0, struct_size);
-  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
-  out_config->struct_size = struct_size;
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
 
 static sluice_status_t check_groups(const sluice_gate_config_t* c) {

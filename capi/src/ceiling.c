@@ -7,9 +7,7 @@
 #include "capi/src/check_layer.h"
 
 void sluice_ceiling_report_init(sluice_ceiling_report_t* out_report, size_t struct_size) {
-  if (out_report == NULL || struct_size < sizeof(size_t)) return;
-  memset(out_report, 0, struct_size);
-  out_report->struct_size = struct_size;
+  sluice_struct_init(out_report, struct_size, NULL, 0);
 }
 
 static int32_t expert_at(const sluice_moe_t* moe, int64_t place) {

@@ -9,9 +9,7 @@
 #include "capi/src/own_device.h"
 
 void sluice_nccl_group_init(sluice_nccl_group_t* out_group, size_t struct_size) {
-  if (out_group == NULL || struct_size < sizeof(size_t)) return;
-  memset(out_group, 0, struct_size);
-  out_group->struct_size = struct_size;
+  sluice_struct_init(out_group, struct_size, NULL, 0);
 }
 
 sluice_status_t sluice_nccl_id_create(const char* library, void* out_id) {

@@ -13,13 +13,8 @@
 #include "backend/moe/context/device_memory.h"
 
 void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size) {
-  sluice_context_config_t defaults;
-  if (out_config == NULL || struct_size < sizeof(size_t)) return;
-  memset(&defaults, 0, sizeof defaults);
-  defaults.device_type = SLUICE_DEVICE_CPU;
-  memset(out_config, 0, struct_size);
-  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
-  out_config->struct_size = struct_size;
+  static const sluice_context_config_t defaults = {.device_type = SLUICE_DEVICE_CPU};
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
 
 static sluice_status_t read_config(const sluice_context_config_t* config, sluice_context_config_t* out) {

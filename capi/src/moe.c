@@ -1,7 +1,6 @@
 /* The whole-layer calls: arguments are checked here; a refusal still opens the collective call, so that all ranks fail
  * alike. */
 #include <stddef.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
@@ -10,20 +9,13 @@
 #include "capi/src/check_layer.h"
 #include "backend/moe/routing/saved_routes.h"
 
-#define INIT(type, out, struct_size)                           \
-  if ((out) == NULL || (struct_size) < sizeof(size_t)) return; \
-  memset((out), 0, (struct_size));                             \
-  (out)->struct_size = (struct_size)
-
 void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_args, size_t struct_size) {
-  INIT(sluice_moe_forward_args_t, out_args, struct_size);
+  sluice_struct_init(out_args, struct_size, NULL, 0);
 }
 
 void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out_args, size_t struct_size) {
-  INIT(sluice_moe_backward_args_t, out_args, struct_size);
-  if (struct_size >= offsetof(sluice_moe_backward_args_t, halves) + sizeof out_args->halves) {
-    out_args->halves = SLUICE_HALF_BOTH;
-  }
+  static const sluice_moe_backward_args_t defaults = {.halves = SLUICE_HALF_BOTH};
+  sluice_struct_init(out_args, struct_size, &defaults, sizeof defaults);
 }
 
 static sluice_status_t refuse_host(const sluice_moe_t* moe, int32_t status, const char* message) {

@@ -1,7 +1,6 @@
 /* Creating a layer: every field of the config is checked here, with a message that says what, where and what to do. */
 #include <float.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/base/check.h"
@@ -11,19 +10,15 @@
 #include "backend/moe/layer/layer_life.h"
 
 void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {
-  if (out_config == NULL || struct_size < sizeof(size_t)) return;
-  sluice_moe_config_t defaults;
-  memset(&defaults, 0, sizeof defaults);
-  defaults.top_k = 1;
-  defaults.dtype = SLUICE_DTYPE_F32;
-  defaults.activation = SLUICE_ACTIVATION_GELU;
-  defaults.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
-  defaults.restore_input = defaults.restore_middle = SLUICE_RESTORE_ADAPTIVE;
-  defaults.swiglu_alpha = 1.0f;
-  defaults.swiglu_limit = FLT_MAX;
-  memset(out_config, 0, struct_size);
-  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
-  out_config->struct_size = struct_size;
+  static const sluice_moe_config_t defaults = {.top_k = 1,
+                                               .dtype = SLUICE_DTYPE_F32,
+                                               .activation = SLUICE_ACTIVATION_GELU,
+                                               .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,
+                                               .restore_input = SLUICE_RESTORE_ADAPTIVE,
+                                               .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+                                               .swiglu_alpha = 1.0f,
+                                               .swiglu_limit = FLT_MAX};
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
 
 /* above < x, and finite; false for NaN */

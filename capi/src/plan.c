@@ -23,15 +23,11 @@ struct sluice_plan_s {
 };
 
 void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_size) {
-  if (out_config == NULL || struct_size < sizeof(size_t)) return;
-  sluice_plan_config_t defaults;
-  memset(&defaults, 0, sizeof defaults);
-  defaults.max_outstanding = 1;
-  defaults.restore_input = defaults.restore_middle = SLUICE_RESTORE_ADAPTIVE;
-  defaults.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
-  memset(out_config, 0, struct_size);
-  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
-  out_config->struct_size = struct_size;
+  static const sluice_plan_config_t defaults = {.max_outstanding = 1,
+                                                .restore_input = SLUICE_RESTORE_ADAPTIVE,
+                                                .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+                                                .wgrad_mode = SLUICE_WGRAD_ADAPTIVE};
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
 
 static sluice_status_t check_config(const sluice_plan_config_t* c) {

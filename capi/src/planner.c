@@ -56,14 +56,8 @@ sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, ch
 /* ---- calibrating ---- */
 
 void sluice_calibration_config_init(sluice_calibration_config_t* out_config, size_t struct_size) {
-  if (out_config == NULL || struct_size < sizeof(size_t)) return;
-  sluice_calibration_config_t defaults;
-  memset(&defaults, 0, sizeof defaults);
-  defaults.seconds = 8;
-  defaults.dtype = SLUICE_DTYPE_F32;
-  memset(out_config, 0, struct_size);
-  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
-  out_config->struct_size = struct_size;
+  static const sluice_calibration_config_t defaults = {.seconds = 8, .dtype = SLUICE_DTYPE_F32};
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
 
 sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice_calibration_config_t* config,
@@ -95,15 +89,9 @@ sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice
 /* ---- workloads ---- */
 
 void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size) {
-  if (out_workload == NULL || struct_size < sizeof(size_t)) return;
-  sluice_planner_workload_t defaults;
-  memset(&defaults, 0, sizeof defaults);
-  defaults.skew = 1;
-  defaults.top_k = defaults.world_size = defaults.max_outstanding = 1;
-  defaults.dtype = SLUICE_DTYPE_F32;
-  memset(out_workload, 0, struct_size);
-  memcpy(out_workload, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
-  out_workload->struct_size = struct_size;
+  static const sluice_planner_workload_t defaults = {
+      .skew = 1, .top_k = 1, .world_size = 1, .max_outstanding = 1, .dtype = SLUICE_DTYPE_F32};
+  sluice_struct_init(out_workload, struct_size, &defaults, sizeof defaults);
 }
 
 static sluice_status_t check_sizes(const sluice_planner_workload_t* w) {

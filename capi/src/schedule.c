@@ -16,14 +16,9 @@ struct sluice_schedule_s {
 };
 
 void sluice_schedule_config_init(sluice_schedule_config_t* out_config, size_t struct_size) {
-  if (out_config == NULL || struct_size < sizeof(size_t)) return;
-  sluice_schedule_config_t defaults;
-  memset(&defaults, 0, sizeof defaults);
-  defaults.num_chunks = 1, defaults.needs_backward = 1;
-  defaults.input_half = 1, defaults.weight_half = SLUICE_WEIGHT_HALF_NOW;
-  memset(out_config, 0, struct_size);
-  memcpy(out_config, &defaults, struct_size < sizeof defaults ? struct_size : sizeof defaults);
-  out_config->struct_size = struct_size;
+  static const sluice_schedule_config_t defaults = {
+      .num_chunks = 1, .needs_backward = 1, .input_half = 1, .weight_half = SLUICE_WEIGHT_HALF_NOW};
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
 
 static sluice_status_t check_flags(const sluice_schedule_config_t* c) {

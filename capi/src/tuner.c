@@ -10,9 +10,7 @@
 #include "capi/src/check_layer.h"
 
 void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_size) {
-  if (out_config == NULL || struct_size < sizeof(size_t)) return;
-  memset(out_config, 0, struct_size);
-  out_config->struct_size = struct_size;
+  sluice_struct_init(out_config, struct_size, NULL, 0);
 }
 
 sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tuner_config_t* config) {

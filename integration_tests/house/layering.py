@@ -54,7 +54,7 @@ class Edge(NamedTuple):
     why: str = ""  # where it stands, for the message
 
 
-def _test_package(package):
+def is_test_package(package):
     if package.endswith("/fake") and package.count("/") == 3:
         return True  # backend/device/cuda/fake: stands in for a foreign library
     return package.endswith(("/test", "/bench")) or package.startswith("backend/cts")
@@ -94,8 +94,8 @@ def reason(edge):
     if top != "backend" or not target.startswith("backend"):
         return None
 
-    is_test = edge.is_test or _test_package(source)
-    if _test_package(target) and not is_test:
+    is_test = edge.is_test or is_test_package(source)
+    if is_test_package(target) and not is_test:
         return "tests are for tests only"
     if source.startswith("backend/cts") or target.startswith("backend/cts"):
         return None if is_test else "conformance suites are for tests only"

@@ -5,6 +5,7 @@ import os
 import cycles
 import layering
 import pytest
+import rooms
 from cycles import Include
 from layering import Edge
 
@@ -81,6 +82,49 @@ def test_AllowedEdges_Pass():
         ),
     ]
     assert layering.violations(allowed) == []
+
+
+# Being rebuilt, by others: strike off what has been.
+REBUILT = ("backend/moe", "backend/tune", "backend/schedule", "backend/comm/tcp")
+
+
+def test_Rooms_SayWhatTheyAreAndWhomTheyUse(root):
+    texts = rooms.build_files(root)
+    assert {"backend/base", "backend/comm/nccl", "backend/cts/comm"} <= set(texts)
+    found = rooms.violations(texts, layering.bazel_edges(root) + layering.include_edges(root), REBUILT)
+    assert not found, "\n".join(found)
+
+
+ROOM = "# A room.\n# May use: base,\n# comm/host.\n" + 'sluice_cc_library(\n    name = "x",\n    visibility = [],\n)\n'
+
+
+def test_RoomThatSaysTooLittle_IsFound():
+    others = {"backend/base": ROOM, "backend/comm": ROOM, "backend/comm/host": ROOM}
+
+    def said(text, *edges):
+        return rooms.violations({**others, "backend/x": text}, edges)
+
+    allowed = [
+        Edge("backend/x", "backend/base"),
+        Edge("backend/x/kernels", "backend/comm/host/private"),
+        Edge("backend/x", "backend/x/kernels"),
+        Edge("backend/x", "capi"),
+        Edge("backend/x", "backend/comm", is_test=True),
+        Edge("backend/x/test", "backend/comm"),
+    ]
+    assert said(ROOM, *allowed) == []
+    (unsaid,) = said(ROOM, Edge("backend/x/kernels", "backend/comm", why="x.c includes comm.h"))
+    assert unsaid == "backend/x/BUILD does not say that it may use backend/comm (x.c includes comm.h)"
+    assert len(said(ROOM.replace("base,\n# comm/host", "nothing of backend"), *allowed)) == 2
+    assert (
+        said(ROOM.replace("May use: base,\n# comm/host.", "Tests only: all."), Edge("backend/x", "backend/comm")) == []
+    )
+    (silent,) = said(ROOM.replace("May use", "Uses"))
+    assert "begin with a comment" in silent
+    (late,) = said("load()\n" + ROOM)
+    assert "begin with a comment" in late
+    (hidden,) = said(ROOM.replace("    visibility = [],\n", ""))
+    assert hidden == 'backend/x/BUILD: state who may see "x"'
 
 
 def test_Units_IncludeEachOtherInNoCycle(root):

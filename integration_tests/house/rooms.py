@@ -1,0 +1,69 @@
+"""What the BUILD file of a room (a package of backend with a library) says of itself, and whether that is true.
+
+It begins with a comment: what the room is, then `May use: base, comm/host.`, rooms of backend by their folders there
+(`nothing of backend`), or `Tests only: ...`. Each of its libraries states who may see it.
+"""
+
+import os
+import re
+
+import layering
+
+COMMENT = re.compile(r"\A(?:#.*\n)+")
+MAY_USE = re.compile(r"May use: ([^.]+)\.")
+LIBRARY = re.compile(r"^(?P<indent> *)(?:sluice_)?cc_library\(\n(?P<body>.*?)^(?P=indent)\)", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"name = (.+?),\n")
+
+
+def build_files(root):
+    """{package: text} of the rooms."""
+    found = {}
+    for folder, _, names in os.walk(os.path.join(root, "backend")):
+        if "BUILD" in names:
+            with open(os.path.join(folder, "BUILD")) as file:
+                text = file.read()
+            if LIBRARY.search(text):
+                found[os.path.relpath(folder, root)] = text
+    return found
+
+
+def may_use(text):
+    """The packages that the first comment names; None: it names none; "all" for tests."""
+    comment = COMMENT.search(text)
+    words = comment.group().replace("\n# ", " ") if comment else ""
+    if "Tests only:" in words:
+        return "all"
+    stated = MAY_USE.search(words)
+    if stated is None:
+        return None
+    return {"backend/" + name for name in re.split(r", ", stated.group(1))} - {"backend/nothing of backend"}
+
+
+def _room(folder, texts):
+    while folder and folder not in texts:
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def violations(texts, edges, exempt=()):
+    found = []
+    allowed = {}
+    for package, text in sorted(texts.items()):
+        if package.startswith(exempt):
+            continue
+        allowed[package] = may_use(text)
+        if allowed[package] is None:
+            found.append(
+                f"{package}/BUILD: begin with a comment that says what the room is, then `May use: base, ...`."
+            )
+        for library in LIBRARY.finditer(text):
+            if "visibility = " not in library["body"]:
+                found.append(f"{package}/BUILD: state who may see {NAME.search(library['body']).group(1)}")
+    for edge in sorted(set(edges)):
+        source, target = _room(edge.source, texts), _room(edge.target, texts)
+        rooms = allowed.get(source)
+        if edge.is_test or layering.is_test_package(edge.source) or not target or source == target or rooms is None:
+            continue
+        if rooms != "all" and target not in rooms:
+            found.append(f"{source}/BUILD does not say that it may use {target} ({edge.why})")
+    return found

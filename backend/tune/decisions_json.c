@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/json.h"
 #include "backend/base/log.h"
 #include "backend/base/text.h"
 #include "backend/plan/plan.h"
-#include "backend/tune/json.h"
 #include "backend/tune/search_parts.h"
 #include "backend/tune/tuner.h"
 

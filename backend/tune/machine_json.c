@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "backend/base/text.h"
-#include "backend/tune/json.h"
+#include "backend/base/json.h"
 #include "backend/tune/machine.h"
 
 #define FORM 1

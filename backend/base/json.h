@@ -1,7 +1,7 @@
 /* A small reader of JSON into a tree, for machine profiles and decisions. Strings are UTF-8 and lie in the caller's
  * text except where they hold escapes, which names and values here never need: an escape is an error that says so. */
-#ifndef SLUICE_BACKEND_TUNE_JSON_H_
-#define SLUICE_BACKEND_TUNE_JSON_H_
+#ifndef SLUICE_BACKEND_BASE_JSON_H_
+#define SLUICE_BACKEND_BASE_JSON_H_
 
 #include "backend/base/alloc.h"
 
@@ -40,4 +40,4 @@ int sluice_json_is_named(const sluice_json_t* node, const char* name);
 /* The member, or NULL. The last of equal names counts for nobody: a second one is refused when parsing. */
 const sluice_json_t* sluice_json_member(const sluice_json_t* object, const char* name);
 
-#endif /* SLUICE_BACKEND_TUNE_JSON_H_ */
+#endif /* SLUICE_BACKEND_BASE_JSON_H_ */

@@ -1,4 +1,4 @@
-#include "backend/tune/json.h"
+#include "backend/base/json.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,12 +1,12 @@
 /* What the planner answers about one layer, without any rank: the bytes of its plans, and on a machine the seconds of
- * its passes. Prices the ops of the real template (backend/tune/cost.h) and sizes the real plans (backend/plan).
+ * its passes. Prices the ops of the real template (backend/cost/cost.h) and sizes the real plans (backend/plan).
  *
  * Arguments are checked before (capi/src/planner.c). */
 #ifndef SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_
 #define SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_
 
+#include "backend/cost/cost.h"
 #include "backend/plan/plan.h"
-#include "backend/tune/cost.h"
 #include "sluice/planner.h"
 
 #define SLUICE_PLANNER_MOST_CANDIDATES 512

@@ -1,6 +1,6 @@
 #include "backend/tune/burst.h"
 
-#include "backend/tune/fit.h"
+#include "backend/cost/fit.h"
 
 #define ROUNDS 7
 #define SHORT  5e-4 /* seconds: an exchange that takes less says little */

@@ -12,7 +12,7 @@
 #ifndef SLUICE_BACKEND_TUNE_BURST_H_
 #define SLUICE_BACKEND_TUNE_BURST_H_
 
-#include "backend/tune/machine.h"
+#include "backend/cost/machine.h"
 
 #define SLUICE_BURST_PAUSE 4e-3 /* seconds: of larger buckets so much is found */
 

@@ -6,8 +6,8 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
+#include "backend/cost/fit.h"
 #include "backend/tune/burst.h"
-#include "backend/tune/fit.h"
 #include "backend/tune/probe.h"
 
 #define LAUNCHES     64

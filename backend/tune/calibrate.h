@@ -7,8 +7,8 @@
 #ifndef SLUICE_BACKEND_TUNE_CALIBRATE_H_
 #define SLUICE_BACKEND_TUNE_CALIBRATE_H_
 
+#include "backend/cost/machine.h"
 #include "backend/moe/context/context.h"
-#include "backend/tune/machine.h"
 
 typedef struct sluice_calibration_s {
   int64_t model_width, hidden_width; /* of the layers to come; sizes past 4096 are measured at 4096 */

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/tune/fit.h"
+#include "backend/cost/fit.h"
 #include "backend/tune/probe.h"
 
 #define WORKS  3 /* products, exchanges, copies */

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "backend/base/log.h"
-#include "backend/tune/fit.h"
+#include "backend/cost/fit.h"
 
 #define SIZES  6
 #define PLACES (SIZES + 1) /* the last: the smallest size with a second exchange under way */

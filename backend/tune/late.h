@@ -13,7 +13,7 @@
 #ifndef SLUICE_BACKEND_TUNE_LATE_H_
 #define SLUICE_BACKEND_TUNE_LATE_H_
 
-#include "backend/tune/machine.h"
+#include "backend/cost/machine.h"
 
 /* Of one exchange, in seconds. */
 typedef struct sluice_late_sample_s {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "backend/base/log.h"
-#include "backend/tune/fit.h"
+#include "backend/cost/fit.h"
 #include "backend/tune/passes_parts.h"
 
 #define LEAST_ROUNDS 3

@@ -11,7 +11,7 @@
 #ifndef SLUICE_BACKEND_TUNE_PASSES_H_
 #define SLUICE_BACKEND_TUNE_PASSES_H_
 
-#include "backend/tune/cost.h"
+#include "backend/cost/cost.h"
 
 /* Where samples come from: a machine, or a test. */
 typedef struct sluice_passes_source_s {

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/tune/fit.h"
+#include "backend/cost/fit.h"
 
 #define NEAR 3 /* entries: a neighbour on one side alone must be so near */
 

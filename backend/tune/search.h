@@ -26,9 +26,9 @@
 #define SLUICE_BACKEND_TUNE_SEARCH_H_
 
 #include "backend/base/status.h"
+#include "backend/cost/sketch.h"
 #include "backend/tune/patience.h"
 #include "backend/tune/race_log.h"
-#include "backend/tune/sketch.h"
 #include "sluice/tuner.h"
 
 #define SLUICE_SEARCH_SIZES   8 /* n in {1, 2, 3, 4, 6, 8, 12, 16} */

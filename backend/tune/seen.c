@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "backend/tune/fit.h"
+#include "backend/cost/fit.h"
 
 #define LEAST_PART 0.1 /* of the communication lane's time, which rows take however long their start-ups seem */
 

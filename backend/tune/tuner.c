@@ -7,10 +7,10 @@
 #include "backend/base/dtype.h"
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
+#include "backend/model/shape.h"
 #include "backend/moe/routing/cut_rows.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/run/plan_in_force.h"
-#include "backend/model/shape.h"
 
 /* ---- predictions ---- */
 

@@ -6,10 +6,10 @@
 #ifndef SLUICE_BACKEND_TUNE_TUNER_H_
 #define SLUICE_BACKEND_TUNE_TUNER_H_
 
+#include "backend/cost/cost.h"
+#include "backend/cost/fitted.h"
 #include "backend/moe/context/chooser.h"
 #include "backend/moe/context/context.h"
-#include "backend/tune/cost.h"
-#include "backend/tune/fitted.h"
 #include "backend/tune/plan_race.h"
 #include "backend/tune/search.h"
 #include "backend/tune/seen.h"

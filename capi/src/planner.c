@@ -7,8 +7,8 @@
 #include "backend/base/structs.h"
 #include "backend/planner/layer_planner.h"
 #include "backend/tune/cache.h"
-#include "capi/src/planner.h"
 #include "capi/src/check_layer.h"
+#include "capi/src/planner.h"
 
 #define MOST_COUNTED 1152921504606846976.0 /* 2^60: sums of such numbers fit 64 bits */
 

@@ -2,7 +2,7 @@
 #ifndef SLUICE_CAPI_SRC_PLANNER_H_
 #define SLUICE_CAPI_SRC_PLANNER_H_
 
-#include "backend/tune/machine.h"
+#include "backend/cost/machine.h"
 #include "sluice/planner.h"
 
 const sluice_machine_t* sluice_planner_machine(const sluice_planner_t* planner);

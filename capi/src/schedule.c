@@ -7,9 +7,9 @@
 #include "backend/base/alloc.h"
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
+#include "backend/cost/predict.h"
 #include "backend/schedule/check.h"
 #include "backend/schedule/serial.h"
-#include "backend/tune/predict.h"
 
 struct sluice_schedule_s {
   sluice_template_t* schedule; /* owned */

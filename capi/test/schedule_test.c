@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/closed_forms.h"
+#include "backend/cost/closed_forms.h"
 #include "sluice/sluice.h"
 
 static sluice_schedule_config_t config_of(int32_t direction, int32_t n, int32_t input, int32_t middle) {

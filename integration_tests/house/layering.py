@@ -13,17 +13,20 @@ from typing import NamedTuple
 # Who may use whom: strictly lower levels, and the own area.
 LEVELS = {
     "base": 0,
-    "device": 1,
-    "comm": 1,
-    "gemm": 1,
-    "gate": 1,
-    "schedule": 1,
-    "memory": 2,
-    "moe": 3,
-    "tune": 4,
-    "planner": 5,
-    "stage": 6,
-    "optim": 6,
+    "model": 1,
+    "device": 2,
+    "comm": 2,
+    "gemm": 2,
+    "gate": 2,
+    "schedule": 2,
+    "memory": 3,
+    "plan": 3,
+    "cost": 4,
+    "moe": 4,
+    "tune": 5,
+    "planner": 6,
+    "stage": 7,
+    "optim": 7,
 }
 # Areas with implementations: the area's own package holds the vtable, each folder below it an implementation.
 VTABLES = ("device", "comm", "gemm")
@@ -33,7 +36,7 @@ PAIRS = {
     ("backend/gemm/cublas", "backend/device/cuda"),
     ("backend/comm/nccl", "backend/device"),  # the handle of the device that they work on
     ("backend/gemm/cublas", "backend/device"),
-    ("backend/tune", "backend/device/sim"),  # the predictor makes one: a cost table is not a host's choice
+    ("backend/cost", "backend/device/sim"),  # the predictor makes one: a cost table is not a host's choice
     ("backend/comm/mpi_loader", "backend/comm/mpi"),  # the header that both sides of the plugin share
     ("backend/comm/mpi_loader", "backend/comm/host"),  # MPI is a table of callbacks to the host communicator
 }

@@ -35,6 +35,8 @@ def test_Includes_HaveNoForbiddenEdge(root):
         Edge("backend/moe", "backend/gemm/onednn"),
         Edge("backend/memory", "backend/moe"),
         Edge("backend/moe", "backend/tune"),
+        Edge("backend/moe", "backend/cost"),
+        Edge("backend/cost", "backend/tune"),
         Edge("backend/stage", "backend/optim"),
         Edge("backend/comm/host", "backend/comm/local"),
         Edge("backend/gemm/auto", "backend/comm/local"),

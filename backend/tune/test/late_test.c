@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/cost.h"
+#include "backend/cost/cost.h"
 #include "backend/tune/late.h"
 #include "sluice/context.h"
 

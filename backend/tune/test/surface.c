@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "backend/tune/closed_forms.h"
+#include "backend/cost/closed_forms.h"
 
 uint32_t next_random(uint32_t* seed) { return (*seed = *seed * 1664525u + 1013904223u) >> 8; }
 double uniform(uint32_t* seed, double lo, double hi) { return lo + (hi - lo) * next_random(seed) / 16777216.0; }

@@ -11,8 +11,8 @@
  * growth in n is algorithms.md section 3's "alpha + beta * bytes" for exchanges, and products whose seconds are linear
  * in rows.
  */
-#ifndef SLUICE_BACKEND_TUNE_SKETCH_H_
-#define SLUICE_BACKEND_TUNE_SKETCH_H_
+#ifndef SLUICE_BACKEND_COST_SKETCH_H_
+#define SLUICE_BACKEND_COST_SKETCH_H_
 
 #include <stdint.h>
 
@@ -42,4 +42,4 @@ typedef struct sluice_sketch_work_s {
 double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction,
                           const sluice_sketch_work_t* work, int32_t num_chunks);
 
-#endif /* SLUICE_BACKEND_TUNE_SKETCH_H_ */
+#endif /* SLUICE_BACKEND_COST_SKETCH_H_ */

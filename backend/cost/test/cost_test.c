@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/cost.h"
+#include "backend/cost/cost.h"
 
 /* One flop takes 1 ns whatever the rows, one byte gathered 1 ns, exchanged 2 ns, copied 4 ns. */
 static sluice_machine_t plain_machine(void) {

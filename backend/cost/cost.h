@@ -4,13 +4,13 @@
  * The rank that is timed is the fullest: it receives skew times the rows of balanced routing, and the others wait for
  * it.
  */
-#ifndef SLUICE_BACKEND_TUNE_COST_H_
-#define SLUICE_BACKEND_TUNE_COST_H_
+#ifndef SLUICE_BACKEND_COST_COST_H_
+#define SLUICE_BACKEND_COST_COST_H_
 
+#include "backend/cost/closed_forms.h"
+#include "backend/cost/machine.h"
+#include "backend/cost/predict.h"
 #include "backend/model/chunk_policies.h"
-#include "backend/tune/closed_forms.h"
-#include "backend/tune/machine.h"
-#include "backend/tune/predict.h"
 
 typedef struct sluice_workload_s {
   int64_t model_width, hidden_width; /* M, H */
@@ -97,4 +97,4 @@ sluice_status_t sluice_predict_pass(const sluice_machine_t* machine, const sluic
 sluice_status_t sluice_predict_step(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                     const sluice_choice_t* choice, sluice_step_prediction_t* out_prediction);
 
-#endif /* SLUICE_BACKEND_TUNE_COST_H_ */
+#endif /* SLUICE_BACKEND_COST_COST_H_ */

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/base/text.h"
 #include "backend/base/json.h"
-#include "backend/tune/machine.h"
+#include "backend/base/text.h"
+#include "backend/cost/machine.h"
 
 #define FORM 1
 #define WHAT "machine profile"

@@ -1,4 +1,4 @@
-#include "backend/tune/closed_forms.h"
+#include "backend/cost/closed_forms.h"
 
 static double max2(double a, double b) { return a > b ? a : b; }
 static double max3(double a, double b, double c) { return max2(a, max2(b, c)); }

@@ -6,8 +6,8 @@
  * Source: algorithms.md section 3, "costs of single ops": piecewise-linear in size. MPipeMoE and MPMoE use one constant
  * rate each for computation, communication and copies, which misses how products slow down for few rows.
  */
-#ifndef SLUICE_BACKEND_TUNE_MACHINE_H_
-#define SLUICE_BACKEND_TUNE_MACHINE_H_
+#ifndef SLUICE_BACKEND_COST_MACHINE_H_
+#define SLUICE_BACKEND_COST_MACHINE_H_
 
 #include "backend/base/alloc.h"
 #include "backend/base/lanes.h"
@@ -111,4 +111,4 @@ extern const char* const sluice_machine_dtype_names[SLUICE_MACHINE_DTYPES];
 extern const char* const sluice_form_names[SLUICE_FORM_COUNT];
 extern const char* const sluice_provenance_names[3];
 
-#endif /* SLUICE_BACKEND_TUNE_MACHINE_H_ */
+#endif /* SLUICE_BACKEND_COST_MACHINE_H_ */

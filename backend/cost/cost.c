@@ -1,4 +1,4 @@
-#include "backend/tune/cost.h"
+#include "backend/cost/cost.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* From noisy measurements to curves. */
-#ifndef SLUICE_BACKEND_TUNE_FIT_H_
-#define SLUICE_BACKEND_TUNE_FIT_H_
+#ifndef SLUICE_BACKEND_COST_FIT_H_
+#define SLUICE_BACKEND_COST_FIT_H_
 
-#include "backend/tune/machine.h"
+#include "backend/cost/machine.h"
 
 /* Of count >= 1 values, which are reordered; the mean of the two middle ones where count is even. */
 double sluice_median(double* values, int32_t count);
@@ -14,4 +14,4 @@ void sluice_make_rising(double* y, int32_t count);
  * so many bytes, takes `seconds`. */
 double sluice_fit_skew_gain(const sluice_machine_t* machine, double bytes, double seconds);
 
-#endif /* SLUICE_BACKEND_TUNE_FIT_H_ */
+#endif /* SLUICE_BACKEND_COST_FIT_H_ */

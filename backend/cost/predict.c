@@ -1,4 +1,4 @@
-#include "backend/tune/predict.h"
+#include "backend/cost/predict.h"
 
 #include <string.h>
 

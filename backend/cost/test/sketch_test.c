@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/cost.h"
-#include "backend/tune/sketch.h"
+#include "backend/cost/cost.h"
+#include "backend/cost/sketch.h"
 
 /* An exchange takes `comm` as long as products. */
 static sluice_machine_t machine(double comm) {

@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/closed_forms.h"
-#include "backend/tune/predict.h"
+#include "backend/cost/closed_forms.h"
+#include "backend/cost/predict.h"
 
 typedef struct costs_s {
   sluice_chunk_times_t times;

@@ -1,9 +1,9 @@
-#include "backend/tune/fitted.h"
+#include "backend/cost/fitted.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "backend/tune/fit.h"
+#include "backend/cost/fit.h"
 
 #define MOST_FACTOR 20 /* that a lane may be off by: beyond, something else was measured */
 #define HELD_OUT(i) ((i) % 3 == 2)

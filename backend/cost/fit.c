@@ -1,4 +1,4 @@
-#include "backend/tune/fit.h"
+#include "backend/cost/fit.h"
 
 #include <math.h>
 #include <stdlib.h>

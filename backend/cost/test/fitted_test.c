@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/fitted.h"
+#include "backend/cost/fitted.h"
 
 static sluice_machine_t machine_of(double compute, double comm, double pass_seconds) {
   sluice_machine_t m;

@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/fit.h"
+#include "backend/cost/fit.h"
 
 static void Median_OddEvenAndOutlier_IsTheMiddle(void** state) {
   (void)state;

@@ -1,6 +1,6 @@
 /* What a schedule would take: the real template, walked on the sim device. */
-#ifndef SLUICE_BACKEND_TUNE_PREDICT_H_
-#define SLUICE_BACKEND_TUNE_PREDICT_H_
+#ifndef SLUICE_BACKEND_COST_PREDICT_H_
+#define SLUICE_BACKEND_COST_PREDICT_H_
 
 #include "backend/device/sim/sim_device.h"
 #include "backend/schedule/schedule.h"
@@ -32,4 +32,4 @@ sluice_status_t sluice_predict(const sluice_template_t* schedule, const sluice_o
                                sluice_allocator_t* allocator, sluice_prediction_t* out_prediction, double* out_begin,
                                double* out_end);
 
-#endif /* SLUICE_BACKEND_TUNE_PREDICT_H_ */
+#endif /* SLUICE_BACKEND_COST_PREDICT_H_ */

@@ -1,4 +1,4 @@
-#include "backend/tune/machine.h"
+#include "backend/cost/machine.h"
 
 #include <math.h>
 #include <string.h>

@@ -6,10 +6,10 @@
  *
  * Source: algorithms.md section 4, "correct the model with what was seen".
  */
-#ifndef SLUICE_BACKEND_TUNE_FITTED_H_
-#define SLUICE_BACKEND_TUNE_FITTED_H_
+#ifndef SLUICE_BACKEND_COST_FITTED_H_
+#define SLUICE_BACKEND_COST_FITTED_H_
 
-#include "backend/tune/cost.h"
+#include "backend/cost/cost.h"
 
 #define SLUICE_FITTED_PASSES 48
 #define SLUICE_FITTED_LEAST  6 /* passes */
@@ -34,4 +34,4 @@ void sluice_fitted_add(sluice_fitted_t* fitted, const sluice_fitted_pass_t* pass
 sluice_status_t sluice_fitted_machine(const sluice_fitted_t* fitted, const sluice_machine_t* machine,
                                       sluice_machine_t* out_machine);
 
-#endif /* SLUICE_BACKEND_TUNE_FITTED_H_ */
+#endif /* SLUICE_BACKEND_COST_FITTED_H_ */

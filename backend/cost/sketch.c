@@ -1,4 +1,4 @@
-#include "backend/tune/sketch.h"
+#include "backend/cost/sketch.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* Closed forms: the papers', as named second opinions beside the predictor, and one of ours. Seconds; n >= 1. */
-#ifndef SLUICE_BACKEND_TUNE_CLOSED_FORMS_H_
-#define SLUICE_BACKEND_TUNE_CLOSED_FORMS_H_
+#ifndef SLUICE_BACKEND_COST_CLOSED_FORMS_H_
+#define SLUICE_BACKEND_COST_CLOSED_FORMS_H_
 
 #include <stdint.h>
 
@@ -22,4 +22,4 @@ double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t times
 /* MPipeMoE eq. 10 with its slips mended: n times the longest of the three sums, by lane. */
 double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t times);
 
-#endif /* SLUICE_BACKEND_TUNE_CLOSED_FORMS_H_ */
+#endif /* SLUICE_BACKEND_COST_CLOSED_FORMS_H_ */

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/machine.h"
+#include "backend/cost/machine.h"
 #include "sluice/context.h"
 
 static const char profile[] =

@@ -5,8 +5,8 @@
 
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
+#include "backend/calibrate/cache.h"
 #include "backend/planner/layer_planner.h"
-#include "backend/tune/cache.h"
 #include "capi/src/check_layer.h"
 #include "capi/src/planner.h"
 

@@ -23,6 +23,7 @@ LEVELS = {
     "plan": 3,
     "cost": 4,
     "moe": 4,
+    "calibrate": 5,
     "tune": 5,
     "planner": 6,
     "stage": 7,

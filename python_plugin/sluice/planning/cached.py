@@ -1,4 +1,4 @@
-"""This machine's calibrations, as the C library leaves them in the cache folder (backend/tune/cache.c)."""
+"""This machine's calibrations, as the C library leaves them in the cache folder (backend/calibrate/cache.c)."""
 
 from __future__ import annotations
 

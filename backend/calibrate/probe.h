@@ -1,8 +1,8 @@
-/* What a calibration measures: one op at one size. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_PROBE_H_
-#define SLUICE_BACKEND_TUNE_PROBE_H_
+/* What a calibration measures: one op at one size. Private to backend/calibrate. */
+#ifndef SLUICE_BACKEND_CALIBRATE_PROBE_H_
+#define SLUICE_BACKEND_CALIBRATE_PROBE_H_
 
-#include "backend/tune/calibrate.h"
+#include "backend/calibrate/calibrate.h"
 
 #define SLUICE_PROBE_ROUNDS 9
 #define SLUICE_PROBES       96
@@ -90,4 +90,4 @@ sluice_status_t sluice_bench_passes(sluice_bench_t* bench, double seconds, sluic
 /* The longest of all ranks, in place. */
 sluice_status_t sluice_bench_longest(sluice_bench_t* bench, double* seconds, int32_t count);
 
-#endif /* SLUICE_BACKEND_TUNE_PROBE_H_ */
+#endif /* SLUICE_BACKEND_CALIBRATE_PROBE_H_ */

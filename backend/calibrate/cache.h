@@ -4,11 +4,11 @@
  * damaged one is told from ours: it is then measured again, with a word. Files are written beside and renamed into
  * place, so that readers and writers of other processes never see half of one.
  */
-#ifndef SLUICE_BACKEND_TUNE_CACHE_H_
-#define SLUICE_BACKEND_TUNE_CACHE_H_
+#ifndef SLUICE_BACKEND_CALIBRATE_CACHE_H_
+#define SLUICE_BACKEND_CALIBRATE_CACHE_H_
 
+#include "backend/calibrate/calibrate.h"
 #include "backend/moe/context/context.h"
-#include "backend/tune/calibrate.h"
 
 #define SLUICE_CACHE_KEY_BYTES  768
 #define SLUICE_CACHE_PATH_BYTES 1024
@@ -26,4 +26,4 @@ int sluice_cache_read(const char* path, const char* key, int must_be_ours, sluic
 /* Makes the folder, for this user alone. A failure is logged (WARN) and changes nothing. 1: written. */
 int sluice_cache_write(const char* path, const char* key, const sluice_machine_t* machine);
 
-#endif /* SLUICE_BACKEND_TUNE_CACHE_H_ */
+#endif /* SLUICE_BACKEND_CALIBRATE_CACHE_H_ */

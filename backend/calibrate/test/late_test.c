@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
+#include "backend/calibrate/late.h"
 #include "backend/cost/cost.h"
-#include "backend/tune/late.h"
 #include "sluice/context.h"
 
 /* ---- a made-up machine ---- */

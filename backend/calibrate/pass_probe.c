@@ -6,10 +6,9 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/tensor.h"
+#include "backend/calibrate/passes.h"
+#include "backend/calibrate/probe.h"
 #include "backend/moe/run/run.h"
-#include "backend/tune/passes.h"
-#include "backend/tune/probe.h"
-#include "backend/moe/layer/layer_life.h"
 
 #define TOKENS        SLUICE_PASSES_FULL
 #define EXPERTS       2                    /* of a rank: chunks are cut out of rows as in any layer of several */

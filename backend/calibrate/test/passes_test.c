@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/passes.h"
+#include "backend/calibrate/passes.h"
 
 static const sluice_workload_t small = {.model_width = 256,
                                         .hidden_width = 512,

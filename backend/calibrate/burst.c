@@ -1,4 +1,4 @@
-#include "backend/tune/burst.h"
+#include "backend/calibrate/burst.h"
 
 #include "backend/cost/fit.h"
 

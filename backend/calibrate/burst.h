@@ -9,8 +9,8 @@
  *
  * Source: ours.
  */
-#ifndef SLUICE_BACKEND_TUNE_BURST_H_
-#define SLUICE_BACKEND_TUNE_BURST_H_
+#ifndef SLUICE_BACKEND_CALIBRATE_BURST_H_
+#define SLUICE_BACKEND_CALIBRATE_BURST_H_
 
 #include "backend/cost/machine.h"
 
@@ -33,4 +33,4 @@ sluice_status_t sluice_burst_measure(const sluice_burst_source_t* source, double
  * bucket is empty. */
 double sluice_burst_undone(double seconds, int32_t repeats, double burst);
 
-#endif /* SLUICE_BACKEND_TUNE_BURST_H_ */
+#endif /* SLUICE_BACKEND_CALIBRATE_BURST_H_ */

@@ -4,8 +4,8 @@
  * time is the lower quartile of its rounds (noise only adds), and over ranks the longest, so that all ranks end with
  * the same machine. A tenth or more of the probes is held out of the curves and says how far the curves are off.
  */
-#ifndef SLUICE_BACKEND_TUNE_CALIBRATE_H_
-#define SLUICE_BACKEND_TUNE_CALIBRATE_H_
+#ifndef SLUICE_BACKEND_CALIBRATE_CALIBRATE_H_
+#define SLUICE_BACKEND_CALIBRATE_CALIBRATE_H_
 
 #include "backend/cost/machine.h"
 #include "backend/moe/context/context.h"
@@ -28,4 +28,4 @@ sluice_status_t sluice_calibrate(sluice_context_t* context, const sluice_calibra
 sluice_status_t sluice_calibrate_cached(sluice_context_t* context, const sluice_calibration_t* wanted,
                                         const char* folder, int32_t refresh, sluice_machine_t* out_machine);
 
-#endif /* SLUICE_BACKEND_TUNE_CALIBRATE_H_ */
+#endif /* SLUICE_BACKEND_CALIBRATE_CALIBRATE_H_ */

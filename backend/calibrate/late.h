@@ -10,8 +10,8 @@
  *
  * Source: ours; MPMoE's alpha(y, x) is one number for all sizes.
  */
-#ifndef SLUICE_BACKEND_TUNE_LATE_H_
-#define SLUICE_BACKEND_TUNE_LATE_H_
+#ifndef SLUICE_BACKEND_CALIBRATE_LATE_H_
+#define SLUICE_BACKEND_CALIBRATE_LATE_H_
 
 #include "backend/cost/machine.h"
 
@@ -35,4 +35,4 @@ typedef struct sluice_late_source_s {
  * about `seconds`, leaving out sizes that would take too long. Errors: those of the source. */
 sluice_status_t sluice_late_measure(const sluice_late_source_t* source, double seconds, sluice_machine_t* machine);
 
-#endif /* SLUICE_BACKEND_TUNE_LATE_H_ */
+#endif /* SLUICE_BACKEND_CALIBRATE_LATE_H_ */

@@ -1,4 +1,4 @@
-#include "backend/tune/late.h"
+#include "backend/calibrate/late.h"
 
 #include <math.h>
 #include <string.h>

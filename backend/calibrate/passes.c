@@ -1,10 +1,10 @@
-#include "backend/tune/passes.h"
+#include "backend/calibrate/passes.h"
 
 #include <string.h>
 
 #include "backend/base/log.h"
+#include "backend/calibrate/passes_parts.h"
 #include "backend/cost/fit.h"
-#include "backend/tune/passes_parts.h"
 
 #define LEAST_ROUNDS 3
 

@@ -1,8 +1,8 @@
-/* What passes.c measures and passes_fit.c makes of it. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_PASSES_PARTS_H_
-#define SLUICE_BACKEND_TUNE_PASSES_PARTS_H_
+/* What passes.c measures and passes_fit.c makes of it. Private to backend/calibrate. */
+#ifndef SLUICE_BACKEND_CALIBRATE_PASSES_PARTS_H_
+#define SLUICE_BACKEND_CALIBRATE_PASSES_PARTS_H_
 
-#include "backend/tune/passes.h"
+#include "backend/calibrate/passes.h"
 
 #define SLUICE_PASSES_ROUNDS 9
 
@@ -29,4 +29,4 @@ sluice_status_t sluice_passes_fit_spill(const sluice_passes_t* passes, sluice_ma
 sluice_status_t sluice_passes_fit_chunks(const sluice_passes_t* passes, sluice_machine_t* machine);
 sluice_status_t sluice_passes_fit_rest(const sluice_passes_t* passes, sluice_machine_t* machine);
 
-#endif /* SLUICE_BACKEND_TUNE_PASSES_PARTS_H_ */
+#endif /* SLUICE_BACKEND_CALIBRATE_PASSES_PARTS_H_ */

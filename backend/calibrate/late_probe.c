@@ -3,8 +3,8 @@
 #include <stdatomic.h>
 
 #include "backend/base/clock.h"
-#include "backend/tune/late.h"
-#include "backend/tune/probe.h"
+#include "backend/calibrate/late.h"
+#include "backend/calibrate/probe.h"
 
 #define TRIALS        3
 #define MOST          512

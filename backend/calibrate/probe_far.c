@@ -1,6 +1,6 @@
 /* Probes on a device whose memory the host cannot touch: a sample is a pass of jobs, whose times the device takes with
  * events on their lanes. The host enqueues on the default stream and waits once for each sample. */
-#include "backend/tune/probe.h"
+#include "backend/calibrate/probe.h"
 
 typedef struct pass_s {
   sluice_bench_t* bench;

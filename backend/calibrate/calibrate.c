@@ -1,4 +1,4 @@
-#include "backend/tune/calibrate.h"
+#include "backend/calibrate/calibrate.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -6,9 +6,9 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
+#include "backend/calibrate/burst.h"
+#include "backend/calibrate/probe.h"
 #include "backend/cost/fit.h"
-#include "backend/tune/burst.h"
-#include "backend/tune/probe.h"
 
 #define LAUNCHES     64
 #define SHORT_SAMPLE 5e-4 /* seconds: shorter probes repeat within a sample */

@@ -1,4 +1,4 @@
-#include "backend/tune/cache.h"
+#include "backend/calibrate/cache.h"
 
 #include <errno.h>
 #include <fcntl.h>

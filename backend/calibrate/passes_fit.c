@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "backend/base/dtype.h"
-#include "backend/tune/passes_parts.h"
+#include "backend/calibrate/passes_parts.h"
 
 #define MOST_OP     2e-3 /* seconds that an op may take beyond its work */
 #define MOST_FACTOR 2    /* that products may be off by: beyond, something else was measured */

@@ -1,4 +1,4 @@
-#include "backend/tune/probe.h"
+#include "backend/calibrate/probe.h"
 
 #include <string.h>
 

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/burst.h"
+#include "backend/calibrate/burst.h"
 
 typedef struct link_s {
   double burst, rate; /* seconds of line time, bytes per second */

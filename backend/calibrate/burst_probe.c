@@ -1,8 +1,8 @@
 /* Samples of exchanges behind a pause, from the machine below a context. */
 #include <time.h>
 
-#include "backend/tune/burst.h"
-#include "backend/tune/probe.h"
+#include "backend/calibrate/burst.h"
+#include "backend/calibrate/probe.h"
 
 #define NEXT 3
 

@@ -8,8 +8,8 @@
  *
  * Source: ours.
  */
-#ifndef SLUICE_BACKEND_TUNE_PASSES_H_
-#define SLUICE_BACKEND_TUNE_PASSES_H_
+#ifndef SLUICE_BACKEND_CALIBRATE_PASSES_H_
+#define SLUICE_BACKEND_CALIBRATE_PASSES_H_
 
 #include "backend/cost/cost.h"
 
@@ -33,4 +33,4 @@ typedef struct sluice_passes_source_s {
  * `seconds`, leaving out what would take too long. Errors: those of the source and of predictions. */
 sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double seconds, sluice_machine_t* machine);
 
-#endif /* SLUICE_BACKEND_TUNE_PASSES_H_ */
+#endif /* SLUICE_BACKEND_CALIBRATE_PASSES_H_ */

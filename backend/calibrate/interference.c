@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/calibrate/probe.h"
 #include "backend/cost/fit.h"
-#include "backend/tune/probe.h"
 
 #define WORKS  3 /* products, exchanges, copies */
 #define ROUNDS 5

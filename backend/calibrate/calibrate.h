@@ -7,18 +7,13 @@
 #ifndef SLUICE_BACKEND_CALIBRATE_CALIBRATE_H_
 #define SLUICE_BACKEND_CALIBRATE_CALIBRATE_H_
 
+#include "backend/calibrate/calibration.h"
 #include "backend/cost/machine.h"
 #include "backend/moe/context/context.h"
 
-typedef struct sluice_calibration_s {
-  int64_t model_width, hidden_width; /* of the layers to come; sizes past 4096 are measured at 4096 */
-  int32_t dtype;                     /* SLUICE_DTYPE_F32, _BF16 or _F16 */
-  double seconds;                    /* about so long */
-} sluice_calibration_t;
-
 /* Collective over the context's communicator; the context is entered. Progress goes to the log callback (INFO).
  * out_machine is alike on all ranks. On a far device times are the device's own, on its default stream; exchanges
- * beside products and whole passes (late.h, passes.h) are not measured there. Errors: NO_MEMORY, OVER_BUDGET (a
+ * beside products and whole passes (late.h, passes_fit.h) are not measured there. Errors: NO_MEMORY, OVER_BUDGET (a
  * host_memory_budget without room for what is copied), what products, exchanges and the device report. */
 sluice_status_t sluice_calibrate(sluice_context_t* context, const sluice_calibration_t* wanted,
                                  sluice_machine_t* out_machine);

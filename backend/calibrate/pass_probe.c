@@ -1,12 +1,12 @@
-/* Passes of a small layer on the machine below a context, for passes.h: on its own lanes, products and communicator,
- * but in a context of its own, so that the layer leaves nothing behind and counts towards no budget. On a far device
- * whose pools are one context's it is that context, without a budget, and its statistics and trace are put back; under
- * a trace each pass waits until the device is through and has its times. */
+/* Passes of a small layer on the machine below a context, for passes_fit.h: on its own lanes, products and
+ * communicator, but in a context of its own, so that the layer leaves nothing behind and counts towards no budget. On a
+ * far device whose pools are one context's it is that context, without a budget, and its statistics and trace are put
+ * back; under a trace each pass waits until the device is through and has its times. */
 #include <string.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/tensor.h"
-#include "backend/calibrate/passes.h"
+#include "backend/calibrate/passes_fit.h"
 #include "backend/calibrate/probe.h"
 #include "backend/moe/run/run.h"
 

@@ -1,8 +1,10 @@
-/* A machine corrected by what whole passes took [passes.h]. */
+#include "backend/calibrate/passes_fit.h"
+
 #include <math.h>
 
 #include "backend/base/dtype.h"
-#include "backend/calibrate/passes_parts.h"
+#include "backend/base/log.h"
+#include "backend/calibrate/pass_samples.h"
 
 #define MOST_OP     2e-3 /* seconds that an op may take beyond its work */
 #define MOST_FACTOR 2    /* that products may be off by: beyond, something else was measured */
@@ -13,14 +15,14 @@
 #define DOUBTED     2.0  /* octaves off are as unlikely as noise of its usual size */
 #define TURNS       2
 
-static sluice_workload_t work_of(const sluice_passes_t* p, int32_t kind) {
+static sluice_workload_t work_of(const sluice_pass_samples_t* p, int32_t kind) {
   sluice_workload_t work = p->source->work;
   work.num_tokens = sluice_pass_kinds[kind].tokens;
   return work;
 }
 
-static sluice_status_t predict(const sluice_passes_t* p, const sluice_machine_t* m, int32_t kind, int32_t direction,
-                               sluice_prediction_t* out) {
+static sluice_status_t predict(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t kind,
+                               int32_t direction, sluice_prediction_t* out) {
   const sluice_workload_t work = work_of(p, kind);
   const sluice_choice_t choice = {.num_chunks = sluice_pass_kinds[kind].chunks};
   return sluice_predict_pass_lanes(m, &work, &choice, direction, out);
@@ -29,8 +31,8 @@ static sluice_status_t predict(const sluice_passes_t* p, const sluice_machine_t*
 /* ---- products ---- */
 
 /* Measured over predicted seconds of the compute lane of one chunk; what an op takes to start is not the lane's. */
-static sluice_status_t factor_of(const sluice_passes_t* p, const sluice_machine_t* m, int32_t kind, int32_t direction,
-                                 double* out_factor) {
+static sluice_status_t factor_of(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t kind,
+                                 int32_t direction, double* out_factor) {
   sluice_prediction_t said = {0};
   sluice_machine_t bare = *m;
   bare.op_seconds = 0;
@@ -49,7 +51,7 @@ static void scale_products(sluice_curve_t* c, double few_rows, double few, doubl
   }
 }
 
-sluice_status_t sluice_passes_fit_products(const sluice_passes_t* p, sluice_machine_t* m) {
+static sluice_status_t fit_products(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   double few[2], many[2];
   for (int32_t d = 0; d < 2; ++d) {
     SLUICE_TRY(factor_of(p, m, FEW, d, &few[d]));
@@ -72,7 +74,7 @@ sluice_status_t sluice_passes_fit_products(const sluice_passes_t* p, sluice_mach
 
 /* Up to the bytes of many tokens what is said holds; at those of a full pass, and beyond, the factor of what it took.
  */
-sluice_status_t sluice_passes_fit_spill(const sluice_passes_t* p, sluice_machine_t* m) {
+static sluice_status_t fit_spill(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   const sluice_workload_t* w = &p->source->work;
   const double row = (double)(w->model_width + w->hidden_width * w->gate_factor) * (double)sluice_dtype_bytes(w->dtype);
   for (int32_t d = 0; d < 2 && p->has[FULL]; ++d) {
@@ -97,7 +99,7 @@ static sluice_machine_t turned(const sluice_machine_t* m, double knob) {
 
 /* What several chunks took longer than one, beyond what such a machine says of that: the whole pass, or its compute
  * lane. */
-static sluice_status_t beyond(const sluice_passes_t* p, const sluice_machine_t* m, int32_t kind, int32_t part,
+static sluice_status_t beyond(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t kind, int32_t part,
                               int32_t d, double* out_seconds) {
   const int32_t whole = sluice_pass_kinds[kind].whole;
   sluice_prediction_t one = {0}, said = {0};
@@ -112,7 +114,7 @@ static sluice_status_t beyond(const sluice_passes_t* p, const sluice_machine_t* 
 }
 
 /* Of few tokens, of all numbers of chunks and both directions together, of each further chunk. */
-static sluice_status_t chunks_beyond(const sluice_passes_t* p, const sluice_machine_t* m, double* out_seconds) {
+static sluice_status_t chunks_beyond(const sluice_pass_samples_t* p, const sluice_machine_t* m, double* out_seconds) {
   *out_seconds = 0;
   for (int32_t d = 0; d < 2; ++d) {
     for (int32_t kind = FEW_IN_2; kind <= FEW_IN_8; ++kind) {
@@ -125,7 +127,7 @@ static sluice_status_t chunks_beyond(const sluice_passes_t* p, const sluice_mach
 }
 
 /* The more an op takes, the less is left. */
-static sluice_status_t fit_op(const sluice_passes_t* p, double of_jobs, sluice_machine_t* m) {
+static sluice_status_t fit_op(const sluice_pass_samples_t* p, double of_jobs, sluice_machine_t* m) {
   double low = -1, high = 1, seconds = 0;
   m->op_seconds = of_jobs;
   for (int32_t i = 0; i < BISECTIONS && p->has[FEW_IN_2]; ++i) {
@@ -155,7 +157,7 @@ static sluice_machine_t scaled(const sluice_machine_t* m, int32_t part, double f
 }
 
 /* How far a factor is from what passes of many rows took, and from 1, both over what is usual. */
-static sluice_status_t misfit(const sluice_passes_t* p, const sluice_machine_t* m, int32_t part, double octaves,
+static sluice_status_t misfit(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t part, double octaves,
                               double* out_misfit) {
   const sluice_machine_t tried = scaled(m, part, exp2(octaves));
   *out_misfit = octaves * octaves / (DOUBTED * DOUBTED);
@@ -171,7 +173,7 @@ static sluice_status_t misfit(const sluice_passes_t* p, const sluice_machine_t* 
 }
 
 /* Exchanges were measured beside one hot product without a pause; those of a pass meet what a pass does. */
-static sluice_status_t fit_beside(const sluice_passes_t* p, int32_t part, sluice_machine_t* m) {
+static sluice_status_t fit_beside(const sluice_pass_samples_t* p, int32_t part, sluice_machine_t* m) {
   double best = 0, least = 0;
   if (m->exchange_late.count == 0) return SLUICE_OK;
   for (int32_t i = -OCTAVES * STEPS; i <= OCTAVES * STEPS; ++i) {
@@ -184,7 +186,7 @@ static sluice_status_t fit_beside(const sluice_passes_t* p, int32_t part, sluice
 }
 
 /* What an op takes and what lanes do to each other depend on each other: each again with what the others found. */
-sluice_status_t sluice_passes_fit_chunks(const sluice_passes_t* p, sluice_machine_t* m) {
+static sluice_status_t fit_chunks(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   const sluice_machine_t before = *m;
   for (int32_t turn = 0; turn < TURNS; ++turn) {
     sluice_machine_t again = before;
@@ -200,7 +202,8 @@ sluice_status_t sluice_passes_fit_chunks(const sluice_passes_t* p, sluice_machin
 }
 
 /* Of a pass, the mean of both directions. */
-static sluice_status_t rest_of(const sluice_passes_t* p, const sluice_machine_t* m, int32_t kind, double* out_rest) {
+static sluice_status_t rest_of(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t kind,
+                               double* out_rest) {
   *out_rest = 0;
   for (int32_t d = 0; d < 2; ++d) {
     sluice_prediction_t said = {0};
@@ -211,7 +214,7 @@ static sluice_status_t rest_of(const sluice_passes_t* p, const sluice_machine_t*
 }
 
 /* What is in no op: as much for every pass, and as much for every byte of its rows. */
-sluice_status_t sluice_passes_fit_rest(const sluice_passes_t* p, sluice_machine_t* m) {
+static sluice_status_t fit_rest(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   const sluice_workload_t few_work = work_of(p, FEW), full_work = work_of(p, FULL);
   double few = 0, full = 0, of_few = sluice_bytes_touched(&few_work), of_full = sluice_bytes_touched(&full_work);
   SLUICE_TRY(rest_of(p, m, FEW, &few));
@@ -220,5 +223,20 @@ sluice_status_t sluice_passes_fit_rest(const sluice_passes_t* p, sluice_machine_
     m->pass_byte_seconds = fmax(0, (full - fmax(0, few)) / (of_full - of_few));
   }
   m->pass_seconds = fmax(0, few - m->pass_byte_seconds * of_few);
+  return SLUICE_OK;
+}
+
+/* Each corrects what the ones before it left. */
+sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double seconds, sluice_machine_t* m) {
+  sluice_pass_samples_t p;
+  m->pass_seconds = m->pass_byte_seconds = 0;
+  m->spill[0].count = m->spill[1].count = 0;
+  SLUICE_TRY(sluice_pass_samples_take(source, seconds, &p));
+  SLUICE_TRY(fit_products(&p, m));
+  SLUICE_TRY(fit_spill(&p, m));
+  if (p.source->work.world_size > 1) SLUICE_TRY(fit_chunks(&p, m));
+  SLUICE_TRY(fit_rest(&p, m));
+  sluice_log(SLUICE_LOG_INFO, "calibrating: a pass takes %.3f ms beside its ops, an op %.4f ms", 1e3 * m->pass_seconds,
+             1e3 * m->op_seconds);
   return SLUICE_OK;
 }

@@ -2,7 +2,9 @@
 #ifndef SLUICE_BACKEND_CALIBRATE_PROBE_H_
 #define SLUICE_BACKEND_CALIBRATE_PROBE_H_
 
-#include "backend/calibrate/calibrate.h"
+#include "backend/calibrate/calibration.h"
+#include "backend/cost/machine.h"
+#include "backend/moe/engine.h"
 
 #define SLUICE_PROBE_ROUNDS 9
 #define SLUICE_PROBES       96
@@ -85,7 +87,7 @@ sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, doubl
 sluice_status_t sluice_bench_burst(sluice_bench_t* bench, double seconds, double* out_burst);
 /* Exchanges beside products (late.h), into a machine that has its products and exchanges; collective. */
 sluice_status_t sluice_bench_late(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
-/* Whole passes of a small layer (passes.h), into a machine that is measured otherwise; collective. */
+/* Whole passes of a small layer (passes_fit.h), into a machine that is measured otherwise; collective. */
 sluice_status_t sluice_bench_passes(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
 /* The longest of all ranks, in place. */
 sluice_status_t sluice_bench_longest(sluice_bench_t* bench, double* seconds, int32_t count);

@@ -8,29 +8,13 @@
  *
  * Source: ours.
  */
-#ifndef SLUICE_BACKEND_CALIBRATE_PASSES_H_
-#define SLUICE_BACKEND_CALIBRATE_PASSES_H_
+#ifndef SLUICE_BACKEND_CALIBRATE_PASSES_FIT_H_
+#define SLUICE_BACKEND_CALIBRATE_PASSES_FIT_H_
 
-#include "backend/cost/cost.h"
-
-/* Where samples come from: a machine, or a test. */
-typedef struct sluice_passes_source_s {
-  /* Seconds of a forward and a backward of so many tokens in n chunks, on this rank, and of their compute lane.
-   * Collective. */
-  sluice_status_t (*sample)(void* user, int64_t num_tokens, int32_t num_chunks, double out_seconds[2],
-                            double out_compute[2]);
-  /* The longest of all ranks, in place. */
-  sluice_status_t (*longest)(void* user, double* seconds, int32_t count);
-  void* user;
-  sluice_workload_t work; /* that samples are of, whatever its tokens */
-} sluice_passes_source_t;
-
-#define SLUICE_PASSES_FEW  32 /* tokens of each rank */
-#define SLUICE_PASSES_MANY 512
-#define SLUICE_PASSES_FULL 2048
+#include "backend/calibrate/pass_source.h"
 
 /* Corrects products, pass_seconds and op_seconds of a machine that is measured otherwise; takes about
  * `seconds`, leaving out what would take too long. Errors: those of the source and of predictions. */
 sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double seconds, sluice_machine_t* machine);
 
-#endif /* SLUICE_BACKEND_CALIBRATE_PASSES_H_ */
+#endif /* SLUICE_BACKEND_CALIBRATE_PASSES_FIT_H_ */

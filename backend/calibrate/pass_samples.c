@@ -1,9 +1,7 @@
-#include "backend/calibrate/passes.h"
+#include "backend/calibrate/pass_samples.h"
 
 #include <string.h>
 
-#include "backend/base/log.h"
-#include "backend/calibrate/passes_parts.h"
 #include "backend/cost/fit.h"
 
 #define LEAST_ROUNDS 3
@@ -17,7 +15,7 @@ const sluice_pass_kind_t sluice_pass_kinds[KINDS] = {
 /* As far as there is time: what says most comes first. */
 static const int32_t by_worth[KINDS] = {FEW, FEW_IN_2, MANY, FULL, MANY_IN_4, FULL_IN_4, FEW_IN_4, FEW_IN_8};
 
-static sluice_status_t sample(sluice_passes_t* p, int32_t kind, int32_t round) {
+static sluice_status_t sample(sluice_pass_samples_t* p, int32_t kind, int32_t round) {
   double seconds[PARTS][2];
   SLUICE_TRY(p->source->sample(p->source->user, sluice_pass_kinds[kind].tokens, sluice_pass_kinds[kind].chunks,
                                seconds[WHOLE], seconds[COMPUTE]));
@@ -28,7 +26,7 @@ static sluice_status_t sample(sluice_passes_t* p, int32_t kind, int32_t round) {
 }
 
 /* Not counted: new slots and templates, choices of "auto". */
-static sluice_status_t warm_up(sluice_passes_t* p, int32_t kind) {
+static sluice_status_t warm_up(sluice_pass_samples_t* p, int32_t kind) {
   SLUICE_TRY(sample(p, kind, 0));
   SLUICE_TRY(sample(p, kind, 0));
   p->took[kind] = p->samples[kind][WHOLE][0][0] + p->samples[kind][WHOLE][1][0];
@@ -36,14 +34,14 @@ static sluice_status_t warm_up(sluice_passes_t* p, int32_t kind) {
 }
 
 /* At worst a kind takes as many times as long as those tried before as it has more tokens. */
-static double guess(const sluice_passes_t* p, int32_t kind) {
+static double guess(const sluice_pass_samples_t* p, int32_t kind) {
   const int32_t known = p->has[sluice_pass_kinds[kind].whole] ? sluice_pass_kinds[kind].whole
                         : p->has[MANY]                        ? MANY
                                                               : FEW;
   return p->took[known] * (double)sluice_pass_kinds[kind].tokens / (double)sluice_pass_kinds[known].tokens;
 }
 
-static sluice_status_t find_kinds(sluice_passes_t* p, double seconds) {
+static sluice_status_t find_kinds(sluice_pass_samples_t* p, double seconds) {
   double round = 0, left = seconds;
   for (int32_t i = 0; i < KINDS; ++i) {
     const int32_t kind = by_worth[i],
@@ -64,7 +62,10 @@ static sluice_status_t find_kinds(sluice_passes_t* p, double seconds) {
   return SLUICE_OK;
 }
 
-static sluice_status_t measure(sluice_passes_t* p, double seconds) {
+sluice_status_t sluice_pass_samples_take(const sluice_passes_source_t* source, double seconds,
+                                         sluice_pass_samples_t* p) {
+  memset(p, 0, sizeof *p);
+  p->source = source;
   SLUICE_TRY(find_kinds(p, seconds));
   for (int32_t round = 0; round < p->num_rounds; ++round) {
     for (int32_t i = 0; i < KINDS; ++i) {
@@ -77,20 +78,4 @@ static sluice_status_t measure(sluice_passes_t* p, double seconds) {
     }
   }
   return p->source->longest(p->source->user, &p->measured[0][0][0], KINDS * PARTS * 2);
-}
-
-sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double seconds, sluice_machine_t* m) {
-  sluice_passes_t p;
-  memset(&p, 0, sizeof p);
-  p.source = source;
-  m->pass_seconds = m->pass_byte_seconds = 0;
-  m->spill[0].count = m->spill[1].count = 0;
-  SLUICE_TRY(measure(&p, seconds));
-  SLUICE_TRY(sluice_passes_fit_products(&p, m));
-  SLUICE_TRY(sluice_passes_fit_spill(&p, m));
-  if (p.source->work.world_size > 1) SLUICE_TRY(sluice_passes_fit_chunks(&p, m));
-  SLUICE_TRY(sluice_passes_fit_rest(&p, m));
-  sluice_log(SLUICE_LOG_INFO, "calibrating: a pass takes %.3f ms beside its ops, an op %.4f ms", 1e3 * m->pass_seconds,
-             1e3 * m->op_seconds);
-  return SLUICE_OK;
 }

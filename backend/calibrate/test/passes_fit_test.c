@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "backend/calibrate/passes.h"
+#include "backend/calibrate/passes_fit.h"
 
 static const sluice_workload_t small = {.model_width = 256,
                                         .hidden_width = 512,

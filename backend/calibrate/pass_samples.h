@@ -1,0 +1,32 @@
+/* What a calibration measures of whole passes: of few rows and of many, in one chunk and in several, in rounds. Private
+ * to backend/calibrate; passes_fit.c corrects a machine by it. */
+#ifndef SLUICE_BACKEND_CALIBRATE_PASS_SAMPLES_H_
+#define SLUICE_BACKEND_CALIBRATE_PASS_SAMPLES_H_
+
+#include "backend/calibrate/pass_source.h"
+
+#define SLUICE_PASSES_ROUNDS 9
+
+/* Few tokens in 1, 2, 4 and 8 chunks; many, and more than a cache holds, in 1 and 4. */
+enum { FEW, FEW_IN_2, FEW_IN_4, FEW_IN_8, MANY, MANY_IN_4, FULL, FULL_IN_4, KINDS };
+typedef struct sluice_pass_kind_s {
+  int64_t tokens;
+  int32_t chunks, whole; /* whole: of the same tokens in one chunk */
+} sluice_pass_kind_t;
+extern const sluice_pass_kind_t sluice_pass_kinds[KINDS];
+
+enum { WHOLE, COMPUTE, PARTS };
+typedef struct sluice_pass_samples_s {
+  const sluice_passes_source_t* source;
+  int32_t has[KINDS], num_rounds;
+  double took[KINDS]; /* seconds of a step, when it was tried */
+  double samples[KINDS][PARTS][2][SLUICE_PASSES_ROUNDS];
+  double measured[KINDS][PARTS][2]; /* medians, as steps are judged by, the longest of all ranks */
+} sluice_pass_samples_t;
+
+/* Fills in what `source` shows in about `seconds`, leaving out what would take too long. Errors: those of the source.
+ */
+sluice_status_t sluice_pass_samples_take(const sluice_passes_source_t* source, double seconds,
+                                         sluice_pass_samples_t* out_samples);
+
+#endif /* SLUICE_BACKEND_CALIBRATE_PASS_SAMPLES_H_ */

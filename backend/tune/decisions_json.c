@@ -9,7 +9,7 @@
 #include "backend/base/log.h"
 #include "backend/base/text.h"
 #include "backend/plan/plan.h"
-#include "backend/tune/search_parts.h"
+#include "backend/tune/search_answers.h"
 #include "backend/tune/tuner.h"
 
 #define FORM      2 /* 1 had no policies: read as well, with a word */

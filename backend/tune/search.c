@@ -1,27 +1,18 @@
-#include "backend/tune/search_parts.h"
+#include "backend/tune/search.h"
 
 #include <math.h>
 #include <string.h>
 
-const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES] = {1, 2, 3, 4, 6, 8, 12, 16};
+#include "backend/tune/search_answers.h"
+#include "backend/tune/search_stages.h"
+#include "backend/tune/search_times.h"
+#include "backend/tune/search_windows.h"
 
 #define REPEATS      3
 #define BUDGET_SHARE 0.002
 #define USUAL_OVER   16 /* passes of the running mean */
 #define USUAL_MOST   2  /* times the mean: a pass that took longer was stolen from, and counts as so much */
 #define EXPENSIVE    10 /* times the share that races may cost: then new sizes take the nearest answer */
-
-int32_t sluice_search_size_of(int32_t num_chunks) {
-  int32_t i = SLUICE_SEARCH_SIZES - 1;
-  while (i > 0 && sluice_search_sizes[i] > num_chunks) --i;
-  return i;
-}
-
-int32_t sluice_search_bucket(int64_t rows) {
-  if (rows < 1) return 0;
-  int32_t bucket = (int32_t)floor(4 * log2((double)rows) + 0.5);
-  return bucket < SLUICE_SEARCH_BUCKETS ? bucket : SLUICE_SEARCH_BUCKETS - 1;
-}
 
 const char* sluice_tuner_why_name(int32_t why) {
   static const char* const names[SLUICE_WHY_COUNT] = {"nothing timed yet", "on trial", "inside the range",
@@ -39,6 +30,13 @@ void sluice_search_init(sluice_search_t* s, const sluice_search_config_t* config
   if (!s->config.open_wgrad && s->config.wgrad_mode < 0) s->config.wgrad_mode = 0;
 }
 
+void sluice_search_answer(sluice_search_t* s, int64_t rows, int32_t pick) {
+  int32_t bucket = sluice_search_bucket(rows);
+  s->spots[bucket].rows = rows;
+  s->spots[bucket].stage = 0;
+  sluice_search_decide(s, bucket, pick, SLUICE_WHY_IMPORTED);
+}
+
 static int races_are_expensive(const sluice_search_t* s) {
   return s->stats.timed_passes > 1000 &&
          sluice_search_spent(s) > EXPENSIVE * s->config.budget_share * s->stats.total_seconds;
@@ -53,8 +51,9 @@ int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
   sluice_spot_t* spot = &s->spots[bucket];
   spot->rows = rows;
   if (spot->state == SLUICE_SPOT_NOTHING) {
-    const sluice_spot_t* near = races_are_expensive(s) ? sluice_search_answer_within(s, bucket, -1, NEAR) : NULL;
-    if (near == NULL && races_are_expensive(s)) near = sluice_search_answer_within(s, bucket, 1, NEAR);
+    const sluice_spot_t* near =
+        races_are_expensive(s) ? sluice_search_answer_within(s, bucket, -1, SLUICE_SEARCH_NEAR) : NULL;
+    if (near == NULL && races_are_expensive(s)) near = sluice_search_answer_within(s, bucket, 1, SLUICE_SEARCH_NEAR);
     if (near != NULL) {
       *why = SLUICE_WHY_INSIDE_RANGE;
       return near->pick;

@@ -1,8 +1,9 @@
-/* Answers by size, and the papers' two hypotheses told from them. */
-#include "backend/tune/search_parts.h"
+#include "backend/tune/search_answers.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "backend/tune/search_times.h"
 
 #define FIRST_QUESTION  512 /* passes of one size before its answer is questioned; doubles while it stands */
 #define LATEST_QUESTION 16384
@@ -69,7 +70,7 @@ static void test_valley(sluice_search_t* s, const sluice_spot_t* spot, int32_t m
 
 void sluice_search_decide(sluice_search_t* s, int32_t bucket, int32_t pick, int32_t why) {
   sluice_spot_t* spot = &s->spots[bucket];
-  int questioned = spot->stage == QUESTION && why == SLUICE_WHY_RACED;
+  int questioned = spot->stage == SLUICE_STAGE_QUESTION && why == SLUICE_WHY_RACED;
   if (questioned && sluice_spot_time(spot, spot->pick) <= WORTH_A_CHANGE * sluice_spot_time(spot, pick))
     pick = spot->pick;
   int changed = questioned && spot->pick != pick;
@@ -94,14 +95,7 @@ void sluice_search_decide(sluice_search_t* s, int32_t bucket, int32_t pick, int3
 }
 
 int sluice_spot_is_worth_keeping(const sluice_spot_t* spot) {
-  if (spot->state == SLUICE_SPOT_RACING) return spot->stage == QUESTION;
+  if (spot->state == SLUICE_SPOT_RACING) return spot->stage == SLUICE_STAGE_QUESTION;
   if (spot->state != SLUICE_SPOT_ANSWERED) return 0;
   return spot->why != SLUICE_WHY_RACED || sluice_spot_time(spot, spot->pick) < INFINITY;
-}
-
-void sluice_search_answer(sluice_search_t* s, int64_t rows, int32_t pick) {
-  int32_t bucket = sluice_search_bucket(rows);
-  s->spots[bucket].rows = rows;
-  s->spots[bucket].stage = 0;
-  sluice_search_decide(s, bucket, pick, SLUICE_WHY_IMPORTED);
 }

@@ -1,7 +1,10 @@
-/* The course of a race: who meets whom next, until there is an answer. */
-#include "backend/tune/search_parts.h"
+#include "backend/tune/search_stages.h"
 
 #include <math.h>
+
+#include "backend/tune/search_answers.h"
+#include "backend/tune/search_times.h"
+#include "backend/tune/search_windows.h"
 
 #define CLOSE         1.05 /* candidates this close to the best meet it again in a duel */
 #define SKETCH_WITHIN 1.10 /* of the best measured time: a sketch's prediction that is worth a race */
@@ -16,7 +19,7 @@ static int32_t as_nearby(const sluice_search_t* s, int32_t bucket, int32_t best)
   const sluice_spot_t* spot = &s->spots[bucket];
   int32_t pick = best;
   for (int32_t step = -1; step <= 1; step += 2) {
-    const sluice_spot_t* near = sluice_search_answer_within(s, bucket, step, NEAR);
+    const sluice_spot_t* near = sluice_search_answer_within(s, bucket, step, SLUICE_SEARCH_NEAR);
     if (near == NULL) continue;
     if (near->pick == best) return best;
     if (sluice_spot_time(spot, near->pick) <= ALIKE * sluice_spot_time(spot, best)) pick = near->pick;
@@ -35,7 +38,7 @@ static void settle(sluice_search_t* s, int32_t bucket) {
 static void duel_or_settle(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   int32_t best = sluice_spot_best(spot, spot->raced), second = sluice_spot_best(spot, spot->raced & ~(1u << best));
-  if (spot->stage == DUEL || spot->stage == QUESTION || second < 0 ||
+  if (spot->stage == SLUICE_STAGE_DUEL || spot->stage == SLUICE_STAGE_QUESTION || second < 0 ||
       sluice_spot_time(spot, second) > CLOSE * sluice_spot_time(spot, best)) {
     settle(s, bucket);
     return;
@@ -43,7 +46,7 @@ static void duel_or_settle(sluice_search_t* s, int32_t bucket) {
   sluice_sample_t *f = &spot->forward[sluice_pick_size(second)], *b = &spot->backward[second];
   if (spot->is_unsteady) *f = *b = (sluice_sample_t){0};
   f->count = b->count = 1; /* k more steps */
-  sluice_search_enter(s, spot, 1u << second, DUEL, 0);
+  sluice_search_enter(s, spot, 1u << second, SLUICE_STAGE_DUEL, 0);
 }
 
 static void try_wgrad(sluice_search_t* s, int32_t bucket) {
@@ -51,7 +54,7 @@ static void try_wgrad(sluice_search_t* s, int32_t bucket) {
   int32_t best = sluice_spot_best(spot, spot->raced);
   int32_t other = (best + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
   if (s->config.open_wgrad && sluice_pick_size(best) > 0 && !(spot->raced >> other & 1)) {
-    sluice_search_enter(s, spot, 1u << other, WGRAD, 0);
+    sluice_search_enter(s, spot, 1u << other, SLUICE_STAGE_WGRAD, 0);
     return;
   }
   duel_or_settle(s, bucket);
@@ -76,7 +79,7 @@ static void walk_on(sluice_search_t* s, int32_t bucket) {
   if (set == 0) {
     try_wgrad(s, bucket);
   } else {
-    sluice_search_enter(s, spot, set, WALK, 0);
+    sluice_search_enter(s, spot, set, SLUICE_STAGE_WALK, 0);
   }
 }
 
@@ -89,7 +92,7 @@ static void after_few(sluice_search_t* s, int32_t bucket) {
   if (next >= 0 && sluice_search_predicted(s, spot, next) * correction[sluice_pick_size(next)] < best &&
       spot->worse < FEW_COUNT) {
     ++spot->worse;
-    sluice_search_enter(s, spot, 1u << next, MORE, 0);
+    sluice_search_enter(s, spot, 1u << next, SLUICE_STAGE_MORE, 0);
     return;
   }
   duel_or_settle(s, bucket);
@@ -113,7 +116,7 @@ static void start_few(sluice_search_t* s, int32_t bucket) {
     }
   }
   spot->worse = 0;
-  sluice_search_enter(s, spot, set, FEW, 0);
+  sluice_search_enter(s, spot, set, SLUICE_STAGE_FEW, 0);
 }
 
 /* The fewest chunks have run: what the sketch likes best meets them; where it likes them, their neighbour does, unless
@@ -135,7 +138,7 @@ static void start_sketched(sluice_search_t* s, int32_t bucket) {
   spot->worse = 0;
   /* The first have run a counted step: where others should beat them by far, and do, that will do. */
   spot->expected = (float)(sluice_search_predicted(s, spot, best) / sluice_search_predicted(s, spot, first));
-  sluice_search_enter(s, spot, 1u << best, SKETCHED, SKETCH_HOPELESS * (double)spot->expected < 1);
+  sluice_search_enter(s, spot, 1u << best, SLUICE_STAGE_SKETCHED, SLUICE_SKETCH_HOPELESS * (double)spot->expected < 1);
 }
 
 /* The sketch knows more now: whatever it likes as well as the best that ran, races. */
@@ -155,7 +158,7 @@ static void after_sketched(sluice_search_t* s, int32_t bucket) {
     return;
   }
   ++spot->worse;
-  sluice_search_enter(s, spot, 1u << next, SKETCHED, 0);
+  sluice_search_enter(s, spot, 1u << next, SLUICE_STAGE_SKETCHED, 0);
 }
 
 /* Both ends and the middle: of two ends alone the lucky one would begin a walk that never sees the valley. */
@@ -165,7 +168,7 @@ static void start_ends(sluice_search_t* s, int32_t bucket) {
   sluice_search_enter(s, spot,
                       1u << sluice_search_pick_of(s, spot->lo) | 1u << sluice_search_pick_of(s, middle) |
                           1u << sluice_search_pick_of(s, spot->hi),
-                      ENDS, 0);
+                      SLUICE_STAGE_ENDS, 0);
 }
 
 void sluice_search_start(sluice_search_t* s, int32_t bucket) {
@@ -198,16 +201,16 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
   }
   spot->lo = (int16_t)(lo < hi ? lo : hi);
   spot->hi = (int16_t)(lo < hi ? hi : lo);
-  int near_below = sluice_search_answer_within(s, bucket, -1, NEAR) != NULL,
-      near_above = sluice_search_answer_within(s, bucket, 1, NEAR) != NULL;
+  int near_below = sluice_search_answer_within(s, bucket, -1, SLUICE_SEARCH_NEAR) != NULL,
+      near_above = sluice_search_answer_within(s, bucket, 1, SLUICE_SEARCH_NEAR) != NULL;
   if (spot->lo < spot->hi && near_below != near_above) { /* that end is the better one: no need to try the other */
     int32_t from = near_below ? lo : hi, beside = from == spot->lo ? from + 1 : from - 1;
-    sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, from) | 1u << sluice_search_pick_of(s, beside), WALK,
-                        0);
+    sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, from) | 1u << sluice_search_pick_of(s, beside),
+                        SLUICE_STAGE_WALK, 0);
     return;
   }
   if (sluice_search_makes_sketches(s) && spot->lo < spot->hi) {
-    sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, spot->lo), FIRST, 0);
+    sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, spot->lo), SLUICE_STAGE_FIRST, 0);
     return;
   }
   start_ends(s, bucket);
@@ -217,7 +220,7 @@ void sluice_search_give_up(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   spot->is_extended = 1; /* or the window would run on */
   sluice_search_close_window(s, spot, sluice_search_window(s, spot));
-  if (spot->stage == QUESTION || sluice_spot_best(spot, spot->raced) >= 0) {
+  if (spot->stage == SLUICE_STAGE_QUESTION || sluice_spot_best(spot, spot->raced) >= 0) {
     settle(s, bucket);
     return;
   }
@@ -261,7 +264,7 @@ void sluice_search_question(sluice_search_t* s, int32_t bucket) {
     set |= 1u << other; /* n is fixed: the mode is left */
   sluice_search_clear(s, spot);
   spot->at = spot->rows;
-  sluice_search_enter(s, spot, set, QUESTION, 0);
+  sluice_search_enter(s, spot, set, SLUICE_STAGE_QUESTION, 0);
 }
 
 void sluice_search_advance(sluice_search_t* s, int32_t bucket) {
@@ -279,13 +282,13 @@ void sluice_search_advance(sluice_search_t* s, int32_t bucket) {
     return;
   }
   switch (spot->stage) {
-    case ENDS:
-    case WALK: walk_on(s, bucket); return;
-    case FIRST: after_first(s, bucket); return;
-    case SKETCHED: after_sketched(s, bucket); return;
-    case WGRAD: duel_or_settle(s, bucket); return;
-    case FEW:
-    case MORE: after_few(s, bucket); return;
+    case SLUICE_STAGE_ENDS:
+    case SLUICE_STAGE_WALK: walk_on(s, bucket); return;
+    case SLUICE_STAGE_FIRST: after_first(s, bucket); return;
+    case SLUICE_STAGE_SKETCHED: after_sketched(s, bucket); return;
+    case SLUICE_STAGE_WGRAD: duel_or_settle(s, bucket); return;
+    case SLUICE_STAGE_FEW:
+    case SLUICE_STAGE_MORE: after_few(s, bucket); return;
     default: settle(s, bucket); return;
   }
 }

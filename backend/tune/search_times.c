@@ -1,5 +1,4 @@
-/* What candidates took and what they should take: of races, of a machine, of a sketch. */
-#include "backend/tune/search_parts.h"
+#include "backend/tune/search_times.h"
 
 #include <math.h>
 #include <string.h>

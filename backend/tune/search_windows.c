@@ -1,7 +1,8 @@
-/* A window of a race: candidates that run in turns, who is out early, and what their steps say in the end. */
-#include "backend/tune/search_parts.h"
+#include "backend/tune/search_windows.h"
 
 #include <string.h>
+
+#include "backend/tune/search_times.h"
 
 #define HOPELESS     1.5  /* two counted steps this much slower than their neighbours end a candidate's race */
 #define SKETCH_TRUST 1.25 /* times: a first step that is so near to its sketch saw the same machine */
@@ -64,7 +65,7 @@ void sluice_search_clear(sluice_search_t* s, sluice_spot_t* spot) {
 }
 
 int32_t sluice_search_wanted(const sluice_search_t* s, const sluice_spot_t* spot) {
-  return spot->stage == FIRST ? 2 : s->config.repeats * (1 + spot->is_extended) + 1;
+  return spot->stage == SLUICE_STAGE_FIRST ? 2 : s->config.repeats * (1 + spot->is_extended) + 1;
 }
 
 int sluice_search_is_done(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
@@ -75,8 +76,9 @@ int sluice_search_is_done(const sluice_search_t* s, const sluice_spot_t* spot, i
 /* Those that lost already, in two steps beside another's unless no flip of the machine's speed explains one, need not
  * run their other steps. */
 void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, const sluice_window_t* window) {
-  int is_early = spot->stage == SKETCHED || (spot->stage == WGRAD && sluice_search_makes_sketches(s));
-  double hopeless = is_early ? SKETCH_HOPELESS : HOPELESS;
+  int is_early =
+      spot->stage == SLUICE_STAGE_SKETCHED || (spot->stage == SLUICE_STAGE_WGRAD && sluice_search_makes_sketches(s));
+  double hopeless = is_early ? SLUICE_SKETCH_HOPELESS : HOPELESS;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if (!(spot->racing >> p & 1)) continue;
     int lost = 0;
@@ -91,7 +93,7 @@ void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, 
 /* A newcomer that runs alone, since it should beat the anchor by far: where its first step says otherwise, perhaps the
  * machine's speed flipped, and the anchor runs beside it. */
 void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window) {
-  if (spot->stage != SKETCHED || (spot->racing >> spot->anchor & 1) || window->before[0].count > 0) return;
+  if (spot->stage != SLUICE_STAGE_SKETCHED || (spot->racing >> spot->anchor & 1) || window->before[0].count > 0) return;
   int32_t newcomer = __builtin_ctz(spot->window & ~(1u << spot->anchor));
   if (spot->backward[newcomer].count != 2) return;
   int is_clear = 0;
@@ -153,7 +155,7 @@ int sluice_search_close_window(sluice_search_t* s, sluice_spot_t* spot, sluice_w
     ratio[p] = sluice_race_log_ratio(&window->log, p, spot->anchor, &clear);
     if (spot->racing >> p & 1) is_clear &= clear;
   }
-  if (!is_clear && !spot->is_extended && spot->stage != FIRST) {
+  if (!is_clear && !spot->is_extended && spot->stage != SLUICE_STAGE_FIRST) {
     if (window->before[0].count == 0 && spot->time[spot->anchor] > 0) lift_anchor(spot, window);
     spot->racing |= (uint16_t)(1u << spot->anchor);
     spot->is_extended = 1;

@@ -1,0 +1,150 @@
+/* What the search for n remembers: candidates, the spots of a table, their windows and samples, and what races cost.
+ * See search.h for what is done with it. */
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_STATE_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_STATE_H_
+
+#include "backend/base/status.h"
+#include "backend/cost/sketch.h"
+#include "backend/tune/patience.h"
+#include "backend/tune/race_log.h"
+#include "sluice/context.h"
+#include "sluice/tuner.h"
+
+#define SLUICE_SEARCH_SIZES   8 /* n in {1, 2, 3, 4, 6, 8, 12, 16} */
+#define SLUICE_SEARCH_MODES   2 /* weight gradients deferred, per chunk */
+#define SLUICE_SEARCH_PICKS   (SLUICE_SEARCH_SIZES * SLUICE_SEARCH_MODES)
+#define SLUICE_SEARCH_BUCKETS 128 /* rows up to 2^32 */
+#define SLUICE_SEARCH_WINDOWS 8   /* sizes that race at a time without forgetting their steps */
+
+extern const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES];
+
+#define SLUICE_WHY_COUNT 8 /* reasons: SLUICE_WHY_* of sluice/tuner.h */
+
+/* Candidate index: size + SLUICE_SEARCH_SIZES * mode. */
+typedef struct sluice_search_decision_s {
+  int64_t rows; /* the size it was made at */
+  int32_t pick;
+  int32_t why;
+  double seconds;           /* measured, forward and backward of the slowest rank at that size; 0: not measured */
+  double predicted_seconds; /* 0: no model */
+  int32_t runner_up;        /* -1: none */
+  double runner_up_seconds;
+  int32_t num_raced; /* candidates */
+  int64_t race_passes;
+} sluice_search_decision_t;
+
+typedef struct sluice_search_config_s {
+  int32_t mode;               /* SLUICE_TUNER_* */
+  int32_t min_size, max_size; /* indices into sluice_search_sizes; equal: n is fixed */
+  int32_t fixed_chunks; /* that n where it is none of the sizes, above 1: min_size and max_size stand for it; or 0 */
+  int32_t open_wgrad;   /* 0: the mode is `wgrad_mode` */
+  int32_t wgrad_mode;
+  int32_t repeats;     /* k; 0: the default */
+  double budget_share; /* of all timed passes that races may cost, their switches included, beyond what the best would
+                          have taken; 0: default */
+  int32_t num_local;   /* experts that all have rows in each chunk, alike on all ranks, for sketches; 0: 1 */
+  int32_t tapers;      /* chunks have rows as in backend/schedule/taper.h, for sketches */
+  /* Seconds of one direction; NULL: no model. Must give the same number on all ranks. */
+  double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
+  void* user;
+  /* Told of every decision; may be NULL. */
+  void (*decided)(void* user, const sluice_search_decision_t* decision);
+} sluice_search_config_t;
+
+typedef struct sluice_sample_s {
+  float best_ns_per_row;         /* below 0: of the warm-up, until the next pass tells what that cost */
+  float compute, comm, comm_cpu; /* sluice_lanes_t of that pass, ns per row; compute 0: not known */
+  int32_t count;                 /* timed passes, the first of which is the warm-up */
+} sluice_sample_t;
+
+/* Stages of a race. */
+enum {
+  SLUICE_STAGE_ENDS = 0,
+  SLUICE_STAGE_WALK,
+  SLUICE_STAGE_FIRST,
+  SLUICE_STAGE_SKETCHED,
+  SLUICE_STAGE_FEW,
+  SLUICE_STAGE_MORE,
+  SLUICE_STAGE_WGRAD,
+  SLUICE_STAGE_DUEL,
+  SLUICE_STAGE_QUESTION
+};
+
+enum { SLUICE_SPOT_NOTHING = 0, SLUICE_SPOT_RACING = 1, SLUICE_SPOT_ANSWERED = 2 };
+typedef struct sluice_spot_s {
+  uint8_t state;                    /* 0: nothing; 1: racing; 2: answered */
+  uint8_t stage;                    /* of the race: SLUICE_STAGE_* */
+  uint8_t why;                      /* of the answer */
+  uint8_t pick;                     /* the answer; while a race questions it, the old one */
+  uint16_t racing;                  /* set of candidates */
+  uint16_t window;                  /* those that run in turns at present, also the ones that are out */
+  uint16_t raced;                   /* all that were, in this race */
+  int8_t anchor;                    /* the one of the window with whom the others are compared; -1: not chosen yet */
+  uint8_t is_extended, is_unsteady; /* the window runs twice as long; the machine's speed flipped during this race */
+  int8_t worse;
+  int16_t lo, hi;
+  sluice_patience_t patience; /* since a pass last brought the race forward */
+  int32_t race_passes;
+  uint32_t passes_since;   /* the last race */
+  uint32_t question_after; /* passes */
+  int64_t rows;            /* of the last pass here */
+  int64_t at;              /* rows for which predictions are made: those at its start */
+  sluice_sample_t forward[SLUICE_SEARCH_SIZES];
+  sluice_sample_t backward[SLUICE_SEARCH_PICKS];
+  float startup[2]; /* of an exchange of next to nothing, by direction, ns per row: the shortest seen; 0: not known */
+  float time[SLUICE_SEARCH_PICKS]; /* ns per row, as if all had run while the first of them did; 0: not known */
+  float expected;                  /* of a newcomer that runs alone: its time over the anchor's by the sketch */
+  float usual[2]; /* of the answer's passes by direction, in turns with nobody, ns per row: a running mean; 0: none */
+  uint8_t is_switched[2]; /* the next pass told of that direction is the first after a switch */
+} sluice_spot_t;
+
+/* What a window needs while it runs; few sizes race at a time. */
+typedef struct sluice_window_s {
+  int32_t bucket;
+  uint32_t used_at;          /* race passes of the search; 0: free */
+  sluice_sample_t before[2]; /* of the anchor, by direction, before this window */
+  float step_ns_per_row;     /* the forward of the step whose backward is still to come; 0: none */
+  int32_t step_pick;
+  sluice_race_log_t log;
+} sluice_window_t;
+
+typedef struct sluice_search_stats_s {
+  int64_t timed_passes;
+  int64_t race_passes;
+  double total_seconds;       /* of timed passes */
+  double excess_seconds;      /* of raced passes beyond the answer's time, once that is known */
+  double switch_seconds;      /* of first passes after a switch, beyond what the same choice usually takes */
+  double race_switch_seconds; /* those of them that races made */
+  int64_t num_decisions, num_questioned, num_changed;
+  int64_t monotonic, not_monotonic;   /* raced answers for which "the best n grows with q" held, or not */
+  int64_t one_valley, not_one_valley; /* races of three n or more for which "time over n has one valley" did */
+} sluice_search_stats_t;
+
+typedef struct sluice_search_s {
+  sluice_search_config_t config;
+  sluice_search_stats_t stats;
+  double scale;      /* measured over predicted, of what was raced last; 1 before */
+  int32_t turn;      /* of the race, so that candidates take turns */
+  int64_t cached_at; /* rows that these predictions are for, forward and backward in seconds; 0: none */
+  double cached[SLUICE_SEARCH_PICKS];
+  sluice_spot_t spots[SLUICE_SEARCH_BUCKETS];
+  sluice_window_t windows[SLUICE_SEARCH_WINDOWS];
+} sluice_search_t;
+
+static inline int sluice_pick_size(int32_t pick) { return pick % SLUICE_SEARCH_SIZES; }
+static inline int32_t sluice_pick_chunks(int32_t pick) { return sluice_search_sizes[pick % SLUICE_SEARCH_SIZES]; }
+/* n of a candidate of this search. */
+static inline int32_t sluice_search_chunks(const sluice_search_t* search, int32_t pick) {
+  return search->config.fixed_chunks > 0 ? search->config.fixed_chunks : sluice_pick_chunks(pick);
+}
+static inline int32_t sluice_pick_wgrad(int32_t pick) { return pick / SLUICE_SEARCH_SIZES; }
+/* The largest candidate with at most num_chunks. */
+int32_t sluice_search_size_of(int32_t num_chunks);
+int32_t sluice_search_bucket(int64_t rows);
+
+/* Seconds that races have cost so far: candidates that were slower than the answer, and changing between them. */
+static inline double sluice_search_spent(const sluice_search_t* search) {
+  return search->stats.excess_seconds + search->stats.race_switch_seconds;
+}
+
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_STATE_H_ */

@@ -1,4 +1,5 @@
-/* Decisions as JSON: what was answered, by kind of layer and size of the batch. */
+#include "backend/tune/decisions_json.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,8 +10,8 @@
 #include "backend/base/log.h"
 #include "backend/base/text.h"
 #include "backend/plan/plan.h"
+#include "backend/tune/search.h"
 #include "backend/tune/search_answers.h"
-#include "backend/tune/tuner.h"
 
 #define FORM      2 /* 1 had no policies: read as well, with a word */
 #define WHAT      "decisions"

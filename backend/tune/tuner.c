@@ -1,16 +1,19 @@
-#include "backend/tune/tuner_parts.h"
+#include "backend/tune/tuner.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/base/dtype.h"
-#include "backend/base/hash.h"
-#include "backend/base/log.h"
 #include "backend/model/shape.h"
 #include "backend/moe/routing/cut_rows.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/run/plan_in_force.h"
+#include "backend/tune/decisions_json.h"
+#include "backend/tune/search.h"
+#include "backend/tune/tuner_decisions.h"
+#include "backend/tune/tuner_plans.h"
+#include "backend/tune/tuner_reports.h"
+#include "backend/tune/tuner_work.h"
 
 /* ---- predictions ---- */
 
@@ -33,60 +36,7 @@ static int32_t experts_of_chunks(const sluice_moe_t* moe) {
   return (c->num_experts + moe->context->world_size - 1) / moe->context->world_size;
 }
 
-sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
-  const sluice_moe_config_t* c = &moe->shape.config;
-  return (sluice_workload_t){
-      .model_width = c->model_width,
-      .hidden_width = c->callback_experts ? 4 * c->model_width : c->hidden_width,
-      .num_experts = c->num_experts,
-      .top_k = c->top_k,
-      .gate_factor = moe->shape.gate_factor,
-      .dtype = c->dtype,
-      .world_size = moe->context->world_size,
-      .callback = c->callback_experts,
-      .chunk_cut = c->chunk_cut,
-      .skew = 1,
-      .deduplicate = sluice_shape_is_deduplicated(&moe->shape),
-      .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* of the host's nothing is known */
-  };
-}
-
 /* ---- decisions ---- */
-
-static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t* d) {
-  static const char* const modes[] = {"deferred", "per chunk"};
-  const sluice_search_decision_t* w = &d->what;
-  char text[512], next[128] = "", policy[128] = "", other[64] = "", part[32] = "";
-  if (d->kept_chunks < d->chosen.num_chunks) snprintf(part, sizeof part, " in the first %d", d->kept_chunks);
-  if (d->chosen.restore_di >= 0) {
-    snprintf(policy, sizeof policy, ", T_DI %s, T_M %s%s under %llu bytes", sluice_restore_name(d->chosen.restore_di),
-             sluice_restore_name(d->chosen.restore_m), part, (unsigned long long)d->budget);
-  }
-  if (d->second.num_chunks > 0) {
-    if (d->second.restore_di >= 0) {
-      snprintf(other, sizeof other, ", T_DI %s, T_M %s", sluice_restore_name(d->second.restore_di),
-               sluice_restore_name(d->second.restore_m));
-    }
-    snprintf(next, sizeof next, "; next n %d%s, %s: %.3f ms", d->second.num_chunks, other, modes[d->second.wgrad_mode],
-             1e3 * w->runner_up_seconds);
-  }
-  snprintf(text, sizeof text,
-           "sluice: decision: M %lld, H %lld, E %d, K %d, on %d ranks, %lld rows: n %d%s, weight gradients %s (%s; "
-           "%d "
-           "candidates in %lld passes; measured %.3f ms, predicted %.3f ms%s)",
-           (long long)d->work.model_width, (long long)d->work.hidden_width, d->work.num_experts, d->work.top_k,
-           d->work.world_size, (long long)w->rows, d->chosen.num_chunks, policy, modes[d->chosen.wgrad_mode],
-           sluice_tuner_why_name(w->why), w->num_raced, (long long)w->race_passes, 1e3 * w->seconds,
-           1e3 * w->predicted_seconds, next);
-  sluice_log(SLUICE_LOG_INFO, "%s", text);
-  if (tuner->is_loud && tuner->rank == 0) fprintf(stderr, "%s\n", text);
-}
-
-void sluice_tuner_record(sluice_tuner_t* tuner, const sluice_decision_t* decision) {
-  sluice_decision_t* d = &tuner->decisions[tuner->num_decisions++ % SLUICE_TUNER_DECISIONS];
-  *d = *decision;
-  print_decision(tuner, d);
-}
 
 /* Without a plan; nothing for a pick that there is not. */
 static sluice_racing_plan_t plan_of_pick(const sluice_search_t* search, int32_t pick) {
@@ -116,11 +66,6 @@ static void destroy(sluice_chooser_t* chooser) {
   sluice_free(tuner->allocator, tuner->imports, (uint64_t)tuner->max_imports * sizeof *tuner->imports);
   if (tuner->fitted != NULL) sluice_free(sluice_process_allocator(), tuner->fitted, sizeof *tuner->fitted);
   sluice_free(tuner->allocator, tuner, sizeof *tuner);
-}
-
-int sluice_tuner_may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  if (!tuner->has_machine || moe->shape.config.callback_experts) return 0; /* what a host's expert takes is unknown */
-  return sluice_machine_check_for(&tuner->machine, moe->shape.config.dtype, moe->context->world_size) == SLUICE_OK;
 }
 
 /* Steps alone try weight gradients chunk by chunk as well, at the n that won; not where that would leave a temporary as
@@ -168,17 +113,6 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   return SLUICE_OK;
 }
 
-void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_seat_t* seat) {
-  ++table->num_switches;
-  seat->switched = 1u << SLUICE_FORWARD | 1u << SLUICE_BACKWARD;
-}
-
-int sluice_tuner_is_first(sluice_seat_t* seat, int32_t direction) {
-  int first = (int)(seat->switched >> direction & 1);
-  seat->switched &= ~(1u << direction);
-  return first;
-}
-
 static void take(sluice_tuner_table_t* table, sluice_seat_t* seat, int64_t rows) {
   int32_t why = 0, pick = sluice_search_next(&table->search, rows, &why);
   int32_t num_chunks = sluice_search_chunks(&table->search, pick);
@@ -205,37 +139,6 @@ static sluice_status_t attach(sluice_chooser_t* chooser, const sluice_moe_t* moe
   seat->table = table;
   take(table, seat, 0);
   return SLUICE_OK;
-}
-
-uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,
-                              int64_t* out_rows, sluice_lanes_t* out_lanes) {
-  const sluice_pass_report_t* first = &reports[0]->pass[direction];
-  uint64_t ns = 0;
-  *out_rows = 0;
-  *out_lanes = (sluice_lanes_t){(double)first->compute_ns, (double)first->comm_ns, (double)first->comm_cpu_ns,
-                                (double)first->header_ns};
-  for (int32_t r = 0; r < world_size; ++r) {
-    const sluice_pass_report_t* p = &reports[r]->pass[direction];
-    if (p->pass_ns == 0 || p->num_chunks != first->num_chunks || p->wgrad_mode != first->wgrad_mode ||
-        p->plan != first->plan) {
-      return 0;
-    }
-    if (p->pass_ns > ns) ns = p->pass_ns;
-    if (p->rows > *out_rows) *out_rows = p->rows;
-    if ((double)p->compute_ns > out_lanes->compute) out_lanes->compute = (double)p->compute_ns;
-    if ((double)p->header_ns < out_lanes->startup) out_lanes->startup = (double)p->header_ns;
-    if ((double)p->comm_ns < out_lanes->comm) {
-      out_lanes->comm = (double)p->comm_ns, out_lanes->comm_cpu = (double)p->comm_cpu_ns;
-    }
-  }
-  return ns;
-}
-
-int sluice_tuner_has_trained(const sluice_step_report_t* const* reports, int32_t world_size) {
-  for (int32_t r = 0; r < world_size; ++r) {
-    if (reports[r]->pass[SLUICE_FORWARD].pass_ns > 0 || reports[r]->pass[SLUICE_BACKWARD].pass_ns > 0) return 1;
-  }
-  return 0;
 }
 
 /* Two exchanges of rows a chunk: there and back. */
@@ -325,36 +228,6 @@ static const sluice_chooser_vtable_t vtable = {.destroy = destroy,
 static int is_asked_for_decisions(void) {
   const char* log = getenv("SLUICE_LOG");
   return log != NULL && strstr(log, "decision") != NULL;
-}
-
-static uint64_t hash_of_imports(const sluice_tuner_t* tuner, uint64_t hash) {
-  return tuner->num_imports > 0
-             ? sluice_hash_bytes(hash, tuner->imports, (size_t)tuner->num_imports * sizeof *tuner->imports)
-             : hash;
-}
-
-static uint64_t state_of(const sluice_tuner_t* tuner) {
-  uint64_t hash = hash_of_imports(tuner, sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &tuner->mode, sizeof tuner->mode));
-  return tuner->has_machine ? sluice_hash_bytes(hash, &tuner->machine, sizeof tuner->machine) : hash;
-}
-
-static void describe(const sluice_tuner_t* tuner, char* text, size_t room) {
-  static const char* const modes[] = {"adaptive", "profile", "model"};
-  char machine[64] = "no machine", imports[48] = "no imported decisions";
-  if (tuner->has_machine) {
-    snprintf(machine, sizeof machine, "machine %.32s (%08x)", tuner->machine.name,
-             (unsigned)sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &tuner->machine, sizeof tuner->machine));
-  }
-  if (tuner->num_imports > 0) {
-    snprintf(imports, sizeof imports, "%d imported decisions (%08x)", tuner->num_imports,
-             (unsigned)hash_of_imports(tuner, SLUICE_HASH_OF_NOTHING));
-  }
-  snprintf(text, room, "mode %s, %s, %s", modes[tuner->mode], machine, imports);
-}
-
-void sluice_tuner_update_state(sluice_tuner_t* tuner) {
-  tuner->base.state = state_of(tuner);
-  describe(tuner, tuner->base.words, sizeof tuner->base.words);
 }
 
 sluice_status_t sluice_tuner_install(sluice_context_t* context) {

@@ -1,10 +1,13 @@
-/* A tuner's plans under a budget: what they are priced by, which of a layer's set runs, and their race. */
+#include "backend/tune/tuner_plans.h"
+
 #include <string.h>
 
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/moe/layer/layer.h"
-#include "backend/tune/tuner_parts.h"
+#include "backend/tune/tuner_decisions.h"
+#include "backend/tune/tuner_reports.h"
+#include "backend/tune/tuner_work.h"
 
 static sluice_racing_plan_t racing_of(const sluice_plan_data_t* plan) {
   return (sluice_racing_plan_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};

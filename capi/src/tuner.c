@@ -5,9 +5,10 @@
 
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
+#include "backend/tune/decisions_json.h"
 #include "backend/tune/tuner.h"
-#include "capi/src/planner.h"
 #include "capi/src/check_layer.h"
+#include "capi/src/planner.h"
 
 void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_size) {
   sluice_struct_init(out_config, struct_size, NULL, 0);

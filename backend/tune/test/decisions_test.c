@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "backend/tune/decisions_json.h"
 #include "backend/tune/test/surface.h"
 #include "backend/tune/tuner.h"
 

@@ -1,0 +1,41 @@
+#include "backend/tune/tuner_decisions.h"
+
+#include <stdio.h>
+
+#include "backend/base/log.h"
+#include "backend/plan/plan.h"
+
+static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t* d) {
+  static const char* const modes[] = {"deferred", "per chunk"};
+  const sluice_search_decision_t* w = &d->what;
+  char text[512], next[128] = "", policy[128] = "", other[64] = "", part[32] = "";
+  if (d->kept_chunks < d->chosen.num_chunks) snprintf(part, sizeof part, " in the first %d", d->kept_chunks);
+  if (d->chosen.restore_di >= 0) {
+    snprintf(policy, sizeof policy, ", T_DI %s, T_M %s%s under %llu bytes", sluice_restore_name(d->chosen.restore_di),
+             sluice_restore_name(d->chosen.restore_m), part, (unsigned long long)d->budget);
+  }
+  if (d->second.num_chunks > 0) {
+    if (d->second.restore_di >= 0) {
+      snprintf(other, sizeof other, ", T_DI %s, T_M %s", sluice_restore_name(d->second.restore_di),
+               sluice_restore_name(d->second.restore_m));
+    }
+    snprintf(next, sizeof next, "; next n %d%s, %s: %.3f ms", d->second.num_chunks, other, modes[d->second.wgrad_mode],
+             1e3 * w->runner_up_seconds);
+  }
+  snprintf(text, sizeof text,
+           "sluice: decision: M %lld, H %lld, E %d, K %d, on %d ranks, %lld rows: n %d%s, weight gradients %s (%s; "
+           "%d "
+           "candidates in %lld passes; measured %.3f ms, predicted %.3f ms%s)",
+           (long long)d->work.model_width, (long long)d->work.hidden_width, d->work.num_experts, d->work.top_k,
+           d->work.world_size, (long long)w->rows, d->chosen.num_chunks, policy, modes[d->chosen.wgrad_mode],
+           sluice_tuner_why_name(w->why), w->num_raced, (long long)w->race_passes, 1e3 * w->seconds,
+           1e3 * w->predicted_seconds, next);
+  sluice_log(SLUICE_LOG_INFO, "%s", text);
+  if (tuner->is_loud && tuner->rank == 0) fprintf(stderr, "%s\n", text);
+}
+
+void sluice_tuner_record(sluice_tuner_t* tuner, const sluice_decision_t* decision) {
+  sluice_decision_t* d = &tuner->decisions[tuner->num_decisions++ % SLUICE_TUNER_DECISIONS];
+  *d = *decision;
+  print_decision(tuner, d);
+}

@@ -1,0 +1,43 @@
+#include "backend/tune/tuner_reports.h"
+
+void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_seat_t* seat) {
+  ++table->num_switches;
+  seat->switched = 1u << SLUICE_FORWARD | 1u << SLUICE_BACKWARD;
+}
+
+int sluice_tuner_is_first(sluice_seat_t* seat, int32_t direction) {
+  int first = (int)(seat->switched >> direction & 1);
+  seat->switched &= ~(1u << direction);
+  return first;
+}
+
+uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,
+                              int64_t* out_rows, sluice_lanes_t* out_lanes) {
+  const sluice_pass_report_t* first = &reports[0]->pass[direction];
+  uint64_t ns = 0;
+  *out_rows = 0;
+  *out_lanes = (sluice_lanes_t){(double)first->compute_ns, (double)first->comm_ns, (double)first->comm_cpu_ns,
+                                (double)first->header_ns};
+  for (int32_t r = 0; r < world_size; ++r) {
+    const sluice_pass_report_t* p = &reports[r]->pass[direction];
+    if (p->pass_ns == 0 || p->num_chunks != first->num_chunks || p->wgrad_mode != first->wgrad_mode ||
+        p->plan != first->plan) {
+      return 0;
+    }
+    if (p->pass_ns > ns) ns = p->pass_ns;
+    if (p->rows > *out_rows) *out_rows = p->rows;
+    if ((double)p->compute_ns > out_lanes->compute) out_lanes->compute = (double)p->compute_ns;
+    if ((double)p->header_ns < out_lanes->startup) out_lanes->startup = (double)p->header_ns;
+    if ((double)p->comm_ns < out_lanes->comm) {
+      out_lanes->comm = (double)p->comm_ns, out_lanes->comm_cpu = (double)p->comm_cpu_ns;
+    }
+  }
+  return ns;
+}
+
+int sluice_tuner_has_trained(const sluice_step_report_t* const* reports, int32_t world_size) {
+  for (int32_t r = 0; r < world_size; ++r) {
+    if (reports[r]->pass[SLUICE_FORWARD].pass_ns > 0 || reports[r]->pass[SLUICE_BACKWARD].pass_ns > 0) return 1;
+  }
+  return 0;
+}

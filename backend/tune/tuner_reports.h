@@ -1,0 +1,17 @@
+/* What the reports in a header say of passes that all ranks ran alike. Private to backend/tune. */
+#ifndef SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_
+#define SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_
+
+#include "backend/tune/tuner_state.h"
+
+void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_seat_t* seat);
+/* Whether the report that has come is of a first pass after a switch; true once. */
+int sluice_tuner_is_first(sluice_seat_t* seat, int32_t direction);
+/* The pass that all ranks ran alike, if they did: ns of the slowest and rows of the fullest. Lanes: a rank that waits
+ * for another counts the wait as communication, so the rank that communicates least shows what exchanges take. */
+uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,
+                              int64_t* out_rows, sluice_lanes_t* out_lanes);
+/* Whether any rank ran a training pass since the last forward. */
+int sluice_tuner_has_trained(const sluice_step_report_t* const* reports, int32_t world_size);
+
+#endif /* SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_ */

@@ -1,0 +1,80 @@
+/* What a tuner remembers: tables of layers that are alike, races of plans, decisions and imported answers, and the
+ * digest of it that headers compare. */
+#ifndef SLUICE_BACKEND_TUNE_TUNER_STATE_H_
+#define SLUICE_BACKEND_TUNE_TUNER_STATE_H_
+
+#include "backend/cost/cost.h"
+#include "backend/cost/fitted.h"
+#include "backend/moe/chooser.h"
+#include "backend/moe/engine.h"
+#include "backend/plan/plan.h"
+#include "backend/tune/plan_race.h"
+#include "backend/tune/search_state.h"
+#include "backend/tune/seen.h"
+
+#define SLUICE_TUNER_DECISIONS 64 /* the newest that are kept */
+#define SLUICE_TUNER_RACES     4  /* sets of plans of one kind of layer that are remembered */
+
+/* A decision with what it was made for. */
+typedef struct sluice_decision_s {
+  uint64_t layer;                /* fingerprint of layers of this kind */
+  sluice_workload_t work;        /* num_tokens and skew as they were */
+  sluice_search_decision_t what; /* its picks count only without a plan */
+  sluice_racing_plan_t chosen;   /* policies -1: without a plan, as the layer's config says */
+  sluice_racing_plan_t second;   /* num_chunks 0: none */
+  uint64_t budget, total_bytes;  /* of the plan, and of the largest that it raced; 0: without */
+  int32_t kept_chunks;           /* of the plan (backend/plan/plan.h); 0: without */
+} sluice_decision_t;
+
+/* Plans of one set, for all layers that have the same; here and not allocated when needed, since a budget counts it. */
+typedef struct sluice_tuner_race_s {
+  uint64_t key; /* of the set; 0: free */
+  sluice_plan_race_t race;
+} sluice_tuner_race_t;
+
+typedef struct sluice_tuner_table_s {
+  uint64_t layer; /* fingerprint */
+  struct sluice_tuner_s* tuner;
+  sluice_workload_t work;
+  int64_t num_switches; /* of n or the mode, from one pass to the next of a layer */
+  int64_t num_plan_decisions;
+  int32_t next_race;    /* the place that the next set takes */
+  int64_t rated_tokens; /* for which layers of the kind last asked for rates, and what they were told: */
+  int32_t is_rated;     /* the same, so that their sets and races are the same; 0: too little was known */
+  sluice_plan_rates_t rates;
+  sluice_tuner_race_t races[SLUICE_TUNER_RACES];
+  sluice_search_t search;
+  struct sluice_tuner_table_s* next;
+} sluice_tuner_table_t;
+
+/* An answer from a file, for a table that may come later. */
+typedef struct sluice_import_s {
+  uint64_t layer;
+  int64_t rows;
+  int32_t pick, num_chunks;  /* without a plan */
+  sluice_racing_plan_t plan; /* num_chunks 0: without one */
+} sluice_import_t;
+
+typedef struct sluice_tuner_s {
+  sluice_chooser_t base;
+  sluice_allocator_t* allocator;
+  int32_t mode; /* SLUICE_TUNER_* */
+  int32_t rank;
+  int32_t has_machine;
+  int32_t is_loud; /* SLUICE_LOG=decision */
+  sluice_machine_t machine;
+  sluice_seen_t seen;
+  sluice_fitted_t* fitted; /* passes that the machine has costs for; NULL: none yet. Of the process, not of a budget */
+  sluice_tuner_table_t* tables;
+  sluice_import_t* imports;
+  int32_t num_imports, max_imports;
+  int64_t num_decisions;                               /* ever */
+  sluice_decision_t decisions[SLUICE_TUNER_DECISIONS]; /* a ring by number */
+} sluice_tuner_t;
+
+static inline sluice_tuner_t* sluice_tuner_of_chooser(sluice_chooser_t* chooser) { return (sluice_tuner_t*)chooser; }
+
+/* After imports, mode or machine changed: what headers compare. */
+void sluice_tuner_update_state(sluice_tuner_t* tuner);
+
+#endif /* SLUICE_BACKEND_TUNE_TUNER_STATE_H_ */

@@ -1,0 +1,26 @@
+#include "backend/tune/tuner_work.h"
+
+#include "backend/moe/layer.h"
+
+sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  return (sluice_workload_t){
+      .model_width = c->model_width,
+      .hidden_width = c->callback_experts ? 4 * c->model_width : c->hidden_width,
+      .num_experts = c->num_experts,
+      .top_k = c->top_k,
+      .gate_factor = moe->shape.gate_factor,
+      .dtype = c->dtype,
+      .world_size = moe->context->world_size,
+      .callback = c->callback_experts,
+      .chunk_cut = c->chunk_cut,
+      .skew = 1,
+      .deduplicate = sluice_shape_is_deduplicated(&moe->shape),
+      .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* of the host's nothing is known */
+  };
+}
+
+int sluice_tuner_may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
+  if (!tuner->has_machine || moe->shape.config.callback_experts) return 0; /* what a host's expert takes is unknown */
+  return sluice_machine_check_for(&tuner->machine, moe->shape.config.dtype, moe->context->world_size) == SLUICE_OK;
+}

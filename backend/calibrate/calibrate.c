@@ -6,8 +6,8 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
-#include "backend/calibrate/burst.h"
 #include "backend/calibrate/probe.h"
+#include "backend/calibrate/token_bucket.h"
 #include "backend/cost/fit.h"
 
 #define LAUNCHES     64
@@ -15,13 +15,13 @@
 #define LONGEST_PART 60   /* a probe that takes more than this part of the calibration leaves larger ones out */
 #define SHARES_PART  0.15
 #define LATE_PART    0.2
-#define BURST_PART   0.04
+#define BUCKET_PART  0.04
 #define PASSES_PART  0.15
 #define LEAST_ROUNDS 3
 
 typedef struct calibration_s {
   sluice_bench_t bench;
-  double burst; /* of the link [burst.h] */
+  double bucket; /* of the link [token_bucket.h] */
   int32_t count;
   sluice_probe_t probes[SLUICE_PROBES];
 } calibration_t;
@@ -128,7 +128,7 @@ static sluice_status_t agree_on_times(calibration_t* c) {
 }
 
 static sluice_status_t run_rounds(calibration_t* c, double seconds) {
-  double rounds = (1 - SHARES_PART - LATE_PART - BURST_PART - PASSES_PART) * seconds / (round_seconds(c) + 1e-6);
+  double rounds = (1 - SHARES_PART - LATE_PART - BUCKET_PART - PASSES_PART) * seconds / (round_seconds(c) + 1e-6);
   int32_t count = rounds < LEAST_ROUNDS          ? LEAST_ROUNDS
                   : rounds > SLUICE_PROBE_ROUNDS ? SLUICE_PROBE_ROUNDS
                                                  : (int32_t)rounds;
@@ -176,7 +176,7 @@ static void fill_skew_gain(const calibration_t* c, sluice_machine_t* m) {
   }
   if (hot == NULL) return;
   m->exchange_skew_gain =
-      sluice_fit_skew_gain(m, (double)hot->size, sluice_burst_undone(hot->seconds, hot->repeats, c->burst));
+      sluice_fit_skew_gain(m, (double)hot->size, sluice_token_bucket_undone(hot->seconds, hot->repeats, c->bucket));
 }
 
 /* Samples begin behind a barrier, with tokens in the bucket: what an exchange takes without them. The largest says the
@@ -186,18 +186,18 @@ static void fill_exchange(const calibration_t* c, sluice_link_t* link) {
   double seconds[SLUICE_CURVE_POINTS];
   curve_of(c, SLUICE_PROBE_EXCHANGE, curve);
   memcpy(seconds, curve->y, sizeof seconds);
-  link->burst_seconds = c->burst;
+  link->bucket_seconds = c->bucket;
   if (curve->count == 0) return;
   link->startup_seconds = curve->y[0];
   for (int32_t i = 0, at = 0; i < c->count && at < curve->count; ++i) {
     if (c->probes[i].kind != SLUICE_PROBE_EXCHANGE || (double)c->probes[i].size != curve->x[at]) continue;
-    seconds[at] = sluice_burst_undone(curve->y[at], c->probes[i].repeats, c->burst);
+    seconds[at] = sluice_token_bucket_undone(curve->y[at], c->probes[i].repeats, c->bucket);
     ++at;
   }
   const int32_t last = curve->count - 1;
   for (int32_t i = 0; i <= last; ++i) {
     double line = fmin(seconds[i] - link->startup_seconds, curve->x[i] * seconds[last] / curve->x[last]);
-    curve->y[i] = fmax(curve->y[i] - link->startup_seconds, c->burst > 0 ? line : 0);
+    curve->y[i] = fmax(curve->y[i] - link->startup_seconds, c->bucket > 0 ? line : 0);
   }
   sluice_make_rising(curve->y, curve->count);
 }
@@ -228,7 +228,7 @@ static double curve_says(const calibration_t* c, const sluice_machine_t* m, cons
     case SLUICE_PROBE_COPY: return sluice_curve_at(&m->host_copy, size);
     case SLUICE_PROBE_EXCHANGE:
       return fmax(m->exchange.startup_seconds,
-                  sluice_machine_exchange(m, c->bench.context->world_size, size) - c->burst / p->repeats);
+                  sluice_machine_exchange(m, c->bench.context->world_size, size) - c->bucket / p->repeats);
     default:
       return sluice_machine_gemm(m, c->bench.dtype, p->kind - SLUICE_PROBE_PRODUCT, size) * size * 2.0 *
              (double)c->bench.model_width * (double)c->bench.hidden_width;
@@ -253,7 +253,8 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   sluice_log(SLUICE_LOG_INFO, "calibrating: about %.0f s, %d probes", seconds, c->count);
   SLUICE_TRY(first_round(c, seconds));
   SLUICE_TRY(run_rounds(c, seconds));
-  if (!sluice_bench_is_far(&c->bench)) SLUICE_TRY(sluice_bench_burst(&c->bench, BURST_PART * seconds, &c->burst));
+  if (!sluice_bench_is_far(&c->bench))
+    SLUICE_TRY(sluice_bench_token_bucket(&c->bench, BUCKET_PART * seconds, &c->bucket));
   fill_curves(c, m);
   fill_errors(c, m);
   sluice_log(SLUICE_LOG_INFO, "calibrating: lanes together");

@@ -261,7 +261,7 @@ sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_mac
   return (sluice_op_costs_t){.seconds = op_seconds,
                              .beside = op_beside,
                              .line = op_line,
-                             .burst = m->exchange.burst_seconds,
+                             .bucket = m->exchange.bucket_seconds,
                              .user = state,
                              .share = m->share};
 }

@@ -76,7 +76,7 @@ double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_si
 }
 
 double sluice_machine_line(const sluice_machine_t* m, int32_t world_size, double bytes) {
-  int has_bucket = world_size > 1 && m->ranks_per_node == 0 && m->exchange.burst_seconds > 0;
+  int has_bucket = world_size > 1 && m->ranks_per_node == 0 && m->exchange.bucket_seconds > 0;
   return has_bucket ? sluice_curve_at(&m->exchange.bytes, bytes) : 0;
 }
 
@@ -119,8 +119,8 @@ static sluice_status_t check_link(const char* field, const sluice_link_t* link) 
             link->per_peer_seconds >= 0,
         "machine: %s has startup_seconds %g and per_peer_seconds %g; both are times in seconds, 0 or more", field,
         link->startup_seconds, link->per_peer_seconds);
-  CHECK(isfinite(link->burst_seconds) && link->burst_seconds >= 0,
-        "machine: %s has burst_seconds %g; it is line time in seconds, 0 or more", field, link->burst_seconds);
+  CHECK(isfinite(link->bucket_seconds) && link->bucket_seconds >= 0,
+        "machine: %s has burst_seconds %g; it is line time in seconds, 0 or more", field, link->bucket_seconds);
   return check_curve(field, &link->bytes);
 }
 

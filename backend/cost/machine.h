@@ -26,8 +26,8 @@ typedef struct sluice_curve_s {
 typedef struct sluice_link_s {
   double startup_seconds;
   double per_peer_seconds;
-  sluice_curve_t bytes; /* seconds against bytes: line time */
-  double burst_seconds; /* line time that a pause earns at most, where a token bucket shapes the link; 0: none */
+  sluice_curve_t bytes;  /* seconds against bytes: line time */
+  double bucket_seconds; /* line time that a pause earns at most; 0: no token bucket. JSON: burst_seconds */
 } sluice_link_t;
 
 enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_FITTED = 2 };
@@ -83,7 +83,7 @@ double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32
 double sluice_machine_spill(const sluice_machine_t* machine, int32_t direction, double bytes);
 /* Seconds of one all-to-all in which no rank sends or receives more than `bytes` to or from others, evenly spread. */
 double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
-/* The part of it that is line time of a link with a bucket (burst_seconds); 0 where links have none. */
+/* The part of it that is line time of a link with a bucket (bucket_seconds); 0 where links have none. */
 double sluice_machine_line(const sluice_machine_t* machine, int32_t world_size, double bytes);
 /* Bytes that such an exchange counts as where the fullest rank has `most` and all have `mean`. */
 double sluice_machine_skewed_bytes(const sluice_machine_t* machine, double most, double mean);

@@ -88,7 +88,7 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
                                  sluice_link_t* link) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_OBJECT));
   char name[96];
-  double rate = 0, startup = 0, per_peer = 0, burst = 0;
+  double rate = 0, startup = 0, per_peer = 0, bucket = 0;
   for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
     snprintf(name, sizeof name, "%s.%.*s", field, c->name_length, c->name);
     if (sluice_json_is_named(c, "points")) {
@@ -100,7 +100,7 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
     } else if (link != NULL && sluice_json_is_named(c, "per_peer_seconds")) {
       SLUICE_TRY(read_seconds(name, c, &per_peer));
     } else if (link != NULL && sluice_json_is_named(c, "burst_seconds")) {
-      SLUICE_TRY(read_seconds(name, c, &burst));
+      SLUICE_TRY(read_seconds(name, c, &bucket));
     } else {
       return unknown_field(field, c,
                            link != NULL
@@ -115,7 +115,7 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
         "startup_seconds out",
         field);
   if (link != NULL) {
-    link->startup_seconds = startup, link->per_peer_seconds = per_peer, link->burst_seconds = burst;
+    link->startup_seconds = startup, link->per_peer_seconds = per_peer, link->bucket_seconds = bucket;
   }
   if (rate > 0) line_curve(link != NULL ? 0 : startup, rate, out);
   return SLUICE_OK;
@@ -398,7 +398,7 @@ static void add_link(sluice_text_t* text, const char* name, const sluice_link_t*
   if (link->bytes.count == 0) return;
   sluice_text_add(text,
                   ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, \"burst_seconds\": %.10g, ",
-                  name, link->startup_seconds, link->per_peer_seconds, link->burst_seconds);
+                  name, link->startup_seconds, link->per_peer_seconds, link->bucket_seconds);
   add_points(text, "points", &link->bytes);
   sluice_text_add(text, "}");
 }

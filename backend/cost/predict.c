@@ -37,7 +37,7 @@ sluice_status_t sluice_predict(const sluice_template_t* schedule, const sluice_o
                                double* out_end) {
   walk_t walk = {schedule, costs};
   sluice_sim_model_t model = {.cost = cost_of, .user = &walk, .beside = costs->beside != NULL ? beside_of : NULL};
-  if (costs->line != NULL) model.line = line_of, model.burst = costs->burst;
+  if (costs->line != NULL) model.line = line_of, model.bucket = costs->bucket;
   if (costs->share != NULL) memcpy(model.share, costs->share, sizeof model.share);
   sluice_device_t* device = NULL;
   SLUICE_TRY(sluice_sim_device_create(&model, allocator, &device));

@@ -16,7 +16,7 @@ typedef struct sluice_op_costs_s {
   sluice_op_cost_fn_t seconds;
   sluice_op_beside_fn_t beside;                 /* NULL: as `share` says */
   sluice_op_cost_fn_t line;                     /* the part of an exchange that is line time; may be NULL */
-  double burst;                                 /* as in sluice_sim_model_t */
+  double bucket;                                /* as in sluice_sim_model_t */
   void* user;                                   /* of all */
   const double (*share)[1 << SLUICE_NUM_LANES]; /* as in sluice_sim_model_t, or NULL for no interference */
 } sluice_op_costs_t;

@@ -91,11 +91,11 @@ static void Beside_WithAThirdLane_ItsShareBesideThatOneStays(void** state) {
 }
 
 /* A bucket of 1 s is full at first, and the second of other work in each exchange fills it again. */
-static void Burst_ExchangesInARow_LineTimeIsEarnedBesideOtherWork(void** state) {
+static void TokenBucket_ExchangesInARow_LineTimeIsEarnedBesideOtherWork(void** state) {
   (void)state;
   const job_t jobs[] = {
       {SLUICE_LANE_COMM, 4, {0, 0}, 3}, {SLUICE_LANE_COMM, 4.5, {0, 0}, 4}, {SLUICE_LANE_COMM, 0.5, {0, 0}, 0.5}};
-  const sluice_sim_model_t model = {.burst = 1, .line = line};
+  const sluice_sim_model_t model = {.bucket = 1, .line = line};
   double ends[MAX_JOBS];
   sluice_sim_result_t result;
   run(model, jobs, 3, ends, &result);
@@ -103,13 +103,13 @@ static void Burst_ExchangesInARow_LineTimeIsEarnedBesideOtherWork(void** state) 
 }
 
 /* What computation holds an exchange up for is earned, up to what the bucket holds, by the next one. */
-static void Burst_HeldUpByComputation_IsEarnedForTheNext(void** state) {
+static void TokenBucket_HeldUpByComputation_IsEarnedForTheNext(void** state) {
   (void)state;
   const job_t jobs[] = {{SLUICE_LANE_COMPUTE, 4, {0, 0}, 0},
                         {SLUICE_LANE_COMM, 2, {0.5, 1}, 2},
                         {SLUICE_LANE_COMM, 4, {1, 1}, 4},
                         {SLUICE_LANE_COMM, 4, {1, 1}, 4}};
-  const sluice_sim_model_t model = {.burst = 0.5, .line = line, .beside = beside};
+  const sluice_sim_model_t model = {.bucket = 0.5, .line = line, .beside = beside};
   double ends[MAX_JOBS];
   sluice_sim_result_t result;
   run(model, jobs, 4, ends, &result);
@@ -163,8 +163,8 @@ int main(void) {
       cmocka_unit_test(Shares_WhileBothAreBusy_StretchBoth),
       cmocka_unit_test(Beside_OfTheExchangeThatRuns_CountsInPlaceOfTheShares),
       cmocka_unit_test(Beside_WithAThirdLane_ItsShareBesideThatOneStays),
-      cmocka_unit_test(Burst_ExchangesInARow_LineTimeIsEarnedBesideOtherWork),
-      cmocka_unit_test(Burst_HeldUpByComputation_IsEarnedForTheNext),
+      cmocka_unit_test(TokenBucket_ExchangesInARow_LineTimeIsEarnedBesideOtherWork),
+      cmocka_unit_test(TokenBucket_HeldUpByComputation_IsEarnedForTheNext),
       cmocka_unit_test(Create_ShareOutsideItsRange_IsRefusedByName),
       cmocka_unit_test(Join_JobThatWaitsForALaterOneOfItsLane_IsInternal),
   };

@@ -64,7 +64,7 @@ static sluice_status_t sim_begin(sluice_device_t* base, int32_t num_events, slui
     device->busy[lane] = 0;
   }
   device->now = 0;
-  device->tokens = device->model.burst; /* passes follow a pause */
+  device->tokens = device->model.bucket; /* passes follow a pause */
   device->comm_ended = 0;
   return SLUICE_OK;
 }
@@ -90,7 +90,7 @@ static int is_ready(const sim_device_t* device, const sluice_job_t* job) {
 /* ---- the bucket of the link ---- */
 
 static double filled(const sim_device_t* device, double tokens) {
-  return tokens < device->model.burst ? tokens : device->model.burst;
+  return tokens < device->model.bucket ? tokens : device->model.bucket;
 }
 
 /* What is left of a job's seconds: it earns while the line waits for its other work, then spends. */

@@ -6,7 +6,8 @@
  * product do to each other depends on the size of the exchange, so a job of the communication lane may say it itself.
  *
  * A link that a token bucket shapes, as clouds and `tc tbf` do, sends at once what it could have sent in a pause
- * before, up to `burst` seconds of line time: a job of the communication lane says how much of its time the line takes.
+ * before, up to `bucket` seconds of line time: a job of the communication lane says how much of its time the line
+ * takes.
  */
 #ifndef SLUICE_BACKEND_DEVICE_SIM_SIM_DEVICE_H_
 #define SLUICE_BACKEND_DEVICE_SIM_SIM_DEVICE_H_
@@ -30,7 +31,7 @@ typedef struct sluice_sim_model_s {
   /* [lane][bit set of the lanes that are busy, this one included]: in (0, 1]; 0 stands for 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
   sluice_sim_beside_fn_t beside; /* of jobs of the communication lane, in place of the lanes' shares; may be NULL */
-  double burst;                  /* seconds of line time that a pause earns at most; 0: the link keeps nothing */
+  double bucket;                 /* seconds of line time that a pause earns at most; 0: the link keeps nothing */
   sluice_sim_cost_fn_t line;     /* of the communication lane's job, those of its seconds that are line time */
 } sluice_sim_model_t;
 

@@ -1,15 +1,15 @@
 /* Samples of exchanges behind a pause, from the machine below a context. */
 #include <time.h>
 
-#include "backend/calibrate/burst.h"
 #include "backend/calibrate/probe.h"
+#include "backend/calibrate/token_bucket.h"
 
 #define NEXT 3
 
 static sluice_status_t sample(void* user, int64_t bytes, double* out_first, double* out_next) {
   sluice_bench_t* b = user;
   const sluice_probe_t exchange = {.kind = SLUICE_PROBE_EXCHANGE, .size = bytes};
-  const struct timespec pause = {0, (long)(SLUICE_BURST_PAUSE * 1e9)};
+  const struct timespec pause = {0, (long)(SLUICE_TOKEN_BUCKET_PAUSE * 1e9)};
   double barrier = 0;
   nanosleep(&pause, NULL); /* cut short by a signal, a round finds less: one of several */
   SLUICE_TRY(sluice_bench_longest(b, &barrier, 1));
@@ -23,8 +23,8 @@ static sluice_status_t longest(void* user, double* seconds, int32_t count) {
   return sluice_bench_longest(user, seconds, count);
 }
 
-sluice_status_t sluice_bench_burst(sluice_bench_t* b, double seconds, double* out_burst) {
-  const sluice_burst_source_t source = {sample, longest, b};
-  *out_burst = 0;
-  return b->context->comm == NULL ? SLUICE_OK : sluice_burst_measure(&source, seconds, out_burst);
+sluice_status_t sluice_bench_token_bucket(sluice_bench_t* b, double seconds, double* out_bucket) {
+  const sluice_token_bucket_source_t source = {sample, longest, b};
+  *out_bucket = 0;
+  return b->context->comm == NULL ? SLUICE_OK : sluice_token_bucket_measure(&source, seconds, out_bucket);
 }

@@ -1,4 +1,4 @@
-#include "backend/calibrate/burst.h"
+#include "backend/calibrate/token_bucket.h"
 
 #include "backend/cost/fit.h"
 
@@ -13,7 +13,8 @@ typedef struct rounds_s {
   double next;
 } rounds_t;
 
-static sluice_status_t run_rounds(const sluice_burst_source_t* source, int64_t bytes, int32_t count, rounds_t* out) {
+static sluice_status_t run_rounds(const sluice_token_bucket_source_t* source, int64_t bytes, int32_t count,
+                                  rounds_t* out) {
   double gains[ROUNDS], next[ROUNDS], first = 0;
   for (int32_t i = 0; i < count; ++i) {
     SLUICE_TRY(source->sample(source->user, bytes, &first, &next[i]));
@@ -25,21 +26,22 @@ static sluice_status_t run_rounds(const sluice_burst_source_t* source, int64_t b
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_burst_measure(const sluice_burst_source_t* source, double seconds, double* out_burst) {
+sluice_status_t sluice_token_bucket_measure(const sluice_token_bucket_source_t* source, double seconds,
+                                            double* out_bucket) {
   rounds_t r = {0};
-  *out_burst = 0;
+  *out_bucket = 0;
   for (int64_t bytes = FIRST; bytes <= LAST; bytes *= 2) {
     SLUICE_TRY(run_rounds(source, bytes, 1, &r));
     if (r.next < SHORT) continue;
-    if (ROUNDS * (SLUICE_BURST_PAUSE + 4 * r.next) > seconds) return SLUICE_OK;
+    if (ROUNDS * (SLUICE_TOKEN_BUCKET_PAUSE + 4 * r.next) > seconds) return SLUICE_OK;
     SLUICE_TRY(run_rounds(source, bytes, ROUNDS, &r));
     if (r.least < LEAST * r.next) return SLUICE_OK;
-    *out_burst = r.gain;
+    *out_bucket = r.gain;
     if (r.gain < r.next / 2) return SLUICE_OK; /* else it may last longer than an exchange of that size */
   }
   return SLUICE_OK;
 }
 
-double sluice_burst_undone(double seconds, int32_t repeats, double burst) {
-  return seconds + burst / (repeats > 0 ? repeats : 1);
+double sluice_token_bucket_undone(double seconds, int32_t repeats, double bucket) {
+  return seconds + bucket / (repeats > 0 ? repeats : 1);
 }

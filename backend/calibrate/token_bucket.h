@@ -9,28 +9,29 @@
  *
  * Source: ours.
  */
-#ifndef SLUICE_BACKEND_CALIBRATE_BURST_H_
-#define SLUICE_BACKEND_CALIBRATE_BURST_H_
+#ifndef SLUICE_BACKEND_CALIBRATE_TOKEN_BUCKET_H_
+#define SLUICE_BACKEND_CALIBRATE_TOKEN_BUCKET_H_
 
 #include "backend/cost/machine.h"
 
-#define SLUICE_BURST_PAUSE 4e-3 /* seconds: of larger buckets so much is found */
+#define SLUICE_TOKEN_BUCKET_PAUSE 4e-3 /* seconds: of larger buckets so much is found */
 
 /* Where samples come from: a machine, or a test. */
-typedef struct sluice_burst_source_s {
+typedef struct sluice_token_bucket_source_s {
   /* Seconds of an exchange of `bytes` after the pause, and of each of those directly behind it, in the mean.
    * Collective. */
   sluice_status_t (*sample)(void* user, int64_t bytes, double* out_first, double* out_next);
   /* The longest of all ranks, in place. */
   sluice_status_t (*longest)(void* user, double* seconds, int32_t count);
   void* user;
-} sluice_burst_source_t;
+} sluice_token_bucket_source_t;
 
 /* Seconds of line time, 0 where the link keeps nothing; takes at most about `seconds`. Errors: those of the source. */
-sluice_status_t sluice_burst_measure(const sluice_burst_source_t* source, double seconds, double* out_burst);
+sluice_status_t sluice_token_bucket_measure(const sluice_token_bucket_source_t* source, double seconds,
+                                            double* out_bucket);
 
 /* Undoes the bucket in an exchange's mean seconds, of `repeats` in a row behind a pause: what one takes where the
  * bucket is empty. */
-double sluice_burst_undone(double seconds, int32_t repeats, double burst);
+double sluice_token_bucket_undone(double seconds, int32_t repeats, double bucket);
 
-#endif /* SLUICE_BACKEND_CALIBRATE_BURST_H_ */
+#endif /* SLUICE_BACKEND_CALIBRATE_TOKEN_BUCKET_H_ */

@@ -6,11 +6,11 @@
 
 #include <cmocka.h>
 
-#include "backend/calibrate/burst.h"
+#include "backend/calibrate/token_bucket.h"
 
 typedef struct link_s {
-  double burst, rate; /* seconds of line time, bytes per second */
-  double noise;       /* of an exchange, up and down in turns */
+  double bucket, rate; /* seconds of line time, bytes per second */
+  double noise;        /* of an exchange, up and down in turns */
   int32_t num_samples;
   sluice_status_t fails;
 } made_up_t;
@@ -20,8 +20,8 @@ static sluice_status_t sample(void* user, int64_t bytes, double* out_first, doub
   made_up_t* l = user;
   const double startup = 3e-5, line = (double)bytes / l->rate;
   const double up = 1 + (++l->num_samples % 2 ? l->noise : -l->noise);
-  *out_first = (startup + fmax(0, line - fmin(l->burst, SLUICE_BURST_PAUSE))) * up;
-  *out_next = (l->burst > 0 ? fmax(startup, line) : startup + line) / up;
+  *out_first = (startup + fmax(0, line - fmin(l->bucket, SLUICE_TOKEN_BUCKET_PAUSE))) * up;
+  *out_next = (l->bucket > 0 ? fmax(startup, line) : startup + line) / up;
   return l->fails;
 }
 
@@ -31,19 +31,19 @@ static sluice_status_t longest(void* user, double* seconds, int32_t count) {
 }
 
 static double found(made_up_t* l, double seconds) {
-  const sluice_burst_source_t source = {sample, longest, l};
-  double burst = -1;
-  assert_int_equal(sluice_burst_measure(&source, seconds, &burst), SLUICE_OK);
-  return burst;
+  const sluice_token_bucket_source_t source = {sample, longest, l};
+  double bucket = -1;
+  assert_int_equal(sluice_token_bucket_measure(&source, seconds, &bucket), SLUICE_OK);
+  return bucket;
 }
 
 static void Measure_LinksOfAllSpeeds_FindsTheirBuckets(void** state) {
   (void)state;
   for (double rate = 8e6; rate < 1e10; rate *= 4) {
-    for (double burst = 2e-4; burst < 3e-3; burst *= 2) {
-      made_up_t l = {.burst = burst, .rate = rate};
-      if ((8 << 20) / rate < 3 * burst) continue; /* longer than the largest exchange */
-      assert_true(fabs(found(&l, 10) + 3e-5 - burst) < 0.1 * burst);
+    for (double bucket = 2e-4; bucket < 3e-3; bucket *= 2) {
+      made_up_t l = {.bucket = bucket, .rate = rate};
+      if ((8 << 20) / rate < 3 * bucket) continue; /* longer than the largest exchange */
+      assert_true(fabs(found(&l, 10) + 3e-5 - bucket) < 0.1 * bucket);
     }
   }
 }
@@ -58,22 +58,22 @@ static void Measure_NoBucket_IsNone(void** state) {
 
 static void Measure_LargerThanThePause_IsThePauseAtMost(void** state) {
   (void)state;
-  made_up_t l = {.burst = 1, .rate = 1e8};
-  assert_true(fabs(found(&l, 10) - SLUICE_BURST_PAUSE) < 0.1 * SLUICE_BURST_PAUSE);
+  made_up_t l = {.bucket = 1, .rate = 1e8};
+  assert_true(fabs(found(&l, 10) - SLUICE_TOKEN_BUCKET_PAUSE) < 0.1 * SLUICE_TOKEN_BUCKET_PAUSE);
 }
 
 static void Measure_TooLong_IsLeftOut(void** state) {
   (void)state;
-  made_up_t l = {.burst = 4e-4, .rate = 1e5};
+  made_up_t l = {.bucket = 4e-4, .rate = 1e5};
   assert_true(found(&l, 0.5) == 0 && l.num_samples <= 2);
 }
 
 static void Measure_FailingExchange_PassesItOn(void** state) {
   (void)state;
   made_up_t l = {.rate = 1e8, .fails = SLUICE_E_PEER_LOST};
-  const sluice_burst_source_t source = {sample, longest, &l};
-  double burst;
-  assert_int_equal(sluice_burst_measure(&source, 1, &burst), SLUICE_E_PEER_LOST);
+  const sluice_token_bucket_source_t source = {sample, longest, &l};
+  double bucket;
+  assert_int_equal(sluice_token_bucket_measure(&source, 1, &bucket), SLUICE_E_PEER_LOST);
 }
 
 int main(void) {

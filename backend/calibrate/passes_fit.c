@@ -74,16 +74,16 @@ static sluice_status_t fit_products(const sluice_pass_samples_t* p, sluice_machi
 
 /* Up to the bytes of many tokens what is said holds; at those of a full pass, and beyond, the factor of what it took.
  */
-static sluice_status_t fit_spill(const sluice_pass_samples_t* p, sluice_machine_t* m) {
+static sluice_status_t fit_cache_miss_factor(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   const sluice_workload_t* w = &p->source->work;
   const double row = (double)(w->model_width + w->hidden_width * w->gate_factor) * (double)sluice_dtype_bytes(w->dtype);
   for (int32_t d = 0; d < 2 && p->has[FULL]; ++d) {
     double factor = 1;
     SLUICE_TRY(factor_of(p, m, FULL, d, &factor));
     const double x[] = {SLUICE_PASSES_MANY, SLUICE_PASSES_FULL, 2 * SLUICE_PASSES_FULL}, y[] = {1, factor, factor};
-    sluice_curve_t* spill = &m->spill[d];
-    spill->count = 3;
-    for (int32_t i = 0; i < spill->count; ++i) spill->x[i] = x[i] * row * w->top_k, spill->y[i] = y[i];
+    sluice_curve_t* curve = &m->cache_miss_factor[d];
+    curve->count = 3;
+    for (int32_t i = 0; i < curve->count; ++i) curve->x[i] = x[i] * row * w->top_k, curve->y[i] = y[i];
   }
   return SLUICE_OK;
 }
@@ -230,10 +230,10 @@ static sluice_status_t fit_rest(const sluice_pass_samples_t* p, sluice_machine_t
 sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double seconds, sluice_machine_t* m) {
   sluice_pass_samples_t p;
   m->pass_seconds = m->pass_byte_seconds = 0;
-  m->spill[0].count = m->spill[1].count = 0;
+  m->cache_miss_factor[0].count = m->cache_miss_factor[1].count = 0;
   SLUICE_TRY(sluice_pass_samples_take(source, seconds, &p));
   SLUICE_TRY(fit_products(&p, m));
-  SLUICE_TRY(fit_spill(&p, m));
+  SLUICE_TRY(fit_cache_miss_factor(&p, m));
   if (p.source->work.world_size > 1) SLUICE_TRY(fit_chunks(&p, m));
   SLUICE_TRY(fit_rest(&p, m));
   sluice_log(SLUICE_LOG_INFO, "calibrating: a pass takes %.3f ms beside its ops, an op %.4f ms", 1e3 * m->pass_seconds,

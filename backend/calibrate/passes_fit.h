@@ -3,8 +3,8 @@
  *
  * Passes of a layer run with few rows and with many, in one chunk. What the compute lane takes over what is said of it
  * corrects products, by rows and direction. With so many rows that they do not stay in a cache, what the lane takes
- * beyond that is `spill`. With few rows passes run in several chunks too: what one chunk takes beyond its prediction is
- * then pass_seconds, what each further chunk takes beyond its own is of every op: op_seconds.
+ * beyond that is the cache-miss factor. With few rows passes run in several chunks too: what one chunk takes beyond its
+ * prediction is then pass_seconds, what each further chunk takes beyond its own is of every op: op_seconds.
  *
  * Source: ours.
  */

@@ -206,7 +206,7 @@ static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w
                       .work = w,
                       .rows = sluice_rows_of(w, c),
                       .row_bytes = (double)w->model_width * (double)sluice_dtype_bytes(w->dtype),
-                      .spill = sluice_machine_spill(m, direction, sluice_bytes_touched(w)),
+                      .cache_miss_factor = sluice_machine_cache_miss_factor(m, direction, sluice_bytes_touched(w)),
                       .num_chunks = c->num_chunks,
                       .cuts_rows = sluice_choice_cuts_rows(w, c)};
 }
@@ -219,8 +219,8 @@ static sluice_chunk_rows_t rows_at(const op_scene_t* s, const sluice_op_t* op) {
 static double op_seconds(void* user, const sluice_op_t* op) {
   op_scene_t s = *(const op_scene_t*)user;
   s.rows = rows_at(user, op);
-  double spill = op->lane == SLUICE_LANE_COMPUTE ? s.spill : 1;
-  double seconds = local_seconds(&s, op) * spill + s.machine->op_seconds;
+  double factor = op->lane == SLUICE_LANE_COMPUTE ? s.cache_miss_factor : 1;
+  double seconds = local_seconds(&s, op) * factor + s.machine->op_seconds;
   return traffic_of(&s, op->kind).is_exchange ? seconds + exchange(&s, op->kind) : seconds;
 }
 
@@ -297,7 +297,7 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
   double packed = gather(&s, s.rows.out), unpacked = gather(&s, s.rows.received);
   sluice_chunk_times_t t = {
       .dispatch = packed + exchange(&s, forward ? SLUICE_OP_DISPATCH : SLUICE_OP_DISPATCH_GRAD) + unpacked,
-      .compute = expert_forward(&s) * s.spill,
+      .compute = expert_forward(&s) * s.cache_miss_factor,
       .combine = gather(&s, s.rows.received_remote) +
                  exchange(&s, forward ? SLUICE_OP_COMBINE : SLUICE_OP_COMBINE_GRAD) + gather(&s, s.rows.returned),
       .copy = share_of(c, policy_of_di, SLUICE_RESTORE_OFFLOAD) * copy(&s, 0) +
@@ -307,7 +307,7 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
   t.dispatch +=
       share_of(c, policy_of_di, SLUICE_RESTORE_REDISPATCH) * (packed + exchange(&s, SLUICE_OP_REDISPATCH) + unpacked);
   double again = w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor);
-  t.compute = (expert_backward(&s) + share_of(c, policy_of_m, SLUICE_RESTORE_RECOMPUTE) * again) * s.spill;
+  t.compute = (expert_backward(&s) + share_of(c, policy_of_m, SLUICE_RESTORE_RECOMPUTE) * again) * s.cache_miss_factor;
   return t;
 }
 

@@ -60,7 +60,7 @@ typedef struct sluice_pass_costs_s {
   const sluice_workload_t* work;
   sluice_chunk_rows_t rows;
   double row_bytes;
-  double spill; /* of the compute lane */
+  double cache_miss_factor; /* of the compute lane */
   int32_t num_chunks, cuts_rows;
 } sluice_pass_costs_t;
 /* The costs of a pass's ops (predict.h). machine and work are borrowed; `state` is filled in and borrowed. */

@@ -55,9 +55,9 @@ double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32
   return between(c->x[i], c->x[i] * c->y[i], c->x[i + 1], c->x[i + 1] * c->y[i + 1], rows) / rows;
 }
 
-double sluice_machine_spill(const sluice_machine_t* machine, int32_t direction, double bytes) {
-  const sluice_curve_t* spill = &machine->spill[direction];
-  return spill->count == 0 ? 1 : sluice_curve_at(spill, bytes);
+double sluice_machine_cache_miss_factor(const sluice_machine_t* machine, int32_t direction, double bytes) {
+  const sluice_curve_t* factor = &machine->cache_miss_factor[direction];
+  return factor->count == 0 ? 1 : sluice_curve_at(factor, bytes);
 }
 
 static double link_seconds(const sluice_link_t* link, double peers, double bytes) {
@@ -163,8 +163,8 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
   CHECK(m->exchange_skew_gain >= 0 && m->exchange_skew_gain <= 1, "machine: exchange_skew_gain is %g; it is in [0, 1]",
         m->exchange_skew_gain);
   SLUICE_TRY(check_curve("host_copy", &m->host_copy));
-  SLUICE_TRY(check_curve("spill_forward", &m->spill[0]));
-  SLUICE_TRY(check_curve("spill_backward", &m->spill[1]));
+  SLUICE_TRY(check_curve("spill_forward", &m->cache_miss_factor[0]));
+  SLUICE_TRY(check_curve("spill_backward", &m->cache_miss_factor[1]));
   SLUICE_TRY(check_seconds("op_seconds", m->op_seconds));
   SLUICE_TRY(check_seconds("pass_seconds", m->pass_seconds));
   SLUICE_TRY(check_seconds("pass_byte_seconds", m->pass_byte_seconds));

@@ -64,10 +64,10 @@ typedef struct sluice_machine_s {
   sluice_curve_t host_copy; /* seconds against bytes, device to host and back */
   /* What the compute lane takes over the sum of its ops where the rows of a pass, and what is made of them, no longer
    * stay in a cache: a factor against bytes, of a forward and of a backward. count 0: 1. */
-  sluice_curve_t spill[2];
-  double op_seconds;        /* of each op, on top */
-  double pass_seconds;      /* of each pass: routing, header, bookkeeping */
-  double pass_byte_seconds; /* on top of that, of each byte of a rank's rows: what no op is */
+  sluice_curve_t cache_miss_factor[2]; /* JSON: spill_forward, spill_backward */
+  double op_seconds;                   /* of each op, on top */
+  double pass_seconds;                 /* of each pass: routing, header, bookkeeping */
+  double pass_byte_seconds;            /* on top of that, of each byte of a rank's rows: what no op is */
   /* [lane][lanes that are busy, itself included]: the share of its speed that the lane keeps; 0 stands for 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
   double error_median, error_p90; /* |predicted / measured - 1| on sizes held out of the fit; 0: not measured */
@@ -79,8 +79,8 @@ void sluice_machine_init(sluice_machine_t* out_machine);
 double sluice_curve_at(const sluice_curve_t* curve, double x);
 /* Seconds per flop at `rows` per expert. dtype: SLUICE_DTYPE_*. */
 double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows);
-/* The factor of `spill` where a rank's rows and what is made of them are so many bytes. */
-double sluice_machine_spill(const sluice_machine_t* machine, int32_t direction, double bytes);
+/* The cache-miss factor where a rank's rows and what is made of them are so many bytes. */
+double sluice_machine_cache_miss_factor(const sluice_machine_t* machine, int32_t direction, double bytes);
 /* Seconds of one all-to-all in which no rank sends or receives more than `bytes` to or from others, evenly spread. */
 double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
 /* The part of it that is line time of a link with a bucket (bucket_seconds); 0 where links have none. */

@@ -307,8 +307,8 @@ static const field_t fields[] = {
     {"second_exchange_taken", KIND_SECONDS, AT(second_exchange_taken), NULL},
     {"exchange_skew_gain", KIND_PART, AT(exchange_skew_gain), read_gain},
     {"host_copy", KIND_PART, AT(host_copy), read_curve},
-    {"spill_forward", KIND_PART, AT(spill), read_factors},
-    {"spill_backward", KIND_PART, AT(spill) + sizeof(sluice_curve_t), read_factors},
+    {"spill_forward", KIND_PART, AT(cache_miss_factor), read_factors},
+    {"spill_backward", KIND_PART, AT(cache_miss_factor) + sizeof(sluice_curve_t), read_factors},
     {"op_seconds", KIND_SECONDS, AT(op_seconds), NULL},
     {"pass_seconds", KIND_SECONDS, AT(pass_seconds), NULL},
     {"pass_byte_seconds", KIND_SECONDS, AT(pass_byte_seconds), NULL},
@@ -455,8 +455,8 @@ uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t ro
                   "\"second_exchange_taken\": %.10g,\n \"exchange_skew_gain\": %.10g",
                   m->second_exchange_seconds, m->second_exchange_late, m->second_exchange_taken, m->exchange_skew_gain);
   add_curve(&text, "host_copy", &m->host_copy);
-  add_curve(&text, "spill_forward", &m->spill[0]);
-  add_curve(&text, "spill_backward", &m->spill[1]);
+  add_curve(&text, "spill_forward", &m->cache_miss_factor[0]);
+  add_curve(&text, "spill_backward", &m->cache_miss_factor[1]);
   sluice_text_add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g,\n \"pass_byte_seconds\": %.10g",
                   m->op_seconds, m->pass_seconds, m->pass_byte_seconds);
   add_shares(&text, m);

@@ -137,10 +137,10 @@ static void Fit_RowsBeyondCaches_PredictsOtherLayers(void** state) {
   const double row = (256 + 512) * sizeof(float);
   for (int32_t d = 0; d < 2; ++d) {
     const double factor = d == 0 ? 1.2 : 1.3;
-    w.machine.spill[d] = (sluice_curve_t){3, {512 * row, 2048 * row, 4096 * row}, {1, factor, factor}};
+    w.machine.cache_miss_factor[d] = (sluice_curve_t){3, {512 * row, 2048 * row, 4096 * row}, {1, factor, factor}};
   }
   sluice_machine_t measured = w.machine;
-  measured.spill[0].count = measured.spill[1].count = 0;
+  measured.cache_miss_factor[0].count = measured.cache_miss_factor[1].count = 0;
   assert_true(worst_error(&measured, &w.machine) > 0.1);
   sluice_machine_t m = fitted(&w, measured, 100);
   assert_true(worst_error(&m, &w.machine) < 0.01);

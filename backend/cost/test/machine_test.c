@@ -106,7 +106,8 @@ static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
   assert_true(m.exchange_late.count == 2 && again.exchange_late.y[0] == 2e-3 && again.exchange_taken.y[1] == 2e-4);
   assert_true(again.second_exchange_seconds == 3e-4 && again.second_exchange_late == 1e-3 &&
               again.second_exchange_taken == 2e-5 && again.exchange_skew_gain == 0.25);
-  assert_true(again.spill[0].count == 2 && again.spill[0].y[1] == 1.2 && again.spill[1].y[1] == 1.3);
+  assert_true(again.cache_miss_factor[0].count == 2 && again.cache_miss_factor[0].y[1] == 1.2 &&
+              again.cache_miss_factor[1].y[1] == 1.3);
   assert_true(again.relu_seconds == 3e-13 && again.relu_grad_seconds == 4e-13);
   assert_true(is_near(again.pass_seconds, m.pass_seconds) && again.provenance == m.provenance);
 }

@@ -24,7 +24,24 @@ sluice_slot_ref_t sluice_builder_home(const sluice_builder_t* builder, int32_t t
   return *home_of(builder, tensor, chunk);
 }
 
+/* Whether the op belongs into the template and has a place there; if not, the status says why. */
+static int takes_op(sluice_builder_t* builder, int32_t kind, int32_t chunk) {
+  if (builder->status != SLUICE_OK) return 0;
+  if (kind < 0 || kind >= SLUICE_OP_COUNT || chunk < -1 || chunk >= builder->num_chunks) {
+    builder->status = SLUICE_FAIL(
+        SLUICE_E_INTERNAL, "schedule: op %d is of kind %d and chunk %d; kinds are in [0, %d), chunks in [-1, %d)",
+        builder->num_ops, kind, chunk, SLUICE_OP_COUNT, builder->num_chunks);
+  } else if (builder->num_ops >= builder->capacity) {
+    builder->status = SLUICE_FAIL(SLUICE_E_INTERNAL,
+                                  "schedule: %s of chunk %d does not fit: %d chunks have room for %d ops; raise "
+                                  "OPS_PER_CHUNK in backend/schedule/template.c",
+                                  sluice_op_name(kind), chunk, builder->num_chunks, builder->capacity);
+  }
+  return builder->status == SLUICE_OK;
+}
+
 sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t lane, int32_t chunk) {
+  if (!takes_op(builder, kind, chunk)) return &builder->refused;
   sluice_op_t* op = &builder->ops[builder->num_ops++];
   memset(op, 0, sizeof *op);
   op->kind = (int16_t)kind;
@@ -35,29 +52,39 @@ sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t
 
 static int same_ref(sluice_slot_ref_t a, sluice_slot_ref_t b) { return a.tensor == b.tensor && a.slot == b.slot; }
 
-static int32_t add_ref(sluice_slot_ref_t* refs, int32_t count, sluice_slot_ref_t ref) {
-  for (int32_t i = 0; i < count; ++i) {
-    if (same_ref(refs[i], ref)) return count;
+static void add_ref(sluice_builder_t* builder, const sluice_op_t* op, sluice_slot_ref_t* refs, int32_t* count,
+                    sluice_slot_ref_t ref) {
+  for (int32_t i = 0; i < *count; ++i) {
+    if (same_ref(refs[i], ref)) return;
   }
-  refs[count] = ref;
-  return count + 1;
+  if (*count < SLUICE_OP_MAX_ACCESSES) {
+    refs[(*count)++] = ref;
+    return;
+  }
+  builder->status = SLUICE_FAIL(SLUICE_E_INTERNAL,
+                                "schedule: %s of chunk %d %s %s besides %d other slots, which is all that fit; raise "
+                                "SLUICE_OP_MAX_ACCESSES in backend/schedule/schedule.h",
+                                sluice_op_name(op->kind), op->chunk, refs == op->reads ? "reads" : "writes",
+                                sluice_tensor_kind_name(ref.tensor), SLUICE_OP_MAX_ACCESSES);
 }
 
-static int32_t add_access(const sluice_builder_t* builder, const sluice_op_t* op, int32_t tensor,
-                          sluice_slot_ref_t* refs, int32_t count) {
-  if (op->chunk >= 0) return add_ref(refs, count, *home_of(builder, tensor, op->chunk));
-  for (int32_t i = 0; i < builder->num_chunks; ++i) {
-    count = add_ref(refs, count, (sluice_slot_ref_t){home_of(builder, tensor, i)->tensor, -1});
+static void add_access(sluice_builder_t* builder, const sluice_op_t* op, int32_t tensor, sluice_slot_ref_t* refs,
+                       int32_t* count) {
+  if (op->chunk >= 0) {
+    add_ref(builder, op, refs, count, *home_of(builder, tensor, op->chunk));
+    return;
   }
-  return count;
+  for (int32_t i = 0; i < builder->num_chunks && builder->status == SLUICE_OK; ++i) {
+    add_ref(builder, op, refs, count, (sluice_slot_ref_t){home_of(builder, tensor, i)->tensor, -1});
+  }
 }
 
 void sluice_op_read(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor) {
-  op->num_reads = add_access(builder, op, tensor, op->reads, op->num_reads);
+  if (builder->status == SLUICE_OK) add_access(builder, op, tensor, op->reads, &op->num_reads);
 }
 
 void sluice_op_write(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor) {
-  op->num_writes = add_access(builder, op, tensor, op->writes, op->num_writes);
+  if (builder->status == SLUICE_OK) add_access(builder, op, tensor, op->writes, &op->num_writes);
 }
 
 static int same_slot(sluice_slot_ref_t a, sluice_slot_ref_t b) {
@@ -82,10 +109,10 @@ static int conflict(const sluice_op_t* earlier, const sluice_op_t* later) {
 
 /* `before[i][lane]` is the last op of `lane` that is known to end before op i starts; -1 none. Walking backwards in
  * program order, a conflicting op that is not known yet becomes a dependency and brings everything before it along; a
- * later op of the same lane implies the earlier ones. */
-int32_t sluice_builder_derive_deps(sluice_builder_t* builder, int32_t* deps, int32_t capacity) {
-  int32_t(*before)[SLUICE_NUM_LANES] = malloc((size_t)(builder->num_ops + 1) * sizeof *before);
-  if (before == NULL) return -1;
+ * later op of the same lane implies the earlier ones. Returns how many dependencies there are, those that do not fit
+ * among them. */
+static int32_t derive_deps(sluice_builder_t* builder, int32_t (*before)[SLUICE_NUM_LANES], int32_t* deps,
+                           int32_t capacity) {
   int32_t last_of_lane[SLUICE_NUM_LANES];
   for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) last_of_lane[lane] = -1;
   int32_t count = 0;
@@ -99,7 +126,7 @@ int32_t sluice_builder_derive_deps(sluice_builder_t* builder, int32_t* deps, int
     for (int32_t j = i - 1; j >= 0; --j) {
       const sluice_op_t* other = &builder->ops[j];
       if (j <= before[i][other->lane] || !conflict(other, op)) continue;
-      if (deps != NULL && count < capacity) deps[count] = j;
+      if (count < capacity) deps[count] = j;
       ++count;
       for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
         if (before[j][lane] > before[i][lane]) before[i][lane] = before[j][lane];
@@ -109,6 +136,23 @@ int32_t sluice_builder_derive_deps(sluice_builder_t* builder, int32_t* deps, int
     op->num_deps = count - op->first_dep;
     last_of_lane[op->lane] = i;
   }
-  free(before);
   return count;
+}
+
+sluice_status_t sluice_builder_finish(sluice_builder_t* builder, int32_t* deps, int32_t capacity,
+                                      int32_t* out_num_deps) {
+  *out_num_deps = 0;
+  SLUICE_TRY(builder->status);
+  int32_t(*before)[SLUICE_NUM_LANES] = malloc((size_t)(builder->num_ops + 1) * sizeof *before);
+  if (before == NULL) return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "schedule: dependencies of %d ops", builder->num_ops);
+  int32_t count = derive_deps(builder, before, deps, capacity);
+  free(before);
+  if (count > capacity) {
+    return SLUICE_FAIL(SLUICE_E_INTERNAL,
+                       "schedule: %d ops have %d dependencies, and there is room for %d; raise "
+                       "sluice_template_max_deps in backend/schedule/template.c",
+                       builder->num_ops, count, capacity);
+  }
+  *out_num_deps = count;
+  return SLUICE_OK;
 }

@@ -16,7 +16,8 @@
 #include "backend/schedule/tighten.h"
 #include "sluice/moe.h"
 
-#define OPS_PER_CHUNK 12 /* of a backward that restores both tensors */
+/* Of a backward that restores both tensors, at the most. The builder refuses more. */
+#define OPS_PER_CHUNK 12
 
 static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
   for (int32_t i = 0; i < SLUICE_MAX_CHUNKS; ++i) {
@@ -171,10 +172,10 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
                                            sluice_template_t** out_template) {
   *out_template = NULL;
   SLUICE_TRY(check_spec(spec));
-  int32_t n = spec->num_chunks, max_ops = sluice_template_max_ops(n), max_deps = sluice_template_max_deps(n);
+  int32_t n = spec->num_chunks;
   sluice_template_t* schedule = lay_out(spec, memory);
   sluice_builder_t builder = {.ops = schedule->ops,
-                              .capacity = max_ops,
+                              .capacity = sluice_template_max_ops(n),
                               .single_rank = spec->single_rank,
                               .num_chunks = n,
                               .homes = schedule->homes};
@@ -185,11 +186,8 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
     sluice_place_backward(&builder, spec);
     sluice_build_backward(&builder, spec);
   }
-  int32_t num_deps = sluice_builder_derive_deps(&builder, schedule->deps, max_deps);
-  if (num_deps < 0 || num_deps > max_deps) {
-    return SLUICE_FAIL(num_deps < 0 ? SLUICE_E_NO_MEMORY : SLUICE_E_INTERNAL, "schedule: dependencies of %d ops",
-                       max_ops);
-  }
+  int32_t num_deps = 0;
+  SLUICE_TRY(sluice_builder_finish(&builder, schedule->deps, sluice_template_max_deps(n), &num_deps));
   drop_unused_rings(&builder);
   schedule->num_ops = builder.num_ops;
   schedule->num_deps = num_deps;

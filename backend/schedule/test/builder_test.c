@@ -1,0 +1,148 @@
+/* The builder: what does not fit is refused with a status, and nothing is written behind what does. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/schedule/builder.h"
+
+enum { ROOM = 3, CHUNKS = 2, MARK = 0x5a };
+
+typedef struct bench_s {
+  sluice_builder_t builder;
+  sluice_op_t* ops; /* one more than there is room for */
+  sluice_slot_ref_t homes[SLUICE_T_COUNT * CHUNKS];
+} bench_t;
+
+static void begin(bench_t* bench) {
+  memset(bench, 0, sizeof *bench);
+  bench->ops = malloc((ROOM + 1) * sizeof *bench->ops);
+  assert_non_null(bench->ops);
+  memset(bench->ops, MARK, (ROOM + 1) * sizeof *bench->ops);
+  bench->builder = (sluice_builder_t){
+      .ops = bench->ops, .capacity = ROOM, .num_chunks = CHUNKS, .homes = bench->homes, .status = SLUICE_OK};
+  sluice_builder_init_homes(&bench->builder);
+}
+
+static void end(bench_t* bench) {
+  for (size_t i = 0; i < sizeof *bench->ops; ++i) {
+    assert_int_equal(((const unsigned char*)&bench->ops[ROOM])[i], MARK);
+  }
+  free(bench->ops);
+}
+
+static sluice_op_t* add(bench_t* bench, int32_t kind, int32_t chunk) {
+  return sluice_builder_add(&bench->builder, kind, SLUICE_LANE_COMPUTE, chunk);
+}
+
+/* What finish says of it, and that it gives no dependencies. */
+static void assert_refused(bench_t* bench, const char* text) {
+  int32_t deps[8], num_deps = 7;
+  assert_int_equal(sluice_builder_finish(&bench->builder, deps, 8, &num_deps), SLUICE_E_INTERNAL);
+  assert_int_equal(num_deps, 0);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  if (strstr(why.message, text) == NULL) fail_msg("%s", why.message);
+}
+
+static void Builder_OneOpTooMany_IsRefusedAndNothingWritten(void** state) {
+  (void)state;
+  bench_t bench;
+  begin(&bench);
+  for (int32_t i = 0; i < ROOM; ++i) sluice_op_write(&bench.builder, add(&bench, SLUICE_OP_GEMM1, 0), SLUICE_T_M);
+  assert_int_equal(bench.builder.status, SLUICE_OK);
+  sluice_op_t* extra = add(&bench, SLUICE_OP_GEMM2, 1);
+  sluice_op_read(&bench.builder, extra, SLUICE_T_ACT);
+  sluice_op_write(&bench.builder, extra, SLUICE_T_DO);
+  assert_int_equal(bench.builder.num_ops, ROOM);
+  assert_refused(&bench, "gemm2 of chunk 1 does not fit: 2 chunks have room for 3 ops; raise OPS_PER_CHUNK");
+  end(&bench);
+}
+
+static void Builder_OneAccessTooMany_IsRefusedAndNothingWritten(void** state) {
+  (void)state;
+  bench_t bench;
+  begin(&bench);
+  sluice_op_t* op = add(&bench, SLUICE_OP_GEMM1, 1);
+  for (int32_t t = 0; t < SLUICE_OP_MAX_ACCESSES; ++t) sluice_op_read(&bench.builder, op, t);
+  sluice_op_read(&bench.builder, op, 0); /* once more the same is none more */
+  assert_int_equal(bench.builder.status, SLUICE_OK);
+  const sluice_op_t before = *op;
+  sluice_op_read(&bench.builder, op, SLUICE_OP_MAX_ACCESSES);
+  sluice_op_write(&bench.builder, op, SLUICE_T_M);
+  assert_memory_equal(op, &before, sizeof before);
+  assert_refused(&bench, "gemm1 of chunk 1 reads T_ROUTE besides 8 other slots");
+  end(&bench);
+}
+
+static void Builder_AccessesOfAllChunksTooMany_AreRefused(void** state) {
+  (void)state;
+  bench_t bench;
+  begin(&bench);
+  sluice_op_t* op = add(&bench, SLUICE_OP_WEIGHT_GRAD, -1);
+  for (int32_t t = 0; t < SLUICE_OP_MAX_ACCESSES; ++t) sluice_op_write(&bench.builder, op, t);
+  sluice_builder_set_home(&bench.builder, SLUICE_T_DI, 1, SLUICE_T_KEPT_DI, 1);
+  sluice_op_write(&bench.builder, op, SLUICE_T_DI); /* in two places by now */
+  assert_int_equal(op->num_writes, SLUICE_OP_MAX_ACCESSES);
+  assert_int_equal(op->num_reads, 0);
+  assert_refused(&bench, "weight_grad of chunk -1 writes kept T_DI besides 8 other slots");
+  end(&bench);
+}
+
+static void Builder_KindOrChunkUnknown_IsRefused(void** state) {
+  (void)state;
+  const int32_t bad[][2] = {{SLUICE_OP_COUNT, 0}, {-1, 0}, {SLUICE_OP_GEMM1, CHUNKS}, {SLUICE_OP_GEMM1, -2}};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
+    bench_t bench;
+    begin(&bench);
+    sluice_op_read(&bench.builder, add(&bench, bad[i][0], bad[i][1]), SLUICE_T_DI);
+    assert_int_equal(bench.builder.num_ops, 0);
+    assert_refused(&bench, "op 0 is of kind");
+    end(&bench);
+  }
+}
+
+static void Builder_TwoRefusals_SaysTheFirst(void** state) {
+  (void)state;
+  bench_t bench;
+  begin(&bench);
+  (void)add(&bench, SLUICE_OP_GEMM1, CHUNKS);
+  for (int32_t i = 0; i <= ROOM; ++i) (void)add(&bench, SLUICE_OP_GEMM1, 0);
+  assert_refused(&bench, "op 0 is of kind 2 and chunk 2");
+  end(&bench);
+}
+
+static void Builder_DependenciesTooMany_AreRefusedAndNotWritten(void** state) {
+  (void)state;
+  bench_t bench;
+  begin(&bench);
+  const int32_t lanes[ROOM] = {SLUICE_LANE_COMPUTE, SLUICE_LANE_COMM, SLUICE_LANE_COMPUTE};
+  for (int32_t i = 0; i < ROOM; ++i) {
+    sluice_op_write(&bench.builder, sluice_builder_add(&bench.builder, SLUICE_OP_GEMM1, lanes[i], 0), SLUICE_T_M);
+  }
+  int32_t deps[2] = {MARK, MARK}, num_deps = 7;
+  assert_int_equal(sluice_builder_finish(&bench.builder, deps, 1, &num_deps), SLUICE_E_INTERNAL);
+  assert_int_equal(num_deps, 0);
+  assert_int_equal(deps[1], MARK);
+  assert_int_equal(sluice_builder_finish(&bench.builder, deps, 2, &num_deps), SLUICE_OK);
+  assert_int_equal(num_deps, 2);
+  assert_int_equal(deps[0], 0);
+  assert_int_equal(deps[1], 1);
+  end(&bench);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Builder_OneOpTooMany_IsRefusedAndNothingWritten),
+      cmocka_unit_test(Builder_OneAccessTooMany_IsRefusedAndNothingWritten),
+      cmocka_unit_test(Builder_AccessesOfAllChunksTooMany_AreRefused),
+      cmocka_unit_test(Builder_KindOrChunkUnknown_IsRefused),
+      cmocka_unit_test(Builder_TwoRefusals_SaysTheFirst),
+      cmocka_unit_test(Builder_DependenciesTooMany_AreRefusedAndNotWritten),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -96,8 +96,8 @@ static int check_rules(checker_t* c, int32_t index) {
   const sluice_op_t* op = &t->ops[index];
   sluice_op_rule_t rule = sluice_op_rule(op->kind, &t->spec);
   if (op->lane != rule.lane) return report(c, SLUICE_HAZARD_WRONG_LANE, index, NOBODY, NOBODY, NOBODY);
-  int is_copy = op->kind == SLUICE_OP_COPY_OUT || op->kind == SLUICE_OP_COPY_IN;
-  if (is_copy && !copy_is_valid(t, op)) return report(c, SLUICE_HAZARD_MISSING_ACCESS, index, NOBODY, NOBODY, NOBODY);
+  if (sluice_op_row(op->kind)->is_copy && !copy_is_valid(t, op))
+    return report(c, SLUICE_HAZARD_MISSING_ACCESS, index, NOBODY, NOBODY, NOBODY);
   for (int32_t i = 0; i < rule.num_reads; ++i) {
     if (!declares_tensor(t, op, rule.reads[i], 0)) {
       return report(c, SLUICE_HAZARD_MISSING_ACCESS, index, NOBODY, rule.reads[i], NOBODY);
@@ -217,7 +217,7 @@ static int check_defined(checker_t* c, int32_t index) {
       if (!check_holds(c, index, rule.reads[r], i)) return 0;
     }
   }
-  if (op->kind == SLUICE_OP_COPY_OUT || op->kind == SLUICE_OP_COPY_IN) {
+  if (sluice_op_row(op->kind)->is_copy) {
     const slot_state_t* s = state_of(c, op->reads[0].tensor, op->reads[0].slot);
     int came = s->chunk == NO_CHUNK && is_input(&c->t->spec, op->reads[0].tensor) && op->reads[0].slot == op->chunk;
     if (s->chunk != op->chunk && !came) {

@@ -1,17 +1,15 @@
-/* What each kind of op must declare, as data: its lane, and the tensors it reads and writes at the least. Private to
- * backend/schedule. */
+/* What an op must declare in a template of a spec: its lane, and the tensors it reads and writes at the least. The rows
+ * of op_table.h, less or more what the spec changes. Private to backend/schedule. */
 #ifndef SLUICE_BACKEND_SCHEDULE_OP_RULES_H_
 #define SLUICE_BACKEND_SCHEDULE_OP_RULES_H_
 
-#include "backend/schedule/schedule.h"
-
-#define SLUICE_RULE_MAX 5
+#include "backend/schedule/op_table.h"
 
 typedef struct sluice_op_rule_s {
   int32_t lane; /* with one rank the communication lane's ops run on the compute lane */
-  int16_t reads[SLUICE_RULE_MAX];
+  int16_t reads[SLUICE_OP_TABLE_ACCESSES];
   int16_t num_reads;
-  int16_t writes[SLUICE_RULE_MAX];
+  int16_t writes[SLUICE_OP_TABLE_ACCESSES];
   int16_t num_writes;
 } sluice_op_rule_t;
 

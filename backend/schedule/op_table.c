@@ -1,0 +1,63 @@
+#include "backend/schedule/op_table.h"
+
+#define ON(lane)    (SLUICE_LANE_##lane + 1)
+#define T(name)     SLUICE_T_##name
+#define COUNT(...)  ((int32_t)(sizeof((int16_t[]){__VA_ARGS__}) / sizeof(int16_t)))
+#define READS(...)  .reads = {__VA_ARGS__}, .num_reads = COUNT(__VA_ARGS__)
+#define WRITES(...) .writes = {__VA_ARGS__}, .num_writes = COUNT(__VA_ARGS__)
+
+/* A row says what the op is, then what it touches. */
+/* clang-format off */
+static const sluice_op_row_t rows[SLUICE_OP_COUNT] = {
+    [SLUICE_OP_DISPATCH] = {.name = "dispatch", .lane = ON(COMM), .is_exchange = 1,
+        WRITES(T(SEND), T(RECV))},
+    [SLUICE_OP_UNPACK] = {.name = "unpack", .lane = ON(COMM),
+        READS(T(RECV)), WRITES(T(DI))},
+    [SLUICE_OP_GEMM1] = {.name = "gemm1", .lane = ON(COMPUTE),
+        READS(T(DI)), WRITES(T(M))},
+    [SLUICE_OP_ACTIVATION] = {.name = "activation", .lane = ON(COMPUTE),
+        READS(T(M)), WRITES(T(M), T(ACT))},
+    [SLUICE_OP_GEMM2] = {.name = "gemm2", .lane = ON(COMPUTE),
+        READS(T(ACT)), WRITES(T(DO))},
+    [SLUICE_OP_EXPERT] = {.name = "expert", .lane = ON(COMPUTE),
+        READS(T(DI)), WRITES(T(DO))},
+    [SLUICE_OP_COMBINE] = {.name = "combine", .lane = ON(COMM), .is_exchange = 1,
+        READS(T(DO)), WRITES(T(SEND), T(RECV))},
+    [SLUICE_OP_REDUCE] = {.name = "reduce", .lane = ON(COMM),
+        READS(T(RECV)), WRITES(T(OUT))},
+    [SLUICE_OP_DISPATCH_GRAD] = {.name = "dispatch_grad", .lane = ON(COMM), .is_exchange = 1,
+        WRITES(T(SEND), T(RECV))},
+    [SLUICE_OP_UNPACK_GRAD] = {.name = "unpack_grad", .lane = ON(COMM),
+        READS(T(RECV)), WRITES(T(DDO), T(ROUTE))},
+    [SLUICE_OP_GEMM2_GRAD] = {.name = "gemm2_grad", .lane = ON(COMPUTE),
+        READS(T(DDO)), WRITES(T(DACT))},
+    [SLUICE_OP_ACTIVATION_GRAD] = {.name = "activation_grad", .lane = ON(COMPUTE),
+        READS(T(M), T(DACT), T(ROUTE), T(DDO)), WRITES(T(DM), T(DGATE))},
+    [SLUICE_OP_GEMM1_GRAD] = {.name = "gemm1_grad", .lane = ON(COMPUTE),
+        READS(T(DM)), WRITES(T(DDI))},
+    [SLUICE_OP_EXPERT_GRAD] = {.name = "expert_grad", .lane = ON(COMPUTE),
+        READS(T(DI), T(DO), T(ROUTE), T(DDO)), WRITES(T(DDO), T(DDI), T(DGATE))},
+    [SLUICE_OP_COMBINE_GRAD] = {.name = "combine_grad", .lane = ON(COMM), .is_exchange = 1,
+        READS(T(DDI), T(DGATE)), WRITES(T(SEND), T(RECV))},
+    [SLUICE_OP_REDUCE_GRAD] = {.name = "reduce_grad", .lane = ON(COMM),
+        READS(T(RECV)), WRITES(T(OUT))},
+    [SLUICE_OP_WEIGHT_GRAD] = {.name = "weight_grad", .lane = ON(COMPUTE),
+        READS(T(DI), T(DDO), T(ROUTE), T(DM), T(DACT)), WRITES(T(DW))},
+    [SLUICE_OP_COPY_OUT] = {.name = "copy_out", .lane = ON(COPY_OUT), .is_copy = 1},
+    [SLUICE_OP_COPY_IN] = {.name = "copy_in", .lane = ON(COPY_IN), .is_copy = 1},
+    [SLUICE_OP_REDISPATCH] = {.name = "redispatch", .lane = ON(COMM), .is_exchange = 1,
+        WRITES(T(SEND), T(RECV))},
+    [SLUICE_OP_RECOMPUTE] = {.name = "recompute", .lane = ON(COMPUTE),
+        READS(T(DI)), WRITES(T(M))},
+};
+/* clang-format on */
+
+const sluice_op_row_t* sluice_op_row(int32_t kind) { return &rows[kind]; }
+
+int32_t sluice_op_lane(int32_t kind) { return rows[kind].lane - 1; }
+
+static int is_known(int32_t kind) { return kind >= 0 && kind < SLUICE_OP_COUNT; }
+
+const char* sluice_op_name(int32_t kind) { return is_known(kind) ? rows[kind].name : "unknown"; }
+
+int sluice_op_is_exchange(int32_t kind) { return is_known(kind) && rows[kind].is_exchange; }

@@ -1,0 +1,52 @@
+/* The table of ops says everything of each kind: a kind that lacks something is named. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/schedule/op_table.h"
+
+static const char* name_of(int32_t kind) {
+  const char* name = sluice_op_row(kind)->name;
+  return name != NULL && name[0] != '\0' ? name : "(no name)";
+}
+
+#define EXPECT(kind, condition, what) \
+  if (!(condition)) fail_msg("op %d, %s, has no %s in backend/schedule/op_table.c", (kind), name_of(kind), (what))
+
+static void OpTable_EveryKind_HasANameOfItsOwn(void** state) {
+  (void)state;
+  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
+    EXPECT(kind, strcmp(name_of(kind), "(no name)") != 0, "name");
+    for (int32_t other = 0; other < kind; ++other) EXPECT(kind, strcmp(name_of(kind), name_of(other)) != 0, "own name");
+  }
+}
+
+static void OpTable_EveryKind_HasALane(void** state) {
+  (void)state;
+  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
+    EXPECT(kind, sluice_op_lane(kind) >= 0 && sluice_op_lane(kind) < SLUICE_NUM_LANES, "lane");
+    /* Ranks issue the communication lane alike; an exchange elsewhere would be in no order with the others. */
+    if (sluice_op_is_exchange(kind)) assert_int_equal(sluice_op_lane(kind), SLUICE_LANE_COMM);
+  }
+}
+
+/* An op that writes nothing leaves nothing: nobody could wait for it, and nothing would say when a slot is free. */
+static void OpTable_EveryKind_SaysWhatItWrites(void** state) {
+  (void)state;
+  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
+    const sluice_op_row_t* row = sluice_op_row(kind);
+    EXPECT(kind, row->is_copy ? row->num_reads + row->num_writes == 0 : row->num_writes > 0, "list of what it writes");
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(OpTable_EveryKind_HasANameOfItsOwn),
+      cmocka_unit_test(OpTable_EveryKind_HasALane),
+      cmocka_unit_test(OpTable_EveryKind_SaysWhatItWrites),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/schedule/op_table.h"
+
 static sluice_slot_ref_t* home_of(const sluice_builder_t* builder, int32_t tensor, int32_t chunk) {
   return &builder->homes[(int64_t)tensor * builder->num_chunks + chunk];
 }
@@ -31,6 +33,9 @@ static int takes_op(sluice_builder_t* builder, int32_t kind, int32_t chunk) {
     builder->status = SLUICE_FAIL(
         SLUICE_E_INTERNAL, "schedule: op %d is of kind %d and chunk %d; kinds are in [0, %d), chunks in [-1, %d)",
         builder->num_ops, kind, chunk, SLUICE_OP_COUNT, builder->num_chunks);
+  } else if (sluice_op_lane(kind) < 0) {
+    builder->status =
+        SLUICE_FAIL(SLUICE_E_INTERNAL, "schedule: %s has no lane in backend/schedule/op_table.c", sluice_op_name(kind));
   } else if (builder->num_ops >= builder->capacity) {
     builder->status = SLUICE_FAIL(SLUICE_E_INTERNAL,
                                   "schedule: %s of chunk %d does not fit: %d chunks have room for %d ops; raise "
@@ -40,8 +45,9 @@ static int takes_op(sluice_builder_t* builder, int32_t kind, int32_t chunk) {
   return builder->status == SLUICE_OK;
 }
 
-sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t lane, int32_t chunk) {
+sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t chunk) {
   if (!takes_op(builder, kind, chunk)) return &builder->refused;
+  const int32_t lane = sluice_op_lane(kind);
   sluice_op_t* op = &builder->ops[builder->num_ops++];
   memset(op, 0, sizeof *op);
   op->kind = (int16_t)kind;

@@ -24,10 +24,10 @@ void sluice_builder_init_homes(sluice_builder_t* builder);
 void sluice_builder_set_home(sluice_builder_t* builder, int32_t tensor, int32_t chunk, int32_t other, int32_t slot);
 sluice_slot_ref_t sluice_builder_home(const sluice_builder_t* builder, int32_t tensor, int32_t chunk);
 
-/* Adds an op and returns it, for sluice_op_read / sluice_op_write. With one rank the communication lane's ops run on
- * the compute lane; copies keep their lanes. Refused: an op for which there is no room, or of an unknown kind or chunk;
- * more accesses than an op has. */
-sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t lane, int32_t chunk);
+/* Adds an op on the lane of its kind and returns it, for sluice_op_read / sluice_op_write. With one rank the
+ * communication lane's ops run on the compute lane; copies keep their lanes. Refused: an op for which there is no room,
+ * or of an unknown kind or chunk, or whose kind has no lane; more accesses than an op has. */
+sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t chunk);
 /* Declares an access of the op's chunk, at its home; a chunk of -1 accesses every slot of every home. */
 void sluice_op_read(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);
 void sluice_op_write(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);

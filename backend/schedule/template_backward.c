@@ -72,30 +72,30 @@ static void add_restore_di(sluice_builder_t* b, const sluice_template_spec_t* sp
     sluice_add_copy(b, SLUICE_OP_COPY_IN, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
   if (spec->restore_di[i] != SLUICE_RESTORE_REDISPATCH) return;
   if (!b->single_rank) {
-    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_REDISPATCH, SLUICE_LANE_COMM, i);
+    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_REDISPATCH, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
     sluice_op_write(b, s, SLUICE_T_RECV);
   }
   if (!wanted) return;
-  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, SLUICE_LANE_COMM, i);
+  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
 }
 
 static void add_dispatch_grad(sluice_builder_t* b, int32_t i) {
   if (!b->single_rank) {
-    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH_GRAD, SLUICE_LANE_COMM, i);
+    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH_GRAD, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
     sluice_op_write(b, s, SLUICE_T_RECV);
   }
-  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK_GRAD, SLUICE_LANE_COMM, i);
+  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK_GRAD, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DDO);
   sluice_op_write(b, u, SLUICE_T_ROUTE);
 }
 
 static void add_weight_grad(sluice_builder_t* b, int32_t chunk) {
-  sluice_op_t* w = sluice_builder_add(b, SLUICE_OP_WEIGHT_GRAD, SLUICE_LANE_COMPUTE, chunk);
+  sluice_op_t* w = sluice_builder_add(b, SLUICE_OP_WEIGHT_GRAD, chunk);
   sluice_op_read(b, w, SLUICE_T_DI);
   sluice_op_read(b, w, SLUICE_T_DDO);
   sluice_op_read(b, w, SLUICE_T_ROUTE); /* for the gradient of b2 */
@@ -108,7 +108,7 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
   int recompute = spec->restore_m[i] == SLUICE_RESTORE_RECOMPUTE;
   if (spec->callback) {
     if (recompute) sluice_add_host_expert(b, i);
-    sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT_GRAD, SLUICE_LANE_COMPUTE, i);
+    sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT_GRAD, i);
     sluice_op_read(b, e, SLUICE_T_DI);
     sluice_op_read(b, e, SLUICE_T_DO);
     sluice_op_read(b, e, SLUICE_T_ROUTE);
@@ -120,15 +120,15 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
     return;
   }
   if (recompute) {
-    sluice_op_t* again = sluice_builder_add(b, SLUICE_OP_RECOMPUTE, SLUICE_LANE_COMPUTE, i);
+    sluice_op_t* again = sluice_builder_add(b, SLUICE_OP_RECOMPUTE, i);
     sluice_op_read(b, again, SLUICE_T_DI);
     sluice_op_write(b, again, SLUICE_T_M);
     sluice_op_write(b, again, SLUICE_T_DACT); /* scratch: the activation that adds the biases */
   }
-  sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2_GRAD, SLUICE_LANE_COMPUTE, i);
+  sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2_GRAD, i);
   sluice_op_read(b, g2, SLUICE_T_DDO);
   sluice_op_write(b, g2, SLUICE_T_DACT);
-  sluice_op_t* act = sluice_builder_add(b, SLUICE_OP_ACTIVATION_GRAD, SLUICE_LANE_COMPUTE, i);
+  sluice_op_t* act = sluice_builder_add(b, SLUICE_OP_ACTIVATION_GRAD, i);
   sluice_op_read(b, act, SLUICE_T_M);
   sluice_op_read(b, act, SLUICE_T_DACT);
   sluice_op_read(b, act, SLUICE_T_DDO); /* dT_DO . b2 with bias */
@@ -136,13 +136,13 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
   sluice_op_write(b, act, SLUICE_T_DM);
   if (spec->weight_half) sluice_op_write(b, act, SLUICE_T_DACT);
   sluice_op_write(b, act, SLUICE_T_DGATE);
-  sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1_GRAD, SLUICE_LANE_COMPUTE, i);
+  sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1_GRAD, i);
   sluice_op_read(b, g1, SLUICE_T_DM);
   sluice_op_write(b, g1, SLUICE_T_DDI);
 }
 
 static void add_reduce_grad(sluice_builder_t* b, int32_t chunk) {
-  sluice_op_t* x = sluice_builder_add(b, SLUICE_OP_REDUCE_GRAD, SLUICE_LANE_COMM, chunk);
+  sluice_op_t* x = sluice_builder_add(b, SLUICE_OP_REDUCE_GRAD, chunk);
   if (b->single_rank) {
     sluice_op_read(b, x, SLUICE_T_DDI);
     sluice_op_read(b, x, SLUICE_T_DGATE);
@@ -154,7 +154,7 @@ static void add_reduce_grad(sluice_builder_t* b, int32_t chunk) {
 
 static void add_combine_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!b->single_rank) {
-    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE_GRAD, SLUICE_LANE_COMM, i);
+    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE_GRAD, i);
     sluice_op_read(b, r, SLUICE_T_DDI);
     sluice_op_read(b, r, SLUICE_T_DGATE);
     sluice_op_write(b, r, SLUICE_T_SEND);

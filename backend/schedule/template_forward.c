@@ -66,11 +66,11 @@ void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
 
 static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!b->single_rank) {
-    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH, SLUICE_LANE_COMM, i);
+    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
     sluice_op_write(b, s, SLUICE_T_RECV);
   }
-  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, SLUICE_LANE_COMM, i);
+  sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
   if (spec->dedup) sluice_op_write(b, u, SLUICE_T_PARCELS); /* weights for the sums that the combine sends back */
@@ -84,10 +84,10 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
     sluice_add_host_expert(b, i);
     return;
   }
-  sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1, SLUICE_LANE_COMPUTE, i);
+  sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1, i);
   sluice_op_read(b, g1, SLUICE_T_DI);
   sluice_op_write(b, g1, SLUICE_T_M);
-  sluice_op_t* act = sluice_builder_add(b, SLUICE_OP_ACTIVATION, SLUICE_LANE_COMPUTE, i);
+  sluice_op_t* act = sluice_builder_add(b, SLUICE_OP_ACTIVATION, i);
   sluice_op_read(b, act, SLUICE_T_M);
   sluice_op_write(b, act, SLUICE_T_M);
   sluice_op_write(b, act, SLUICE_T_ACT);
@@ -95,21 +95,21 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   if (spec->keep && spec->restore_m[i] == SLUICE_RESTORE_OFFLOAD) {
     sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_M, SLUICE_T_HOST_M, i);
   }
-  sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2, SLUICE_LANE_COMPUTE, i);
+  sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2, i);
   sluice_op_read(b, g2, SLUICE_T_ACT);
   sluice_op_write(b, g2, SLUICE_T_DO);
 }
 
 /* chunk: -1 where rows of all chunks are summed at once. */
 static void add_reduce(sluice_builder_t* b, int32_t chunk) {
-  sluice_op_t* y = sluice_builder_add(b, SLUICE_OP_REDUCE, SLUICE_LANE_COMM, chunk);
+  sluice_op_t* y = sluice_builder_add(b, SLUICE_OP_REDUCE, chunk);
   sluice_op_read(b, y, b->single_rank ? SLUICE_T_DO : SLUICE_T_RECV);
   sluice_op_write(b, y, SLUICE_T_OUT);
 }
 
 static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!b->single_rank) {
-    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE, SLUICE_LANE_COMM, i);
+    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE, i);
     sluice_op_read(b, r, SLUICE_T_DO);
     if (spec->dedup) sluice_op_read(b, r, SLUICE_T_PARCELS);
     sluice_op_write(b, r, SLUICE_T_SEND);

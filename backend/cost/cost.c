@@ -5,6 +5,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/model/shape.h"
+#include "backend/schedule/op_table.h"
 #include "backend/schedule/taper.h"
 
 #define HEADER_BYTES 1024.0 /* of the envelope to each peer that opens a pass */
@@ -83,20 +84,16 @@ static double scalar_bytes(const op_scene_t* s) {
 /* Route weights go out beside the gradients, and beside the rows where the layer is deduplicated; the gate's scalars
  * come back beside the gradients of inputs (architecture.md). */
 static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
+  const sluice_op_row_t* op = sluice_op_row(kind);
+  if (!op->is_exchange) return (traffic_t){0};
   double most = fmax(s->rows.out, s->rows.in); /* `out` is what all send on average */
   traffic_t t = {.bytes = sluice_machine_skewed_bytes(s->machine, most, s->rows.out) * s->row_bytes, .is_exchange = 1};
-  switch (kind) {
-    case SLUICE_OP_DISPATCH: t.num_second = s->work->deduplicate; break;
-    case SLUICE_OP_DISPATCH_GRAD:
-    case SLUICE_OP_COMBINE_GRAD: t.num_second = 1; break;
-    case SLUICE_OP_REDISPATCH:
-    case SLUICE_OP_COMBINE: break;
-    default: return (traffic_t){0};
-  }
-  if (kind == SLUICE_OP_DISPATCH && t.num_second)
+  t.num_second = op->scalars == SLUICE_SCALARS_ALWAYS;
+  if (op->scalars == SLUICE_SCALARS_WHERE_DEDUP && s->work->deduplicate) {
+    t.num_second = 1;
     t.bytes += scalar_bytes(s); /* beside gradients they count for little */
-  int is_back = kind == SLUICE_OP_COMBINE || kind == SLUICE_OP_COMBINE_GRAD;
-  t.packed = is_back ? s->rows.received_remote : s->rows.out;
+  }
+  t.packed = op->price == SLUICE_PRICE_RETURN ? s->rows.received_remote : s->rows.out;
   return t;
 }
 
@@ -168,30 +165,24 @@ static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
   const sluice_chunk_rows_t* r = &s->rows;
   const int32_t num_chunks = s->num_chunks;
   double g = s->work->gate_factor;
-  switch (op->kind) {
-    case SLUICE_OP_DISPATCH:
-    case SLUICE_OP_DISPATCH_GRAD:
-    case SLUICE_OP_REDISPATCH:
-    case SLUICE_OP_COMBINE:
-    case SLUICE_OP_COMBINE_GRAD: return gather(s, traffic_of(s, op->kind).packed);
-    case SLUICE_OP_UNPACK:
-    case SLUICE_OP_UNPACK_GRAD: return gather(s, r->received);
-    case SLUICE_OP_REDUCE:
-    case SLUICE_OP_REDUCE_GRAD: return gather(s, r->returned * (op->chunk < 0 ? num_chunks : 1));
-    case SLUICE_OP_GEMM1:
-    case SLUICE_OP_RECOMPUTE: return product(s, SLUICE_FORM_FORWARD, g);
-    case SLUICE_OP_ACTIVATION: return activation(s, SLUICE_FORWARD);
-    case SLUICE_OP_GEMM2: return product(s, SLUICE_FORM_FORWARD, 1);
-    case SLUICE_OP_EXPERT: return expert_forward(s);
-    case SLUICE_OP_EXPERT_GRAD: return expert_backward(s);
-    case SLUICE_OP_GEMM2_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, 1);
-    case SLUICE_OP_GEMM1_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, g);
-    case SLUICE_OP_ACTIVATION_GRAD: return activation(s, SLUICE_BACKWARD);
-    case SLUICE_OP_WEIGHT_GRAD: return weight_grad(s, op->chunk < 0 ? num_chunks : 1);
-    case SLUICE_OP_COPY_OUT:
-    case SLUICE_OP_COPY_IN: return copy(s, touches_middle(op));
-    default: return 0;
+  switch (sluice_op_row(op->kind)->price) {
+    case SLUICE_PRICE_NONE: return 0;
+    case SLUICE_PRICE_SEND:
+    case SLUICE_PRICE_RETURN: return gather(s, traffic_of(s, op->kind).packed);
+    case SLUICE_PRICE_PLACE: return gather(s, r->received);
+    case SLUICE_PRICE_SUM: return gather(s, r->returned * (op->chunk < 0 ? num_chunks : 1));
+    case SLUICE_PRICE_FIRST_PRODUCT: return product(s, SLUICE_FORM_FORWARD, g);
+    case SLUICE_PRICE_SECOND_PRODUCT: return product(s, SLUICE_FORM_FORWARD, 1);
+    case SLUICE_PRICE_FIRST_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, g);
+    case SLUICE_PRICE_SECOND_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, 1);
+    case SLUICE_PRICE_WEIGHT_GRAD: return weight_grad(s, op->chunk < 0 ? num_chunks : 1);
+    case SLUICE_PRICE_ACTIVATION: return activation(s, SLUICE_FORWARD);
+    case SLUICE_PRICE_ACTIVATION_GRAD: return activation(s, SLUICE_BACKWARD);
+    case SLUICE_PRICE_EXPERT: return expert_forward(s);
+    case SLUICE_PRICE_EXPERT_GRAD: return expert_backward(s);
+    case SLUICE_PRICE_COPY: return copy(s, touches_middle(op));
   }
+  return 0;
 }
 
 double sluice_bytes_touched(const sluice_workload_t* w) {

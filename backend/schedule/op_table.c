@@ -1,53 +1,76 @@
 #include "backend/schedule/op_table.h"
 
-#define ON(lane)    (SLUICE_LANE_##lane + 1)
-#define T(name)     SLUICE_T_##name
-#define COUNT(...)  ((int32_t)(sizeof((int16_t[]){__VA_ARGS__}) / sizeof(int16_t)))
-#define READS(...)  .reads = {__VA_ARGS__}, .num_reads = COUNT(__VA_ARGS__)
-#define WRITES(...) .writes = {__VA_ARGS__}, .num_writes = COUNT(__VA_ARGS__)
+#define ON(lane)      (SLUICE_LANE_##lane + 1)
+#define PRICE(name)   SLUICE_PRICE_##name
+#define SCALARS(when) SLUICE_SCALARS_##when
+#define T(name)       SLUICE_T_##name
+#define COUNT(...)    ((int32_t)(sizeof((int16_t[]){__VA_ARGS__}) / sizeof(int16_t)))
+#define READS(...)    .reads = {__VA_ARGS__}, .num_reads = COUNT(__VA_ARGS__)
+#define WRITES(...)   .writes = {__VA_ARGS__}, .num_writes = COUNT(__VA_ARGS__)
 
 /* A row says what the op is, then what it touches. */
 /* clang-format off */
 static const sluice_op_row_t rows[SLUICE_OP_COUNT] = {
-    [SLUICE_OP_DISPATCH] = {.name = "dispatch", .lane = ON(COMM), .is_exchange = 1,
+    [SLUICE_OP_DISPATCH] = {.name = "dispatch",
+        .lane = ON(COMM), .price = PRICE(SEND), .is_exchange = 1, .scalars = SCALARS(WHERE_DEDUP),
         WRITES(T(SEND), T(RECV))},
-    [SLUICE_OP_UNPACK] = {.name = "unpack", .lane = ON(COMM),
+    [SLUICE_OP_UNPACK] = {.name = "unpack",
+        .lane = ON(COMM), .price = PRICE(PLACE),
         READS(T(RECV)), WRITES(T(DI))},
-    [SLUICE_OP_GEMM1] = {.name = "gemm1", .lane = ON(COMPUTE),
+    [SLUICE_OP_GEMM1] = {.name = "gemm1",
+        .lane = ON(COMPUTE), .price = PRICE(FIRST_PRODUCT),
         READS(T(DI)), WRITES(T(M))},
-    [SLUICE_OP_ACTIVATION] = {.name = "activation", .lane = ON(COMPUTE),
+    [SLUICE_OP_ACTIVATION] = {.name = "activation",
+        .lane = ON(COMPUTE), .price = PRICE(ACTIVATION),
         READS(T(M)), WRITES(T(M), T(ACT))},
-    [SLUICE_OP_GEMM2] = {.name = "gemm2", .lane = ON(COMPUTE),
+    [SLUICE_OP_GEMM2] = {.name = "gemm2",
+        .lane = ON(COMPUTE), .price = PRICE(SECOND_PRODUCT),
         READS(T(ACT)), WRITES(T(DO))},
-    [SLUICE_OP_EXPERT] = {.name = "expert", .lane = ON(COMPUTE),
+    [SLUICE_OP_EXPERT] = {.name = "expert",
+        .lane = ON(COMPUTE), .price = PRICE(EXPERT),
         READS(T(DI)), WRITES(T(DO))},
-    [SLUICE_OP_COMBINE] = {.name = "combine", .lane = ON(COMM), .is_exchange = 1,
+    [SLUICE_OP_COMBINE] = {.name = "combine",
+        .lane = ON(COMM), .price = PRICE(RETURN), .is_exchange = 1,
         READS(T(DO)), WRITES(T(SEND), T(RECV))},
-    [SLUICE_OP_REDUCE] = {.name = "reduce", .lane = ON(COMM),
+    [SLUICE_OP_REDUCE] = {.name = "reduce",
+        .lane = ON(COMM), .price = PRICE(SUM),
         READS(T(RECV)), WRITES(T(OUT))},
-    [SLUICE_OP_DISPATCH_GRAD] = {.name = "dispatch_grad", .lane = ON(COMM), .is_exchange = 1,
+    [SLUICE_OP_DISPATCH_GRAD] = {.name = "dispatch_grad",
+        .lane = ON(COMM), .price = PRICE(SEND), .is_exchange = 1, .scalars = SCALARS(ALWAYS),
         WRITES(T(SEND), T(RECV))},
-    [SLUICE_OP_UNPACK_GRAD] = {.name = "unpack_grad", .lane = ON(COMM),
+    [SLUICE_OP_UNPACK_GRAD] = {.name = "unpack_grad",
+        .lane = ON(COMM), .price = PRICE(PLACE),
         READS(T(RECV)), WRITES(T(DDO), T(ROUTE))},
-    [SLUICE_OP_GEMM2_GRAD] = {.name = "gemm2_grad", .lane = ON(COMPUTE),
+    [SLUICE_OP_GEMM2_GRAD] = {.name = "gemm2_grad",
+        .lane = ON(COMPUTE), .price = PRICE(SECOND_GRAD),
         READS(T(DDO)), WRITES(T(DACT))},
-    [SLUICE_OP_ACTIVATION_GRAD] = {.name = "activation_grad", .lane = ON(COMPUTE),
+    [SLUICE_OP_ACTIVATION_GRAD] = {.name = "activation_grad",
+        .lane = ON(COMPUTE), .price = PRICE(ACTIVATION_GRAD),
         READS(T(M), T(DACT), T(ROUTE), T(DDO)), WRITES(T(DM), T(DGATE))},
-    [SLUICE_OP_GEMM1_GRAD] = {.name = "gemm1_grad", .lane = ON(COMPUTE),
+    [SLUICE_OP_GEMM1_GRAD] = {.name = "gemm1_grad",
+        .lane = ON(COMPUTE), .price = PRICE(FIRST_GRAD),
         READS(T(DM)), WRITES(T(DDI))},
-    [SLUICE_OP_EXPERT_GRAD] = {.name = "expert_grad", .lane = ON(COMPUTE),
+    [SLUICE_OP_EXPERT_GRAD] = {.name = "expert_grad",
+        .lane = ON(COMPUTE), .price = PRICE(EXPERT_GRAD),
         READS(T(DI), T(DO), T(ROUTE), T(DDO)), WRITES(T(DDO), T(DDI), T(DGATE))},
-    [SLUICE_OP_COMBINE_GRAD] = {.name = "combine_grad", .lane = ON(COMM), .is_exchange = 1,
+    [SLUICE_OP_COMBINE_GRAD] = {.name = "combine_grad",
+        .lane = ON(COMM), .price = PRICE(RETURN), .is_exchange = 1, .scalars = SCALARS(ALWAYS),
         READS(T(DDI), T(DGATE)), WRITES(T(SEND), T(RECV))},
-    [SLUICE_OP_REDUCE_GRAD] = {.name = "reduce_grad", .lane = ON(COMM),
+    [SLUICE_OP_REDUCE_GRAD] = {.name = "reduce_grad",
+        .lane = ON(COMM), .price = PRICE(SUM),
         READS(T(RECV)), WRITES(T(OUT))},
-    [SLUICE_OP_WEIGHT_GRAD] = {.name = "weight_grad", .lane = ON(COMPUTE),
+    [SLUICE_OP_WEIGHT_GRAD] = {.name = "weight_grad",
+        .lane = ON(COMPUTE), .price = PRICE(WEIGHT_GRAD),
         READS(T(DI), T(DDO), T(ROUTE), T(DM), T(DACT)), WRITES(T(DW))},
-    [SLUICE_OP_COPY_OUT] = {.name = "copy_out", .lane = ON(COPY_OUT), .is_copy = 1},
-    [SLUICE_OP_COPY_IN] = {.name = "copy_in", .lane = ON(COPY_IN), .is_copy = 1},
-    [SLUICE_OP_REDISPATCH] = {.name = "redispatch", .lane = ON(COMM), .is_exchange = 1,
+    [SLUICE_OP_COPY_OUT] = {.name = "copy_out",
+        .lane = ON(COPY_OUT), .price = PRICE(COPY), .is_copy = 1},
+    [SLUICE_OP_COPY_IN] = {.name = "copy_in",
+        .lane = ON(COPY_IN), .price = PRICE(COPY), .is_copy = 1},
+    [SLUICE_OP_REDISPATCH] = {.name = "redispatch",
+        .lane = ON(COMM), .price = PRICE(SEND), .is_exchange = 1,
         WRITES(T(SEND), T(RECV))},
-    [SLUICE_OP_RECOMPUTE] = {.name = "recompute", .lane = ON(COMPUTE),
+    [SLUICE_OP_RECOMPUTE] = {.name = "recompute",
+        .lane = ON(COMPUTE), .price = PRICE(FIRST_PRODUCT),
         READS(T(DI)), WRITES(T(M))},
 };
 /* clang-format on */

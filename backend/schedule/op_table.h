@@ -7,11 +7,35 @@
 
 #define SLUICE_OP_TABLE_ACCESSES 5
 
+/* What an op is paid for. The cost model has one price for each (backend/tune/cost.c), which the compiler sees to. */
+typedef enum sluice_op_price_e {
+  SLUICE_PRICE_NONE = 0,       /* nobody said: no op has it */
+  SLUICE_PRICE_SEND,           /* packing a chunk's rows and exchanging them, towards the experts */
+  SLUICE_PRICE_RETURN,         /* the same on the way back */
+  SLUICE_PRICE_PLACE,          /* bringing received rows into the order of experts */
+  SLUICE_PRICE_SUM,            /* summing returned rows into tokens */
+  SLUICE_PRICE_FIRST_PRODUCT,  /* T_DI by W1 */
+  SLUICE_PRICE_SECOND_PRODUCT, /* activated rows by W2 */
+  SLUICE_PRICE_FIRST_GRAD,     /* dT_M by W1 */
+  SLUICE_PRICE_SECOND_GRAD,    /* dT_DO by W2 */
+  SLUICE_PRICE_WEIGHT_GRAD,    /* of both matrices */
+  SLUICE_PRICE_ACTIVATION,     /* of each number of T_M */
+  SLUICE_PRICE_ACTIVATION_GRAD,
+  SLUICE_PRICE_EXPERT,      /* all of an expert's forward */
+  SLUICE_PRICE_EXPERT_GRAD, /* all of its backward */
+  SLUICE_PRICE_COPY         /* of T_DI or T_M between device and host */
+} sluice_op_price_t;
+
+/* Whether a number for each route goes along with the rows of an exchange, in a second exchange of the same op. */
+enum { SLUICE_SCALARS_NEVER = 0, SLUICE_SCALARS_WHERE_DEDUP, SLUICE_SCALARS_ALWAYS };
+
 /* Zero means in no column that something was said, so that a row which lacks it is found by op_table_test. */
 typedef struct sluice_op_row_s {
-  const char* name;    /* in messages, traces and JSON */
-  int32_t lane;        /* one more than the SLUICE_LANE_* on which it runs, of several ranks */
+  const char* name; /* in messages, traces and JSON */
+  int32_t lane;     /* one more than the SLUICE_LANE_* on which it runs, of several ranks */
+  sluice_op_price_t price;
   int32_t is_exchange; /* with other ranks */
+  int32_t scalars;     /* SLUICE_SCALARS_*, of an exchange */
   int32_t is_copy;     /* what it reads and writes follows from the policy of its chunk, not from the lists below */
   /* The tensors that it reads and writes at the least, whatever the template. */
   int32_t num_reads, num_writes;

@@ -33,6 +33,16 @@ static void OpTable_EveryKind_HasALane(void** state) {
   }
 }
 
+static void OpTable_EveryKind_HasAPrice(void** state) {
+  (void)state;
+  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
+    const sluice_op_row_t* row = sluice_op_row(kind);
+    EXPECT(kind, row->price != SLUICE_PRICE_NONE, "price");
+    const int pays_exchange = row->price == SLUICE_PRICE_SEND || row->price == SLUICE_PRICE_RETURN;
+    EXPECT(kind, pays_exchange == row->is_exchange, "price of an exchange where it is one");
+  }
+}
+
 /* An op that writes nothing leaves nothing: nobody could wait for it, and nothing would say when a slot is free. */
 static void OpTable_EveryKind_SaysWhatItWrites(void** state) {
   (void)state;
@@ -46,6 +56,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(OpTable_EveryKind_HasANameOfItsOwn),
       cmocka_unit_test(OpTable_EveryKind_HasALane),
+      cmocka_unit_test(OpTable_EveryKind_HasAPrice),
       cmocka_unit_test(OpTable_EveryKind_SaysWhatItWrites),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -29,10 +29,11 @@ typedef enum sluice_op_price_e {
 /* Whether a number for each route goes along with the rows of an exchange, in a second exchange of the same op. */
 enum { SLUICE_SCALARS_NEVER = 0, SLUICE_SCALARS_WHERE_DEDUP, SLUICE_SCALARS_ALWAYS };
 
-/* Zero means in no column that something was said, so that a row which lacks it is found by op_table_test. */
+/* Where every op must have an answer, 0 is none, so that op_table_test finds the row which lacks it. */
 typedef struct sluice_op_row_s {
-  const char* name; /* in messages, traces and JSON */
-  int32_t lane;     /* one more than the SLUICE_LANE_* on which it runs, of several ranks */
+  const char* name;   /* in messages, traces and JSON */
+  const char* letter; /* in pictures, as short as can be (python_plugin/sluice/timeline/svg.py) */
+  int32_t lane;       /* one more than the SLUICE_LANE_* on which it runs, of several ranks */
   sluice_op_price_t price;
   int32_t is_exchange; /* with other ranks */
   int32_t scalars;     /* SLUICE_SCALARS_*, of an exchange */

@@ -20,7 +20,19 @@ static void OpTable_EveryKind_HasANameOfItsOwn(void** state) {
   (void)state;
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     EXPECT(kind, strcmp(name_of(kind), "(no name)") != 0, "name");
-    for (int32_t other = 0; other < kind; ++other) EXPECT(kind, strcmp(name_of(kind), name_of(other)) != 0, "own name");
+    for (int32_t other = 0; other < kind; ++other)
+      EXPECT(kind, strcmp(name_of(kind), name_of(other)) != 0, "name of its own");
+  }
+}
+
+static void OpTable_EveryKind_HasALetter(void** state) {
+  (void)state;
+  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
+    const char* letter = sluice_op_row(kind)->letter;
+    EXPECT(kind, letter != NULL && letter[0] != '\0', "letter");
+    for (int32_t other = 0; other < kind; ++other) {
+      EXPECT(kind, strcmp(letter, sluice_op_row(other)->letter) != 0, "letter of its own");
+    }
   }
 }
 
@@ -54,9 +66,8 @@ static void OpTable_EveryKind_SaysWhatItWrites(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(OpTable_EveryKind_HasANameOfItsOwn),
-      cmocka_unit_test(OpTable_EveryKind_HasALane),
-      cmocka_unit_test(OpTable_EveryKind_HasAPrice),
+      cmocka_unit_test(OpTable_EveryKind_HasANameOfItsOwn), cmocka_unit_test(OpTable_EveryKind_HasALetter),
+      cmocka_unit_test(OpTable_EveryKind_HasALane),         cmocka_unit_test(OpTable_EveryKind_HasAPrice),
       cmocka_unit_test(OpTable_EveryKind_SaysWhatItWrites),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

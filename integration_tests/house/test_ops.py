@@ -1,0 +1,63 @@
+"""What Python says of ops is what the table in backend/schedule/op_table.c says: letters in pictures, exchanges."""
+
+import ast
+import os
+import re
+
+import pytest
+from test_documents import literal, text
+
+KINDS = re.compile(r"^  SLUICE_OP_(\w+)\b", re.MULTILINE)
+ROWS = re.compile(r'\[SLUICE_OP_(\w+)\] = \{\.name = "(\w+)", \.letter = "([^"]+)",(.*?)\},$', re.MULTILINE | re.DOTALL)
+
+
+def kinds(header):
+    body = header.split("typedef enum sluice_op_kind_e {", 1)[1].split("} sluice_op_kind_t", 1)[0]
+    return [kind for kind in KINDS.findall(body) if kind != "COUNT"]
+
+
+def rows(table):
+    """name: (letter, the rest of the row)."""
+    return {name: (letter, rest) for _, name, letter, rest in ROWS.findall(table)}
+
+
+def schedule(name):
+    return text("backend", "schedule", name)
+
+
+def wrong_letters(table, short):
+    """Ops whose letter is another in pictures, or that are on one side alone."""
+    wanted = {name: letter for name, (letter, _) in rows(table).items()}
+    drawn = {name: letter for name, letter in short.items() if " " not in name}  # "copy_out T_DI": one op, two labels
+    return sorted(name for name in wanted.keys() | drawn.keys() if wanted.get(name) != drawn.get(name))
+
+
+def short():
+    return ast.literal_eval(literal(os.path.join("timeline", "svg.py"), "SHORT"))
+
+
+def test_Rows_AreReadOfEveryKind():
+    found = [kind for kind, *_ in ROWS.findall(schedule("op_table.c"))]
+    assert found == kinds(schedule("schedule.h")) and len(found) > 20
+
+
+def test_EveryOp_HasItsLetterInPictures():
+    assert wrong_letters(schedule("op_table.c"), short()) == []
+
+
+@pytest.mark.parametrize("letter", ["F", "S"])
+def test_OpWithoutALetterInPictures_IsFound(letter):
+    row = f'    [SLUICE_OP_FAKE] = {{.name = "fake", .letter = "{letter}",\n        .lane = ON(COMM)}},\n'
+    table = schedule("op_table.c").replace("};\n/* clang-format on */", row + "};\n/* clang-format on */")
+    assert wrong_letters(table, short()) == ["fake"]
+
+
+def test_LetterOfNoOp_IsFound():
+    assert wrong_letters(schedule("op_table.c"), short() | {"gone": "g"}) == ["gone"]
+
+
+def test_Exchanges_AreThoseOfTheTable():
+    exchanges = {name for name, (_, rest) in rows(schedule("op_table.c")).items() if ".is_exchange = 1" in rest}
+    passes = os.path.join("tracing", "passes.py")
+    said = [ast.literal_eval(literal(passes, f"{direction}_EXCHANGES")) for direction in ("FORWARD", "BACKWARD")]
+    assert exchanges == {*said[0], *said[1]}

@@ -2,30 +2,17 @@
 
 #include <string.h>
 
+#include "backend/schedule/tensor_table.h"
+
 #define NOBODY (-1)
 #define BITS   (2 * SLUICE_OP_MAX_ACCESSES)
 
 int sluice_slot_outlasts(const sluice_template_spec_t* spec, int32_t tensor) {
-  int halves_apart = spec->direction == SLUICE_BACKWARD &&
-                     (spec->weight_half == SLUICE_WEIGHTS_LATER || !spec->input_half); /* the step has the rows */
-  switch (tensor) {
-    case SLUICE_T_KEPT_DI:
-    case SLUICE_T_KEPT_M:
-    case SLUICE_T_HOST_DI:
-    case SLUICE_T_HOST_M:
-    case SLUICE_T_OUT:
-    case SLUICE_T_DW: return 1;
-    case SLUICE_T_DI:
-    case SLUICE_T_DDO:
-    case SLUICE_T_ROUTE: return halves_apart || spec->only != 0;
-    case SLUICE_T_M:
-    case SLUICE_T_DACT:
-    case SLUICE_T_DM: return halves_apart;
-    case SLUICE_T_DO:
-    case SLUICE_T_DDI:
-    case SLUICE_T_DGATE: return spec->only != 0; /* between parts that the host calls alone */
-    default: return 0;
-  }
+  int halves_apart =
+      spec->direction == SLUICE_BACKWARD && (spec->weight_half == SLUICE_WEIGHTS_LATER || !spec->input_half);
+  const int32_t lives = sluice_tensor_row(tensor)->lives;
+  if (lives & SLUICE_LIVES_FOR_EVER) return 1;
+  return ((lives & SLUICE_LIVES_FOR_HALVES) && halves_apart) || ((lives & SLUICE_LIVES_FOR_PARTS) && spec->only != 0);
 }
 
 static sluice_slot_ref_t ref_of(const sluice_op_t* op, int32_t bit) {

@@ -1,0 +1,38 @@
+/* The table of tensors says everything of each: one that lacks something is named. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/schedule/tensor_table.h"
+
+static void TensorTable_EveryTensor_HasANameOfItsOwn(void** state) {
+  (void)state;
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    if (sluice_tensor_row(t)->name == NULL) fail_msg("tensor %d has no name in backend/schedule/tensor_table.c", t);
+    for (int32_t u = 0; u < t; ++u) assert_string_not_equal(sluice_tensor_row(t)->name, sluice_tensor_row(u)->name);
+  }
+}
+
+/* Without an answer its slots would be freed, and filled with NaN in debug runs, as if nobody wanted them. */
+static void TensorTable_EveryTensor_SaysHowLongItLives(void** state) {
+  (void)state;
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    const int32_t lives = sluice_tensor_row(t)->lives;
+    const int longer = SLUICE_LIVES_FOR_PARTS | SLUICE_LIVES_FOR_HALVES;
+    const int is_one = lives == SLUICE_LIVES_FOR_USE || lives == SLUICE_LIVES_FOR_EVER;
+    if (is_one || (lives != 0 && (lives & ~longer) == 0)) continue;
+    fail_msg("tensor %d, %s, does not say how long it lives in backend/schedule/tensor_table.c", t,
+             sluice_tensor_kind_name(t));
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(TensorTable_EveryTensor_HasANameOfItsOwn),
+      cmocka_unit_test(TensorTable_EveryTensor_SaysHowLongItLives),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -7,6 +7,9 @@
 
 #define SLUICE_OP_TABLE_ACCESSES 5
 
+/* Bits of the passes that an op may stand in. */
+enum { SLUICE_OP_IN_FORWARD = 1 << SLUICE_FORWARD, SLUICE_OP_IN_BACKWARD = 1 << SLUICE_BACKWARD };
+
 /* What an op is paid for. The cost model has one price for each (backend/tune/cost.c), which the compiler sees to. */
 typedef enum sluice_op_price_e {
   SLUICE_PRICE_NONE = 0,       /* nobody said: no op has it */
@@ -33,6 +36,7 @@ enum { SLUICE_SCALARS_NEVER = 0, SLUICE_SCALARS_WHERE_DEDUP, SLUICE_SCALARS_ALWA
 typedef struct sluice_op_row_s {
   const char* name;   /* in messages, traces and JSON */
   const char* letter; /* in pictures, as short as can be (python_plugin/sluice/timeline/svg.py) */
+  int32_t passes;     /* SLUICE_OP_IN_* */
   int32_t lane;       /* one more than the SLUICE_LANE_* on which it runs, of several ranks */
   sluice_op_price_t price;
   int32_t is_exchange; /* with other ranks */

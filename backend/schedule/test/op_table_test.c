@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "backend/schedule/op_table.h"
+#include "backend/schedule/test/forms.h"
 
 static const char* name_of(int32_t kind) {
   const char* name = sluice_op_row(kind)->name;
@@ -64,11 +65,30 @@ static void OpTable_EveryKind_SaysWhatItWrites(void** state) {
   }
 }
 
+static void note_kinds(const sluice_template_t* t, void* user) {
+  int32_t* seen = user;
+  for (int32_t i = 0; i < t->num_ops; ++i) seen[t->ops[i].kind] |= 1 << t->spec.direction;
+}
+
+/* What no template has, nothing else proves. */
+static void OpTable_EveryKind_StandsInTheTemplatesOfItsPasses(void** state) {
+  (void)state;
+  int32_t seen[SLUICE_OP_COUNT] = {0};
+  for (int32_t policy = 0; policy < 9; ++policy) for_each_form(2, policy, 0, note_kinds, seen);
+  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
+    EXPECT(kind, sluice_op_row(kind)->passes != 0, "passes");
+    EXPECT(kind, sluice_op_row(kind)->passes == seen[kind], "template of each pass that it says, and of no other,");
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(OpTable_EveryKind_HasANameOfItsOwn), cmocka_unit_test(OpTable_EveryKind_HasALetter),
-      cmocka_unit_test(OpTable_EveryKind_HasALane),         cmocka_unit_test(OpTable_EveryKind_HasAPrice),
+      cmocka_unit_test(OpTable_EveryKind_HasANameOfItsOwn),
+      cmocka_unit_test(OpTable_EveryKind_HasALetter),
+      cmocka_unit_test(OpTable_EveryKind_HasALane),
+      cmocka_unit_test(OpTable_EveryKind_HasAPrice),
       cmocka_unit_test(OpTable_EveryKind_SaysWhatItWrites),
+      cmocka_unit_test(OpTable_EveryKind_StandsInTheTemplatesOfItsPasses),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -94,6 +94,9 @@ static int copy_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
 static int check_rules(checker_t* c, int32_t index) {
   const sluice_template_t* t = c->t;
   const sluice_op_t* op = &t->ops[index];
+  if (!(sluice_op_row(op->kind)->passes >> t->spec.direction & 1)) {
+    return report(c, SLUICE_HAZARD_WRONG_PASS, index, NOBODY, NOBODY, NOBODY);
+  }
   sluice_op_rule_t rule = sluice_op_rule(op->kind, &t->spec);
   if (op->lane != rule.lane) return report(c, SLUICE_HAZARD_WRONG_LANE, index, NOBODY, NOBODY, NOBODY);
   if (sluice_op_row(op->kind)->is_copy && !copy_is_valid(t, op))
@@ -355,6 +358,7 @@ static const char* const hazard_names[SLUICE_HAZARD_COUNT] = {
     [SLUICE_HAZARD_NONE] = "no hazard",
     [SLUICE_HAZARD_FORM] = "malformed",
     [SLUICE_HAZARD_DEADLOCK] = "deadlock",
+    [SLUICE_HAZARD_WRONG_PASS] = "op of the other direction",
     [SLUICE_HAZARD_WRONG_LANE] = "wrong lane",
     [SLUICE_HAZARD_MISSING_ACCESS] = "undeclared access",
     [SLUICE_HAZARD_READ_AFTER_WRITE] = "read-after-write",

@@ -14,6 +14,7 @@ typedef enum sluice_hazard_e {
   SLUICE_HAZARD_NONE = 0,
   SLUICE_HAZARD_FORM,             /* an index, kind, lane or count out of range */
   SLUICE_HAZARD_DEADLOCK,         /* an op waits for one that is submitted after it, or for itself */
+  SLUICE_HAZARD_WRONG_PASS,       /* an op that only the other direction has */
   SLUICE_HAZARD_WRONG_LANE,       /* an op on a lane that its kind does not belong to */
   SLUICE_HAZARD_MISSING_ACCESS,   /* an op that does not declare a tensor which its kind reads or writes */
   SLUICE_HAZARD_READ_AFTER_WRITE, /* a read that may come before the write it needs */

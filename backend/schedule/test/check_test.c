@@ -91,6 +91,25 @@ static sluice_template_spec_t backward(int32_t n, int32_t policy) {
   return spec;
 }
 
+/* Both read T_DI and write T_M on the compute lane; but a forward has no code for the one, a backward none for the
+ * other. */
+static void Op_OfTheOtherDirection_IsFound(void** state) {
+  (void)state;
+  const int32_t kinds[2][2] = {{SLUICE_OP_GEMM1, SLUICE_OP_RECOMPUTE}, {SLUICE_OP_RECOMPUTE, SLUICE_OP_GEMM1}};
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    sluice_template_t* t = build(direction == SLUICE_FORWARD ? spec_with(2, S4, 0) : backward(2, S4));
+    const int32_t index = find(t, kinds[direction][0], 1, -1);
+    t->ops[index].kind = (int16_t)kinds[direction][1];
+    char want[64];
+    snprintf(want, sizeof want, "op of the other direction: op %d (%s of chunk 1)", index,
+             sluice_op_name(kinds[direction][1]));
+    sluice_finding_t finding;
+    assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_WRONG_PASS);
+    assert_string_equal(finding_text(t, &finding), want);
+    sluice_template_destroy(t, memory());
+  }
+}
+
 /* ---- releases ---- */
 
 static int32_t bit_of(const sluice_op_t* op, int32_t tensor, int writes) {
@@ -294,6 +313,7 @@ static void Deadlock_WaitForALaterOp_IsFound(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Builder_EveryTemplate_IsProved),
+      cmocka_unit_test(Op_OfTheOtherDirection_IsFound),
       cmocka_unit_test(Releases_TooManyTooFewOrTooEarly_AreNamed),
       cmocka_unit_test(Releases_LastReadersOnTwoLanes_AreBoth),
       cmocka_unit_test(Guard1_DispatchWaitsForTheSlotsReaders),

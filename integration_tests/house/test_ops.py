@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from test_documents import literal, text
+from test_documents import ROOT, literal, text
 
 KINDS = re.compile(r"^  SLUICE_OP_(\w+)\b", re.MULTILINE)
 ROWS = re.compile(r'\[SLUICE_OP_(\w+)\] = \{\.name = "(\w+)", \.letter = "([^"]+)",(.*?)\},$', re.MULTILINE | re.DOTALL)
@@ -61,3 +61,10 @@ def test_Exchanges_AreThoseOfTheTable(direction):
     of_pass = [name for name, (_, rest) in rows(schedule("op_table.c")).items() if f".passes = {direction}" in rest]
     exchanges = {name for name in of_pass if ".is_exchange = 1" in rows(schedule("op_table.c"))[name][1]}
     assert set(ast.literal_eval(literal(os.path.join("tracing", "passes.py"), f"{direction}_EXCHANGES"))) == exchanges
+
+
+def test_Recipe_NamesFilesThatAreThere():
+    recipe = text("docs", "schedule.md").split("## Adding an op", 1)[1].split("\n## ", 1)[0]
+    named = re.findall(r"`([\w/]+\.(?:c|h|py))`", recipe)
+    assert len(named) > 10
+    assert [path for path in named if not os.path.exists(os.path.join(ROOT, path))] == []

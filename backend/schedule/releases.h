@@ -6,7 +6,7 @@
 #ifndef SLUICE_BACKEND_SCHEDULE_RELEASES_H_
 #define SLUICE_BACKEND_SCHEDULE_RELEASES_H_
 
-#include "backend/schedule/check.h"
+#include "backend/schedule/finding.h"
 #include "backend/schedule/order.h"
 
 /* Sets every op's releases, from accesses and dependencies. Errors: NO_MEMORY, INTERNAL. */

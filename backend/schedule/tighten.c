@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "backend/schedule/check.h"
 #include "backend/schedule/releases.h"
 
 static void move_refs(sluice_slot_ref_t* refs, int32_t count, int32_t tensor) {

@@ -1,5 +1,7 @@
-/* The template of a backward: where chunks lie, and its ops. */
-#include "backend/schedule/template_parts.h"
+#include "backend/schedule/template_backward.h"
+
+#include "backend/schedule/chunk_places.h"
+#include "backend/schedule/shared_ops.h"
 
 /* A weight gradient reads T_DI after its chunk's rows have gone. */
 static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,

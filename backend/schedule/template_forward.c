@@ -1,5 +1,7 @@
-/* The template of a forward: where chunks lie, and its ops. */
-#include "backend/schedule/template_parts.h"
+#include "backend/schedule/template_forward.h"
+
+#include "backend/schedule/chunk_places.h"
+#include "backend/schedule/shared_ops.h"
 
 /* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks on, the combine in between has
  * waited for the earlier chunk's products. Its copy has not been waited for. */

@@ -1,7 +1,7 @@
-/* What the templates of both directions share: how slots are counted, and ops that both have. Private to
- * backend/schedule. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_PARTS_H_
-#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_PARTS_H_
+/* Where chunks lie, as far as both directions count alike: slots in a ring, and homes of kept and restored tensors.
+ * Private to backend/schedule. */
+#ifndef SLUICE_BACKEND_SCHEDULE_CHUNK_PLACES_H_
+#define SLUICE_BACKEND_SCHEDULE_CHUNK_PLACES_H_
 
 #include "backend/schedule/builder.h"
 
@@ -38,13 +38,4 @@ int32_t sluice_ring_of(const sluice_template_spec_t* spec, const uint8_t* restor
 /* Where rows arrive and tokens are written: by chunk, unless one op reads all that has returned. */
 void sluice_place_tokens(sluice_builder_t* builder, const sluice_template_spec_t* spec);
 
-void sluice_add_copy(sluice_builder_t* builder, int32_t kind, int32_t tensor, int32_t host, int32_t chunk);
-void sluice_add_host_expert(sluice_builder_t* builder, int32_t chunk);
-
-/* Where the chunks of a pass lie, then its ops in program order. */
-void sluice_place_forward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
-void sluice_build_forward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
-void sluice_place_backward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
-void sluice_build_backward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_PARTS_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_CHUNK_PLACES_H_ */

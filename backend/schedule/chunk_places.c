@@ -1,4 +1,4 @@
-#include "backend/schedule/template_parts.h"
+#include "backend/schedule/chunk_places.h"
 
 int32_t sluice_count_policy(const uint8_t* restore, int32_t n, int32_t policy) {
   int32_t count = 0;
@@ -35,17 +35,4 @@ void sluice_place_tokens(sluice_builder_t* b, const sluice_template_spec_t* spec
   if (spec->single_rank) return;
   b->ring[SLUICE_T_SEND] = RING_WITHIN_LANE;
   b->ring[SLUICE_T_RECV] = spec->cut_rows ? spec->num_chunks : RING_WITHIN_LANE;
-}
-
-void sluice_add_copy(sluice_builder_t* b, int32_t kind, int32_t tensor, int32_t host, int32_t i) {
-  int out = kind == SLUICE_OP_COPY_OUT;
-  sluice_op_t* copy = sluice_builder_add(b, kind, i);
-  sluice_op_read(b, copy, out ? tensor : host);
-  sluice_op_write(b, copy, out ? host : tensor);
-}
-
-void sluice_add_host_expert(sluice_builder_t* b, int32_t i) {
-  sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT, i);
-  sluice_op_read(b, e, SLUICE_T_DI);
-  sluice_op_write(b, e, SLUICE_T_DO);
 }

@@ -1,0 +1,57 @@
+#include "backend/model/restore.h"
+
+#include <stdio.h>
+
+#define DI SLUICE_RESTORES_DI
+#define M  SLUICE_RESTORES_M
+
+static const sluice_restore_t no_policy = {.name = "unknown", .word = "unknown"};
+
+static const sluice_restore_t restores[SLUICE_NUM_RESTORES] = {
+    [SLUICE_RESTORE_KEEP] = {.name = "keep", .word = "keep", .tensors = DI | M, .device_rows = 1},
+    [SLUICE_RESTORE_OFFLOAD] = {.name = "offload", .word = "offload", .tensors = DI | M, .host_rows = 1},
+    [SLUICE_RESTORE_REDISPATCH] = {.name = "redispatch", .word = "re-dispatch", .tensors = DI, .exchanges = 1},
+    [SLUICE_RESTORE_RECOMPUTE] = {.name = "recompute", .word = "recompute", .tensors = M, .products = 1},
+};
+
+const sluice_restore_set_t sluice_restore_sets[SLUICE_NUM_RESTORE_SETS] = {
+    {"none", SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
+    {"S1", SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
+    {"S2", SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_OFFLOAD},
+    {"S3", SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE},
+    {"S4", SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE},
+};
+
+const sluice_restore_t* sluice_restore(int32_t policy) {
+  return policy >= 0 && policy < SLUICE_NUM_RESTORES ? &restores[policy] : &no_policy;
+}
+
+int sluice_restore_is_for(int32_t policy, int32_t tensor) {
+  return (sluice_restore(policy)->tensors & (tensor == SLUICE_T_DI ? DI : M)) != 0;
+}
+
+int sluice_restore_fits_callback(int32_t restore_di, int32_t restore_m) {
+  if (sluice_restore_is_computed_again(restore_m)) return 1;
+  return sluice_restore_is_kept(restore_di) && sluice_restore_is_kept(restore_m);
+}
+
+const char* sluice_restore_choices(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]) {
+  int32_t last = SLUICE_NUM_RESTORES - 1;
+  while (!sluice_restore_is_for(last, tensor)) --last;
+  size_t used = 0;
+  for (int32_t policy = 0; policy <= last && used < SLUICE_RESTORE_TEXT_BYTES; ++policy) {
+    if (!sluice_restore_is_for(policy, tensor)) continue;
+    const char* before = used == 0 ? "" : policy == last ? " and " : ", ";
+    used += (size_t)snprintf(text + used, SLUICE_RESTORE_TEXT_BYTES - used, "%s%s (%d)", before, restores[policy].word,
+                             policy);
+  }
+  return text;
+}
+
+const char* sluice_restore_set_name(int32_t restore_di, int32_t restore_m) {
+  for (int32_t i = 0; i < SLUICE_NUM_RESTORE_SETS; ++i) {
+    const sluice_restore_set_t* set = &sluice_restore_sets[i];
+    if (set->restore_di == restore_di && set->restore_m == restore_m) return set->name;
+  }
+  return NULL;
+}

@@ -1,0 +1,68 @@
+/* How rows reach the backward, as data: one row per restore policy in restore.c, and nowhere else [MPipeMoE Table II].
+ *
+ * A policy is for one of two tensors: T_DI, the dispatched rows, or T_M, the pre-activations (of callback experts,
+ * their output T_DO). Every device, exchange mode and cut takes every policy and every pair of them; callback experts
+ * do not, see sluice_restore_fits_callback. T_DI's is the same on all ranks, since an exchange is; T_M's may differ.
+ *
+ * What a policy costs says what it adds to the passes (backend/schedule), for each chunk that has it:
+ *   host_rows    forward: copy_out; backward: copy_in
+ *   exchanges    backward: redispatch (with several ranks), then unpack
+ *   products     backward: recompute, or the host's expert once more
+ */
+#ifndef SLUICE_BACKEND_MODEL_RESTORE_H_
+#define SLUICE_BACKEND_MODEL_RESTORE_H_
+
+#include "backend/model/tensors.h"
+#include "sluice/moe.h"
+
+/* Policies that a chunk can have: SLUICE_RESTORE_KEEP to _RECOMPUTE. */
+#define SLUICE_NUM_RESTORES 4
+
+/* Bits of the tensors that a policy is for. */
+enum { SLUICE_RESTORES_DI = 1, SLUICE_RESTORES_M = 2 };
+
+typedef struct sluice_restore_s {
+  const char* name;    /* in configs, files and what plans and decisions say */
+  const char* word;    /* in messages about a number */
+  int32_t tensors;     /* SLUICE_RESTORES_*; 0: no policy */
+  int32_t device_rows; /* that outlive forward in the step's buffers, for each row of the chunk */
+  int32_t host_rows;   /* that outlive it in host memory, and cross to it and back */
+  int32_t exchanges;   /* of the chunk's rows, once more in backward */
+  int32_t products;    /* first products of the chunk, once more in backward */
+} sluice_restore_t;
+
+/* Of a number that is no chunk's policy (ADAPTIVE, BY_CHUNK, others): a row that costs nothing and is for no tensor. */
+const sluice_restore_t* sluice_restore(int32_t policy);
+
+static inline int sluice_restore_is_kept(int32_t policy) { return sluice_restore(policy)->device_rows > 0; }
+static inline int sluice_restore_is_offloaded(int32_t policy) { return sluice_restore(policy)->host_rows > 0; }
+/* Whether rows of the chunk outlive forward, wherever. */
+static inline int sluice_restore_is_stored(int32_t policy) {
+  return sluice_restore_is_kept(policy) || sluice_restore_is_offloaded(policy);
+}
+static inline int sluice_restore_is_sent_again(int32_t policy) { return sluice_restore(policy)->exchanges > 0; }
+static inline int sluice_restore_is_computed_again(int32_t policy) { return sluice_restore(policy)->products > 0; }
+
+/* Whether chunks of `tensor`, SLUICE_T_DI or SLUICE_T_M, may have the policy. */
+int sluice_restore_is_for(int32_t policy, int32_t tensor);
+
+/* Callback experts: the graph of a host's expert holds its input, so both are kept, or the expert runs again; then its
+ * input may come back in any way. */
+int sluice_restore_fits_callback(int32_t restore_di, int32_t restore_m);
+
+/* The policies for `tensor` as messages list them: "keep (0), offload (1) and re-dispatch (2)". Returns text. */
+#define SLUICE_RESTORE_TEXT_BYTES 96
+const char* sluice_restore_choices(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]);
+
+/* The papers' names of pairs: none, S1 to S4. */
+#define SLUICE_NUM_RESTORE_SETS 5
+typedef struct sluice_restore_set_s {
+  const char* name;
+  int32_t restore_di, restore_m;
+} sluice_restore_set_t;
+
+extern const sluice_restore_set_t sluice_restore_sets[SLUICE_NUM_RESTORE_SETS];
+/* NULL where the pair has none. */
+const char* sluice_restore_set_name(int32_t restore_di, int32_t restore_m);
+
+#endif /* SLUICE_BACKEND_MODEL_RESTORE_H_ */

@@ -1,0 +1,103 @@
+/* The table of restore policies says everything of each, and agrees with the public numbers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/model/restore.h"
+
+static void Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes(void** state) {
+  (void)state;
+  for (int32_t policy = 0; policy < SLUICE_NUM_RESTORES; ++policy) {
+    const sluice_restore_t* r = sluice_restore(policy);
+    if (r->name == NULL || r->word == NULL)
+      fail_msg("restore policy %d has no name in backend/model/restore.c", policy);
+    if (r->tensors == 0) fail_msg("restore policy %d, %s, is for no tensor", policy, r->name);
+    /* Rows either outlive forward or are made again. */
+    const int outlives = r->device_rows + r->host_rows > 0, is_made = r->exchanges + r->products > 0;
+    if (outlives == is_made) fail_msg("restore policy %d, %s, does not say how rows come back", policy, r->name);
+    for (int32_t other = 0; other < policy; ++other) assert_string_not_equal(r->name, sluice_restore(other)->name);
+  }
+}
+
+static void Restore_EveryPublicNumber_HasItsRow(void** state) {
+  (void)state;
+  static const struct {
+    int32_t policy;
+    const char* name;
+    int32_t di, m;
+  } table[] = {{SLUICE_RESTORE_KEEP, "keep", 1, 1},
+               {SLUICE_RESTORE_OFFLOAD, "offload", 1, 1},
+               {SLUICE_RESTORE_REDISPATCH, "redispatch", 1, 0},
+               {SLUICE_RESTORE_RECOMPUTE, "recompute", 0, 1}};
+  assert_int_equal(SLUICE_RESTORE_BY_CHUNK, SLUICE_NUM_RESTORES);
+  for (size_t i = 0; i < SLUICE_NUM_RESTORES; ++i) {
+    assert_string_equal(sluice_restore(table[i].policy)->name, table[i].name);
+    assert_int_equal(sluice_restore_is_for(table[i].policy, SLUICE_T_DI), table[i].di);
+    assert_int_equal(sluice_restore_is_for(table[i].policy, SLUICE_T_M), table[i].m);
+  }
+}
+
+static void Restore_NumberOfNoPolicy_IsForNothingAndCostsNothing(void** state) {
+  (void)state;
+  const int32_t numbers[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_BY_CHUNK, -77, 255};
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
+    assert_string_equal(sluice_restore(numbers[i])->name, "unknown");
+    assert_false(sluice_restore_is_for(numbers[i], SLUICE_T_DI) || sluice_restore_is_for(numbers[i], SLUICE_T_M));
+    assert_false(sluice_restore_is_stored(numbers[i]) || sluice_restore_is_sent_again(numbers[i]));
+    assert_false(sluice_restore_is_computed_again(numbers[i]));
+  }
+}
+
+static void Restore_CallbackExperts_KeepBothOrRunAgain(void** state) {
+  (void)state;
+  for (int32_t di = SLUICE_RESTORE_KEEP; di <= SLUICE_RESTORE_REDISPATCH; ++di) {
+    assert_int_equal(sluice_restore_fits_callback(di, SLUICE_RESTORE_KEEP), di == SLUICE_RESTORE_KEEP);
+    assert_false(sluice_restore_fits_callback(di, SLUICE_RESTORE_OFFLOAD));
+    assert_true(sluice_restore_fits_callback(di, SLUICE_RESTORE_RECOMPUTE));
+  }
+}
+
+static void Restore_Choices_AreThoseOfTheTensor(void** state) {
+  (void)state;
+  char text[SLUICE_RESTORE_TEXT_BYTES];
+  assert_string_equal(sluice_restore_choices(SLUICE_T_DI, text), "keep (0), offload (1) and re-dispatch (2)");
+  assert_string_equal(sluice_restore_choices(SLUICE_T_M, text), "keep (0), offload (1) and recompute (3)");
+}
+
+/* MPipeMoE Table II: what none and S1 to S4 copy, send and compute again. */
+static void Restore_NamedSets_AreTableTwo(void** state) {
+  (void)state;
+  static const struct {
+    const char* name;
+    int32_t copies_di, copies_m, exchanges, products;
+  } table[SLUICE_NUM_RESTORE_SETS] = {
+      {"none", 0, 0, 0, 0}, {"S1", 1, 1, 0, 0}, {"S2", 0, 1, 1, 0}, {"S3", 1, 0, 0, 1}, {"S4", 0, 0, 1, 1}};
+  for (size_t i = 0; i < SLUICE_NUM_RESTORE_SETS; ++i) {
+    const sluice_restore_set_t* set = &sluice_restore_sets[i];
+    const sluice_restore_t *di = sluice_restore(set->restore_di), *m = sluice_restore(set->restore_m);
+    assert_string_equal(set->name, table[i].name);
+    assert_true(sluice_restore_is_for(set->restore_di, SLUICE_T_DI) &&
+                sluice_restore_is_for(set->restore_m, SLUICE_T_M));
+    assert_int_equal(di->host_rows, table[i].copies_di);
+    assert_int_equal(m->host_rows, table[i].copies_m);
+    assert_int_equal(di->exchanges + m->exchanges, table[i].exchanges);
+    assert_int_equal(di->products + m->products, table[i].products);
+    assert_string_equal(sluice_restore_set_name(set->restore_di, set->restore_m), set->name);
+  }
+  assert_null(sluice_restore_set_name(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes),
+      cmocka_unit_test(Restore_EveryPublicNumber_HasItsRow),
+      cmocka_unit_test(Restore_NumberOfNoPolicy_IsForNothingAndCostsNothing),
+      cmocka_unit_test(Restore_CallbackExperts_KeepBothOrRunAgain),
+      cmocka_unit_test(Restore_Choices_AreThoseOfTheTensor),
+      cmocka_unit_test(Restore_NamedSets_AreTableTwo),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

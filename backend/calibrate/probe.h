@@ -4,7 +4,7 @@
 
 #include "backend/calibrate/calibration.h"
 #include "backend/cost/machine.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/context.h"
 
 #define SLUICE_PROBE_ROUNDS 9
 #define SLUICE_PROBES       96

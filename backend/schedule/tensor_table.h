@@ -5,7 +5,7 @@
 #include "backend/schedule/schedule.h"
 
 /* Until when its rows are wanted. A slot whose rows no pass wants again is free after the last op of its use, which
- * releases it; there debug runs fill it with NaN (backend/moe/released.c). Bits. */
+ * releases it; there debug runs fill it with NaN (backend/moe/pass/released.c). Bits. */
 enum {
   SLUICE_LIVES_FOR_USE = 1,    /* no longer than the ops of its use */
   SLUICE_LIVES_FOR_PARTS = 2,  /* longer in passes that the host calls by parts: a later part reads it */

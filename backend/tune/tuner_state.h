@@ -5,8 +5,8 @@
 
 #include "backend/cost/cost.h"
 #include "backend/cost/fitted.h"
-#include "backend/moe/chooser.h"
-#include "backend/moe/engine.h"
+#include "backend/moe/context/chooser.h"
+#include "backend/moe/context/context.h"
 #include "backend/plan/plan.h"
 #include "backend/tune/plan_race.h"
 #include "backend/tune/search_state.h"

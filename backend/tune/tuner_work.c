@@ -1,6 +1,6 @@
 #include "backend/tune/tuner_work.h"
 
-#include "backend/moe/layer.h"
+#include "backend/moe/layer/layer.h"
 
 sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;

@@ -88,7 +88,7 @@ typedef struct sluice_far_blocks_s {
   void* parcel_scratch;          /* device, parcel_scratch_bytes(T K, E, W) */
 } sluice_far_blocks_t;
 
-/* The parcels of a forward (moe/parcels.h), of routes that were ordered before. Those of chunk i start at
+/* The parcels of a forward (moe/routing/parcels.h), of routes that were ordered before. Those of chunk i start at
  * first_token[i] * most in token; rows of its routes at first_token[i] * K in slots. */
 typedef struct sluice_far_parcels_s {
   const void* ids; /* as sluice_far_routes_t */

@@ -10,7 +10,7 @@
 /* Bits of the passes that an op may stand in. */
 enum { SLUICE_OP_IN_FORWARD = 1 << SLUICE_FORWARD, SLUICE_OP_IN_BACKWARD = 1 << SLUICE_BACKWARD };
 
-/* What an op is paid for. The cost model has one price for each (backend/tune/cost.c), which the compiler sees to. */
+/* What an op is paid for. The cost model has one price for each (backend/cost/cost.c), which the compiler sees to. */
 typedef enum sluice_op_price_e {
   SLUICE_PRICE_NONE = 0,       /* nobody said: no op has it */
   SLUICE_PRICE_SEND,           /* packing a chunk's rows and exchanging them, towards the experts */

@@ -2,7 +2,7 @@
  * travel in headers, so that all ranks know the same.
  *
  * Only orders that a race then confirms are taken from it: the rates of the plans that a layer begins with under a
- * budget (moe/plan_time.c). Medians of the last forwards, since one may have waited for anything.
+ * budget (plan/plan_time.c). Medians of the last forwards, since one may have waited for anything.
  */
 #ifndef SLUICE_BACKEND_TUNE_SEEN_H_
 #define SLUICE_BACKEND_TUNE_SEEN_H_

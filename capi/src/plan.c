@@ -60,9 +60,10 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
 /* Under ceilings the layer's config says n, and its ceiling is of one of so many chunks. */
 static sluice_status_t check_chunks(const sluice_moe_t* moe, const sluice_plan_config_t* c) {
   int32_t wanted = moe->shape.config.num_chunks;
-  SLUICE_TRY(SLUICE_REQUIRE(sluice_shape_ceiling(&moe->shape) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
-        "plan: num_chunks is %d, but ceiling_rows %lld of layer %d is of one of %d chunks: give %d, or 0",
-        c->num_chunks, (long long)sluice_shape_ceiling(&moe->shape), moe->shape.config.layer_id, wanted, wanted));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      sluice_shape_ceiling(&moe->shape) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
+      "plan: num_chunks is %d, but ceiling_rows %lld of layer %d is of one of %d chunks: give %d, or 0", c->num_chunks,
+      (long long)sluice_shape_ceiling(&moe->shape), moe->shape.config.layer_id, wanted, wanted));
   return SLUICE_OK;
 }
 
@@ -255,7 +256,7 @@ sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_
   *inout_bytes = SLUICE_PLAN_FILE_BYTES;
   if (data == NULL) return SLUICE_OK;
   SLUICE_TRY(SLUICE_REQUIRE(room >= SLUICE_PLAN_FILE_BYTES, "sluice_plan_write: room for %llu bytes, the plan has %llu",
-        (unsigned long long)room, (unsigned long long)SLUICE_PLAN_FILE_BYTES));
+                            (unsigned long long)room, (unsigned long long)SLUICE_PLAN_FILE_BYTES));
   sluice_plan_file_write(&plan->data, plan->moe->fingerprint, data);
   return SLUICE_OK;
 }

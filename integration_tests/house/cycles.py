@@ -104,15 +104,10 @@ def _chain_back_to(start, inside):
     raise AssertionError(f"{start} is on no cycle")
 
 
-def violations(edges, known=()):
-    """A message for each cycle that is not in `known`, and for each in `known` that is none any more."""
-    now = cycles(edges)
+def violations(edges):
+    """A message for each cycle."""
     found = []
-    for units in now:
-        if units not in known:
-            chain = "\n".join(f"    {edge}" for edge in shortest_chain(edges, units))
-            found.append(
-                f"{len(units)} units include each other in a cycle: {', '.join(units)}; the shortest:\n{chain}"
-            )
-    found += [f"strike it off the known cycles, it is none any more: {', '.join(k)}" for k in known if k not in now]
+    for units in cycles(edges):
+        chain = "\n".join(f"    {edge}" for edge in shortest_chain(edges, units))
+        found.append(f"{len(units)} units include each other in a cycle: {', '.join(units)}; the shortest:\n{chain}")
     return found

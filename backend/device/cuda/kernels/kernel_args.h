@@ -191,10 +191,10 @@ typedef struct sluice_arrival_args_s {
   int64_t num_ranks, num_local;
 } sluice_arrival_args_t;
 
-/* Parcels (moe/parcels.h): what a chunk's routes of one token to one rank share. parcel_ranks (a warp per 32 routes)
- * says where each route goes and which is the first of its token there; the routing above orders those by (rank,
- * token), a row for each parcel; parcel_slots (per 32 routes) and parcel_table (per 32 pairs of token and rank) read it
- * off. */
+/* Parcels (moe/routing/parcels.h): what a chunk's routes of one token to one rank share. parcel_ranks (a warp per 32
+ * routes) says where each route goes and which is the first of its token there; the routing above orders those by
+ * (rank, token), a row for each parcel; parcel_slots (per 32 routes) and parcel_table (per 32 pairs of token and rank)
+ * read it off. */
 typedef struct sluice_parcel_args_s {
   const void* ids;        /* as sluice_route_args_t */
   const int32_t* slot_of; /* [E] the rank of an expert, or NULL: its id */

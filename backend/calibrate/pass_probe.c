@@ -220,7 +220,7 @@ static void close_scene(scene_t* s) {
 /* What a plan counts, and slots that a graph replays on, are not to be grown by passes of somebody else. */
 static int is_elsewhere(const sluice_bench_t* b) {
   const sluice_context_t* c = b->context;
-  return sluice_bench_is_far(b) && (c->memory_budget > 0 || c->host_memory_budget > 0 || c->slots.is_fixed);
+  return sluice_bench_is_far(b) && (c->memory_budget > 0 || c->host_memory_budget > 0 || c->pass_memory.slots.is_fixed);
 }
 
 sluice_status_t sluice_bench_passes(sluice_bench_t* b, double seconds, sluice_machine_t* machine) {

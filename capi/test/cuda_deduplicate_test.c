@@ -148,7 +148,7 @@ static void CudaDeduplicate_NumbersOfAPeerThatDoNotFit_NameTheRank(void** state)
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     int32_t received_rows[] = {0, 3}, sent_rows[] = {0, 0};
     int32_t sent[] = {0, 0}, received[] = {0, cases[i].parcels};
-    sluice_binding_t b;
+    sluice_binding_t b = {.memory = &moe->context->pass_memory};
     assert_int_equal(sluice_binding_of_rows(moe, (const int64_t[]){3}, &b), SLUICE_OK);
     b.first_token[0] = 0; /* what is kept of a forward says it in a real one */
     b.recv_counts = received_rows, b.send_counts = sent_rows;

@@ -364,7 +364,7 @@ static void Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank(void** state) {
   } cases[] = {{{0, 2}, 1},  {{1, 2}, 1}, {{0, 1}, 1},         {{0, 0}, 0}, /* twice */
                {{-1, 2}, 0}, {{0, 4}, 0}, {{INT32_MAX, 0}, 0}, {{0, INT32_MIN}, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-    sluice_binding_t b;
+    sluice_binding_t b = {.memory = &moe->context->pass_memory};
     bind(moe, &b);
     int32_t slots[] = {0, 2, cases[i].slots[0], cases[i].slots[1]};
     assert_int_equal(sluice_parcels_restore(&b, slots), cases[i].is_good ? SLUICE_OK : SLUICE_E_MISMATCH);

@@ -71,14 +71,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   }
   const char* poison = getenv("SLUICE_POISON");
   context->poison = poison != NULL && strcmp(poison, "1") == 0;
-  sluice_arena_init(&context->slots, &context->allocator);
-  sluice_arena_init(&context->scratch, &context->allocator);
-  sluice_arena_init(&context->routes, &context->allocator);
-  sluice_arena_init(&context->binding, &context->allocator);
-  sluice_arena_init(&context->parcels, &context->allocator);
-  sluice_arena_init(&context->far_parcels, &context->allocator);
-  sluice_arena_init(&context->layout, &context->allocator);
-  sluice_arena_init(&context->cut, &context->allocator);
+  sluice_pass_memory_init(&context->pass_memory, &context->allocator, &context->allocator);
   sluice_arena_init(&context->envelope, &context->allocator);
   *out_context = context;
   return SLUICE_OK;
@@ -111,14 +104,7 @@ static void destroy(sluice_context_t* context) {
   sluice_ring_memo_deinit(&context->rings);
   sluice_free(sluice_process_allocator(), context->trace.events,
               (uint64_t)context->trace.capacity * sizeof(sluice_trace_event_t));
-  sluice_arena_deinit(&context->slots);
-  sluice_arena_deinit(&context->scratch);
-  sluice_arena_deinit(&context->routes);
-  sluice_arena_deinit(&context->binding);
-  sluice_arena_deinit(&context->parcels);
-  sluice_arena_deinit(&context->far_parcels);
-  sluice_arena_deinit(&context->layout);
-  sluice_arena_deinit(&context->cut);
+  sluice_pass_memory_deinit(&context->pass_memory);
   sluice_arena_deinit(&context->envelope);
   if (context->chooser != NULL) context->chooser->vtable->destroy(context->chooser);
   sluice_comm_release(context->comm);

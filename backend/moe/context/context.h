@@ -13,6 +13,7 @@
 #include "backend/memory/ledger.h"
 #include "backend/memory/pool.h"
 #include "backend/moe/context/live_steps.h"
+#include "backend/moe/context/pass_memory.h"
 #include "backend/plan/plan.h"
 #include "backend/schedule/schedule.h"
 #include "sluice/context.h"
@@ -30,13 +31,6 @@ typedef struct sluice_template_cache_s {
 } sluice_template_cache_t;
 
 enum { SLUICE_POOL_INPUT = 0, SLUICE_POOL_MIDDLE, SLUICE_NUM_POOLS };
-
-/* Slots since the last candidate was on trial. */
-typedef struct sluice_settled_s {
-  int32_t had_trials; /* since slots were given back last */
-  int32_t num_passes;
-  uint64_t most_bytes; /* that one of the later half of these passes needed */
-} sluice_settled_t;
 
 typedef struct sluice_trace_s {
   sluice_trace_event_t* events; /* a ring */
@@ -63,16 +57,8 @@ struct sluice_context_s {
   int32_t num_captured; /* passes that graphs replay: slots and routes stay where they are */
   int32_t told_failure; /* a pass failed here after its header: the next header tells the others */
   char failure_text[256];
-  sluice_arena_t slots;       /* temporaries of the running pass */
-  sluice_settled_t settled;   /* when slots that only trials needed are given back */
-  sluice_arena_t scratch;     /* on a far device: what the host keeps of the running pass */
-  sluice_arena_t routes;      /* on a far device: routes of the running forward, in its memory */
-  sluice_arena_t binding;     /* offsets and boundaries of the running pass */
-  sluice_arena_t parcels;     /* of the running pass, where the layer is deduplicated */
-  sluice_arena_t far_parcels; /* of its forward, in the memory of a far device */
-  sluice_arena_t layout;      /* where its slots begin */
-  sluice_arena_t cut;         /* under a plan: rows by block of tokens and rank */
-  sluice_arena_t envelope;    /* headers to and from the other ranks */
+  sluice_pass_memory_t pass_memory; /* of the running pass: one at a time */
+  sluice_arena_t envelope;          /* headers to and from the other ranks */
   sluice_template_cache_t templates;
   sluice_ring_memo_t rings; /* of the templates that plans were sized by */
   sluice_trace_t trace;

@@ -8,8 +8,6 @@ void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, s
   device->far->init_memory(device, allocate, release, allocate_user, &context->far_allocator);
   context->device = device;
   context->memory = &context->far_allocator;
-  sluice_arena_init(&context->slots, context->memory);
-  sluice_arena_init(&context->routes, context->memory);
-  sluice_arena_init(&context->far_parcels, context->memory);
+  sluice_pass_memory_init(&context->pass_memory, context->memory, &context->allocator);
   sluice_wire_memory_open(context, allocate == NULL);
 }

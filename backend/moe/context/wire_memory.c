@@ -21,7 +21,7 @@ int32_t sluice_wire_memory_word(sluice_context_t* context) {
   if (context->wire_memory != SLUICE_WIRE_WILLING) return context->wire_memory;
   const char* refusal = context->comm->vtable->memory_refusal(context->comm);
   if (context->wire_refusal == NULL) context->wire_refusal = refusal;
-  if (context->wire_refusal == NULL && context->slots.data != NULL) {
+  if (context->wire_refusal == NULL && context->pass_memory.slots.data != NULL) {
     context->wire_refusal = "they were allocated before the first call, for a plan";
   }
   return context->wire_refusal == NULL ? SLUICE_WIRE_WILLING : SLUICE_WIRE_PLAIN;
@@ -46,7 +46,7 @@ sluice_status_t sluice_wire_memory_agree(sluice_context_t* context, const int32_
   if (context->wire_memory != SLUICE_WIRE_WILLING) return SLUICE_OK;
   if (plain < 0) {
     context->wire_memory = SLUICE_WIRE_OWN;
-    context->slots.source = (sluice_arena_source_t){allocate_of_comm, release_of_comm, context->comm};
+    context->pass_memory.slots.source = (sluice_arena_source_t){allocate_of_comm, release_of_comm, context->comm};
     return SLUICE_OK;
   }
   context->wire_memory = SLUICE_WIRE_PLAIN;

@@ -44,6 +44,7 @@ typedef sluice_status_t (*sluice_run_op_fn_t)(struct sluice_pass_s* pass, const 
 typedef struct sluice_pass_s {
   sluice_context_t* context;
   sluice_moe_t* moe;
+  sluice_pass_memory_t* memory; /* of this pass; its binding has the same */
   const sluice_template_t* schedule;
   sluice_run_op_fn_t run_op;                 /* the ops of its direction */
   const struct sluice_travel_s* travel;      /* what travels between ranks */

@@ -186,7 +186,7 @@ static void fill_chunk(releasing_t* by, int32_t tensor, int32_t chunk) {
 static void fill(releasing_t* by, int32_t tensor, int32_t slot) {
   const sluice_pass_t* pass = by->pass;
   const sluice_slots_t* slots = &pass->slots[tensor];
-  const sluice_arena_t* arena = &pass->context->slots;
+  const sluice_arena_t* arena = &pass->memory->slots;
   const int32_t ring = pass->schedule->ring[tensor];
   if (slots->bytes == 0 || slots->data < arena->data || slots->data >= arena->data + arena->capacity) return;
   if (slots->layout == SLUICE_LAYOUT_EXPERT_MAJOR) {

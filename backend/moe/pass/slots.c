@@ -107,7 +107,7 @@ static void lay_out(sluice_pass_t* pass, int32_t tensor, int32_t chunks) {
 
 sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
   uint64_t per_tensor = sluice_align_up((uint64_t)pass->binding.num_chunks * sizeof(uint64_t));
-  sluice_arena_t* arena = &pass->context->layout;
+  sluice_arena_t* arena = &pass->memory->layout;
   SLUICE_TRY(sluice_arena_reset(arena, SLUICE_T_COUNT * per_tensor, "places of slots"));
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     pass->slots[t].first = sluice_arena_take(arena, per_tensor);
@@ -159,16 +159,16 @@ static sluice_status_t poison(const sluice_pass_t* pass, const sluice_arena_t* a
 
 /* A candidate may need more slots than what is chosen in the end. They stay while anything is on trial, so that trying
  * costs no fresh pages; after a few settled passes of each layer what only trials needed goes back, once. */
-static sluice_status_t give_back_after_trials(sluice_context_t* context, const sluice_moe_t* moe, uint64_t bytes) {
-  sluice_settled_t* settled = &context->settled;
+static sluice_status_t give_back_after_trials(sluice_pass_memory_t* memory, const sluice_moe_t* moe, uint64_t bytes) {
+  sluice_settled_t* settled = &memory->settled;
   if (!moe->seat.is_settled) {
     *settled = (sluice_settled_t){.had_trials = 1};
     return SLUICE_OK;
   }
-  sluice_arena_t* arena = &context->slots;
+  sluice_arena_t* arena = &memory->slots;
   /* A plan counts its slots beforehand, a graph replays where they lie, a far device would have to wait. */
   if (!settled->had_trials || sluice_is_planned(moe) || arena->is_fixed || moe->shape.is_far) return SLUICE_OK;
-  const int32_t wanted = SLUICE_SETTLED_PASSES * context->num_layers;
+  const int32_t wanted = SLUICE_SETTLED_PASSES * moe->context->num_layers;
   /* What runs first may still be a candidate's: a backward has its forward's chunks. */
   if (++settled->num_passes > wanted / 2) settled->most_bytes = max_u64(settled->most_bytes, bytes);
   if (settled->num_passes < wanted) return SLUICE_OK;
@@ -191,14 +191,14 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
   }
-  sluice_arena_t *arena = &context->slots, *host = arena;
+  sluice_arena_t *arena = &pass->memory->slots, *host = arena;
   if (pass->moe->shape.is_far) {
     uint64_t scalars = sluice_pass_far_scratch_bytes(s.scalars);
-    host = &context->scratch;
+    host = &pass->memory->scratch;
     SLUICE_TRY(sluice_arena_reset(host, total - scalars, "scratch of a pass"));
     total = scalars;
   }
-  SLUICE_TRY(give_back_after_trials(context, pass->moe, total + tensors));
+  SLUICE_TRY(give_back_after_trials(pass->memory, pass->moe, total + tensors));
   SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
   SLUICE_TRY(poison(pass, arena));
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {

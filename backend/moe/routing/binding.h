@@ -16,6 +16,7 @@
 
 typedef struct sluice_binding_s {
   const sluice_moe_t* moe;
+  sluice_pass_memory_t* memory; /* where its arrays lie; set before it is routed or restored */
   int32_t num_chunks;
   int32_t cut_rows; /* chunks are cut out of rows, see cut_rows.h; else out of tokens, all routes of one in one chunk */
   int32_t world_size;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 void sluice_binding_take_offsets(sluice_binding_t* b, int64_t num_sent) {
-  sluice_arena_t* arena = &b->moe->context->binding;
+  sluice_arena_t* arena = &b->memory->binding;
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, l = (uint64_t)b->num_local;
   b->first_token = sluice_arena_take(arena, (n + 1) * 8);
   b->first_sent = sluice_arena_take(arena, (n + 1) * 8);
@@ -24,7 +24,9 @@ void sluice_binding_take_offsets(sluice_binding_t* b, int64_t num_sent) {
 }
 
 void sluice_binding_init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
+  sluice_pass_memory_t* const memory = b->memory;
   memset(b, 0, sizeof *b);
+  b->memory = memory;
   b->moe = moe;
   b->num_chunks = num_chunks;
   b->world_size = moe->context->world_size;
@@ -51,8 +53,8 @@ sluice_status_t sluice_binding_take_arrays(sluice_moe_t* moe, int64_t num_tokens
   SLUICE_TRY(sluice_binding_check_routes(moe, num_tokens));
   uint64_t num_experts = (uint64_t)moe->shape.config.num_experts;
   uint64_t bytes = sluice_binding_arena_bytes(&moe->shape, num_chunks, num_tokens);
-  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, bytes, "routes and offsets of a pass"));
-  sluice_arena_t* arena = &moe->context->binding;
+  SLUICE_TRY(sluice_arena_reset(&b->memory->binding, bytes, "routes and offsets of a pass"));
+  sluice_arena_t* arena = &b->memory->binding;
   int64_t room = sluice_binding_room(&moe->shape, num_chunks, num_tokens);
   sluice_binding_take_offsets(b, room);
   b->send_counts = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);

@@ -80,7 +80,7 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
                                     const int32_t* ranks, sluice_binding_t* b) {
   sluice_context_t* context = moe->context;
   const sluice_far_scratch_t scratch = sluice_device_far_scratch(context->device);
-  b->parcels.sent_slots = sluice_arena_take(&context->routes, sluice_far_slots_bytes(&moe->shape, b->num_tokens));
+  b->parcels.sent_slots = sluice_arena_take(&b->memory->routes, sluice_far_slots_bytes(&moe->shape, b->num_tokens));
   const sluice_far_parcels_t parcels = {
       .ids = routes->ids,
       .ids_t = routes->ids_t,
@@ -99,7 +99,7 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
       .position_of_token = b->parcels.position_of_token,
       .slots = b->parcels.sent_slots,
       .scratch =
-          sluice_arena_take(&context->routes, sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens)),
+          sluice_arena_take(&b->memory->routes, sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens)),
   };
   return context->device->far->number_parcels(context->device, stream, &parcels);
 }
@@ -117,10 +117,10 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
   uint64_t routes_bytes = sluice_binding_routes_bytes(&moe->shape, b->num_tokens);
   uint64_t parcels_bytes = sluice_far_slots_bytes(&moe->shape, b->num_tokens) +
                            sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens);
-  SLUICE_TRY(sluice_arena_reset(&context->routes,
+  SLUICE_TRY(sluice_arena_reset(&b->memory->routes,
                                 routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes + parcels_bytes,
                                 "routes on the device"));
-  sluice_binding_place_routes(b, sluice_arena_take(&context->routes, routes_bytes));
+  sluice_binding_place_routes(b, sluice_arena_take(&b->memory->routes, routes_bytes));
   sluice_far_routes_t routes = {
       .ids = sluice_tensor_data(expert_ids),
       .ids_t = sluice_tensor_stride(expert_ids, 0),
@@ -131,14 +131,14 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
       .place_of_expert = moe->place_of_expert,
       .top_k = b->top_k,
       .num_experts = num_experts,
-      .counts = sluice_arena_take(&context->routes, counts_bytes),
+      .counts = sluice_arena_take(&b->memory->routes, counts_bytes),
       .order = b->order,
       .order_token = b->order_token,
       .position = b->position,
       .ceiling = sluice_shape_ceiling(&moe->shape),
       .tally = tally,
   };
-  routes.scratch = sluice_arena_take(&context->routes, scratch_bytes);
+  routes.scratch = sluice_arena_take(&b->memory->routes, scratch_bytes);
   *out_counts = routes.counts;
   SLUICE_TRY(far->route(context->device, stream, &routes));
   return sluice_shape_has_far_parcels(&moe->shape) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
@@ -151,9 +151,9 @@ sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stre
   int32_t* there = NULL;
   uint64_t bytes = sluice_far_counts_bytes(&moe->shape, num_chunks);
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
-  SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
-  int32_t* counts = sluice_arena_take(&context->scratch, bytes);
-  int32_t* ranks = sluice_arena_take(&context->scratch, ranks_bytes_of(moe));
+  SLUICE_TRY(sluice_arena_reset(&b->memory->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
+  int32_t* counts = sluice_arena_take(&b->memory->scratch, bytes);
+  int32_t* ranks = sluice_arena_take(&b->memory->scratch, ranks_bytes_of(moe));
   fill_ranks(moe, ranks);
   SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks, b, &there));
   SLUICE_TRY(context->device->far->read(context->device, stream, there, counts, bytes));
@@ -170,8 +170,8 @@ static int32_t* ranks_behind(const sluice_moe_t* moe, const int32_t* counts) {
                            sluice_align_up(sluice_far_block_counts_bytes(&moe->shape, SLUICE_PLAN_BLOCKS)));
 }
 
-sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                         int32_t** out_counts) {
+sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_pass_memory_t* memory, sluice_stream_t stream,
+                                         const sluice_tensor_t* expert_ids, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_far_vtable_t* far = context->device->far;
   const sluice_far_scratch_t far_scratch = sluice_device_far_scratch(context->device);
@@ -180,11 +180,11 @@ sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stre
            scratch = far->route_scratch_bytes(0, num_experts);
   uint64_t parcel_scratch = sluice_far_parcel_scratch_bytes(&moe->shape, &far_scratch, expert_ids->shape[0]);
   SLUICE_TRY(sluice_binding_check_routes(moe, expert_ids->shape[0]));
-  SLUICE_TRY(sluice_arena_reset(&context->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
-  SLUICE_TRY(sluice_arena_reset(&context->routes, sluice_align_up(bytes) + sluice_align_up(scratch) + parcel_scratch,
+  SLUICE_TRY(sluice_arena_reset(&memory->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
+  SLUICE_TRY(sluice_arena_reset(&memory->routes, sluice_align_up(bytes) + sluice_align_up(scratch) + parcel_scratch,
                                 "routes on the device"));
-  int32_t* there = sluice_arena_take(&context->routes, bytes);
-  int32_t* counts = sluice_arena_take(&context->scratch, bytes);
+  int32_t* there = sluice_arena_take(&memory->routes, bytes);
+  int32_t* counts = sluice_arena_take(&memory->scratch, bytes);
   fill_ranks(moe, ranks_behind(moe, counts));
   const sluice_far_blocks_t blocks = {
       .ids = sluice_tensor_data(expert_ids),
@@ -197,11 +197,11 @@ sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stre
       .top_k = moe->shape.config.top_k,
       .num_experts = num_experts,
       .counts = there,
-      .scratch = sluice_arena_take(&context->routes, scratch),
+      .scratch = sluice_arena_take(&memory->routes, scratch),
       .num_ranks = sluice_shape_has_far_parcels(&moe->shape) ? context->world_size : 0,
       .rank_of_expert = ranks_behind(moe, counts),
       .parcels = there + sluice_far_block_routes(&moe->shape, num_blocks),
-      .parcel_scratch = sluice_arena_take(&context->routes, parcel_scratch),
+      .parcel_scratch = sluice_arena_take(&memory->routes, parcel_scratch),
   };
   SLUICE_TRY(far->count_blocks(context->device, stream, &blocks));
   SLUICE_TRY(far->read(context->device, stream, there, counts, bytes));

@@ -9,10 +9,10 @@
 sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                          int32_t num_chunks, sluice_binding_t* out_binding);
 /* The same in two parts, for chunks that are cut by received rows. First counts are read, once, by block of tokens and
- * place: out_counts [SLUICE_PLAN_BLOCKS, E], with what this file puts behind them, in the context's scratch until the
+ * place: out_counts [SLUICE_PLAN_BLOCKS, E], with what this file puts behind them, in the pass's scratch until the
  * pass is prepared. Then the chunks are known, each of whole blocks, and routes are ordered without another read. */
-sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                         int32_t** out_counts);
+sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_pass_memory_t* memory, sluice_stream_t stream,
+                                         const sluice_tensor_t* expert_ids, int32_t** out_counts);
 sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream_t stream,
                                                 const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                                 const int64_t* first_token, const int32_t* first_block,

@@ -87,8 +87,8 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
 
 sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert, sluice_binding_t* b) {
   sluice_binding_init(b, moe, 1, 0);
-  SLUICE_TRY(sluice_arena_reset(&moe->context->binding, sluice_binding_bytes_of(&moe->shape, 1, 0, 0, 0),
-                                "offsets of a pass"));
+  SLUICE_TRY(
+      sluice_arena_reset(&b->memory->binding, sluice_binding_bytes_of(&moe->shape, 1, 0, 0, 0), "offsets of a pass"));
   sluice_binding_take_offsets(b, 0);
   int64_t row = 0;
   for (int32_t e = 0; e < b->num_local; ++e) {

@@ -22,7 +22,7 @@ typedef struct tables_s {
 /* slots: of a restored binding, else NULL. */
 static sluice_status_t take_tables(sluice_binding_t* b, int32_t* slots, int64_t arriving, tables_t* out) {
   sluice_parcels_t* p = &b->parcels;
-  sluice_arena_t* arena = &b->moe->context->parcels;
+  sluice_arena_t* arena = &b->memory->parcels;
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, rows = (uint64_t)b->num_rows;
   uint64_t sent = (uint64_t)b->num_sent, offsets = n * (w + 1) * 8, firsts = (n + 1) * 8;
   const sluice_parcels_size_t size = {b->num_chunks, b->num_tokens, b->num_sent, b->num_rows, arriving};

@@ -34,7 +34,7 @@ typedef struct tables_s {
 
 static sluice_status_t take_tables(sluice_binding_t* b, int is_restored, tables_t* out) {
   sluice_parcels_t* p = &b->parcels;
-  sluice_arena_t* arena = &b->moe->context->parcels;
+  sluice_arena_t* arena = &b->memory->parcels;
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, l = (uint64_t)b->num_local;
   uint64_t offsets = n * (w + 1) * 8, firsts = (n + 1) * 8;
   uint64_t num_runs = w * n * l, bytes = 2 * sluice_align_up(offsets) + 2 * sluice_align_up(firsts);
@@ -192,7 +192,7 @@ static sluice_status_t place_parcels(sluice_binding_t* b, sluice_stream_t stream
 
 sluice_status_t sluice_parcels_exchange_far(sluice_binding_t* b, sluice_stream_t stream) {
   sluice_parcels_t* p = &b->parcels;
-  sluice_arena_t* arena = &b->moe->context->far_parcels;
+  sluice_arena_t* arena = &b->memory->far_parcels;
   tables_t tables;
   SLUICE_TRY(take_tables(b, 0, &tables));
   SLUICE_TRY(finish_numbers(b));

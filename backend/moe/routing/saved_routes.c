@@ -164,7 +164,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
   b->cut_rows = header.cut_rows != 0;
   b->num_sent = header.num_sent;
-  SLUICE_TRY(sluice_arena_reset(&moe->context->binding,
+  SLUICE_TRY(sluice_arena_reset(&b->memory->binding,
                                 sluice_binding_bytes_of(&moe->shape, header.num_chunks, header.num_sent, 0, 0),
                                 "offsets of a pass"));
   sluice_binding_take_offsets(b, header.num_sent);

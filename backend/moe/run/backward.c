@@ -204,6 +204,8 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
                                     sluice_stream_t stream, sluice_status_t refusal) {
   sluice_pass_t pass = {.context = moe->context,
                         .moe = moe,
+                        .memory = &moe->context->pass_memory,
+                        .binding = {.memory = &moe->context->pass_memory},
                         .stream = stream,
                         .run_op = sluice_run_backward_op,
                         .travel = sluice_travel_of(moe),

@@ -28,8 +28,8 @@ static int32_t kind_of(const sluice_ceiling_t* ceiling, uint64_t comm_hash) {
   return -1;
 }
 
-static void fix_memory(sluice_context_t* context, int32_t is_fixed) {
-  context->slots.is_fixed = context->routes.is_fixed = is_fixed;
+static void fix_memory(sluice_pass_memory_t* memory, int32_t is_fixed) {
+  memory->slots.is_fixed = memory->routes.is_fixed = is_fixed;
 }
 
 sluice_status_t sluice_ceiling_check_capture(const sluice_pass_t* pass) {
@@ -52,7 +52,7 @@ sluice_status_t sluice_ceiling_check_capture(const sluice_pass_t* pass) {
                        pass->moe->shape.config.layer_id,
                        schedule == NULL || schedule->spec.direction == SLUICE_FORWARD ? "forward" : "backward");
   }
-  fix_memory(pass->context, 1);
+  fix_memory(pass->memory, 1);
   return SLUICE_OK;
 }
 
@@ -60,7 +60,7 @@ void sluice_ceiling_close(const sluice_pass_t* pass, sluice_status_t status) {
   sluice_context_t* context = pass->context;
   if (pass->captured) {
     if (status == SLUICE_OK) ++context->num_captured;
-    if (context->num_captured == 0) fix_memory(context, 0);
+    if (context->num_captured == 0) fix_memory(pass->memory, 0);
     return;
   }
   if (status != SLUICE_OK || pass->moe->ceiling == NULL || pass->schedule == NULL) return;

@@ -101,7 +101,7 @@ static sluice_status_t check_planned(forward_t* f, sluice_moe_t* moe) {
   if (!moe->shape.is_far) return sluice_check_routes(moe, f->args->expert_ids);
   SLUICE_TRY(sluice_ceiling_open(&f->pass));
   if (moe->ceiling != NULL) return SLUICE_OK;
-  return sluice_binding_count_far(moe, f->pass.stream, f->args->expert_ids, &f->far_counts);
+  return sluice_binding_count_far(moe, f->pass.memory, f->pass.stream, f->args->expert_ids, &f->far_counts);
 }
 
 /* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
@@ -322,6 +322,8 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
                  .repeats = is_open && args->repeats,
                  .pass = {.context = moe->context,
                           .moe = moe,
+                          .memory = &moe->context->pass_memory,
+                          .binding = {.memory = &moe->context->pass_memory},
                           .stream = stream,
                           .run_op = sluice_run_forward_op,
                           .travel = sluice_travel_of(moe),

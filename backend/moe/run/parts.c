@@ -27,6 +27,8 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction
 static sluice_pass_t pass_of(sluice_moe_t* moe, int32_t direction) {
   return (sluice_pass_t){.context = moe->context,
                          .moe = moe,
+                         .memory = &moe->context->pass_memory,
+                         .binding = {.memory = &moe->context->pass_memory},
                          .run_op = direction == SLUICE_FORWARD ? sluice_run_forward_op : sluice_run_backward_op,
                          .travel = &sluice_travel_of_rows,
                          .begin_ns = sluice_now_ns()};

@@ -7,17 +7,16 @@
 
 static uint64_t far_base_bytes(const sluice_context_t* context) {
   sluice_device_t* device = context->device;
-  return context->far_allocator.current_bytes - context->slots.capacity - context->routes.capacity -
-         context->far_parcels.capacity - device->far->idle_bytes(device) - context->step_bytes;
+  return context->far_allocator.current_bytes - sluice_pass_memory_row_bytes(&context->pass_memory) -
+         device->far->idle_bytes(device) - context->step_bytes;
 }
 
 uint64_t sluice_plan_base_bytes(sluice_context_t* context) {
   if (context->device->far != NULL) return far_base_bytes(context);
   const uint64_t idle = sluice_engine_idle_bytes(context); /* steps take these first, or they make way */
-  const sluice_arena_t* arenas[] = {&context->slots,  &context->binding, &context->parcels,
-                                    &context->layout, &context->cut,     &context->envelope};
-  uint64_t sized = 0;
-  for (size_t i = 0; i < sizeof arenas / sizeof arenas[0]; ++i) sized += arenas[i]->capacity;
+  /* Rows lie in host memory here. */
+  uint64_t sized = context->envelope.capacity + sluice_pass_memory_row_bytes(&context->pass_memory) +
+                   sluice_pass_memory_host_bytes(&context->pass_memory);
   const sluice_template_cache_t* cache = &context->templates;
   for (int32_t i = 0; i < cache->count && cache->block == NULL; ++i) sized += sluice_align_up(cache->items[i]->bytes);
   sized += sluice_align_up(cache->block_bytes);
@@ -80,14 +79,15 @@ static sluice_status_t reserve(sluice_moe_t* moe, const sluice_plan_data_t* plan
   sluice_context_t* context = moe->context;
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
   const sluice_plan_arenas_t arenas = sluice_plan_arenas(&problem, plan);
-  SLUICE_TRY(reserve_arena(&context->routes, arenas.routes, "routes of a plan"));
-  SLUICE_TRY(reserve_arena(&context->far_parcels, arenas.far_parcels, "parcels of a plan"));
+  sluice_pass_memory_t* memory = &context->pass_memory;
+  SLUICE_TRY(reserve_arena(&memory->routes, arenas.routes, "routes of a plan"));
+  SLUICE_TRY(reserve_arena(&memory->far_parcels, arenas.far_parcels, "parcels of a plan"));
   SLUICE_TRY(sluice_engine_reserve_templates(context, plan->max_chunks));
-  SLUICE_TRY(reserve_arena(&context->slots, arenas.slots, "slots of a plan"));
-  SLUICE_TRY(reserve_arena(&context->binding, arenas.binding, "routes and offsets of a plan"));
-  SLUICE_TRY(reserve_arena(&context->layout, arenas.layout, "places of slots of a plan"));
-  SLUICE_TRY(reserve_arena(&context->cut, arenas.cut, "rows by block of a plan"));
-  SLUICE_TRY(reserve_arena(&context->parcels, arenas.parcels, "parcels of a plan"));
+  SLUICE_TRY(reserve_arena(&memory->slots, arenas.slots, "slots of a plan"));
+  SLUICE_TRY(reserve_arena(&memory->binding, arenas.binding, "routes and offsets of a plan"));
+  SLUICE_TRY(reserve_arena(&memory->layout, arenas.layout, "places of slots of a plan"));
+  SLUICE_TRY(reserve_arena(&memory->cut, arenas.cut, "rows by block of a plan"));
+  SLUICE_TRY(reserve_arena(&memory->parcels, arenas.parcels, "parcels of a plan"));
   const sluice_device_t* device = context->device;
   if (device->vtable->reserve != NULL) {
     SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks)));

@@ -185,7 +185,7 @@ static void note_fallback(sluice_moe_t* moe, const sluice_cut_t* cut) {
 sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                     const int32_t* far_counts, int keep, sluice_binding_t* binding) {
   const sluice_plan_data_t* plan = moe->plan;
-  sluice_arena_t* arena = &moe->context->cut;
+  sluice_arena_t* arena = &binding->memory->cut;
   SLUICE_TRY(sluice_arena_reset(arena, arena->capacity, "rows by block"));
   int64_t* table =
       sluice_arena_take(arena, (uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * sizeof *table);

@@ -124,6 +124,12 @@ class Link:
             "LINK_DESCRIPTION": self.description,
         }
 
+    def unplug(self, rank: int) -> None:
+        """Cut a rank off, for W > 2: what is sent to it and by it is gone, and nobody is told."""
+        if self._namespaces is None:
+            raise NamespaceError(f"the ranks talk over {self.description}, which has no cables")
+        self._namespaces.unplug(rank)
+
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start one rank; call from the main thread, whose end is what the kernel takes as our death."""
         prefix = self._namespaces.enter_argv(rank) if self._namespaces is not None else []

@@ -94,6 +94,12 @@ class Namespaces:
         """The address of a rank on the shaped network."""
         return f"{SUBNET}.{rank + 1}"
 
+    def unplug(self, rank: int) -> None:
+        """Pull the cable of a rank out of the switch, for W > 2: the others' cards see nothing of it."""
+        if self.world_size <= 2:
+            raise ValueError("two ranks are joined directly, there is no switch")
+        self._run(self.world_size, ["ip", "link", "set", f"port{rank}", "down"])
+
     def close(self) -> None:
         """Close the pipes the holders read and collect them."""
         for holder in self._holders:

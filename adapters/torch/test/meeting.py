@@ -14,18 +14,19 @@ def _key(what, rank):
     return f"test/{what}/{rank}"
 
 
-def _store():
+def store():
+    """The group's, for what is more than a note."""
     return dist.distributed_c10d._get_default_store()
 
 
 def say(what):
     """Something is so on this rank, from now on."""
-    _store().set(_key(what, dist.get_rank()), "")
+    store().set(_key(what, dist.get_rank()), "")
 
 
 def hear(what, ranks):
     """Waits until all these ranks have said so."""
-    _store().wait([_key(what, rank) for rank in ranks], PATIENCE)
+    store().wait([_key(what, rank) for rank in ranks], PATIENCE)
 
 
 def part(ranks):
@@ -38,7 +39,7 @@ def part(ranks):
 def until_gone():
     """Waits until rank 0's process has ended."""
     try:
-        _store().wait([_key("never said", 0)], PATIENCE)
+        store().wait([_key("never said", 0)], PATIENCE)
     except dist.DistStoreError as error:
         raise AssertionError("rank 0 has not ended") from error
     except dist.DistNetworkError:

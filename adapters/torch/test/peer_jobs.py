@@ -47,8 +47,8 @@ def silent_peer():
     return result
 
 
-def killed_peer(posted_first):
-    """The last rank is killed, after the others went into their backward or before."""
+def killed_peer(posted_first, leaves_child=False):
+    """The last rank is killed, after the others went into their backward or before; a child that it forked may live."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=84)
     layer = case.layer(Context(group()))
@@ -59,6 +59,8 @@ def killed_peer(posted_first):
         meeting.hear("going" if posted_first else "forward done", others)
         if posted_first:
             time.sleep(0.5)  # so that they wait by then, mostly: what they are told is the same
+        if leaves_child:
+            _leave_child()
         meeting.say("dying")
         os.kill(os.getpid(), signal.SIGKILL)
     meeting.say("forward done")
@@ -71,8 +73,19 @@ def killed_peer(posted_first):
         out.backward(case.cotangents[rank])
     except SluiceError as error:
         result = type(error).__name__, error.peer, time.monotonic() - began, str(error)
+    if leaves_child and rank == 0:
+        os.kill(int(meeting.store().get("test/child")), signal.SIGKILL)
     meeting.part(others)
     return result
+
+
+def _leave_child():
+    """Forks what a rank's forks are, a worker of a data loader: it has copies of all descriptors, and lives on."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(90)  # unless it is told before that
+        os._exit(0)
+    meeting.store().set("test/child", str(child))
 
 
 def interrupted():

@@ -208,9 +208,10 @@ def test_SilentPeer_Forward_IsNamedAtTheDeadline():
     assert any(name == "TimedOut" and peer == 2 for name, peer, _, _ in results[:-1]), results
 
 
-@pytest.mark.parametrize("posted_first", [True, False])
-def test_KilledPeer_Backward_IsLostByName(posted_first):
-    ended = ranks.finish(ranks.start(3, "peer_jobs:killed_peer", posted_first=posted_first))
+@pytest.mark.parametrize(("posted_first", "leaves_child"), [(True, False), (False, False), (True, True)])
+def test_KilledPeer_Backward_IsLostByName(posted_first, leaves_child):
+    how = {"posted_first": posted_first, "leaves_child": leaves_child}
+    ended = ranks.finish(ranks.start(3, "peer_jobs:killed_peer", **how))
     assert ended[-1].code == -9
     found = [end.result for end in ended[:-1]]
     assert all(result and result[0] == "PeerLost" and result[2] < SOON for result in found), found

@@ -16,14 +16,14 @@
  * A rank that leaves with nothing outstanding says so (FRAME_BYE). A connection that ends without it means that the
  * peer died, failed or aborted: that ends every wait of this rank, also one for a third rank, which may be waiting for
  * the same loss. Who gives up for such a reason says which rank was lost (FRAME_LOST) where a frame may stand, so that
- * the others blame that one, and not the first whose connection they find closed. */
+ * the others blame that one, and not the first whose connection they find closed. A machine without power or network
+ * ends nothing: tcp_silence.h notices it. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/sockios.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -35,6 +35,8 @@
 #include "backend/comm/comm.h"
 #include "backend/comm/requests.h"
 #include "backend/comm/tcp/tcp_connect.h"
+#include "backend/comm/tcp/tcp_descriptors.h"
+#include "backend/comm/tcp/tcp_silence.h"
 
 enum { MAX_EVENTS = 64 };
 
@@ -75,7 +77,9 @@ enum { PEER_LIVE = 0, PEER_LEFT, PEER_LOST };
 
 typedef struct tcp_peer_s {
   int32_t state;
-  int32_t native_error; /* of a lost one; EPROTO: it sent something else than `expected` bytes of that request */
+  /* Of a lost one; EPROTO: it sent something else than `expected` bytes of that request. Of a live one: what a send
+   * was told, which the system says once. */
+  int32_t native_error;
   uint64_t expected;
   int32_t can_read; /* not known to be empty; edges of epoll set it */
   int32_t can_write;
@@ -111,7 +115,7 @@ static void lose(tcp_comm_t* comm, int32_t peer, int error) {
   p->can_read = p->can_write = 0;
   if (p->state != PEER_LIVE) return;
   p->state = PEER_LOST;
-  p->native_error = error;
+  if (error != 0) p->native_error = error;
   if (comm->lost < 0) comm->lost = peer;
 }
 
@@ -150,8 +154,10 @@ static void push(tcp_comm_t* comm, int32_t peer) {
     if (n < 0) {
       if (errno == EINTR) continue;
       p->can_write = 0;
+      if (is_full(errno)) return;
       /* The peer's last words, if it left any, tell why: they are read before it counts as lost. */
-      if (!is_full(errno)) p->can_read = 1;
+      p->can_read = 1;
+      if (errno != EPIPE) p->native_error = errno;
       return;
     }
     const size_t header = (size_t)n < parts[0].iov_len ? (size_t)n : parts[0].iov_len;
@@ -267,6 +273,15 @@ static int set_low_water(tcp_comm_t* comm, int32_t peer) {
   return 1;
 }
 
+/* Idle connections end by themselves when the peer's machine is gone, those with bytes for it only after a quarter of
+ * an hour. */
+static void look_for_silence(tcp_comm_t* comm) {
+  for (int32_t r = 0; r < comm->base.world_size; ++r) {
+    if (r == comm->base.rank || comm->peers[r].state != PEER_LIVE) continue;
+    if (sluice_tcp_is_silent(comm->sockets[r])) lose(comm, r, ETIMEDOUT);
+  }
+}
+
 /* Marks the connections on which something may have happened; returns when something has, or at the deadline. */
 static void await_events(tcp_comm_t* comm, uint64_t deadline_ns) {
   int has_changed = 0;
@@ -278,6 +293,7 @@ static void await_events(tcp_comm_t* comm, uint64_t deadline_ns) {
   const uint64_t now_ns = sluice_now_ns();
   const uint64_t left_ms = deadline_ns > now_ns ? (deadline_ns - now_ns + 999999) / 1000000 : 0;
   const int n = epoll_wait(comm->epoll, events, MAX_EVENTS, left_ms > INT_MAX ? INT_MAX : (int)left_ms);
+  if (n <= 0) look_for_silence(comm); /* a wait with nothing to do: comm.c cuts them into fifths of a second */
   for (int i = 0; i < n; ++i) {
     if (events[i].data.u32 == (uint32_t)comm->base.rank) continue; /* abort woke us */
     tcp_peer_t* p = &comm->peers[events[i].data.u32];
@@ -297,6 +313,11 @@ static int32_t find_peer(const tcp_comm_t* comm, const sluice_comm_request_t* re
   return found;
 }
 
+/* What the system gives as the reason where a peer's machine did not answer. */
+static int is_network(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
+}
+
 static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
   const tcp_peer_t* p = &comm->peers[peer];
   if (p->state == PEER_LOST && p->native_error == EPROTO) {
@@ -305,6 +326,13 @@ static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
                             "on their counts; please report it",
                             peer, (unsigned long long)p->in.bytes, comm->base.rank, p->in.number,
                             (unsigned long long)p->expected);
+  }
+  if (p->state == PEER_LOST && is_network(p->native_error)) {
+    return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,
+                               "rank %d lost rank %d, whose machine has answered nothing for %d s: it has no power, or "
+                               "there is no network between the two. This communicator is broken: destroy it and make "
+                               "a new one on all ranks. (tcp: %s)",
+                               comm->base.rank, peer, SLUICE_TCP_SILENCE_S, strerror(p->native_error));
   }
   const char* how = p->state == PEER_LEFT                              ? "it has left"
                     : p->state == PEER_LIVE && peer != comm->base.rank ? "another rank lost it and said so"
@@ -433,10 +461,10 @@ static void tcp_destroy(sluice_comm_t* base) {
   const int is_idle = SLUICE_REQUESTS_ARE_FREE(comm->requests);
   if (is_idle && comm->lost < 0 && atomic_load(&base->broken) == SLUICE_OK) say_goodbye(comm);
   for (int32_t r = 0; r < base->world_size; ++r) {
-    if (comm->sockets[r] >= 0) close(comm->sockets[r]);
+    sluice_tcp_close(comm->sockets[r]);
   }
-  if (comm->epoll >= 0) close(comm->epoll);
-  if (comm->wake >= 0) close(comm->wake);
+  sluice_tcp_close(comm->epoll);
+  sluice_tcp_close(comm->wake);
   sluice_comm_release(comm->parent);
   sluice_free(sluice_process_allocator(), comm, comm->bytes);
 }
@@ -468,8 +496,8 @@ static int watch(const tcp_comm_t* comm, int fd, uint32_t events, int32_t rank) 
 }
 
 static sluice_status_t prepare_events(tcp_comm_t* comm) {
-  comm->epoll = epoll_create1(EPOLL_CLOEXEC);
-  comm->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  comm->epoll = sluice_tcp_open_epoll();
+  comm->wake = sluice_tcp_open_eventfd();
   if (comm->epoll >= 0 && watch(comm, comm->wake, EPOLLIN, comm->base.rank)) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: rank %d cannot make an epoll: %s", comm->base.rank,
                      strerror(errno));

@@ -7,10 +7,10 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "backend/base/clock.h"
 #include "backend/comm/tcp/tcp_address.h"
+#include "backend/comm/tcp/tcp_descriptors.h"
 
 /* How long one of several addresses may take to answer. Wrong ones mostly refuse at once. */
 #define ATTEMPT_NS UINT64_C(3000000000)
@@ -84,13 +84,13 @@ static int listen_on(int family, int backlog, uint16_t* out_port) {
   memset(&address, 0, sizeof address); /* any address, any port */
   address.ss_family = (sa_family_t)family;
   socklen_t length = family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-  const int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd = sluice_tcp_open_socket(family);
   if (fd < 0) return -1;
   const int off = 0;
   if (family == AF_INET6) (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); /* takes IPv4 as well */
   if (bind(fd, (struct sockaddr*)&address, length) != 0 || listen(fd, backlog) != 0 ||
       getsockname(fd, (struct sockaddr*)&address, &length) != 0) {
-    close(fd);
+    sluice_tcp_close(fd);
     return -1;
   }
   struct sockaddr_in port; /* its place is the same in both families */
@@ -110,7 +110,7 @@ static sluice_status_t make_card(connecting_t* c, const char* interfaces) {
 
 /* Returns a connected socket or -errno. */
 static int connect_to(const struct sockaddr_storage* target, socklen_t length, uint64_t deadline_ns) {
-  const int fd = socket(target->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd = sluice_tcp_open_socket(target->ss_family);
   if (fd < 0) return -errno;
   int error = connect(fd, (const struct sockaddr*)target, length) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
@@ -122,7 +122,7 @@ static int connect_to(const struct sockaddr_storage* target, socklen_t length, u
     }
   }
   if (error == 0) return fd;
-  close(fd);
+  sluice_tcp_close(fd);
   return -error;
 }
 
@@ -142,7 +142,7 @@ static sluice_status_t reach(connecting_t* c, int32_t peer) {
       c->sockets[peer] = fd;
       return SLUICE_OK;
     }
-    if (fd >= 0) close(fd);
+    sluice_tcp_close(fd);
     error = fd < 0 ? -fd : ECONNRESET;
     char host[64] = "?";
     (void)getnameinfo((struct sockaddr*)&target, length, host, sizeof host, NULL, 0, NI_NUMERICHOST);
@@ -158,9 +158,7 @@ static sluice_status_t reach(connecting_t* c, int32_t peer) {
 /* Takes the connections of all higher ranks; strangers are shown the door. */
 static sluice_status_t accept_all(connecting_t* c) {
   for (int32_t missing = c->parent->world_size - 1 - c->parent->rank; missing > 0;) {
-    const int fd = await_socket(c->listener, POLLIN, c->deadline_ns)
-                       ? accept4(c->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)
-                       : -1;
+    const int fd = await_socket(c->listener, POLLIN, c->deadline_ns) ? sluice_tcp_accept(c->listener) : -1;
     if (fd < 0) {
       if (sluice_now_ns() < c->deadline_ns && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) continue;
       int32_t peer = c->parent->rank + 1;
@@ -170,7 +168,7 @@ static sluice_status_t accept_all(connecting_t* c) {
     }
     const int32_t peer = receive_hello(c, fd, min_u64(c->deadline_ns, sluice_now_ns() + ATTEMPT_NS));
     if (peer <= c->parent->rank || c->sockets[peer] >= 0 || !send_hello(c, fd, peer)) {
-      close(fd);
+      sluice_tcp_close(fd);
       continue;
     }
     c->sockets[peer] = fd;
@@ -253,11 +251,11 @@ sluice_status_t sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_confi
     c.deadline_ns = sluice_now_ns() + config->connect_timeout_ns;
     status = agree(&c, connect_all(&c), "could not connect to all others");
   }
-  if (c.listener >= 0) close(c.listener);
+  sluice_tcp_close(c.listener);
   sluice_free(allocator, c.cards, bytes);
   if (status == SLUICE_OK) return SLUICE_OK;
   for (int32_t r = 0; r < parent->world_size; ++r) {
-    if (out_sockets[r] >= 0) close(out_sockets[r]);
+    sluice_tcp_close(out_sockets[r]);
     out_sockets[r] = -1;
   }
   return status;

@@ -16,65 +16,16 @@
 #include "backend/base/clock.h"
 #include "backend/comm/comm.h"
 #include "backend/comm/tcp/tcp_address.h"
+#include "backend/comm/test/tcp_ranks.h"
 
 enum { WORLD = 3 };
-
-/* ---- ranks ------------------------------------------------------------------------------------------------------- */
-
-typedef struct rank_s {
-  sluice_local_group_t* group;
-  int32_t rank;
-  const char* interfaces;
-  void (*then)(struct rank_s* me); /* with what create gave */
-  sluice_comm_t* parent;
-  sluice_comm_t* comm;
-  sluice_status_t status;
-  sluice_error_info_t why;
-  sluice_status_t again; /* of the parent, afterwards */
-} rank_t;
-
-static void* run_rank(void* argument) {
-  rank_t* me = argument;
-  sluice_comm_config_t config;
-  sluice_tcp_config_t tcp;
-  sluice_comm_config_init(&config, sizeof config);
-  sluice_tcp_config_init(&tcp, sizeof tcp);
-  config.rank = me->rank;
-  config.world_size = WORLD;
-  tcp.interfaces = me->interfaces;
-  me->status = sluice_comm_create_local(me->group, &config, &me->parent);
-  if (me->status != SLUICE_OK) return NULL;
-  me->status = sluice_comm_create_tcp(me->parent, &tcp, &me->comm);
-  sluice_error_info_init(&me->why, sizeof me->why);
-  if (me->status != SLUICE_OK) sluice_error_last(&me->why);
-  if (me->then != NULL && me->status == SLUICE_OK) me->then(me);
-  sluice_comm_destroy(me->comm);
-  int64_t one = 1;
-  me->again = sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "the parent, afterwards");
-  if (me->again == SLUICE_OK && one != WORLD) me->again = SLUICE_E_INTERNAL;
-  sluice_comm_destroy(me->parent);
-  return NULL;
-}
-
-static void run(rank_t ranks[WORLD]) {
-  sluice_local_group_t* group;
-  pthread_t threads[WORLD];
-  assert_int_equal(sluice_local_group_create(WORLD, &group), SLUICE_OK);
-  for (int32_t r = 0; r < WORLD; ++r) {
-    ranks[r].group = group;
-    ranks[r].rank = r;
-    assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
-  }
-  for (int32_t r = 0; r < WORLD; ++r) pthread_join(threads[r], NULL);
-  sluice_local_group_destroy(group);
-}
 
 /* ---- cases ------------------------------------------------------------------------------------------------------- */
 
 static void one_without_interface(void** state) {
   (void)state;
-  rank_t ranks[WORLD] = {{.interfaces = NULL}, {.interfaces = "nosuch0,nosuch1"}, {.interfaces = NULL}};
-  run(ranks);
+  tcp_rank_t ranks[WORLD] = {{.interfaces = NULL}, {.interfaces = "nosuch0,nosuch1"}, {.interfaces = NULL}};
+  tcp_ranks_run(ranks, WORLD);
   assert_int_equal(ranks[1].status, SLUICE_E_NOT_FOUND);
   assert_non_null(strstr(ranks[1].why.message, "\"nosuch0,nosuch1\""));
   assert_non_null(strstr(ranks[1].why.message, "lo")); /* what there is instead */
@@ -87,7 +38,7 @@ static void one_without_interface(void** state) {
   }
 }
 
-static void exchange_once(rank_t* me) {
+static void exchange_once(tcp_rank_t* me) {
   uint64_t out = (uint64_t)me->rank + 7, in[WORLD] = {0}, bytes[WORLD];
   const void* send[WORLD];
   void* recv[WORLD];
@@ -125,7 +76,7 @@ static int64_t largest_wakes; /* times that rank 0 slept while the largest arriv
 static unsigned char pattern(uint64_t at, uint64_t bytes) { return (unsigned char)(at * 31 + (at >> 12) + bytes); }
 
 /* From rank 1 to rank 0; the others have no part in it. */
-static void send_large(rank_t* me, uint64_t bytes) {
+static void send_large(tcp_rank_t* me, uint64_t bytes) {
   unsigned char* block = malloc(bytes);
   const void* send[WORLD] = {block};
   void* recv[WORLD] = {NULL, block};
@@ -146,7 +97,7 @@ static void send_large(rank_t* me, uint64_t bytes) {
   free(block);
 }
 
-static void exchange_large(rank_t* me) {
+static void exchange_large(tcp_rank_t* me) {
   if (me->rank == 0) slow_down();
   for (size_t i = 0; i < sizeof large_sizes / sizeof *large_sizes && me->status == SLUICE_OK; ++i) {
     if (me->rank < 2) send_large(me, large_sizes[i]);
@@ -157,38 +108,33 @@ static void exchange_large(rank_t* me) {
  * (under a sanitizer) never sleeps. */
 static void large_messages(void** state) {
   (void)state;
-  rank_t ranks[WORLD];
-  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (rank_t){.then = exchange_large};
-  run(ranks);
+  tcp_rank_t ranks[WORLD];
+  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = exchange_large};
+  tcp_ranks_run(ranks, WORLD);
   for (int32_t r = 0; r < WORLD; ++r) {
     if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %s", r, ranks[r].why.message);
   }
   assert_in_range(largest_wakes, 0, 48);
 }
 
-static void meet(const rank_t* me) {
-  int64_t one = 1;
-  (void)sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "a meeting of the test");
-}
-
-static void last_dies_and_second_gives_up(rank_t* me) {
+static void last_dies_and_second_gives_up(tcp_rank_t* me) {
   if (me->rank == 2) sluice_comm_abort(me->comm); /* without a farewell */
-  meet(me);
+  tcp_ranks_meet(me);
   if (me->rank == 1) {
     exchange_once(me);
     sluice_comm_destroy(me->comm);
     me->comm = NULL;
   }
-  meet(me);
+  tcp_ranks_meet(me);
   if (me->rank == 0) exchange_once(me);
 }
 
 /* By then the first rank finds both connections ended, that of the survivor first. */
 static void loss_that_another_noticed(void** state) {
   (void)state;
-  rank_t ranks[WORLD];
-  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (rank_t){.then = last_dies_and_second_gives_up};
-  run(ranks);
+  tcp_rank_t ranks[WORLD];
+  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = last_dies_and_second_gives_up};
+  tcp_ranks_run(ranks, WORLD);
   for (int32_t r = 0; r < 2; ++r) {
     assert_int_equal(ranks[r].status, SLUICE_E_PEER_LOST);
     if (ranks[r].why.peer != 2) fail_msg("rank %d blames rank %d: %s", r, ranks[r].why.peer, ranks[r].why.message);
@@ -197,9 +143,9 @@ static void loss_that_another_noticed(void** state) {
 
 static void named_interface(void** state) {
   (void)state;
-  rank_t ranks[WORLD];
-  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (rank_t){.interfaces = "nosuch0,lo", .then = exchange_once};
-  run(ranks);
+  tcp_rank_t ranks[WORLD];
+  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.interfaces = "nosuch0,lo", .then = exchange_once};
+  tcp_ranks_run(ranks, WORLD);
   for (int32_t r = 0; r < WORLD; ++r) {
     assert_int_equal(ranks[r].status, SLUICE_OK);
     assert_int_equal(ranks[r].again, SLUICE_OK);
@@ -237,9 +183,9 @@ static void strangers(void** state) {
   atomic_init(&stop, 0);
   assert_int_equal(pthread_create(&thread, NULL, knock, &stop), 0);
   for (int turn = 0; turn < 20; ++turn) {
-    rank_t ranks[WORLD];
-    for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (rank_t){.then = exchange_once};
-    run(ranks);
+    tcp_rank_t ranks[WORLD];
+    for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = exchange_once};
+    tcp_ranks_run(ranks, WORLD);
     for (int32_t r = 0; r < WORLD; ++r) assert_int_equal(ranks[r].status, SLUICE_OK);
   }
   atomic_store(&stop, 1);

@@ -50,7 +50,7 @@ extern "C" {
  * STATE             not allowed in this state (backward twice)   none                         no      caller
  * MISMATCH          ranks disagree; the message names them       none, the comm stays usable  yes     caller
  * PEER_REFUSED      another rank refused its input               none, the comm stays usable  yes     that rank
- * PEER_LOST         a rank died or closed its connection         comm takes abort, destroy    no      operator
+ * PEER_LOST         a rank died, left, or cannot be reached      comm takes abort, destroy    no      operator
  * TIMED_OUT         a rank was silent until the deadline         comm takes abort, destroy    no      operator
  * ABORTED           sluice_comm_abort was called                 comm takes abort, destroy    no      caller
  * FOREIGN           a host callback or library failed            as its message says          -       see message

@@ -1,0 +1,93 @@
+#include "backend/comm/tcp/tcp_descriptors.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "backend/comm/tcp/tcp_silence.h"
+
+/* As many descriptors as Linux gives a process unless its administrator has said otherwise (fs.nr_open). Pages of the
+ * table that nothing was noted in cost nothing. */
+enum { MAX_DESCRIPTORS = 1 << 20 };
+
+static uint64_t held[MAX_DESCRIPTORS / 64]; /* a bit each */
+static int num_words;                       /* of `held`, the last that has a bit included */
+/* Held from before a descriptor is opened until it is noted, and by every fork: a child finds all noted that it has.
+ * What is done under it returns at once. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static int note(int fd) {
+  if (fd >= MAX_DESCRIPTORS) {
+    close(fd);
+    errno = EMFILE;
+    return -1;
+  }
+  if (fd < 0) return fd;
+  held[fd / 64] |= UINT64_C(1) << (fd % 64);
+  if (num_words <= fd / 64) num_words = fd / 64 + 1;
+  return fd;
+}
+
+int sluice_tcp_open_socket(int family) {
+  pthread_mutex_lock(&mutex);
+  const int fd = note(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  pthread_mutex_unlock(&mutex);
+  if (fd >= 0) sluice_tcp_watch_over(fd);
+  return fd;
+}
+
+int sluice_tcp_accept(int listener) {
+  pthread_mutex_lock(&mutex);
+  const int fd = note(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  pthread_mutex_unlock(&mutex);
+  return fd;
+}
+
+int sluice_tcp_open_epoll(void) {
+  pthread_mutex_lock(&mutex);
+  const int fd = note(epoll_create1(EPOLL_CLOEXEC));
+  pthread_mutex_unlock(&mutex);
+  return fd;
+}
+
+int sluice_tcp_open_eventfd(void) {
+  pthread_mutex_lock(&mutex);
+  const int fd = note(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  pthread_mutex_unlock(&mutex);
+  return fd;
+}
+
+void sluice_tcp_close(int fd) {
+  if (fd < 0) return;
+  pthread_mutex_lock(&mutex);
+  held[fd / 64] &= ~(UINT64_C(1) << (fd % 64));
+  close(fd);
+  pthread_mutex_unlock(&mutex);
+}
+
+/* ---- forks ------------------------------------------------------------------------------------------------------- */
+
+static void before_fork(void) { pthread_mutex_lock(&mutex); }
+
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&mutex); }
+
+/* Calls only what is safe between fork and exec. The handles that know these numbers are inert here (comm.c), and the
+ * table is left empty: a child of this child has other things under them. */
+static void after_fork_in_child(void) {
+  for (int word = 0; word < num_words; ++word) {
+    for (int bit = 0; bit < 64 && held[word] != 0; ++bit) {
+      if ((held[word] >> bit & 1) != 0) close(word * 64 + bit);
+      held[word] &= ~(UINT64_C(1) << bit);
+    }
+  }
+  num_words = 0;
+  pthread_mutex_unlock(&mutex); /* this thread has it: it is the one that forked */
+}
+
+__attribute__((constructor)) static void watch_forks(void) {
+  pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}

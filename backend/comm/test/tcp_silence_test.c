@@ -1,0 +1,232 @@
+/* A peer whose machine falls silent is lost by name, soon; one that only keeps others waiting is not.
+ *
+ * The wire is cut by a filter that drops whatever arrives at the sockets of this process, answers of the other end's
+ * system included: nobody is told that anything has ended. Each case is a process of its own, so that all have theirs
+ * at once: they wait, for half a minute, and compute next to nothing. */
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+#include "backend/comm/test/tcp_ranks.h"
+
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
+
+enum { WORLD = 2, SKIPPED = 77, DEADLINE_S = 120 };
+
+#define SECOND_NS UINT64_C(1000000000)
+/* 12 s after the last answer, and the machine may be busy; Linux itself gives up after 40 s where TCP_RTO_MAX_MS is
+ * set, and after a quarter of an hour elsewhere. */
+#define SOON_NS    (25 * SECOND_NS)
+#define FEW_BYTES  UINT64_C(8)
+#define MANY_BYTES (UINT64_C(64) << 20) /* more than the system's buffers on both sides take */
+
+static void sleep_s(int seconds) {
+  struct timespec left = {.tv_sec = seconds};
+  while (nanosleep(&left, &left) != 0) {
+  }
+}
+
+static int for_each_connection(int (*action)(int fd)) {
+  int count = 0;
+  for (int fd = 3; fd < 256; ++fd) {
+    struct sockaddr_storage peer;
+    socklen_t bytes = sizeof peer;
+    if (getpeername(fd, (struct sockaddr*)&peer, &bytes) == 0 && peer.ss_family != AF_UNIX) count += action(fd);
+  }
+  return count;
+}
+
+static int drop_all(int fd) {
+  struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
+  const struct sock_fprog program = {.len = 1, .filter = nothing};
+  return setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0;
+}
+
+static void cut(void) {
+  if (for_each_connection(drop_all) != WORLD) abort();
+}
+
+/* ---- cases: what rank 0 and rank 1 do ---------------------------------------------------------------------------- */
+
+static char* block;
+
+/* `bytes` from rank 0 to rank 1, or back. */
+static sluice_status_t carry(tcp_rank_t* me, int32_t from, uint64_t bytes) {
+  const int32_t other = 1 - me->rank;
+  const void* send[WORLD] = {NULL, NULL};
+  void* recv[WORLD] = {NULL, NULL};
+  uint64_t sent[WORLD] = {0, 0}, received[WORLD] = {0, 0};
+  send[other] = block;
+  recv[other] = block + MANY_BYTES;
+  if (me->rank == from) {
+    sent[other] = bytes;
+  } else {
+    received[other] = bytes;
+  }
+  const sluice_exchange_t exchange = {.send = send, .send_bytes = sent, .recv = recv, .recv_bytes = received};
+  sluice_comm_request_t* request;
+  me->status = sluice_comm_exchange_start(me->comm, &exchange, &request);
+  if (me->status == SLUICE_OK) me->status = sluice_comm_exchange_wait(me->comm, request, "a message of the test");
+  if (me->status != SLUICE_OK) sluice_error_last(&me->why);
+  return me->status;
+}
+
+static uint64_t cut_ns, noticed_ns;
+
+static void lose_while_idle(tcp_rank_t* me) {
+  if (me->rank == 0) {
+    cut_ns = sluice_now_ns();
+    cut();
+    carry(me, 1, FEW_BYTES); /* of which nothing comes */
+    noticed_ns = sluice_now_ns();
+  }
+  tcp_ranks_meet(me);
+}
+
+static void lose_with_bytes_for_it(tcp_rank_t* me) {
+  if (me->rank == 0) {
+    cut_ns = sluice_now_ns();
+    cut();
+    if (carry(me, 0, FEW_BYTES) == SLUICE_OK) carry(me, 1, FEW_BYTES); /* to the system it is sent */
+    noticed_ns = sluice_now_ns();
+  }
+  tcp_ranks_meet(me);
+}
+
+static void lose_after_it_had_no_room(tcp_rank_t* me) {
+  if (me->rank == 0) {
+    carry(me, 0, MANY_BYTES);
+    noticed_ns = sluice_now_ns();
+  } else {
+    sleep_s(20);
+    cut_ns = sluice_now_ns();
+    cut();
+  }
+  tcp_ranks_meet(me);
+}
+
+/* As one that computes, or is stopped: its system answers that there is no room. */
+static void keep_waiting(tcp_rank_t* me) {
+  if (me->rank == 1) sleep_s(25);
+  carry(me, 0, MANY_BYTES);
+  tcp_ranks_meet(me);
+}
+
+/* Nobody waits, nothing is said. */
+static void say_nothing(tcp_rank_t* me) {
+  sleep_s(25);
+  carry(me, 0, FEW_BYTES);
+  tcp_ranks_meet(me);
+}
+
+typedef struct case_s {
+  void (*then)(tcp_rank_t* me);
+  int is_lost; /* rank 1, for rank 0 */
+  int needs_rto_max;
+  pid_t pid;
+} case_t;
+
+static case_t cases[] = {
+    {.then = lose_while_idle, .is_lost = 1},
+    {.then = lose_with_bytes_for_it, .is_lost = 1},
+    {.then = lose_after_it_had_no_room, .is_lost = 1, .needs_rto_max = 1},
+    {.then = keep_waiting},
+    {.then = say_nothing},
+};
+enum { NUM_CASES = sizeof cases / sizeof *cases };
+
+/* ---- the process of a case --------------------------------------------------------------------------------------- */
+
+static int has_rto_max(void) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), value = 3000;
+  const int is_known = setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &value, sizeof value) == 0;
+  close(fd);
+  return is_known;
+}
+
+static int run_case(const case_t* c) {
+  tcp_rank_t ranks[WORLD];
+  if (c->needs_rto_max && !has_rto_max()) return SKIPPED;
+  block = calloc(2, MANY_BYTES);
+  if (block == NULL) return 1;
+  for (int r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = c->then, .timeout_ns = DEADLINE_S * SECOND_NS};
+  tcp_ranks_run(ranks, WORLD);
+  free(block);
+  const double took_s = (double)(noticed_ns - cut_ns) / 1e9;
+  for (int r = 0; r < WORLD; ++r) {
+    if (ranks[r].status != SLUICE_OK) fprintf(stderr, "rank %d: %s\n", r, ranks[r].why.message);
+  }
+  if (!c->is_lost) return ranks[0].status != SLUICE_OK || ranks[1].status != SLUICE_OK;
+  fprintf(stderr, "noticed after %.1f s\n", took_s);
+  return ranks[0].status != SLUICE_E_PEER_LOST || ranks[0].why.peer != 1 || noticed_ns - cut_ns > SOON_NS ||
+         strstr(ranks[0].why.message, "answered nothing for 12 s") == NULL;
+}
+
+static int start_all(void** state) {
+  (void)state;
+  fflush(NULL);
+  for (int i = 0; i < NUM_CASES; ++i) {
+    cases[i].pid = fork();
+    if (cases[i].pid == 0) _exit(run_case(&cases[i]));
+    if (cases[i].pid < 0) return 1;
+  }
+  return 0;
+}
+
+static void await(void (*then)(tcp_rank_t* me)) {
+  int i = 0, code = -1;
+  while (cases[i].then != then) ++i;
+  assert_int_equal(waitpid(cases[i].pid, &code, 0), cases[i].pid);
+  if (WIFEXITED(code) && WEXITSTATUS(code) == SKIPPED) {
+    print_message("skipped: this kernel has no TCP_RTO_MAX_MS (Linux 6.15)\n");
+    skip();
+  }
+  assert_int_equal(code, 0);
+}
+
+static void lost_while_idle(void** state) {
+  (void)state;
+  await(lose_while_idle);
+}
+static void lost_with_bytes_for_it(void** state) {
+  (void)state;
+  await(lose_with_bytes_for_it);
+}
+static void lost_after_it_had_no_room(void** state) {
+  (void)state;
+  await(lose_after_it_had_no_room);
+}
+static void kept_waiting(void** state) {
+  (void)state;
+  await(keep_waiting);
+}
+static void said_nothing(void** state) {
+  (void)state;
+  await(say_nothing);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"TcpWait_IdlePeerFallsSilent_IsLostByName", lost_while_idle},
+      {"TcpWait_PeerWithBytesForItFallsSilent_IsLostByName", lost_with_bytes_for_it},
+      {"TcpWait_PeerWithFullBuffersFallsSilent_IsLostByName", lost_after_it_had_no_room},
+      {"TcpWait_PeerWithFullBuffersAnswers_IsWaitedFor", kept_waiting},
+      {"TcpConnection_IdleForLong_Stands", said_nothing},
+  };
+  return cmocka_run_group_tests_name("tcp, silence", tests, start_all, NULL);
+}

@@ -81,11 +81,11 @@ static int declares_tensor(const sluice_template_t* t, const sluice_op_t* op, in
 /* A copy moves one tensor of an offloaded chunk between its home and its host buffer. */
 static int copy_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
   int out = op->kind == SLUICE_OP_COPY_OUT;
-  int32_t middle = t->spec.callback ? SLUICE_T_DO : SLUICE_T_M;
+  int32_t middle = sluice_middle_of(&t->spec);
   if (op->chunk < 0) return 0;
-  int moves_di = t->spec.restore_di[op->chunk] == SLUICE_RESTORE_OFFLOAD && declares_tensor(t, op, SLUICE_T_DI, !out) &&
-                 declares_tensor(t, op, SLUICE_T_HOST_DI, out);
-  int moves_m = t->spec.restore_m[op->chunk] == SLUICE_RESTORE_OFFLOAD && declares_tensor(t, op, middle, !out) &&
+  int moves_di = sluice_restore_is_offloaded(t->spec.restore_di[op->chunk]) &&
+                 declares_tensor(t, op, SLUICE_T_DI, !out) && declares_tensor(t, op, SLUICE_T_HOST_DI, out);
+  int moves_m = sluice_restore_is_offloaded(t->spec.restore_m[op->chunk]) && declares_tensor(t, op, middle, !out) &&
                 declares_tensor(t, op, SLUICE_T_HOST_M, out);
   return moves_di || moves_m;
 }
@@ -264,7 +264,7 @@ static int leaves_tokens(checker_t* c, int32_t chunk) {
 static int leaves_gradients(checker_t* c, int32_t chunk) {
   static const int32_t tensors[] = {SLUICE_T_DI, SLUICE_T_DDO, SLUICE_T_ROUTE, SLUICE_T_DACT, SLUICE_T_DM};
   for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; ++i) {
-    int came = tensors[i] == SLUICE_T_DI && c->t->spec.restore_di[chunk] == SLUICE_RESTORE_KEEP;
+    int came = tensors[i] == SLUICE_T_DI && sluice_restore_is_kept(c->t->spec.restore_di[chunk]);
     if (!came && !leaves(c, tensors[i], chunk)) return 0;
   }
   return 1;
@@ -274,16 +274,16 @@ static int check_results(checker_t* c) {
   const sluice_template_spec_t* spec = &c->t->spec;
   int returns = spec->only == 0 || (spec->only & SLUICE_PART_COMBINE);
   int whole = spec->only == 0 && spec->direction == SLUICE_FORWARD && spec->keep;
-  int32_t middle = spec->callback ? SLUICE_T_DO : SLUICE_T_M;
+  int32_t middle = sluice_middle_of(spec);
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     if (returns && (spec->direction == SLUICE_FORWARD || spec->input_half) && !leaves_tokens(c, i)) return 0;
     int later = spec->direction == SLUICE_BACKWARD && spec->weight_half == SLUICE_WEIGHTS_LATER && spec->only == 0;
     if (later && !leaves_gradients(c, i)) return 0;
     if (!whole) continue;
-    if (spec->restore_di[i] == SLUICE_RESTORE_KEEP && !leaves(c, SLUICE_T_DI, i)) return 0;
-    if (spec->restore_m[i] == SLUICE_RESTORE_KEEP && !leaves(c, middle, i)) return 0;
-    if (spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD && !leaves(c, SLUICE_T_HOST_DI, i)) return 0;
-    if (spec->restore_m[i] == SLUICE_RESTORE_OFFLOAD && !leaves(c, SLUICE_T_HOST_M, i)) return 0;
+    if (sluice_restore_is_kept(spec->restore_di[i]) && !leaves(c, SLUICE_T_DI, i)) return 0;
+    if (sluice_restore_is_kept(spec->restore_m[i]) && !leaves(c, middle, i)) return 0;
+    if (sluice_restore_is_offloaded(spec->restore_di[i]) && !leaves(c, SLUICE_T_HOST_DI, i)) return 0;
+    if (sluice_restore_is_offloaded(spec->restore_m[i]) && !leaves(c, SLUICE_T_HOST_M, i)) return 0;
   }
   return 1;
 }

@@ -1,15 +1,15 @@
 #include "backend/schedule/chunk_places.h"
 
-int32_t sluice_count_policy(const uint8_t* restore, int32_t n, int32_t policy) {
+int32_t sluice_count_moving(const uint8_t* restore, int32_t n) {
   int32_t count = 0;
-  for (int32_t i = 0; i < n; ++i) count += restore[i] == policy;
+  for (int32_t i = 0; i < n; ++i) count += !sluice_restore_is_kept(restore[i]);
   return count;
 }
 
 void sluice_place_restored(sluice_builder_t* b, int32_t tensor, int32_t kept, const uint8_t* restore) {
   int32_t turn = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
-    if (restore[i] == SLUICE_RESTORE_KEEP) {
+    if (sluice_restore_is_kept(restore[i])) {
       sluice_builder_set_home(b, tensor, i, kept, i);
     } else {
       sluice_builder_set_home(b, tensor, i, tensor, turn++ % b->ring[tensor]);
@@ -23,7 +23,7 @@ int32_t sluice_ring_of(const sluice_template_spec_t* spec, const uint8_t* restor
   int has_policies = spec->keep || spec->direction == SLUICE_BACKWARD; /* else every chunk takes turns */
   int32_t last = -1;
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
-    if (has_policies && restore[i] == SLUICE_RESTORE_KEEP) continue;
+    if (has_policies && sluice_restore_is_kept(restore[i])) continue;
     if (last >= 0 && overlap(spec, restore, last, i)) return RING_BETWEEN_LANES;
     last = i;
   }

@@ -13,12 +13,8 @@ enum { RING_BETWEEN_LANES = 2, RING_WITHIN_LANE = 1 };
 
 static inline int32_t sluice_min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
-int32_t sluice_count_policy(const uint8_t* restore, int32_t num_chunks, int32_t policy);
-
-/* The tensor that policies of T_M speak of. */
-static inline int32_t sluice_middle_of(const sluice_template_spec_t* spec) {
-  return spec->callback ? SLUICE_T_DO : SLUICE_T_M;
-}
+/* Chunks that are not kept: they take turns in a ring. */
+int32_t sluice_count_moving(const uint8_t* restore, int32_t num_chunks);
 
 static inline int sluice_has_part(const sluice_template_spec_t* spec, int32_t part) {
   return spec->only == 0 || (spec->only & part) != 0;

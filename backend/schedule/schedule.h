@@ -13,6 +13,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/lanes.h"
+#include "backend/model/restore.h"
 #include "backend/model/tensors.h"
 #include "sluice/moe.h"
 
@@ -96,6 +97,11 @@ typedef struct sluice_template_spec_s {
   uint8_t restore_di[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
   uint8_t restore_m[SLUICE_MAX_CHUNKS];  /* may differ between ranks */
 } sluice_template_spec_t;
+
+/* The tensor that policies of T_M speak of. */
+static inline int32_t sluice_middle_of(const sluice_template_spec_t* spec) {
+  return spec->callback ? SLUICE_T_DO : SLUICE_T_M;
+}
 
 typedef struct sluice_template_s {
   sluice_template_spec_t spec;

@@ -25,9 +25,9 @@ static void add_releases(sluice_text_t* text, const sluice_op_t* op) {
 }
 
 static void add_policies(sluice_text_t* text, const char* name, const uint8_t* restore, int32_t n) {
-  static const char* const names[] = {"keep", "offload", "redispatch", "recompute"};
   sluice_text_add(text, ",\n \"%s\": [", name);
-  for (int32_t i = 0; i < n; ++i) sluice_text_add(text, "%s\"%s\"", i > 0 ? ", " : "", names[restore[i] & 3]);
+  for (int32_t i = 0; i < n; ++i)
+    sluice_text_add(text, "%s\"%s\"", i > 0 ? ", " : "", sluice_restore(restore[i])->name);
   sluice_text_add(text, "]");
 }
 

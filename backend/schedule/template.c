@@ -25,15 +25,14 @@ static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
   for (int32_t i = 0; i < SLUICE_MAX_CHUNKS; ++i) {
     int32_t di = spec->restore_di[i], m = spec->restore_m[i];
     int behind = i >= spec->num_chunks;
-    if (behind ? di != 0 || m != 0 : di > SLUICE_RESTORE_REDISPATCH || m > SLUICE_RESTORE_RECOMPUTE) {
+    if (behind ? di != 0 || m != 0 : !sluice_restore_is_for(di, SLUICE_T_DI) || m >= SLUICE_NUM_RESTORES) {
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: chunk %d of %d has the restore policies %d and %d", i,
                          spec->num_chunks, di, m);
     }
-    if (m == SLUICE_RESTORE_REDISPATCH) {
+    if (!sluice_restore_is_for(m, SLUICE_T_M)) {
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: T_M of chunk %d cannot be dispatched again", i);
     }
-    /* The graph of a host's expert holds its input: neither can go without the other. */
-    if (spec->callback && (m == SLUICE_RESTORE_OFFLOAD || (di != SLUICE_RESTORE_KEEP && m == SLUICE_RESTORE_KEEP))) {
+    if (spec->callback && !sluice_restore_fits_callback(di, m)) {
       return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                          "schedule: callback experts keep the output of chunk %d or compute it again; its input may "
                          "only go where the output is computed again",
@@ -46,7 +45,7 @@ static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
 /* Rows of a chunk are where tokens want them only once all have returned: nothing may be bounded or done by parts. */
 static sluice_status_t check_cut(const sluice_template_spec_t* spec) {
   int kept = 1;
-  for (int32_t i = 0; i < spec->num_chunks; ++i) kept &= spec->restore_di[i] == SLUICE_RESTORE_KEEP;
+  for (int32_t i = 0; i < spec->num_chunks; ++i) kept &= sluice_restore_is_kept(spec->restore_di[i]);
   int whole = !spec->single_rank && !spec->bounded && !spec->dedup && spec->only == 0;
   if (!spec->cut_rows || (kept && whole)) return SLUICE_OK;
   return SLUICE_FAIL(

@@ -6,7 +6,7 @@
 /* A weight gradient reads T_DI after its chunk's rows have gone. */
 static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                                 int32_t later) {
-  if (restore[later] == SLUICE_RESTORE_OFFLOAD) return 1;
+  if (sluice_restore_is_offloaded(restore[later])) return 1;
   if (spec->single_rank) return 0;
   int weights = spec->weight_half != SLUICE_WEIGHTS_NONE && !spec->callback;
   return later - earlier == 1 || (later - earlier == 2 && weights);
@@ -15,7 +15,7 @@ static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_
 static int backward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                                int32_t later) {
   (void)spec, (void)earlier;
-  return restore[later] == SLUICE_RESTORE_OFFLOAD;
+  return sluice_restore_is_offloaded(restore[later]);
 }
 
 /* Whether gradient rows of all chunks are kept until every input gradient is done. */
@@ -26,7 +26,8 @@ static int is_deferred(const sluice_template_spec_t* spec) {
 
 /* Without weight gradients and with T_M kept, a backward does not read T_DI. */
 static int reads_di(const sluice_template_spec_t* spec, int32_t i) {
-  return spec->weight_half != SLUICE_WEIGHTS_NONE || spec->callback || spec->restore_m[i] == SLUICE_RESTORE_RECOMPUTE;
+  return spec->weight_half != SLUICE_WEIGHTS_NONE || spec->callback ||
+         sluice_restore_is_computed_again(spec->restore_m[i]);
 }
 
 /* Policies of T_DI as far as this backward reads it: where it does not, the chunk needs no slot. */
@@ -41,8 +42,8 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   int deferred = is_deferred(spec);
   uint8_t restore_di[SLUICE_MAX_CHUNKS];
   needed_di(spec, restore_di);
-  int32_t moving_di = n - sluice_count_policy(restore_di, n, SLUICE_RESTORE_KEEP);
-  int32_t moving_m = n - sluice_count_policy(spec->restore_m, n, SLUICE_RESTORE_KEEP);
+  int32_t moving_di = sluice_count_moving(restore_di, n);
+  int32_t moving_m = sluice_count_moving(spec->restore_m, n);
   int32_t between = sluice_min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
   ring[SLUICE_T_DI] = deferred ? moving_di : sluice_ring_of(spec, restore_di, moving_di, backward_di_overlaps);
@@ -70,9 +71,9 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
 /* Brings T_DI of a chunk back, where it was not kept. Other ranks may need a re-dispatch that this one does not. */
 static void add_restore_di(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   int wanted = reads_di(spec, i);
-  if (spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD && wanted)
+  if (sluice_restore_is_offloaded(spec->restore_di[i]) && wanted)
     sluice_add_copy(b, SLUICE_OP_COPY_IN, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
-  if (spec->restore_di[i] != SLUICE_RESTORE_REDISPATCH) return;
+  if (!sluice_restore_is_sent_again(spec->restore_di[i])) return;
   if (!b->single_rank) {
     sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_REDISPATCH, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
@@ -107,7 +108,7 @@ static void add_weight_grad(sluice_builder_t* b, int32_t chunk) {
 }
 
 static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
-  int recompute = spec->restore_m[i] == SLUICE_RESTORE_RECOMPUTE;
+  int recompute = sluice_restore_is_computed_again(spec->restore_m[i]);
   if (spec->callback) {
     if (recompute) sluice_add_host_expert(b, i);
     sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT_GRAD, i);
@@ -169,7 +170,7 @@ static void add_combine_grad(sluice_builder_t* b, const sluice_template_spec_t* 
 static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   add_restore_di(b, spec, i);
   add_dispatch_grad(b, i);
-  if (spec->restore_m[i] == SLUICE_RESTORE_OFFLOAD) {
+  if (sluice_restore_is_offloaded(spec->restore_m[i])) {
     sluice_add_copy(b, SLUICE_OP_COPY_IN, sluice_middle_of(spec), SLUICE_T_HOST_M, i);
   }
 }

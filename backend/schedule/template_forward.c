@@ -7,7 +7,7 @@
  * waited for the earlier chunk's products. Its copy has not been waited for. */
 static int forward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                                int32_t later) {
-  if (restore[earlier] == SLUICE_RESTORE_OFFLOAD) return 1;
+  if (sluice_restore_is_offloaded(restore[earlier])) return 1;
   if (spec->single_rank) return 0;
   int has_combine = spec->only == 0 || (spec->only & SLUICE_PART_COMBINE);
   return later - earlier == 1 || !has_combine;
@@ -17,7 +17,7 @@ static int forward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t
 static int forward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                               int32_t later) {
   (void)spec, (void)later;
-  return restore[earlier] == SLUICE_RESTORE_OFFLOAD;
+  return sluice_restore_is_offloaded(restore[earlier]);
 }
 
 /* All dispatches run ahead of all combines: then nothing may wait for a combine, so outputs have a slot each as well
@@ -35,11 +35,8 @@ static int32_t forward_ahead(const sluice_builder_t* b, const sluice_template_sp
 
 void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks, *ring = b->ring, middle = sluice_middle_of(spec);
-  int32_t moving_di = n, moving_m = n;
-  if (spec->keep) {
-    moving_di -= sluice_count_policy(spec->restore_di, n, SLUICE_RESTORE_KEEP);
-    moving_m -= sluice_count_policy(spec->restore_m, n, SLUICE_RESTORE_KEEP);
-  }
+  int32_t moving_di = spec->keep ? sluice_count_moving(spec->restore_di, n) : n;
+  int32_t moving_m = spec->keep ? sluice_count_moving(spec->restore_m, n) : n;
   sluice_place_tokens(b, spec);
   ring[SLUICE_T_DI] = sluice_ring_of(spec, spec->restore_di, moving_di, forward_di_overlaps);
   int32_t outputs = spec->callback ? moving_m : n;
@@ -60,7 +57,7 @@ void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
   }
   /* A T_M that nobody wants afterwards is activated in place. */
   for (int32_t i = 0; i < n && !spec->callback && !spec->gated; ++i) {
-    if (spec->keep && spec->restore_m[i] != SLUICE_RESTORE_RECOMPUTE) continue;
+    if (spec->keep && sluice_restore_is_stored(spec->restore_m[i])) continue;
     sluice_slot_ref_t m = sluice_builder_home(b, SLUICE_T_M, i);
     sluice_builder_set_home(b, SLUICE_T_ACT, i, m.tensor, m.slot);
   }
@@ -76,7 +73,7 @@ static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
   if (spec->dedup) sluice_op_write(b, u, SLUICE_T_PARCELS); /* weights for the sums that the combine sends back */
-  if (spec->keep && spec->restore_di[i] == SLUICE_RESTORE_OFFLOAD) {
+  if (spec->keep && sluice_restore_is_offloaded(spec->restore_di[i])) {
     sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
   }
 }
@@ -94,7 +91,7 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_op_write(b, act, SLUICE_T_M);
   sluice_op_write(b, act, SLUICE_T_ACT);
   /* What is stored is the pre-activation with its biases. */
-  if (spec->keep && spec->restore_m[i] == SLUICE_RESTORE_OFFLOAD) {
+  if (spec->keep && sluice_restore_is_offloaded(spec->restore_m[i])) {
     sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_M, SLUICE_T_HOST_M, i);
   }
   sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2, i);

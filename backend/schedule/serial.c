@@ -124,11 +124,11 @@ static sluice_status_t read_spec(source_t* source, sluice_template_spec_t* spec)
                                    .dedup = v[12],
                                    .cut_rows = v[13]};
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
-    SLUICE_TRY(take(source, "restore_di", SLUICE_RESTORE_KEEP, SLUICE_RESTORE_REDISPATCH, &restore));
+    SLUICE_TRY(take(source, "restore_di", 0, SLUICE_NUM_RESTORES - 1, &restore));
     spec->restore_di[i] = (uint8_t)restore;
   }
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
-    SLUICE_TRY(take(source, "restore_m", SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE, &restore));
+    SLUICE_TRY(take(source, "restore_m", 0, SLUICE_NUM_RESTORES - 1, &restore));
     spec->restore_m[i] = (uint8_t)restore;
   }
   return SLUICE_OK;

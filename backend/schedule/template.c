@@ -21,18 +21,23 @@
 /* Of a backward that restores both tensors, at the most. The builder refuses more. */
 #define OPS_PER_CHUNK 12
 
+static sluice_status_t check_policy(const sluice_template_spec_t* spec, int32_t tensor, const uint8_t* restore,
+                                    int32_t chunk) {
+  if (chunk < spec->num_chunks ? sluice_restore_is_for(restore[chunk], tensor) : restore[chunk] == 0) return SLUICE_OK;
+  char known[SLUICE_RESTORE_TEXT_BYTES];
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                     "schedule: the restore policy of %s in chunk %d of %d is %d; known are %s, and 0 behind the last "
+                     "chunk",
+                     sluice_tensor_kind_name(tensor), chunk, spec->num_chunks, restore[chunk],
+                     sluice_restore_choices(tensor, known));
+}
+
 static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
   for (int32_t i = 0; i < SLUICE_MAX_CHUNKS; ++i) {
-    int32_t di = spec->restore_di[i], m = spec->restore_m[i];
-    int behind = i >= spec->num_chunks;
-    if (behind ? di != 0 || m != 0 : !sluice_restore_is_for(di, SLUICE_T_DI) || m >= SLUICE_NUM_RESTORES) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: chunk %d of %d has the restore policies %d and %d", i,
-                         spec->num_chunks, di, m);
-    }
-    if (!sluice_restore_is_for(m, SLUICE_T_M)) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: T_M of chunk %d cannot be dispatched again", i);
-    }
-    if (spec->callback && !sluice_restore_fits_callback(di, m)) {
+    SLUICE_TRY(check_policy(spec, SLUICE_T_DI, spec->restore_di, i));
+    SLUICE_TRY(check_policy(spec, SLUICE_T_M, spec->restore_m, i));
+    if (i < spec->num_chunks && spec->callback &&
+        !sluice_restore_fits_callback(spec->restore_di[i], spec->restore_m[i])) {
       return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                          "schedule: callback experts keep the output of chunk %d or compute it again; its input may "
                          "only go where the output is computed again",

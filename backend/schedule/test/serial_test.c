@@ -70,10 +70,9 @@ static void reseal(unsigned char* data, uint64_t bytes) {
 /* Words that every message has: which field, or which hazard. */
 static int names_a_field(const char* message) {
   static const char* const words[] = {
-      "must be in",       "the bytes end before", "checksum",         "bytes follow the end",
-      "num_deps is",      "schedule refused:",    "restore polic",    "dispatched again",
-      "callback experts", "a backward computes",  "number of chunks", "dedup is",
-      "cut_rows is"};
+      "must be in",          "the bytes end before", "checksum",      "bytes follow the end",
+      "num_deps is",         "schedule refused:",    "restore polic", "callback experts",
+      "a backward computes", "number of chunks",     "dedup is",      "cut_rows is"};
   for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
     if (strstr(message, words[i]) != NULL) return 1;
   }

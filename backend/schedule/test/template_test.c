@@ -167,6 +167,61 @@ static void Template_ChunksOutOfRange_AreRefused(void** state) {
   assert_null(t);
 }
 
+static void Template_PolicyOfTheOtherTensor_IsRefusedWithThoseThatFit(void** state) {
+  (void)state;
+  sluice_template_t* t = NULL;
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_template_spec_t spec = {.num_chunks = 2, .keep = 1};
+  spec.restore_m[1] = SLUICE_RESTORE_REDISPATCH;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_last(&why);
+  assert_non_null(
+      strstr(why.message, "of T_M in chunk 1 of 2 is 2; known are keep (0), offload (1) and recompute (3)"));
+  spec.restore_m[1] = 0, spec.restore_di[0] = SLUICE_RESTORE_RECOMPUTE;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
+  sluice_error_last(&why);
+  assert_non_null(
+      strstr(why.message, "of T_DI in chunk 0 of 2 is 3; known are keep (0), offload (1) and re-dispatch (2)"));
+  spec.restore_di[0] = 0, spec.restore_di[2] = SLUICE_RESTORE_OFFLOAD;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
+}
+
+/* Ops of the kind in the template of a spec with these policies for all chunks. */
+static int32_t count_ops(sluice_template_spec_t spec, int32_t di, int32_t m, int32_t kind) {
+  for (int32_t i = 0; i < spec.num_chunks; ++i) spec.restore_di[i] = (uint8_t)di, spec.restore_m[i] = (uint8_t)m;
+  sluice_template_t* t = build(spec);
+  int32_t count = 0;
+  for (int32_t i = 0; i < t->num_ops; ++i) count += t->ops[i].kind == kind;
+  sluice_template_destroy(t, sluice_process_allocator());
+  return count;
+}
+
+/* What backend/model/restore.h says: copies for rows in host memory, exchanges and products once more, no op else. */
+static void Template_EachPolicy_AddsTheOpsOfItsRow(void** state) {
+  (void)state;
+  const int32_t n = 3;
+  const sluice_template_spec_t forward = {.num_chunks = n, .keep = 1};
+  const sluice_template_spec_t backward = {
+      .direction = SLUICE_BACKWARD, .num_chunks = n, .input_half = 1, .weight_half = SLUICE_WEIGHTS_NOW};
+  for (int32_t di = 0; di < SLUICE_NUM_RESTORES; ++di) {
+    for (int32_t m = 0; m < SLUICE_NUM_RESTORES; ++m) {
+      if (!sluice_restore_is_for(di, SLUICE_T_DI) || !sluice_restore_is_for(m, SLUICE_T_M)) continue;
+      const sluice_restore_t *a = sluice_restore(di), *b = sluice_restore(m);
+      const int32_t copies = a->host_rows + b->host_rows, exchanges = a->exchanges + b->exchanges;
+      for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
+        int32_t in_forward = kind == SLUICE_OP_COPY_OUT ? copies : 0;
+        int32_t in_backward = kind == SLUICE_OP_COPY_IN                                  ? copies
+                              : kind == SLUICE_OP_REDISPATCH || kind == SLUICE_OP_UNPACK ? exchanges
+                              : kind == SLUICE_OP_RECOMPUTE                              ? a->products + b->products
+                                                                                         : 0;
+        assert_int_equal(count_ops(forward, di, m, kind) - count_ops(forward, 0, 0, kind), n * in_forward);
+        assert_int_equal(count_ops(backward, di, m, kind) - count_ops(backward, 0, 0, kind), n * in_backward);
+      }
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Template_AnySpec_OrdersEveryConflict),
@@ -177,6 +232,8 @@ int main(void) {
       cmocka_unit_test(Template_ExpertsOfAChunk_AreOneRun),
       cmocka_unit_test(Template_SameSpec_HasSameHash),
       cmocka_unit_test(Template_ChunksOutOfRange_AreRefused),
+      cmocka_unit_test(Template_PolicyOfTheOtherTensor_IsRefusedWithThoseThatFit),
+      cmocka_unit_test(Template_EachPolicy_AddsTheOpsOfItsRow),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,7 +93,7 @@ sluice_status_t sluice_bench_longest(sluice_bench_t* b, double* seconds, int32_t
 
 /* ---- ops ---- */
 
-/* The three products of algorithms.md: y = x W', dx = dy W, dW = dy' x, with W [H, M] row-major. */
+/* The three products of an expert: y = x W', dx = dy W, dW = dy' x, with W [H, M] row-major. */
 static sluice_status_t run_product(sluice_bench_t* b, int32_t form, int64_t rows, sluice_stream_t stream) {
   int64_t m = b->model_width, h = b->hidden_width;
   const sluice_matrix_t x = {b->rows, m, 1}, y = {b->middle, h, 1}, w = {b->weights, m, 1};

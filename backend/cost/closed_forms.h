@@ -9,7 +9,7 @@ typedef struct sluice_chunk_times_s {
   double dispatch, compute, combine, copy;
 } sluice_chunk_times_t;
 
-/* MPMoE's paradigms [Fig. 8, reconstructed in algorithms.md section 3]: */
+/* MPMoE's paradigms [Fig. 8, its phases reconstructed]: */
 enum {
   SLUICE_PARADIGM_NO_COPIES = 1,  /* none, S4 */
   SLUICE_PARADIGM_COPY_AFTER = 2, /* forward of S1 to S3: copy-out follows compute */

@@ -4,7 +4,7 @@
  * Two of three say by how much products, and exchanges, take longer than predicted (medians over passes), and what is
  * left of a pass is pass_seconds; every third is held out and says how far such a machine is off.
  *
- * Source: algorithms.md section 4, "correct the model with what was seen".
+ * Ours: the model is corrected by what was seen.
  */
 #ifndef SLUICE_BACKEND_COST_FITTED_H_
 #define SLUICE_BACKEND_COST_FITTED_H_

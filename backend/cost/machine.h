@@ -3,7 +3,7 @@
  * Everything a prediction needs and nothing about a layer. Written and read as JSON (docs/tuning.md has the form), so
  * that a machine can be kept, edited and sent. Plain data: copy it, compare it, no destroy.
  *
- * Source: algorithms.md section 3, "costs of single ops": piecewise-linear in size. MPipeMoE and MPMoE use one constant
+ * Ours: costs of single ops are piecewise-linear in size. MPipeMoE and MPMoE use one constant
  * rate each for computation, communication and copies, which misses how products slow down for few rows.
  */
 #ifndef SLUICE_BACKEND_COST_MACHINE_H_

@@ -8,7 +8,7 @@
  * On a CPU the communication lane takes processor time from the compute lane while both run; how much is measured, too.
  *
  * Source: MPMoE's phases in the order of our own schedule, whose arrivals go before all returns; the lanes' linear
- * growth in n is algorithms.md section 3's "alpha + beta * bytes" for exchanges, and products whose seconds are linear
+ * growth in n is that of "alpha + beta * bytes" for exchanges, and products whose seconds are linear
  * in rows.
  */
 #ifndef SLUICE_BACKEND_COST_SKETCH_H_

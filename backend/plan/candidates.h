@@ -2,7 +2,7 @@
  *
  * What a pass needs for its time (slots, routing, schedules, products) is allocated for the largest of them, and
  * counted in each; what outstanding steps hold is then bounded by the one whose steps are largest. So any mixture of
- * steps made under different plans of a set stays under the budget (contracts.md section 10).
+ * steps made under different plans of a set stays under the budget.
  */
 #ifndef SLUICE_BACKEND_PLAN_CANDIDATES_H_
 #define SLUICE_BACKEND_PLAN_CANDIDATES_H_

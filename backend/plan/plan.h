@@ -1,5 +1,5 @@
-/* A plan: ceilings for every buffer of a layer's passes, and the rule by which chunks stay under them (contracts
- * sections 2 and 3). Made from sizes alone, the same on all ranks that put in the same numbers; nothing is allocated
+/* A plan: ceilings for every buffer of a layer's passes, and the rule by which chunks stay under them.
+ * Made from sizes alone, the same on all ranks that put in the same numbers; nothing is allocated
  * before it stands.
  *
  * Rule: tokens are cut into G blocks; consecutive blocks form a chunk while no rank receives more than chunk_rows and

@@ -10,8 +10,8 @@
  * not timed), the race is given up: the best of what ran, else the first plan. Layers share a race, each with the rows
  * that it is routed: those of another size end it only where none of the right one is left.
  *
- * Source: MPMoE's joint selection of (n, strategy), and algorithms.md section 4's "adaptive: model first, top few
- * confirmed".
+ * Source: MPMoE's joint selection of (n, strategy), with the model first and the
+ * best few confirmed by ordinary steps.
  */
 #ifndef SLUICE_BACKEND_TUNE_PLAN_RACE_H_
 #define SLUICE_BACKEND_TUNE_PLAN_RACE_H_

@@ -19,7 +19,7 @@
  * other sizes run what was chosen for this one, ranks run passes differently, directions go untimed) is given up: what
  * ran decides, or the nearest answer, or the model.
  *
- * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, as algorithms.md section 4 resolves them: ranges are the runs of evidence
+ * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, made one: ranges are the runs of evidence
  * with one n, so that they are disjoint, and new evidence inside another's range shrinks it, without bookkeeping.
  */
 #ifndef SLUICE_BACKEND_TUNE_SEARCH_H_

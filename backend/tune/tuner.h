@@ -1,7 +1,7 @@
 /* The chooser of a context: one search per kind of layer, fed by the reports in headers, with predictions from a
  * machine where one is known. Layers that are alike (all but their number) share a table and so learn from each other.
  *
- * Source: algorithms.md section 4; contracts.md section 10 (candidates are ordinary steps).
+ * Candidates are ordinary steps.
  */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_H_
 #define SLUICE_BACKEND_TUNE_TUNER_H_

@@ -394,7 +394,7 @@ static void Layer_AnyChunks_BitIdenticalWithNative(void** state) {
   check_any_chunks("native");
 }
 
-/* ---- faults of the public code that no schedule shows (algorithms.md section 5) ---- */
+/* ---- faults of the public code that no schedule shows ---- */
 
 /* It detaches the gate: here every kept route's weight has its gradient, whatever is reused. */
 static void PublicCode_GateDetached_EveryRouteWeightHasItsGradient(void** state) {

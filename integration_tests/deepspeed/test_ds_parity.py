@@ -231,7 +231,7 @@ def test_Deduplicate_WithOwnAndCalledExperts_AsStock(ranks2: Ranks, more: dict[s
 
 
 def test_PublicCodeDropsTheAuxiliaryLoss_HereItTrainsTheGateAsStock(ranks2: Ranks) -> None:
-    """MPipeMoE's public code drops l_aux and detaches the gate (algorithms.md section 5)."""
+    """MPipeMoE's public code drops l_aux and detaches the gate."""
     answers = ranks2.run("cases_parity:parity", layers=[{"k": 1}], steps=6, sluice={"chunks": 4, "policy": "S4"})
     _compare(answers, F32)
     for stock, swapped in answers:

@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import subprocess
 
 import pytest
 
@@ -149,3 +150,28 @@ def test_Evidence_EveryFileAndTargetThatItNames_IsThere():
         if name != "all" and not any(f'"{word}"' in built for word in (name, plain, plain.split("_")[-1])):
             missing.append(f"//{folder}:{name}")
     assert len(files) > 20 and len(targets) > 20 and not missing
+
+
+NAMED = re.compile(r"(?<![\w*{])[\w-]+\.md\b")
+MADE_BY_TESTS = {"README.md"}  # of other trees, which tests write or read
+
+
+def unknown_documents(words, documents):
+    return sorted({name for name in NAMED.findall(words) if name not in documents | MADE_BY_TESTS})
+
+
+def test_Documents_ThatSourcesName_AreInTheRepository():
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    documents = {os.path.basename(path) for path in files if path.endswith(".md")}
+    missing = {
+        path: unknown
+        for path in files
+        if path.endswith((".c", ".h", ".cc", ".cpp", ".cu", ".py", ".md", ".sh", "BUILD"))
+        and path != os.path.relpath(__file__, ROOT)
+        and (unknown := unknown_documents(text(path), documents))
+    }
+    assert missing == {}
+
+
+def test_UnknownDocument_IsFound():
+    assert unknown_documents("/* see contracts.md section 3, and docs/tools.md */", {"tools.md"}) == ["contracts.md"]

@@ -1,4 +1,4 @@
-/* Cutting tokens into chunks by the rows that ranks receive (contracts section 3). Private to moe.
+/* Cutting tokens into chunks by the rows that ranks receive. Private to moe.
  *
  * Each rank counts, per block of its tokens, the rows that go to each destination; one all-reduce sums the table
  * [G, W]; all ranks then cut alike, between blocks. */

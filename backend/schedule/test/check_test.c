@@ -45,7 +45,7 @@ static void Builder_EveryTemplate_IsProved(void** state) {
   assert_true(uniform > 10000 && mixed > 4000);
 }
 
-/* ---- the guards of a correct reuse schedule (algorithms.md section 5), each left out once ---- */
+/* ---- the guards of a correct reuse schedule, each left out once ---- */
 
 static sluice_template_t* build(sluice_template_spec_t spec) {
   sluice_template_t* t = NULL;

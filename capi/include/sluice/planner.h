@@ -4,7 +4,7 @@
  *
  * A machine is costs as data: calibrated on the spot, or a named profile. Its JSON form is in docs/tuning.md.
  *
- * Source: prediction by the schedule itself in virtual time (algorithms.md section 3), MPMoE's three paradigms of five
+ * Source: prediction by the schedule itself in virtual time, MPMoE's three paradigms of five
  * phases and MPipeMoE eq. 10 as second opinions beside it.
  */
 #ifndef SLUICE_PLANNER_H_

@@ -8,8 +8,8 @@
 #include "backend/base/tensor.h"
 #include "backend/calibrate/passes_fit.h"
 #include "backend/calibrate/probe.h"
-#include "backend/moe/run/run.h"
 #include "backend/moe/layer/layer_life.h"
+#include "backend/moe/run/run.h"
 
 #define TOKENS        SLUICE_PASSES_FULL
 #define EXPERTS       2                    /* of a rank: chunks are cut out of rows as in any layer of several */

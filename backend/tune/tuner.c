@@ -5,8 +5,8 @@
 
 #include "backend/base/dtype.h"
 #include "backend/model/shape.h"
-#include "backend/moe/routing/cut_rows.h"
 #include "backend/moe/layer/layer.h"
+#include "backend/moe/routing/cut_rows.h"
 #include "backend/moe/run/plan_in_force.h"
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/search.h"

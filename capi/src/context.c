@@ -7,10 +7,10 @@
 #include "backend/base/structs.h"
 #include "backend/comm/local/local_far.h"
 #include "backend/moe/context/context.h"
+#include "backend/moe/context/device_memory.h"
 #include "backend/tune/tuner.h"
 #include "capi/src/context_far.h"
 #include "sluice/moe.h"
-#include "backend/moe/context/device_memory.h"
 
 void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size) {
   static const sluice_context_config_t defaults = {.device_type = SLUICE_DEVICE_CPU};

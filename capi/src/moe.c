@@ -5,9 +5,9 @@
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
 #include "backend/moe/routing/binding.h"
+#include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/run.h"
 #include "capi/src/check_layer.h"
-#include "backend/moe/routing/saved_routes.h"
 
 void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_args, size_t struct_size) {
   sluice_struct_init(out_args, struct_size, NULL, 0);

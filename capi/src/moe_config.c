@@ -6,8 +6,8 @@
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/moe/layer/layer.h"
-#include "backend/moe/run/plan_in_force.h"
 #include "backend/moe/layer/layer_life.h"
+#include "backend/moe/run/plan_in_force.h"
 
 void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {
   static const sluice_moe_config_t defaults = {.top_k = 1,

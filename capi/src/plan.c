@@ -8,10 +8,10 @@
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/model/footprint.h"
+#include "backend/moe/layer/layer_life.h"
 #include "backend/moe/run/plan_in_force.h"
 #include "backend/plan/plan_file.h"
 #include "capi/src/check_layer.h"
-#include "backend/moe/layer/layer_life.h"
 
 #define MAX_LINES 512
 

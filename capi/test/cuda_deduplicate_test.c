@@ -10,14 +10,14 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/binding.h"
+#include "backend/moe/routing/offsets.h"
+#include "backend/moe/routing/parcels.h"
 #include "capi/test/budget_suite.h"
 #include "capi/test/checks.h"
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
-#include "backend/moe/layer/layer_life.h"
-#include "backend/moe/routing/offsets.h"
-#include "backend/moe/routing/parcels.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();

@@ -10,8 +10,8 @@
 #ifndef SLUICE_BACKEND_MOE_ROUTING_BINDING_H_
 #define SLUICE_BACKEND_MOE_ROUTING_BINDING_H_
 
-#include "backend/moe/layer/layer.h"
 #include "backend/model/routing_sizes.h"
+#include "backend/moe/layer/layer.h"
 #include "backend/moe/routing/parcel_tables.h"
 
 typedef struct sluice_binding_s {

@@ -1,8 +1,8 @@
 /* Parcels of a far device: their tables are made and kept there, and only their numbers come to the host. */
 #include <string.h>
 
-#include "backend/moe/routing/parcels_common.h"
 #include "backend/moe/routing/parcels.h"
+#include "backend/moe/routing/parcels_common.h"
 
 static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -7,11 +7,11 @@
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
+#include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/ceiling.h"
 #include "backend/moe/run/plan_in_force.h"
 #include "backend/moe/run/planned.h"
 #include "backend/moe/run/run.h"
-#include "backend/moe/routing/saved_routes.h"
 
 static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step_t* step,
                                       const sluice_moe_backward_args_t* args, const sluice_binding_t* binding) {

@@ -7,16 +7,16 @@
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
-#include "backend/moe/run/ceiling.h"
 #include "backend/moe/routing/cut_rows.h"
-#include "backend/moe/run/planned.h"
-#include "backend/moe/run/run.h"
 #include "backend/moe/routing/far_routes.h"
 #include "backend/moe/routing/host_routes.h"
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/parcels.h"
 #include "backend/moe/routing/route_ids.h"
 #include "backend/moe/routing/saved_routes.h"
+#include "backend/moe/run/ceiling.h"
+#include "backend/moe/run/planned.h"
+#include "backend/moe/run/run.h"
 
 typedef struct forward_s {
   sluice_pass_t pass;

@@ -3,13 +3,13 @@
 #include <stdio.h>
 
 #include "backend/base/log.h"
+#include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/cut.h"
+#include "backend/moe/routing/far_routes.h"
+#include "backend/moe/routing/host_routes.h"
 #include "backend/moe/routing/route_ids.h"
 #include "backend/plan/budget_words.h"
 #include "backend/plan/candidates.h"
-#include "backend/moe/layer/layer_life.h"
-#include "backend/moe/routing/far_routes.h"
-#include "backend/moe/routing/host_routes.h"
 
 sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
   sluice_id_reader_t reader = sluice_id_reader(expert_ids);

@@ -4,26 +4,24 @@
 
 #include "backend/base/status.h"
 
-static sluice_status_t read_list(const char* what, const char* name, const char* known, int32_t not_known,
-                                 const int32_t* list, int32_t policy, int32_t num_chunks, uint8_t* out) {
-  const int32_t last = not_known == SLUICE_RESTORE_RECOMPUTE ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_RECOMPUTE;
+static sluice_status_t read_list(const char* what, const char* name, int32_t tensor, const int32_t* list,
+                                 int32_t policy, int32_t num_chunks, uint8_t* out) {
   if (policy == SLUICE_RESTORE_ADAPTIVE) policy = SLUICE_RESTORE_KEEP;
   for (int32_t i = 0; i < num_chunks; ++i) {
     int32_t value = list != NULL ? list[i] : policy;
-    if (value < SLUICE_RESTORE_KEEP || value > last || value == not_known) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: %s[%d] is %d; known are keep (0), offload (1) and %s", what,
-                         name, i, value, known);
+    if (!sluice_restore_is_for(value, tensor)) {
+      char known[SLUICE_RESTORE_TEXT_BYTES];
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: %s[%d] is %d; known are %s", what, name, i, value,
+                         sluice_restore_choices(tensor, known));
     }
     out[i] = (uint8_t)value;
   }
   return SLUICE_OK;
 }
 
-/* The graph of a host's expert holds its input, so neither can go without the other. */
 static sluice_status_t check_callback(const char* what, const sluice_chunk_policies_t* p) {
   for (int32_t i = 0; i < p->count; ++i) {
-    int keeps = p->di[i] == SLUICE_RESTORE_KEEP && p->m[i] == SLUICE_RESTORE_KEEP;
-    if (keeps || p->m[i] == SLUICE_RESTORE_RECOMPUTE) continue;
+    if (sluice_restore_fits_callback(p->di[i], p->m[i])) continue;
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "%s: callback experts keep input and output of a chunk, or compute its output again (recompute, "
                        "3); chunk %d has restore_input %d, restore_middle %d",
@@ -42,10 +40,8 @@ sluice_status_t sluice_chunk_policies_read(const char* what, int32_t num_chunks,
                        "%s: %s names a policy for each chunk, and num_chunks is 0, chosen by Sluice: give the number",
                        what, di != NULL ? "restore_input_of" : "restore_middle_of");
   }
-  SLUICE_TRY(read_list(what, "restore_input_of", "re-dispatch (2)", SLUICE_RESTORE_RECOMPUTE, di, *inout_di, num_chunks,
-                       out->di));
-  SLUICE_TRY(read_list(what, "restore_middle_of", "recompute (3)", SLUICE_RESTORE_REDISPATCH, m, *inout_m, num_chunks,
-                       out->m));
+  SLUICE_TRY(read_list(what, "restore_input_of", SLUICE_T_DI, di, *inout_di, num_chunks, out->di));
+  SLUICE_TRY(read_list(what, "restore_middle_of", SLUICE_T_M, m, *inout_m, num_chunks, out->m));
   out->count = num_chunks;
   if (callback) SLUICE_TRY(check_callback(what, out));
   int same_di = sluice_count_policy(out->di, num_chunks, out->di[0]) == num_chunks;

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "backend/base/status.h"
+#include "backend/model/restore.h"
 #include "backend/model/tensors.h"
 #include "sluice/moe.h"
 
@@ -19,12 +20,12 @@ typedef struct sluice_chunk_policies_s {
 /* Of one chunk, given the policy of the whole. */
 static inline int32_t sluice_policy_of_di(int32_t policy, const sluice_chunk_policies_t* by_chunk, int32_t chunk) {
   if (by_chunk->count == 0) return policy;
-  return chunk < by_chunk->count ? by_chunk->di[chunk] : SLUICE_RESTORE_REDISPATCH;
+  return chunk < by_chunk->count ? by_chunk->di[chunk] : sluice_restore_least(SLUICE_T_DI);
 }
 
 static inline int32_t sluice_policy_of_m(int32_t policy, const sluice_chunk_policies_t* by_chunk, int32_t chunk) {
   if (by_chunk->count == 0) return policy;
-  return chunk < by_chunk->count ? by_chunk->m[chunk] : SLUICE_RESTORE_RECOMPUTE;
+  return chunk < by_chunk->count ? by_chunk->m[chunk] : sluice_restore_least(SLUICE_T_M);
 }
 
 /* Of so many chunks, those that restore so. */

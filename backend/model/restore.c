@@ -35,6 +35,12 @@ int sluice_restore_fits_callback(int32_t restore_di, int32_t restore_m) {
   return sluice_restore_is_kept(restore_di) && sluice_restore_is_kept(restore_m);
 }
 
+int32_t sluice_restore_least(int32_t tensor) {
+  int32_t policy = 0;
+  while (!sluice_restore_is_for(policy, tensor) || sluice_restore_is_stored(policy)) ++policy;
+  return policy;
+}
+
 const char* sluice_restore_choices(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]) {
   int32_t last = SLUICE_NUM_RESTORES - 1;
   while (!sluice_restore_is_for(last, tensor)) --last;

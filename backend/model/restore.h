@@ -50,6 +50,9 @@ int sluice_restore_is_for(int32_t policy, int32_t tensor);
  * input may come back in any way. */
 int sluice_restore_fits_callback(int32_t restore_di, int32_t restore_m);
 
+/* The policy of `tensor` that stores nothing: of chunks that no longer fit. */
+int32_t sluice_restore_least(int32_t tensor);
+
 /* The policies for `tensor` as messages list them: "keep (0), offload (1) and re-dispatch (2)". Returns text. */
 #define SLUICE_RESTORE_TEXT_BYTES 96
 const char* sluice_restore_choices(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]);

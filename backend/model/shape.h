@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "backend/model/chunk_policies.h"
+#include "backend/model/restore.h"
 #include "sluice/moe.h"
 
 typedef struct sluice_shape_s {
@@ -47,8 +48,9 @@ static inline int64_t sluice_shape_ceiling(const sluice_shape_t* shape) {
 
 /* Whether the host of callback experts knows that their forward runs again in backward. */
 static inline int sluice_shape_runs_again(const sluice_shape_t* shape) {
-  return shape->config.restore_middle == SLUICE_RESTORE_RECOMPUTE ||
-         sluice_count_policy(shape->policies.m, shape->policies.count, SLUICE_RESTORE_RECOMPUTE) > 0;
+  int again = sluice_restore_is_computed_again(shape->config.restore_middle);
+  for (int32_t i = 0; i < shape->policies.count; ++i) again |= sluice_restore_is_computed_again(shape->policies.m[i]);
+  return again;
 }
 
 /* What a layer does where nobody chooses for it. */

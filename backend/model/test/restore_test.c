@@ -60,6 +60,12 @@ static void Restore_CallbackExperts_KeepBothOrRunAgain(void** state) {
   }
 }
 
+static void Restore_Least_StoresNothing(void** state) {
+  (void)state;
+  assert_int_equal(sluice_restore_least(SLUICE_T_DI), SLUICE_RESTORE_REDISPATCH);
+  assert_int_equal(sluice_restore_least(SLUICE_T_M), SLUICE_RESTORE_RECOMPUTE);
+}
+
 static void Restore_Choices_AreThoseOfTheTensor(void** state) {
   (void)state;
   char text[SLUICE_RESTORE_TEXT_BYTES];
@@ -96,6 +102,7 @@ int main(void) {
       cmocka_unit_test(Restore_EveryPublicNumber_HasItsRow),
       cmocka_unit_test(Restore_NumberOfNoPolicy_IsForNothingAndCostsNothing),
       cmocka_unit_test(Restore_CallbackExperts_KeepBothOrRunAgain),
+      cmocka_unit_test(Restore_Least_StoresNothing),
       cmocka_unit_test(Restore_Choices_AreThoseOfTheTensor),
       cmocka_unit_test(Restore_NamedSets_AreTableTwo),
   };

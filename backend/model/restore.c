@@ -26,6 +26,10 @@ const sluice_restore_t* sluice_restore(int32_t policy) {
   return policy >= 0 && policy < SLUICE_NUM_RESTORES ? &restores[policy] : &no_policy;
 }
 
+const char* sluice_restore_name(int32_t policy) {
+  return policy == SLUICE_RESTORE_BY_CHUNK ? "by chunk" : sluice_restore(policy)->name;
+}
+
 int sluice_restore_is_for(int32_t policy, int32_t tensor) {
   return (sluice_restore(policy)->tensors & (tensor == SLUICE_T_DI ? DI : M)) != 0;
 }

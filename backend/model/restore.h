@@ -43,6 +43,12 @@ static inline int sluice_restore_is_stored(int32_t policy) {
 static inline int sluice_restore_is_sent_again(int32_t policy) { return sluice_restore(policy)->exchanges > 0; }
 static inline int sluice_restore_is_computed_again(int32_t policy) { return sluice_restore(policy)->products > 0; }
 
+/* One of these questions, for those who count chunks by the answer. */
+typedef int (*sluice_restore_question_t)(int32_t policy);
+
+/* The table's name, "by chunk" for SLUICE_RESTORE_BY_CHUNK. */
+const char* sluice_restore_name(int32_t policy);
+
 /* Whether chunks of `tensor`, SLUICE_T_DI or SLUICE_T_M, may have the policy. */
 int sluice_restore_is_for(int32_t policy, int32_t tensor);
 

@@ -170,7 +170,4 @@ uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
 /* The same for a person, whole in 104 bytes. */
 void sluice_plan_words(const sluice_plan_data_t* plan, char* text, size_t room);
 
-/* "keep", "offload", "redispatch", "recompute", "by chunk" for SLUICE_RESTORE_* but ADAPTIVE. */
-const char* sluice_restore_name(int32_t restore);
-
 #endif /* SLUICE_BACKEND_PLAN_PLAN_H_ */

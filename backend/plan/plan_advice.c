@@ -64,14 +64,6 @@ static sluice_status_t find_change(const advice_t* a, change_t* best) {
   return SLUICE_OK;
 }
 
-/* The paper's name of a point, or "". */
-static const char* name_of_policy(int32_t di, int32_t m) {
-  if (di == SLUICE_RESTORE_KEEP) return m == SLUICE_RESTORE_KEEP ? "none: " : "";
-  if (m == SLUICE_RESTORE_KEEP) return "";
-  static const char* const names[2][2] = {{"S1: ", "S3: "}, {"S2: ", "S4: "}};
-  return names[di == SLUICE_RESTORE_REDISPATCH][m == SLUICE_RESTORE_RECOMPUTE];
-}
-
 static void describe(const advice_t* a, const change_t* change, char* text, size_t size) {
   const sluice_plan_data_t* p = &change->plan;
   size_t used = (size_t)snprintf(text, size, ", or ");
@@ -79,10 +71,11 @@ static void describe(const advice_t* a, const change_t* change, char* text, size
     used += (size_t)snprintf(text + used, size - used, "take %d chunks (not %d)", p->num_chunks, a->inputs->num_chunks);
   }
   if (change->lifted & LIFT_POLICY) {
-    used +=
-        (size_t)snprintf(text + used, size - used, "%sthe policy %sT_DI %s, T_M %s",
-                         change->lifted & LIFT_CHUNKS ? " with " : "take ", name_of_policy(p->restore_di, p->restore_m),
-                         sluice_restore_name(p->restore_di), sluice_restore_name(p->restore_m));
+    const char* paper = sluice_restore_set_name(p->restore_di, p->restore_m);
+    used += (size_t)snprintf(text + used, size - used, "%sthe policy %s%sT_DI %s, T_M %s",
+                             change->lifted & LIFT_CHUNKS ? " with " : "take ", paper != NULL ? paper : "",
+                             paper != NULL ? ": " : "", sluice_restore_name(p->restore_di),
+                             sluice_restore_name(p->restore_m));
   }
   if (change->lifted & LIFT_OUTSTANDING) {
     snprintf(text + used, size - used, "%sallow at most %d outstanding forwards (max_outstanding is %d)",

@@ -5,8 +5,6 @@
 
 #include "backend/model/pass_sizes.h"
 
-static int is_stored(int32_t restore) { return restore == SLUICE_RESTORE_KEEP || restore == SLUICE_RESTORE_OFFLOAD; }
-
 /* The two tensors that policies speak of, and how the plan restores each in a chunk. */
 enum { DI, M, NUM_RESTORED };
 static const int32_t restored_tensors[NUM_RESTORED] = {SLUICE_T_KEPT_DI, SLUICE_T_KEPT_M};
@@ -15,11 +13,13 @@ static int32_t policy_of(const sluice_plan_data_t* plan, int which, int32_t chun
   return which == DI ? sluice_plan_di(plan, chunk) : sluice_plan_m(plan, chunk);
 }
 
-/* Chunks that restore the tensor so; where all are alike, as many as there may be. */
-static int64_t chunks_with(const sluice_plan_data_t* plan, int which, int32_t restore) {
-  const sluice_chunk_policies_t* p = &plan->inputs.policies;
-  if (p->count == 0) return policy_of(plan, which, 0) == restore ? INT32_MAX : 0;
-  return sluice_count_policy(which == DI ? p->di : p->m, p->count, restore);
+/* Chunks whose policy for the tensor is so; where all are alike, as many as there may be. */
+static int64_t chunks_with(const sluice_plan_data_t* plan, int which, sluice_restore_question_t is_so) {
+  const int32_t listed = plan->inputs.policies.count;
+  if (listed == 0) return is_so(policy_of(plan, which, 0)) ? INT32_MAX : 0;
+  int64_t chunks = 0;
+  for (int32_t i = 0; i < listed; ++i) chunks += is_so(policy_of(plan, which, i));
+  return chunks;
 }
 
 /* So many chunks have at most, of the rows that are kept at all. */
@@ -27,29 +27,16 @@ static uint64_t rows_of_chunks(const sluice_plan_data_t* plan, int64_t chunks, i
   return (uint64_t)(chunks == INT32_MAX ? kept_rows : sluice_min_i64(kept_rows, chunks * plan->chunk_rows));
 }
 
-static uint64_t rows_with(const sluice_plan_data_t* plan, int which, int32_t restore, int64_t kept_rows) {
-  return rows_of_chunks(plan, chunks_with(plan, which, restore), kept_rows);
+static uint64_t rows_with(const sluice_plan_data_t* plan, int which, sluice_restore_question_t is_so,
+                          int64_t kept_rows) {
+  return rows_of_chunks(plan, chunks_with(plan, which, is_so), kept_rows);
 }
 
-/* Kept or offloaded. */
-static uint64_t rows_stored(const sluice_plan_data_t* plan, int which) {
-  int64_t chunks = chunks_with(plan, which, SLUICE_RESTORE_KEEP) + chunks_with(plan, which, SLUICE_RESTORE_OFFLOAD);
-  return rows_of_chunks(plan, chunks, plan->kept_rows);
-}
-
-uint64_t sluice_plan_row_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t restore) {
+uint64_t sluice_plan_row_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                               sluice_restore_question_t is_so) {
   uint64_t bytes = 0;
   for (int which = 0; which < NUM_RESTORED; ++which) {
-    if (chunks_with(plan, which, restore) > 0) bytes += sluice_row_bytes(&problem->shape, restored_tensors[which]);
-  }
-  return bytes;
-}
-
-uint64_t sluice_plan_stored_row_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  uint64_t bytes = 0;
-  for (int which = 0; which < NUM_RESTORED; ++which) {
-    int64_t chunks = chunks_with(plan, which, SLUICE_RESTORE_KEEP) + chunks_with(plan, which, SLUICE_RESTORE_OFFLOAD);
-    if (chunks > 0) bytes += sluice_row_bytes(&problem->shape, restored_tensors[which]);
+    if (chunks_with(plan, which, is_so) > 0) bytes += sluice_row_bytes(&problem->shape, restored_tensors[which]);
   }
   return bytes;
 }
@@ -58,20 +45,20 @@ uint64_t sluice_plan_stored_row_bytes(const sluice_plan_problem_t* problem, cons
 uint64_t sluice_plan_host_pool_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                      int64_t kept_rows) {
   uint64_t bytes = 0;
-  if (sluice_plan_row_bytes(problem, plan, SLUICE_RESTORE_OFFLOAD) == 0) return 0;
+  if (sluice_plan_row_bytes(problem, plan, sluice_restore_is_offloaded) == 0) return 0;
   for (int which = 0; which < NUM_RESTORED; ++which) {
-    bytes += rows_with(plan, which, SLUICE_RESTORE_OFFLOAD, kept_rows) *
+    bytes += rows_with(plan, which, sluice_restore_is_offloaded, kept_rows) *
              sluice_row_bytes(&problem->shape, restored_tensors[which]);
   }
   return (uint64_t)plan->inputs.max_outstanding * (bytes + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT);
 }
 
-/* Slots of the chunks that restore so, at most max_chunks, each rounded up: a whole number of lines. */
+/* Slots of the chunks whose policy is so, at most max_chunks, each rounded up: a whole number of lines. */
 static uint64_t stored_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int which,
-                             int32_t restore) {
-  if (chunks_with(plan, which, restore) == 0) return 0;
+                             sluice_restore_question_t is_so) {
+  if (chunks_with(plan, which, is_so) == 0) return 0;
   uint64_t bytes =
-      rows_with(plan, which, restore, plan->kept_rows) * sluice_row_bytes(&problem->shape, restored_tensors[which]) +
+      rows_with(plan, which, is_so, plan->kept_rows) * sluice_row_bytes(&problem->shape, restored_tensors[which]) +
       (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT;
   return bytes / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT;
 }
@@ -94,10 +81,10 @@ uint64_t sluice_plan_far_parcels_bytes(const sluice_plan_problem_t* problem, con
 
 uint64_t sluice_plan_block_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t which) {
   switch (which) {
-    case SLUICE_SAVED_INPUT: return kept_bytes(problem, plan) + stored_bytes(problem, plan, DI, SLUICE_RESTORE_KEEP);
-    case SLUICE_SAVED_MIDDLE: return stored_bytes(problem, plan, M, SLUICE_RESTORE_KEEP);
-    case SLUICE_SAVED_HOST_INPUT: return stored_bytes(problem, plan, DI, SLUICE_RESTORE_OFFLOAD);
-    case SLUICE_SAVED_HOST_MIDDLE: return stored_bytes(problem, plan, M, SLUICE_RESTORE_OFFLOAD);
+    case SLUICE_SAVED_INPUT: return kept_bytes(problem, plan) + stored_bytes(problem, plan, DI, sluice_restore_is_kept);
+    case SLUICE_SAVED_MIDDLE: return stored_bytes(problem, plan, M, sluice_restore_is_kept);
+    case SLUICE_SAVED_HOST_INPUT: return stored_bytes(problem, plan, DI, sluice_restore_is_offloaded);
+    case SLUICE_SAVED_HOST_MIDDLE: return stored_bytes(problem, plan, M, sluice_restore_is_offloaded);
     default: return 0;
   }
 }
@@ -107,19 +94,19 @@ static uint64_t far_step_bytes(const sluice_plan_problem_t* problem, const sluic
          sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_MIDDLE);
 }
 
-/* The step's buffer of a tensor's chunks that restore so; an empty block still takes one line. */
+/* The step's buffer of a tensor's chunks whose policy is so; an empty block still takes one line. */
 static uint64_t stored_buffer(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int which,
-                              int32_t restore, int32_t num_chunks, const int64_t* kept_chunk_rows) {
+                              sluice_restore_question_t is_so, int32_t num_chunks, const int64_t* kept_chunk_rows) {
   uint64_t row = sluice_row_bytes(&problem->shape, restored_tensors[which]), rows = 0, slots = 0;
-  int32_t chunks = 0;
+  int32_t in_place = 0;
   for (int32_t i = 0; i < num_chunks; ++i) {
-    if (kept_chunk_rows[i] < 0 || policy_of(plan, which, i) != restore) continue;
+    const int32_t policy = policy_of(plan, which, i);
+    if (kept_chunk_rows[i] < 0 || !is_so(policy)) continue;
     rows += (uint64_t)kept_chunk_rows[i];
     slots += sluice_align_up((uint64_t)kept_chunk_rows[i] * row);
-    ++chunks;
+    in_place += sluice_restore_is_kept(policy);
   }
-  int joined = chunks == num_chunks && restore == SLUICE_RESTORE_KEEP &&
-               (which == DI || !problem->shape.config.callback_experts);
+  int joined = in_place == num_chunks && (which == DI || !problem->shape.config.callback_experts);
   return sluice_align_up((uint64_t)sluice_max_i64(1, (int64_t)(joined ? rows * row : slots)));
 }
 
@@ -128,8 +115,8 @@ static uint64_t stored_buffers(const sluice_plan_problem_t* problem, const sluic
                                const int64_t* kept_chunk_rows) {
   uint64_t bytes = 0;
   for (int which = 0; which < NUM_RESTORED; ++which) {
-    bytes += stored_buffer(problem, plan, which, SLUICE_RESTORE_KEEP, num_chunks, kept_chunk_rows) +
-             stored_buffer(problem, plan, which, SLUICE_RESTORE_OFFLOAD, num_chunks, kept_chunk_rows);
+    bytes += stored_buffer(problem, plan, which, sluice_restore_is_kept, num_chunks, kept_chunk_rows) +
+             stored_buffer(problem, plan, which, sluice_restore_is_offloaded, num_chunks, kept_chunk_rows);
   }
   return bytes;
 }
@@ -138,7 +125,8 @@ static uint64_t stored_buffers(const sluice_plan_problem_t* problem, const sluic
 static uint64_t most_stored(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   uint64_t bytes = 0;
   for (int which = 0; which < NUM_RESTORED; ++which) {
-    uint64_t rows = rows_stored(plan, which) * sluice_row_bytes(&problem->shape, restored_tensors[which]);
+    uint64_t rows = rows_with(plan, which, sluice_restore_is_stored, plan->kept_rows) *
+                    sluice_row_bytes(&problem->shape, restored_tensors[which]);
     bytes += sluice_align_up(rows == 0 ? 1 : rows) + SLUICE_ALIGNMENT;
   }
   return bytes;
@@ -157,7 +145,8 @@ uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const slui
 /* Whether all chunks restore alike whatever the routing. */
 static int is_uniform(const sluice_plan_data_t* plan) {
   if (plan->inputs.policies.count > 0) return 0;
-  return plan->kept_rows >= plan->worst_rows || !(is_stored(plan->restore_di) || is_stored(plan->restore_m));
+  return plan->kept_rows >= plan->worst_rows ||
+         !(sluice_restore_is_stored(plan->restore_di) || sluice_restore_is_stored(plan->restore_m));
 }
 
 /* behind_list: chunks of the template that a list says nothing of. */
@@ -166,8 +155,8 @@ static void fill_policies(const sluice_plan_data_t* plan, int32_t behind_list, s
   if (plan->inputs.policies.count > 0) most = spec->num_chunks - behind_list;
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     int stored = i < most;
-    spec->restore_di[i] = (uint8_t)(stored ? sluice_plan_di(plan, i) : SLUICE_RESTORE_REDISPATCH);
-    spec->restore_m[i] = (uint8_t)(stored ? sluice_plan_m(plan, i) : SLUICE_RESTORE_RECOMPUTE);
+    spec->restore_di[i] = (uint8_t)(stored ? sluice_plan_di(plan, i) : sluice_restore_least(SLUICE_T_DI));
+    spec->restore_m[i] = (uint8_t)(stored ? sluice_plan_m(plan, i) : sluice_restore_least(SLUICE_T_M));
   }
 }
 

@@ -10,11 +10,9 @@
   if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: " __VA_ARGS__)
 #define MOST_BYTES (UINT64_MAX >> 2) /* sums of a few of these hold */
 
-static int is_di(int32_t restore) { return restore >= SLUICE_RESTORE_KEEP && restore <= SLUICE_RESTORE_REDISPATCH; }
+static int is_di(int32_t restore) { return sluice_restore_is_for(restore, SLUICE_T_DI); }
 
-static int is_m(int32_t restore) {
-  return restore >= SLUICE_RESTORE_KEEP && restore <= SLUICE_RESTORE_RECOMPUTE && restore != SLUICE_RESTORE_REDISPATCH;
-}
+static int is_m(int32_t restore) { return sluice_restore_is_for(restore, SLUICE_T_M); }
 
 static sluice_status_t check_numbers(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* q) {
   CHECK(q->max_tokens >= 1 && q->max_tokens <= INT32_MAX, "max_tokens is %lld; it must be in [1, 2^31)",
@@ -89,7 +87,7 @@ static sluice_status_t check_chosen(const sluice_plan_problem_t* problem, const 
 
 /* Chunks that are not kept must be ones that can be sent and computed again. */
 static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  const int is_stored = sluice_plan_stored_row_bytes(problem, plan) > 0;
+  const int is_stored = sluice_plan_row_bytes(problem, plan, sluice_restore_is_stored) > 0;
   const int64_t least = is_stored && !sluice_plan_can_fall_back(problem, plan) ? plan->worst_rows : 0;
   const int64_t most = is_stored ? plan->worst_rows : 0;
   CHECK(plan->kept_rows >= least && plan->kept_rows <= most, "kept_rows is %lld; it must be in [%lld, %lld]",

@@ -8,8 +8,6 @@
 
 static const int32_t chunk_candidates[] = {1, 2, 3, 4, 6, 8, 12, 16};
 #define NUM_CANDIDATES ((int32_t)(sizeof chunk_candidates / sizeof chunk_candidates[0]))
-static const int32_t policies_di[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-static const int32_t policies_m[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
 
 typedef struct search_s {
   const sluice_plan_problem_t* problem;
@@ -23,7 +21,7 @@ typedef struct search_s {
 
 /* Rows that may be kept at most: all that can arrive, or what the host pool has room for. */
 static int64_t most_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int64_t least) {
-  uint64_t row = sluice_plan_row_bytes(problem, plan, SLUICE_RESTORE_OFFLOAD), budget = plan->inputs.host_budget;
+  uint64_t row = sluice_plan_row_bytes(problem, plan, sluice_restore_is_offloaded), budget = plan->inputs.host_budget;
   uint64_t fixed = sluice_plan_host_pool_bytes(problem, plan, 0);
   if (row == 0 || budget == 0) return plan->worst_rows;
   uint64_t room = budget > fixed ? (budget - fixed) / ((uint64_t)plan->inputs.max_outstanding * row) : 0;
@@ -65,8 +63,13 @@ static int64_t least_kept(const sluice_plan_problem_t* problem, const sluice_pla
   return sluice_min_i64(plan->worst_rows, sluice_plan_with_slack(balanced, 1));
 }
 
+/* Callback experts whose chunks' policies differ run again in those that differ: else all would be kept. */
+static int runs_again(int32_t restore_m) {
+  return restore_m == SLUICE_RESTORE_BY_CHUNK || sluice_restore_is_computed_again(restore_m);
+}
+
 int sluice_plan_can_fall_back(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  return (!problem->shape.config.callback_experts || plan->restore_m >= SLUICE_RESTORE_RECOMPUTE) &&
+  return (!problem->shape.config.callback_experts || runs_again(plan->restore_m)) &&
          sluice_shape_ceiling(&problem->shape) == 0; /* all ranks know all rows: the policy itself is chosen */
 }
 
@@ -79,7 +82,8 @@ static void set_kept_chunks(const sluice_plan_problem_t* problem, int32_t kept_c
 
 sluice_status_t sluice_plan_keep_chunks(const sluice_plan_problem_t* problem, int32_t kept_chunks,
                                         sluice_plan_data_t* plan) {
-  if (kept_chunks >= plan->num_chunks || sluice_plan_stored_row_bytes(problem, plan) == 0) return SLUICE_OK;
+  if (kept_chunks >= plan->num_chunks || sluice_plan_row_bytes(problem, plan, sluice_restore_is_stored) == 0)
+    return SLUICE_OK;
   if (!sluice_plan_can_fall_back(problem, plan)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: %s keep their rows in all of %d chunks, not in %d: no chunk of theirs is sent and "
@@ -110,7 +114,7 @@ static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* 
 static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   const sluice_plan_problem_t* problem = s->problem;
   int64_t least = least_kept(problem, plan);
-  uint64_t row = sluice_plan_stored_row_bytes(problem, plan);
+  uint64_t row = sluice_plan_row_bytes(problem, plan, sluice_restore_is_stored);
   int falls_back = sluice_plan_can_fall_back(problem, plan);
   plan->kept_rows = row == 0 ? 0 : falls_back ? least : plan->worst_rows;
   plan->kept_chunks = plan->num_chunks;
@@ -119,7 +123,7 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
   if (plan->bytes.total >= budget) return SLUICE_OK;
-  uint64_t counted = problem->shape.is_far ? sluice_plan_row_bytes(problem, plan, SLUICE_RESTORE_KEEP) : row;
+  uint64_t counted = problem->shape.is_far ? sluice_plan_row_bytes(problem, plan, sluice_restore_is_kept) : row;
   uint64_t room =
       counted == 0 ? UINT64_MAX : (budget - plan->bytes.total) / ((uint64_t)s->inputs->max_outstanding * counted);
   int64_t most = most_kept(problem, plan, least) - plan->kept_rows;
@@ -180,8 +184,8 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
 
 int sluice_plan_is_allowed(const sluice_plan_problem_t* problem, int32_t restore_di, int32_t restore_m) {
   if (!problem->shape.config.callback_experts) return 1;
-  if (restore_m >= SLUICE_RESTORE_RECOMPUTE) return sluice_shape_runs_again(&problem->shape);
-  return restore_di == SLUICE_RESTORE_KEEP && restore_m == SLUICE_RESTORE_KEEP;
+  if (runs_again(restore_m)) return sluice_shape_runs_again(&problem->shape);
+  return sluice_restore_fits_callback(restore_di, restore_m);
 }
 
 static sluice_status_t try_modes(search_t* s, int32_t n, int32_t restore_di, int32_t restore_m) {
@@ -193,22 +197,21 @@ static sluice_status_t try_modes(search_t* s, int32_t n, int32_t restore_di, int
   return SLUICE_OK;
 }
 
+/* asked: for by the host; ADAPTIVE: any. */
+static int may_be(int32_t policy, int32_t tensor, int32_t asked) {
+  return sluice_restore_is_for(policy, tensor) && (asked < 0 || asked == policy);
+}
+
 static sluice_status_t try_policies(search_t* s, int32_t n) {
   const sluice_plan_inputs_t* q = s->inputs;
   if (q->policies.count > 0) return try_modes(s, n, q->restore_di, q->restore_m);
-  for (int di = 0; di < 3; ++di) {
-    if (q->restore_di >= 0 && policies_di[di] != q->restore_di) continue;
-    for (int m = 0; m < 3; ++m) {
-      if (q->restore_m >= 0 && policies_m[m] != q->restore_m) continue;
-      SLUICE_TRY(try_modes(s, n, policies_di[di], policies_m[m]));
+  for (int32_t di = 0; di < SLUICE_NUM_RESTORES; ++di) {
+    if (!may_be(di, SLUICE_T_DI, q->restore_di)) continue;
+    for (int32_t m = 0; m < SLUICE_NUM_RESTORES; ++m) {
+      if (may_be(m, SLUICE_T_M, q->restore_m)) SLUICE_TRY(try_modes(s, n, di, m));
     }
   }
   return SLUICE_OK;
-}
-
-const char* sluice_restore_name(int32_t restore) {
-  static const char* const names[] = {"keep", "offload", "redispatch", "recompute", "by chunk"};
-  return names[restore];
 }
 
 sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,

@@ -2,6 +2,7 @@
 #ifndef SLUICE_BACKEND_PLAN_PLAN_SIZES_H_
 #define SLUICE_BACKEND_PLAN_PLAN_SIZES_H_
 
+#include "backend/model/restore.h"
 #include "backend/plan/plan.h"
 
 static inline int64_t sluice_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -34,9 +35,9 @@ int64_t sluice_plan_any_rows(const sluice_plan_problem_t* problem, const sluice_
 
 /* ---- bytes (plan_bytes.c) ---- */
 
-/* Of a row, the tensors that a forward restores so in any chunk; and those that it keeps or offloads in any. */
-uint64_t sluice_plan_row_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t restore);
-uint64_t sluice_plan_stored_row_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
+/* Of a row, the tensors whose policy in any chunk is so. */
+uint64_t sluice_plan_row_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                               sluice_restore_question_t is_so);
 /* Of the host pool, when `kept_rows` rows of each outstanding forward are offloaded. */
 uint64_t sluice_plan_host_pool_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                      int64_t kept_rows);

@@ -15,15 +15,22 @@ static double pass_time(double comm, double compute, double copy, int32_t n, dou
   return longest + (comm + compute + copy - longest) / n + startup * n;
 }
 
-/* The part of balanced routing's chunks that restore a tensor so. */
-static double share_of(const sluice_plan_data_t* plan, int32_t tensor, int32_t restore) {
-  int32_t count = 0, kept = plan->kept_chunks > 0 ? plan->kept_chunks : plan->num_chunks; /* 0: not sized yet */
+/* What a tensor's policies cost (sluice_restore_t), of what they would cost if each chunk had to pay it once. */
+typedef struct restore_cost_s {
+  double copies, exchanges, products;
+} restore_cost_t;
+
+/* Of balanced routing's chunks. */
+static restore_cost_t restore_cost(const sluice_plan_data_t* plan, int32_t tensor) {
+  int32_t copies = 0, exchanges = 0, products = 0;
+  const int32_t kept = plan->kept_chunks > 0 ? plan->kept_chunks : plan->num_chunks; /* 0: not sized yet */
   for (int32_t i = 0; i < plan->num_chunks; ++i) {
-    int32_t di = i < kept ? sluice_plan_di(plan, i) : SLUICE_RESTORE_REDISPATCH;
-    int32_t m = i < kept ? sluice_plan_m(plan, i) : SLUICE_RESTORE_RECOMPUTE;
-    count += (tensor == SLUICE_T_DI ? di : m) == restore;
+    const int32_t policy = tensor == SLUICE_T_DI ? sluice_plan_di(plan, i) : sluice_plan_m(plan, i);
+    const sluice_restore_t* restore = sluice_restore(i < kept ? policy : sluice_restore_least(tensor));
+    copies += restore->host_rows, exchanges += restore->exchanges, products += restore->products;
   }
-  return (double)count / plan->num_chunks;
+  const double n = plan->num_chunks;
+  return (restore_cost_t){copies / n, exchanges / n, products / n};
 }
 
 /* MPipeMoE Table II's work per chunk, in seconds over all chunks; MPMoE's phases folded into "the longest lane, plus
@@ -43,8 +50,8 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
   }
   double copy = rows * row_bytes / COPY_BYTES;
   double wide = (double)sluice_row_bytes(&problem->shape, SLUICE_T_KEPT_M) / row_bytes;
-  double copies = share_of(plan, SLUICE_T_DI, SLUICE_RESTORE_OFFLOAD) * copy +
-                  share_of(plan, SLUICE_T_M, SLUICE_RESTORE_OFFLOAD) * wide * copy;
+  const restore_cost_t di = restore_cost(plan, SLUICE_T_DI), m = restore_cost(plan, SLUICE_T_M);
+  double copies = di.copies * copy + m.copies * wide * copy;
   double g = problem->shape.gate_factor, weights = 0;
   if (plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK) {
     double element = fmax(4, (double)sluice_dtype_bytes(c->dtype)); /* sums of 16-bit gradients are f32 */
@@ -52,8 +59,8 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
               (double)c->model_width * element / COPY_BYTES;
   }
   double forward = (g + 1) * product;
-  double backward = 2 * forward + weights + share_of(plan, SLUICE_T_M, SLUICE_RESTORE_RECOMPUTE) * g * product;
-  double backward_comm = (2 + share_of(plan, SLUICE_T_DI, SLUICE_RESTORE_REDISPATCH)) * exchange;
+  double backward = 2 * forward + weights + m.products * g * product;
+  double backward_comm = (2 + di.exchanges) * exchange;
   return pass_time(2 * exchange, forward, copies, plan->num_chunks, rates->startup_seconds) +
          pass_time(backward_comm, backward, copies, plan->num_chunks, rates->startup_seconds);
 }

@@ -33,8 +33,10 @@ static void Restore_EveryPublicNumber_HasItsRow(void** state) {
                {SLUICE_RESTORE_REDISPATCH, "redispatch", 1, 0},
                {SLUICE_RESTORE_RECOMPUTE, "recompute", 0, 1}};
   assert_int_equal(SLUICE_RESTORE_BY_CHUNK, SLUICE_NUM_RESTORES);
+  assert_string_equal(sluice_restore_name(SLUICE_RESTORE_BY_CHUNK), "by chunk");
   for (size_t i = 0; i < SLUICE_NUM_RESTORES; ++i) {
     assert_string_equal(sluice_restore(table[i].policy)->name, table[i].name);
+    assert_string_equal(sluice_restore_name(table[i].policy), table[i].name);
     assert_int_equal(sluice_restore_is_for(table[i].policy, SLUICE_T_DI), table[i].di);
     assert_int_equal(sluice_restore_is_for(table[i].policy, SLUICE_T_M), table[i].m);
   }

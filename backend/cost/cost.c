@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/model/restore.h"
 #include "backend/model/shape.h"
 #include "backend/schedule/op_table.h"
 #include "backend/schedule/taper.h"
@@ -25,8 +26,8 @@ double sluice_ranks_per_token(const sluice_workload_t* w) {
 
 int sluice_choice_cuts_rows(const sluice_workload_t* w, const sluice_choice_t* c) {
   return c->num_chunks > 1 && w->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE && w->world_size > 1 &&
-         w->num_experts > w->world_size && !w->deduplicate && !c->bounded && c->restore_di == SLUICE_RESTORE_KEEP &&
-         c->restore_m == SLUICE_RESTORE_KEEP;
+         w->num_experts > w->world_size && !w->deduplicate && !c->bounded && sluice_restore_is_kept(c->restore_di) &&
+         sluice_restore_is_kept(c->restore_m);
 }
 
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choice_t* c) {
@@ -262,21 +263,29 @@ sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_mac
 static int falls_back(const sluice_choice_t* c, int32_t chunk) { return c->kept_chunks > 0 && chunk >= c->kept_chunks; }
 
 static int32_t policy_of_di(const sluice_choice_t* c, int32_t chunk) {
-  if (falls_back(c, chunk)) return SLUICE_RESTORE_REDISPATCH;
+  if (falls_back(c, chunk)) return sluice_restore_least(SLUICE_T_DI);
   return c->by_chunk == NULL ? c->restore_di : sluice_policy_of_di(c->restore_di, c->by_chunk, chunk);
 }
 
 static int32_t policy_of_m(const sluice_choice_t* c, int32_t chunk) {
-  if (falls_back(c, chunk)) return SLUICE_RESTORE_RECOMPUTE;
+  if (falls_back(c, chunk)) return sluice_restore_least(SLUICE_T_M);
   return c->by_chunk == NULL ? c->restore_m : sluice_policy_of_m(c->restore_m, c->by_chunk, chunk);
 }
 
-/* The part of the chunks that restore a tensor so: the papers know one policy for all. */
-static double share_of(const sluice_choice_t* c, int32_t (*policy_of)(const sluice_choice_t*, int32_t),
-                       int32_t restore) {
-  int32_t count = 0;
-  for (int32_t i = 0; i < c->num_chunks; ++i) count += policy_of(c, i) == restore;
-  return (double)count / c->num_chunks;
+/* What a tensor's policies cost (sluice_restore_t) in the mean of the chunks: the papers know one policy for all. */
+typedef struct restore_cost_s {
+  double copies, exchanges, products;
+} restore_cost_t;
+
+static restore_cost_t restore_cost(const sluice_choice_t* c,
+                                   int32_t (*policy_of)(const sluice_choice_t*, int32_t chunk)) {
+  int32_t copies = 0, exchanges = 0, products = 0;
+  for (int32_t i = 0; i < c->num_chunks; ++i) {
+    const sluice_restore_t* restore = sluice_restore(policy_of(c, i));
+    copies += restore->host_rows, exchanges += restore->exchanges, products += restore->products;
+  }
+  const double n = c->num_chunks;
+  return (restore_cost_t){copies / n, exchanges / n, products / n};
 }
 
 /* ---- the papers' forms ---- */
@@ -284,6 +293,7 @@ static double share_of(const sluice_choice_t* c, int32_t (*policy_of)(const slui
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                         int32_t direction) {
   const op_scene_t s = scene_of(m, w, c, direction);
+  const restore_cost_t di = restore_cost(c, policy_of_di), middle = restore_cost(c, policy_of_m);
   int forward = direction == SLUICE_FORWARD;
   double packed = gather(&s, s.rows.out), unpacked = gather(&s, s.rows.received);
   sluice_chunk_times_t t = {
@@ -291,20 +301,18 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
       .compute = expert_forward(&s) * s.cache_miss_factor,
       .combine = gather(&s, s.rows.received_remote) +
                  exchange(&s, forward ? SLUICE_OP_COMBINE : SLUICE_OP_COMBINE_GRAD) + gather(&s, s.rows.returned),
-      .copy = share_of(c, policy_of_di, SLUICE_RESTORE_OFFLOAD) * copy(&s, 0) +
-              share_of(c, policy_of_m, SLUICE_RESTORE_OFFLOAD) * copy(&s, 1),
+      .copy = di.copies * copy(&s, 0) + middle.copies * copy(&s, 1),
   };
   if (forward) return t;
-  t.dispatch +=
-      share_of(c, policy_of_di, SLUICE_RESTORE_REDISPATCH) * (packed + exchange(&s, SLUICE_OP_REDISPATCH) + unpacked);
+  t.dispatch += di.exchanges * (packed + exchange(&s, SLUICE_OP_REDISPATCH) + unpacked);
   double again = w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor);
-  t.compute = (expert_backward(&s) + share_of(c, policy_of_m, SLUICE_RESTORE_RECOMPUTE) * again) * s.cache_miss_factor;
+  t.compute = (expert_backward(&s) + middle.products * again) * s.cache_miss_factor;
   return t;
 }
 
 double sluice_mpmoe_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                             int32_t direction) {
-  int copies = share_of(c, policy_of_di, SLUICE_RESTORE_OFFLOAD) + share_of(c, policy_of_m, SLUICE_RESTORE_OFFLOAD) > 0;
+  int copies = restore_cost(c, policy_of_di).copies + restore_cost(c, policy_of_m).copies > 0;
   int32_t paradigm = !copies                       ? SLUICE_PARADIGM_NO_COPIES
                      : direction == SLUICE_FORWARD ? SLUICE_PARADIGM_COPY_AFTER
                                                    : SLUICE_PARADIGM_COPY_BEFORE;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/model/restore.h"
 #include "backend/plan/budget_words.h"
 #include "backend/plan/plan_search.h"
 

@@ -15,12 +15,11 @@ static double pass_time(double comm, double compute, double copy, int32_t n, dou
   return longest + (comm + compute + copy - longest) / n + startup * n;
 }
 
-/* What a tensor's policies cost (sluice_restore_t), of what they would cost if each chunk had to pay it once. */
+/* What a tensor's policies cost (sluice_restore_t) in the mean of balanced routing's chunks. */
 typedef struct restore_cost_s {
   double copies, exchanges, products;
 } restore_cost_t;
 
-/* Of balanced routing's chunks. */
 static restore_cost_t restore_cost(const sluice_plan_data_t* plan, int32_t tensor) {
   int32_t copies = 0, exchanges = 0, products = 0;
   const int32_t kept = plan->kept_chunks > 0 ? plan->kept_chunks : plan->num_chunks; /* 0: not sized yet */

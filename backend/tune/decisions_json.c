@@ -9,6 +9,7 @@
 #include "backend/base/json.h"
 #include "backend/base/log.h"
 #include "backend/base/text.h"
+#include "backend/model/restore.h"
 #include "backend/plan/plan.h"
 #include "backend/tune/search.h"
 #include "backend/tune/search_answers.h"
@@ -97,8 +98,11 @@ static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, 
   const sluice_json_t* m = sluice_json_member(node, "restore_middle");
   out->restore_di = out->restore_m = -1;
   for (int32_t p = SLUICE_RESTORE_KEEP; p <= SLUICE_RESTORE_BY_CHUNK; ++p) {
-    if (di != NULL && p != SLUICE_RESTORE_RECOMPUTE && is_text(di, sluice_restore_name(p))) out->restore_di = p;
-    if (m != NULL && p != SLUICE_RESTORE_REDISPATCH && is_text(m, sluice_restore_name(p))) out->restore_m = p;
+    const int by_chunk = p == SLUICE_RESTORE_BY_CHUNK;
+    const int for_di = by_chunk || sluice_restore_is_for(p, SLUICE_T_DI);
+    const int for_m = by_chunk || sluice_restore_is_for(p, SLUICE_T_M);
+    if (di != NULL && for_di && is_text(di, sluice_restore_name(p))) out->restore_di = p;
+    if (m != NULL && for_m && is_text(m, sluice_restore_name(p))) out->restore_m = p;
   }
   CHECK((di == NULL && m == NULL) || out->restore_di >= 0,
         WHAT ": restore_input of answer %d must be \"keep\", \"offload\", \"redispatch\" or \"by chunk\"", number);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "backend/base/log.h"
+#include "backend/model/restore.h"
 #include "backend/plan/plan.h"
 
 static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t* d) {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/model/restore.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/pass/weight_sums.h"
 
@@ -47,7 +48,7 @@ static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk
 /* A host buffer is in use where a chunk's policy says so; every other slot where a chunk has its home there. */
 static int uses_host_slot(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
   const uint8_t* restore = tensor == SLUICE_T_HOST_DI ? spec->restore_di : spec->restore_m;
-  return restore[chunk] == SLUICE_RESTORE_OFFLOAD;
+  return sluice_restore_is_offloaded(restore[chunk]);
 }
 
 static int has_slots(const sluice_pass_t* pass, int32_t tensor) {
@@ -57,7 +58,7 @@ static int has_slots(const sluice_pass_t* pass, int32_t tensor) {
 /* Where a backward does not read T_DI of a chunk, its template gives it a home among the kept ones (needed_di in
  * template_backward.c); the step's buffer holds the rows of those that were kept and no others. */
 static int is_left_out(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
-  return tensor == SLUICE_T_KEPT_DI && spec->restore_di[chunk] != SLUICE_RESTORE_KEEP;
+  return tensor == SLUICE_T_KEPT_DI && !sluice_restore_is_kept(spec->restore_di[chunk]);
 }
 
 /* Largest chunk of each slot, in bytes, as first[slot] for now; chunks[tensor]: how many have a home there. */

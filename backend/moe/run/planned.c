@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "backend/base/log.h"
+#include "backend/model/restore.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/cut.h"
 #include "backend/moe/routing/far_routes.h"
@@ -156,9 +157,7 @@ void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding) {
 
 /* Whether the plan would store rows of this chunk. */
 static int is_stored(const sluice_plan_data_t* plan, int32_t chunk) {
-  const int32_t di = sluice_plan_di(plan, chunk), m = sluice_plan_m(plan, chunk);
-  return di == SLUICE_RESTORE_KEEP || di == SLUICE_RESTORE_OFFLOAD || m == SLUICE_RESTORE_KEEP ||
-         m == SLUICE_RESTORE_OFFLOAD;
+  return sluice_restore_is_stored(sluice_plan_di(plan, chunk)) || sluice_restore_is_stored(sluice_plan_m(plan, chunk));
 }
 
 /* Chunks whose rows no longer fit are slower, and nothing else says so: counted, and told once for each layer. All
@@ -199,8 +198,8 @@ sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, c
                                 : sluice_binding_route(moe, expert_ids, cut.num_chunks, first_token, binding));
   if (keep) note_fallback(moe, &cut);
   for (int32_t i = 0; i < cut.num_chunks && keep; ++i) {
-    binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_di(plan, i) : SLUICE_RESTORE_REDISPATCH);
-    binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_m(plan, i) : SLUICE_RESTORE_RECOMPUTE);
+    binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_di(plan, i) : sluice_restore_least(SLUICE_T_DI));
+    binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_m(plan, i) : sluice_restore_least(SLUICE_T_M));
   }
   sluice_planned_note(moe, binding);
   return sluice_exchange_counts(binding);

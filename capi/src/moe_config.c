@@ -5,6 +5,7 @@
 
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
+#include "backend/model/restore.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/run/plan_in_force.h"
@@ -58,28 +59,24 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
                             "layer %d: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)", id,
                             c->wgrad_mode));
+  char known[SLUICE_RESTORE_TEXT_BYTES];
   SLUICE_TRY(SLUICE_REQUIRE(
-      c->restore_input >= SLUICE_RESTORE_ADAPTIVE && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
-      "layer %d: restore_input is %d; known are adaptive (-1), keep (0), offload (1) and re-dispatch (2)", id,
-      c->restore_input));
-  SLUICE_TRY(
-      SLUICE_REQUIRE(c->restore_middle >= SLUICE_RESTORE_ADAPTIVE && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
-                         c->restore_middle != SLUICE_RESTORE_REDISPATCH,
-                     "layer %d: restore_middle is %d; known are adaptive (-1), keep (0), offload (1) and recompute (3)",
-                     id, c->restore_middle));
+      c->restore_input == SLUICE_RESTORE_ADAPTIVE || sluice_restore_is_for(c->restore_input, SLUICE_T_DI),
+      "layer %d: restore_input is %d; known are adaptive (-1), %s", id, c->restore_input,
+      sluice_restore_choices(SLUICE_T_DI, known)));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      c->restore_middle == SLUICE_RESTORE_ADAPTIVE || sluice_restore_is_for(c->restore_middle, SLUICE_T_M),
+      "layer %d: restore_middle is %d; known are adaptive (-1), %s", id, c->restore_middle,
+      sluice_restore_choices(SLUICE_T_M, known)));
   SLUICE_TRY(SLUICE_REQUIRE(is_flag(c->bias) && is_flag(c->callback_experts),
                             "layer %d: bias and callback_experts are 0 or 1, found %d, %d", id, c->bias,
                             c->callback_experts));
   return SLUICE_OK;
 }
 
-/* The graph of a host's expert holds its input, so neither can go without the other. */
 static sluice_status_t check_policies(const sluice_moe_config_t* c) {
-  int keeps_output = c->restore_middle <= SLUICE_RESTORE_KEEP;
-  if (!c->callback_experts || (keeps_output && c->restore_input <= SLUICE_RESTORE_KEEP) ||
-      c->restore_middle == SLUICE_RESTORE_RECOMPUTE) {
-    return SLUICE_OK;
-  }
+  const int32_t di = sluice_restore_of(c->restore_input), m = sluice_restore_of(c->restore_middle);
+  if (!c->callback_experts || sluice_restore_fits_callback(di, m)) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                      "layer %d: callback experts take restore_middle keep (then restore_input keep too) or recompute; "
                      "found restore_input %d, restore_middle %d",

@@ -8,6 +8,7 @@
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/model/footprint.h"
+#include "backend/model/restore.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/run/plan_in_force.h"
 #include "backend/plan/plan_file.h"
@@ -40,15 +41,15 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
                             "plan: num_chunks is %d; it must be in [1, %d], or 0 for any", c->num_chunks,
                             SLUICE_MAX_CHUNKS));
-  SLUICE_TRY(
-      SLUICE_REQUIRE(c->restore_input >= SLUICE_RESTORE_ADAPTIVE && c->restore_input <= SLUICE_RESTORE_REDISPATCH,
-                     "plan: restore_input is %d; known are adaptive (-1), keep (0), offload (1) and re-dispatch (2)",
-                     c->restore_input));
-  SLUICE_TRY(
-      SLUICE_REQUIRE(c->restore_middle >= SLUICE_RESTORE_ADAPTIVE && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
-                         c->restore_middle != SLUICE_RESTORE_REDISPATCH,
-                     "plan: restore_middle is %d; known are adaptive (-1), keep (0), offload (1) and recompute (3)",
-                     c->restore_middle));
+  char known[SLUICE_RESTORE_TEXT_BYTES];
+  SLUICE_TRY(SLUICE_REQUIRE(
+      c->restore_input == SLUICE_RESTORE_ADAPTIVE || sluice_restore_is_for(c->restore_input, SLUICE_T_DI),
+      "plan: restore_input is %d; known are adaptive (-1), %s", c->restore_input,
+      sluice_restore_choices(SLUICE_T_DI, known)));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      c->restore_middle == SLUICE_RESTORE_ADAPTIVE || sluice_restore_is_for(c->restore_middle, SLUICE_T_M),
+      "plan: restore_middle is %d; known are adaptive (-1), %s", c->restore_middle,
+      sluice_restore_choices(SLUICE_T_M, known)));
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
                             "plan: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)",
                             c->wgrad_mode));

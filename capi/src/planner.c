@@ -6,6 +6,7 @@
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/calibrate/cache.h"
+#include "backend/model/restore.h"
 #include "backend/planner/layer_planner.h"
 #include "capi/src/check_layer.h"
 #include "capi/src/planner.h"
@@ -173,22 +174,24 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
   return SLUICE_OK;
 }
 
+static int may_restore(int32_t policy, int32_t tensor, int open) {
+  return (open && policy == SLUICE_RESTORE_ADAPTIVE) || sluice_restore_is_for(policy, tensor);
+}
+
 static sluice_status_t check_choice(const sluice_planner_workload_t* w, const sluice_planner_choice_t* c, int open) {
   const char* any = open ? "any (-1), " : "";
   SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= !open && c->num_chunks <= SLUICE_MAX_CHUNKS,
                             "choice: num_chunks is %d; it must be in [1, %d]%s", c->num_chunks, SLUICE_MAX_CHUNKS,
                             open ? ", or 0 for any" : ""));
+  char known[SLUICE_RESTORE_TEXT_BYTES];
   SLUICE_TRY(SLUICE_REQUIRE(
-      w->restore_input_of != NULL || (c->restore_input >= -open && c->restore_input <= SLUICE_RESTORE_REDISPATCH),
-      "choice: restore_input is %d; known are %skeep (0), offload (1) and re-dispatch (2), and with the workload's "
-      "restore_input_of by chunk (4)",
-      c->restore_input, any));
+      w->restore_input_of != NULL || may_restore(c->restore_input, SLUICE_T_DI, open),
+      "choice: restore_input is %d; known are %s%s, and with the workload's restore_input_of by chunk (%d)",
+      c->restore_input, any, sluice_restore_choices(SLUICE_T_DI, known), SLUICE_RESTORE_BY_CHUNK));
   SLUICE_TRY(SLUICE_REQUIRE(
-      w->restore_middle_of != NULL || (c->restore_middle >= -open && c->restore_middle <= SLUICE_RESTORE_RECOMPUTE &&
-                                       c->restore_middle != SLUICE_RESTORE_REDISPATCH),
-      "choice: restore_middle is %d; known are %skeep (0), offload (1) and recompute (3), and with the workload's "
-      "restore_middle_of by chunk (4)",
-      c->restore_middle, any));
+      w->restore_middle_of != NULL || may_restore(c->restore_middle, SLUICE_T_M, open),
+      "choice: restore_middle is %d; known are %s%s, and with the workload's restore_middle_of by chunk (%d)",
+      c->restore_middle, any, sluice_restore_choices(SLUICE_T_M, known), SLUICE_RESTORE_BY_CHUNK));
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= -open && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
                             "choice: wgrad_mode is %d; known are %sdeferred (0) and per chunk (1)", c->wgrad_mode,
                             any));

@@ -8,6 +8,7 @@
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/cost/predict.h"
+#include "backend/model/restore.h"
 #include "backend/schedule/check.h"
 #include "backend/schedule/serial.h"
 
@@ -56,15 +57,16 @@ static sluice_status_t check_config(const sluice_schedule_config_t* c) {
 }
 
 static sluice_status_t fill_policies(const sluice_schedule_config_t* c, sluice_template_spec_t* spec) {
+  char known[SLUICE_RESTORE_TEXT_BYTES];
   for (int32_t i = 0; i < c->num_chunks; ++i) {
     int32_t di = c->restore_input_of != NULL ? c->restore_input_of[i] : c->restore_input;
     int32_t m = c->restore_middle_of != NULL ? c->restore_middle_of[i] : c->restore_middle;
-    SLUICE_TRY(SLUICE_REQUIRE(
-        di >= SLUICE_RESTORE_KEEP && di <= SLUICE_RESTORE_REDISPATCH,
-        "schedule: restore_input of chunk %d is %d; known are keep (0), offload (1) and re-dispatch (2)", i, di));
-    SLUICE_TRY(SLUICE_REQUIRE(
-        m >= SLUICE_RESTORE_KEEP && m <= SLUICE_RESTORE_RECOMPUTE && m != SLUICE_RESTORE_REDISPATCH,
-        "schedule: restore_middle of chunk %d is %d; known are keep (0), offload (1) and recompute (3)", i, m));
+    SLUICE_TRY(SLUICE_REQUIRE(sluice_restore_is_for(di, SLUICE_T_DI),
+                              "schedule: restore_input of chunk %d is %d; known are %s", i, di,
+                              sluice_restore_choices(SLUICE_T_DI, known)));
+    SLUICE_TRY(SLUICE_REQUIRE(sluice_restore_is_for(m, SLUICE_T_M),
+                              "schedule: restore_middle of chunk %d is %d; known are %s", i, m,
+                              sluice_restore_choices(SLUICE_T_M, known)));
     spec->restore_di[i] = (uint8_t)di;
     spec->restore_m[i] = (uint8_t)m;
   }

@@ -118,7 +118,7 @@ def _stop(ranks: Ranks) -> None:
     _ready(ranks)
     for _ in range(100):
         ranks.children[1].send_signal(signal.SIGSTOP)
-        time.sleep(1)  # in which the link carries five times what a connection has under way at most
+        time.sleep(1)  # in which what there is room for has been carried over
         if _unconfirmed(ranks.children[0].pid) >= 1 << 16:
             threading.Timer(STOPPED_S, _go_on, [ranks]).start()
             return

@@ -181,9 +181,14 @@ class LayerState:
         return output.to(self._result_dtypes[output.dtype])
 
     @property
-    def context(self) -> Any:
-        """The torch adapter's, for `sluice.decisions`; None where tests put another backend."""
-        return getattr(self.backend, "context", None)
+    def layer_id(self) -> int:
+        """For `sluice.trace`."""
+        return self.finding.layer_id
+
+    def contexts(self) -> list[Any]:
+        """The torch adapter's, for `sluice.decisions`; none where tests put another backend."""
+        context = getattr(self.backend, "context", None)
+        return [] if context is None else [context]
 
     # ---- what the host's timers, logger and profiler get ----
 

@@ -84,7 +84,7 @@ def _remember(module: Any, state: ExpertsState) -> None:
     _by_id[address] = (weakref.ref(module, forget), state)
 
 
-# Those that a transport calls, for `stats`: such a module's own forward is not Sluice's.
+# Those that a transport calls: such a module's own forward is not Sluice's.
 _transported: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
 _contexts: dict[tuple[Any, ...], Context] = {}
 _announced: set[str] = set()
@@ -128,7 +128,7 @@ class ExpertsState:
     """
 
     def __init__(self, layer_id: int, group: EpGroup | None = None, experts_forward: Any = None) -> None:
-        self._layer_id = layer_id
+        self.layer_id = layer_id
         self._group = group
         self._experts_forward = experts_forward
         self._signature: tuple[Any, ...] | None = None
@@ -245,7 +245,7 @@ class ExpertsState:
             num_experts=self._group.world_size,
             top_k=1,
             activation="relu",
-            layer_id=self._layer_id,
+            layer_id=self.layer_id,
         )
         try:
             layer.refuse(error)
@@ -256,13 +256,18 @@ class ExpertsState:
         """For `sluice.stats`."""
         contract = self._contract
         found = {
-            "layer_id": self._layer_id,
+            "layer_id": self.layer_id,
             "computed_by": self._computed_by(),
             "why_not_fused": "" if contract is None else contract.reason,
         }
         for layer in self._layers.values():
             found.update(layer.context.stats(reset_peak))
         return found
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a call has come so far that what computes is known."""
+        return self._signature is not None
 
     def contexts(self) -> list[Context]:
         """Those of its layers, for `sluice.decisions`."""
@@ -323,7 +328,7 @@ class ExpertsState:
             "num_experts": local * world,
             "top_k": ids.shape[1],
             "dtype": dtype,
-            "layer_id": self._layer_id,
+            "layer_id": self.layer_id,
             **layer_options(self._options, contract.fused),
         }
         if contract.fused and self._group is None and self._options.policy is None and not self._options.memory_budget:
@@ -417,22 +422,15 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
     print(f"[sluice {sluice.__version__}] {text} | pid {os.getpid()}", flush=True)
 
 
-def stats(module: Any, reset_peak: bool = False) -> dict[str, Any] | None:
-    """Numbers of an experts module; None: Sluice has not run it."""
+def state_of(module: Any) -> ExpertsState | None:
+    """Of an experts module; None: Sluice has not run it yet."""
     state = _transported.get(module) or _states.get(module)
-    return None if state is None else state.stats(reset_peak)
+    return state if state is not None and state.has_run else None
 
 
-def first_run_in(model: Any) -> str | None:
-    """The name of the first experts module in a model that Sluice has run."""
-    modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
-    return next((name for name, module in modules if module in _transported or module in _states), None)
-
-
-def contexts(module: Any) -> list[Context]:
-    """What Sluice has run an experts module on; nothing where it has not."""
-    state = _transported.get(module) or _states.get(module)
-    return [] if state is None else state.contexts()
+def is_transported(module: Any) -> bool:
+    """Whether Sluice is the transport of this experts module."""
+    return module in _transported
 
 
 def transported(module: Any, state: ExpertsState) -> None:

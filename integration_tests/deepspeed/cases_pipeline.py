@@ -7,11 +7,13 @@ from typing import Any
 import cases_parity  # noqa: F401  (chooses the backend)
 import deepspeed
 import ds_models as models
+import sluice as package
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.pipe import PipelineModule
+from sluice.errors import InvalidArgument
 from torch import nn
 
 State = tuple[torch.Tensor, torch.Tensor]  # what stages hand on: hidden rows, and the gates' losses so far as [1]
@@ -122,11 +124,21 @@ def _train(
     }
     if section is not None:
         stats = host.sluice.stats()
+        found["asked"] = [_asked(given) == stats for given in (host, host.module)]
         found["computed_by"] = [each["computed_by"] for each in stats]
         found["peak_bytes"] = max((each["peak_bytes"] for each in stats), default=0)
         host.sluice.unswap()
     host.destroy()
     return found
+
+
+def _asked(given: Any) -> Any:
+    """What `sluice.stats` says; an error as its words, because the other stages go on."""
+    try:
+        package.decisions(given)
+        return package.stats(given)
+    except InvalidArgument as error:
+        return error.message
 
 
 def _watch_outstanding(module: nn.Module) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from deepspeed.moe.sharded_moe import MOELayer
 from ds_models import SLUICE, build, ds_config, engine
 from sluice.adapters.deepspeed.layer import SluiceMOELayer
+from sluice.errors import InvalidArgument
 
 
 def _swapped(layers: list[dict[str, Any]], sluice_section: dict[str, Any] | None = None, **config: Any) -> Any:
@@ -608,16 +610,49 @@ def trace_and_stats(folder: str) -> list[str]:
     sluice.trace.start()
     _one_step(host)
     path = os.path.join(folder, f"trace{dist.get_rank()}.json")
-    events = sluice.trace.stop(path)
+    with contextlib.suppress(InvalidArgument):
+        sluice.trace.stop(of=path)  # no layer: recording goes on
+    events = sluice.trace.stop(path, of=host)
     assert {event["direction"] for event in events} == {"forward", "backward"}
     numbers = sluice.stats(host.module.moes[0])
     assert numbers["bytes_sent"] > 0 and numbers["ranks"] == [0, 1] and numbers["num_passes"] == 2
     assert host.sluice.stats() == [sluice.stats(_layer(host))]
+    asked = [sluice.stats(each) for each in (host, host.module, [_layer(host)], [host, host.module])]
+    assert all(found == host.sluice.stats() for found in asked)
+    assert sluice.decisions(host) == sluice.decisions(_layer(host)) == sluice.decisions(host.module.moes[0])
     before = sluice.stats(_layer(host), reset_peak=True)
     after = sluice.stats(_layer(host))
     assert before["peak_bytes"] > before["current_bytes"] and after["peak_bytes"] == before["current_bytes"]
     host.sluice.unswap()
     return sorted({event["lane"] for event in events})
+
+
+def reset_of_an_engine() -> None:
+    """Two layers of one context: both are read before the peak starts anew."""
+    host = _swapped([{}, {}])
+    _one_step(host)
+    first, second = sluice.stats(host, reset_peak=True)
+    assert first["peak_bytes"] == second["peak_bytes"] > first["current_bytes"]
+    assert {each["peak_bytes"] for each in sluice.stats(host)} == {first["current_bytes"]}
+    host.sluice.unswap()
+
+
+def asked_without_sluice() -> list[str]:
+    """What `sluice.stats` and `sluice.decisions` say of engines none of whose layers is on Sluice."""
+    off, stock, unswapped = _swapped([{}], {"enabled": False}), engine(build([{}]), ds_config()), _swapped([{}, {}])
+    unswapped.sluice.unswap()
+    left = engine(build([{}]), ds_config(), {**SLUICE, "enabled": True})
+    left.sluice.unswap()
+    left.sluice.refused = ["MoE layer 'moes.0': a reason"]  # as "on_unsupported": "warn" leaves it
+    said = []
+    for given in (off, stock, unswapped, left, stock.module, torch.nn.Linear(2, 2)):
+        for ask in (sluice.stats, sluice.decisions):
+            try:
+                ask(given)
+            except InvalidArgument as error:
+                said.append(error.message)
+    assert said[::2] == said[1::2]
+    return said[::2]
 
 
 def second_engine_on_the_same_ranks() -> None:

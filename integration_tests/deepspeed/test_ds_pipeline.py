@@ -49,6 +49,17 @@ def test_TwoStages_ExpertsInBoth_LossesAsStock(pipes2: Ranks, k: int, expert: st
     _compare(answers, swapped_on=[1, 1], outstanding=[2, 1])
 
 
+def test_TwoStages_ExpertsInOneAlone_TheOtherHasNoNumbersAndNoError() -> None:
+    ranks = Ranks(2)
+    try:
+        blocks = [None, {"ep_size": 1, "k": 1}]
+        answers = ranks.run("cases_pipeline:once", blocks=blocks, stages=2, steps=1, with_sluice=True)
+    finally:
+        ranks.stop()
+    assert [len(found["computed_by"]) for found in answers] == [0, 1]
+    assert [found["asked"] for found in answers] == [[True, True]] * 2  # of the engine and of its module
+
+
 def test_TwoStages_GroupOfTwoInEach_LossesAsStock(pipes4: Ranks) -> None:
     block = {"ep_size": 2, "k": 2, "expert": "gated"}
     answers = pipes4.run("cases_pipeline:parity", blocks=[block, {**block, "drop_tokens": False}], stages=2)

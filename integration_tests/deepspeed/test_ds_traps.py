@@ -250,5 +250,22 @@ def test_Trace_TwoRanks_OpensInPerfetto(ranks2: Ranks, tmp_path: Path) -> None:
         assert any(event["ph"] == "X" and event["dur"] >= 0 for event in events)
 
 
+def test_Stats_OfAnEngine_ResetsThePeakOnceAllAreRead(ranks2: Ranks) -> None:
+    ranks2.run("cases_traps:reset_of_an_engine")
+
+
+def test_Stats_OfAnEngineWithoutSluice_SaysWhatItIsAndWhy(ranks2: Ranks) -> None:
+    wanted = [
+        'DeepSpeedEngine does not run on Sluice: it holds 1 MoE layer of DeepSpeed\'s; its "sluice" section was off',
+        "DeepSpeedEngine does not run on Sluice: it holds 1 MoE layer of DeepSpeed's; its ds_config has no section",
+        "DeepSpeedEngine does not run on Sluice: it holds 2 MoE layers of DeepSpeed's; engine.sluice.unswap() has",
+        "DeepSpeedEngine does not run on Sluice: it holds 1 MoE layer of DeepSpeed's; MoE layer 'moes.0': a reason",
+        "Model does not run on Sluice: it holds 1 MoE layer of DeepSpeed's; Sluice takes over layers in deepspeed.init",
+        "Linear does not run on Sluice: it holds no MoE layer that Sluice knows",
+    ]
+    for said in ranks2.run("cases_traps:asked_without_sluice"):
+        assert [found[: len(begin)] for found, begin in zip(said, wanted)] == wanted
+
+
 def test_Engines_SeveralOnTheSameRanks_LiveAndEndAlone(ranks2: Ranks) -> None:
     ranks2.run("cases_traps:second_engine_on_the_same_ranks")

@@ -16,6 +16,7 @@ import tf_compare
 import tf_families
 import tf_models
 import torch
+from sluice.errors import InvalidArgument, InvalidState
 from tf_compare import check, rows
 from tf_models import experts_of, runs_on_sluice
 from torch.nn.utils import parametrize, prune
@@ -195,10 +196,51 @@ with torch.no_grad():
 # ---- stats ----
 
 
-def test_Stats_OfAWholeModel_SaysWhomToAsk() -> None:
+def test_Stats_OfAWholeModel_AreThoseOfItsExperts() -> None:
     model = tf_models.make("mixtral")
-    with pytest.raises(ValueError, match="no banner, no Sluice"):
-        sluice.stats(model)
+    experts = tf_models.experts_of(model)
+    assert sluice.stats(model) == [] == sluice.decisions(model)  # they are made by the first call
+    with pytest.raises(InvalidState, match="MixtralExperts has not run yet: call the model once first"):
+        sluice.stats(experts[0])
+    with pytest.raises(InvalidState, match="no layer of this MixtralForCausalLM yet"):
+        sluice.export_machine(model, "never.json")
     model(tf_models.batch())
-    with pytest.raises(ValueError, match=r"ask one of its experts modules, such as model\.layers\.0\.mlp\.experts"):
+    told = [sluice.stats(module) for module in experts]
+    assert [each["computed_by"] for each in told] == ["sluice"] * 2 and told[0] != told[1]
+    assert sluice.stats(model) == sluice.stats(experts) == sluice.stats([model, *experts]) == told
+
+
+def test_Stats_OfTheHostsOwnImplementation_SaysWhichItIs() -> None:
+    model = tf_models.make("mixtral")
+    model.set_experts_implementation("grouped_mm")
+    with pytest.raises(InvalidArgument, match="MixtralForCausalLM does not run .* 2 experts .*grouped_mm"):
         sluice.stats(model)
+    with pytest.raises(InvalidArgument, match="MixtralExperts does not run on Sluice: it holds 1 experts module of"):
+        sluice.trace.stop(of=tf_models.experts_of(model))
+
+
+def test_Stats_OfWhatIsWrapped_AreThoseOfWhatIsInIt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # else torch.compile returns what it was given
+    model = tf_models.make("mixtral")
+    model(tf_models.batch())
+    experts = tf_models.experts_of(model)[0]
+    assert sluice.stats(torch.compile(model)) == sluice.stats(model)
+    assert sluice.stats(torch.compile(experts)) == sluice.stats(experts)
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        parallel = torch.nn.parallel.DistributedDataParallel(model)
+        assert sluice.stats(parallel) == sluice.stats(model)
+        assert sluice.decisions(parallel) == sluice.decisions(model)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_TraceStop_OfOneLayer_HasItsEventsAlone() -> None:
+    model = tf_models.make("mixtral")
+    model(tf_models.batch())
+    experts = tf_models.experts_of(model)[1]
+    sluice.trace.start()
+    model(tf_models.batch())
+    events = sluice.trace.stop(of=experts)
+    assert {event["layer"] for event in events} == {sluice.stats(experts)["layer_id"]}
+    assert sluice.trace.stop() == []

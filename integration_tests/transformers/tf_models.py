@@ -73,8 +73,8 @@ def runs_on_sluice(model: Any) -> bool:
     """Whether all of its experts have run on Sluice, fused."""
     from sluice.adapters.transformers import experts
 
-    told = [experts.stats(module) for module in experts_of(model)]
-    return all(each is not None and each["computed_by"] == "sluice" for each in told)
+    states = [experts.state_of(module) for module in experts_of(model)]
+    return all(state is not None and state.stats()["computed_by"] == "sluice" for state in states)
 
 
 def batch(seed: int = 0, rows: int = 3, length: int = 17) -> torch.Tensor:
@@ -167,7 +167,7 @@ def ep_deduplicated(
 def ep_kept(kind: str, path: str, folder: str) -> dict[str, Any]:
     """Trains until n is decided, beginning with and leaving decisions in `folder`: why, and passes of races."""
     import sluice
-    from sluice.adapters.transformers import experts
+    from sluice import given
     from transformers.distributed import DistributedConfig
 
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -183,7 +183,7 @@ def ep_kept(kind: str, path: str, folder: str) -> dict[str, Any]:
             if sluice.decisions(model):
                 break
         decided = sluice.decisions(model)
-        (context,) = {id(each): each for m in model.modules() for each in experts.contexts(m)}.values()
+        (context,) = given.contexts(model)
         races = context.tuner_stats()["race_passes"]
         context.close()
     finally:
@@ -301,6 +301,7 @@ def ep_refused(kind: str, path: str) -> dict[str, str]:
         distributed_config=DistributedConfig(fsdp_size=world, ep_size=world, ep_implementation="sluice"),
     )
     experts = model.model.layers[0].mlp.experts
+    assert sluice.stats(model) == []  # whatever its experts_implementation, they wait for the first call
     width, total = model.config.hidden_size, experts.num_experts * world
     ids = torch.arange(6).remainder(total).view(3, 2)
     told = ""

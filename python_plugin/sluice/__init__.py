@@ -5,7 +5,6 @@ Importing this package imports neither torch nor a host framework: every process
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from sluice import autoload, trace
@@ -37,25 +36,27 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'sluice' has no attribute {name!r}")
 
 
-def stats(layer: Any, reset_peak: bool = False) -> dict[str, Any]:
-    """Numbers of a swapped layer, of a host module around it, or of a transformers experts module that Sluice has run:
-    memory, bytes sent, lane times, what computes.
+def stats(given: Any, reset_peak: bool = False) -> Any:
+    """Numbers of what Sluice runs: memory, bytes sent, lane times, what computes.
 
-    Layers with the same ranks share one context, and with it these numbers. reset_peak: once they are read, the
+    Of a layer (a swapped one, the host module around it, an experts module of transformers) a dict; of a model, a
+    DeepSpeed engine, or a list of any of these a list of dicts, one for each layer in it that has run. Each may be
+    inside of DDP, FSDP or torch.compile. InvalidArgument, a ValueError, says why nothing of it is on Sluice;
+    InvalidState that the layer has not run yet.
+
+    Layers with the same ranks share one context, and with it these numbers. reset_peak: once all are read, the
     peak starts anew at what is allocated now.
     """
-    inner = getattr(layer, "deepspeed_moe", layer)
-    state = getattr(inner, "_sluice", None)
-    experts = sys.modules.get("sluice.adapters.transformers.experts")
-    if state is None and experts is not None:
-        found = experts.stats(layer, reset_peak)
-        if found is not None:
-            return dict(found)
-    if state is None:
-        inner = None if experts is None else experts.first_run_in(layer)
-        if inner is not None:
-            raise ValueError(
-                f"{type(layer).__name__} is more than an experts block: ask one of its experts modules, such as {inner}"
-            )
-        raise ValueError(f"{type(layer).__name__} does not run on Sluice: no banner, no Sluice")
-    return dict(state.stats(reset_peak))
+    from sluice import given as resolve
+    from sluice.errors import InvalidState
+
+    layers = resolve.layers(given)
+    found = [dict(layer.stats()) for layer in layers]
+    if reset_peak:  # not while they are read: layers share the peak
+        for layer in layers:
+            layer.stats(True)
+    if not resolve.is_one_layer(given):
+        return found
+    if not found:
+        raise InvalidState(f"stats: {resolve.name_of(given)} has not run yet: call the model once first")
+    return found[0]

@@ -64,19 +64,32 @@ def start(capacity: int = 1 << 16) -> None:
         context.trace_start(capacity)
 
 
-def stop(path: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
-    """Ends recording and returns the events, oldest first; with `path`, also writes them for Perfetto."""
+def stop(path: str | os.PathLike[str] | None = None, of: Any = None) -> list[dict[str, Any]]:
+    """Ends recording and returns the events, oldest first; with `path`, also writes them for Perfetto.
+
+    of: a layer, a model, an engine or a list of these, as `sluice.stats` takes: its events alone, the others are
+    forgotten. None: of all that ran. Where it holds nothing that is on Sluice, recording goes on.
+    """
     global _capacity
+    wanted = None if of is None else _sources(of)
     _capacity = 0
     events: list[dict[str, Any]] = []
     for context in _alive():
-        events.extend(dict(event) for event in context.trace_take())
+        taken = [dict(event) for event in context.trace_take()]
+        events.extend(event for event in taken if wanted is None or (id(context), event["layer"]) in wanted)
         context.trace_start(0)
     events.sort(key=lambda event: event["begin_ns"])
     if path is not None:
         with open(path, "w") as file:
             json.dump(chrome(events, rank=int(os.environ.get("RANK", "0"))), file)
     return events
+
+
+def _sources(of: Any) -> set[tuple[int, int]]:
+    """Context and number of each layer: other models number theirs alike, or share the context."""
+    from sluice import given  # its users load it, not every `import torch`
+
+    return {(id(context), layer.layer_id) for layer in given.layers(of) for context in layer.contexts()}
 
 
 def record() -> dict[str, Any]:

@@ -258,6 +258,7 @@ def deepspeed_matches_stock():
 
 def transformers_matches_stock():
     """A tiny Mixtral whose experts are "on CUDA", fused and with an activation that only its module knows."""
+    import sluice
     import sluice.adapters.transformers.experts as module
     from transformers import AutoModelForCausalLM
     from transformers.models.mixtral import MixtralConfig
@@ -283,7 +284,7 @@ def transformers_matches_stock():
             results.append([out.loss.detach(), out.logits.detach(), *(p.grad for p in model.parameters())])
         for a, b in zip(*results):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-        found = module.stats(experts[0])
+        found = sluice.stats(experts[0])
         assert found["computed_by"] == ("the module's own functions" if odd else "sluice"), found
         assert found["gemm"].startswith("cublas"), found["gemm"]
         print("matches stock, computed by", found["computed_by"])

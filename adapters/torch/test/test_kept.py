@@ -73,7 +73,7 @@ def test_Pinned_NotGood_IsAnError(tmp_path, text, words):
 def test_ExportMachine_OfARun_IsWhatPlanAndTheNextRunTake(tmp_path, capsys):
     found = ranks.run(2, "kept_jobs:exported_machine", folder=str(tmp_path))
     for refusals, made, text, why in found:
-        assert "has run no layer of this model yet" in refusals[0] and len(refusals) == 2
+        assert "Module does not run on Sluice: it holds no MoE layer" in refusals[0] and len(refusals) == 2
         assert made == json.loads(text) and made["provenance"] == "fitted"
         assert text == found[0][2]  # all ranks have the same
         assert why == {"predicted"}

@@ -1,0 +1,39 @@
+"""What to say of models of transformers in which no experts have run on Sluice. Needs no Sluice engine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from sluice.adapters.transformers.hook import NAME
+
+
+def waits(module: Any) -> bool:
+    """Whether these experts run on Sluice from their first call on."""
+    experts = sys.modules.get("sluice.adapters.transformers.experts")
+    return _implementation(module) == NAME or (experts is not None and experts.is_transported(module))
+
+
+def need_not_have_run(given: Any) -> bool:
+    """Whether some of its experts wait for their first call."""
+    return any(waits(module) for module in given.modules())
+
+
+def why(given: Any) -> str:
+    """Why no experts of it run on Sluice; "": it has none of transformers'."""
+    chosen = [name for name in map(_implementation, given.modules()) if name is not None]
+    if not chosen:
+        return ""
+    return (
+        f"it holds {len(chosen)} experts module{'s' if len(chosen) > 1 else ''} of transformers', with "
+        f'experts_implementation="{", ".join(sorted(set(chosen)))}": load it with "{NAME}", or call '
+        f'model.set_experts_implementation("{NAME}")'
+    )
+
+
+def _implementation(module: Any) -> str | None:
+    """What its config names; None: transformers' decorator has not made it an experts module."""
+    attributes = vars(module)
+    if "is_concatenated" not in attributes or "config" not in attributes:
+        return None
+    return str(getattr(attributes["config"], "_experts_implementation", None))

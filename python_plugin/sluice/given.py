@@ -1,0 +1,94 @@
+"""What a user hands to `sluice.stats`, `decisions`, `export_*` and `trace.stop`, as its layers that run on Sluice.
+
+All take the same things: a layer, a model, a DeepSpeed engine, each also inside of DDP, FSDP or torch.compile, or a
+list of these. A layer here is what its adapter keeps of it: `layer_id`, `stats(reset_peak)` and `contexts()`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from sluice import autoload
+from sluice.errors import InvalidArgument
+
+# Classes of torch that wrap one module, and where they keep it.
+_WRAPPERS = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+}
+# What each adapter knows of layers that have no numbers; loaded only where its host is.
+_ABSENT = {"deepspeed": "sluice.adapters.deepspeed.absent", "transformers": "sluice.adapters.transformers.absent"}
+
+
+def layers(given: Any) -> list[Any]:
+    """Those that have numbers, in the order of the model, each once.
+
+    None where there will be some, or need not be: experts of transformers before their first call, a pipeline's stage
+    without MoE layers, an empty list. InvalidArgument says of all else what it is, and why none is on Sluice.
+    """
+    if isinstance(given, (list, tuple)):
+        found = [layer for one in given for layer in layers(one)]
+    else:
+        found = _of_module(given)
+    return list({id(layer): layer for layer in found}.values())
+
+
+def is_one_layer(given: Any) -> bool:
+    """Whether it is a layer itself, and no model around one. Of what `layers` takes."""
+    if isinstance(given, (list, tuple)):
+        return False
+    module = _unwrapped(given)
+    module = module._modules.get("deepspeed_moe", module)  # DeepSpeed's MoE is the layer, for who built the model
+    return _layer(module) is not None or any(absent.waits(module) for absent in _hosts())
+
+
+def contexts(given: Any) -> list[Any]:
+    """What these layers run on, as far as it is open, each once."""
+    found = [context for layer in layers(given) for context in layer.contexts() if context.alive]
+    return list({id(context): context for context in found}.values())
+
+
+def name_of(given: Any) -> str:
+    """Its class; of a wrapper also that of what is in it."""
+    inner = _unwrapped(given)
+    own = type(given).__name__
+    return own if inner is given else f"{own} around {type(inner).__name__}"
+
+
+def _of_module(given: Any) -> list[Any]:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(given, torch.nn.Module):
+        raise InvalidArgument(
+            f"{type(given).__name__} is no layer, model or engine (torch.nn.Module), nor a list of these"
+        )
+    found = [layer for layer in map(_layer, given.modules()) if layer is not None]
+    if found:
+        return found
+    inner = _unwrapped(given)
+    for absent in _hosts():
+        if absent.need_not_have_run(inner):
+            return []
+    reasons = [reason for absent in _hosts() if (reason := absent.why(inner))]
+    reasons = reasons or ["it holds no MoE layer that Sluice knows (DeepSpeed's MoE, transformers' experts)"]
+    raise InvalidArgument(f"{name_of(given)} does not run on Sluice: {'; '.join([*reasons, *autoload.problems])}")
+
+
+def _layer(module: Any) -> Any:
+    """What an adapter keeps of a module that it runs."""
+    kept = vars(module).get("_sluice")
+    experts = sys.modules.get("sluice.adapters.transformers.experts")
+    return experts.state_of(module) if kept is None and experts is not None else kept
+
+
+def _hosts() -> list[Any]:
+    return [importlib.import_module(name) for host, name in _ABSENT.items() if host in sys.modules]
+
+
+def _unwrapped(given: Any) -> Any:
+    while type(given).__module__.startswith("torch.") and type(given).__name__ in _WRAPPERS:
+        given = getattr(given, _WRAPPERS[type(given).__name__])
+    return given

@@ -1,0 +1,136 @@
+"""What the package's functions make of a layer, a model, a wrapper, a list, and of anything else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import sluice
+import torch
+from sluice import given
+from sluice.errors import InvalidArgument
+
+
+class _Context:
+    def __init__(self, name: str) -> None:
+        self.name, self.alive, self.recorded = name, True, [0, 1]
+
+    def decisions(self) -> list[dict[str, Any]]:
+        return [{"of": self.name}]
+
+    def answers(self) -> list[dict[str, Any]]:
+        return [{"layer": self.name, "rows": 1}]
+
+    def machine_json(self) -> str:
+        return json.dumps({"of": self.name})
+
+    def trace_start(self, capacity: int) -> None:
+        self.capacity = capacity
+
+    def trace_take(self) -> list[dict[str, Any]]:
+        return [{"of": self.name, "layer": layer, "begin_ns": layer} for layer in self.recorded]
+
+
+class _Kept:
+    """What an adapter keeps of a layer."""
+
+    def __init__(self, layer_id: int, context: _Context) -> None:
+        self.layer_id, self.context = layer_id, context
+
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+        return {"layer_id": self.layer_id, "of": self.context.name}
+
+    def contexts(self) -> list[_Context]:
+        return [self.context]
+
+
+def _layer(layer_id: int, context: _Context) -> torch.nn.Module:
+    module = torch.nn.Linear(1, 1)
+    module._sluice = _Kept(layer_id, context)
+    return module
+
+
+ONE, TWO = _Context("one"), _Context("two")
+LAYERS = [_layer(0, ONE), _layer(1, ONE), _layer(0, TWO)]
+MODEL = torch.nn.Sequential(*LAYERS, torch.nn.Linear(1, 1))
+TOLD = [{"layer_id": 0, "of": "one"}, {"layer_id": 1, "of": "one"}, {"layer_id": 0, "of": "two"}]
+
+
+class _Moe(torch.nn.Module):
+    """Named as DeepSpeed's MoE names its layer."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.deepspeed_moe = layer
+
+
+@pytest.mark.parametrize(
+    "what, told",
+    [
+        (MODEL, TOLD),
+        (tuple(LAYERS), TOLD),
+        ([MODEL, LAYERS[2]], TOLD),
+        (torch.nn.Sequential(_Moe(LAYERS[1])), TOLD[1:2]),
+        (LAYERS[1], TOLD[1]),
+        (_Moe(LAYERS[1]), TOLD[1]),
+        (torch.nn.DataParallel(LAYERS[1]), TOLD[1]),
+        ([LAYERS[1]], TOLD[1:2]),
+        ([], []),
+    ],
+)
+def test_Given_LayersModelsWrappersAndLists_AllFunctionsTakeThem(what: Any, told: Any, tmp_path) -> None:
+    assert sluice.stats(what) == told
+    names = list(dict.fromkeys(each["of"] for each in ([told] if isinstance(told, dict) else told)))
+    assert sluice.decisions(what) == [{"of": name} for name in names]
+    assert sluice.export_decisions(tmp_path / "decisions.json", of=what) == len(names)
+    if names:
+        assert sluice.export_machine(what, tmp_path / "machine.json") == {"of": names[0]}
+
+
+def test_Given_CompiledModels_AreWhatIsInThem(monkeypatch) -> None:
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # else it returns what it was given
+    compiled = torch.compile(_Moe(LAYERS[1]))
+    assert type(compiled).__name__ == "OptimizedModule" and sluice.stats(compiled) == TOLD[1]
+    assert sluice.stats(torch.compile(MODEL)) == TOLD
+    with pytest.raises(InvalidArgument, match="OptimizedModule around Linear does not run on Sluice"):
+        sluice.stats(torch.compile(torch.nn.Linear(1, 1)))
+
+
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        (3, "int is no layer, model or engine"),
+        (None, "NoneType is no layer, model or engine"),
+        ({"layer": LAYERS[0]}, "dict is no layer, model or engine"),
+        ([LAYERS[0], "moe"], "str is no layer, model or engine"),
+        (torch.nn.Linear(1, 1), "Linear does not run on Sluice: it holds no MoE layer that Sluice knows"),
+        (torch.nn.DataParallel(torch.nn.Linear(1, 1)), "DataParallel around Linear does not run on Sluice"),
+    ],
+)
+def test_Given_AnythingElse_EachFunctionNamesIt(what: Any, words: str, tmp_path) -> None:
+    path = tmp_path / "never.json"
+    calls = [sluice.stats, sluice.decisions, lambda it: sluice.export_machine(it, path)]
+    if what is not None:  # to these it is all that runs
+        calls += [lambda it: sluice.export_decisions(path, of=it), lambda it: sluice.trace.stop(path, of=it)]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match=words) as caught:
+            call(what)
+        assert isinstance(caught.value, ValueError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_Given_ProblemsWhileLoading_AreSaid(monkeypatch) -> None:
+    monkeypatch.setattr(given.autoload, "problems", ["deepspeed.runtime.engine could not be prepared"])
+    with pytest.raises(InvalidArgument, match="no MoE layer .*; deepspeed.runtime.engine could not be prepared"):
+        sluice.stats(torch.nn.Linear(1, 1))
+
+
+def test_TraceStop_OfOneLayer_ForgetsTheOthers(monkeypatch) -> None:
+    monkeypatch.setattr(sluice.trace, "_contexts", {ONE, TWO})
+    sluice.trace.start()
+    with pytest.raises(InvalidArgument):
+        sluice.trace.stop(of="a typing error")
+    assert sluice.trace.recording()
+    assert sluice.trace.stop(of=LAYERS[1]) == [{"of": "one", "layer": 1, "begin_ns": 1}]
+    assert not sluice.trace.recording() and ONE.capacity == TWO.capacity == 0

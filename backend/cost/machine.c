@@ -136,7 +136,7 @@ static sluice_status_t check_shares(const sluice_machine_t* m) {
 }
 
 sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
-  CHECK(m->provenance >= SLUICE_MACHINE_PROFILE && m->provenance <= SLUICE_MACHINE_FITTED,
+  CHECK(m->provenance >= SLUICE_MACHINE_PROFILE && m->provenance <= SLUICE_MACHINE_REFINED,
         "machine: provenance is %d; known are profile (0), calibrated (1) and fitted (2)", m->provenance);
   CHECK(m->world_size >= 0, "machine: world_size is %d; it is the number of ranks, or 0 where not said", m->world_size);
   CHECK(m->ranks_per_node >= 0, "machine: ranks_per_node is %d; it is 1 or more, or 0 for one kind of link",

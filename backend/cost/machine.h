@@ -30,7 +30,7 @@ typedef struct sluice_link_s {
   double bucket_seconds; /* line time that a pause earns at most; 0: no token bucket. JSON: burst_seconds */
 } sluice_link_t;
 
-enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_FITTED = 2 };
+enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_REFINED = 2 }; /* JSON: fitted */
 
 /* The three products of a layer; the sizes that change with the batch are rows, rows, and what is summed over. */
 enum { SLUICE_FORM_FORWARD = 0, SLUICE_FORM_INPUT_GRAD = 1, SLUICE_FORM_WEIGHT_GRAD = 2, SLUICE_FORM_COUNT = 3 };

@@ -64,7 +64,8 @@ static void destroy(sluice_chooser_t* chooser) {
     sluice_free(tuner->allocator, t, sizeof *t);
   }
   sluice_free(tuner->allocator, tuner->imports, (uint64_t)tuner->max_imports * sizeof *tuner->imports);
-  if (tuner->fitted != NULL) sluice_free(sluice_process_allocator(), tuner->fitted, sizeof *tuner->fitted);
+  if (tuner->timed_passes != NULL)
+    sluice_free(sluice_process_allocator(), tuner->timed_passes, sizeof *tuner->timed_passes);
   sluice_free(tuner->allocator, tuner, sizeof *tuner);
 }
 
@@ -161,20 +162,21 @@ static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t
 }
 
 /* Of passes with everything kept, as searches without a budget run them. */
-static void note_for_fit(const sluice_tuner_table_t* table, int32_t direction, const sluice_pass_report_t* p,
-                         int64_t rows, uint64_t ns, const sluice_lanes_t* lanes) {
-  sluice_fitted_pass_t pass = {.work = table->work,
-                               .num_chunks = p->num_chunks,
-                               .wgrad_mode = p->wgrad_mode,
-                               .direction = direction,
-                               .seconds = (double)ns * 1e-9,
-                               .compute = lanes->compute * 1e-9,
-                               .comm = lanes->comm * 1e-9};
+static void note_for_refining(const sluice_tuner_table_t* table, int32_t direction, const sluice_pass_report_t* p,
+                              int64_t rows, uint64_t ns, const sluice_lanes_t* lanes) {
+  sluice_timed_pass_t pass = {.work = table->work,
+                              .num_chunks = p->num_chunks,
+                              .wgrad_mode = p->wgrad_mode,
+                              .direction = direction,
+                              .seconds = (double)ns * 1e-9,
+                              .compute = lanes->compute * 1e-9,
+                              .comm = lanes->comm * 1e-9};
   double tokens = (double)rows / (pass.work.skew * pass.work.top_k);
   pass.work.num_tokens = tokens < 1 ? 1 : (int64_t)tokens;
-  sluice_fitted_t** fitted = &table->tuner->fitted;
-  if (*fitted == NULL) *fitted = sluice_alloc_zeroed(sluice_process_allocator(), sizeof **fitted, "passes of a fit");
-  if (*fitted != NULL) sluice_fitted_add(*fitted, &pass); /* without memory nothing can be exported, no more */
+  sluice_timed_passes_t** passes = &table->tuner->timed_passes;
+  if (*passes == NULL)
+    *passes = sluice_alloc_zeroed(sluice_process_allocator(), sizeof **passes, "passes of a refined machine");
+  if (*passes != NULL) sluice_timed_passes_add(*passes, &pass); /* without memory nothing can be exported, no more */
 }
 
 static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
@@ -201,7 +203,7 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
     if (sluice_tuner_is_first(seat, direction)) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
     } else if (sluice_tuner_may_predict(sluice_tuner_of_chooser(chooser), moe)) {
-      note_for_fit(table, direction, p, pass_rows, ns, &lanes);
+      note_for_refining(table, direction, p, pass_rows, ns, &lanes);
     }
     sluice_search_observe(&table->search, direction, pick, pass_rows, ns, &lanes);
   }

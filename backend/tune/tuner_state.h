@@ -4,7 +4,7 @@
 #define SLUICE_BACKEND_TUNE_TUNER_STATE_H_
 
 #include "backend/cost/cost.h"
-#include "backend/cost/fitted.h"
+#include "backend/cost/refined_machine.h"
 #include "backend/moe/context/chooser.h"
 #include "backend/moe/context/context.h"
 #include "backend/plan/plan.h"
@@ -64,7 +64,7 @@ typedef struct sluice_tuner_s {
   int32_t is_loud; /* SLUICE_LOG=decision */
   sluice_machine_t machine;
   sluice_seen_t seen;
-  sluice_fitted_t* fitted; /* passes that the machine has costs for; NULL: none yet. Of the process, not of a budget */
+  sluice_timed_passes_t* timed_passes; /* that refine the machine; NULL: none yet. Of the process, not of a budget */
   sluice_tuner_table_t* tables;
   sluice_import_t* imports;
   int32_t num_imports, max_imports;

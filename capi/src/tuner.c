@@ -144,13 +144,13 @@ sluice_status_t sluice_context_read_decisions(sluice_context_t* context, const c
   return status;
 }
 
-static sluice_status_t fitted_machine(const sluice_tuner_t* tuner, sluice_machine_t* out_machine) {
+static sluice_status_t refined_machine(const sluice_tuner_t* tuner, sluice_machine_t* out_machine) {
   if (tuner == NULL || !tuner->has_machine) {
     return SLUICE_FAIL(SLUICE_E_STATE,
                        "sluice_context_write_machine: the context's tuner has no machine to correct; give it one by "
                        "sluice_context_tune");
   }
-  return sluice_fitted_machine(tuner->fitted, &tuner->machine, out_machine);
+  return sluice_machine_refine(tuner->timed_passes, &tuner->machine, out_machine);
 }
 
 sluice_status_t sluice_context_write_machine(sluice_context_t* context, char* text, uint64_t* inout_bytes) {
@@ -158,7 +158,7 @@ sluice_status_t sluice_context_write_machine(sluice_context_t* context, char* te
                             context == NULL ? "context" : "inout_bytes"));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_write_machine"));
   sluice_machine_t machine;
-  sluice_status_t status = fitted_machine(sluice_tuner_of(context), &machine);
+  sluice_status_t status = refined_machine(sluice_tuner_of(context), &machine);
   sluice_engine_leave(context);
   SLUICE_TRY(status);
   uint64_t room = *inout_bytes, needed = sluice_machine_write(&machine, NULL, 0) + 1;

@@ -275,11 +275,11 @@ static void Machine_AfterSteps_IsFittedAlikeAndPredicts(void** state) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   tuner_run(w);
   must_agree(w);
-  assert_string_equal(w->fitted[0], w->fitted[1]);
-  assert_non_null(strstr(w->fitted[0], "\"provenance\": \"fitted\""));
-  assert_null(strstr(w->fitted[0], "\"median\": 0, ")); /* of passes that were held out */
+  assert_string_equal(w->refined[0], w->refined[1]);
+  assert_non_null(strstr(w->refined[0], "\"provenance\": \"fitted\""));
+  assert_null(strstr(w->refined[0], "\"median\": 0, ")); /* of passes that were held out */
   sluice_planner_t* planner = NULL;
-  assert_int_equal(sluice_planner_create(w->fitted[0], strlen(w->fitted[0]), &planner), SLUICE_OK);
+  assert_int_equal(sluice_planner_create(w->refined[0], strlen(w->refined[0]), &planner), SLUICE_OK);
   sluice_planner_destroy(planner);
 }
 

@@ -206,11 +206,11 @@ static sluice_status_t run_steps(rank_t* r) {
   if (num_policies != w->num_decisions[r->rank] || num_parts != num_policies) return SLUICE_E_INTERNAL;
   uint64_t bytes = sizeof w->written[0];
   TRY(sluice_context_write_decisions(r->context, w->written[r->rank], &bytes));
-  w->fitted[r->rank][0] = '\0';
-  bytes = sizeof w->fitted[0];
+  w->refined[r->rank][0] = '\0';
+  bytes = sizeof w->refined[0];
   if (w->has_machine[r->rank] && w->budget == 0 &&
-      sluice_context_write_machine(r->context, w->fitted[r->rank], &bytes) != SLUICE_OK) {
-    w->fitted[r->rank][0] = '\0'; /* too few steps */
+      sluice_context_write_machine(r->context, w->refined[r->rank], &bytes) != SLUICE_OK) {
+    w->refined[r->rank][0] = '\0'; /* too few steps */
   }
   w->stats[r->rank].struct_size = sizeof(sluice_tuner_stats_t);
   return sluice_context_tuner_stats(r->context, &w->stats[r->rank]);

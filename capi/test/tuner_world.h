@@ -52,7 +52,7 @@ typedef struct tuner_world_s {
   int32_t num_decisions[MAX_RANKS];
   sluice_tuner_stats_t stats[MAX_RANKS];
   char written[MAX_RANKS][65536];
-  char fitted[MAX_RANKS][65536]; /* the machine as steps corrected it; "" without one */
+  char refined[MAX_RANKS][65536]; /* the machine as steps corrected it; "" without one */
 } tuner_world_t;
 
 /* 120 steps of two layers, weight gradients left open. One at a time: the next call begins the same memory anew. */

@@ -6,32 +6,32 @@
  *
  * Ours: the model is corrected by what was seen.
  */
-#ifndef SLUICE_BACKEND_COST_FITTED_H_
-#define SLUICE_BACKEND_COST_FITTED_H_
+#ifndef SLUICE_BACKEND_COST_REFINED_MACHINE_H_
+#define SLUICE_BACKEND_COST_REFINED_MACHINE_H_
 
 #include "backend/cost/cost.h"
 
-#define SLUICE_FITTED_PASSES 48
-#define SLUICE_FITTED_LEAST  6 /* passes */
+#define SLUICE_TIMED_PASSES       48
+#define SLUICE_TIMED_PASSES_LEAST 6 /* passes */
 
-typedef struct sluice_fitted_pass_s {
+typedef struct sluice_timed_pass_s {
   sluice_workload_t work; /* with the tokens and skew of that pass */
   int32_t num_chunks, wgrad_mode;
   int32_t direction, reserved;
   double seconds;       /* of the slowest rank */
   double compute, comm; /* of its lanes */
-} sluice_fitted_pass_t;
+} sluice_timed_pass_t;
 
-typedef struct sluice_fitted_s {
+typedef struct sluice_timed_passes_s {
   int64_t count; /* ever */
-  sluice_fitted_pass_t passes[SLUICE_FITTED_PASSES];
-} sluice_fitted_t;
+  sluice_timed_pass_t passes[SLUICE_TIMED_PASSES];
+} sluice_timed_passes_t;
 
-void sluice_fitted_add(sluice_fitted_t* fitted, const sluice_fitted_pass_t* pass);
+void sluice_timed_passes_add(sluice_timed_passes_t* passes, const sluice_timed_pass_t* pass);
 /* The machine as these passes (NULL: none) correct it; its provenance says so. Errors: STATE (too few passes), those of
  * predictions.
  */
-sluice_status_t sluice_fitted_machine(const sluice_fitted_t* fitted, const sluice_machine_t* machine,
+sluice_status_t sluice_machine_refine(const sluice_timed_passes_t* passes, const sluice_machine_t* machine,
                                       sluice_machine_t* out_machine);
 
-#endif /* SLUICE_BACKEND_COST_FITTED_H_ */
+#endif /* SLUICE_BACKEND_COST_REFINED_MACHINE_H_ */

@@ -1,4 +1,4 @@
-#include "backend/cost/fitted.h"
+#include "backend/cost/refined_machine.h"
 
 #include <math.h>
 #include <string.h>
@@ -8,15 +8,15 @@
 #define MOST_FACTOR 20 /* that a lane may be off by: beyond, something else was measured */
 #define HELD_OUT(i) ((i) % 3 == 2)
 
-void sluice_fitted_add(sluice_fitted_t* f, const sluice_fitted_pass_t* pass) {
-  f->passes[f->count++ % SLUICE_FITTED_PASSES] = *pass;
+void sluice_timed_passes_add(sluice_timed_passes_t* f, const sluice_timed_pass_t* pass) {
+  f->passes[f->count++ % SLUICE_TIMED_PASSES] = *pass;
 }
 
-static int32_t num_kept(const sluice_fitted_t* f) {
-  return f->count < SLUICE_FITTED_PASSES ? (int32_t)f->count : SLUICE_FITTED_PASSES;
+static int32_t num_kept(const sluice_timed_passes_t* f) {
+  return f->count < SLUICE_TIMED_PASSES ? (int32_t)f->count : SLUICE_TIMED_PASSES;
 }
 
-static sluice_status_t predict(const sluice_machine_t* m, const sluice_fitted_pass_t* p, sluice_prediction_t* out) {
+static sluice_status_t predict(const sluice_machine_t* m, const sluice_timed_pass_t* p, sluice_prediction_t* out) {
   const sluice_choice_t choice = {.num_chunks = p->num_chunks, .wgrad_mode = p->wgrad_mode};
   return sluice_predict_pass_lanes(m, &p->work, &choice, p->direction, out);
 }
@@ -46,13 +46,13 @@ static void scale(sluice_machine_t* m, double compute, double comm) {
 
 /* What lanes took over what was said of them; 1 where a lane was never busy. What an op takes to start is not the
  * lane's. */
-static sluice_status_t fit_lanes(const sluice_fitted_t* f, sluice_machine_t* m) {
-  double compute[SLUICE_FITTED_PASSES], comm[SLUICE_FITTED_PASSES];
+static sluice_status_t fit_lanes(const sluice_timed_passes_t* f, sluice_machine_t* m) {
+  double compute[SLUICE_TIMED_PASSES], comm[SLUICE_TIMED_PASSES];
   int32_t num_compute = 0, num_comm = 0;
   sluice_machine_t bare = *m;
   bare.op_seconds = 0;
   for (int32_t i = 0; i < num_kept(f); ++i) {
-    const sluice_fitted_pass_t* p = &f->passes[i];
+    const sluice_timed_pass_t* p = &f->passes[i];
     sluice_prediction_t said = {0};
     if (HELD_OUT(i)) continue;
     SLUICE_TRY(predict(&bare, p, &said));
@@ -64,8 +64,8 @@ static sluice_status_t fit_lanes(const sluice_fitted_t* f, sluice_machine_t* m) 
   return SLUICE_OK;
 }
 
-static sluice_status_t fit_rest(const sluice_fitted_t* f, sluice_machine_t* m) {
-  double rest[SLUICE_FITTED_PASSES];
+static sluice_status_t fit_rest(const sluice_timed_passes_t* f, sluice_machine_t* m) {
+  double rest[SLUICE_TIMED_PASSES];
   int32_t count = 0;
   m->pass_seconds = 0;
   for (int32_t i = 0; i < num_kept(f); ++i) {
@@ -78,8 +78,8 @@ static sluice_status_t fit_rest(const sluice_fitted_t* f, sluice_machine_t* m) {
   return SLUICE_OK;
 }
 
-static sluice_status_t fill_error(const sluice_fitted_t* f, sluice_machine_t* m) {
-  double errors[SLUICE_FITTED_PASSES];
+static sluice_status_t fill_error(const sluice_timed_passes_t* f, sluice_machine_t* m) {
+  double errors[SLUICE_TIMED_PASSES];
   int32_t count = 0;
   for (int32_t i = 0; i < num_kept(f); ++i) {
     sluice_prediction_t said = {0};
@@ -93,17 +93,17 @@ static sluice_status_t fill_error(const sluice_fitted_t* f, sluice_machine_t* m)
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_fitted_machine(const sluice_fitted_t* f, const sluice_machine_t* machine,
+sluice_status_t sluice_machine_refine(const sluice_timed_passes_t* f, const sluice_machine_t* machine,
                                       sluice_machine_t* out_machine) {
   const int64_t count = f == NULL ? 0 : f->count;
-  if (count < SLUICE_FITTED_LEAST) {
+  if (count < SLUICE_TIMED_PASSES_LEAST) {
     return SLUICE_FAIL(SLUICE_E_STATE,
                        "machine: %lld passes have been timed that the tuner's machine knows the costs of; train at "
                        "least %d, of fused experts without a memory budget",
-                       (long long)count, SLUICE_FITTED_LEAST);
+                       (long long)count, SLUICE_TIMED_PASSES_LEAST);
   }
   sluice_machine_t m = *machine;
-  m.provenance = SLUICE_MACHINE_FITTED;
+  m.provenance = SLUICE_MACHINE_REFINED;
   SLUICE_TRY(fit_lanes(f, &m));
   SLUICE_TRY(fit_rest(f, &m));
   SLUICE_TRY(fill_error(f, &m));

@@ -150,7 +150,7 @@ static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t
   double w = moe->context->world_size, row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
   double share =
       sluice_shape_is_deduplicated(&moe->shape) ? sluice_parcels_share(c->num_experts, (int32_t)w, c->top_k) : 1;
-  const sluice_seen_pass_t pass = {
+  const sluice_observed_forward_t pass = {
       .flops = 2.0 * (double)rows * (double)c->model_width * (double)c->hidden_width * (moe->shape.gate_factor + 1),
       .compute_seconds = lanes->compute * 1e-9,
       .bytes = 2 * (double)rows * row_bytes * share * (w - 1) / w,
@@ -158,7 +158,7 @@ static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t
       .num_exchanges = 2 * num_chunks,
       .startup_seconds = lanes->startup * 1e-9,
   };
-  sluice_seen_add(&tuner->seen, c->dtype, &pass);
+  sluice_observed_rates_add(&tuner->observed, c->dtype, &pass);
 }
 
 /* Of passes with everything kept, as searches without a budget run them. */

@@ -167,7 +167,7 @@ int32_t sluice_tuner_rates(sluice_chooser_t* chooser, const sluice_moe_t* moe, i
   if (table->rated_tokens != max_tokens) {
     table->rated_tokens = max_tokens;
     table->is_rated =
-        sluice_seen_rates(&sluice_tuner_of_chooser(chooser)->seen, moe->shape.config.dtype, &table->rates);
+        sluice_observed_rates_of(&sluice_tuner_of_chooser(chooser)->observed, moe->shape.config.dtype, &table->rates);
   }
   *out_rates = table->rates;
   return table->is_rated;

@@ -10,7 +10,7 @@
 #include "backend/plan/plan.h"
 #include "backend/tune/plan_race.h"
 #include "backend/tune/search_state.h"
-#include "backend/tune/seen.h"
+#include "backend/tune/observed_rates.h"
 
 #define SLUICE_TUNER_DECISIONS 64 /* the newest that are kept */
 #define SLUICE_TUNER_RACES     4  /* sets of plans of one kind of layer that are remembered */
@@ -63,7 +63,7 @@ typedef struct sluice_tuner_s {
   int32_t has_machine;
   int32_t is_loud; /* SLUICE_LOG=decision */
   sluice_machine_t machine;
-  sluice_seen_t seen;
+  sluice_observed_rates_t observed;
   sluice_timed_passes_t* timed_passes; /* that refine the machine; NULL: none yet. Of the process, not of a budget */
   sluice_tuner_table_t* tables;
   sluice_import_t* imports;

@@ -8,14 +8,14 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/seen.h"
+#include "backend/tune/observed_rates.h"
 
 static double relative(double got, double want) { return fabs(got / want - 1); }
 
 /* A forward of n chunks on a machine of so many flops and bytes a second, in which an exchange begins after `startup`;
  * `disturbed` takes ten times as long. */
-static sluice_seen_pass_t forward(double flops, double link, double startup, int32_t n, int disturbed) {
-  sluice_seen_pass_t p = {.flops = 1e8, .bytes = 1e6, .num_exchanges = 2 * n, .startup_seconds = startup};
+static sluice_observed_forward_t forward(double flops, double link, double startup, int32_t n, int disturbed) {
+  sluice_observed_forward_t p = {.flops = 1e8, .bytes = 1e6, .num_exchanges = 2 * n, .startup_seconds = startup};
   p.compute_seconds = p.flops / flops, p.comm_seconds = p.bytes / link + 2 * n * startup;
   if (disturbed) p.compute_seconds *= 10, p.comm_seconds *= 10;
   return p;
@@ -23,45 +23,45 @@ static sluice_seen_pass_t forward(double flops, double link, double startup, int
 
 static void Rates_FewPassesDisturbed_AreTheMachines(void** state) {
   (void)state;
-  sluice_seen_t seen;
-  memset(&seen, 0, sizeof seen);
+  sluice_observed_rates_t observed;
+  memset(&observed, 0, sizeof observed);
   sluice_plan_rates_t r = {1, 2, 3};
   for (int i = 0; i < 40; ++i) {
-    assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_F32, &r), i >= SLUICE_SEEN_LEAST);
-    if (i < SLUICE_SEEN_LEAST) assert_true(r.flops == 1 && r.link_bytes == 2 && r.startup_seconds == 3);
-    const sluice_seen_pass_t p = forward(3e10, 2e7, 1e-3, 1 + i % 4, i % 5 == 1);
-    sluice_seen_add(&seen, SLUICE_DTYPE_F32, &p);
+    assert_int_equal(sluice_observed_rates_of(&observed, SLUICE_DTYPE_F32, &r), i >= SLUICE_OBSERVED_LEAST);
+    if (i < SLUICE_OBSERVED_LEAST) assert_true(r.flops == 1 && r.link_bytes == 2 && r.startup_seconds == 3);
+    const sluice_observed_forward_t p = forward(3e10, 2e7, 1e-3, 1 + i % 4, i % 5 == 1);
+    sluice_observed_rates_add(&observed, SLUICE_DTYPE_F32, &p);
   }
   assert_true(relative(r.flops, 3e10) < 1e-9 && relative(r.link_bytes, 2e7) < 1e-9);
   assert_true(relative(r.startup_seconds, 1e-3) < 1e-9);
-  assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_BF16, &r), 0); /* another dtype has other rates */
+  assert_int_equal(sluice_observed_rates_of(&observed, SLUICE_DTYPE_BF16, &r), 0); /* another dtype has other rates */
   /* The machine becomes another: the last passes say so. */
-  for (int i = 0; i < SLUICE_SEEN_PASSES; ++i) {
-    const sluice_seen_pass_t p = forward(1e10, 4e8, 1e-5, 2, 0);
-    sluice_seen_add(&seen, SLUICE_DTYPE_F32, &p);
+  for (int i = 0; i < SLUICE_OBSERVED_PASSES; ++i) {
+    const sluice_observed_forward_t p = forward(1e10, 4e8, 1e-5, 2, 0);
+    sluice_observed_rates_add(&observed, SLUICE_DTYPE_F32, &p);
   }
-  assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_F32, &r), 1);
+  assert_int_equal(sluice_observed_rates_of(&observed, SLUICE_DTYPE_F32, &r), 1);
   assert_true(relative(r.flops, 1e10) < 1e-9 && relative(r.link_bytes, 4e8) < 1e-9);
 }
 
 static void Rates_PassesThatSayNothing_AreLeftOut(void** state) {
   (void)state;
-  sluice_seen_t seen;
-  memset(&seen, 0, sizeof seen);
+  sluice_observed_rates_t observed;
+  memset(&observed, 0, sizeof observed);
   sluice_plan_rates_t r;
-  sluice_seen_pass_t p[5];
+  sluice_observed_forward_t p[5];
   for (int i = 0; i < 5; ++i) p[i] = forward(1e10, 1e8, 1e-4, 2, 0);
   p[0].compute_seconds = 0, p[1].comm_seconds = 0, p[2].bytes = 0, p[3].flops = 0, p[4].flops = NAN;
-  for (int i = 0; i < 50; ++i) sluice_seen_add(&seen, SLUICE_DTYPE_F32, &p[i % 5]);
-  assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_F32, &r), 0);
-  const sluice_seen_pass_t good = forward(1e10, 1e8, 1e-4, 2, 0);
-  for (int i = 0; i < 9; ++i) sluice_seen_add(&seen, 77, &good); /* no dtype */
-  assert_int_equal(sluice_seen_rates(&seen, 77, &r), 0);
+  for (int i = 0; i < 50; ++i) sluice_observed_rates_add(&observed, SLUICE_DTYPE_F32, &p[i % 5]);
+  assert_int_equal(sluice_observed_rates_of(&observed, SLUICE_DTYPE_F32, &r), 0);
+  const sluice_observed_forward_t good = forward(1e10, 1e8, 1e-4, 2, 0);
+  for (int i = 0; i < 9; ++i) sluice_observed_rates_add(&observed, 77, &good); /* no dtype */
+  assert_int_equal(sluice_observed_rates_of(&observed, 77, &r), 0);
   /* A start-up as long as the lane was busy leaves a tenth of it for rows. */
-  sluice_seen_pass_t odd = good;
+  sluice_observed_forward_t odd = good;
   odd.startup_seconds = 1;
-  for (int i = 0; i < 3; ++i) sluice_seen_add(&seen, SLUICE_DTYPE_F32, &odd);
-  assert_int_equal(sluice_seen_rates(&seen, SLUICE_DTYPE_F32, &r), 1);
+  for (int i = 0; i < 3; ++i) sluice_observed_rates_add(&observed, SLUICE_DTYPE_F32, &odd);
+  assert_int_equal(sluice_observed_rates_of(&observed, SLUICE_DTYPE_F32, &r), 1);
   assert_true(relative(r.link_bytes, odd.bytes / (0.1 * odd.comm_seconds)) < 1e-9);
 }
 

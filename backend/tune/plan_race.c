@@ -32,7 +32,7 @@ void sluice_plan_race_start(sluice_plan_race_t* r, const sluice_racing_plan_t* p
   r->count = count;
   r->is_settled = count == 1;
   r->alive = (1u << count) - 1;
-  sluice_patience_begin(&r->patience);
+  sluice_race_timeout_begin(&r->timeout);
   memcpy(r->plans, plans, (size_t)count * sizeof *plans);
 }
 
@@ -84,11 +84,11 @@ void sluice_plan_race_count_switch(sluice_plan_race_t* r, int32_t direction, int
 
 int sluice_plan_race_wait(sluice_plan_race_t* r, int32_t layer) {
   if (r->is_settled) return 0;
-  if (sluice_patience_wait(&r->patience, layer)) {
+  if (sluice_race_timeout_wait(&r->timeout, layer)) {
     r->elsewhere += r->saw_other && !r->saw_counted;
     r->saw_other = r->saw_counted = 0;
   }
-  return r->elsewhere > ELSEWHERE || sluice_patience_is_over(&r->patience) ? settle(r) : 0;
+  return r->elsewhere > ELSEWHERE || sluice_race_timeout_is_over(&r->timeout) ? settle(r) : 0;
 }
 
 int sluice_plan_race_observe(sluice_plan_race_t* r, int32_t direction, int32_t plan, int64_t rows, uint64_t ns) {
@@ -105,7 +105,7 @@ int sluice_plan_race_observe(sluice_plan_race_t* r, int32_t direction, int32_t p
   r->saw_counted = 1;
   ++r->passes;
   double each = (double)ns / (double)rows, *shortest = &r->ns_per_row[plan][direction];
-  if (r->counts[plan][direction] <= COUNTED) sluice_patience_renew(&r->patience);
+  if (r->counts[plan][direction] <= COUNTED) sluice_race_timeout_renew(&r->timeout);
   count_warm_up(r, plan, direction, each, (double)rows);
   if (++r->counts[plan][direction] > 1 && (*shortest == 0 || each < *shortest)) *shortest = each;
   int32_t best = best_but(r, -1);

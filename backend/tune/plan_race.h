@@ -18,7 +18,7 @@
 
 #include <stdint.h>
 
-#include "backend/tune/patience.h"
+#include "backend/tune/race_timeout.h"
 
 #define SLUICE_RACE_PLANS 4
 
@@ -29,17 +29,17 @@ typedef struct sluice_racing_plan_s {
 typedef struct sluice_plan_race_s {
   int32_t count;
   int32_t is_settled;
-  int32_t pick;               /* the answer, or what runs now */
-  uint32_t alive;             /* set of plans */
-  int64_t rows;               /* size of the steps that count; 0: none yet */
-  int64_t passes;             /* that the race took, both directions */
-  int64_t timed;              /* all that were seen, also behind the race and of other sizes */
-  sluice_patience_t patience; /* since a pass last brought the race forward */
-  int32_t elsewhere;          /* laps with passes of other sizes alone */
-  uint8_t saw_other;          /* such a pass, in this lap */
-  uint8_t saw_counted;        /* one that counted */
-  double total_ns, excess_ns; /* of passes that counted; beyond those of the best */
-  double switch_ns;           /* of first passes after a switch, beyond the shortest of the same plan */
+  int32_t pick;                  /* the answer, or what runs now */
+  uint32_t alive;                /* set of plans */
+  int64_t rows;                  /* size of the steps that count; 0: none yet */
+  int64_t passes;                /* that the race took, both directions */
+  int64_t timed;                 /* all that were seen, also behind the race and of other sizes */
+  sluice_race_timeout_t timeout; /* since a pass last brought the race forward */
+  int32_t elsewhere;             /* laps with passes of other sizes alone */
+  uint8_t saw_other;             /* such a pass, in this lap */
+  uint8_t saw_counted;           /* one that counted */
+  double total_ns, excess_ns;    /* of passes that counted; beyond those of the best */
+  double switch_ns;              /* of first passes after a switch, beyond the shortest of the same plan */
   sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
   int32_t counts[SLUICE_RACE_PLANS][2]; /* by direction; the first is the warm-up */
   double ns_per_row[SLUICE_RACE_PLANS][2];

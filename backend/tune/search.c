@@ -79,8 +79,8 @@ void sluice_search_wait(sluice_search_t* s, int64_t rows, int32_t layer) {
   int32_t bucket = sluice_search_bucket(rows);
   sluice_spot_t* spot = &s->spots[bucket];
   if (spot->state != SLUICE_SPOT_RACING) return;
-  sluice_patience_wait(&spot->patience, layer);
-  if (sluice_patience_is_over(&spot->patience)) sluice_search_give_up(s, bucket);
+  sluice_race_timeout_wait(&spot->timeout, layer);
+  if (sluice_race_timeout_is_over(&spot->timeout)) sluice_search_give_up(s, bucket);
 }
 
 static void count_race_switch(sluice_search_t* s, double seconds) {
@@ -169,7 +169,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
   ++spot->race_passes;
   sluice_sample_t* sample =
       direction == SLUICE_FORWARD ? &spot->forward[sluice_pick_size(pick)] : &spot->backward[pick];
-  if (sample->count < sluice_search_wanted(s, spot)) sluice_patience_renew(&spot->patience);
+  if (sample->count < sluice_search_wanted(s, spot)) sluice_race_timeout_renew(&spot->timeout);
   count_sample(s, sample, ns_per_row, (double)rows, lanes);
   float startup = lanes == NULL ? 0 : (float)(lanes->startup / (double)rows);
   if (startup > 0 && (spot->startup[direction] <= 0 || startup < spot->startup[direction])) {

@@ -5,7 +5,7 @@
 
 #include "backend/base/status.h"
 #include "backend/cost/sketch.h"
-#include "backend/tune/patience.h"
+#include "backend/tune/race_timeout.h"
 #include "backend/tune/race_log.h"
 #include "sluice/context.h"
 #include "sluice/tuner.h"
@@ -83,7 +83,7 @@ typedef struct sluice_spot_s {
   uint8_t is_extended, is_unsteady; /* the window runs twice as long; the machine's speed flipped during this race */
   int8_t worse;
   int16_t lo, hi;
-  sluice_patience_t patience; /* since a pass last brought the race forward */
+  sluice_race_timeout_t timeout; /* since a pass last brought the race forward */
   int32_t race_passes;
   uint32_t passes_since;   /* the last race */
   uint32_t question_after; /* passes */

@@ -40,7 +40,7 @@ void sluice_search_enter(sluice_search_t* s, sluice_spot_t* spot, uint32_t set, 
   spot->stage = stage;
   spot->anchor = (int8_t)(best >= 0 ? best : set >> spot->pick & 1 ? spot->pick : __builtin_ctz(set));
   spot->is_extended = 0;
-  sluice_patience_begin(&spot->patience);
+  sluice_race_timeout_begin(&spot->timeout);
   sluice_race_log_restart(&window->log, spot->anchor);
   if (best >= 0 && !alone) {
     set |= 1u << best;

@@ -84,8 +84,8 @@ static void SizesInTurn_CandidatesNeverRun_RacesAreGivenUp(void** state) {
   assert_true(w->settled[0]);
 }
 
-/* More layers of a kind than a race has patience: what they are told to run is reported two forwards later, when each
- * of the others has asked as well. */
+/* More layers of a kind than a race waits for before it times out: what they are told to run is reported two forwards
+ * later, when each of the others has asked as well. */
 static void ManyLayersOfAKind_TheirRaceRunsItsCourse(void** state) {
   (void)state;
   for (int32_t budget = 0; budget <= 1; ++budget) {

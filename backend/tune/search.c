@@ -155,7 +155,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
                            const sluice_lanes_t* lanes) {
   if (rows < 1 || ns == 0) return;
   sluice_spot_t* spot = &s->spots[sluice_search_bucket(rows)];
-  if (spot->state == SLUICE_SPOT_NOTHING && sluice_search_makes_sketches(s) && !races_are_expensive(s)) {
+  if (spot->state == SLUICE_SPOT_NOTHING && sluice_search_bootstraps(s) && !races_are_expensive(s)) {
     spot->rows = rows; /* the pass that showed this size is the warm-up already */
     sluice_search_start(s, sluice_search_bucket(rows));
   }

@@ -11,13 +11,13 @@
  * shortest time of each direction, since noise only adds; where the machine's speed flips meanwhile, what neighbouring
  * steps say of each other (race_log.h). With a model the race begins with the
  * few best by prediction; what they took corrects the model, and whatever the corrected model then likes better is
- * raced too. Where no machine is known, ADAPTIVE sketches the model from lane times of the first passes, which run the
- * fewest chunks (sketch.h), and races what that likes best against them; there a candidate is out after two counted
- * steps that are clearly slower than those beside them. PROFILE begins with both ends and the middle and walks from the
- * best one to the bottom of its valley. An answer is questioned again now and then by racing it against its neighbours,
- * as long as all races together stay under a share of the time. A race whose candidates' passes do not come (batches of
- * other sizes run what was chosen for this one, ranks run passes differently, directions go untimed) is given up: what
- * ran decides, or the nearest answer, or the model.
+ * raced too. Where no machine is known, ADAPTIVE makes a bootstrap model from lane times of the first passes, which run
+ * the fewest chunks (bootstrap_model.h), and races what that likes best against them; there a candidate is out after
+ * two counted steps that are clearly slower than those beside them. PROFILE begins with both ends and the middle and
+ * walks from the best one to the bottom of its valley. An answer is questioned again now and then by racing it against
+ * its neighbours, as long as all races together stay under a share of the time. A race whose candidates' passes do not
+ * come (batches of other sizes run what was chosen for this one, ranks run passes differently, directions go untimed)
+ * is given up: what ran decides, or the nearest answer, or the model.
  *
  * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, made one: ranges are the runs of evidence
  * with one n, so that they are disjoint, and new evidence inside another's range shrinks it, without bookkeeping.

@@ -6,12 +6,12 @@
 #include "backend/tune/search_times.h"
 #include "backend/tune/search_windows.h"
 
-#define CLOSE         1.05 /* candidates this close to the best meet it again in a duel */
-#define SKETCH_WITHIN 1.10 /* of the best measured time: a sketch's prediction that is worth a race */
-#define SKETCH_BESIDE 1.3  /* of the first candidate's: its neighbour is tried although the sketch likes it less */
-#define FEW_COUNT     3
-#define FEW_WITHIN    1.25 /* of the best prediction */
-#define ALIKE         1.03 /* of the best time: the choice of a size nearby that took so much will do */
+#define CLOSE            1.05 /* candidates this close to the best meet it again in a duel */
+#define BOOTSTRAP_WITHIN 1.10 /* of the best measured time: a bootstrap model's prediction that is worth a race */
+#define BOOTSTRAP_BESIDE 1.3  /* of the first candidate's: its neighbour is tried although the model likes it less */
+#define FEW_COUNT        3
+#define FEW_WITHIN       1.25 /* of the best prediction */
+#define ALIKE            1.03 /* of the best time: the choice of a size nearby that took so much will do */
 
 /* Where sizes take turns in training, answers that differ change n at every turn, and a first pass after a change takes
  * longer. So times that could be noise do not part a size from the ones beside it. */
@@ -119,9 +119,9 @@ static void start_few(sluice_search_t* s, int32_t bucket) {
   sluice_search_enter(s, spot, set, SLUICE_STAGE_FEW, 0);
 }
 
-/* The fewest chunks have run: what the sketch likes best meets them; where it likes them, their neighbour does, unless
- * the sketch speaks clearly against it. */
-static void start_sketched(sluice_search_t* s, int32_t bucket) {
+/* The fewest chunks have run: what the bootstrap model likes best meets them; where it likes them, their neighbour
+ * does, unless the model speaks clearly against it. */
+static void start_bootstrapped(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   int32_t first = sluice_search_pick_of(s, spot->lo), best = first;
   for (int32_t size = spot->lo; size <= spot->hi; ++size) {
@@ -129,7 +129,7 @@ static void start_sketched(sluice_search_t* s, int32_t bucket) {
       best = sluice_search_pick_of(s, size);
   }
   if (best == first &&
-      sluice_search_predicted(s, spot, first + 1) <= SKETCH_BESIDE * sluice_search_predicted(s, spot, first))
+      sluice_search_predicted(s, spot, first + 1) <= BOOTSTRAP_BESIDE * sluice_search_predicted(s, spot, first))
     best = first + 1;
   if (best == first) {
     sluice_search_decide(s, bucket, first, SLUICE_WHY_PREDICTED);
@@ -138,11 +138,12 @@ static void start_sketched(sluice_search_t* s, int32_t bucket) {
   spot->worse = 0;
   /* The first have run a counted step: where others should beat them by far, and do, that will do. */
   spot->expected = (float)(sluice_search_predicted(s, spot, best) / sluice_search_predicted(s, spot, first));
-  sluice_search_enter(s, spot, 1u << best, SLUICE_STAGE_SKETCHED, SLUICE_SKETCH_HOPELESS * (double)spot->expected < 1);
+  sluice_search_enter(s, spot, 1u << best, SLUICE_STAGE_BOOTSTRAPPED,
+                      SLUICE_BOOTSTRAP_HOPELESS * (double)spot->expected < 1);
 }
 
-/* The sketch knows more now: whatever it likes as well as the best that ran, races. */
-static void after_sketched(sluice_search_t* s, int32_t bucket) {
+/* The bootstrap model knows more now: whatever it likes as well as the best that ran, races. */
+static void after_bootstrapped(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   double correction[SLUICE_SEARCH_SIZES], least = INFINITY;
   sluice_search_corrections(s, spot, correction);
@@ -153,12 +154,12 @@ static void after_sketched(sluice_search_t* s, int32_t bucket) {
     if (!(spot->raced >> sluice_search_pick_of(s, size) & 1) && time < least)
       least = time, next = sluice_search_pick_of(s, size);
   }
-  if (next < 0 || least > SKETCH_WITHIN * best || spot->worse >= FEW_COUNT) {
+  if (next < 0 || least > BOOTSTRAP_WITHIN * best || spot->worse >= FEW_COUNT) {
     try_wgrad(s, bucket);
     return;
   }
   ++spot->worse;
-  sluice_search_enter(s, spot, 1u << next, SLUICE_STAGE_SKETCHED, 0);
+  sluice_search_enter(s, spot, 1u << next, SLUICE_STAGE_BOOTSTRAPPED, 0);
 }
 
 /* Both ends and the middle: of two ends alone the lucky one would begin a walk that never sees the valley. */
@@ -209,7 +210,7 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
                         SLUICE_STAGE_WALK, 0);
     return;
   }
-  if (sluice_search_makes_sketches(s) && spot->lo < spot->hi) {
+  if (sluice_search_bootstraps(s) && spot->lo < spot->hi) {
     sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, spot->lo), SLUICE_STAGE_FIRST, 0);
     return;
   }
@@ -238,8 +239,8 @@ void sluice_search_give_up(sluice_search_t* s, int32_t bucket) {
 
 static void after_first(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  if (sluice_search_sketched(s, spot, sluice_search_pick_of(s, spot->lo)) > 0) {
-    start_sketched(s, bucket);
+  if (sluice_search_bootstrapped(s, spot, sluice_search_pick_of(s, spot->lo)) > 0) {
+    start_bootstrapped(s, bucket);
   } else {
     start_ends(s, bucket); /* lanes were not timed */
   }
@@ -285,7 +286,7 @@ void sluice_search_advance(sluice_search_t* s, int32_t bucket) {
     case SLUICE_STAGE_ENDS:
     case SLUICE_STAGE_WALK: walk_on(s, bucket); return;
     case SLUICE_STAGE_FIRST: after_first(s, bucket); return;
-    case SLUICE_STAGE_SKETCHED: after_sketched(s, bucket); return;
+    case SLUICE_STAGE_BOOTSTRAPPED: after_bootstrapped(s, bucket); return;
     case SLUICE_STAGE_WGRAD: duel_or_settle(s, bucket); return;
     case SLUICE_STAGE_FEW:
     case SLUICE_STAGE_MORE: after_few(s, bucket); return;

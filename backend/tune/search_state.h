@@ -4,7 +4,7 @@
 #define SLUICE_BACKEND_TUNE_SEARCH_STATE_H_
 
 #include "backend/base/status.h"
-#include "backend/cost/sketch.h"
+#include "backend/cost/bootstrap_model.h"
 #include "backend/tune/race_timeout.h"
 #include "backend/tune/race_log.h"
 #include "sluice/context.h"
@@ -42,8 +42,8 @@ typedef struct sluice_search_config_s {
   int32_t repeats;     /* k; 0: the default */
   double budget_share; /* of all timed passes that races may cost, their switches included, beyond what the best would
                           have taken; 0: default */
-  int32_t num_local;   /* experts that all have rows in each chunk, alike on all ranks, for sketches; 0: 1 */
-  int32_t tapers;      /* chunks have rows as in backend/schedule/taper.h, for sketches */
+  int32_t num_local;   /* experts that all have rows in each chunk, alike on all ranks, for bootstrap models; 0: 1 */
+  int32_t tapers;      /* chunks have rows as in backend/schedule/taper.h, for bootstrap models */
   /* Seconds of one direction; NULL: no model. Must give the same number on all ranks. */
   double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
   void* user;
@@ -62,7 +62,7 @@ enum {
   SLUICE_STAGE_ENDS = 0,
   SLUICE_STAGE_WALK,
   SLUICE_STAGE_FIRST,
-  SLUICE_STAGE_SKETCHED,
+  SLUICE_STAGE_BOOTSTRAPPED,
   SLUICE_STAGE_FEW,
   SLUICE_STAGE_MORE,
   SLUICE_STAGE_WGRAD,
@@ -93,7 +93,7 @@ typedef struct sluice_spot_s {
   sluice_sample_t backward[SLUICE_SEARCH_PICKS];
   float startup[2]; /* of an exchange of next to nothing, by direction, ns per row: the shortest seen; 0: not known */
   float time[SLUICE_SEARCH_PICKS]; /* ns per row, as if all had run while the first of them did; 0: not known */
-  float expected;                  /* of a newcomer that runs alone: its time over the anchor's by the sketch */
+  float expected; /* of a newcomer that runs alone: its time over the anchor's by the bootstrap model */
   float usual[2]; /* of the answer's passes by direction, in turns with nobody, ns per row: a running mean; 0: none */
   uint8_t is_switched[2]; /* the next pass told of that direction is the first after a switch */
 } sluice_spot_t;

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#define SKETCH_OP_NS 5000.0
+#define BOOTSTRAP_OP_NS 5000.0
 
 /* What its race says, ns per row; infinite where it has not run to the end of one. */
 double sluice_spot_time(const sluice_spot_t* spot, int32_t pick) {
@@ -18,18 +18,18 @@ double sluice_spot_shortest(const sluice_spot_t* spot, int32_t pick) {
 }
 
 /* Without a machine ADAPTIVE makes a model of its own from what lanes took. */
-int sluice_search_makes_sketches(const sluice_search_t* s) {
+int sluice_search_bootstraps(const sluice_search_t* s) {
   return s->config.mode == SLUICE_TUNER_ADAPTIVE && s->config.predict == NULL;
 }
 
 static int32_t points_of(const sluice_search_t* s, const sluice_spot_t* spot, int32_t direction, int32_t mode,
-                         sluice_sketch_point_t* points) {
+                         sluice_bootstrap_point_t* points) {
   int32_t count = 0;
   for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
     const sluice_sample_t* x =
         direction == SLUICE_FORWARD ? &spot->forward[size] : &spot->backward[size + SLUICE_SEARCH_SIZES * mode];
     if (x->count < 2 || x->compute <= 0) continue;
-    points[count++] = (sluice_sketch_point_t){
+    points[count++] = (sluice_bootstrap_point_t){
         sluice_search_chunks(s, size),
         (double)x->best_ns_per_row,
         {(double)x->compute, (double)x->comm, (double)x->comm_cpu, (double)spot->startup[direction]}};
@@ -38,15 +38,15 @@ static int32_t points_of(const sluice_search_t* s, const sluice_spot_t* spot, in
 }
 
 /* Seconds of a step by the lanes of those that ran here; 0 where none did. */
-double sluice_search_sketched(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
-  sluice_sketch_point_t points[SLUICE_SEARCH_SIZES];
+double sluice_search_bootstrapped(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
+  sluice_bootstrap_point_t points[SLUICE_SEARCH_SIZES];
   double ns_per_row = 0, rows = (double)spot->rows;
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     int32_t count = points_of(s, spot, direction, sluice_pick_wgrad(pick), points);
     if (count == 0) return 0;
-    const sluice_sketch_work_t work = {rows / (s->config.num_local > 0 ? s->config.num_local : 1), SKETCH_OP_NS / rows,
-                                       s->config.tapers};
-    ns_per_row += sluice_sketch_pass(points, count, direction, &work, sluice_search_chunks(s, pick));
+    const sluice_bootstrap_work_t work = {rows / (s->config.num_local > 0 ? s->config.num_local : 1),
+                                          BOOTSTRAP_OP_NS / rows, s->config.tapers};
+    ns_per_row += sluice_bootstrap_pass(points, count, direction, &work, sluice_search_chunks(s, pick));
   }
   return ns_per_row > 0 ? ns_per_row * rows * 1e-9 : 0;
 }
@@ -54,7 +54,7 @@ double sluice_search_sketched(const sluice_search_t* s, const sluice_spot_t* spo
 /* Predictions are made once for the rows at a spot's start, and scaled by rows. */
 double sluice_search_predicted(sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
   const sluice_search_config_t* c = &s->config;
-  if (sluice_search_makes_sketches(s)) return sluice_search_sketched(s, spot, pick);
+  if (sluice_search_bootstraps(s)) return sluice_search_bootstrapped(s, spot, pick);
   if (c->predict == NULL || spot->at < 1) return 0;
   if (s->cached_at != spot->at) {
     memset(s->cached, 0, sizeof s->cached);

@@ -1,4 +1,5 @@
-/* What candidates took and what they should take: of races, of a machine, of a sketch. Private to backend/tune. */
+/* What candidates took and what they should take: of races, of a machine, of a bootstrap model. Private to
+ * backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_SEARCH_TIMES_H_
 #define SLUICE_BACKEND_TUNE_SEARCH_TIMES_H_
 
@@ -11,10 +12,10 @@ double sluice_spot_shortest(const sluice_spot_t* spot, int32_t pick);
 /* The best of a set by time; the first of equal ones. -1: none was timed. */
 int32_t sluice_spot_best(const sluice_spot_t* spot, uint32_t set);
 /* Without a machine ADAPTIVE makes a model of its own from what lanes took. */
-int sluice_search_makes_sketches(const sluice_search_t* search);
+int sluice_search_bootstraps(const sluice_search_t* search);
 /* Seconds of a step by the lanes of those that ran here; 0 where none did. */
-double sluice_search_sketched(const sluice_search_t* search, const sluice_spot_t* spot, int32_t pick);
-/* Seconds of a step by the machine or the sketch; 0: neither. */
+double sluice_search_bootstrapped(const sluice_search_t* search, const sluice_spot_t* spot, int32_t pick);
+/* Seconds of a step by the machine or the bootstrap model; 0: neither. */
 double sluice_search_predicted(sluice_search_t* search, const sluice_spot_t* spot, int32_t pick);
 /* A size with the mode that is tried first; whether a candidate may be chosen at all. */
 int32_t sluice_search_pick_of(const sluice_search_t* search, int32_t size);

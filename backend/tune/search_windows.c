@@ -4,9 +4,9 @@
 
 #include "backend/tune/search_times.h"
 
-#define HOPELESS     1.5  /* two counted steps this much slower than their neighbours end a candidate's race */
-#define SKETCH_TRUST 1.25 /* times: a first step that is so near to its sketch saw the same machine */
-#define DRIFT        1.2  /* times: an anchor that took so much more or less than before saw another machine */
+#define HOPELESS        1.5  /* two counted steps this much slower than their neighbours end a candidate's race */
+#define BOOTSTRAP_TRUST 1.25 /* times: a first step that is so near to its prediction saw the same machine */
+#define DRIFT           1.2  /* times: an anchor that took so much more or less than before saw another machine */
 
 /* The size's window; where all are taken, the one that was used longest ago makes room and forgets its steps. */
 sluice_window_t* sluice_search_window(sluice_search_t* s, const sluice_spot_t* spot) {
@@ -77,8 +77,8 @@ int sluice_search_is_done(const sluice_search_t* s, const sluice_spot_t* spot, i
  * run their other steps. */
 void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, const sluice_window_t* window) {
   int is_early =
-      spot->stage == SLUICE_STAGE_SKETCHED || (spot->stage == SLUICE_STAGE_WGRAD && sluice_search_makes_sketches(s));
-  double hopeless = is_early ? SLUICE_SKETCH_HOPELESS : HOPELESS;
+      spot->stage == SLUICE_STAGE_BOOTSTRAPPED || (spot->stage == SLUICE_STAGE_WGRAD && sluice_search_bootstraps(s));
+  double hopeless = is_early ? SLUICE_BOOTSTRAP_HOPELESS : HOPELESS;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if (!(spot->racing >> p & 1)) continue;
     int lost = 0;
@@ -93,12 +93,13 @@ void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, 
 /* A newcomer that runs alone, since it should beat the anchor by far: where its first step says otherwise, perhaps the
  * machine's speed flipped, and the anchor runs beside it. */
 void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window) {
-  if (spot->stage != SLUICE_STAGE_SKETCHED || (spot->racing >> spot->anchor & 1) || window->before[0].count > 0) return;
+  if (spot->stage != SLUICE_STAGE_BOOTSTRAPPED || (spot->racing >> spot->anchor & 1) || window->before[0].count > 0)
+    return;
   int32_t newcomer = __builtin_ctz(spot->window & ~(1u << spot->anchor));
   if (spot->backward[newcomer].count != 2) return;
   int is_clear = 0;
   double ratio = sluice_race_log_ratio(&window->log, newcomer, spot->anchor, &is_clear) / (double)spot->expected;
-  if (ratio > 1 / SKETCH_TRUST && ratio < SKETCH_TRUST) return;
+  if (ratio > 1 / BOOTSTRAP_TRUST && ratio < BOOTSTRAP_TRUST) return;
   lift_anchor(spot, window);
   spot->racing |= (uint16_t)(1u << spot->anchor);
 }

@@ -5,7 +5,8 @@
 
 #include "backend/tune/search_state.h"
 
-#define SLUICE_SKETCH_HOPELESS 1.15 /* times the others' steps: out of a window that a sketch said to look in */
+#define SLUICE_BOOTSTRAP_HOPELESS \
+  1.15 /* times the others' steps: out of a window that a bootstrap model said to look in */
 
 /* The size's window; where all are taken, the one that was used longest ago makes room and forgets its steps. */
 sluice_window_t* sluice_search_window(sluice_search_t* search, const sluice_spot_t* spot);

@@ -28,7 +28,7 @@ static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgra
   return seconds;
 }
 
-/* Experts that more chunks take rows from: of a rank, and not this one's own number, since all ranks sketch alike.
+/* Experts that more chunks take rows from: of a rank, and not this one's own number, since all ranks model alike.
  * Chunks of rows take each from few. */
 static int32_t experts_of_chunks(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
@@ -221,7 +221,7 @@ static const sluice_chooser_vtable_t vtable = {.destroy = destroy,
                                                .price = sluice_tuner_price,
                                                .rates = sluice_tuner_rates,
                                                .agree = agree,
-                                               .num_rivals = sluice_tuner_num_rivals,
+                                               .num_rivals = sluice_tuner_num_candidates,
                                                .is_pinned = sluice_tuner_is_pinned,
                                                .choose_plan = sluice_tuner_choose_plan};
 

@@ -18,7 +18,7 @@ static int same_plan(const sluice_racing_plan_t* a, const sluice_racing_plan_t* 
          a->wgrad_mode == b->wgrad_mode;
 }
 
-int32_t sluice_tuner_num_rivals(sluice_chooser_t* chooser, const sluice_moe_t* moe) {
+int32_t sluice_tuner_num_candidates(sluice_chooser_t* chooser, const sluice_moe_t* moe) {
   (void)moe;
   return sluice_tuner_of_chooser(chooser)->mode == SLUICE_TUNER_MODEL ? 1 : SLUICE_PLAN_RIVALS;
 }

@@ -5,7 +5,7 @@
 
 #include "backend/tune/tuner_state.h"
 
-int32_t sluice_tuner_num_rivals(sluice_chooser_t* chooser, const sluice_moe_t* moe);
+int32_t sluice_tuner_num_candidates(sluice_chooser_t* chooser, const sluice_moe_t* moe);
 int32_t sluice_tuner_is_pinned(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 int32_t sluice_tuner_choose_plan(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat);
 double sluice_tuner_price(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan);

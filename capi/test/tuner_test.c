@@ -26,12 +26,12 @@ static void EveryMode_RanksDecideAlikeAndSettle(void** state) {
     must_agree(w);
     assert_true(w->settled[0] && w->num_decisions[0] >= 1);
     const sluice_tuner_decision_t* d = &w->decisions[0][0];
-    int sketches = cases[i].mode == SLUICE_TUNER_ADAPTIVE && !cases[i].machine;
-    /* A sketch that speaks clearly for one chunk needs no race. */
-    if (!sketches || d->why != SLUICE_WHY_PREDICTED) assert_int_equal(d->why, cases[i].why);
+    int bootstraps = cases[i].mode == SLUICE_TUNER_ADAPTIVE && !cases[i].machine;
+    /* A bootstrap model that speaks clearly for one chunk needs no race. */
+    if (!bootstraps || d->why != SLUICE_WHY_PREDICTED) assert_int_equal(d->why, cases[i].why);
     assert_true(d->model_width == M && d->hidden_width == H && d->num_experts == 2 * w->world_size);
-    assert_true((d->seconds > 0) == (sketches || d->why == SLUICE_WHY_RACED));
-    assert_true((d->predicted_seconds > 0) == (sketches || cases[i].machine == 1));
+    assert_true((d->seconds > 0) == (bootstraps || d->why == SLUICE_WHY_RACED));
+    assert_true((d->predicted_seconds > 0) == (bootstraps || cases[i].machine == 1));
     assert_true(d->num_raced >= 2 || d->why == SLUICE_WHY_PREDICTED);
     assert_true(w->stats[0].timed_passes > 400 && w->stats[0].total_seconds > 0);
     assert_true(w->stats[0].race_passes < w->stats[0].timed_passes);

@@ -90,10 +90,10 @@ static void Machine_FlipsItsSpeed_BestIsFound(void** state) {
   (void)state;
   for (int32_t longest = 200; longest >= 20; longest /= 10) {
     for (int32_t all = 0; all < 2; ++all) {
-      flipping_t sketched = run_flipping(SLUICE_TUNER_ADAPTIVE, 0, longest, all);
+      flipping_t bootstrapped = run_flipping(SLUICE_TUNER_ADAPTIVE, 0, longest, all);
       flipping_t corrected = run_flipping(SLUICE_TUNER_ADAPTIVE, 1, longest, all);
       flipping_t profiled = run_flipping(SLUICE_TUNER_PROFILE, 0, longest, all);
-      const flipping_t found[] = {sketched, corrected, profiled};
+      const flipping_t found[] = {bootstrapped, corrected, profiled};
       for (int32_t i = 0; i < 3; ++i) {
         assert_true(found[i].found_early >= 0.96 && found[i].found_late >= 0.97 && found[i].over <= 0.01);
       }

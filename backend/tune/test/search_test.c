@@ -198,7 +198,7 @@ static double per_chunk_is_faster(void* user, int64_t rows, int32_t num_chunks, 
   return wgrad_mode == SLUICE_WGRAD_PER_CHUNK ? 1e-3 : 2e-3;
 }
 
-/* An n that is none of the sizes: candidates stand for it, and predictions and sketches are made for it. */
+/* An n that is none of the sizes: candidates stand for it, and predictions and bootstrap models are made for it. */
 /* Two sizes an half octave apart. The smaller one is answered first, with one chunk; for the larger one two chunks are
  * faster by `gain`. What it chooses. */
 static int32_t chunks_of_the_larger(double gain) {

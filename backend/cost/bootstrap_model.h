@@ -11,8 +11,8 @@
  * growth in n is that of "alpha + beta * bytes" for exchanges, and products whose seconds are linear
  * in rows.
  */
-#ifndef SLUICE_BACKEND_COST_SKETCH_H_
-#define SLUICE_BACKEND_COST_SKETCH_H_
+#ifndef SLUICE_BACKEND_COST_BOOTSTRAP_MODEL_H_
+#define SLUICE_BACKEND_COST_BOOTSTRAP_MODEL_H_
 
 #include <stdint.h>
 
@@ -25,21 +25,21 @@ typedef struct sluice_lanes_s {
 } sluice_lanes_t;
 
 /* A pass of n chunks that was seen: its lanes, and all of it. num_chunks 0: none. */
-typedef struct sluice_sketch_point_s {
+typedef struct sluice_bootstrap_point_s {
   int32_t num_chunks;
   double pass;
   sluice_lanes_t lanes;
-} sluice_sketch_point_t;
+} sluice_bootstrap_point_t;
 
 /* What does not change with n. */
-typedef struct sluice_sketch_work_s {
+typedef struct sluice_bootstrap_work_s {
   double rows_per_expert; /* of the whole pass */
   double op;              /* what one op costs beside its work, in the points' unit */
   int32_t tapers;         /* the first and the last chunk have half the rows of others (backend/schedule/taper.h) */
-} sluice_sketch_work_t;
+} sluice_bootstrap_work_t;
 
 /* What a pass of `num_chunks` would take, from points [count >= 1] in ascending n; the unit is theirs. */
-double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction,
-                          const sluice_sketch_work_t* work, int32_t num_chunks);
+double sluice_bootstrap_pass(const sluice_bootstrap_point_t* points, int32_t count, int32_t direction,
+                             const sluice_bootstrap_work_t* work, int32_t num_chunks);
 
-#endif /* SLUICE_BACKEND_COST_SKETCH_H_ */
+#endif /* SLUICE_BACKEND_COST_BOOTSTRAP_MODEL_H_ */

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "backend/cost/cost.h"
-#include "backend/cost/sketch.h"
+#include "backend/cost/bootstrap_model.h"
 
 /* An exchange takes `comm` as long as products. */
 static sluice_machine_t machine(double comm) {
@@ -38,17 +38,17 @@ static sluice_prediction_t predict(const sluice_machine_t* m, int32_t n, int32_t
 }
 
 /* From links that nothing waits for to such that everything waits for, both directions, every n. */
-static void Sketch_OfOneChunk_IsWhatTheScheduleTakes(void** state) {
+static void BootstrapModel_OfOneChunk_IsWhatTheScheduleTakes(void** state) {
   (void)state;
   for (double comm = 0.125; comm <= 8; comm *= 2) {
     const sluice_machine_t m = machine(comm);
     for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
       const sluice_prediction_t one = predict(&m, 1, d);
       const sluice_lanes_t lanes = {one.busy[SLUICE_LANE_COMPUTE], one.busy[SLUICE_LANE_COMM], 0, 1e-6};
-      const sluice_sketch_point_t point = {1, one.total, lanes};
-      const sluice_sketch_work_t sketched = {8192, 1e-6, 0};
+      const sluice_bootstrap_point_t point = {1, one.total, lanes};
+      const sluice_bootstrap_work_t wanted = {8192, 1e-6, 0};
       for (int32_t n = 1; n <= 16; n += n < 4 ? 1 : 4) {
-        double said = sluice_sketch_pass(&point, 1, d, &sketched, n), takes = predict(&m, n, d).total;
+        double said = sluice_bootstrap_pass(&point, 1, d, &wanted, n), takes = predict(&m, n, d).total;
         if (fabs(said / takes - 1) > 0.06) printf("comm %g, direction %d, n %d: %g of %g s\n", comm, d, n, said, takes);
         assert_true(fabs(said / takes - 1) <= 0.06);
       }
@@ -57,6 +57,6 @@ static void Sketch_OfOneChunk_IsWhatTheScheduleTakes(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Sketch_OfOneChunk_IsWhatTheScheduleTakes)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(BootstrapModel_OfOneChunk_IsWhatTheScheduleTakes)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

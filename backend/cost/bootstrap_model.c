@@ -1,4 +1,4 @@
-#include "backend/cost/sketch.h"
+#include "backend/cost/bootstrap_model.h"
 
 #include <math.h>
 
@@ -11,16 +11,17 @@
 
 /* ---- lanes as functions of n ---- */
 
-typedef double (*lane_of_fn_t)(const sluice_sketch_point_t* point);
-static double compute_of(const sluice_sketch_point_t* p) { return p->lanes.compute; }
-static double comm_of(const sluice_sketch_point_t* p) { return p->lanes.comm; }
+typedef double (*lane_of_fn_t)(const sluice_bootstrap_point_t* point);
+static double compute_of(const sluice_bootstrap_point_t* p) { return p->lanes.compute; }
+static double comm_of(const sluice_bootstrap_point_t* p) { return p->lanes.comm; }
 
-static double slope_of(const sluice_sketch_point_t* a, const sluice_sketch_point_t* b, lane_of_fn_t lane) {
+static double slope_of(const sluice_bootstrap_point_t* a, const sluice_bootstrap_point_t* b, lane_of_fn_t lane) {
   return (lane(b) - lane(a)) / (b->num_chunks - a->num_chunks);
 }
 
 /* Linear between points and along the nearest two outside; `prior` is the slope where there is only one. */
-static double lane_at(const sluice_sketch_point_t* points, int32_t count, lane_of_fn_t lane, double prior, int32_t n) {
+static double lane_at(const sluice_bootstrap_point_t* points, int32_t count, lane_of_fn_t lane, double prior,
+                      int32_t n) {
   int32_t i = 0;
   while (i + 2 < count && points[i + 1].num_chunks < n) ++i;
   double slope = count < 2 ? prior : slope_of(&points[i], &points[i + 1], lane);
@@ -32,12 +33,12 @@ static double lane_at(const sluice_sketch_point_t* points, int32_t count, lane_o
 
 /* ---- priors ---- */
 
-static double work_per_chunk(const sluice_sketch_point_t* p, int32_t direction, double rows_per_expert, double op) {
+static double work_per_chunk(const sluice_bootstrap_point_t* p, int32_t direction, double rows_per_expert, double op) {
   double chunked = p->lanes.compute * (direction == SLUICE_FORWARD ? 1 : 1 - WEIGHTS_SHARE);
   return chunked * HALF_ROWS / (rows_per_expert + p->num_chunks * HALF_ROWS) + CHUNK_OPS * op;
 }
 
-static double startups_per_chunk(const sluice_sketch_point_t* p, double op) {
+static double startups_per_chunk(const sluice_bootstrap_point_t* p, double op) {
   double startup = p->lanes.startup > 0 ? p->lanes.startup : op;
   return 2 * fmin(startup, p->lanes.comm / (2 * p->num_chunks));
 }
@@ -57,9 +58,9 @@ static double arrivals_first(int32_t n, int32_t tapers, double exchange, double 
   return fmax(returned, computed + weights);
 }
 
-static double model(const sluice_sketch_point_t* points, int32_t count, int32_t direction,
-                    const sluice_sketch_work_t* work, int32_t n) {
-  const sluice_sketch_point_t* first = &points[0];
+static double model(const sluice_bootstrap_point_t* points, int32_t count, int32_t direction,
+                    const sluice_bootstrap_work_t* work, int32_t n) {
+  const sluice_bootstrap_point_t* first = &points[0];
   double per_chunk = work_per_chunk(first, direction, work->rows_per_expert, work->op);
   double compute = lane_at(points, count, compute_of, per_chunk, n);
   double comm = lane_at(points, count, comm_of, startups_per_chunk(first, work->op), n);
@@ -69,9 +70,9 @@ static double model(const sluice_sketch_point_t* points, int32_t count, int32_t 
   return arrivals_first(n, work->tapers, comm / 2, chunked, weights);
 }
 
-double sluice_sketch_pass(const sluice_sketch_point_t* points, int32_t count, int32_t direction,
-                          const sluice_sketch_work_t* work, int32_t num_chunks) {
-  const sluice_sketch_point_t* first = &points[0];
+double sluice_bootstrap_pass(const sluice_bootstrap_point_t* points, int32_t count, int32_t direction,
+                             const sluice_bootstrap_work_t* work, int32_t num_chunks) {
+  const sluice_bootstrap_point_t* first = &points[0];
   double beside = first->pass - model(points, count, direction, work, first->num_chunks);
   return model(points, count, direction, work, num_chunks) + beside;
 }

@@ -10,14 +10,14 @@
 #include "backend/calibrate/token_bucket.h"
 #include "backend/cost/fit.h"
 
-#define LAUNCHES     64
-#define SHORT_SAMPLE 5e-4 /* seconds: shorter probes repeat within a sample */
-#define LONGEST_PART 60   /* a probe that takes more than this part of the calibration leaves larger ones out */
-#define SHARES_PART  0.15
-#define LATE_PART    0.2
-#define BUCKET_PART  0.04
-#define PASSES_PART  0.15
-#define LEAST_ROUNDS 3
+#define LAUNCHES        64
+#define SHORT_SAMPLE    5e-4 /* seconds: shorter probes repeat within a sample */
+#define LONGEST_PART    60   /* a probe that takes more than this part of the calibration leaves larger ones out */
+#define SHARES_PART     0.15
+#define CONTENTION_PART 0.2
+#define BUCKET_PART     0.04
+#define PASSES_PART     0.15
+#define LEAST_ROUNDS    3
 
 typedef struct calibration_s {
   sluice_bench_t bench;
@@ -128,7 +128,7 @@ static sluice_status_t agree_on_times(calibration_t* c) {
 }
 
 static sluice_status_t run_rounds(calibration_t* c, double seconds) {
-  double rounds = (1 - SHARES_PART - LATE_PART - BUCKET_PART - PASSES_PART) * seconds / (round_seconds(c) + 1e-6);
+  double rounds = (1 - SHARES_PART - CONTENTION_PART - BUCKET_PART - PASSES_PART) * seconds / (round_seconds(c) + 1e-6);
   int32_t count = rounds < LEAST_ROUNDS          ? LEAST_ROUNDS
                   : rounds > SLUICE_PROBE_ROUNDS ? SLUICE_PROBE_ROUNDS
                                                  : (int32_t)rounds;
@@ -261,7 +261,7 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m->share));
   if (!sluice_bench_is_far(&c->bench)) { /* no thread serves exchanges there, and lanes wait for each other unasked */
     sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products");
-    SLUICE_TRY(sluice_bench_late(&c->bench, LATE_PART * seconds, m));
+    SLUICE_TRY(sluice_bench_contention(&c->bench, CONTENTION_PART * seconds, m));
   }
   sluice_log(SLUICE_LOG_INFO, "calibrating: whole passes");
   SLUICE_TRY(sluice_bench_passes(&c->bench, PASSES_PART * seconds, m));

@@ -13,8 +13,8 @@
 
 /* Collective over the context's communicator; the context is entered. Progress goes to the log callback (INFO).
  * out_machine is alike on all ranks. On a far device times are the device's own, on its default stream; exchanges
- * beside products and whole passes (late.h, passes_fit.h) are not measured there. Errors: NO_MEMORY, OVER_BUDGET (a
- * host_memory_budget without room for what is copied), what products, exchanges and the device report. */
+ * beside products and whole passes (contention.h, passes_fit.h) are not measured there. Errors: NO_MEMORY, OVER_BUDGET
+ * (a host_memory_budget without room for what is copied), what products, exchanges and the device report. */
 sluice_status_t sluice_calibrate(sluice_context_t* context, const sluice_calibration_t* wanted,
                                  sluice_machine_t* out_machine);
 

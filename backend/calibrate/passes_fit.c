@@ -151,8 +151,8 @@ static void scale_curve(sluice_curve_t* c, double factor) {
 /* What products lose to an exchange [COMPUTE], or what it takes longer beside them [WHOLE]. */
 static sluice_machine_t scaled(const sluice_machine_t* m, int32_t part, double factor) {
   sluice_machine_t s = *m;
-  scale_curve(part == COMPUTE ? &s.exchange_taken : &s.exchange_late, factor);
-  *(part == COMPUTE ? &s.second_exchange_taken : &s.second_exchange_late) *= factor;
+  scale_curve(part == COMPUTE ? &s.compute_contention : &s.exchange_contention, factor);
+  *(part == COMPUTE ? &s.second_compute_contention : &s.second_exchange_contention) *= factor;
   return s;
 }
 
@@ -175,7 +175,7 @@ static sluice_status_t misfit(const sluice_pass_samples_t* p, const sluice_machi
 /* Exchanges were measured beside one hot product without a pause; those of a pass meet what a pass does. */
 static sluice_status_t fit_beside(const sluice_pass_samples_t* p, int32_t part, sluice_machine_t* m) {
   double best = 0, least = 0;
-  if (m->exchange_late.count == 0) return SLUICE_OK;
+  if (m->exchange_contention.count == 0) return SLUICE_OK;
   for (int32_t i = -OCTAVES * STEPS; i <= OCTAVES * STEPS; ++i) {
     double octaves = (double)i / STEPS, found = 0;
     SLUICE_TRY(misfit(p, m, part, octaves, &found));
@@ -190,9 +190,12 @@ static sluice_status_t fit_chunks(const sluice_pass_samples_t* p, sluice_machine
   const sluice_machine_t before = *m;
   for (int32_t turn = 0; turn < TURNS; ++turn) {
     sluice_machine_t again = before;
-    if (turn > 0) again.exchange_late = m->exchange_late, again.second_exchange_late = m->second_exchange_late;
+    if (turn > 0)
+      again.exchange_contention = m->exchange_contention,
+      again.second_exchange_contention = m->second_exchange_contention;
     SLUICE_TRY(fit_beside(p, COMPUTE, &again));
-    again.exchange_late = before.exchange_late, again.second_exchange_late = before.second_exchange_late;
+    again.exchange_contention = before.exchange_contention,
+    again.second_exchange_contention = before.second_exchange_contention;
     SLUICE_TRY(fit_op(p, before.op_seconds, &again));
     SLUICE_TRY(fit_beside(p, WHOLE, &again));
     SLUICE_TRY(fit_op(p, before.op_seconds, &again));

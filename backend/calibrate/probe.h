@@ -85,8 +85,8 @@ static inline int sluice_bench_is_far(const sluice_bench_t* bench) { return benc
 sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]);
 /* What the link sends at once after a pause (token_bucket.h), in seconds of line time; collective. */
 sluice_status_t sluice_bench_token_bucket(sluice_bench_t* bench, double seconds, double* out_bucket);
-/* Exchanges beside products (late.h), into a machine that has its products and exchanges; collective. */
-sluice_status_t sluice_bench_late(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
+/* Exchanges beside products (contention.h), into a machine that has its products and exchanges; collective. */
+sluice_status_t sluice_bench_contention(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
 /* Whole passes of a small layer (passes_fit.h), into a machine that is measured otherwise; collective. */
 sluice_status_t sluice_bench_passes(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
 /* The longest of all ranks, in place. */

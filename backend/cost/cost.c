@@ -231,20 +231,21 @@ static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
   const op_scene_t* s = &scene;
   const sluice_machine_t* m = s->machine;
   const traffic_t t = traffic_of(s, op->kind);
-  if (!t.is_exchange || m->exchange_late.count == 0 || s->work->world_size <= 1) return (sluice_beside_compute_t){0, 0};
+  if (!t.is_exchange || m->exchange_contention.count == 0 || s->work->world_size <= 1)
+    return (sluice_beside_compute_t){0, 0};
   double exchanges = exchange(s, op->kind), alone = local_seconds(s, op) + m->op_seconds + exchanges;
   double measured_at = m->world_size > 1 ? m->world_size : s->work->world_size;
   double reference = sluice_machine_exchange(m, (int32_t)measured_at, t.bytes);
-  sluice_late_t late = sluice_machine_late(m, t.bytes, reference);
+  sluice_contention_t contention = sluice_machine_contention(m, t.bytes, reference);
   /* Of another number of ranks, in proportion: more messages wait as often each. */
   double scale = reference > 0 ? sluice_machine_exchange(m, s->work->world_size, t.bytes) / reference : 1;
-  double later = scale * (late.seconds + t.num_second * m->second_exchange_late);
-  double taken = scale * (late.taken + t.num_second * m->second_exchange_taken);
+  double later = scale * (contention.exchange + t.num_second * m->second_exchange_contention);
+  double lost = scale * (contention.compute + t.num_second * m->second_compute_contention);
   double share[2] = {m->share[SLUICE_LANE_COMM][BOTH], m->share[SLUICE_LANE_COMPUTE][BOTH]};
   double rest = (alone - exchanges) / (share[0] > 0 ? share[0] : 1), together = rest + exchanges + later;
   if (together <= 0) return (sluice_beside_compute_t){0, 0};
-  taken += rest * (1 - (share[1] > 0 ? share[1] : 1));
-  return (sluice_beside_compute_t){fmin(1, alone / together), fmax(LEAST_SHARE, 1 - taken / together)};
+  lost += rest * (1 - (share[1] > 0 ? share[1] : 1));
+  return (sluice_beside_compute_t){fmin(1, alone / together), fmax(LEAST_SHARE, 1 - lost / together)};
 }
 
 sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_machine_t* m, const sluice_workload_t* w,

@@ -84,11 +84,12 @@ double sluice_machine_skewed_bytes(const sluice_machine_t* m, double most, doubl
   return most > mean ? most - m->exchange_skew_gain * (most - mean) : most;
 }
 
-sluice_late_t sluice_machine_late(const sluice_machine_t* m, double bytes, double seconds) {
+sluice_contention_t sluice_machine_contention(const sluice_machine_t* m, double bytes, double seconds) {
   bytes = fmax(bytes, 1);
-  sluice_late_t late = {sluice_curve_at(&m->exchange_late, bytes), sluice_curve_at(&m->exchange_taken, bytes)};
-  late.taken = fmin(late.taken, seconds + late.seconds);
-  return late;
+  sluice_contention_t c = {sluice_curve_at(&m->exchange_contention, bytes),
+                           sluice_curve_at(&m->compute_contention, bytes)};
+  c.compute = fmin(c.compute, seconds + c.exchange);
+  return c;
 }
 
 /* ---- checking ---- */
@@ -155,11 +156,11 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
   SLUICE_TRY(check_seconds("relu_grad_seconds", m->relu_grad_seconds));
   SLUICE_TRY(check_link("exchange", &m->exchange));
   SLUICE_TRY(check_link("node_exchange", &m->node_exchange));
-  SLUICE_TRY(check_curve("exchange_late", &m->exchange_late));
-  SLUICE_TRY(check_curve("exchange_taken", &m->exchange_taken));
+  SLUICE_TRY(check_curve("exchange_late", &m->exchange_contention));
+  SLUICE_TRY(check_curve("exchange_taken", &m->compute_contention));
   SLUICE_TRY(check_seconds("second_exchange_seconds", m->second_exchange_seconds));
-  SLUICE_TRY(check_seconds("second_exchange_late", m->second_exchange_late));
-  SLUICE_TRY(check_seconds("second_exchange_taken", m->second_exchange_taken));
+  SLUICE_TRY(check_seconds("second_exchange_late", m->second_exchange_contention));
+  SLUICE_TRY(check_seconds("second_exchange_taken", m->second_compute_contention));
   CHECK(m->exchange_skew_gain >= 0 && m->exchange_skew_gain <= 1, "machine: exchange_skew_gain is %g; it is in [0, 1]",
         m->exchange_skew_gain);
   SLUICE_TRY(check_curve("host_copy", &m->host_copy));

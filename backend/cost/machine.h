@@ -52,12 +52,13 @@ typedef struct sluice_machine_s {
   sluice_link_t exchange;                 /* between ranks; between nodes where ranks_per_node says so */
   sluice_link_t node_exchange;            /* within a node */
   /* What an exchange takes longer while products run, since the threads that serve it wait for a core, and what
-   * products lose to one: seconds against bytes, measured at world_size. late.count 0: not measured, `share` says it.
+   * products lose to one: seconds against bytes, measured at world_size. count 0: not measured, `share` says it. JSON:
+   * exchange_late, exchange_taken.
    */
-  sluice_curve_t exchange_late, exchange_taken;
+  sluice_curve_t exchange_contention, compute_contention;
   /* A second exchange of next to nothing that is under way with a first, as backward's scalars are: on top of that, the
    * same three. */
-  double second_exchange_seconds, second_exchange_late, second_exchange_taken;
+  double second_exchange_seconds, second_exchange_contention, second_compute_contention;
   /* Of an exchange in which one rank has more than the others: in [0, 1], 0: it takes what its fullest rank has, 1:
    * what ranks have on average (they share a processor, or one wire). */
   double exchange_skew_gain;
@@ -89,10 +90,10 @@ double sluice_machine_line(const sluice_machine_t* machine, int32_t world_size, 
 double sluice_machine_skewed_bytes(const sluice_machine_t* machine, double most, double mean);
 /* Beyond that while products run, and what they lose meanwhile, of an exchange of so many bytes that takes `seconds`
  * alone. */
-typedef struct sluice_late_s {
-  double seconds, taken;
-} sluice_late_t;
-sluice_late_t sluice_machine_late(const sluice_machine_t* machine, double bytes, double seconds);
+typedef struct sluice_contention_s {
+  double exchange, compute;
+} sluice_contention_t;
+sluice_contention_t sluice_machine_contention(const sluice_machine_t* machine, double bytes, double seconds);
 
 /* Errors: INVALID_ARGUMENT naming the field, what was found and the remedy. */
 sluice_status_t sluice_machine_check(const sluice_machine_t* machine);

@@ -300,11 +300,11 @@ static const field_t fields[] = {
     {"relu_grad_seconds", KIND_SECONDS, AT(relu_grad_seconds), NULL},
     {"exchange", KIND_PART, AT(exchange), read_link},
     {"node_exchange", KIND_PART, AT(node_exchange), read_link},
-    {"exchange_late", KIND_PART, AT(exchange_late), read_curve},
-    {"exchange_taken", KIND_PART, AT(exchange_taken), read_curve},
+    {"exchange_late", KIND_PART, AT(exchange_contention), read_curve},
+    {"exchange_taken", KIND_PART, AT(compute_contention), read_curve},
     {"second_exchange_seconds", KIND_SECONDS, AT(second_exchange_seconds), NULL},
-    {"second_exchange_late", KIND_SECONDS, AT(second_exchange_late), NULL},
-    {"second_exchange_taken", KIND_SECONDS, AT(second_exchange_taken), NULL},
+    {"second_exchange_late", KIND_SECONDS, AT(second_exchange_contention), NULL},
+    {"second_exchange_taken", KIND_SECONDS, AT(second_compute_contention), NULL},
     {"exchange_skew_gain", KIND_PART, AT(exchange_skew_gain), read_gain},
     {"host_copy", KIND_PART, AT(host_copy), read_curve},
     {"spill_forward", KIND_PART, AT(cache_miss_factor), read_factors},
@@ -448,12 +448,13 @@ uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t ro
                   m->relu_grad_seconds);
   add_link(&text, "exchange", &m->exchange);
   add_link(&text, "node_exchange", &m->node_exchange);
-  add_curve(&text, "exchange_late", &m->exchange_late);
-  add_curve(&text, "exchange_taken", &m->exchange_taken);
+  add_curve(&text, "exchange_late", &m->exchange_contention);
+  add_curve(&text, "exchange_taken", &m->compute_contention);
   sluice_text_add(&text,
                   ",\n \"second_exchange_seconds\": %.10g,\n \"second_exchange_late\": %.10g,\n "
                   "\"second_exchange_taken\": %.10g,\n \"exchange_skew_gain\": %.10g",
-                  m->second_exchange_seconds, m->second_exchange_late, m->second_exchange_taken, m->exchange_skew_gain);
+                  m->second_exchange_seconds, m->second_exchange_contention, m->second_compute_contention,
+                  m->exchange_skew_gain);
   add_curve(&text, "host_copy", &m->host_copy);
   add_curve(&text, "spill_forward", &m->cache_miss_factor[0]);
   add_curve(&text, "spill_backward", &m->cache_miss_factor[1]);

@@ -40,8 +40,8 @@ static void scale(sluice_machine_t* m, double compute, double comm) {
   m->gemm_call_seconds *= compute, m->activation_seconds *= compute, m->activation_grad_seconds *= compute;
   m->relu_seconds *= compute, m->relu_grad_seconds *= compute;
   scale_link(&m->exchange, comm), scale_link(&m->node_exchange, comm);
-  scale_curve(&m->exchange_late, comm), scale_curve(&m->exchange_taken, comm);
-  m->second_exchange_seconds *= comm, m->second_exchange_late *= comm, m->second_exchange_taken *= comm;
+  scale_curve(&m->exchange_contention, comm), scale_curve(&m->compute_contention, comm);
+  m->second_exchange_seconds *= comm, m->second_exchange_contention *= comm, m->second_compute_contention *= comm;
 }
 
 /* What lanes took over what was said of them; 1 where a lane was never busy. What an op takes to start is not the

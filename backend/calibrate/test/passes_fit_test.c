@@ -27,8 +27,8 @@ static sluice_machine_t true_machine(void) {
   m.rows = (sluice_curve_t){1, {1}, {2e-10}};
   m.exchange.startup_seconds = 5e-5;
   m.exchange.bytes = (sluice_curve_t){1, {1}, {1e-9}};
-  m.exchange_late = (sluice_curve_t){2, {1024, 1 << 20}, {4e-4, 4e-4}};
-  m.exchange_taken = (sluice_curve_t){2, {1024, 1 << 20}, {1e-4, 2e-4}};
+  m.exchange_contention = (sluice_curve_t){2, {1024, 1 << 20}, {4e-4, 4e-4}};
+  m.compute_contention = (sluice_curve_t){2, {1024, 1 << 20}, {1e-4, 2e-4}};
   m.op_seconds = 1.2e-4, m.pass_seconds = 7e-4;
   return m;
 }
@@ -156,12 +156,12 @@ static void Fit_ExchangesBesideProducts_AreCorrected(void** state) {
     w.machine.exchange.bytes.y[0] = 1e-8; /* exchanges take about as long as products */
     sluice_machine_t measured = w.machine;
     for (int32_t k = 0; k < 2; ++k) {
-      w.machine.exchange_late.y[k] *= factors[i][0], w.machine.exchange_taken.y[k] *= factors[i][1];
+      w.machine.exchange_contention.y[k] *= factors[i][0], w.machine.compute_contention.y[k] *= factors[i][1];
     }
     sluice_machine_t m = fitted(&w, measured, 100);
-    double late = m.exchange_late.y[0] / w.machine.exchange_late.y[0];
-    double taken = m.exchange_taken.y[0] / w.machine.exchange_taken.y[0];
-    assert_true(late > 0.7 && late < 1.4 && taken > 0.7 && taken < 1.4);
+    double exchange = m.exchange_contention.y[0] / w.machine.exchange_contention.y[0];
+    double compute = m.compute_contention.y[0] / w.machine.compute_contention.y[0];
+    assert_true(exchange > 0.7 && exchange < 1.4 && compute > 0.7 && compute < 1.4);
   }
 }
 

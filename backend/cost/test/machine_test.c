@@ -103,9 +103,10 @@ static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
     assert_true(is_near(sluice_machine_exchange(&again, 32, rows * 1e3), sluice_machine_exchange(&m, 32, rows * 1e3)));
     assert_true(is_near(sluice_curve_at(&again.host_copy, rows), sluice_curve_at(&m.host_copy, rows)));
   }
-  assert_true(m.exchange_late.count == 2 && again.exchange_late.y[0] == 2e-3 && again.exchange_taken.y[1] == 2e-4);
-  assert_true(again.second_exchange_seconds == 3e-4 && again.second_exchange_late == 1e-3 &&
-              again.second_exchange_taken == 2e-5 && again.exchange_skew_gain == 0.25);
+  assert_true(m.exchange_contention.count == 2 && again.exchange_contention.y[0] == 2e-3 &&
+              again.compute_contention.y[1] == 2e-4);
+  assert_true(again.second_exchange_seconds == 3e-4 && again.second_exchange_contention == 1e-3 &&
+              again.second_compute_contention == 2e-5 && again.exchange_skew_gain == 0.25);
   assert_true(again.cache_miss_factor[0].count == 2 && again.cache_miss_factor[0].y[1] == 1.2 &&
               again.cache_miss_factor[1].y[1] == 1.3);
   assert_true(again.relu_seconds == 3e-13 && again.relu_grad_seconds == 4e-13);

@@ -1,4 +1,4 @@
-/* Lateness of exchanges beside products: recovered from made-up machines with their noise, and what a schedule of small
+/* Contention of exchanges and products: recovered from made-up machines with their noise, and what a schedule of small
  * exchanges takes with it. */
 #include <math.h>
 #include <setjmp.h>
@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "backend/calibrate/late.h"
+#include "backend/calibrate/contention.h"
 #include "backend/cost/cost.h"
 #include "sluice/context.h"
 
@@ -19,11 +19,11 @@
  * long exchange hides what its messages wait. It takes 0.05 ms and 1 ns a byte of the products. A second one adds 0.1
  * ms, and 1.5 ms beside products. */
 static double true_alone(double bytes) { return 2e-4 + 1e-8 * bytes; }
-static double true_late(double bytes) {
+static double true_exchange_contention(double bytes) {
   double octaves = log2(fmax(65536, fmin(bytes, 1 << 20)) / 65536) / 4;
   return 2e-3 - 1e-3 * octaves;
 }
-static double true_taken(double bytes) { return 5e-5 + 1e-9 * bytes; }
+static double true_compute_contention(double bytes) { return 5e-5 + 1e-9 * bytes; }
 
 typedef struct made_up_s {
   uint32_t random;
@@ -44,15 +44,16 @@ static double uniform(made_up_t* m) {
 static double noisy(made_up_t* m, double seconds) { return seconds * (1 + m->noise * (2 * uniform(m) - 1)); }
 
 static sluice_status_t sample(void* user, int64_t bytes, int32_t num_second, double seconds,
-                              sluice_late_sample_t* out) {
+                              sluice_contention_sample_t* out) {
   made_up_t* m = user;
   ++m->num_samples;
-  double alone = true_alone((double)bytes) + num_second * 1e-4, late = true_late((double)bytes) + num_second * 1.5e-3;
+  double alone = true_alone((double)bytes) + num_second * 1e-4,
+         later = true_exchange_contention((double)bytes) + num_second * 1.5e-3;
   double flip = 1 + 0.5 * (uniform(m) < m->flips);
   out->alone = noisy(m, alone * flip);
-  out->beside = noisy(m, (alone + late) * flip);
-  out->taken = noisy(m, true_taken((double)bytes) + num_second * 2e-5) * flip;
-  if (uniform(m) < m->disturbed) out->beside *= 10, out->taken = -out->taken;
+  out->beside = noisy(m, (alone + later) * flip);
+  out->lost = noisy(m, true_compute_contention((double)bytes) + num_second * 2e-5) * flip;
+  if (uniform(m) < m->disturbed) out->beside *= 10, out->lost = -out->lost;
   m->seconds += fmax(seconds, out->alone + out->beside);
   if (bytes > m->longest_bytes) m->longest_bytes = bytes;
   return SLUICE_OK;
@@ -78,24 +79,24 @@ static double relative(double got, double want) { return fabs(got / want - 1); }
 
 /* ---- measuring ---- */
 
-static void Late_NoisyMachine_IsRecoveredAtEverySize(void** state) {
+static void Contention_NoisyMachine_IsRecoveredAtEverySize(void** state) {
   (void)state;
   double worst = 0, sum = 0;
   int32_t count = 0, far_off = 0, second_off = 0;
   for (uint32_t seed = 1; seed <= 200; ++seed) {
     made_up_t from = {.random = seed * 7919, .noise = 0.03, .flips = 0.1, .disturbed = 0.1, .rank_factor = 1};
-    const sluice_late_source_t source = {sample, longest, &from};
+    const sluice_contention_source_t source = {sample, longest, &from};
     sluice_machine_t m = machine();
-    assert_int_equal(sluice_late_measure(&source, 1.6, &m), SLUICE_OK);
+    assert_int_equal(sluice_contention_measure(&source, 1.6, &m), SLUICE_OK);
     assert_int_equal(sluice_machine_check(&m), SLUICE_OK);
     for (double bytes = 256; bytes <= 1 << 20; bytes *= 2) {
       double alone = sluice_machine_exchange(&m, 2, bytes);
-      double error =
-          relative(alone + sluice_machine_late(&m, bytes, alone).seconds, true_alone(bytes) + true_late(bytes));
+      double error = relative(alone + sluice_machine_contention(&m, bytes, alone).exchange,
+                              true_alone(bytes) + true_exchange_contention(bytes));
       sum += error, ++count, far_off += error > 0.2;
       if (error > worst) worst = error;
     }
-    second_off += relative(m.second_exchange_late, 1.5e-3) > 0.3 || fabs(m.second_exchange_seconds - 1e-4) > 5e-5;
+    second_off += relative(m.second_exchange_contention, 1.5e-3) > 0.3 || fabs(m.second_exchange_seconds - 1e-4) > 5e-5;
   }
   printf("an exchange beside products: mean error %.1f %%, worst %.1f %%, above 20 %% in %d of %d\n", 100 * sum / count,
          100 * worst, far_off, count);
@@ -103,41 +104,42 @@ static void Late_NoisyMachine_IsRecoveredAtEverySize(void** state) {
   assert_true(sum / count < 0.05 && far_off < count / 50 && second_off < 200 / 10);
 }
 
-static void Late_QuietMachine_IsExact(void** state) {
+static void Contention_QuietMachine_IsExact(void** state) {
   (void)state;
   made_up_t from = {.random = 5, .rank_factor = 1};
-  const sluice_late_source_t source = {sample, longest, &from};
+  const sluice_contention_source_t source = {sample, longest, &from};
   sluice_machine_t m = machine();
-  assert_int_equal(sluice_late_measure(&source, 1.6, &m), SLUICE_OK);
+  assert_int_equal(sluice_contention_measure(&source, 1.6, &m), SLUICE_OK);
   const double sizes[] = {1 << 10, 1 << 13, 1 << 15, 1 << 17, 1 << 19};
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
-    sluice_late_t late = sluice_machine_late(&m, sizes[i], true_alone(sizes[i]));
-    assert_true(relative(late.seconds, true_late(sizes[i])) < 1e-9);
-    assert_true(relative(late.taken, true_taken(sizes[i])) < 1e-9);
+    sluice_contention_t contention = sluice_machine_contention(&m, sizes[i], true_alone(sizes[i]));
+    assert_true(relative(contention.exchange, true_exchange_contention(sizes[i])) < 1e-9);
+    assert_true(relative(contention.compute, true_compute_contention(sizes[i])) < 1e-9);
   }
-  assert_true(relative(m.second_exchange_seconds, 1e-4) < 1e-6 && relative(m.second_exchange_late, 1.5e-3) < 1e-6 &&
-              relative(m.second_exchange_taken, 2e-5) < 1e-6);
+  assert_true(relative(m.second_exchange_seconds, 1e-4) < 1e-6 &&
+              relative(m.second_exchange_contention, 1.5e-3) < 1e-6 &&
+              relative(m.second_compute_contention, 2e-5) < 1e-6);
 }
 
-static void Late_SlowLink_LeavesLargeSizesOutAndStaysInItsTime(void** state) {
+static void Contention_SlowLink_LeavesLargeSizesOutAndStaysInItsTime(void** state) {
   (void)state;
   made_up_t from = {.random = 5, .noise = 0.02, .rank_factor = 1};
-  const sluice_late_source_t source = {sample, longest, &from};
+  const sluice_contention_source_t source = {sample, longest, &from};
   sluice_machine_t m = machine();
-  assert_int_equal(sluice_late_measure(&source, 0.2, &m), SLUICE_OK); /* 5.7 ms a sample: 1 MiB takes 10 */
+  assert_int_equal(sluice_contention_measure(&source, 0.2, &m), SLUICE_OK); /* 5.7 ms a sample: 1 MiB takes 10 */
   assert_int_equal(from.longest_bytes, 1 << 19);
   assert_true(from.seconds < 2 * 0.2);
-  assert_int_equal(m.exchange_late.count, 5);
+  assert_int_equal(m.exchange_contention.count, 5);
 }
 
-static void Late_OtherRanksSlower_TheirTimesCount(void** state) {
+static void Contention_OtherRanksSlower_TheirTimesCount(void** state) {
   (void)state;
   made_up_t from = {.random = 5, .rank_factor = 1}, slower = {.random = 5, .rank_factor = 1.5};
-  const sluice_late_source_t here = {sample, longest, &from}, there = {sample, longest, &slower};
+  const sluice_contention_source_t here = {sample, longest, &from}, there = {sample, longest, &slower};
   sluice_machine_t a = machine(), b = machine();
-  assert_int_equal(sluice_late_measure(&here, 1.6, &a), SLUICE_OK);
-  assert_int_equal(sluice_late_measure(&there, 1.6, &b), SLUICE_OK);
-  assert_true(relative(b.exchange_late.y[0], 1.5 * a.exchange_late.y[0]) < 1e-9);
+  assert_int_equal(sluice_contention_measure(&here, 1.6, &a), SLUICE_OK);
+  assert_int_equal(sluice_contention_measure(&there, 1.6, &b), SLUICE_OK);
+  assert_true(relative(b.exchange_contention.y[0], 1.5 * a.exchange_contention.y[0]) < 1e-9);
 }
 
 static const sluice_workload_t small_work = {.model_width = 64,
@@ -150,11 +152,11 @@ static const sluice_workload_t small_work = {.model_width = 64,
                                              .num_tokens = 64,
                                              .skew = 1};
 
-static void Late_NoEffect_IsNothing(void** state) {
+static void Contention_NoEffect_IsNothing(void** state) {
   (void)state;
   sluice_machine_t m = machine();
-  m.exchange_late = (sluice_curve_t){2, {1e3, 1e6}, {0, 0}};
-  m.exchange_taken = m.exchange_late;
+  m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {0, 0}};
+  m.compute_contention = m.exchange_contention;
   const sluice_workload_t w = small_work;
   sluice_machine_t plain = machine();
   for (int32_t n = 1; n <= 16; n *= 2) {
@@ -173,8 +175,8 @@ static void Late_NoEffect_IsNothing(void** state) {
 static void Forward_SmallExchangesBesideProducts_IsTheSumByHand(void** state) {
   (void)state;
   sluice_machine_t m = machine();
-  m.exchange_late = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 2e-3}};
-  m.exchange_taken = (sluice_curve_t){2, {1e3, 1e6}, {1e-4, 1e-4}};
+  m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 2e-3}};
+  m.compute_contention = (sluice_curve_t){2, {1e3, 1e6}, {1e-4, 1e-4}};
   const double a = true_alone(32 * 64 * 4 / 2.0), b = a + 2e-3, t = 1e-4;
   for (int64_t hidden = 64; hidden <= 1 << 20; hidden *= 2) {
     sluice_workload_t w = small_work;
@@ -199,8 +201,8 @@ static void Forward_SmallExchangesBesideProducts_IsTheSumByHand(void** state) {
 static void Choice_SmallLayer_IsNotCutWhereExchangesAreLate(void** state) {
   (void)state;
   sluice_machine_t m = machine(), blind = machine();
-  m.exchange_late = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 5e-4}};
-  m.exchange_taken = (sluice_curve_t){2, {1e3, 1e6}, {5e-5, 1e-3}};
+  m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 5e-4}};
+  m.compute_contention = (sluice_curve_t){2, {1e3, 1e6}, {5e-5, 1e-3}};
   sluice_workload_t w = small_work;
   w.model_width = 256, w.hidden_width = 512, w.num_experts = 4, w.top_k = 2, w.num_tokens = 96;
   for (int large = 0; large < 2; ++large) {
@@ -214,7 +216,8 @@ static void Choice_SmallLayer_IsNotCutWhereExchangesAreLate(void** state) {
         if (p.seconds[0] + p.seconds[1] < least) least = p.seconds[0] + p.seconds[1], best[which] = n;
       }
     }
-    printf("T %lld: best n by shares alone %d, with lateness by size %d\n", (long long)w.num_tokens, best[0], best[1]);
+    printf("T %lld: best n by shares alone %d, with contention by size %d\n", (long long)w.num_tokens, best[0],
+           best[1]);
     assert_true(best[0] > 1);
     if (large) assert_true(best[1] > 1);
     if (!large) assert_int_equal(best[1], 1);
@@ -224,11 +227,11 @@ static void Choice_SmallLayer_IsNotCutWhereExchangesAreLate(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Late_NoisyMachine_IsRecoveredAtEverySize),
-      cmocka_unit_test(Late_QuietMachine_IsExact),
-      cmocka_unit_test(Late_SlowLink_LeavesLargeSizesOutAndStaysInItsTime),
-      cmocka_unit_test(Late_OtherRanksSlower_TheirTimesCount),
-      cmocka_unit_test(Late_NoEffect_IsNothing),
+      cmocka_unit_test(Contention_NoisyMachine_IsRecoveredAtEverySize),
+      cmocka_unit_test(Contention_QuietMachine_IsExact),
+      cmocka_unit_test(Contention_SlowLink_LeavesLargeSizesOutAndStaysInItsTime),
+      cmocka_unit_test(Contention_OtherRanksSlower_TheirTimesCount),
+      cmocka_unit_test(Contention_NoEffect_IsNothing),
       cmocka_unit_test(Forward_SmallExchangesBesideProducts_IsTheSumByHand),
       cmocka_unit_test(Choice_SmallLayer_IsNotCutWhereExchangesAreLate),
   };

@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 
 #include "backend/base/clock.h"
-#include "backend/calibrate/late.h"
+#include "backend/calibrate/contention.h"
 #include "backend/calibrate/probe.h"
 
 #define TRIALS        3
@@ -64,7 +64,7 @@ static sluice_status_t run_lanes(beside_t* s, int with_products) {
   return status != SLUICE_OK ? status : joined;
 }
 
-static sluice_status_t sample_once(beside_t* s, sluice_late_sample_t* out) {
+static sluice_status_t sample_once(beside_t* s, sluice_contention_sample_t* out) {
   SLUICE_TRY(run_lanes(s, 0));
   out->alone = s->exchanging / s->repeats;
   uint64_t begin = sluice_now_ns();
@@ -72,7 +72,7 @@ static sluice_status_t sample_once(beside_t* s, sluice_late_sample_t* out) {
   double product = (double)(sluice_now_ns() - begin) * 1e-9 / PIECES;
   SLUICE_TRY(run_lanes(s, 1));
   out->beside = s->exchanging / s->repeats;
-  out->taken = (s->multiplying - (double)s->num_products * product) / s->repeats;
+  out->lost = (s->multiplying - (double)s->num_products * product) / s->repeats;
   return SLUICE_OK;
 }
 
@@ -83,7 +83,7 @@ static sluice_status_t find_repeats(beside_t* s, int32_t num_second, double seco
     s->repeats = s->known[i].repeats;
     return SLUICE_OK;
   }
-  sluice_late_sample_t trial;
+  sluice_contention_sample_t trial;
   s->repeats = TRIALS;
   SLUICE_TRY(sample_once(s, &trial));
   double each = trial.alone + trial.beside;
@@ -99,7 +99,7 @@ static sluice_status_t find_repeats(beside_t* s, int32_t num_second, double seco
 }
 
 static sluice_status_t sample(void* user, int64_t bytes, int32_t num_second, double seconds,
-                              sluice_late_sample_t* out) {
+                              sluice_contention_sample_t* out) {
   beside_t* s = user;
   s->exchange =
       (sluice_probe_t){.kind = num_second ? SLUICE_PROBE_TWO_EXCHANGES : SLUICE_PROBE_EXCHANGE, .size = bytes};
@@ -123,9 +123,9 @@ static int64_t rows_of_a_piece(const sluice_bench_t* b, const sluice_machine_t* 
   return rows;
 }
 
-sluice_status_t sluice_bench_late(sluice_bench_t* b, double seconds, sluice_machine_t* machine) {
+sluice_status_t sluice_bench_contention(sluice_bench_t* b, double seconds, sluice_machine_t* machine) {
   if (b->context->comm == NULL) return SLUICE_OK;
   beside_t s = {.bench = b, .product = {.kind = SLUICE_PROBE_PRODUCT, .size = rows_of_a_piece(b, machine)}};
-  const sluice_late_source_t source = {sample, longest, &s};
-  return sluice_late_measure(&source, seconds, machine);
+  const sluice_contention_source_t source = {sample, longest, &s};
+  return sluice_contention_measure(&source, seconds, machine);
 }

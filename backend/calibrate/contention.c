@@ -1,4 +1,4 @@
-#include "backend/calibrate/late.h"
+#include "backend/calibrate/contention.h"
 
 #include <math.h>
 #include <string.h>
@@ -13,21 +13,21 @@
 
 static const int64_t sizes[SIZES] = {1 << 10, 1 << 13, 1 << 15, 1 << 17, 1 << 19, 1 << 21};
 
-typedef struct late_s {
-  const sluice_late_source_t* source;
+typedef struct contention_s {
+  const sluice_contention_source_t* source;
   double part;   /* seconds of one sample */
   int32_t count; /* sizes that are measured */
-  sluice_late_sample_t samples[PLACES][ROUNDS];
-} late_t;
+  sluice_contention_sample_t samples[PLACES][ROUNDS];
+} contention_t;
 
-static sluice_status_t sample(late_t* l, int32_t place, int32_t round) {
+static sluice_status_t sample(contention_t* l, int32_t place, int32_t round) {
   int is_second = place == SIZES;
   return l->source->sample(l->source->user, sizes[is_second ? 0 : place], is_second, l->part,
                            &l->samples[place][round]);
 }
 
 /* The first round finds out which sizes are too long: at least two stay. */
-static sluice_status_t first_round(late_t* l, const sluice_machine_t* m) {
+static sluice_status_t first_round(contention_t* l, const sluice_machine_t* m) {
   for (l->count = 0; l->count < SIZES; ++l->count) {
     double alone = sluice_machine_exchange(m, m->world_size, (double)sizes[l->count]);
     if (l->count >= 2 && 2 * alone > LONG * l->part) break;
@@ -36,7 +36,7 @@ static sluice_status_t first_round(late_t* l, const sluice_machine_t* m) {
   return sample(l, SIZES, 0);
 }
 
-static sluice_status_t run_rounds(late_t* l, const sluice_machine_t* m) {
+static sluice_status_t run_rounds(contention_t* l, const sluice_machine_t* m) {
   SLUICE_TRY(first_round(l, m));
   for (int32_t round = 1; round < ROUNDS; ++round) {
     sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products: round %d of %d", round + 1, ROUNDS);
@@ -47,39 +47,40 @@ static sluice_status_t run_rounds(late_t* l, const sluice_machine_t* m) {
 }
 
 /* Medians: of the time alone, of the time more beside products, of what these lose. */
-enum { ALONE, LATE, TAKEN, MEDIANS };
-static void medians_of(const sluice_late_sample_t* samples, double* out) {
+enum { ALONE, EXCHANGE, COMPUTE, MEDIANS };
+static void medians_of(const sluice_contention_sample_t* samples, double* out) {
   double values[MEDIANS][ROUNDS];
   for (int32_t i = 0; i < ROUNDS; ++i) {
     values[ALONE][i] = samples[i].alone;
-    values[LATE][i] = samples[i].beside - samples[i].alone;
-    values[TAKEN][i] = samples[i].taken;
+    values[EXCHANGE][i] = samples[i].beside - samples[i].alone;
+    values[COMPUTE][i] = samples[i].lost;
   }
   for (int32_t k = 0; k < MEDIANS; ++k) out[k] = fmax(0, sluice_median(values[k], ROUNDS));
 }
 
-static void fit(const late_t* l, double medians[PLACES][MEDIANS], sluice_machine_t* m) {
+static void fit(const contention_t* l, double medians[PLACES][MEDIANS], sluice_machine_t* m) {
   double total[SIZES];
   for (int32_t i = 0; i < l->count; ++i) {
-    total[i] = sluice_machine_exchange(m, m->world_size, (double)sizes[i]) + medians[i][LATE];
+    total[i] = sluice_machine_exchange(m, m->world_size, (double)sizes[i]) + medians[i][EXCHANGE];
   }
   /* A larger one never takes less, and noise only adds: what a size takes beyond the next is noise. */
   for (int32_t i = l->count - 2; i >= 0; --i) total[i] = fmin(total[i], total[i + 1]);
-  m->exchange_late.count = m->exchange_taken.count = l->count;
+  m->exchange_contention.count = m->compute_contention.count = l->count;
   for (int32_t i = 0; i < l->count; ++i) {
     double alone = sluice_machine_exchange(m, m->world_size, (double)sizes[i]);
-    m->exchange_late.x[i] = m->exchange_taken.x[i] = (double)sizes[i];
-    m->exchange_late.y[i] = fmax(0, total[i] - alone);
-    m->exchange_taken.y[i] = fmin(medians[i][TAKEN], alone + m->exchange_late.y[i]);
+    m->exchange_contention.x[i] = m->compute_contention.x[i] = (double)sizes[i];
+    m->exchange_contention.y[i] = fmax(0, total[i] - alone);
+    m->compute_contention.y[i] = fmin(medians[i][COMPUTE], alone + m->exchange_contention.y[i]);
   }
   const double *first = medians[0], *both = medians[SIZES];
   m->second_exchange_seconds = fmax(0, both[ALONE] - first[ALONE]);
-  m->second_exchange_late = fmax(0, both[LATE] - first[LATE]);
-  m->second_exchange_taken = fmax(0, both[TAKEN] - first[TAKEN]);
+  m->second_exchange_contention = fmax(0, both[EXCHANGE] - first[EXCHANGE]);
+  m->second_compute_contention = fmax(0, both[COMPUTE] - first[COMPUTE]);
 }
 
-sluice_status_t sluice_late_measure(const sluice_late_source_t* source, double seconds, sluice_machine_t* m) {
-  late_t l = {.source = source, .part = seconds / (PLACES * ROUNDS)};
+sluice_status_t sluice_contention_measure(const sluice_contention_source_t* source, double seconds,
+                                          sluice_machine_t* m) {
+  contention_t l = {.source = source, .part = seconds / (PLACES * ROUNDS)};
   SLUICE_TRY(run_rounds(&l, m));
   double medians[PLACES][MEDIANS];
   memset(medians, 0, sizeof medians);

@@ -4,10 +4,8 @@
 #include <string.h>
 
 #include "backend/plan/plan_search.h"
+#include "backend/model/chunk_counts.h"
 #include "backend/plan/plan_sizes.h"
-
-static const int32_t chunk_candidates[] = {1, 2, 3, 4, 6, 8, 12, 16};
-#define NUM_CANDIDATES ((int32_t)(sizeof chunk_candidates / sizeof chunk_candidates[0]))
 
 typedef struct search_s {
   const sluice_plan_problem_t* problem;
@@ -222,9 +220,9 @@ sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const s
   if (sluice_shape_ceiling(&problem->shape) > 0)
     return try_policies(&s, problem->shape.config.num_chunks); /* ceiling_rows is of one of them */
   if (inputs->num_chunks > 0) return try_policies(&s, inputs->num_chunks);
-  for (int32_t i = 0; i < NUM_CANDIDATES; ++i) {
-    if (i > 0 && chunk_candidates[i] > inputs->max_tokens) break;
-    SLUICE_TRY(try_policies(&s, chunk_candidates[i]));
+  for (int32_t i = 0; i < SLUICE_NUM_CHUNK_COUNTS; ++i) {
+    if (i > 0 && sluice_chunk_counts[i] > inputs->max_tokens) break;
+    SLUICE_TRY(try_policies(&s, sluice_chunk_counts[i]));
   }
   return SLUICE_OK;
 }

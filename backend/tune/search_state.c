@@ -2,11 +2,9 @@
 
 #include <math.h>
 
-const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES] = {1, 2, 3, 4, 6, 8, 12, 16};
-
 int32_t sluice_search_size_of(int32_t num_chunks) {
   int32_t i = SLUICE_SEARCH_SIZES - 1;
-  while (i > 0 && sluice_search_sizes[i] > num_chunks) --i;
+  while (i > 0 && sluice_chunk_counts[i] > num_chunks) --i;
   return i;
 }
 

@@ -5,18 +5,17 @@
 
 #include "backend/base/status.h"
 #include "backend/cost/bootstrap_model.h"
+#include "backend/model/chunk_counts.h"
 #include "backend/tune/race_timeout.h"
 #include "backend/tune/race_log.h"
 #include "sluice/context.h"
 #include "sluice/tuner.h"
 
-#define SLUICE_SEARCH_SIZES   8 /* n in {1, 2, 3, 4, 6, 8, 12, 16} */
-#define SLUICE_SEARCH_MODES   2 /* weight gradients deferred, per chunk */
+#define SLUICE_SEARCH_SIZES   SLUICE_NUM_CHUNK_COUNTS /* a size is an index into sluice_chunk_counts */
+#define SLUICE_SEARCH_MODES   2                       /* weight gradients deferred, per chunk */
 #define SLUICE_SEARCH_PICKS   (SLUICE_SEARCH_SIZES * SLUICE_SEARCH_MODES)
 #define SLUICE_SEARCH_BUCKETS 128 /* rows up to 2^32 */
 #define SLUICE_SEARCH_WINDOWS 8   /* sizes that race at a time without forgetting their steps */
-
-extern const int32_t sluice_search_sizes[SLUICE_SEARCH_SIZES];
 
 #define SLUICE_WHY_COUNT 8 /* reasons: SLUICE_WHY_* of sluice/tuner.h */
 
@@ -35,7 +34,7 @@ typedef struct sluice_search_decision_s {
 
 typedef struct sluice_search_config_s {
   int32_t mode;               /* SLUICE_TUNER_* */
-  int32_t min_size, max_size; /* indices into sluice_search_sizes; equal: n is fixed */
+  int32_t min_size, max_size; /* indices into sluice_chunk_counts; equal: n is fixed */
   int32_t fixed_chunks; /* that n where it is none of the sizes, above 1: min_size and max_size stand for it; or 0 */
   int32_t open_wgrad;   /* 0: the mode is `wgrad_mode` */
   int32_t wgrad_mode;
@@ -132,7 +131,7 @@ typedef struct sluice_search_s {
 } sluice_search_t;
 
 static inline int sluice_pick_size(int32_t pick) { return pick % SLUICE_SEARCH_SIZES; }
-static inline int32_t sluice_pick_chunks(int32_t pick) { return sluice_search_sizes[pick % SLUICE_SEARCH_SIZES]; }
+static inline int32_t sluice_pick_chunks(int32_t pick) { return sluice_chunk_counts[pick % SLUICE_SEARCH_SIZES]; }
 /* n of a candidate of this search. */
 static inline int32_t sluice_search_chunks(const sluice_search_t* search, int32_t pick) {
   return search->config.fixed_chunks > 0 ? search->config.fixed_chunks : sluice_pick_chunks(pick);

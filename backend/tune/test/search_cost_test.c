@@ -120,7 +120,7 @@ static start_t first_steps(int32_t mode, int32_t best, int32_t no_overlap, int32
     for (int32_t p = 1; p < SLUICE_SEARCH_SIZES; ++p) {
       if (whole(&surface, rows, p) < whole(&surface, rows, fastest)) fastest = p;
     }
-    if (sluice_search_sizes[fastest] != best) continue;
+    if (sluice_chunk_counts[fastest] != best) continue;
     const sluice_search_config_t config = config_of(mode);
     sluice_search_init(&search, &config);
     late_t late = {.pick = -1};

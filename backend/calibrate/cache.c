@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/base/owned.h"
 
@@ -51,11 +52,7 @@ void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_
            (long long)wanted->hidden_width);
 }
 
-static uint64_t hash_of(const char* text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (; *text != '\0'; ++text) hash = (hash ^ (unsigned char)*text) * 0x100000001b3u;
-  return hash;
-}
+static uint64_t hash_of(const char* text) { return sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, text, strlen(text)); }
 
 int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_CACHE_PATH_BYTES]) {
   const char *own = getenv("SLUICE_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -166,9 +163,7 @@ static sluice_status_t all_have_it(sluice_context_t* context, const sluice_machi
                                    int* out_all) {
   *out_all = found;
   if (context->comm == NULL) return SLUICE_OK;
-  uint64_t hash = 0xcbf29ce484222325u;
-  const unsigned char* bytes = (const unsigned char*)machine;
-  for (size_t i = 0; i < sizeof *machine && found; ++i) hash = (hash ^ bytes[i]) * 0x100000001b3u;
+  const uint64_t hash = found ? sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, machine, sizeof *machine) : 0;
   int64_t own = found ? (int64_t)(hash >> 2) : 0, range[] = {own, -own, found};
   SLUICE_TRY(sluice_comm_all_reduce_i64(context->comm, range, 3, SLUICE_REDUCE_MAX, "comparing calibrations"));
   *out_all = found && range[0] == -range[1];

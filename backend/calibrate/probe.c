@@ -4,11 +4,10 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
+#include "backend/base/math.h"
 
 #define MOST_WIDTH 4096
 #define SCALARS    64 /* bytes to each peer */
-
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- memory ---- */
 
@@ -46,8 +45,8 @@ static sluice_status_t open_near(sluice_bench_t* b) {
 sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibration_t* wanted, sluice_bench_t* b) {
   memset(b, 0, sizeof *b);
   b->context = context, b->dtype = wanted->dtype, b->element = sluice_dtype_bytes(wanted->dtype);
-  b->model_width = min_i64(wanted->model_width, MOST_WIDTH);
-  b->hidden_width = min_i64(wanted->hidden_width, MOST_WIDTH);
+  b->model_width = sluice_min(wanted->model_width, MOST_WIDTH);
+  b->hidden_width = sluice_min(wanted->hidden_width, MOST_WIDTH);
   uint64_t rows = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b->model_width * b->element);
   uint64_t middle = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element);
   uint64_t weights = sluice_align_up((uint64_t)(b->model_width * b->hidden_width) * b->element);
@@ -192,8 +191,8 @@ static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p, slui
   switch (p->kind) {
     case SLUICE_PROBE_ROWS:
       /* Into the space of exchanges, as packing does. */
-      kernels->gather_rows(stream, b->dtype, min_i64(p->size, SLUICE_BENCH_BYTES) / row_bytes, b->model_width, b->rows,
-                           b->model_width, b->index, b->send);
+      kernels->gather_rows(stream, b->dtype, sluice_min(p->size, SLUICE_BENCH_BYTES) / row_bytes, b->model_width,
+                           b->rows, b->model_width, b->index, b->send);
       return SLUICE_OK;
     case SLUICE_PROBE_COPY: return copy(b, (uint64_t)p->size, stream);
     case SLUICE_PROBE_ACTIVATION:

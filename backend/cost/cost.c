@@ -25,9 +25,14 @@ double sluice_ranks_per_token(const sluice_workload_t* w) {
 }
 
 int sluice_choice_cuts_rows(const sluice_workload_t* w, const sluice_choice_t* c) {
-  return c->num_chunks > 1 && w->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE && w->world_size > 1 &&
-         w->num_experts > w->world_size && !w->deduplicate && !c->bounded && sluice_restore_is_kept(c->restore_di) &&
-         sluice_restore_is_kept(c->restore_m);
+  const sluice_chunking_t chunking = {.num_chunks = c->num_chunks,
+                                      .chunk_cut = w->chunk_cut,
+                                      .num_experts = w->num_experts,
+                                      .world_size = w->world_size,
+                                      .deduplicate = w->deduplicate,
+                                      .restore_di = c->restore_di,
+                                      .restore_m = c->restore_m};
+  return !c->bounded && sluice_chunking_is_by_rows(&chunking);
 }
 
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choice_t* c) {

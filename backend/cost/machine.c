@@ -1,3 +1,4 @@
+#include "backend/base/check.h"
 #include "backend/cost/machine.h"
 
 #include <math.h>
@@ -94,34 +95,35 @@ sluice_contention_t sluice_machine_contention(const sluice_machine_t* m, double 
 
 /* ---- checking ---- */
 
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
-
 static sluice_status_t check_seconds(const char* field, double value) {
-  CHECK(isfinite(value) && value >= 0, "machine: %s is %g; it is a time in seconds, 0 or more", field, value);
+  SLUICE_TRY(SLUICE_REQUIRE(isfinite(value) && value >= 0, "machine: %s is %g; it is a time in seconds, 0 or more",
+                            field, value));
   return SLUICE_OK;
 }
 
 static sluice_status_t check_curve(const char* field, const sluice_curve_t* c) {
-  CHECK(c->count >= 0 && c->count <= SLUICE_CURVE_POINTS, "machine: %s has %d points; at most %d", field, c->count,
-        SLUICE_CURVE_POINTS);
+  SLUICE_TRY(SLUICE_REQUIRE(c->count >= 0 && c->count <= SLUICE_CURVE_POINTS, "machine: %s has %d points; at most %d",
+                            field, c->count, SLUICE_CURVE_POINTS));
   for (int32_t i = 0; i < c->count; ++i) {
-    CHECK(isfinite(c->x[i]) && c->x[i] > 0, "machine: point %d of %s is at %g; sizes are above 0", i, field, c->x[i]);
-    CHECK(isfinite(c->y[i]) && c->y[i] >= 0, "machine: point %d of %s is %g seconds; times are 0 or more", i, field,
-          c->y[i]);
-    CHECK(i == 0 || c->x[i] > c->x[i - 1], "machine: points of %s must ascend, but %g follows %g", field, c->x[i],
-          c->x[i - 1]);
+    SLUICE_TRY(SLUICE_REQUIRE(isfinite(c->x[i]) && c->x[i] > 0, "machine: point %d of %s is at %g; sizes are above 0",
+                              i, field, c->x[i]));
+    SLUICE_TRY(SLUICE_REQUIRE(isfinite(c->y[i]) && c->y[i] >= 0,
+                              "machine: point %d of %s is %g seconds; times are 0 or more", i, field, c->y[i]));
+    SLUICE_TRY(SLUICE_REQUIRE(i == 0 || c->x[i] > c->x[i - 1], "machine: points of %s must ascend, but %g follows %g",
+                              field, c->x[i], c->x[i - 1]));
   }
   return SLUICE_OK;
 }
 
 static sluice_status_t check_link(const char* field, const sluice_link_t* link) {
-  CHECK(isfinite(link->startup_seconds) && link->startup_seconds >= 0 && isfinite(link->per_peer_seconds) &&
-            link->per_peer_seconds >= 0,
-        "machine: %s has startup_seconds %g and per_peer_seconds %g; both are times in seconds, 0 or more", field,
-        link->startup_seconds, link->per_peer_seconds);
-  CHECK(isfinite(link->bucket_seconds) && link->bucket_seconds >= 0,
-        "machine: %s has burst_seconds %g; it is line time in seconds, 0 or more", field, link->bucket_seconds);
+  SLUICE_TRY(
+      SLUICE_REQUIRE(isfinite(link->startup_seconds) && link->startup_seconds >= 0 &&
+                         isfinite(link->per_peer_seconds) && link->per_peer_seconds >= 0,
+                     "machine: %s has startup_seconds %g and per_peer_seconds %g; both are times in seconds, 0 or more",
+                     field, link->startup_seconds, link->per_peer_seconds));
+  SLUICE_TRY(SLUICE_REQUIRE(isfinite(link->bucket_seconds) && link->bucket_seconds >= 0,
+                            "machine: %s has burst_seconds %g; it is line time in seconds, 0 or more", field,
+                            link->bucket_seconds));
   return check_curve(field, &link->bytes);
 }
 
@@ -129,22 +131,27 @@ static sluice_status_t check_shares(const sluice_machine_t* m) {
   for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
     for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
       double s = m->share[lane][set];
-      CHECK(s >= 0 && s <= 1, "machine: share of lane %s is %g; it is the part of its speed that is left, in (0, 1]",
-            sluice_lane_names[lane], s);
+      SLUICE_TRY(SLUICE_REQUIRE(s >= 0 && s <= 1,
+                                "machine: share of lane %s is %g; it is the part of its speed that is left, in (0, 1]",
+                                sluice_lane_names[lane], s));
     }
   }
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
-  CHECK(m->provenance >= SLUICE_MACHINE_PROFILE && m->provenance <= SLUICE_MACHINE_REFINED,
-        "machine: provenance is %d; known are profile (0), calibrated (1) and fitted (2)", m->provenance);
-  CHECK(m->world_size >= 0, "machine: world_size is %d; it is the number of ranks, or 0 where not said", m->world_size);
-  CHECK(m->ranks_per_node >= 0, "machine: ranks_per_node is %d; it is 1 or more, or 0 for one kind of link",
-        m->ranks_per_node);
-  CHECK(m->ranks_per_node <= 1 || m->node_exchange.bytes.count > 0,
-        "machine: ranks_per_node is %d but node_exchange is missing; say what links within a node take",
-        m->ranks_per_node);
+  SLUICE_TRY(SLUICE_REQUIRE(m->provenance >= SLUICE_MACHINE_PROFILE && m->provenance <= SLUICE_MACHINE_REFINED,
+                            "machine: provenance is %d; known are profile (0), calibrated (1) and fitted (2)",
+                            m->provenance));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      m->world_size >= 0, "machine: world_size is %d; it is the number of ranks, or 0 where not said", m->world_size));
+  SLUICE_TRY(SLUICE_REQUIRE(m->ranks_per_node >= 0,
+                            "machine: ranks_per_node is %d; it is 1 or more, or 0 for one kind of link",
+                            m->ranks_per_node));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(m->ranks_per_node <= 1 || m->node_exchange.bytes.count > 0,
+                     "machine: ranks_per_node is %d but node_exchange is missing; say what links within a node take",
+                     m->ranks_per_node));
   for (int32_t d = 0; d < SLUICE_MACHINE_DTYPES; ++d) {
     for (int32_t f = 0; f < SLUICE_FORM_COUNT; ++f) SLUICE_TRY(check_curve("gemm", &m->gemm[d][f]));
   }
@@ -161,8 +168,8 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
   SLUICE_TRY(check_seconds("second_exchange_seconds", m->second_exchange_seconds));
   SLUICE_TRY(check_seconds("second_exchange_late", m->second_exchange_contention));
   SLUICE_TRY(check_seconds("second_exchange_taken", m->second_compute_contention));
-  CHECK(m->exchange_skew_gain >= 0 && m->exchange_skew_gain <= 1, "machine: exchange_skew_gain is %g; it is in [0, 1]",
-        m->exchange_skew_gain);
+  SLUICE_TRY(SLUICE_REQUIRE(m->exchange_skew_gain >= 0 && m->exchange_skew_gain <= 1,
+                            "machine: exchange_skew_gain is %g; it is in [0, 1]", m->exchange_skew_gain));
   SLUICE_TRY(check_curve("host_copy", &m->host_copy));
   SLUICE_TRY(check_curve("spill_forward", &m->cache_miss_factor[0]));
   SLUICE_TRY(check_curve("spill_backward", &m->cache_miss_factor[1]));
@@ -176,12 +183,14 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
 
 sluice_status_t sluice_machine_check_for(const sluice_machine_t* m, int32_t dtype, int32_t world_size) {
   int32_t d = dtype_index(dtype);
-  CHECK(m->gemm[d][SLUICE_FORM_FORWARD].count > 0,
-        "machine %s: gemm.%s is missing; calibrate with this dtype, or add its curve to the profile", m->name,
-        sluice_machine_dtype_names[d]);
-  CHECK(world_size <= 1 || m->exchange.bytes.count > 0 ||
-            (m->ranks_per_node >= world_size && m->node_exchange.bytes.count > 0),
-        "machine %s: exchange is missing, and %d ranks exchange rows; calibrate on several ranks, or add it", m->name,
-        world_size);
+  SLUICE_TRY(
+      SLUICE_REQUIRE(m->gemm[d][SLUICE_FORM_FORWARD].count > 0,
+                     "machine %s: gemm.%s is missing; calibrate with this dtype, or add its curve to the profile",
+                     m->name, sluice_machine_dtype_names[d]));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      world_size <= 1 || m->exchange.bytes.count > 0 ||
+          (m->ranks_per_node >= world_size && m->node_exchange.bytes.count > 0),
+      "machine %s: exchange is missing, and %d ranks exchange rows; calibrate on several ranks, or add it", m->name,
+      world_size));
   return SLUICE_OK;
 }

@@ -5,15 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/base/check.h"
 #include "backend/base/json.h"
 #include "backend/base/text.h"
 #include "backend/cost/machine.h"
 
 #define FORM 1
 #define WHAT "machine profile"
-
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
 
 /* ---- reading ---- */
 
@@ -29,46 +27,50 @@ static sluice_status_t unknown_field(const char* where, const sluice_json_t* nod
 
 static sluice_status_t want_kind(const char* field, const sluice_json_t* node, int32_t kind) {
   const sluice_json_t wanted = {.kind = kind};
-  CHECK(node->kind == kind, WHAT ": %s is %s; it must be %s", field, kind_name(node), kind_name(&wanted));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(node->kind == kind, WHAT ": %s is %s; it must be %s", field, kind_name(node), kind_name(&wanted)));
   return SLUICE_OK;
 }
 
 static sluice_status_t read_seconds(const char* field, const sluice_json_t* node, double* out) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
-  CHECK(node->number >= 0, WHAT ": %s is %g; it is a time in seconds, 0 or more", field, node->number);
+  SLUICE_TRY(
+      SLUICE_REQUIRE(node->number >= 0, WHAT ": %s is %g; it is a time in seconds, 0 or more", field, node->number));
   *out = node->number;
   return SLUICE_OK;
 }
 
 static sluice_status_t read_rate(const char* field, const char* unit, const sluice_json_t* node, double* out) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
-  CHECK(node->number > 0, WHAT ": %s is %g; it is %s per second, above 0", field, node->number, unit);
+  SLUICE_TRY(
+      SLUICE_REQUIRE(node->number > 0, WHAT ": %s is %g; it is %s per second, above 0", field, node->number, unit));
   *out = node->number;
   return SLUICE_OK;
 }
 
 static sluice_status_t read_whole(const char* field, const sluice_json_t* node, double most, double* out) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
-  CHECK(node->number >= 0 && node->number <= most && node->number == floor(node->number),
-        WHAT ": %s is %g; it must be a whole number in [0, %.0f]", field, node->number, most);
+  SLUICE_TRY(SLUICE_REQUIRE(node->number >= 0 && node->number <= most && node->number == floor(node->number),
+                            WHAT ": %s is %g; it must be a whole number in [0, %.0f]", field, node->number, most));
   *out = node->number;
   return SLUICE_OK;
 }
 
 static sluice_status_t read_points(const char* field, const sluice_json_t* node, sluice_curve_t* out) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_ARRAY));
-  CHECK(node->count >= 1 && node->count <= SLUICE_CURVE_POINTS, WHAT ": %s has %d points; it has 1 to %d", field,
-        node->count, SLUICE_CURVE_POINTS);
+  SLUICE_TRY(SLUICE_REQUIRE(node->count >= 1 && node->count <= SLUICE_CURVE_POINTS,
+                            WHAT ": %s has %d points; it has 1 to %d", field, node->count, SLUICE_CURVE_POINTS));
   out->count = 0;
   for (const sluice_json_t* point = node->child; point != NULL; point = point->next) {
     int is_pair = point->kind == SLUICE_JSON_ARRAY && point->count == 2 && point->child->kind == SLUICE_JSON_NUMBER &&
                   point->child->next->kind == SLUICE_JSON_NUMBER;
-    CHECK(is_pair, WHAT ": point %d of %s must be a pair of numbers [size, seconds]", out->count, field);
+    SLUICE_TRY(
+        SLUICE_REQUIRE(is_pair, WHAT ": point %d of %s must be a pair of numbers [size, seconds]", out->count, field));
     double x = point->child->number, y = point->child->next->number;
-    CHECK(x > 0 && y >= 0, WHAT ": point %d of %s is [%g, %g]; sizes are above 0, times 0 or more", out->count, field,
-          x, y);
-    CHECK(out->count == 0 || x > out->x[out->count - 1], WHAT ": points of %s must ascend, but %g follows %g", field, x,
-          out->x[out->count - 1]);
+    SLUICE_TRY(SLUICE_REQUIRE(x > 0 && y >= 0, WHAT ": point %d of %s is [%g, %g]; sizes are above 0, times 0 or more",
+                              out->count, field, x, y));
+    SLUICE_TRY(SLUICE_REQUIRE(out->count == 0 || x > out->x[out->count - 1],
+                              WHAT ": points of %s must ascend, but %g follows %g", field, x, out->x[out->count - 1]));
     out->x[out->count] = x, out->y[out->count] = y;
     ++out->count;
   }
@@ -108,12 +110,12 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
                                : "points, bytes_per_second and startup_seconds");
     }
   }
-  CHECK((rate > 0) != (out->count > 0), WHAT ": %s must have either points or bytes_per_second", field);
-  CHECK(out->count == 0 || link != NULL || startup == 0,
-        WHAT
-        ": %s has points, which contain the start-up: leave "
-        "startup_seconds out",
-        field);
+  SLUICE_TRY(
+      SLUICE_REQUIRE((rate > 0) != (out->count > 0), WHAT ": %s must have either points or bytes_per_second", field));
+  SLUICE_TRY(SLUICE_REQUIRE(out->count == 0 || link != NULL || startup == 0,
+                            WHAT ": %s has points, which contain the start-up: leave "
+                                 "startup_seconds out",
+                            field));
   if (link != NULL) {
     link->startup_seconds = startup, link->per_peer_seconds = per_peer, link->bucket_seconds = bucket;
   }
@@ -129,9 +131,10 @@ static sluice_status_t read_curve(const char* field, const sluice_json_t* node, 
 static sluice_status_t read_factors(const char* field, const sluice_json_t* node, void* out) {
   sluice_curve_t* curve = out;
   SLUICE_TRY(read_line(field, node, curve, NULL));
-  CHECK(sluice_json_member(node, "points") != NULL, WHAT ": %s has points [bytes, factor]", field);
+  SLUICE_TRY(SLUICE_REQUIRE(sluice_json_member(node, "points") != NULL, WHAT ": %s has points [bytes, factor]", field));
   for (int32_t i = 0; i < curve->count; ++i) {
-    CHECK(curve->y[i] > 0, WHAT ": point %d of %s is a factor of %g; it is above 0", i, field, curve->y[i]);
+    SLUICE_TRY(SLUICE_REQUIRE(curve->y[i] > 0, WHAT ": point %d of %s is a factor of %g; it is above 0", i, field,
+                              curve->y[i]));
   }
   return SLUICE_OK;
 }
@@ -164,14 +167,16 @@ static sluice_status_t read_products(const char* field, const sluice_json_t* nod
       SLUICE_TRY(read_rate(name, "flops", c, &rate));
     } else if (sluice_json_is_named(c, "half_rows")) {
       SLUICE_TRY(want_kind(name, c, SLUICE_JSON_NUMBER));
-      CHECK(c->number >= 0, WHAT ": %s is %g; it is the number of rows per expert at half the rate, 0 or more", name,
-            c->number);
+      SLUICE_TRY(SLUICE_REQUIRE(c->number >= 0,
+                                WHAT ": %s is %g; it is the number of rows per expert at half the rate, 0 or more",
+                                name, c->number));
       half = c->number;
     } else {
       return unknown_field(field, c, "forward, input_grad, weight_grad, flops_per_second and half_rows");
     }
   }
-  CHECK((rate > 0) != (forms[0].count > 0), WHAT ": %s must have either forward or flops_per_second", field);
+  SLUICE_TRY(SLUICE_REQUIRE((rate > 0) != (forms[0].count > 0),
+                            WHAT ": %s must have either forward or flops_per_second", field));
   if (rate > 0) rate_curve(rate, half, &forms[0]);
   return SLUICE_OK;
 }
@@ -205,15 +210,16 @@ static sluice_status_t read_one_share(const sluice_json_t* entry, double (*share
   const sluice_json_t* beside = sluice_json_member(entry, "beside");
   const sluice_json_t* share = sluice_json_member(entry, "share");
   int is_whole = entry->count == 3 && lane != NULL && beside != NULL && share != NULL;
-  CHECK(is_whole && beside->kind == SLUICE_JSON_ARRAY && share->kind == SLUICE_JSON_NUMBER,
-        WHAT ": an entry of share has lane (a name), beside (an array of names) and share (a number)");
-  CHECK(lane_of(lane) >= 0, WHAT ": share.lane: known are compute, comm, copy_out and copy_in");
-  CHECK(share->number > 0 && share->number <= 1,
-        WHAT ": share.share is %g; it is the part of its speed that the lane keeps, in (0, 1]", share->number);
+  SLUICE_TRY(SLUICE_REQUIRE(is_whole && beside->kind == SLUICE_JSON_ARRAY && share->kind == SLUICE_JSON_NUMBER, WHAT
+                            ": an entry of share has lane (a name), beside (an array of names) and share (a number)"));
+  SLUICE_TRY(SLUICE_REQUIRE(lane_of(lane) >= 0, WHAT ": share.lane: known are compute, comm, copy_out and copy_in"));
+  SLUICE_TRY(SLUICE_REQUIRE(share->number > 0 && share->number <= 1,
+                            WHAT ": share.share is %g; it is the part of its speed that the lane keeps, in (0, 1]",
+                            share->number));
   uint32_t set = 1u << lane_of(lane);
   for (const sluice_json_t* b = beside->child; b != NULL; b = b->next) {
-    CHECK(lane_of(b) >= 0 && lane_of(b) != lane_of(lane),
-          WHAT ": share.beside names other lanes: of compute, comm, copy_out and copy_in");
+    SLUICE_TRY(SLUICE_REQUIRE(lane_of(b) >= 0 && lane_of(b) != lane_of(lane),
+                              WHAT ": share.beside names other lanes: of compute, comm, copy_out and copy_in"));
     set |= 1u << lane_of(b);
   }
   shares[lane_of(lane)][set] = share->number;
@@ -248,16 +254,17 @@ static sluice_status_t read_error(const char* field, const sluice_json_t* node, 
 static sluice_status_t read_name(const char* field, const sluice_json_t* node, void* out) {
   sluice_machine_t* m = out;
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_STRING));
-  CHECK(node->text_length >= 1 && node->text_length < (int32_t)sizeof m->name,
-        WHAT ": name has %d bytes; it has 1 to %d", node->text_length, (int)sizeof m->name - 1);
+  SLUICE_TRY(SLUICE_REQUIRE(node->text_length >= 1 && node->text_length < (int32_t)sizeof m->name,
+                            WHAT ": name has %d bytes; it has 1 to %d", node->text_length, (int)sizeof m->name - 1));
   snprintf(m->name, sizeof m->name, "%.*s", node->text_length, node->text);
   return SLUICE_OK;
 }
 
 static sluice_status_t read_gain(const char* field, const sluice_json_t* node, void* out) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
-  CHECK(node->number >= 0 && node->number <= 1,
-        WHAT ": %s is %g; it is in [0, 1]: 0 where the fullest rank counts, 1 where all do alike", field, node->number);
+  SLUICE_TRY(SLUICE_REQUIRE(node->number >= 0 && node->number <= 1,
+                            WHAT ": %s is %g; it is in [0, 1]: 0 where the fullest rank counts, 1 where all do alike",
+                            field, node->number));
   *(double*)out = node->number;
   return SLUICE_OK;
 }
@@ -337,9 +344,10 @@ static sluice_status_t read_field(const field_t* f, const sluice_json_t* node, s
 static sluice_status_t read_root(const sluice_json_t* root, sluice_machine_t* m) {
   SLUICE_TRY(want_kind("the outermost value", root, SLUICE_JSON_OBJECT));
   const sluice_json_t* form = sluice_json_member(root, "sluice_machine");
-  CHECK(form != NULL && form->kind == SLUICE_JSON_NUMBER,
-        WHAT ": it begins with \"sluice_machine\": %d, the form that it is written in", FORM);
-  CHECK(form->number == FORM, WHAT ": form %g; this version reads form %d: calibrate again", form->number, FORM);
+  SLUICE_TRY(SLUICE_REQUIRE(form != NULL && form->kind == SLUICE_JSON_NUMBER,
+                            WHAT ": it begins with \"sluice_machine\": %d, the form that it is written in", FORM));
+  SLUICE_TRY(SLUICE_REQUIRE(form->number == FORM, WHAT ": form %g; this version reads form %d: calibrate again",
+                            form->number, FORM));
   for (const sluice_json_t* c = root->child; c != NULL; c = c->next) {
     if (c == form) continue;
     size_t i = 0;

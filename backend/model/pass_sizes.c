@@ -42,11 +42,17 @@ int64_t sluice_pass_products(const sluice_shape_t* shape) { return 2 * (int64_t)
 
 uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes) { return 3 * sluice_align_up(scalar_bytes); }
 
-uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
+sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const uint64_t w = (uint64_t)shape->world_size;
-  return 5 * sluice_align_up(w * 8) + 3 * sluice_align_up(scalar_bytes) + sluice_align_up(w * SLUICE_ROW_RUN_BYTES) +
-         sluice_align_up((uint64_t)sluice_pass_products(shape) * SLUICE_PRODUCT_BYTES) +
-         sluice_align_up((uint64_t)num_ops * SLUICE_OP_TIMES_BYTES);
+  return (sluice_pass_scratch_t){w * 8, scalar_bytes, w * SLUICE_ROW_RUN_BYTES,
+                                 (uint64_t)sluice_pass_products(shape) * SLUICE_PRODUCT_BYTES,
+                                 (uint64_t)num_ops * SLUICE_OP_TIMES_BYTES};
+}
+
+uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
+  const sluice_pass_scratch_t s = sluice_pass_scratch(shape, scalar_bytes, num_ops);
+  return 5 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.runs) +
+         sluice_align_up(s.products) + sluice_align_up(s.times);
 }
 
 uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t parameter) {

@@ -30,7 +30,13 @@ uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor);
 
 /* Products that one list may have. */
 int64_t sluice_pass_products(const sluice_shape_t* shape);
-/* What a pass takes from the arena behind its slots. scalar_bytes: of one f32 for each row of the largest chunk. */
+/* What a pass takes behind its slots, each block by itself: five of per_rank, three of scalars, one of each other.
+ * scalar_bytes: of one f32 for each row of the largest chunk. */
+typedef struct sluice_pass_scratch_s {
+  uint64_t per_rank, scalars, runs, products, times;
+} sluice_pass_scratch_t;
+sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
+/* All of it in an arena. */
 uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
 /* Of it, what lies with the rows of a far device. */
 uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes);

@@ -35,10 +35,14 @@ sluice_shape_t sluice_shape_widest(const sluice_shape_t* shape) {
 
 int sluice_shape_cuts_rows(const sluice_shape_t* shape, int32_t num_chunks) {
   const sluice_moe_config_t* c = &shape->config;
-  return num_chunks > 1 && c->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE && c->num_experts > shape->world_size &&
-         shape->world_size > 1 && sluice_shape_ceiling(shape) == 0 && !c->deduplicate && !shape->is_far &&
-         sluice_restore_is_kept(sluice_restore_of(c->restore_input)) &&
-         sluice_restore_is_kept(sluice_restore_of(c->restore_middle));
+  const sluice_chunking_t chunking = {.num_chunks = num_chunks,
+                                      .chunk_cut = c->chunk_cut,
+                                      .num_experts = c->num_experts,
+                                      .world_size = shape->world_size,
+                                      .deduplicate = c->deduplicate,
+                                      .restore_di = sluice_restore_of(c->restore_input),
+                                      .restore_m = sluice_restore_of(c->restore_middle)};
+  return sluice_shape_ceiling(shape) == 0 && !shape->is_far && sluice_chunking_is_by_rows(&chunking);
 }
 
 double sluice_parcels_share(int32_t num_experts, int32_t world_size, int32_t top_k) {

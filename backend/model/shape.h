@@ -58,10 +58,26 @@ static inline int32_t sluice_restore_of(int32_t policy) {
   return policy == SLUICE_RESTORE_ADAPTIVE ? SLUICE_RESTORE_KEEP : policy;
 }
 
-/* Whether a forward of n chunks without a plan cuts them out of rows by expert, not out of tokens: alike on all ranks,
- * and with or without a backward, so that both have the same bits. Where everything is kept, on a CPU, with experts
- * enough to make a difference, without ceilings or deduplication: who restores something wants the memory that waiting
- * rows would take. */
+/* What decides how chunks are cut, of a layer that runs or of one that is priced. */
+typedef struct sluice_chunking_s {
+  int32_t num_chunks;
+  int32_t chunk_cut; /* SLUICE_CHUNK_CUT_* */
+  int32_t num_experts, world_size;
+  int32_t deduplicate;
+  int32_t restore_di, restore_m; /* of all chunks */
+} sluice_chunking_t;
+
+/* Whether chunks are cut out of rows by expert, not out of tokens, where neither a plan nor a ceiling bounds them and
+ * rows lie in host memory: with experts enough to make a difference, and where everything is kept, since who restores
+ * something wants the memory that waiting rows would take. */
+static inline int sluice_chunking_is_by_rows(const sluice_chunking_t* c) {
+  return c->num_chunks > 1 && c->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE && c->world_size > 1 &&
+         c->num_experts > c->world_size && !c->deduplicate && sluice_restore_is_kept(c->restore_di) &&
+         sluice_restore_is_kept(c->restore_m);
+}
+
+/* The same of a forward of n chunks without a plan: alike on all ranks, and with or without a backward, so that both
+ * have the same bits. */
 int sluice_shape_cuts_rows(const sluice_shape_t* shape, int32_t num_chunks);
 
 /* Parcels over routes when routing is uniform: W (1 - (E - E/W choose K) / (E choose K)) / K. */

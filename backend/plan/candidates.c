@@ -1,3 +1,4 @@
+#include "backend/base/math.h"
 #include "backend/plan/candidates.h"
 
 #include <string.h>
@@ -34,13 +35,11 @@ static void keep_cheapest(void* user, const sluice_plan_data_t* plan, int32_t fi
 
 /* ---- those that fit beside each other ---- */
 
-static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
 static sluice_plan_bytes_t shared_by(const sluice_plan_bytes_t* a, const sluice_plan_bytes_t* b) {
-  return (sluice_plan_bytes_t){.slots = max_u64(a->slots, b->slots),
-                               .routing = max_u64(a->routing, b->routing),
-                               .schedules = max_u64(a->schedules, b->schedules),
-                               .products = max_u64(a->products, b->products)};
+  return (sluice_plan_bytes_t){.slots = sluice_max_u64(a->slots, b->slots),
+                               .routing = sluice_max_u64(a->routing, b->routing),
+                               .schedules = sluice_max_u64(a->schedules, b->schedules),
+                               .products = sluice_max_u64(a->products, b->products)};
 }
 
 /* Sizes every plan of the set anew, with room for what the largest shares; *out_fits says whether all still fit. */

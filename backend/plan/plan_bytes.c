@@ -24,7 +24,7 @@ static int64_t chunks_with(const sluice_plan_data_t* plan, int which, sluice_res
 
 /* So many chunks have at most, of the rows that are kept at all. */
 static uint64_t rows_of_chunks(const sluice_plan_data_t* plan, int64_t chunks, int64_t kept_rows) {
-  return (uint64_t)(chunks == INT32_MAX ? kept_rows : sluice_min_i64(kept_rows, chunks * plan->chunk_rows));
+  return (uint64_t)(chunks == INT32_MAX ? kept_rows : sluice_min(kept_rows, chunks * plan->chunk_rows));
 }
 
 static uint64_t rows_with(const sluice_plan_data_t* plan, int which, sluice_restore_question_t is_so,
@@ -65,7 +65,7 @@ static uint64_t stored_bytes(const sluice_plan_problem_t* problem, const sluice_
 
 /* Parcels of a pass whatever the ids: at most one of each token for each rank. */
 static int64_t any_parcels(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  return sluice_min_i64(sluice_plan_any_rows(problem, plan), problem->shape.world_size * plan->inputs.max_tokens);
+  return sluice_min(sluice_plan_any_rows(problem, plan), problem->shape.world_size * plan->inputs.max_tokens);
 }
 
 /* Of the block in front of a step's rows. */
@@ -107,7 +107,7 @@ static uint64_t stored_buffer(const sluice_plan_problem_t* problem, const sluice
     in_place += sluice_restore_is_kept(policy);
   }
   int joined = in_place == num_chunks && (which == DI || !problem->shape.config.callback_experts);
-  return sluice_align_up((uint64_t)sluice_max_i64(1, (int64_t)(joined ? rows * row : slots)));
+  return sluice_align_up((uint64_t)sluice_max(1, (int64_t)(joined ? rows * row : slots)));
 }
 
 /* The step's buffers of kept and offloaded rows. */
@@ -166,8 +166,8 @@ static void fill_policies(const sluice_plan_data_t* plan, int32_t behind_list, s
 static int32_t small_chunks(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int32_t listed = plan->inputs.policies.count;
   if (sluice_shape_ceiling(&problem->shape) > 0) return plan->num_chunks;
-  if (listed > 0) return (int32_t)sluice_min_i64(listed, SLUICE_PLAN_BLOCKS) + BEHIND_LIST;
-  return (int32_t)sluice_min_i64(plan->max_chunks, 4);
+  if (listed > 0) return (int32_t)sluice_min(listed, SLUICE_PLAN_BLOCKS) + BEHIND_LIST;
+  return (int32_t)sluice_min(plan->max_chunks, 4);
 }
 
 static sluice_template_spec_t small_spec(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
@@ -231,7 +231,7 @@ sluice_status_t sluice_plan_slot_bytes(const sluice_plan_problem_t* problem, con
     tensors += sluice_align_up(
         sluice_weight_sum_ceiling(&problem->shape, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
   }
-  int64_t scalars = sluice_max_i64(plan->chunk_rows, sluice_plan_sent_rows(problem, plan));
+  int64_t scalars = sluice_max(plan->chunk_rows, sluice_plan_sent_rows(problem, plan));
   if (problem->shape.is_far) {
     *out_bytes = tensors + sluice_pass_far_scratch_bytes((uint64_t)scalars * sizeof(float));
     return SLUICE_OK;

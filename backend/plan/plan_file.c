@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "backend/base/check.h"
 #include "backend/base/hash.h"
 
 #define PLAN_MAGIC 0x51ce504cu
@@ -31,19 +32,19 @@ void sluice_plan_file_write(const sluice_plan_data_t* plan, uint64_t fingerprint
   memcpy(data, &file, sizeof file);
 }
 
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: " __VA_ARGS__)
-
 sluice_status_t sluice_plan_file_read(const void* data, uint64_t bytes, uint64_t fingerprint, int32_t layer_id,
                                       sluice_plan_data_t* out_plan) {
   plan_file_t file;
-  CHECK(bytes == sizeof file, "%llu bytes; a plan has %llu", (unsigned long long)bytes,
-        (unsigned long long)sizeof file);
+  SLUICE_TRY(SLUICE_REQUIRE(bytes == sizeof file, "sluice_plan_read: %llu bytes; a plan has %llu",
+                            (unsigned long long)bytes, (unsigned long long)sizeof file));
   memcpy(&file, data, sizeof file);
-  CHECK(file.magic == PLAN_MAGIC, "magic is %#x; this is no plan", file.magic);
-  CHECK(file.form == PLAN_FORM, "form is %u; this version reads form %u", file.form, PLAN_FORM);
-  CHECK(file.checksum == checksum_of(&file), "checksum is wrong; the bytes were changed");
-  CHECK(file.fingerprint == fingerprint, "fingerprint is of another layer than layer %d", layer_id);
+  SLUICE_TRY(SLUICE_REQUIRE(file.magic == PLAN_MAGIC, "sluice_plan_read: magic is %#x; this is no plan", file.magic));
+  SLUICE_TRY(SLUICE_REQUIRE(file.form == PLAN_FORM, "sluice_plan_read: form is %u; this version reads form %u",
+                            file.form, PLAN_FORM));
+  SLUICE_TRY(SLUICE_REQUIRE(file.checksum == checksum_of(&file),
+                            "sluice_plan_read: checksum is wrong; the bytes were changed"));
+  SLUICE_TRY(SLUICE_REQUIRE(file.fingerprint == fingerprint,
+                            "sluice_plan_read: fingerprint is of another layer than layer %d", layer_id));
   *out_plan = file.data;
   return SLUICE_OK;
 }

@@ -3,11 +3,10 @@
 #include <float.h>
 #include <string.h>
 
+#include "backend/base/check.h"
 #include "backend/plan/plan_search.h"
 #include "backend/plan/plan_sizes.h"
 
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: " __VA_ARGS__)
 #define MOST_BYTES (UINT64_MAX >> 2) /* sums of a few of these hold */
 
 static int is_di(int32_t restore) { return sluice_restore_is_for(restore, SLUICE_T_DI); }
@@ -15,17 +14,23 @@ static int is_di(int32_t restore) { return sluice_restore_is_for(restore, SLUICE
 static int is_m(int32_t restore) { return sluice_restore_is_for(restore, SLUICE_T_M); }
 
 static sluice_status_t check_numbers(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* q) {
-  CHECK(q->max_tokens >= 1 && q->max_tokens <= INT32_MAX, "max_tokens is %lld; it must be in [1, 2^31)",
-        (long long)q->max_tokens);
-  CHECK(q->max_outstanding >= 1, "max_outstanding is %d; it must be at least 1", q->max_outstanding);
-  CHECK(q->num_chunks >= 0 && q->num_chunks <= SLUICE_MAX_CHUNKS,
-        "num_chunks is %d as asked for; it must be in [0, %d]", q->num_chunks, SLUICE_MAX_CHUNKS);
-  CHECK(q->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && q->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
-        "wgrad_mode is %d as asked for; it must be in [-1, 1]", q->wgrad_mode);
-  CHECK(q->halves_apart == 0 || (q->halves_apart == 1 && !problem->shape.config.callback_experts),
-        "halves_apart is %d; it must be 0, or 1 where experts are not the host's own", q->halves_apart);
-  CHECK(q->may_keep_part == 0 || q->may_keep_part == 1, "may_keep_part is %d; it must be 0 or 1", q->may_keep_part);
-  CHECK(q->base <= MOST_BYTES, "base_bytes is %llu; it must be in [0, 2^62)", (unsigned long long)q->base);
+  SLUICE_TRY(SLUICE_REQUIRE(q->max_tokens >= 1 && q->max_tokens <= INT32_MAX,
+                            "sluice_plan_read: max_tokens is %lld; it must be in [1, 2^31)", (long long)q->max_tokens));
+  SLUICE_TRY(SLUICE_REQUIRE(q->max_outstanding >= 1, "sluice_plan_read: max_outstanding is %d; it must be at least 1",
+                            q->max_outstanding));
+  SLUICE_TRY(SLUICE_REQUIRE(q->num_chunks >= 0 && q->num_chunks <= SLUICE_MAX_CHUNKS,
+                            "sluice_plan_read: num_chunks is %d as asked for; it must be in [0, %d]", q->num_chunks,
+                            SLUICE_MAX_CHUNKS));
+  SLUICE_TRY(SLUICE_REQUIRE(q->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && q->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
+                            "sluice_plan_read: wgrad_mode is %d as asked for; it must be in [-1, 1]", q->wgrad_mode));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(q->halves_apart == 0 || (q->halves_apart == 1 && !problem->shape.config.callback_experts),
+                     "sluice_plan_read: halves_apart is %d; it must be 0, or 1 where experts are not the host's own",
+                     q->halves_apart));
+  SLUICE_TRY(SLUICE_REQUIRE(q->may_keep_part == 0 || q->may_keep_part == 1,
+                            "sluice_plan_read: may_keep_part is %d; it must be 0 or 1", q->may_keep_part));
+  SLUICE_TRY(SLUICE_REQUIRE(q->base <= MOST_BYTES, "sluice_plan_read: base_bytes is %llu; it must be in [0, 2^62)",
+                            (unsigned long long)q->base));
   return SLUICE_OK;
 }
 
@@ -40,24 +45,28 @@ static sluice_status_t check_asked(const sluice_plan_problem_t* problem, const s
   const sluice_plan_inputs_t* q = &plan->inputs;
   const sluice_chunk_policies_t* p = &q->policies;
   if (p->count == 0) {
-    CHECK(q->restore_di == SLUICE_RESTORE_ADAPTIVE || is_di(q->restore_di), "restore_input is %d as asked for",
-          q->restore_di);
-    CHECK(q->restore_m == SLUICE_RESTORE_ADAPTIVE || is_m(q->restore_m), "restore_middle is %d as asked for",
-          q->restore_m);
-    CHECK(is_zero(p->di) && is_zero(p->m), "restore_input_of and restore_middle_of name no chunk, and hold policies");
+    SLUICE_TRY(SLUICE_REQUIRE(q->restore_di == SLUICE_RESTORE_ADAPTIVE || is_di(q->restore_di),
+                              "sluice_plan_read: restore_input is %d as asked for", q->restore_di));
+    SLUICE_TRY(SLUICE_REQUIRE(q->restore_m == SLUICE_RESTORE_ADAPTIVE || is_m(q->restore_m),
+                              "sluice_plan_read: restore_middle is %d as asked for", q->restore_m));
+    SLUICE_TRY(
+        SLUICE_REQUIRE(is_zero(p->di) && is_zero(p->m),
+                       "sluice_plan_read: restore_input_of and restore_middle_of name no chunk, and hold policies"));
     return SLUICE_OK;
   }
-  CHECK(p->count == plan->num_chunks, "restore_input_of and restore_middle_of name %d chunks; the plan has %d",
-        p->count, plan->num_chunks);
+  SLUICE_TRY(SLUICE_REQUIRE(p->count == plan->num_chunks,
+                            "sluice_plan_read: restore_input_of and restore_middle_of name %d chunks; the plan has %d",
+                            p->count, plan->num_chunks));
   int32_t di[SLUICE_MAX_CHUNKS], m[SLUICE_MAX_CHUNKS];
   for (int32_t i = 0; i < p->count; ++i) di[i] = p->di[i], m[i] = p->m[i];
   int32_t of_di = SLUICE_RESTORE_ADAPTIVE, of_m = SLUICE_RESTORE_ADAPTIVE;
   sluice_chunk_policies_t again;
   SLUICE_TRY(sluice_chunk_policies_read("sluice_plan_read", p->count, problem->shape.config.callback_experts, di, m,
                                         &of_di, &of_m, &again));
-  CHECK(q->restore_di == of_di && q->restore_m == of_m && memcmp(&again, p, sizeof again) == 0,
-        "restore_input is %d and restore_middle %d; by the lists of the chunks they are %d and %d", q->restore_di,
-        q->restore_m, of_di, of_m);
+  SLUICE_TRY(SLUICE_REQUIRE(
+      q->restore_di == of_di && q->restore_m == of_m && memcmp(&again, p, sizeof again) == 0,
+      "sluice_plan_read: restore_input is %d and restore_middle %d; by the lists of the chunks they are %d and %d",
+      q->restore_di, q->restore_m, of_di, of_m));
   return SLUICE_OK;
 }
 
@@ -65,23 +74,28 @@ static sluice_status_t check_asked(const sluice_plan_problem_t* problem, const s
 static sluice_status_t check_chosen(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
   const int32_t asked = sluice_shape_ceiling(&problem->shape) > 0 ? problem->shape.config.num_chunks : q->num_chunks;
-  CHECK(plan->num_chunks >= 1 && plan->num_chunks <= SLUICE_MAX_CHUNKS && (asked == 0 || plan->num_chunks == asked),
-        "num_chunks is %d; %d were asked for, and it must be in [1, %d]", plan->num_chunks, asked, SLUICE_MAX_CHUNKS);
+  SLUICE_TRY(SLUICE_REQUIRE(
+      plan->num_chunks >= 1 && plan->num_chunks <= SLUICE_MAX_CHUNKS && (asked == 0 || plan->num_chunks == asked),
+      "sluice_plan_read: num_chunks is %d; %d were asked for, and it must be in [1, %d]", plan->num_chunks, asked,
+      SLUICE_MAX_CHUNKS));
   SLUICE_TRY(check_asked(problem, plan));
   const int is_list = q->policies.count > 0;
-  CHECK(is_list ? plan->restore_di == q->restore_di
-                : is_di(plan->restore_di) && (q->restore_di < 0 || plan->restore_di == q->restore_di),
-        "restore_input is %d; %d was asked for", plan->restore_di, q->restore_di);
-  CHECK(is_list ? plan->restore_m == q->restore_m
-                : is_m(plan->restore_m) && (q->restore_m < 0 || plan->restore_m == q->restore_m),
-        "restore_middle is %d; %d was asked for", plan->restore_m, q->restore_m);
-  CHECK(sluice_plan_is_allowed(problem, plan->restore_di, plan->restore_m),
-        "restore_input is %d and restore_middle %d, which the experts of layer %d cannot do", plan->restore_di,
-        plan->restore_m, problem->shape.config.layer_id);
-  CHECK(plan->wgrad_mode >= SLUICE_WGRAD_DEFERRED && plan->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK &&
-            (q->wgrad_mode < 0 || plan->wgrad_mode == q->wgrad_mode),
-        "wgrad_mode is %d; %d was asked for", plan->wgrad_mode, q->wgrad_mode);
-  CHECK(plan->cost >= 0 && plan->cost <= DBL_MAX, "relative_time is %g", plan->cost);
+  SLUICE_TRY(
+      SLUICE_REQUIRE(is_list ? plan->restore_di == q->restore_di
+                             : is_di(plan->restore_di) && (q->restore_di < 0 || plan->restore_di == q->restore_di),
+                     "sluice_plan_read: restore_input is %d; %d was asked for", plan->restore_di, q->restore_di));
+  SLUICE_TRY(SLUICE_REQUIRE(is_list ? plan->restore_m == q->restore_m
+                                    : is_m(plan->restore_m) && (q->restore_m < 0 || plan->restore_m == q->restore_m),
+                            "sluice_plan_read: restore_middle is %d; %d was asked for", plan->restore_m, q->restore_m));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      sluice_plan_is_allowed(problem, plan->restore_di, plan->restore_m),
+      "sluice_plan_read: restore_input is %d and restore_middle %d, which the experts of layer %d cannot do",
+      plan->restore_di, plan->restore_m, problem->shape.config.layer_id));
+  SLUICE_TRY(SLUICE_REQUIRE(plan->wgrad_mode >= SLUICE_WGRAD_DEFERRED && plan->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK &&
+                                (q->wgrad_mode < 0 || plan->wgrad_mode == q->wgrad_mode),
+                            "sluice_plan_read: wgrad_mode is %d; %d was asked for", plan->wgrad_mode, q->wgrad_mode));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(plan->cost >= 0 && plan->cost <= DBL_MAX, "sluice_plan_read: relative_time is %g", plan->cost));
   return SLUICE_OK;
 }
 
@@ -90,11 +104,13 @@ static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sl
   const int is_stored = sluice_plan_row_bytes(problem, plan, sluice_restore_is_stored) > 0;
   const int64_t least = is_stored && !sluice_plan_can_fall_back(problem, plan) ? plan->worst_rows : 0;
   const int64_t most = is_stored ? plan->worst_rows : 0;
-  CHECK(plan->kept_rows >= least && plan->kept_rows <= most, "kept_rows is %lld; it must be in [%lld, %lld]",
-        (long long)plan->kept_rows, (long long)least, (long long)most);
+  SLUICE_TRY(SLUICE_REQUIRE(plan->kept_rows >= least && plan->kept_rows <= most,
+                            "sluice_plan_read: kept_rows is %lld; it must be in [%lld, %lld]",
+                            (long long)plan->kept_rows, (long long)least, (long long)most));
   const int32_t fewest = least > 0 ? plan->num_chunks : 1;
-  CHECK(plan->kept_chunks >= fewest && plan->kept_chunks <= plan->num_chunks,
-        "kept_chunks is %d; it must be in [%d, %d]", plan->kept_chunks, fewest, plan->num_chunks);
+  SLUICE_TRY(SLUICE_REQUIRE(plan->kept_chunks >= fewest && plan->kept_chunks <= plan->num_chunks,
+                            "sluice_plan_read: kept_chunks is %d; it must be in [%d, %d]", plan->kept_chunks, fewest,
+                            plan->num_chunks));
   return SLUICE_OK;
 }
 
@@ -102,9 +118,10 @@ static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sl
 static sluice_status_t check_bytes(const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
   const sluice_plan_bytes_t* b = &plan->bytes;
-  CHECK(b->step <= MOST_BYTES / (uint64_t)q->max_outstanding,
-        "max_outstanding is %d; so many steps of %llu bytes are more than there are", q->max_outstanding,
-        (unsigned long long)b->step);
+  SLUICE_TRY(
+      SLUICE_REQUIRE(b->step <= MOST_BYTES / (uint64_t)q->max_outstanding,
+                     "sluice_plan_read: max_outstanding is %d; so many steps of %llu bytes are more than there are",
+                     q->max_outstanding, (unsigned long long)b->step));
   if (q->budget > 0 && b->total > q->budget) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "sluice_plan_read: memory_budget is %llu; the plan takes %llu here",
                        (unsigned long long)q->budget, (unsigned long long)b->total);
@@ -122,14 +139,18 @@ sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_
   SLUICE_TRY(check_numbers(problem, &plan->inputs));
   SLUICE_TRY(check_chosen(problem, plan));
   sluice_plan_set_ceilings(problem, file.num_chunks, plan);
-  CHECK(plan->num_blocks == file.num_blocks && plan->blocks_per_chunk == file.blocks_per_chunk,
-        "num_blocks is %d, %d to a chunk; by the other fields it is %d, %d to a chunk", file.num_blocks,
-        file.blocks_per_chunk, plan->num_blocks, plan->blocks_per_chunk);
-  CHECK(plan->max_chunks == file.max_chunks, "max_chunks is %d; by the other fields it is %d", file.max_chunks,
-        plan->max_chunks);
-  CHECK(plan->chunk_rows == file.chunk_rows && plan->worst_rows == file.worst_rows,
-        "chunk_rows is %lld of %lld rows at most; by the other fields it is %lld of %lld", (long long)file.chunk_rows,
-        (long long)file.worst_rows, (long long)plan->chunk_rows, (long long)plan->worst_rows);
+  SLUICE_TRY(
+      SLUICE_REQUIRE(plan->num_blocks == file.num_blocks && plan->blocks_per_chunk == file.blocks_per_chunk,
+                     "sluice_plan_read: num_blocks is %d, %d to a chunk; by the other fields it is %d, %d to a chunk",
+                     file.num_blocks, file.blocks_per_chunk, plan->num_blocks, plan->blocks_per_chunk));
+  SLUICE_TRY(SLUICE_REQUIRE(plan->max_chunks == file.max_chunks,
+                            "sluice_plan_read: max_chunks is %d; by the other fields it is %d", file.max_chunks,
+                            plan->max_chunks));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      plan->chunk_rows == file.chunk_rows && plan->worst_rows == file.worst_rows,
+      "sluice_plan_read: chunk_rows is %lld of %lld rows at most; by the other fields it is %lld of %lld",
+      (long long)file.chunk_rows, (long long)file.worst_rows, (long long)plan->chunk_rows,
+      (long long)plan->worst_rows));
   SLUICE_TRY(check_kept(problem, plan));
   SLUICE_TRY(sluice_plan_measure(problem, plan));
   return check_bytes(plan);

@@ -7,7 +7,7 @@
 
 /* Routes of one token that one rank can own while its ids differ. */
 static int64_t routes_per_rank(const sluice_plan_problem_t* problem) {
-  return sluice_min_i64(problem->shape.config.top_k, problem->shape.most_local);
+  return sluice_min(problem->shape.config.top_k, problem->shape.most_local);
 }
 
 int64_t sluice_plan_balanced_rows(const sluice_plan_problem_t* problem, int64_t max_tokens) {
@@ -35,21 +35,21 @@ void sluice_plan_set_ceilings(const sluice_plan_problem_t* problem, int32_t n, s
   }
   int64_t tokens = plan->inputs.max_tokens, w = problem->shape.world_size, routes = routes_per_rank(problem);
   int64_t balanced = sluice_plan_balanced_rows(problem, tokens);
-  plan->num_blocks = problem->shape.is_far ? SLUICE_PLAN_BLOCKS
-                                           : (int32_t)sluice_max_i64(1, sluice_min_i64(SLUICE_PLAN_BLOCKS, tokens));
+  plan->num_blocks =
+      problem->shape.is_far ? SLUICE_PLAN_BLOCKS : (int32_t)sluice_max(1, sluice_min(SLUICE_PLAN_BLOCKS, tokens));
   plan->num_chunks = n;
   plan->blocks_per_chunk = (int32_t)sluice_ceil_div(plan->num_blocks, n);
   plan->worst_rows = sluice_plan_any_rows(problem, plan);
   int64_t one_block = w * sluice_ceil_div(tokens, plan->num_blocks) * routes;
   int64_t wanted = sluice_plan_with_slack(balanced, n);
-  plan->chunk_rows = sluice_min_i64(plan->worst_rows, sluice_max_i64(one_block, wanted));
+  plan->chunk_rows = sluice_min(plan->worst_rows, sluice_max(one_block, wanted));
   plan->max_chunks = n == 1 && plan->chunk_rows == plan->worst_rows ? 1 : plan->num_blocks;
 }
 
 /* Tokens of one chunk on any rank. */
 static int64_t chunk_tokens(const sluice_plan_data_t* plan) {
   int64_t tokens = plan->inputs.max_tokens;
-  return sluice_min_i64(tokens, plan->blocks_per_chunk * sluice_ceil_div(tokens, plan->num_blocks));
+  return sluice_min(tokens, plan->blocks_per_chunk * sluice_ceil_div(tokens, plan->num_blocks));
 }
 
 int64_t sluice_plan_sent_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
@@ -59,14 +59,14 @@ int64_t sluice_plan_sent_rows(const sluice_plan_problem_t* problem, const sluice
 }
 
 int64_t sluice_plan_arriving_parcels(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  return sluice_min_i64(plan->chunk_rows, problem->shape.world_size * chunk_tokens(plan));
+  return sluice_min(plan->chunk_rows, problem->shape.world_size * chunk_tokens(plan));
 }
 
 int64_t sluice_plan_travelling_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   if (!sluice_shape_is_deduplicated(&problem->shape))
-    return sluice_max_i64(plan->chunk_rows, sluice_plan_sent_rows(problem, plan));
-  int64_t ranks = sluice_min_i64(problem->shape.world_size, problem->shape.config.top_k);
-  return sluice_max_i64(sluice_plan_arriving_parcels(problem, plan), ranks * chunk_tokens(plan));
+    return sluice_max(plan->chunk_rows, sluice_plan_sent_rows(problem, plan));
+  int64_t ranks = sluice_min(problem->shape.world_size, problem->shape.config.top_k);
+  return sluice_max(sluice_plan_arriving_parcels(problem, plan), ranks * chunk_tokens(plan));
 }
 
 int64_t sluice_plan_any_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {

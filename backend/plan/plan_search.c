@@ -24,7 +24,7 @@ static int64_t most_kept(const sluice_plan_problem_t* problem, const sluice_plan
   if (row == 0 || budget == 0) return plan->worst_rows;
   uint64_t room = budget > fixed ? (budget - fixed) / ((uint64_t)plan->inputs.max_outstanding * row) : 0;
   if (room >= (uint64_t)plan->worst_rows) return plan->worst_rows;
-  return sluice_max_i64(least, (int64_t)room);
+  return sluice_max(least, (int64_t)room);
 }
 
 static uint64_t lift(uint64_t* bytes, uint64_t least) {
@@ -58,7 +58,7 @@ static int may_keep_part(const sluice_plan_inputs_t* q) {
 /* Rows that a plan keeps at least where it keeps all chunks of balanced routing: with a quarter more to spare. */
 static int64_t least_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   int64_t balanced = sluice_plan_balanced_rows(problem, plan->inputs.max_tokens);
-  return sluice_min_i64(plan->worst_rows, sluice_plan_with_slack(balanced, 1));
+  return sluice_min(plan->worst_rows, sluice_plan_with_slack(balanced, 1));
 }
 
 /* Callback experts whose chunks' policies differ run again in those that differ: else all would be kept. */
@@ -74,7 +74,7 @@ int sluice_plan_can_fall_back(const sluice_plan_problem_t* problem, const sluice
 static void set_kept_chunks(const sluice_plan_problem_t* problem, int32_t kept_chunks, sluice_plan_data_t* plan) {
   int64_t balanced = sluice_plan_balanced_rows(problem, plan->inputs.max_tokens);
   plan->kept_rows =
-      sluice_min_i64(least_kept(problem, plan), kept_chunks * sluice_plan_with_slack(balanced, plan->num_chunks));
+      sluice_min(least_kept(problem, plan), kept_chunks * sluice_plan_with_slack(balanced, plan->num_chunks));
   plan->kept_chunks = kept_chunks;
 }
 
@@ -140,9 +140,9 @@ static int32_t outstanding_that_fit(const sluice_plan_data_t* plan) {
   const uint64_t fixed = b->total - (uint64_t)q->max_outstanding * b->step, pool = sluice_plan_pool_of_step(plan);
   int64_t steps = q->max_outstanding;
   if (q->budget > 0 && b->step > 0) {
-    steps = sluice_min_i64(steps, q->budget > fixed ? (int64_t)((q->budget - fixed) / b->step) : 0);
+    steps = sluice_min(steps, q->budget > fixed ? (int64_t)((q->budget - fixed) / b->step) : 0);
   }
-  if (q->host_budget > 0 && pool > 0) steps = sluice_min_i64(steps, (int64_t)(q->host_budget / pool));
+  if (q->host_budget > 0 && pool > 0) steps = sluice_min(steps, (int64_t)(q->host_budget / pool));
   return (int32_t)steps;
 }
 
@@ -176,7 +176,7 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   sluice_plan_search_t* f = s->found;
   if (f->num_seen++ == 0 || plan.bytes.total < f->leanest.bytes.total) f->leanest = plan;
   if (in_budget && (f->num_fitting++ == 0 || plan.cost < f->best.cost)) f->best = plan;
-  if (!in_budget) f->most_outstanding = (int32_t)sluice_max_i64(f->most_outstanding, outstanding_that_fit(&plan));
+  if (!in_budget) f->most_outstanding = (int32_t)sluice_max(f->most_outstanding, outstanding_that_fit(&plan));
   return SLUICE_OK;
 }
 

@@ -2,12 +2,9 @@
 #ifndef SLUICE_BACKEND_PLAN_PLAN_SIZES_H_
 #define SLUICE_BACKEND_PLAN_PLAN_SIZES_H_
 
+#include "backend/base/math.h"
 #include "backend/model/restore.h"
 #include "backend/plan/plan.h"
-
-static inline int64_t sluice_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t sluice_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t sluice_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* The same as the rank with most experts sees it: ceilings are the same on all ranks. */
 static inline sluice_plan_problem_t sluice_plan_problem_widest(const sluice_plan_problem_t* problem) {

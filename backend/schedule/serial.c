@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "backend/base/hash.h"
 #include "backend/schedule/check.h"
 
 #define MAGIC 0x44534c53 /* "SLSD" */
@@ -39,7 +40,7 @@ static void put(sink_t* sink, int32_t value) {
   uint32_t bits = (uint32_t)value;
   for (int i = 0; i < 4; ++i, ++sink->used) {
     unsigned char byte = (unsigned char)(bits >> (8 * i));
-    sink->checksum = (sink->checksum ^ byte) * 0x100000001b3u;
+    sink->checksum = sluice_hash_bytes(sink->checksum, &byte, 1);
     if (sink->used < sink->room) sink->data[sink->used] = byte;
   }
 }
@@ -50,7 +51,7 @@ static void put_refs(sink_t* sink, const sluice_slot_ref_t* refs, int32_t count)
 }
 
 uint64_t sluice_schedule_write(const sluice_template_t* t, void* data, uint64_t room) {
-  sink_t sink = {.data = data, .room = data == NULL ? 0 : room, .checksum = 0xcbf29ce484222325u};
+  sink_t sink = {.data = data, .room = data == NULL ? 0 : room, .checksum = SLUICE_HASH_OF_NOTHING};
   int32_t n = t->spec.num_chunks, numbers[NUM_SPEC];
   spec_numbers(&t->spec, numbers);
   put(&sink, MAGIC), put(&sink, FORM);
@@ -175,14 +176,8 @@ static sluice_status_t read_body(source_t* source, sluice_template_t* t) {
   return SLUICE_OK;
 }
 
-static uint64_t checksum_of(const unsigned char* data, uint64_t bytes) {
-  uint64_t sum = 0xcbf29ce484222325u;
-  for (uint64_t i = 0; i < bytes; ++i) sum = (sum ^ data[i]) * 0x100000001b3u;
-  return sum;
-}
-
 static sluice_status_t read_end(source_t* source) {
-  uint64_t sum = checksum_of(source->data, source->used);
+  uint64_t sum = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, source->data, source->used);
   int32_t low = 0, high = 0;
   SLUICE_TRY(take(source, "the checksum", INT32_MIN, INT32_MAX, &low));
   SLUICE_TRY(take(source, "the checksum", INT32_MIN, INT32_MAX, &high));

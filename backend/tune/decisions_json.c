@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/check.h"
 #include "backend/base/json.h"
 #include "backend/base/log.h"
 #include "backend/base/text.h"
@@ -17,9 +18,6 @@
 #define FORM      2 /* 1 had no policies: read as well, with a word */
 #define WHAT      "decisions"
 #define MOST_ROWS 4294967296.0
-
-#define CHECK(condition, ...) \
-  if (!(condition)) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__)
 
 /* ---- writing ---- */
 
@@ -104,46 +102,53 @@ static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, 
     if (di != NULL && for_di && is_text(di, sluice_restore_name(p))) out->restore_di = p;
     if (m != NULL && for_m && is_text(m, sluice_restore_name(p))) out->restore_m = p;
   }
-  CHECK((di == NULL && m == NULL) || out->restore_di >= 0,
-        WHAT ": restore_input of answer %d must be \"keep\", \"offload\", \"redispatch\" or \"by chunk\"", number);
-  CHECK((di == NULL && m == NULL) || out->restore_m >= 0,
-        WHAT ": restore_middle of answer %d must be \"keep\", \"offload\", \"recompute\" or \"by chunk\"", number);
+  SLUICE_TRY(SLUICE_REQUIRE(
+      (di == NULL && m == NULL) || out->restore_di >= 0,
+      WHAT ": restore_input of answer %d must be \"keep\", \"offload\", \"redispatch\" or \"by chunk\"", number));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      (di == NULL && m == NULL) || out->restore_m >= 0,
+      WHAT ": restore_middle of answer %d must be \"keep\", \"offload\", \"recompute\" or \"by chunk\"", number));
   return SLUICE_OK;
 }
 
 static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sluice_import_t* out) {
   *out = (sluice_import_t){0}; /* of what was refused before, which other ranks may not have read: they compare all */
-  CHECK(node->kind == SLUICE_JSON_OBJECT, WHAT ": answer %d must be an object", number);
+  SLUICE_TRY(SLUICE_REQUIRE(node->kind == SLUICE_JSON_OBJECT, WHAT ": answer %d must be an object", number));
   for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
-    CHECK(sluice_json_is_named(c, "layer") || sluice_json_is_named(c, "rows") ||
-              sluice_json_is_named(c, "num_chunks") || sluice_json_is_named(c, "wgrad_mode") ||
-              sluice_json_is_named(c, "restore_input") || sluice_json_is_named(c, "restore_middle"),
-          WHAT
-          ": unknown field \"%.*s\" in answer %d; known are layer, rows, num_chunks, wgrad_mode, restore_input and "
-          "restore_middle",
-          c->name_length, c->name, number);
+    SLUICE_TRY(SLUICE_REQUIRE(
+        sluice_json_is_named(c, "layer") || sluice_json_is_named(c, "rows") || sluice_json_is_named(c, "num_chunks") ||
+            sluice_json_is_named(c, "wgrad_mode") || sluice_json_is_named(c, "restore_input") ||
+            sluice_json_is_named(c, "restore_middle"),
+        WHAT
+        ": unknown field \"%.*s\" in answer %d; known are layer, rows, num_chunks, wgrad_mode, restore_input and "
+        "restore_middle",
+        c->name_length, c->name, number));
   }
   const sluice_json_t *layer = sluice_json_member(node, "layer"), *rows = sluice_json_member(node, "rows");
   const sluice_json_t *chunks = sluice_json_member(node, "num_chunks"), *mode = sluice_json_member(node, "wgrad_mode");
-  CHECK(layer != NULL && layer->kind == SLUICE_JSON_STRING && layer->text_length == 16,
-        WHAT ": layer of answer %d must be 16 hexadecimal digits, the kind of layer it is for", number);
+  SLUICE_TRY(SLUICE_REQUIRE(layer != NULL && layer->kind == SLUICE_JSON_STRING && layer->text_length == 16,
+                            WHAT ": layer of answer %d must be 16 hexadecimal digits, the kind of layer it is for",
+                            number));
   char digits[17], *end = NULL;
   memcpy(digits, layer->text, 16);
   digits[16] = '\0';
   out->layer = strtoull(digits, &end, 16);
-  CHECK(end == digits + 16, WHAT ": layer of answer %d is \"%s\"; it must be 16 hexadecimal digits", number, digits);
-  CHECK(rows != NULL && rows->kind == SLUICE_JSON_NUMBER && rows->number >= 1 && rows->number <= MOST_ROWS &&
-            rows->number == floor(rows->number),
-        WHAT ": rows of answer %d must be a whole number in [1, 2^32]", number);
+  SLUICE_TRY(SLUICE_REQUIRE(end == digits + 16, WHAT ": layer of answer %d is \"%s\"; it must be 16 hexadecimal digits",
+                            number, digits));
+  SLUICE_TRY(SLUICE_REQUIRE(rows != NULL && rows->kind == SLUICE_JSON_NUMBER && rows->number >= 1 &&
+                                rows->number <= MOST_ROWS && rows->number == floor(rows->number),
+                            WHAT ": rows of answer %d must be a whole number in [1, 2^32]", number));
   out->rows = (int64_t)rows->number;
   int32_t per_chunk = mode != NULL && is_text(mode, mode_names[1]);
-  CHECK(chunks != NULL && chunks->kind == SLUICE_JSON_NUMBER, WHAT ": num_chunks of answer %d is missing", number);
-  CHECK(mode == NULL || per_chunk || is_text(mode, mode_names[0]),
-        WHAT ": wgrad_mode of answer %d must be \"deferred\" or \"per_chunk\"", number);
+  SLUICE_TRY(SLUICE_REQUIRE(chunks != NULL && chunks->kind == SLUICE_JSON_NUMBER,
+                            WHAT ": num_chunks of answer %d is missing", number));
+  SLUICE_TRY(SLUICE_REQUIRE(mode == NULL || per_chunk || is_text(mode, mode_names[0]),
+                            WHAT ": wgrad_mode of answer %d must be \"deferred\" or \"per_chunk\"", number));
   SLUICE_TRY(read_policies(node, number, &out->plan));
-  CHECK(chunks->number >= 1 && chunks->number <= SLUICE_MAX_CHUNKS && chunks->number == floor(chunks->number),
-        WHAT ": num_chunks of answer %d is %g; it must be a whole number in [1, %d]", number, chunks->number,
-        SLUICE_MAX_CHUNKS);
+  SLUICE_TRY(SLUICE_REQUIRE(
+      chunks->number >= 1 && chunks->number <= SLUICE_MAX_CHUNKS && chunks->number == floor(chunks->number),
+      WHAT ": num_chunks of answer %d is %g; it must be a whole number in [1, %d]", number, chunks->number,
+      SLUICE_MAX_CHUNKS));
   if (out->plan.restore_di >= 0) {
     out->plan.num_chunks = (int32_t)chunks->number, out->plan.wgrad_mode = per_chunk;
     return SLUICE_OK;
@@ -155,20 +160,22 @@ static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sl
 }
 
 static sluice_status_t find_answers(const sluice_json_t* root, const sluice_json_t** out_answers) {
-  CHECK(root->kind == SLUICE_JSON_OBJECT, WHAT ": the outermost value must be an object");
+  SLUICE_TRY(SLUICE_REQUIRE(root->kind == SLUICE_JSON_OBJECT, WHAT ": the outermost value must be an object"));
   const sluice_json_t* form = sluice_json_member(root, "sluice_decisions");
-  CHECK(form != NULL && form->kind == SLUICE_JSON_NUMBER,
-        WHAT ": they begin with \"sluice_decisions\": %d, the form that they are written in", FORM);
-  CHECK(form->number == FORM || form->number == 1,
-        WHAT ": form %g; this version reads forms 1 and %d: leave the file out, and let it be made anew", form->number,
-        FORM);
+  SLUICE_TRY(SLUICE_REQUIRE(form != NULL && form->kind == SLUICE_JSON_NUMBER,
+                            WHAT ": they begin with \"sluice_decisions\": %d, the form that they are written in",
+                            FORM));
+  SLUICE_TRY(SLUICE_REQUIRE(form->number == FORM || form->number == 1,
+                            WHAT
+                            ": form %g; this version reads forms 1 and %d: leave the file out, and let it be made anew",
+                            form->number, FORM));
   if (form->number != FORM) {
     sluice_log(SLUICE_LOG_WARN,
                WHAT ": form 1, which has no plans of memory budgets: those are chosen anew; form %d is written", FORM);
   }
   *out_answers = sluice_json_member(root, "answers");
-  CHECK(*out_answers != NULL && (*out_answers)->kind == SLUICE_JSON_ARRAY && root->count == 2,
-        WHAT ": besides the form there is exactly \"answers\", an array");
+  SLUICE_TRY(SLUICE_REQUIRE(*out_answers != NULL && (*out_answers)->kind == SLUICE_JSON_ARRAY && root->count == 2,
+                            WHAT ": besides the form there is exactly \"answers\", an array"));
   return SLUICE_OK;
 }
 

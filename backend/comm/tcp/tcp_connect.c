@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/math.h"
 #include "backend/comm/tcp/tcp_address.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
 
@@ -126,8 +127,6 @@ static int connect_to(const struct sockaddr_storage* target, socklen_t length, u
   return -error;
 }
 
-static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
 /* The listener's backlog answers, so this waits for no rank. */
 static sluice_status_t reach(connecting_t* c, int32_t peer) {
   const sluice_tcp_card_t* mine = &c->cards[c->parent->rank];
@@ -137,7 +136,7 @@ static sluice_status_t reach(connecting_t* c, int32_t peer) {
     struct sockaddr_storage target;
     const socklen_t length = sluice_tcp_card_target(mine, &c->cards[peer], attempt, &target);
     if (length == 0) break;
-    const int fd = connect_to(&target, length, min_u64(c->deadline_ns, sluice_now_ns() + ATTEMPT_NS));
+    const int fd = connect_to(&target, length, sluice_min_u64(c->deadline_ns, sluice_now_ns() + ATTEMPT_NS));
     if (fd >= 0 && send_hello(c, fd, peer)) {
       c->sockets[peer] = fd;
       return SLUICE_OK;
@@ -166,7 +165,7 @@ static sluice_status_t accept_all(connecting_t* c) {
       return SLUICE_FAIL_PEER(SLUICE_E_FOREIGN, c->parent->rank, peer,
                               "tcp communicator: rank %d did not connect to rank %d in time", peer, c->parent->rank);
     }
-    const int32_t peer = receive_hello(c, fd, min_u64(c->deadline_ns, sluice_now_ns() + ATTEMPT_NS));
+    const int32_t peer = receive_hello(c, fd, sluice_min_u64(c->deadline_ns, sluice_now_ns() + ATTEMPT_NS));
     if (peer <= c->parent->rank || c->sockets[peer] >= 0 || !send_hello(c, fd, peer)) {
       sluice_tcp_close(fd);
       continue;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/math.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/wire_memory.h"
 
@@ -261,8 +262,6 @@ static void unpack_counts(sluice_binding_t* b) {
   }
 }
 
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-
 typedef struct agree_buffers_s {
   char* send; /* [W] envelopes */
   char* recv;
@@ -291,7 +290,7 @@ static sluice_status_t exchange_rest(const sluice_binding_t* b, const agree_buff
   int64_t mine = words_of(b, context->rank);
   int any = 0;
   for (int32_t r = 0; r < context->world_size; ++r) {
-    int64_t theirs = words_of(b, r), sent = min_i64(theirs, before), received = min_i64(mine, before);
+    int64_t theirs = words_of(b, r), sent = sluice_min(theirs, before), received = sluice_min(mine, before);
     a->send[r] = words_for(b, r) + sent;
     a->send_bytes[r] = (uint64_t)(theirs - sent) * sizeof(int32_t);
     a->recv[r] = words_from(b, r) + received;
@@ -407,7 +406,7 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
     if (binding != NULL && proposal->local_status == SLUICE_OK) {
       pack_counts(binding, r);
       memcpy(envelope + sizeof own, words_for(binding, r),
-             (size_t)min_i64(words_of(binding, r), COUNTS_IN_ENVELOPE) * sizeof(int32_t));
+             (size_t)sluice_min(words_of(binding, r), COUNTS_IN_ENVELOPE) * sizeof(int32_t));
     }
     buffers.arrays.send[r] = envelope;
     buffers.arrays.recv[r] = buffers.recv + (size_t)r * ENVELOPE_BYTES;
@@ -432,7 +431,7 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
   for (int32_t r = 0; r < context->world_size; ++r) {
     if (r == context->rank) continue;
     memcpy(words_from(binding, r), buffers.recv + (size_t)r * ENVELOPE_BYTES + sizeof(header_t),
-           (size_t)min_i64(words_of(binding, context->rank), COUNTS_IN_ENVELOPE) * sizeof(int32_t));
+           (size_t)sluice_min(words_of(binding, context->rank), COUNTS_IN_ENVELOPE) * sizeof(int32_t));
   }
   SLUICE_TRY(exchange_rest(binding, &buffers, COUNTS_IN_ENVELOPE, phase));
   unpack_counts(binding);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/math.h"
 #include "backend/model/restore.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/pass/weight_sums.h"
@@ -32,15 +33,14 @@ static int may_join(const sluice_moe_t* moe, int32_t tensor) {
   }
 }
 
-static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
 static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk) {
   const sluice_parcels_t* p = &b->parcels;
   int parcels = sluice_shape_is_deduplicated(&b->moe->shape);
   uint64_t remote = (uint64_t)(parcels ? p->max_chunk_remote : b->max_chunk_remote);
   if (tensor == SLUICE_T_SEND) return remote;
   /* T_RECV also takes the returned rows, this rank's own among them. */
-  if (tensor == SLUICE_T_RECV) return max_u64(remote, (uint64_t)(parcels ? p->max_chunk_sent : b->max_chunk_sent));
+  if (tensor == SLUICE_T_RECV)
+    return sluice_max_u64(remote, (uint64_t)(parcels ? p->max_chunk_sent : b->max_chunk_sent));
   if (tensor == SLUICE_T_PARCELS) return (uint64_t)(p->first_arrived[chunk + 1] - p->first_arrived[chunk]);
   return (uint64_t)(b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk]);
 }
@@ -75,7 +75,7 @@ static void collect_homes(sluice_pass_t* pass, int32_t* chunks) {
       if (is_host && !uses_host_slot(&pass->schedule->spec, t, i)) continue;
       if (is_left_out(&pass->schedule->spec, home.tensor, i)) continue;
       uint64_t bytes = rows_of(&pass->binding, home.tensor, i) * slots->row_bytes;
-      slots->first[home.slot] = max_u64(slots->first[home.slot], bytes);
+      slots->first[home.slot] = sluice_max_u64(slots->first[home.slot], bytes);
       chunks[home.tensor] += last[home.tensor] != i;
       last[home.tensor] = i;
     }
@@ -123,19 +123,9 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
   return SLUICE_OK;
 }
 
-typedef struct scratch_sizes_s {
-  uint64_t per_rank, scalars, runs, products, times;
-} scratch_sizes_t;
-
-static scratch_sizes_t scratch_sizes(const sluice_moe_t* moe, uint64_t scalar_bytes, int32_t num_ops) {
-  uint64_t w = (uint64_t)moe->context->world_size;
-  return (scratch_sizes_t){w * 8, scalar_bytes, w * sizeof(sluice_row_run_t),
-                           (uint64_t)sluice_pass_products(&moe->shape) * sizeof(sluice_product_t),
-                           (uint64_t)num_ops * sizeof(sluice_op_times_t)};
-}
-
 /* The scalars of rows lie with the rows, everything else where the host can touch it. */
-static void take_scratch(sluice_pass_t* pass, const scratch_sizes_t* s, sluice_arena_t* host, sluice_arena_t* rows) {
+static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sluice_arena_t* host,
+                         sluice_arena_t* rows) {
   pass->send = sluice_arena_take(host, s->per_rank);
   pass->recv = sluice_arena_take(host, s->per_rank);
   pass->send_bytes = sluice_arena_take(host, s->per_rank);
@@ -171,7 +161,7 @@ static sluice_status_t give_back_after_trials(sluice_pass_memory_t* memory, cons
   if (!settled->had_trials || sluice_is_planned(moe) || arena->is_fixed || moe->shape.is_far) return SLUICE_OK;
   const int32_t wanted = SLUICE_SETTLED_PASSES * moe->context->num_layers;
   /* What runs first may still be a candidate's: a backward has its forward's chunks. */
-  if (++settled->num_passes > wanted / 2) settled->most_bytes = max_u64(settled->most_bytes, bytes);
+  if (++settled->num_passes > wanted / 2) settled->most_bytes = sluice_max_u64(settled->most_bytes, bytes);
   if (settled->num_passes < wanted) return SLUICE_OK;
   uint64_t most = settled->most_bytes;
   *settled = (sluice_settled_t){0};
@@ -183,10 +173,10 @@ static sluice_status_t give_back_after_trials(sluice_pass_memory_t* memory, cons
 sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   const sluice_binding_t* b = &pass->binding;
   sluice_context_t* context = pass->context;
-  uint64_t rows = max_u64((uint64_t)b->max_chunk_rows, (uint64_t)b->max_chunk_sent);
-  if (b->cut_rows) rows = max_u64(rows, (uint64_t)b->first_returned[b->num_chunks]);
+  uint64_t rows = sluice_max_u64((uint64_t)b->max_chunk_rows, (uint64_t)b->max_chunk_sent);
+  if (b->cut_rows) rows = sluice_max_u64(rows, (uint64_t)b->first_returned[b->num_chunks]);
   uint64_t scalar_bytes = rows * sizeof(float);
-  scratch_sizes_t s = scratch_sizes(pass->moe, scalar_bytes, pass->schedule->num_ops);
+  const sluice_pass_scratch_t s = sluice_pass_scratch(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops);
   uint64_t total = sluice_pass_scratch_bytes(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops);
   uint64_t tensors = 0;
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {

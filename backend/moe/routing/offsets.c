@@ -3,10 +3,9 @@
 
 #include <limits.h>
 
+#include "backend/base/math.h"
 #include "backend/moe/routing/binding_arrays.h"
 #include "backend/moe/routing/cut_rows.h"
-
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static void finish_sent(sluice_binding_t* b, int32_t i) {
   const sluice_moe_t* moe = b->moe;
@@ -61,10 +60,10 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
     const int64_t* sent = b->sent_of_rank + (int64_t)i * (b->world_size + 1);
     int64_t remote_sent = sent[b->world_size] - (sent[self + 1] - sent[self]);
     int64_t remote_received = b->recv_of_rank[(int64_t)i * (b->world_size + 1) + b->world_size];
-    b->first_returned[i + 1] = b->first_returned[i] + max_i64(remote_received, sent[b->world_size]);
-    b->max_chunk_remote = max_i64(b->max_chunk_remote, max_i64(remote_sent, remote_received));
-    b->max_chunk_sent = max_i64(b->max_chunk_sent, sent[b->world_size]);
-    b->max_chunk_rows = max_i64(b->max_chunk_rows, b->first_of_chunk[i + 1] - b->first_of_chunk[i]);
+    b->first_returned[i + 1] = b->first_returned[i] + sluice_max(remote_received, sent[b->world_size]);
+    b->max_chunk_remote = sluice_max(b->max_chunk_remote, sluice_max(remote_sent, remote_received));
+    b->max_chunk_sent = sluice_max(b->max_chunk_sent, sent[b->world_size]);
+    b->max_chunk_rows = sluice_max(b->max_chunk_rows, b->first_of_chunk[i + 1] - b->first_of_chunk[i]);
   }
   b->num_rows = b->first_of_chunk[b->num_chunks];
   int64_t row = 0;
@@ -77,7 +76,7 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
   if (b->cut_rows && b->counts_out != NULL) sluice_cut_rows_place(b); /* a restored binding has them */
   if (!b->moe->shape.is_far) find_tokens(b);
   int64_t returned = b->cut_rows ? b->first_returned[b->num_chunks] : 0; /* positions count them in 32 bits */
-  if (max_i64(b->num_rows, returned) > INT32_MAX) {
+  if (sluice_max(b->num_rows, returned) > INT32_MAX) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: this rank would receive %lld rows; at most 2^31 are possible",
                        b->moe->shape.config.layer_id, (long long)b->num_rows);

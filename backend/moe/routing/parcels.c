@@ -3,9 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/base/math.h"
 #include "backend/moe/routing/parcels_common.h"
-
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- where the arrays lie ---- */
 
@@ -146,7 +145,7 @@ static int64_t count_parcels(const int32_t* slots, int64_t count, int32_t top_k)
   int64_t parcels = 0;
   for (int64_t s = 0; s < count; ++s) {
     if (slots[s] < 0 || slots[s] >= count * top_k) return -1;
-    parcels = max_i64(parcels, slots[s] / top_k + 1);
+    parcels = sluice_max(parcels, slots[s] / top_k + 1);
   }
   return parcels;
 }
@@ -209,8 +208,8 @@ static sluice_status_t receive_all(sluice_binding_t* b, const tables_t* tables) 
     const int64_t* sent = p->sent_of_rank + (int64_t)i * (w + 1);
     int64_t remote_sent = sent[w] - (sent[self + 1] - sent[self]);
     int64_t remote_received = p->recv_of_rank[(int64_t)i * (w + 1) + w];
-    p->max_chunk_remote = max_i64(p->max_chunk_remote, max_i64(remote_sent, remote_received));
-    p->max_chunk_sent = max_i64(p->max_chunk_sent, sent[w]);
+    p->max_chunk_remote = sluice_max(p->max_chunk_remote, sluice_max(remote_sent, remote_received));
+    p->max_chunk_sent = sluice_max(p->max_chunk_sent, sent[w]);
   }
   return SLUICE_OK;
 }

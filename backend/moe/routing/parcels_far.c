@@ -1,10 +1,9 @@
 /* Parcels of a far device: their tables are made and kept there, and only their numbers come to the host. */
 #include <string.h>
 
+#include "backend/base/math.h"
 #include "backend/moe/routing/parcels.h"
 #include "backend/moe/routing/parcels_common.h"
-
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * sizeof(int32_t)); }
 
@@ -86,8 +85,8 @@ static sluice_status_t finish_chunk(sluice_binding_t* b, int32_t chunk) {
   received[w] = travelling;
   p->first_sent[chunk] = b->first_token[chunk] * sluice_most_parcels_of_token(&b->moe->shape);
   p->first_arrived[chunk + 1] = p->first_arrived[chunk] + arrived;
-  p->max_chunk_remote = max_i64(p->max_chunk_remote, max_i64(row - (sent[self + 1] - sent[self]), travelling));
-  p->max_chunk_sent = max_i64(p->max_chunk_sent, row);
+  p->max_chunk_remote = sluice_max(p->max_chunk_remote, sluice_max(row - (sent[self + 1] - sent[self]), travelling));
+  p->max_chunk_sent = sluice_max(p->max_chunk_sent, row);
   return SLUICE_OK;
 }
 

@@ -1,0 +1,34 @@
+/* What a planner without ranks counts for handles is what they take: of a context on a CPU, and of a layer in it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "backend/gemm/gemm.h"
+#include "backend/moe/layer/layer_life.h"
+#include "backend/moe/run/plan_in_force.h"
+#include "backend/planner/layer_planner.h"
+
+static void Base_OfPlanner_IsThatOfALiveLayer(void** state) {
+  (void)state;
+  sluice_context_t* context = NULL;
+  sluice_moe_t* moe = NULL;
+  assert_int_equal(sluice_engine_create(NULL, NULL, NULL, NULL, &context), SLUICE_OK);
+  assert_int_equal(sluice_cpu_device_create(&context->allocator, &context->device), SLUICE_OK);
+  assert_int_equal(sluice_gemm_ref_create(&context->allocator, &context->gemm), SLUICE_OK);
+  sluice_moe_config_t config;
+  sluice_moe_config_init(&config, sizeof config);
+  config.model_width = 8, config.hidden_width = 8, config.num_experts = 100, config.top_k = 2;
+  config.dtype = SLUICE_DTYPE_F32;
+  assert_int_equal(sluice_layer_create(context, &config, NULL, &moe), SLUICE_OK);
+  assert_int_equal(sluice_planner_base_bytes(&moe->shape), sluice_plan_base_bytes(context));
+  sluice_layer_release(moe);
+  sluice_engine_release(context);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(Base_OfPlanner_IsThatOfALiveLayer)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

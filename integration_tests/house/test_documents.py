@@ -24,7 +24,7 @@ PAGES = pages()
 LONG_LINES = {
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(f"docs/{name}.md" for name in ("add-a-communicator-or-device", "architecture", "benchmarks", "c-abi", "cuda")),
+    *(f"docs/{name}.md" for name in ("architecture", "benchmarks", "c-abi", "cuda")),
     *(f"docs/{name}.md" for name in ("deepspeed", "environment", "evidence", "papers", "schedule", "security")),
     *(f"docs/{name}.md" for name in ("style", "tools", "transformers", "tuning")),
 }

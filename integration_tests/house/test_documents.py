@@ -24,8 +24,8 @@ PAGES = pages()
 LONG_LINES = {
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(f"docs/{name}.md" for name in ("architecture", "benchmarks", "c-abi", "cuda")),
-    *(f"docs/{name}.md" for name in ("deepspeed", "environment", "evidence", "papers", "schedule", "security")),
+    *(f"docs/{name}.md" for name in ("benchmarks", "c-abi", "cuda")),
+    *(f"docs/{name}.md" for name in ("deepspeed", "environment", "evidence", "papers", "security")),
     *(f"docs/{name}.md" for name in ("style", "tools", "transformers", "tuning")),
 }
 TO_COME = {"add-a-restore-policy.md"}

@@ -130,8 +130,9 @@ def test_Variables_EveryOneThatIsRead_IsDocumentedAndNoOther():
     assert documented == read
 
 
-def test_Keys_EveryOneOfTheSection_HasItsRow():
-    rows = set(re.findall(r"^\| `(\w+)` \|", text("docs", "deepspeed.md"), re.M))
+@pytest.mark.parametrize("page", ["deepspeed.md", "transformers.md"])
+def test_Keys_EveryOneOfTheSection_HasItsRow(page):
+    rows = set(re.findall(r"^\| `(\w+)` \|", text("docs", page), re.M))
     keys = {element.elts[0].value if isinstance(element, ast.Tuple) else element.value for element in _check_keys()}
     assert len(keys) >= 14 and rows == keys
 

@@ -141,6 +141,18 @@ def _check_keys():
     return literal("config.py", "_CHECKS").keys
 
 
+def test_Tuning_EveryReasonOfADecision_IsExplained():
+    files = [name for name in sorted(os.listdir(os.path.join(ROOT, "backend", "tune"))) if name.endswith(".c")]
+    bodies = [
+        body for name in files for body in text("backend", "tune", name).split("sluice_tuner_why_name(int32_t")[1:]
+    ]
+    reasons = set(re.findall(r'"([^"]+)"', bodies[0].split("};")[0]))
+    table = text("docs", "tuning.md").split("| `why` | meaning |")[1].split("\n\n")[0]
+    explained = {word for line in table.splitlines()[2:] for word in re.findall(r"`([^`]+)`", line.split("|")[1])}
+    # What a layer does before it has decided, which no decision says.
+    assert len(bodies) == 1 and explained == reasons - {"nothing timed yet", "on trial"}
+
+
 def _slugs(page):
     """The anchors of its headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text(page), flags=re.S), re.MULTILINE)

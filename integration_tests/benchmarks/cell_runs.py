@@ -25,7 +25,7 @@ class Settings:
     seed: int = 1
     max_seconds: float = 120.0  # of timed steps per cell; after it no more than `least_pairs` are made
     quiet_gflops: float = 0.0  # see quiet.py; 0: rounds wait for nothing
-    patience_s: float = 120.0  # of waiting for quiet per cell, and of running spoiled rounds again
+    quiet_timeout_s: float = 120.0  # of waiting for quiet per cell, and of running spoiled rounds again
     most_stolen: float = 1.0  # see stolen.py; 1: no round is run again
     memory: bool = True
     blocks: bool = False  # what is alive at the peak of memory, by size and caller; the passes watched take longer

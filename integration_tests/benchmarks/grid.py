@@ -107,7 +107,7 @@ def main() -> int:
         stock_only=args.stock_only,
         verbose=args.verbose,
         quiet_gflops=args.quiet,
-        patience_s=args.patience,
+        quiet_timeout_s=args.quiet_timeout,
         most_stolen=args.stolen,
     )
     status = run_cells(cells, settings, on_record)

@@ -161,7 +161,7 @@ def main() -> int:
         stock_only=args.stock_only,
         verbose=args.verbose,
         quiet_gflops=args.quiet,
-        patience_s=args.patience,
+        quiet_timeout_s=args.quiet_timeout,
         most_stolen=args.stolen,
         options={key: json.loads(value) for key, _, value in (o.partition("=") for o in args.option)},
     )

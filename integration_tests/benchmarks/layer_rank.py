@@ -212,8 +212,8 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
     orders = list(itertools.permutations(modules))
     before: dict[str, dict] = {}
     found_parts: list[dict[str, Any]] = []
-    quiet = Quiet(plan["quiet_gflops"], plan["patience_s"])
-    stolen = Stolen(plan["most_stolen"], plan["patience_s"])
+    quiet = Quiet(plan["quiet_gflops"], plan["quiet_timeout_s"])
+    stolen = Stolen(plan["most_stolen"], plan["quiet_timeout_s"])
     spent, count = 0.0, 0
     while count < plan["warm_up"] + plan["pairs"]:
         if count == plan["warm_up"] and stolen.rounds == 0:

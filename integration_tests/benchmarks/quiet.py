@@ -1,7 +1,7 @@
 """Waiting for a quiet machine: on shared machines products fall to half of their rate for minutes, whoever runs.
 
 Before a round every rank times one product whose weights do not fit in its caches (256 rows, 16 MiB of f32 weights).
-The round begins when the slowest rank reaches the wanted rate, or when the patience of the run is spent. Looking
+The round begins when the slowest rank reaches the wanted rate, or when the time for waiting is up. Looking
 before a round, never after it, cannot favour a side. The rates are kept in the record.
 """
 
@@ -23,14 +23,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quiet", type=float, default=0.0, metavar="GFLOPS", help="a round begins when every rank computes so fast"
     )
-    parser.add_argument("--patience", type=float, default=120.0, metavar="SECONDS", help="of waiting per cell")
+    parser.add_argument(
+        "--quiet-timeout", type=float, default=120.0, metavar="SECONDS", help="of waiting, per cell (%(default)s)"
+    )
 
 
 class Quiet:
     """Waits before rounds; `wanted_gflops` 0 only measures."""
 
-    def __init__(self, wanted_gflops: float, patience_s: float) -> None:
-        self.wanted, self.patience_s = wanted_gflops, patience_s
+    def __init__(self, wanted_gflops: float, quiet_timeout_s: float) -> None:
+        self.wanted, self.quiet_timeout_s = wanted_gflops, quiet_timeout_s
         self.rates: list[float] = []
         self.waited_s = 0.0
         self._rows, self._weights = torch.randn(ROWS, WIDTH), torch.randn(HIDDEN, WIDTH)
@@ -45,9 +47,9 @@ class Quiet:
         return 2e-9 * ROWS * WIDTH * HIDDEN / slowest([min(seconds)])[0]
 
     def wait(self) -> float:
-        """Return when the machine is quiet or patience is spent; the rate found. Collective."""
+        """Return when the machine is quiet or the time for waiting is up; the rate found. Collective."""
         rate = self.rate()
-        while rate < self.wanted and self.waited_s < self.patience_s:
+        while rate < self.wanted and self.waited_s < self.quiet_timeout_s:
             time.sleep(PAUSE_S)
             self.waited_s = slowest([self.waited_s + PAUSE_S])[0]
             rate = self.rate()

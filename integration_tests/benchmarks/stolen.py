@@ -2,7 +2,8 @@
 
 Linux counts the time in which a virtual core was ready and did not run ("steal" of /proc/stat, in ticks of 10 ms). A
 round of steps of all sides in which any rank lost more than the given share is run again, all sides of it, as long as
-the patience of the run lasts. What decides is the lost time alone, never what a step took; the record has the shares.
+the run may wait for a quiet machine (--quiet-timeout). What decides is the lost time alone, never what a step took;
+the record has the shares.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def stolen_s(text: str, cores: set[int]) -> float:
 class Stolen:
     """Looks at rounds; a `most` of 1 only measures."""
 
-    def __init__(self, most: float, patience_s: float) -> None:
-        self.most, self.patience_s = most, patience_s
+    def __init__(self, most: float, quiet_timeout_s: float) -> None:
+        self.most, self.quiet_timeout_s = most, quiet_timeout_s
         self.shares: list[float] = []  # of the rounds that count
         self.repeated = 0
         self._lost = self._begin = 0.0
@@ -51,8 +52,8 @@ class Stolen:
         """Whether the round that ends here must be run again. Collective."""
         took = time.perf_counter() - self._begin
         took, share = slowest([took, (self._now() - self._lost) / took])
-        if share > self.most and self.patience_s > 0:
-            self.patience_s -= took
+        if share > self.most and self.quiet_timeout_s > 0:
+            self.quiet_timeout_s -= took
             self.repeated += 1
             return True
         self.shares.append(share)

@@ -272,7 +272,7 @@ def run_link(options: argparse.Namespace, link: str, progress: launch.Progress) 
         "cases": cases(options),
         "calibrate_s": options.calibrate,
         "most_stolen": options.stolen,
-        "patience_s": options.patience,
+        "quiet_timeout_s": options.quiet_timeout,
         "steady_s": options.steady_seconds,
         **{key: getattr(options, key) for key in ("gemm", "seed", "steps", "screen", "pairs", "steady")},
     }
@@ -323,7 +323,9 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="one tiny scenario: does it run?")
     parser.add_argument("--check", action="store_true", help="fail where less is reached than must be")
     stolen.arguments(parser)
-    parser.add_argument("--patience", type=float, default=20.0, metavar="S", help="of each scenario, for --stolen")
+    parser.add_argument(
+        "--quiet-timeout", type=float, default=20.0, metavar="S", help="of rounds run again, per scenario (%(default)s)"
+    )
     parser.add_argument(
         "--steady",
         type=float,

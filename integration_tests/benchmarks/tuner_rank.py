@@ -75,12 +75,12 @@ def run_modes(
 def measure(
     rounds: Rounds, scenario: Scenario, machine: Calibrated, budget: int | None, rank: Rank
 ) -> tuple[dict[str, Any], Calibrated, Calibrated]:
-    """Rounds between two calibrations that say the same, and these; as long as they do not and patience lasts, rounds
-    again behind the later one. What a step took decides nothing."""
+    """Rounds between two calibrations that say the same, and these; where they do not, rounds again behind the
+    later one, until steady_s is up. What a step took decides nothing."""
     plan, left, repeated = scenario.plan, scenario.plan["steady_s"], 0
     while True:
         began = time.perf_counter()
-        stolen = Stolen(plan["most_stolen"], plan["patience_s"])
+        stolen = Stolen(plan["most_stolen"], plan["quiet_timeout_s"])
         found = rounds.run(plan["pairs"], stolen, machine.beside)
         later = calibrated(scenario, rank.group, machine.beside)
         off = apart(machine, later, scenario.case, rank.world_size, budget)

@@ -21,7 +21,7 @@ def test_Stolen_KernelWithoutIt_IsNothing():
     assert stolen.stolen_s("cpu0 5 0 5 50\n", {0}) == 0
 
 
-def test_Rounds_ThatLostTime_RunAgainWhilePatienceLasts(monkeypatch):
+def test_Rounds_ThatLostTime_RunAgainWhileThereIsTime(monkeypatch):
     clock, lost = [0.0], [0.0]
     monkeypatch.setattr(stolen.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(stolen.Stolen, "_now", staticmethod(lambda: lost[0]))
@@ -37,7 +37,7 @@ def test_Rounds_ThatLostTime_RunAgainWhilePatienceLasts(monkeypatch):
     assert not spoiled(10, 0.4)
     assert spoiled(10, 0.6)
     assert spoiled(10, 9)
-    assert spoiled(10, 9)  # 5 s of patience were left
+    assert spoiled(10, 9)  # 5 s of waiting were left
     assert not spoiled(10, 9)
     assert guard.found() == {"share_of_rounds": [0.04, 0.9], "most": 0.05, "rounds_repeated": 3}
     assert guard.rounds == 5

@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import ep_marks, launch  # noqa: E402
+from integration_tests.benchmarks import ep_marks, launch, records  # noqa: E402
 from integration_tests.benchmarks.stats import pair_ratios, quartiles  # noqa: E402
 
 # M, H, E, K, T of the cells; widths scaled so that a cell takes seconds.
@@ -67,9 +67,9 @@ def run_link(options: argparse.Namespace, link: str, progress: launch.Progress) 
     )
     for line in lines:
         line["link"] = link
-        line["speedup"] = pair_ratios(line["seconds"]["stock"], line["seconds"]["sluice"])
+        line["speedup"] = pair_ratios(line["wall_s"]["stock"], line["wall_s"]["sluice"])
         for side in ("stock", "sluice"):
-            line[side] = quartiles(line["seconds"][side])
+            line[side] = quartiles(line["wall_s"][side])
         progress.line(show(line))
     return lines
 
@@ -95,7 +95,7 @@ def main() -> int:
         if not options.records:
             continue
         fields = {"ranks": options.ranks, "lines": lines}  # after each link: what is done is kept
-        launch.write_record(options.records / "ep.json", fields)
+        records.write(options.records / "ep.json", fields)
     if not options.check:
         return 0
     said, good = ep_marks.verdicts(lines)

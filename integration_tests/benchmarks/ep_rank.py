@@ -121,7 +121,7 @@ def main() -> None:
             {
                 **described,
                 **cell.parts(),
-                "seconds": cell.seconds,
+                "wall_s": cell.seconds,
                 "difference": cell.difference(),
                 "chunks": stats["last_num_chunks"],
                 "gemm": stats["gemm"],

@@ -12,9 +12,9 @@ TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 BAND = 0.12  # about the diagonal
 
 
-def svg(points: Mapping[str, Sequence[tuple[float, float, str]]], title: str) -> str:
-    """{series: [(measured seconds, predicted seconds, what)]}; both axes logarithmic, with a band of 12 %."""
-    values = [v for series in points.values() for measured, predicted, _ in series for v in (measured, predicted)]
+def svg(points: Mapping[str, Sequence[tuple[float, float]]], title: str) -> str:
+    """{series: [(measured seconds, predicted seconds)]}; both axes logarithmic, with a band of 12 %."""
+    values = [v for series in points.values() for both in series for v in both]
     low, high = math.log(min(values) / 1.2), math.log(max(values) * 1.2)
 
     def place(value: float) -> float:
@@ -47,10 +47,8 @@ def svg(points: Mapping[str, Sequence[tuple[float, float, str]]], title: str) ->
     body.append(f'<text x="16" y="{SIZE / 2}" font-size="12" text-anchor="middle" {turn}>predicted, ms</text>')
     for number, (name, series) in enumerate(points.items()):
         colour = COLOURS[number % len(COLOURS)]
-        for measured, predicted, what in series:
-            tip = f"<title>{escape(what)}: {1e3 * predicted:.1f} ms predicted, {1e3 * measured:.1f} measured</title>"
-            spot = f'cx="{x(measured):.1f}" cy="{y(predicted):.1f}" r="3"'
-            body.append(f'<circle {spot} fill="{colour}" fill-opacity="0.7">{tip}</circle>')
+        dots = " ".join(f"M{x(measured):.0f} {y(predicted):.0f}h0" for measured, predicted in series)
+        body.append(f'<path d="{dots}" stroke="{colour}" stroke-width="6" stroke-linecap="round" opacity="0.7"/>')
         at = f'x="{LEFT + 10}" y="{TOP + 12 + 16 * number}" font-size="12" fill="{colour}"'
         body.append(f"<text {at}>{escape(name)}</text>")
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIZE}" height="{SIZE}" font-family="sans-serif">'

@@ -21,7 +21,6 @@ import argparse
 import copy
 import ctypes
 import itertools
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,10 @@ from typing import Any
 import sluice
 import torch
 
-from integration_tests.benchmarks import experts_marks
+from integration_tests.benchmarks import experts_marks, records
 from integration_tests.benchmarks.experts_block import SHAPES, Rows, Shape, make_module, make_rows, seconds
 from integration_tests.benchmarks.experts_decode import decode
-from integration_tests.benchmarks.machine import machine, versions
 from integration_tests.benchmarks.stats import pair_ratios, quartiles
-
-RECORDS = Path(__file__).parent / "records"
 
 
 def step(module: Any, name: str, rows: Rows, keep_grads: bool) -> tuple[float, float]:
@@ -229,11 +225,11 @@ def main() -> int:
     parser.add_argument("--no-decode", action="store_true")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a mark is missed")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape, to see that everything runs")
-    parser.add_argument("--record", type=Path, default=RECORDS / "experts.json")
+    parser.add_argument("--record", type=Path, default=records.FOLDER / "experts.json")
     options = parser.parse_args()
     if options.smoke:
         options.shapes, options.tokens, options.rounds, options.copy_mb = ["smoke"], [64], 2, 8
-    found: dict[str, Any] = {"machine": machine(), "versions": versions(), "seed": 1, "cells": [], "decode": {}}
+    found: dict[str, Any] = {"seed": 1, "cells": [], "decode": {}}
     for threads in options.threads:
         torch.set_num_threads(threads)
         for name in options.shapes:
@@ -253,8 +249,7 @@ def main() -> int:
                             f"(grouped_mm {cell['grouped_mm']['narrow_us']:.0f})",
                             flush=True,
                         )
-                options.record.parent.mkdir(parents=True, exist_ok=True)  # what is done is kept
-                options.record.write_text(json.dumps(found, indent=1) + "\n")
+                records.write(options.record, found)  # what is done is kept
     print(f"wrote {options.record.name}")
     if not options.check:
         return 0

@@ -4,22 +4,22 @@
     grid.py [--pairs 20] [--only SUBSTRING] [--resume] [--most CELLS]
 
 In each cell at least 20 interleaved pairs; a cell fails if the *lower quartile* of time Sluice / stock is above 1.03.
-All records go to one file, replaced after every cell, so that a run that is cut loses one cell, and cells that are not
-asked for keep theirs; --resume goes on with those that the file lacks, --most stops after so many, --list names them.
+All cells go to one record, written after every cell, so that a run that is cut loses one cell, and cells that are not
+asked for keep their rows; --resume goes on with those that the record lacks, --most stops after so many, --list names
+them. The raw file has the cells of the last run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import quiet, sluice_side, stolen
+from integration_tests.benchmarks import quiet, records, sluice_side, stolen
 from integration_tests.benchmarks.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.grid_cells import CELLS
 
@@ -34,22 +34,35 @@ def is_slower(record: dict) -> bool:
 
 
 def kept(file: Path) -> dict[str, dict]:
-    """Cells of the list that an earlier run measured, by name."""
+    """Cells of the list that an earlier run measured, by name: their rows."""
     if not file.exists():
         return {}
+    rows = records.rows_of(json.loads(file.read_text()).get("cells", []))
     names = {c.name for c in CELLS}
-    found = {record["cell"]["name"]: record for record in json.loads(file.read_text())["cells"]}
+    found = {record["cell"]["name"]: record for record in rows}
     return {name: record for name, record in found.items() if name in names}
 
 
-def write(file: Path, records: dict[str, dict]) -> list[str]:
-    """Write all records in the order of the list; return the names of the cells in which Sluice is slower."""
-    ordered = [records[c.name] for c in CELLS if c.name in records]
+def row(record: dict) -> dict:
+    """What the table has of a cell; of a row it is the same. The name has link and shape."""
+    if "sides" not in record:
+        return record
+    found = {"cell": {"name": record["cell"]["name"]}}
+    found |= {f"{side}_s": sides["wall"]["median"] for side, sides in record["sides"].items()}
+    if "sluice_over_stock" in record:
+        found["sluice_over_stock"] = record["sluice_over_stock"]
+        found["reached_over_possible"] = record["reached_over_possible"]
+        found["n"] = max(stats["chunks"] for stats in record["sluice_stats"])
+    return found
+
+
+def write(file: Path, found: dict[str, dict]) -> list[str]:
+    """Write all cells in the order of the list; return the names of those in which Sluice is slower."""
+    ordered = [found[c.name] for c in CELLS if c.name in found]
     slower = [record["cell"]["name"] for record in ordered if is_slower(record)]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(file.name + ".part")
-    beside.write_text(json.dumps({"limit": LIMIT, "slower": slower, "cells": ordered}, indent=1) + "\n")
-    os.replace(beside, file)  # whoever is stopped while writing leaves the record as it was
+    measured = [record for record in ordered if "sides" in record]
+    rows = {"cells": [row(record) for record in ordered]}
+    records.write(file, {"limit": LIMIT, "slower": slower, "cells": measured}, rows)
     return slower
 
 
@@ -63,15 +76,15 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="only cells that the record lacks")
     parser.add_argument("--most", type=int, default=MOST_CELLS, help="stop after so many cells")
     parser.add_argument("--stock-only", action="store_true")
-    parser.add_argument("--record", type=Path, default=Path(__file__).resolve().parent / "records" / "grid.json")
+    parser.add_argument("--record", type=Path, default=records.FOLDER / "grid.json")
     quiet.arguments(parser)
     stolen.arguments(parser)
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     assert len(CELLS) <= MOST_CELLS
     assert len({c.name for c in CELLS}) == len(CELLS)
-    records = kept(args.record)  # what is not measured now stays
-    cells = [c for c in CELLS if args.only in c.name and not (args.resume and c.name in records)][: args.most]
+    found = kept(args.record)  # what is not measured now stays
+    cells = [c for c in CELLS if args.only in c.name and not (args.resume and c.name in found)][: args.most]
     if args.list:
         print("\n".join(c.name for c in cells))
         return 0
@@ -87,8 +100,8 @@ def main() -> int:
     def on_record(record: dict) -> None:
         nonlocal began
         name, stock = record["cell"]["name"], record["sides"]["stock"]["wall"]["median"]
-        records[name] = record
-        write(args.record, records)
+        found[name] = record
+        write(args.record, found)
         now = time.monotonic()
         text = f"{name:<58} in {now - began:4.0f} s  stock {stock * 1e3:7.1f} ms"
         began = now
@@ -111,8 +124,8 @@ def main() -> int:
         most_stolen=args.stolen,
     )
     status = run_cells(cells, settings, on_record)
-    slower = write(args.record, records)
-    print(f"{len(records)} of {len(CELLS)} cells measured, {len(slower)} slower than stock", *slower, sep="\n  ")
+    slower = write(args.record, found)
+    print(f"{len(found)} of {len(CELLS)} cells measured, {len(slower)} slower than stock", *slower, sep="\n  ")
     return status or (1 if slower else 0)
 
 

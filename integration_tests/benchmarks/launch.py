@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks.machine import machine, versions
 from integration_tests.net.link import Outcome, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,9 +149,3 @@ def ask(
         if outcome.status != 0:
             raise SystemExit(outcome.status)
         return json.loads(out.read_text()), outcome.link
-
-
-def write_record(path: Path, fields: Mapping[str, Any]) -> None:
-    """A record of the benchmarks: what was measured, on which machine, by which versions."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(), "versions": versions(), **fields}, indent=1) + "\n")

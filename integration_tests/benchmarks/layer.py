@@ -19,11 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import memory_blocks, memory_marks, quiet, sluice_side, stolen
+from integration_tests.benchmarks import memory_blocks, memory_marks, quiet, records, sluice_side, stolen
 from integration_tests.benchmarks.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.cells import NAMED, Cell
 
-RECORDS = Path(__file__).resolve().parent / "records"
 SMOKE = Cell("smoke", "none", T=64, M=32, H=64, E=4, K=2)
 
 
@@ -128,13 +127,13 @@ def main() -> int:
     parser.add_argument("--blocks", action="store_true", help="also list what is alive at the peak of memory")
     parser.add_argument("--stock-only", action="store_true")
     parser.add_argument("--check", action="store_true", help="fail if a named case falls short")
-    parser.add_argument("--records", type=Path, help=f"folder for the records ({RECORDS.name}/ beside this file)")
+    parser.add_argument("--records", type=Path, help="folder for the records (records/ beside this file)")
     parser.add_argument("--smoke", action="store_true", help="a tiny layer, one pair, loopback: does it run?")
     quiet.arguments(parser)
     stolen.arguments(parser)
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
-    records = args.records or (None if args.smoke else RECORDS)
+    folder = args.records or (None if args.smoke else records.FOLDER)
     if args.smoke:
         cells, args.pairs = [SMOKE], 1
     elif args.all or args.case:
@@ -169,10 +168,9 @@ def main() -> int:
 
     def on_record(record: dict) -> None:
         print("\n".join(["", *summary(record)]), flush=True)
-        if records is not None:
-            records.mkdir(parents=True, exist_ok=True)
+        if folder is not None:
             kind = "stock-" if args.stock_only else ""
-            (records / f"layer-{kind}{record['cell']['name']}.json").write_text(json.dumps(record, indent=1) + "\n")
+            records.write(folder / f"layer-{kind}{record['cell']['name']}.json", record)
         if not args.stock_only and not promises_kept(record):
             short.append(record["cell"]["name"])
 

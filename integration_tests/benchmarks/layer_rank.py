@@ -134,7 +134,7 @@ class Bench:
                 handles.append(sluice_side.swap(twin, self.options))
 
             found["sluice"] = peak(twin, swap)
-            found["sluice_stats"] = sluice_side.stats(sluice_side.moe_layers(twin)[0])
+            found["counters"] = sluice_side.stats(sluice_side.moe_layers(twin)[0])
             handles[0].unswap()
         return found
 

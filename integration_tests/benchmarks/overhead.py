@@ -35,7 +35,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, stolen  # noqa: E402
+from integration_tests.benchmarks import launch, records, stolen  # noqa: E402
 
 # T of each step; drawn anew for every step where there are several.
 WORKLOADS = {"constant": (64,), "changing": (48, 64, 96, 128)}
@@ -158,6 +158,13 @@ def run_workload(name: str, options: argparse.Namespace, progress: launch.Progre
     return runs[-1] | {"judged": mean_of_runs([run["judged"] for run in runs]), "runs": runs}
 
 
+def row(found: dict[str, Any]) -> dict[str, Any]:
+    """What the record's table has of a workload."""
+    names = ("steps", "judged", "stats", "chosen", "calibration_s")
+    runs = [{name: run[name] for name in ("judged", "chosen")} for run in found["runs"]]
+    return {name: found[name] for name in names} | {"runs": runs}
+
+
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What a record must have been made with for its workloads to count in this run."""
     names = ("steps", "block", "runs", "stolen", "link", "ranks", "gemm", "seed", *"MHEK")
@@ -166,9 +173,9 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def measured(options: argparse.Namespace, path: Path | None) -> dict[str, Any]:
     """The workloads of an earlier run with the same settings."""
-    if not options.resume or path is None or not path.exists():
+    if not options.resume or path is None or not records.raw_file(path).exists():
         return {}
-    record = json.loads(path.read_text())
+    record = json.loads(records.raw_file(path).read_text())
     return dict(record["workloads"]) if record.get("settings") == settings(options) else {}
 
 
@@ -202,7 +209,8 @@ def main() -> int:
         if name not in known:
             known[name] = run_workload(name, options, progress)
             if path is not None:
-                launch.write_record(path, {"settings": settings(options), "workloads": known})
+                rows = {"workloads": {name: row(each) for name, each in known.items()}}
+                records.write(path, {"settings": settings(options), "workloads": known}, rows)
         progress.line(show(name, known[name]))
     found = {name: known[name] for name in options.workloads}
     for name, each in found.items():

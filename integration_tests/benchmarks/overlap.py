@@ -22,7 +22,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch  # noqa: E402
+from integration_tests.benchmarks import launch, records  # noqa: E402
 from integration_tests.benchmarks.stats import quartiles  # noqa: E402
 
 # T, M, H, E, K, link, share of the ideal that must be reached. At these links both lanes take about as long on one
@@ -94,7 +94,7 @@ def main() -> int:
         cases[name] = run_case(name, options, progress)
         progress.line(show(name, cases[name]))
     if options.records:
-        launch.write_record(options.records / "overlap.json", {"cases": cases})
+        records.write(options.records / "overlap.json", {"cases": cases})
     short = [name for name, found in cases.items() if found["reached"]["median"] < found["must_reach"]]
     if short and options.check:
         print(f"Below what is promised: {', '.join(short)}", file=sys.stderr)

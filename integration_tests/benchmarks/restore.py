@@ -39,7 +39,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 from sluice import config  # noqa: E402
 from sluice._library import load  # noqa: E402
 
-from integration_tests.benchmarks import launch, memory, restore_budget  # noqa: E402
+from integration_tests.benchmarks import launch, memory, records, restore_budget  # noqa: E402
 
 F32 = 4
 PUBLISHED = {2: 23, 4: 34, 8: 38}  # per cent less than without reuse, MPMoE Fig. 11, parameters and gradients included
@@ -86,15 +86,13 @@ def show_stock(line: dict) -> str:
 
 def step_ratio(line: dict, none: dict) -> float:
     """Its step over that of `none` of the same n: of pairs run directly beside each other, else of the same rounds."""
-    pairs = line.get("pair_ratios") or [a / b for a, b in zip(line["seconds"], none["seconds"], strict=True)]
+    pairs = line.get("pair_ratios") or [a / b for a, b in zip(line["wall_s"], none["wall_s"], strict=True)]
     return statistics.median(pairs)
 
 
 def quickest_none(lines: list[dict]) -> dict:
     """No reuse at the n at which it is fastest."""
-    return min(
-        (line for line in lines if line["policy"] == "none"), key=lambda line: statistics.median(line["seconds"])
-    )
+    return min((line for line in lines if line["policy"] == "none"), key=lambda line: statistics.median(line["wall_s"]))
 
 
 def verdicts(lines: list[dict]) -> tuple[list[str], bool]:
@@ -121,13 +119,13 @@ def verdicts(lines: list[dict]) -> tuple[list[str], bool]:
     for line in lines:
         if line["policy"] != "k/rec" or line["chunks"] == 1:
             continue
-        fastest = statistics.median(quickest["seconds"])
+        fastest = statistics.median(quickest["wall_s"])
         text.append(
             f"k/rec at n = {line['chunks']}: "
             f"{step_ratio(line, base[line['chunks']]):.3f} of the step of none beside it; "
             f"against none at its fastest n = {quickest['chunks']}: "
             f"{100 * (line['peak_bytes'] / quickest['peak_bytes'] - 1):+.0f} % in "
-            f"{statistics.median(line['seconds']) / fastest:.2f} of its step"
+            f"{statistics.median(line['wall_s']) / fastest:.2f} of its step"
         )
     for n, published in PUBLISHED.items():
         if n not in base:
@@ -275,7 +273,7 @@ def run_shape(options: argparse.Namespace, name: str, progress: launch.Progress)
     if options.records:
         papers = {n: paper(rows, options.M, options.H, options.E, n) for n in base}
         fields = {"plan": plan, "link": link, "paper": papers, "lines": [*lines, *stock], "model": model}
-        launch.write_record(options.records / f"restore{f'-{name.lower()}' if name else ''}.json", fields)
+        records.write(options.records / f"restore{f'-{name.lower()}' if name else ''}.json", fields)
     return good and restore_budget.holds(model)
 
 
@@ -293,7 +291,7 @@ def main() -> int:
     if options.hot:
         found = run_budget(options, 1, options.hot, progress)
         if options.records:
-            launch.write_record(options.records / f"restore-hot-{options.hot}.json", found)
+            records.write(options.records / f"restore-hot-{options.hot}.json", found)
         return 1 if options.check and not restore_budget.holds(found) else 0
     good = True
     for name in options.shapes or [""]:

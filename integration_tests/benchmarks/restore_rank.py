@@ -154,7 +154,7 @@ def main() -> None:
             "policy": case.policy,
             "chunks": case.chunks,
             "median_s": statistics.median(case.seconds[1:]),
-            "seconds": [round(s, 5) for s in case.seconds[1:]],
+            "wall_s": [round(s, 5) for s in case.seconds[1:]],
             "pair_ratios": [round(r, 4) for r in getattr(case, "pair_ratios", [])],
             **case.bytes,
         }

@@ -23,8 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch  # noqa: E402
-from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
+from integration_tests.benchmarks import launch, records  # noqa: E402
 
 MOST = 0.002
 CLOCKS = ("wall", "cpu")
@@ -98,9 +97,8 @@ def main() -> int:
     text, good = judge(ranks)
     print("\n".join(text))
     if options.records:
-        options.records.mkdir(parents=True, exist_ok=True)
-        record = {"plan": plan, "link": outcome.link, "machine": machine(), "versions": versions(), "ranks": ranks}
-        (options.records / "routing-cost.json").write_text(json.dumps({**record, "verdict": text}, indent=1) + "\n")
+        record = {"plan": plan, "link": outcome.link, "ranks": ranks, "verdict": text}
+        records.write(options.records / "routing-cost.json", record)
     return 1 if options.check and not good else 0
 
 

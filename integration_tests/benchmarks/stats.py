@@ -7,13 +7,21 @@ from collections.abc import Sequence
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """Lower quartile, median, upper quartile."""
-    if len(values) < 2:
-        return {"q1": values[0], "median": values[0], "q3": values[0]}
-    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
-    return {"q1": q1, "median": median, "q3": q3}
+    """How many there are, lower quartile, median, upper quartile."""
+    one = len(values) < 2
+    q1, median, q3 = values * 3 if one else statistics.quantiles(values, n=4, method="inclusive")
+    return {"count": len(values), "q1": q1, "median": median, "q3": q3}
 
 
 def pair_ratios(top: Sequence[float], bottom: Sequence[float]) -> dict[str, float]:
     """Quartiles of top / bottom over neighbouring pairs: what drifts slowly cancels."""
     return quartiles([a / b for a, b in zip(top, bottom, strict=True)])
+
+
+def loss_differences(stock: Sequence[float], sluice: Sequence[float], first: int = 10) -> dict[str, float]:
+    """The largest difference of two runs' losses over all steps, and over the first ones as a share of stock's."""
+    pairs = list(zip(stock, sluice, strict=True))
+    return {
+        "max_loss_difference": max(abs(a - b) for a, b in pairs),
+        f"max_loss_difference_share_of_first_{first}": max(abs(a - b) / abs(a) for a, b in pairs[:first]),
+    }

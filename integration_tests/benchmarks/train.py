@@ -19,10 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from integration_tests.benchmarks import launch, sluice_side  # noqa: E402
+from integration_tests.benchmarks import launch, records, sluice_side  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-RECORDS = HERE / "records"
 SMOKE = {"layers": 1, "width": 32, "hidden": 64, "experts": 4, "batch": 2, "pairs": 1, "warm_up": 1, "link": "none"}
 
 
@@ -42,14 +41,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--option", action="append", default=[], metavar="KEY=JSON", help="of the ds_config key")
     parser.add_argument("--stock-only", action="store_true")
-    parser.add_argument("--records", type=Path, help=f"folder for the record ({RECORDS.name}/ beside this file)")
+    parser.add_argument("--records", type=Path, help="folder for the record (records/ beside this file)")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, one pair, loopback: does it run?")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     if args.smoke:
         vars(args).update(SMOKE)
     else:
-        args.records = args.records or RECORDS
+        args.records = args.records or records.FOLDER
     return args
 
 
@@ -108,8 +107,7 @@ def main() -> int:
     side = "stock-" if args.stock_only else ""
     name = f"train-{side}w{args.ranks}-{args.link}-k{args.top_k}-{args.dtype}-zero{args.zero}"
     if args.records is not None:
-        args.records.mkdir(parents=True, exist_ok=True)
-        (args.records / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+        records.write(args.records / f"{name}.json", record)
     progress.line("")
     for side, figures in record["sides"].items():
         wall, cpu = figures["wall"], figures["cpu"]["median"]

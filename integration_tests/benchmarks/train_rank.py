@@ -18,7 +18,7 @@ from runner import Runner  # noqa: E402
 from integration_tests.benchmarks import sluice_side  # noqa: E402
 from integration_tests.benchmarks.launch import report  # noqa: E402
 from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
-from integration_tests.benchmarks.stats import pair_ratios, quartiles  # noqa: E402
+from integration_tests.benchmarks.stats import loss_differences, pair_ratios, quartiles  # noqa: E402
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     if "sluice" in runners:
         stock, sluice = runners["stock"], runners["sluice"]
         record["speedup"] = pair_ratios(stock.step_s[warm:], sluice.step_s[warm:])
-        record["max_loss_difference"] = max(abs(a - b) for a, b in zip(stock.losses, sluice.losses, strict=True))
+        record |= loss_differences(stock.losses, sluice.losses)
         record["sluice_stats"] = [sluice_side.stats(layer) for layer in sluice.layers()]
     record.update(machine=machine(), versions=versions())
     if dist.get_rank() == 0:

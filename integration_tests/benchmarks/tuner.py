@@ -27,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import error_plot, launch, reference, stolen  # noqa: E402
+from integration_tests.benchmarks import error_plot, launch, records, reference, stolen  # noqa: E402
 
 FIXED = 4  # chunks of the baseline that does not choose (tuner_rounds.py)
 # T, M, H, E, K; steps stay near or below 100 ms on one core.
@@ -291,19 +291,31 @@ def run_link(options: argparse.Namespace, link: str, progress: launch.Progress) 
     return lines
 
 
+def row(line: dict[str, Any]) -> dict[str, Any]:
+    """What the record's table has of a scenario: choices, each with its regret; errors of predictions."""
+    keys = {mode: found["key"] for mode, found in line["modes"].items()} | line["models"]
+    errors = [abs(error) for error in line["error"].values()]
+    return {
+        "name": line["name"],
+        "link": line["link"],
+        "choices": {name: [keys[name], round(regret, 4)] for name, regret in line["regret"].items()},
+        "over_adaptive": {name: round(ratio, 3) for name, ratio in line["over_adaptive"].items()},
+        "error": {"median": round(statistics.median(errors), 4), "most": round(max(errors), 4)} if errors else None,
+        "is_steady": None if line["is_steady"] else False,
+    }
+
+
 def write_record(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:
     """What has been measured so far, and a picture of the predictions' errors."""
     if not options.records:
         return
     fields = {"ranks": options.ranks, "summary": summary(lines), "lines": lines}
-    launch.write_record(options.records / "tuner.json", fields)
-    points: dict[str, list[tuple[float, float, str]]] = {}
+    records.write(options.records / "tuner.json", fields, {"lines": [row(line) for line in lines]})
+    points: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         for n in line["error"]:
-            seconds = statistics.median(line["measured"][n])
-            what = f"{line['name']}, n {n}"
             said = line["predicted"][n]["schedule"] + line["reference_then"]["host_s"]
-            points.setdefault(line["link"], []).append((seconds, said, what))
+            points.setdefault(line["link"], []).append((statistics.median(line["measured"][n]), said))
     (options.records / "tuner.svg").write_text(
         error_plot.svg(points, "Times of steps that the calibrated model predicts")
     )

@@ -27,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch  # noqa: E402
+from integration_tests.benchmarks import launch, records  # noqa: E402
 from integration_tests.benchmarks.grid_cells import CELLS  # noqa: E402
 
 PROMISED = 0.005  # of a step
@@ -104,7 +104,7 @@ def main() -> int:
     judged = judge(found)
     print(show(judged))
     if options.records:
-        launch.write_record(options.records / "walk.json", {"plan": plan, "link": link, "judged": judged, **found})
+        records.write(options.records / "walk.json", {"plan": plan, "link": link, "judged": judged, **found})
     return 1 if options.check and judged["share"] > PROMISED else 0
 
 

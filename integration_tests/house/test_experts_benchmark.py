@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import ep_marks, experts_marks
+from integration_tests.benchmarks import ep_marks, experts_marks, records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,7 +102,7 @@ def test_Experts_TinyRun_LeavesAWholeRecord(tmp_path: Path) -> None:
     file = tmp_path / "experts.json"
     done = _run("-m", "integration_tests.benchmarks.experts", "--smoke", "--check", "--record", str(file))
     assert "wrote experts.json" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
-    record = json.loads(file.read_text())
+    record = json.loads(records.raw_file(file).read_text())
     cells = record["cells"]
     kinds = [(cell["threads"], cell["dtype"], cell["gradients"]) for cell in cells]
     wanted = [(n, dtype, kind) for n in (1, 2) for dtype in ("float32", "bfloat16") for kind in ("fresh", "kept")]
@@ -125,10 +125,10 @@ def test_Ep_TinyRun_LeavesAWholeRecord(tmp_path: Path, deduplicate: bool) -> Non
     options = ("--smoke", "--links", "none", "--pairs", "2", "--warm-up", "2", "--records", str(tmp_path))
     done = _run("integration_tests/benchmarks/ep.py", *options, *(("--deduplicate",) if deduplicate else ()))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    record = json.loads((tmp_path / "ep.json").read_text())
+    record = json.loads((tmp_path / "ep.raw.json").read_text())
     (line,) = record["lines"]
     assert record["ranks"] == 2 and (line["name"], line["link"]) == ("smoke", "none")
     assert line["deduplicate"] == deduplicate
-    assert all(len(line["seconds"][side]) == 2 for side in ("stock", "sluice"))
+    assert all(len(line["wall_s"][side]) == 2 for side in ("stock", "sluice"))
     assert line["difference"] < 1e-5 and line["comm_s"] > 0 and line["compute_s"] > 0 and line["chunks"] >= 1
     assert isinstance(ep_marks.missed(line), list)

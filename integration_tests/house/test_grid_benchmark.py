@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.benchmarks import grid
+from integration_tests.benchmarks import grid, records
 from integration_tests.benchmarks.grid_cells import CELLS
 
 AXES = {
@@ -63,6 +63,22 @@ def test_Write_CutInTheMiddle_LeavesTheRecordAsItWas(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         grid.write(file, {**first, CELLS[1].name: _record(CELLS[1].name, 0.9)})
     assert grid.kept(file) == first
+
+
+def test_Write_MeasuredCellBesideAnEarlierRow_RowsOfBothAndSamplesInTheRawFile(tmp_path: Path) -> None:
+    file = tmp_path / "grid.json"
+    grid.write(file, {CELLS[0].name: _record(CELLS[0].name, 0.9)})
+    sides = {side: {"wall_s": [1.0, 3.0], "wall": {"median": 2.0}} for side in ("stock", "sluice")}
+    stats = [{"chunks": 4}, {"chunks": 6}]
+    measured = _record(CELLS[1].name, 0.8) | {"sides": sides, "sluice_stats": stats, "reached_over_possible": 0.5}
+    grid.write(file, {**grid.kept(file), CELLS[1].name: measured})
+    raw = json.loads(records.raw_file(file).read_text())["cells"]
+    assert raw == [measured]
+    assert grid.kept(file) == {
+        CELLS[0].name: _record(CELLS[0].name, 0.9),
+        CELLS[1].name: _record(CELLS[1].name, 0.8)
+        | {"stock_s": 2.0, "sluice_s": 2.0, "reached_over_possible": 0.5, "n": 6},
+    }
 
 
 def test_Resume_SomeMeasured_ListsTheOthersInOrder(

@@ -97,7 +97,7 @@ def test_TwoRealRanks_BothWorkloads_LeaveARecord(tmp_path: Path) -> None:
     lines = out.splitlines()
     assert sum(line.startswith("constant  60 steps: wall ") for line in lines) == 2
     assert sum(line.startswith("changing  60 steps: wall ") for line in lines) == 1
-    record = json.loads((tmp_path / "overhead.json").read_text())
+    record = json.loads((tmp_path / "overhead.raw.json").read_text())
     for name, sizes in overhead.WORKLOADS.items():
         found = record["workloads"][name]
         assert len(found["runs"]) == 2

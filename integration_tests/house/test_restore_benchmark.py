@@ -15,7 +15,7 @@ def _line(policy: str, chunks: int, peak: int, seconds: float, share: float | No
         "policy": policy,
         "chunks": chunks,
         "peak_bytes": peak,
-        "seconds": [seconds, seconds * 1.1, seconds * 0.9],
+        "wall_s": [seconds, seconds * 1.1, seconds * 0.9],
         "of_delta": share,
     }
 

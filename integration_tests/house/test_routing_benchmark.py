@@ -79,7 +79,7 @@ def test_Cost_TwoRealRanks_RecordsHalfOfTheSteps(tmp_path: Path) -> None:
     done = subprocess.run([*command, *shape], capture_output=True, text=True, timeout=850, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "recorded 6 backwards of 12" in done.stdout
-    record = json.loads((tmp_path / "routing-cost.json").read_text())
+    record = json.loads((tmp_path / "routing-cost.raw.json").read_text())
     for rank in record["ranks"]:
         for clock in ("wall", "cpu"):
             assert len(rank[clock]["with"]) == len(rank[clock]["without"]) == 6

@@ -21,7 +21,7 @@ def _smoke(root: str, benchmark: str, *more: str) -> str:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    (file,) = folder.glob("*.json")
+    (file,) = folder.glob("*.raw.json")
     return json.loads(file.read_text())
 
 

@@ -63,7 +63,7 @@ def test_TwoRealRanks_LeaveARecord(tmp_path: Path) -> None:
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    record = json.loads((tmp_path / "walk.json").read_text())
+    record = json.loads((tmp_path / "walk.raw.json").read_text())
     for rank in record["ranks"]:
         assert rank["num_walks"] == 2 * 2 * (3 + 1)
         assert rank["bind_cpu_ns"] > 0 and rank["walk_cpu_ns"] > 0

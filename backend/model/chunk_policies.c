@@ -6,9 +6,8 @@
 
 static sluice_status_t read_list(const char* what, const char* name, int32_t tensor, const int32_t* list,
                                  int32_t policy, int32_t num_chunks, uint8_t* out) {
-  if (policy == SLUICE_RESTORE_ADAPTIVE) policy = SLUICE_RESTORE_KEEP;
   for (int32_t i = 0; i < num_chunks; ++i) {
-    int32_t value = list != NULL ? list[i] : policy;
+    int32_t value = list != NULL ? list[i] : sluice_restore_of(policy);
     if (!sluice_restore_is_for(value, tensor)) {
       char known[SLUICE_RESTORE_TEXT_BYTES];
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: %s[%d] is %d; known are %s", what, name, i, value,
@@ -22,10 +21,10 @@ static sluice_status_t read_list(const char* what, const char* name, int32_t ten
 static sluice_status_t check_callback(const char* what, const sluice_chunk_policies_t* p) {
   for (int32_t i = 0; i < p->count; ++i) {
     if (sluice_restore_fits_callback(p->di[i], p->m[i])) continue;
+    char known[SLUICE_RESTORE_TEXT_BYTES];
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "%s: callback experts keep input and output of a chunk, or compute its output again (recompute, "
-                       "3); chunk %d has restore_input %d, restore_middle %d",
-                       what, i, p->di[i], p->m[i]);
+                       "%s: callback experts take %s; chunk %d has restore_input %d, restore_middle %d", what,
+                       sluice_restore_callback_choices(known), i, p->di[i], p->m[i]);
   }
   return SLUICE_OK;
 }

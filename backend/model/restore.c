@@ -1,6 +1,8 @@
 #include "backend/model/restore.h"
 
-#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/text.h"
 
 #define DI SLUICE_RESTORES_DI
 #define M  SLUICE_RESTORES_M
@@ -45,16 +47,56 @@ int32_t sluice_restore_least(int32_t tensor) {
   return policy;
 }
 
-const char* sluice_restore_choices(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]) {
-  int32_t last = SLUICE_NUM_RESTORES - 1;
-  while (!sluice_restore_is_for(last, tensor)) --last;
-  size_t used = 0;
-  for (int32_t policy = 0; policy <= last && used < SLUICE_RESTORE_TEXT_BYTES; ++policy) {
-    if (!sluice_restore_is_for(policy, tensor)) continue;
-    const char* before = used == 0 ? "" : policy == last ? " and " : ", ";
-    used += (size_t)snprintf(text + used, SLUICE_RESTORE_TEXT_BYTES - used, "%s%s (%d)", before, restores[policy].word,
-                             policy);
+int32_t sluice_restore_find(const char* name, size_t length, int32_t tensor) {
+  for (int32_t policy = 0; policy < SLUICE_NUM_RESTORES; ++policy) {
+    const char* known = restores[policy].name;
+    if (!sluice_restore_is_for(policy, tensor) || strlen(known) != length) continue;
+    if (memcmp(known, name, length) == 0) return policy;
   }
+  return -1;
+}
+
+/* ---- text for messages ---- */
+
+static void add_name(sluice_text_t* text, int32_t policy) { sluice_text_add(text, "\"%s\"", restores[policy].name); }
+
+static void add_word(sluice_text_t* text, int32_t policy) {
+  sluice_text_add(text, "%s (%d)", restores[policy].word, policy);
+}
+
+/* Of `tensor` the policies of which the question is true (NULL: all), each written by `add`: "a, b LAST c". */
+static void add_list(sluice_text_t* text, int32_t tensor, sluice_restore_question_t question,
+                     void (*add)(sluice_text_t*, int32_t), const char* last) {
+  int32_t listed[SLUICE_NUM_RESTORES], count = 0;
+  for (int32_t policy = 0; policy < SLUICE_NUM_RESTORES; ++policy) {
+    if (sluice_restore_is_for(policy, tensor) && (question == NULL || question(policy))) listed[count++] = policy;
+  }
+  for (int32_t i = 0; i < count; ++i) {
+    sluice_text_add(text, "%s", i == 0 ? "" : i == count - 1 ? last : ", ");
+    add(text, listed[i]);
+  }
+}
+
+const char* sluice_restore_choices(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]) {
+  sluice_text_t out = sluice_text(text, SLUICE_RESTORE_TEXT_BYTES);
+  add_list(&out, tensor, NULL, add_word, " and ");
+  return text;
+}
+
+const char* sluice_restore_names(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]) {
+  sluice_text_t out = sluice_text(text, SLUICE_RESTORE_TEXT_BYTES);
+  add_list(&out, tensor, NULL, add_name, " and ");
+  return text;
+}
+
+const char* sluice_restore_callback_choices(char text[SLUICE_RESTORE_TEXT_BYTES]) {
+  sluice_text_t out = sluice_text(text, SLUICE_RESTORE_TEXT_BYTES);
+  sluice_text_add(&out, "restore_middle ");
+  add_list(&out, SLUICE_T_M, sluice_restore_is_kept, add_word, " or ");
+  sluice_text_add(&out, " with restore_input ");
+  add_list(&out, SLUICE_T_DI, sluice_restore_is_kept, add_word, " or ");
+  sluice_text_add(&out, ", or restore_middle ");
+  add_list(&out, SLUICE_T_M, sluice_restore_is_computed_again, add_word, " or ");
   return text;
 }
 

@@ -15,7 +15,7 @@
 #include "backend/model/tensors.h"
 #include "sluice/moe.h"
 
-/* Policies that a chunk can have: SLUICE_RESTORE_KEEP to _RECOMPUTE. */
+/* Policies that a chunk can have: numbers from 0 on, without a hole. */
 #define SLUICE_NUM_RESTORES 4
 
 /* Bits of the tensors that a policy is for. */
@@ -33,6 +33,11 @@ typedef struct sluice_restore_s {
 
 /* Of a number that is no chunk's policy (ADAPTIVE, BY_CHUNK, others): a row that costs nothing and is for no tensor. */
 const sluice_restore_t* sluice_restore(int32_t policy);
+
+/* What a layer does where nobody chooses for it. */
+static inline int32_t sluice_restore_of(int32_t policy) {
+  return policy == SLUICE_RESTORE_ADAPTIVE ? SLUICE_RESTORE_KEEP : policy;
+}
 
 static inline int sluice_restore_is_kept(int32_t policy) { return sluice_restore(policy)->device_rows > 0; }
 static inline int sluice_restore_is_offloaded(int32_t policy) { return sluice_restore(policy)->host_rows > 0; }
@@ -59,9 +64,17 @@ int sluice_restore_fits_callback(int32_t restore_di, int32_t restore_m);
 /* The policy of `tensor` that stores nothing: of chunks that no longer fit. */
 int32_t sluice_restore_least(int32_t tensor);
 
-/* The policies for `tensor` as messages list them: "keep (0), offload (1) and re-dispatch (2)". Returns text. */
-#define SLUICE_RESTORE_TEXT_BYTES 96
+/* The number of the policy for `tensor` that has this name; -1 where none has. */
+int32_t sluice_restore_find(const char* name, size_t length, int32_t tensor);
+
+/* For messages; each writes and returns text. */
+#define SLUICE_RESTORE_TEXT_BYTES 256
+/* The policies for `tensor` with their numbers: "keep (0), offload (1) and re-dispatch (2)". */
 const char* sluice_restore_choices(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]);
+/* Their names as files have them: "\"keep\", \"offload\" and \"redispatch\"". */
+const char* sluice_restore_names(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]);
+/* The pairs that fit callback experts, one policy for all chunks. */
+const char* sluice_restore_callback_choices(char text[SLUICE_RESTORE_TEXT_BYTES]);
 
 /* The papers' names of pairs: none, S1 to S4. */
 #define SLUICE_NUM_RESTORE_SETS 5

@@ -53,11 +53,6 @@ static inline int sluice_shape_runs_again(const sluice_shape_t* shape) {
   return again;
 }
 
-/* What a layer does where nobody chooses for it. */
-static inline int32_t sluice_restore_of(int32_t policy) {
-  return policy == SLUICE_RESTORE_ADAPTIVE ? SLUICE_RESTORE_KEEP : policy;
-}
-
 /* What decides how chunks are cut, of a layer that runs or of one that is priced. */
 typedef struct sluice_chunking_s {
   int32_t num_chunks;

@@ -90,24 +90,28 @@ static int is_text(const sluice_json_t* node, const char* text) {
          memcmp(text, node->text, strlen(text)) == 0;
 }
 
+/* A policy's number, also "by chunk"; -1 where the node names none. */
+static int32_t read_policy(const sluice_json_t* node, int32_t tensor) {
+  if (node == NULL || node->kind != SLUICE_JSON_STRING) return -1;
+  if (is_text(node, sluice_restore_name(SLUICE_RESTORE_BY_CHUNK))) return SLUICE_RESTORE_BY_CHUNK;
+  return sluice_restore_find(node->text, (size_t)node->text_length, tensor);
+}
+
 /* Both policies or none. */
 static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, sluice_racing_plan_t* out) {
   const sluice_json_t* di = sluice_json_member(node, "restore_input");
   const sluice_json_t* m = sluice_json_member(node, "restore_middle");
-  out->restore_di = out->restore_m = -1;
-  for (int32_t p = SLUICE_RESTORE_KEEP; p <= SLUICE_RESTORE_BY_CHUNK; ++p) {
-    const int by_chunk = p == SLUICE_RESTORE_BY_CHUNK;
-    const int for_di = by_chunk || sluice_restore_is_for(p, SLUICE_T_DI);
-    const int for_m = by_chunk || sluice_restore_is_for(p, SLUICE_T_M);
-    if (di != NULL && for_di && is_text(di, sluice_restore_name(p))) out->restore_di = p;
-    if (m != NULL && for_m && is_text(m, sluice_restore_name(p))) out->restore_m = p;
-  }
-  SLUICE_TRY(SLUICE_REQUIRE(
-      (di == NULL && m == NULL) || out->restore_di >= 0,
-      WHAT ": restore_input of answer %d must be \"keep\", \"offload\", \"redispatch\" or \"by chunk\"", number));
-  SLUICE_TRY(SLUICE_REQUIRE(
-      (di == NULL && m == NULL) || out->restore_m >= 0,
-      WHAT ": restore_middle of answer %d must be \"keep\", \"offload\", \"recompute\" or \"by chunk\"", number));
+  const int is_given = di != NULL || m != NULL;
+  const char* by_chunk = sluice_restore_name(SLUICE_RESTORE_BY_CHUNK);
+  char known[SLUICE_RESTORE_TEXT_BYTES];
+  out->restore_di = read_policy(di, SLUICE_T_DI);
+  out->restore_m = read_policy(m, SLUICE_T_M);
+  SLUICE_TRY(SLUICE_REQUIRE(!is_given || out->restore_di >= 0,
+                            WHAT ": restore_input of answer %d is none of %s, nor \"%s\"", number,
+                            sluice_restore_names(SLUICE_T_DI, known), by_chunk));
+  SLUICE_TRY(SLUICE_REQUIRE(!is_given || out->restore_m >= 0,
+                            WHAT ": restore_middle of answer %d is none of %s, nor \"%s\"", number,
+                            sluice_restore_names(SLUICE_T_M, known), by_chunk));
   return SLUICE_OK;
 }
 

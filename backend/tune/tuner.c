@@ -22,7 +22,8 @@ static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgra
   sluice_workload_t work = table->work;
   double tokens = (double)rows / (work.skew * work.top_k);
   work.num_tokens = tokens < 1 ? 1 : (int64_t)tokens;
-  const sluice_choice_t choice = {num_chunks, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, wgrad_mode, 0, NULL, 0};
+  const int32_t kept = sluice_restore_of(SLUICE_RESTORE_ADAPTIVE); /* as layers without a plan */
+  const sluice_choice_t choice = {num_chunks, kept, kept, wgrad_mode, 0, NULL, 0};
   double seconds = 0;
   if (sluice_predict_pass(&table->tuner->machine, &work, &choice, direction, &seconds) != SLUICE_OK) return 0;
   return seconds;

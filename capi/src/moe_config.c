@@ -77,10 +77,10 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
 static sluice_status_t check_policies(const sluice_moe_config_t* c) {
   const int32_t di = sluice_restore_of(c->restore_input), m = sluice_restore_of(c->restore_middle);
   if (!c->callback_experts || sluice_restore_fits_callback(di, m)) return SLUICE_OK;
+  char known[SLUICE_RESTORE_TEXT_BYTES];
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                     "layer %d: callback experts take restore_middle keep (then restore_input keep too) or recompute; "
-                     "found restore_input %d, restore_middle %d",
-                     c->layer_id, c->restore_input, c->restore_middle);
+                     "layer %d: callback experts take %s; found restore_input %d, restore_middle %d", c->layer_id,
+                     sluice_restore_callback_choices(known), c->restore_input, c->restore_middle);
 }
 
 /* What is open where every exchange has a fixed size. */

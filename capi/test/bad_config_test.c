@@ -141,8 +141,8 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
       continue;
     }
     char text[96];
-    snprintf(text, sizeof text, "or recompute; found restore_input %d, restore_middle %d", c.restore_input,
-             c.restore_middle);
+    snprintf(text, sizeof text, "or restore_middle recompute (3); found restore_input %d, restore_middle %d",
+             c.restore_input, c.restore_middle);
     REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, text);
   }
   c = good, c.num_experts = 1 << 20; /* the largest is made at once */

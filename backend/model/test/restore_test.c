@@ -32,7 +32,7 @@ static void Restore_EveryPublicNumber_HasItsRow(void** state) {
                {SLUICE_RESTORE_OFFLOAD, "offload", 1, 1},
                {SLUICE_RESTORE_REDISPATCH, "redispatch", 1, 0},
                {SLUICE_RESTORE_RECOMPUTE, "recompute", 0, 1}};
-  assert_int_equal(SLUICE_RESTORE_BY_CHUNK, SLUICE_NUM_RESTORES);
+  assert_int_equal(sizeof table / sizeof table[0], SLUICE_NUM_RESTORES);
   assert_string_equal(sluice_restore_name(SLUICE_RESTORE_BY_CHUNK), "by chunk");
   for (size_t i = 0; i < SLUICE_NUM_RESTORES; ++i) {
     assert_string_equal(sluice_restore(table[i].policy)->name, table[i].name);
@@ -73,6 +73,39 @@ static void Restore_Choices_AreThoseOfTheTensor(void** state) {
   char text[SLUICE_RESTORE_TEXT_BYTES];
   assert_string_equal(sluice_restore_choices(SLUICE_T_DI, text), "keep (0), offload (1) and re-dispatch (2)");
   assert_string_equal(sluice_restore_choices(SLUICE_T_M, text), "keep (0), offload (1) and recompute (3)");
+  assert_string_equal(sluice_restore_names(SLUICE_T_DI, text), "\"keep\", \"offload\" and \"redispatch\"");
+  assert_string_equal(sluice_restore_names(SLUICE_T_M, text), "\"keep\", \"offload\" and \"recompute\"");
+}
+
+static void Restore_ChoicesOfCallbackExperts_AreThePairsThatFit(void** state) {
+  (void)state;
+  char text[SLUICE_RESTORE_TEXT_BYTES];
+  assert_string_equal(sluice_restore_callback_choices(text),
+                      "restore_middle keep (0) with restore_input keep (0), or restore_middle recompute (3)");
+}
+
+/* Room for as many policies as there are. */
+static void Restore_Texts_AreWhole(void** state) {
+  (void)state;
+  char text[SLUICE_RESTORE_TEXT_BYTES];
+  assert_true(strlen(sluice_restore_choices(SLUICE_T_DI, text)) < sizeof text - 1);
+  assert_true(strlen(sluice_restore_choices(SLUICE_T_M, text)) < sizeof text - 1);
+  assert_true(strlen(sluice_restore_names(SLUICE_T_DI, text)) < sizeof text - 1);
+  assert_true(strlen(sluice_restore_names(SLUICE_T_M, text)) < sizeof text - 1);
+  assert_true(strlen(sluice_restore_callback_choices(text)) < sizeof text - 1);
+}
+
+static void Restore_Find_TakesWholeNamesOfTheTensor(void** state) {
+  (void)state;
+  for (int32_t policy = 0; policy < SLUICE_NUM_RESTORES; ++policy) {
+    const char* name = sluice_restore_name(policy);
+    const int is_di = sluice_restore_is_for(policy, SLUICE_T_DI), is_m = sluice_restore_is_for(policy, SLUICE_T_M);
+    assert_int_equal(sluice_restore_find(name, strlen(name), SLUICE_T_DI), is_di ? policy : -1);
+    assert_int_equal(sluice_restore_find(name, strlen(name), SLUICE_T_M), is_m ? policy : -1);
+    assert_int_equal(sluice_restore_find(name, strlen(name) - 1, SLUICE_T_DI), -1);
+  }
+  assert_int_equal(sluice_restore_find("keeper", 6, SLUICE_T_DI), -1);
+  assert_int_equal(sluice_restore_find("keeper", 4, SLUICE_T_DI), SLUICE_RESTORE_KEEP);
 }
 
 /* MPipeMoE Table II: what none and S1 to S4 copy, send and compute again. */
@@ -106,6 +139,9 @@ int main(void) {
       cmocka_unit_test(Restore_CallbackExperts_KeepBothOrRunAgain),
       cmocka_unit_test(Restore_Least_StoresNothing),
       cmocka_unit_test(Restore_Choices_AreThoseOfTheTensor),
+      cmocka_unit_test(Restore_ChoicesOfCallbackExperts_AreThePairsThatFit),
+      cmocka_unit_test(Restore_Texts_AreWhole),
+      cmocka_unit_test(Restore_Find_TakesWholeNamesOfTheTensor),
       cmocka_unit_test(Restore_NamedSets_AreTableTwo),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

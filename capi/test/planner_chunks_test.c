@@ -223,9 +223,9 @@ static void BadChunks_EveryField_IsRefusedByName(void** state) {
           "restore_input_of names a policy for each chunk, and num_chunks is 0");
   w = new_workload(), c.restore_input = SLUICE_RESTORE_BY_CHUNK;
   PREDICT_REFUSED(BAD,
-                  "restore_input is 4; known are keep (0), offload (1) and re-dispatch (2), and with the workload's");
+                  "restore_input is 255; known are keep (0), offload (1) and re-dispatch (2), and with the workload's");
   c = four, c.restore_middle = SLUICE_RESTORE_BY_CHUNK;
-  PREDICT_REFUSED(BAD, "restore_middle is 4");
+  PREDICT_REFUSED(BAD, "restore_middle is 255");
   sluice_planner_destroy(planner);
 }
 

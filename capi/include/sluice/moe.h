@@ -55,8 +55,17 @@ enum {
   SLUICE_RESTORE_OFFLOAD = 1,    /* in host memory, by the copy lanes */
   SLUICE_RESTORE_REDISPATCH = 2, /* T_DI: sent again from the tokens that backward gets */
   SLUICE_RESTORE_RECOMPUTE = 3,  /* T_M: computed again from T_DI. With callback experts: their forward runs again */
-  SLUICE_RESTORE_BY_CHUNK = 4    /* in what plans and decisions report: the chunks' lists say it */
+  SLUICE_RESTORE_BY_CHUNK = 255  /* in what plans and decisions report: the chunks' lists say it */
 };
+
+/* The library's table of these policies and of the named points as JSON, with a terminating zero. *inout_bytes is the
+ * room and then the size, zero included; text may be NULL to ask.
+ *   policies   in the order of their numbers: name, number; input, pre_activation: whether T_DI and T_M may have it;
+ *              device_rows, host_rows: that outlive forward for each row of a chunk; exchanges, gemms: of the chunk,
+ *              once more in backward
+ *   sets       name; input, pre_activation: the names of its policies
+ * Any thread. Errors: INVALID_ARGUMENT (too little room). */
+SLUICE_API sluice_status_t sluice_restore_policies_json(char* text, uint64_t* inout_bytes);
 
 /* What chunks are cut out of. Equal on all ranks; results do not depend on it. */
 enum {

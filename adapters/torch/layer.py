@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ... import routing, trace
+from ... import restore, routing, trace
 from ..._library import load
 from ...errors import InvalidArgument, InvalidState, OverCapacity, SluiceError, Unsupported
 from ._native import generation, interruptible
@@ -26,14 +26,14 @@ from .context import Context, release
 from .descriptors import Descriptors, config_dtype
 from .experts import CallbackExperts, callbacks
 from .function import run_layer
-from .options import runs_again
+from .options import again_by_chunk
 from .passes import Pass, is_repeated, save_callback
 from .watchers import watcher
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
-RESTORE_INPUT = {"adaptive": -1, "keep": 0, "offload": 1, "redispatch": 2}
-RESTORE_MIDDLE = {"adaptive": -1, "keep": 0, "offload": 1, "recompute": 3}
+RESTORE_INPUT = {"adaptive": restore.ADAPTIVE, **restore.INPUT}
+RESTORE_MIDDLE = {"adaptive": restore.ADAPTIVE, **restore.PRE_ACTIVATION}
 CHUNK_CUTS = {"adaptive": 0, "tokens": 1}
 _INVALID = -1
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
@@ -163,7 +163,7 @@ class MoeLayer:
         self.model_width = model_width
         self.dtype = dtype
         self.experts = experts
-        self.runs_experts_again = experts is not None and runs_again(restore_middle)
+        self.runs_experts_again = experts is not None and any(again_by_chunk(restore_middle))
         self.layer_id = layer_id
         self.hidden_width = (
             hidden_width if experts is None else model_width
@@ -176,7 +176,7 @@ class MoeLayer:
         self.accumulate = accumulate
         self.received_rows: int | None = None  # of the last forward while a trace is kept
         self._has_told_fallback = False
-        if self.runs_experts_again and restore_middle != "recompute" and set(restore_middle) != {"recompute"}:
+        if self.runs_experts_again and not all(again_by_chunk(restore_middle)):
             raise Unsupported("experts that run as modules run again in every chunk, or in none")
         self.members = () if experts is not None else member_names(gated, bias, interleaved)
         config = library.new("moe_config")

@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ... import restore
+
 
 def refused_policy(options: Any) -> str | None:
     """Why experts that run as the host's modules cannot restore as the options say; None: they can, or nothing is said.
 
     The graph of such an expert holds its rows, so either both stay or its forward runs again.
     """
-    if options.policy is None or options.policy[1] == "recompute" or options.policy == ("keep", "keep"):
+    if options.policy is None or options.policy == restore.KEPT:
         return None
-    if runs_again(options.policy[1]):
-        return (
-            f"policy {options.policy_name()} cannot be done with experts that run as the host's modules: they run "
-            'again in every chunk or in none ("middle": "recompute" or "keep" for all)'
-        )
-    return (
-        f"policy {options.policy_name()} cannot be done with experts that run as the host's modules: they keep rows "
-        'and graph ("none"), or run again ("S3", "S4", or "middle": "recompute")'
-    )
+    again = again_by_chunk(options.policy[1])
+    if all(again):
+        return None
+    middles = [f'"{name}"' for name in restore.PRE_ACTIVATION if restore.is_computed_again(name)]
+    cannot = f"policy {options.policy_name()} cannot be done with experts that run as the host's modules: they "
+    if any(again):
+        choices = " or ".join([*middles, f'"{restore.KEPT[1]}"'])
+        return f'{cannot}run again in every chunk or in none ("middle": {choices} for all)'
+    sets = ", ".join(f'"{name}"' for name, (_, one) in restore.SETS.items() if restore.is_computed_again(one))
+    kept = restore.set_name(restore.KEPT)
+    return f'{cannot}keep rows and graph ("{kept}"), or run again ({sets}, or "middle": {" or ".join(middles)})'
 
 
-def runs_again(middle: str | Sequence[str]) -> bool:
-    """Whether a policy of pre-activations, of all chunks or of each, runs any host's module again in backward."""
-    return middle == "recompute" or (not isinstance(middle, str) and "recompute" in middle)
+def again_by_chunk(middle: str | Sequence[str]) -> list[bool]:
+    """Whether a policy of pre-activations, of all chunks or of each, runs a host's module again in backward."""
+    return [restore.is_computed_again(name) for name in ([middle] if isinstance(middle, str) else middle)]
 
 
 def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[str, Any]:

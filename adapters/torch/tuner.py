@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sluice
-from sluice import kept_decisions
+from sluice import kept_decisions, restore
 from sluice.cache_folder import NoCacheFolder
 from sluice.config import TUNER_MODES, TunerOptions
 
@@ -36,7 +36,6 @@ _DECISION = (
     "runner_up_chunks",
     "runner_up_wgrad_mode",
 )
-_RESTORE = ("keep", "offload", "redispatch", "recompute", "by chunk")
 _STATS = (
     "timed_passes",
     "race_passes",
@@ -172,15 +171,11 @@ def decisions(handle: Any) -> list[dict[str, Any]]:
     return [
         {name: getattr(found[i], name) for name in _DECISION}
         | {"why": ffi.string(library.lib.sluice_tuner_why_name(found[i].why)).decode()}
-        | {name: _restore(getattr(policies[i], name)) for name in ("restore_input", "restore_middle")}
+        | {name: restore.name_of(getattr(policies[i], name)) for name in ("restore_input", "restore_middle")}
         | {name: getattr(policies[i], name) for name in ("memory_budget", "total_bytes")}
         | {"kept_chunks": parts[i]}
         for i in range(count[0])
     ]
-
-
-def _restore(number: int) -> str | None:
-    return None if number < 0 else _RESTORE[number]
 
 
 def _written(write: Any, handle: Any) -> str:

@@ -71,7 +71,7 @@ int32_t sluice_restore_find(const char* name, size_t length, int32_t tensor);
 #define SLUICE_RESTORE_TEXT_BYTES 256
 /* The policies for `tensor` with their numbers: "keep (0), offload (1) and re-dispatch (2)". */
 const char* sluice_restore_choices(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]);
-/* Their names as files have them: "\"keep\", \"offload\" and \"redispatch\"". */
+/* Likewise their names in quotes, as files have them. */
 const char* sluice_restore_names(int32_t tensor, char text[SLUICE_RESTORE_TEXT_BYTES]);
 /* The pairs that fit callback experts, one policy for all chunks. */
 const char* sluice_restore_callback_choices(char text[SLUICE_RESTORE_TEXT_BYTES]);

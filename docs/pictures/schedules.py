@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sluice import timeline
-from sluice.timeline.schedule import POLICIES
+from sluice.restore import SETS
 
 # One chunk of 2048 rows, M 1024, H 4096, bf16: made-up seconds with communication about as long as computation.
 EXCHANGE, PACK, PRODUCT, ACTIVATION, COPY = 2e-3, 0.15e-3, 1.5e-3, 0.2e-3, 1.2e-3
@@ -25,7 +25,7 @@ def picture() -> str:
             options = {"wgrad": "per_chunk", "under_plan": True}
             if direction == "backward":
                 options["may_reuse_saved"] = True
-            prediction = timeline.Schedule.build(direction, 4, *POLICIES[name], **options).predict(SECONDS)
+            prediction = timeline.Schedule.build(direction, 4, *SETS[name], **options).predict(SECONDS)
             title = f"{name} {direction}: {prediction.seconds * 1e3:.1f} ms predicted"
             panels.append(prediction.panel(title, timeline.tensor_bytes(2048, 1024, 4096, 2)))
     return timeline.svg(panels, "One layer, n = 4: schedules S1 and S4, predicted")

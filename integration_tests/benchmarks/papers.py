@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from sluice._library import load
 from sluice.planning import machines
 from sluice.planning.planner import Choice, Planner, Workload
-from sluice.timeline.schedule import POLICIES
+from sluice.restore import SETS
 
 # MPipeMoE Table III: (M, H); 64 experts, K = 1 (section IV-E).
 MODELS = {"GPT-S": (768, 3072), "BERT-L": (1024, 4096), "GPT-XL": (2048, 8192)}
@@ -88,7 +88,7 @@ def work(model: str, batch: int, ranks: int = 64) -> Workload:
 
 def seconds(planner: Planner, load_: Workload, n: int, policy: str = "none") -> float:
     """The better of the two weight-gradient modes."""
-    return min(planner.predict(load_, Choice(n, *POLICIES[policy], mode)).seconds for mode in ("deferred", "per_chunk"))
+    return min(planner.predict(load_, Choice(n, *SETS[policy], mode)).seconds for mode in ("deferred", "per_chunk"))
 
 
 def best(planner: Planner, load_: Workload, policy: str = "none") -> tuple[float, int]:

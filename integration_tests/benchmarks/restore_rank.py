@@ -10,6 +10,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from sluice.adapters.torch import MoeLayer
+from sluice.restore import SETS
 from torch.utils.checkpoint import checkpoint
 
 from integration_tests.benchmarks import launch, memory
@@ -19,11 +20,7 @@ from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradien
 
 # Where T_DI and T_M come from in backward. `none` and S1 to S4 are the papers' points; the rest of 3 x 3 follows.
 POLICIES = {
-    "none": ("keep", "keep"),
-    "S1": ("offload", "offload"),
-    "S2": ("redispatch", "offload"),
-    "S3": ("offload", "recompute"),
-    "S4": ("redispatch", "recompute"),
+    **SETS,
     "k/off": ("keep", "offload"),
     "k/rec": ("keep", "recompute"),
     "off/k": ("offload", "keep"),

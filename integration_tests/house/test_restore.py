@@ -1,54 +1,77 @@
-"""What Python says of restore policies is what the table in backend/model/restore.c says."""
+"""Restore policies stand in the table of backend/model/restore.c and nowhere else: who needs one's name, number or cost
+asks it, Python by what the packaging reads from the library."""
 
-import ast
-import os
 import re
+import subprocess
 
 import pytest
-from test_documents import literal, text
+from test_documents import ROOT, text
 
-ROW = re.compile(r'\[SLUICE_RESTORE_(\w+)\] = \{\.name = "(\w+)", \.word = "[^"]+", \.tensors = ([DIM |]+),')
-SET = re.compile(r'^    \{"(\w+)", SLUICE_RESTORE_(\w+), SLUICE_RESTORE_(\w+)\},$', re.MULTILINE)
-NUMBER = re.compile(r"^  SLUICE_RESTORE_(\w+) = (-?\d+)", re.MULTILINE)
+ROW = re.compile(r'\[SLUICE_RESTORE_(\w+)\] = \{\.name = "(\w+)"')
+TABLE = "backend/model/restore.c"
+PLACES = ("backend", "capi/src", "capi/include", "python_plugin", "adapters")
+ENDINGS = (".c", ".h", ".cu", ".py")
+ASIDE = re.compile(r"(^|/)(test|cts|bench|fake)/")
 
-
-def table():
-    return text("backend", "model", "restore.c")
-
-
-def policies(tensor):
-    """{name: number} of a tensor, DI or M."""
-    numbers = dict(NUMBER.findall(text("capi", "include", "sluice", "moe.h")))
-    rows = ROW.findall(table())
-    assert len(rows) == table().count("] = {.name") >= 4
-    return {name: int(numbers[kind]) for kind, name, tensors in rows if tensor in tensors.split(" | ")}
-
-
-def sets():
-    names = {kind: name for kind, name, _ in ROW.findall(table())}
-    return {name: (names[di], names[m]) for name, di, m in SET.findall(table())}
-
-
-def said(module, name):
-    return ast.literal_eval(literal(os.path.normpath(os.path.join("..", "..", module)), name))
+# What may name a policy outside of the table: the path, what it names, and why.
+ALLOWED = {
+    "backend/schedule/op_table.c": (["recompute", "redispatch"], "names of ops, which policies add"),
+    "backend/schedule/serial.c": (["keep"], "the field of a spec that says whether a backward follows"),
+    "backend/schedule/serial_json.c": (["keep"], "likewise, as JSON"),
+    "backend/schedule/template_backward.c": (["KEEP"], "a chunk that is not read needs no slot, as one that is kept"),
+    "backend/model/restore.h": (["KEEP"], "what a layer does where nobody chooses"),
+    "capi/include/sluice/moe.h": (["KEEP", "OFFLOAD", "RECOMPUTE", "REDISPATCH"], "the public numbers"),
+    "capi/include/sluice/planner.h": (["KEEP"], "where the numbers stand, for a reader of the field"),
+    "capi/include/sluice/schedule.h": (["KEEP"], "where the numbers stand, for a reader of the field"),
+    "adapters/transformers/experts.py": (["keep", "redispatch"], "an adapter's own choice for one rank"),
+    "python_plugin/sluice/timeline/__init__.py": (["recompute", "redispatch"], "an example for its readers"),
+    "python_plugin/sluice/timeline/svg.py": (["recompute", "redispatch"], "short names of ops, see test_ops.py"),
+    "python_plugin/sluice/tracing/passes.py": (["recompute", "redispatch"], "kinds of ops that a pass ran"),
+}
 
 
-CONFIG, SCHEDULE = "python_plugin/sluice/config.py", "python_plugin/sluice/timeline/schedule.py"
-LAYER, TUNER = "adapters/torch/layer.py", "adapters/torch/tuner.py"
+def names():
+    """{name: enumerator} of the table's rows."""
+    return {name: kind for kind, name in ROW.findall(text(*TABLE.split("/")))}
 
 
-@pytest.mark.parametrize(("name", "tensor"), [("RESTORE_INPUT", "DI"), ("RESTORE_MIDDLE", "M")])
-def test_Policies_AreThoseOfTheTable(name, tensor):
-    assert list(said(CONFIG, name)) == list(policies(tensor))
-    assert said(SCHEDULE, name) == policies(tensor)
-    assert said(LAYER, name) == {"adaptive": -1, **policies(tensor)}
+def named_in(source, known):
+    """The policies that a text names, as quoted words or as enumerators."""
+    quoted = set(re.findall(r"""["']([\w-]+)\\?["']""", source)) & known.keys()
+    numbers = set(re.findall(r"\bSLUICE_RESTORE_(\w+)\b", source)) & set(known.values())
+    return sorted(quoted | numbers)
 
 
-def test_NamedSets_AreThoseOfTheTable():
-    assert said(CONFIG, "RESTORE") == said(SCHEDULE, "POLICIES") == sets()
-    assert len(sets()) == 5
+def found():
+    known = names()
+    assert len(known) == text(*TABLE.split("/")).count("] = {.name") >= 4
+    listed = subprocess.run(["git", "ls-files", *PLACES], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [path for path in listed.stdout.split() if path.endswith(ENDINGS) and not ASIDE.search(path)]
+    assert len(paths) > 300
+    at = {path: named_in(text(*path.split("/")), known) for path in paths if path != TABLE}
+    return {path: policies for path, policies in at.items() if policies}
 
 
-def test_DecisionsNames_AreThoseOfTheTableInOrder():
-    by_number = {number: name for tensor in ("DI", "M") for name, number in policies(tensor).items()}
-    assert said(TUNER, "_RESTORE") == (*(by_number[number] for number in sorted(by_number)), "by chunk")
+def test_Policies_AreNamedInTheTableAlone():
+    assert found() == {path: policies for path, (policies, _) in ALLOWED.items()}
+
+
+@pytest.mark.parametrize(
+    ("source", "policies"),
+    [
+        ('POLICIES = ("keep", "offload")', ["keep", "offload"]),
+        ("words = {'recompute': 3}", ["recompute"]),
+        ('"must be \\"keep\\" or \\"by chunk\\""', ["keep"]),
+        ("if (policy == SLUICE_RESTORE_OFFLOAD) return 1;", ["OFFLOAD"]),
+        ("SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_BY_CHUNK, SLUICE_RESTORE_TEXT_BYTES", []),
+        ("sluice_restore_is_kept(keep) /* offload */", []),
+    ],
+)
+def test_PolicyOutsideOfTheTable_IsFound(source, policies):
+    assert named_in(source, names()) == policies
+
+
+def test_NewRow_IsLookedForToo():
+    row = '    [SLUICE_RESTORE_FAKE] = {.name = "fake", .word = "fake"},\n'
+    known = {name: kind for kind, name in ROW.findall(text(*TABLE.split("/")) + row)}
+    assert named_in('["fake"], SLUICE_RESTORE_FAKE', known) == ["FAKE", "fake"]

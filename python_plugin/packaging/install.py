@@ -23,6 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, HERE)
 import cdef  # noqa: E402
+import restore_table  # noqa: E402
 
 INCLUDE = os.path.join(ROOT, "capi", "include")
 TAG = "py3-none-linux_x86_64"
@@ -123,6 +124,7 @@ def stage(top, libraries, version):
     for name in cdef.header_files(INCLUDE):
         copy(os.path.join(INCLUDE, name), os.path.join(top, "sluice/include", name))
     cdef.emit(INCLUDE, "sluice._sluice_abi", os.path.join(top, "sluice/_sluice_abi.py"))
+    restore_table.emit(libraries[0], os.path.join(top, "sluice/_restore_table.py"))
     with open(os.path.join(top, "sluice/_version.py"), "w") as file:
         file.write(f'"""Written by the packaging; the C headers are the source."""\n\n__version__ = "{version}"\n')
 

@@ -3,7 +3,7 @@
     "sluice": {"enabled": true, "chunks": 4}
 
 An absent key or `null` means: chosen by Sluice. The word "auto" is refused because some trainers rewrite it.
-Imports nothing but the standard library: it is read in every process that builds an engine.
+Loads no library: it is read in every process that builds an engine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Union
 
+from sluice import restore
 from sluice.errors import InvalidArgument
 
 ENVIRONMENT = "SLUICE"
@@ -28,18 +29,6 @@ TUNER_MODES = ("adaptive", "profile", "model")
 CALIBRATION_SECONDS = 8.0
 MAX_CHUNKS = 256
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-# MPipeMoE's names for points of (how dispatched rows, how pre-activations) reach the backward.
-RESTORE_INPUT = ("keep", "offload", "redispatch")
-RESTORE_MIDDLE = ("keep", "offload", "recompute")
-RESTORE = {
-    "none": ("keep", "keep"),
-    "S1": ("offload", "offload"),
-    "S2": ("redispatch", "offload"),
-    "S3": ("offload", "recompute"),
-    "S4": ("redispatch", "recompute"),
-}
-
-
 # Of dispatched rows and of pre-activations, each for all chunks or by chunk.
 Policy = tuple[Union[str, tuple[str, ...]], Union[str, tuple[str, ...]]]
 
@@ -102,9 +91,8 @@ class Options:
         asked for."""
         if self.policy is None:
             return "adaptive"
-        named: dict[Policy, str] = {pair: name for name, pair in RESTORE.items()}
         words = (one if isinstance(one, str) else "/".join(one) for one in self.policy)
-        return named.get(self.policy, " + ".join(words))
+        return restore.set_name(self.policy) or " + ".join(words)
 
     def plan_words(self) -> str:
         """How passes will be cut and what reaches the backward, for banners: "chunks 4 | policy S4"."""
@@ -281,17 +269,17 @@ def _policy(key: str, value: Any) -> Policy | None:
     if value == "adaptive":
         return None
     if isinstance(value, str):
-        return RESTORE[_one_of(tuple(RESTORE))(key, value)]
+        return restore.SETS[_one_of(tuple(restore.SETS))(key, value)]
     if not isinstance(value, Mapping):
-        names = ", ".join(RESTORE)
+        names = ", ".join(restore.SETS)
         raise ConfigError(
             f'"sluice": "{key}" must be "adaptive", one of {names}, or {{"input": ..., "middle": ...}}, not {value!r}'
         )
     check_nested(key, value)
-    given = {"input": "keep", "middle": "keep", **value}
+    given = {**dict(zip(NESTED[key], restore.KEPT)), **value}
     return (
-        _by_chunk(RESTORE_INPUT)(f"{key}.input", given["input"]),
-        _by_chunk(RESTORE_MIDDLE)(f"{key}.middle", given["middle"]),
+        _by_chunk(tuple(restore.INPUT))(f"{key}.input", given["input"]),
+        _by_chunk(tuple(restore.PRE_ACTIVATION))(f"{key}.middle", given["middle"]),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .. import config
+from .. import config, restore
 from . import machines
 from .errors import BadInput
 from .model import Model, read_config, with_tokens
@@ -53,7 +53,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """What is fixed."""
     parser.add_argument("--chunks", type=int, metavar="n", help="fixed; default: chosen")
-    parser.add_argument("--policy", choices=tuple(config.RESTORE), help="fixed; default: chosen")
+    parser.add_argument("--policy", choices=tuple(restore.SETS), help="fixed; default: chosen")
     parser.add_argument("--budget", metavar="BYTES", help='on each rank for all layers, such as "20GiB"')
     parser.add_argument("--deduplicate", action="store_true", default=None, help="a token's row once to each rank")
     parser.add_argument("--host-budget", metavar="BYTES", help="of offloaded rows, all outstanding forwards together")
@@ -83,7 +83,7 @@ def model_of(options: Any) -> Model:
         host_memory_budget=budget_of(options.host_budget, "--host-budget"),
         num_chunks=options.chunks,
         deduplicate=options.deduplicate,
-        policy=None if options.policy is None else config.RESTORE[options.policy],
+        policy=None if options.policy is None else restore.SETS[options.policy],
     )
     model = with_tokens(flags.over(model))
     try:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Union
 
+from .. import restore
 from .._library import load
 from ..errors import OverBudget
 from ..timeline.model import Event
-from ..timeline.schedule import LANE_NAMES, POLICIES, RESTORE_INPUT, RESTORE_MIDDLE, WGRAD
+from ..timeline.schedule import LANE_NAMES, WGRAD
 from .errors import BadInput
 from .machines import Machine
 
@@ -18,8 +19,6 @@ DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
 CHUNK_CUTS = {"adaptive": 0, "tokens": 1}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 MOST = 512
-BY_CHUNK = 255
-LEAST = ("redispatch", "recompute")  # how chunks come back that nothing is kept of
 BYTES = ("base", "slot", "routing", "schedule", "header", "product", "step", "total")
 _OVER_BUDGET = -14
 
@@ -69,7 +68,7 @@ class Choice:
         """The papers' name, or both words, by chunk "keep/offload+keep"."""
         pair = (self.restore_input, self.restore_middle)
         words = (one if isinstance(one, str) or one is None else "/".join(one) for one in pair)
-        return next((name for name, point in POLICIES.items() if point == pair), "+".join(map(str, words)))
+        return restore.set_name(pair) or "+".join(map(str, words))
 
     @property
     def where(self) -> str:
@@ -80,7 +79,7 @@ class Choice:
         """By chunk of a pass that runs so many. Under a plan those beyond what is kept are sent and computed again."""
         kept = self.kept_chunks or self.num_chunks if under_plan else chunks
         pair = []
-        for one, least in zip((self.restore_input, self.restore_middle), LEAST):
+        for one, least in zip((self.restore_input, self.restore_middle), restore.LEAST):
             named = [str(one)] * kept if isinstance(one, str) or one is None else list(one)[:kept]
             pair.append([*named, *[least] * (chunks - len(named))][:chunks])
         return pair[0], pair[1]
@@ -177,7 +176,7 @@ class Planner:
         value.chunk_cut, value.may_keep_part = CHUNK_CUTS[work.chunk_cut], int(work.may_keep_part)
         value.activation = ACTIVATIONS[work.activation]
         lists: list[Any] = []
-        for name, table in (("restore_input", RESTORE_INPUT), ("restore_middle", RESTORE_MIDDLE)):
+        for name, table in (("restore_input", restore.INPUT), ("restore_middle", restore.PRE_ACTIVATION)):
             words = None if choice is None else getattr(choice, name)
             if words is None or isinstance(words, str):
                 continue
@@ -190,8 +189,8 @@ class Planner:
     def _choice(self, choice: Choice) -> Any:
         value = self._library.ffi.new("sluice_planner_choice_t *")
         value.num_chunks = choice.num_chunks
-        value.restore_input = _number(RESTORE_INPUT, choice.restore_input)
-        value.restore_middle = _number(RESTORE_MIDDLE, choice.restore_middle)
+        value.restore_input = _number(restore.INPUT, choice.restore_input)
+        value.restore_middle = _number(restore.PRE_ACTIVATION, choice.restore_middle)
         value.wgrad_mode = -1 if choice.wgrad is None else WGRAD[choice.wgrad]
         return value
 
@@ -253,9 +252,11 @@ class Planner:
         return Decision(candidates, best, shortfall)
 
     def _candidate(self, c: Any, wanted: Choice | None) -> Candidate:
-        names = [{number: name for name, number in table.items()} for table in (RESTORE_INPUT, RESTORE_MIDDLE, WGRAD)]
+        names = [
+            {number: name for name, number in table.items()} for table in (restore.INPUT, restore.PRE_ACTIVATION, WGRAD)
+        ]
         if wanted is not None:
-            names[0][BY_CHUNK], names[1][BY_CHUNK] = wanted.restore_input, wanted.restore_middle
+            names[0][restore.BY_CHUNK], names[1][restore.BY_CHUNK] = wanted.restore_input, wanted.restore_middle
         numbers = (c.choice.restore_input, c.choice.restore_middle, c.choice.wgrad_mode)
         kept = c.kept_chunks if c.kept_chunks < c.choice.num_chunks else 0
         words = (table[number] for table, number in zip(names, numbers))
@@ -272,8 +273,8 @@ def priced_activation(name: str | None) -> str | None:
 
 def _number(table: Mapping[str, int], words: Restore) -> int:
     if words is None:
-        return -1
-    return table[words] if isinstance(words, str) else BY_CHUNK
+        return restore.ADAPTIVE
+    return table[words] if isinstance(words, str) else restore.BY_CHUNK
 
 
 def size(value: float) -> str:

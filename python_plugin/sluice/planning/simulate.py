@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .. import restore
 from . import skew as skews
 from .errors import BadInput
 from .planner import Choice, Planner, Prediction, Workload
 from .routing import Routing
 
 MOST_RANKS = 16384
-UNSPLIT = Choice(1, "keep", "keep", "deferred")
+UNSPLIT = Choice(1, *restore.KEPT, "deferred")
 
 
 @dataclass(frozen=True)

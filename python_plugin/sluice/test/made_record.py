@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sluice.restore import SETS
 from sluice.timeline import Schedule
-from sluice.timeline.schedule import POLICIES
 
 COSTS = {
     **dict.fromkeys(("dispatch", "dispatch_grad", "redispatch"), 4e-3),
@@ -34,8 +34,8 @@ def events(schedule: Schedule, at: float) -> list[dict]:
 
 def pair(policy: str, chunks: int = 4, **options) -> list[Schedule]:
     alike = {name: options[name] for name in ("under_plan", "cut_rows", "gated", "deduplicate") if name in options}
-    forward = Schedule.build("forward", chunks, *POLICIES[policy], **alike)
-    return [forward, Schedule.build("backward", chunks, *POLICIES[policy], may_reuse_saved=True, **options)]
+    forward = Schedule.build("forward", chunks, *SETS[policy], **alike)
+    return [forward, Schedule.build("backward", chunks, *SETS[policy], may_reuse_saved=True, **options)]
 
 
 FACTS = {"gated": False, "model_width": 64, "hidden_width": 256, "dtype": "float32", "received_rows": 400}

@@ -11,8 +11,8 @@ import zlib
 import pytest
 from sluice import timeline
 from sluice.errors import SluiceError
+from sluice.restore import SETS
 from sluice.timeline import Event, Panel, Schedule
-from sluice.timeline.schedule import POLICIES
 
 COSTS = {
     **dict.fromkeys(("dispatch", "dispatch_grad", "redispatch", "combine", "combine_grad"), 2.0),
@@ -24,7 +24,7 @@ COSTS = {
 
 
 def _prediction(direction: str, policy: str, chunks: int = 4) -> timeline.Prediction:
-    restore = POLICIES[policy]
+    restore = SETS[policy]
     return Schedule.build(direction, chunks, *restore, wgrad="per_chunk", under_plan=True).predict(COSTS)
 
 
@@ -38,7 +38,7 @@ def test_Schedule_OneChunkForward_TakesTheSumOfItsOps() -> None:
 
 def test_Schedule_WaitsAreKept_InEveryPrediction() -> None:
     for direction in ("forward", "backward"):
-        for policy in POLICIES:
+        for policy in SETS:
             prediction = _prediction(direction, policy)
             for index, op in enumerate(prediction.schedule.data["ops"]):
                 for other in op["waits_for"]:
@@ -75,7 +75,7 @@ def test_Schedule_UnknownCost_IsNamed() -> None:
 def test_Occupancy_EverySchedule_HoldsOneChunkAtATime() -> None:
     """Two holds of a slot never overlap, and a slot is held whenever an op of its chunk touches it."""
     for direction in ("forward", "backward"):
-        for policy in POLICIES:
+        for policy in SETS:
             prediction = _prediction(direction, policy)
             holds = timeline.occupancy(prediction.schedule.data, prediction.begin, prediction.end)
             by_slot: dict[tuple[str, int], list[timeline.Hold]] = {}
@@ -134,7 +134,7 @@ def test_Bytes_ReturnToZero_AndStayBelowAllSlots() -> None:
     sizes = timeline.tensor_bytes(rows=16, model_width=8, hidden_width=32, element_bytes=2)
     assert sizes["T_DI"] == 16 * 8 * 2 and sizes["T_M"] == 16 * 32 * 2 and sizes["dGATE"] == 64
     assert timeline.tensor_bytes(16, 8, 32, 2, gated=True)["T_M"] == 2 * sizes["T_M"]
-    for policy in POLICIES:
+    for policy in SETS:
         panel = _prediction("backward", policy).panel("x", sizes)
         assert panel.bytes[-1][1] == 0
         assert 0 < max(size for _, size in panel.bytes) <= panel.reserved_bytes

@@ -12,8 +12,8 @@ import pytest
 from made_record import COSTS, EVENT, FACTS, HEADER, pair, record
 from sluice.planning import machines
 from sluice.planning.planner import Choice, Planner, Workload
+from sluice.restore import SETS
 from sluice.timeline import Schedule
-from sluice.timeline.schedule import POLICIES
 from sluice.tracing import clocks, command, explain, outside, passes, report
 from sluice.tracing import text as report_text
 from two_ranks import launcher
@@ -27,7 +27,7 @@ def _passes(schedules: list[Schedule], **options) -> list[passes.Pass]:
     return found
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SETS)
 @pytest.mark.parametrize("options", [{}, {"wgrad": "per_chunk"}, {"under_plan": True, "wgrad": "per_chunk"}], ids=str)
 def test_Identify_RecordedPair_FindsItsSchedules(policy: str, options: dict) -> None:
     schedules = pair(policy, **options)
@@ -69,7 +69,7 @@ def test_Identify_CutOffPass_HasNoSchedule() -> None:
     assert explain.idle_of(found[0]) == []
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SETS)
 def test_Idle_EveryLane_AddsUpToThePass(policy: str) -> None:
     for one in _passes(pair(policy)):
         idle = explain.idle_of(one)

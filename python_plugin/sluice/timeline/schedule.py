@@ -8,21 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import restore
 from .._library import load
 from .model import Event, Panel
 from .slots import bytes_over_time, occupancy
 
 DIRECTIONS = {"forward": 0, "backward": 1}
-RESTORE_INPUT = {"keep": 0, "offload": 1, "redispatch": 2}
-RESTORE_MIDDLE = {"keep": 0, "offload": 1, "recompute": 3}
-# The papers' names of points in that space [MPipeMoE Table II].
-POLICIES = {
-    "none": ("keep", "keep"),
-    "S1": ("offload", "offload"),
-    "S2": ("redispatch", "offload"),
-    "S3": ("offload", "recompute"),
-    "S4": ("redispatch", "recompute"),
-}
 WGRAD = {"deferred": 0, "per_chunk": 1}
 LANE_NAMES = ("compute", "comm", "copy_out", "copy_in")
 
@@ -70,8 +61,8 @@ class Schedule:
     def build(
         direction: str = "forward",
         chunks: int = 1,
-        restore_input: str | Sequence[str] = "keep",
-        restore_middle: str | Sequence[str] = "keep",
+        restore_input: str | Sequence[str] = restore.KEPT[0],
+        restore_middle: str | Sequence[str] = restore.KEPT[1],
         *,
         wgrad: str = "deferred",
         single_rank: bool = False,
@@ -86,8 +77,8 @@ class Schedule:
         cut_rows: bool = False,
     ) -> Schedule:
         """A restore policy is one name for all chunks, or a list by chunk. Raises what the library reports."""
-        inputs = _by_chunk("restore_input", restore_input, RESTORE_INPUT, chunks)
-        middles = _by_chunk("restore_middle", restore_middle, RESTORE_MIDDLE, chunks)
+        inputs = _by_chunk("restore_input", restore_input, restore.INPUT, chunks)
+        middles = _by_chunk("restore_middle", restore_middle, restore.PRE_ACTIVATION, chunks)
         number = _number("direction", direction, DIRECTIONS)
         flags = (single_rank, needs_backward, callback_experts, gated, input_half, may_reuse_saved, under_plan)
         flags += (deduplicate, cut_rows)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import restore
 from ..timeline.model import LANES, Event, from_trace
 from ..timeline.schedule import Schedule
 from ..timeline.slots import tensor_bytes
@@ -190,22 +191,27 @@ def _extras(direction: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield {"under_plan": under_plan, "weight_half": weight_half, "may_reuse_saved": reuse}
 
 
+def _total(what: str, policies: Sequence[str]) -> int:
+    """Of a column of the table, over the policies of all chunks."""
+    return sum(getattr(restore.POLICIES[name], what) for name in policies)
+
+
 def _policies(one: Pass, kinds: Sequence[str], hint: tuple[list[str], list[str]] | None) -> Iterator[tuple[Any, Any]]:
     """Candidates that have as many restoring ops as the pass: one policy for the first k chunks, S4 behind them."""
     if hint is not None and one.direction == "forward":
         yield hint
     n = one.num_chunks
     count = {kind: kinds.count(kind) for kind in ("copy_out", "copy_in", "redispatch", "recompute")}
-    for di, m in itertools.product(("keep", "offload", "redispatch"), ("keep", "offload", "recompute")):
+    for di, m in itertools.product(restore.INPUT, restore.PRE_ACTIVATION):
         for first in range(n, -1, -1):
-            inputs = [di] * first + ["redispatch"] * (n - first)
-            middles = [m] * first + ["recompute"] * (n - first)
-            copies = inputs.count("offload") + middles.count("offload")
+            inputs = [di] * first + [restore.LEAST[0]] * (n - first)
+            middles = [m] * first + [restore.LEAST[1]] * (n - first)
+            copies = _total("host_rows", inputs) + _total("host_rows", middles)
             if one.direction == "forward":
                 fits = copies == count["copy_out"]
             else:
-                fits = copies >= count["copy_in"] and inputs.count("redispatch") >= count["redispatch"]
-                fits = fits and middles.count("recompute") == count["recompute"]
+                fits = copies >= count["copy_in"] and _total("exchanges", inputs) >= count["redispatch"]
+                fits = fits and _total("gemms", middles) == count["recompute"]
             if fits:
                 yield inputs, middles
 

@@ -1,0 +1,26 @@
+"""Writes what the built library says of restore policies into the package, so that configs are checked without it."""
+
+import ctypes
+import json
+import pprint
+
+HEAD = '''"""Written by the packaging; backend/model/restore.c is the source."""
+
+TABLE = '''
+
+
+def read(library):
+    """The parsed JSON of sluice_restore_policies_json."""
+    write = ctypes.CDLL(library).sluice_restore_policies_json
+    room = ctypes.c_uint64()
+    text = None
+    for _ in range(2):  # asked for its length first
+        if write(text, ctypes.byref(room)) != 0:
+            raise RuntimeError(f"{library} does not tell its restore policies")
+        text = text or ctypes.create_string_buffer(room.value)
+    return json.loads(text.value)
+
+
+def emit(library, path):
+    with open(path, "w") as file:
+        file.write(HEAD + pprint.pformat(read(library), sort_dicts=False, width=110) + "\n")

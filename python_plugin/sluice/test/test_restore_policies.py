@@ -1,0 +1,31 @@
+"""Restore policies in Python are those of the library that is loaded."""
+
+import json
+
+from sluice import restore
+from sluice._library import load
+from sluice._restore_table import TABLE
+
+
+def test_Table_IsTheLibrarysOwn():
+    library = load()
+    size = library.ffi.new("uint64_t *")
+    library.check(library.lib.sluice_restore_policies_json(library.ffi.NULL, size))
+    text = library.ffi.new("char[]", size[0])
+    library.check(library.lib.sluice_restore_policies_json(text, size))
+    assert json.loads(library.ffi.string(text)) == TABLE and len(restore.POLICIES) == len(TABLE["policies"]) >= 4
+
+
+def test_Numbers_AreThoseOfTheHeader():
+    lib = load().lib
+    for name, policy in restore.POLICIES.items():
+        assert getattr(lib, f"SLUICE_RESTORE_{name.upper()}") == policy.number
+    assert (lib.SLUICE_RESTORE_ADAPTIVE, lib.SLUICE_RESTORE_BY_CHUNK) == (restore.ADAPTIVE, restore.BY_CHUNK)
+    assert restore.name_of(restore.BY_CHUNK) == "by chunk" and restore.name_of(restore.ADAPTIVE) is None
+
+
+def test_Tensors_HaveTheirPoliciesInOrder():
+    assert restore.INPUT == {"keep": 0, "offload": 1, "redispatch": 2}
+    assert restore.PRE_ACTIVATION == {"keep": 0, "offload": 1, "recompute": 3}
+    assert restore.LEAST == ("redispatch", "recompute") and restore.KEPT == ("keep", "keep")
+    assert restore.set_name(("redispatch", "recompute")) == "S4" and restore.set_name(("keep", "recompute")) is None

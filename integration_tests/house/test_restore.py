@@ -1,6 +1,7 @@
 """Restore policies stand in the table of backend/model/restore.c and nowhere else: who needs one's name, number or cost
 asks it, Python by what the packaging reads from the library."""
 
+import os
 import re
 import subprocess
 
@@ -13,6 +14,12 @@ PLACES = ("backend", "capi/src", "capi/include", "python_plugin", "adapters")
 ENDINGS = (".c", ".h", ".cu", ".py")
 ASIDE = re.compile(r"(^|/)(test|cts|bench|fake)/")
 
+
+def names():
+    """{name: enumerator} of the table's rows."""
+    return {name: kind for kind, name in ROW.findall(text(*TABLE.split("/")))}
+
+
 # What may name a policy outside of the table: the path, what it names, and why.
 ALLOWED = {
     "backend/schedule/op_table.c": (["recompute", "redispatch"], "names of ops, which policies add"),
@@ -20,7 +27,7 @@ ALLOWED = {
     "backend/schedule/serial_json.c": (["keep"], "likewise, as JSON"),
     "backend/schedule/template_backward.c": (["KEEP"], "a chunk that is not read needs no slot, as one that is kept"),
     "backend/model/restore.h": (["KEEP"], "what a layer does where nobody chooses"),
-    "capi/include/sluice/moe.h": (["KEEP", "OFFLOAD", "RECOMPUTE", "REDISPATCH"], "the public numbers"),
+    "capi/include/sluice/moe.h": (sorted(names().values()), "the public numbers, all of them"),
     "capi/include/sluice/planner.h": (["KEEP"], "where the numbers stand, for a reader of the field"),
     "capi/include/sluice/schedule.h": (["KEEP"], "where the numbers stand, for a reader of the field"),
     "adapters/transformers/experts.py": (["keep", "redispatch"], "an adapter's own choice for one rank"),
@@ -30,11 +37,6 @@ ALLOWED = {
 }
 
 
-def names():
-    """{name: enumerator} of the table's rows."""
-    return {name: kind for kind, name in ROW.findall(text(*TABLE.split("/")))}
-
-
 def named_in(source, known):
     """The policies that a text names, as quoted words or as enumerators."""
     quoted = set(re.findall(r"""["']([\w-]+)\\?["']""", source)) & known.keys()
@@ -42,11 +44,15 @@ def named_in(source, known):
     return sorted(quoted | numbers)
 
 
+def tracked(endings, *places):
+    listed = subprocess.run(["git", "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in listed.stdout.split() if path.endswith(endings)]
+
+
 def found():
     known = names()
     assert len(known) == text(*TABLE.split("/")).count("] = {.name") >= 4
-    listed = subprocess.run(["git", "ls-files", *PLACES], cwd=ROOT, capture_output=True, text=True, check=True)
-    paths = [path for path in listed.stdout.split() if path.endswith(ENDINGS) and not ASIDE.search(path)]
+    paths = [path for path in tracked(ENDINGS, *PLACES) if not ASIDE.search(path)]
     assert len(paths) > 300
     at = {path: named_in(text(*path.split("/")), known) for path in paths if path != TABLE}
     return {path: policies for path, policies in at.items() if policies}
@@ -75,3 +81,25 @@ def test_NewRow_IsLookedForToo():
     row = '    [SLUICE_RESTORE_FAKE] = {.name = "fake", .word = "fake"},\n'
     known = {name: kind for kind, name in ROW.findall(text(*TABLE.split("/")) + row)}
     assert named_in('["fake"], SLUICE_RESTORE_FAKE', known) == ["FAKE", "fake"]
+
+
+def wrong_paths(page):
+    return [
+        path for path in re.findall(r"`([\w/.-]+/[\w.-]+\.\w+)`", page) if not os.path.exists(os.path.join(ROOT, path))
+    ]
+
+
+def test_Recipe_NamesFilesThatAreThere():
+    page = text("docs", "add-a-restore-policy.md")
+    assert wrong_paths(page) == [] and wrong_paths(page + " `backend/model/gone.c`") == ["backend/model/gone.c"]
+
+
+def test_Recipe_NamesEveryFileThatKnowsTheNumberOfPolicies():
+    """Tests and golden lists that hold all of today's policies, which a new row changes."""
+    page = text("docs", "add-a-restore-policy.md")
+    lists = r"known are (adaptive \(-1\), )?keep \(0\)|^CONSTANT\(SLUICE_RESTORE_KEEP|^SLUICE_RESTORE_KEEP = "
+    whole = re.compile(rf"{lists}|\b9 \* 2\b|\bSLUICE_NUM_RESTORES\);$", re.MULTILINE)
+    sources = tracked((".c", ".h", ".inc", ".txt"), "backend", "capi")
+    paths = [path for path in sources if whole.search(text(*path.split("/")))]
+    assert len(paths) >= 10
+    assert [path for path in paths if f"`{path}`" not in page] == []

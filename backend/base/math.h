@@ -1,4 +1,4 @@
-/* Arithmetic on sizes and times: int64_t where the name says nothing, uint64_t by _u64. */
+/* Arithmetic on sizes and times: int64_t where the name says nothing, uint64_t by _u64, int32_t by _i32. */
 #ifndef SLUICE_BACKEND_BASE_MATH_H_
 #define SLUICE_BACKEND_BASE_MATH_H_
 
@@ -6,6 +6,7 @@
 
 static inline int64_t sluice_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t sluice_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int32_t sluice_min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 static inline uint64_t sluice_min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t sluice_max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 

@@ -42,12 +42,6 @@ sluice_status_t sluice_error_adopt(const sluice_error_info_t* info) {
   return info->status;
 }
 
-void sluice_error_info_init(sluice_error_info_t* out_info, size_t struct_size) {
-  if (out_info == NULL || struct_size < sizeof(size_t)) return;
-  memset(out_info, 0, struct_size);
-  out_info->struct_size = struct_size;
-}
-
 void sluice_error_last(sluice_error_info_t* out_info) { copy_out(out_info); }
 
 const char* sluice_status_name(sluice_status_t status) {

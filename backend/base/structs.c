@@ -12,6 +12,11 @@ void sluice_struct_init(void* out, size_t struct_size, const void* defaults, siz
   memcpy(out, &struct_size, sizeof struct_size);
 }
 
+/* Here and not in status.c, which this unit stands on. */
+void sluice_error_info_init(sluice_error_info_t* out_info, size_t struct_size) {
+  sluice_struct_init(out_info, struct_size, NULL, 0);
+}
+
 sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, size_t min_size, const char* name) {
   if (src == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s is NULL; pass one prepared by its _init function", name);
@@ -36,4 +41,17 @@ sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, 
   memcpy(dst, src, src_size < dst_size ? src_size : dst_size);
   memcpy(dst, &dst_size, sizeof dst_size);
   return SLUICE_OK;
+}
+
+sluice_status_t sluice_struct_check_size(const void* out, const char* name) {
+  size_t size;
+  memcpy(&size, out, sizeof size);
+  if (size >= sizeof size && size <= MAX_STRUCT_BYTES) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_ABI, "%s: struct_size is %zu; set it to sizeof the struct", name, size);
+}
+
+void sluice_struct_give(void* out, const void* value, size_t value_size) {
+  size_t size;
+  memcpy(&size, out, sizeof size);
+  sluice_struct_init(out, size, value, value_size);
 }

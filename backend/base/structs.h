@@ -21,4 +21,10 @@ void sluice_struct_init(void* out, size_t struct_size, const void* defaults, siz
  * message names the struct and the sizes). */
 sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, size_t min_size, const char* name);
 
+/* Results go into a caller's struct as far as the caller's struct_size: first it is asked whether that can be one,
+ * since an unset one must not be trusted, then `value` is written there, with zeros behind what is known here. out: not
+ * NULL. Errors: ABI naming the struct. */
+sluice_status_t sluice_struct_check_size(const void* out, const char* name);
+void sluice_struct_give(void* out, const void* value, size_t value_size);
+
 #endif /* SLUICE_BACKEND_BASE_STRUCTS_H_ */

@@ -278,20 +278,12 @@ static int32_t policy_of_m(const sluice_choice_t* c, int32_t chunk) {
   return c->by_chunk == NULL ? c->restore_m : sluice_policy_of_m(c->restore_m, c->by_chunk, chunk);
 }
 
-/* What a tensor's policies cost (sluice_restore_t) in the mean of the chunks: the papers know one policy for all. */
-typedef struct restore_cost_s {
-  double copies, exchanges, products;
-} restore_cost_t;
-
-static restore_cost_t restore_cost(const sluice_choice_t* c,
-                                   int32_t (*policy_of)(const sluice_choice_t*, int32_t chunk)) {
-  int32_t copies = 0, exchanges = 0, products = 0;
-  for (int32_t i = 0; i < c->num_chunks; ++i) {
-    const sluice_restore_t* restore = sluice_restore(policy_of(c, i));
-    copies += restore->host_rows, exchanges += restore->exchanges, products += restore->products;
-  }
-  const double n = c->num_chunks;
-  return (restore_cost_t){copies / n, exchanges / n, products / n};
+/* The papers know one policy for all chunks: the mean stands for it. */
+static sluice_restore_mean_t restore_mean(const sluice_choice_t* c,
+                                          int32_t (*policy_of)(const sluice_choice_t*, int32_t chunk)) {
+  uint8_t policies[SLUICE_MAX_CHUNKS];
+  for (int32_t i = 0; i < c->num_chunks; ++i) policies[i] = (uint8_t)policy_of(c, i);
+  return sluice_restore_mean(policies, c->num_chunks);
 }
 
 /* ---- the papers' forms ---- */
@@ -299,7 +291,7 @@ static restore_cost_t restore_cost(const sluice_choice_t* c,
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                         int32_t direction) {
   const op_scene_t s = scene_of(m, w, c, direction);
-  const restore_cost_t di = restore_cost(c, policy_of_di), middle = restore_cost(c, policy_of_m);
+  const sluice_restore_mean_t di = restore_mean(c, policy_of_di), middle = restore_mean(c, policy_of_m);
   int forward = direction == SLUICE_FORWARD;
   double packed = gather(&s, s.rows.out), unpacked = gather(&s, s.rows.received);
   sluice_chunk_times_t t = {
@@ -318,7 +310,7 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
 
 double sluice_mpmoe_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                             int32_t direction) {
-  int copies = restore_cost(c, policy_of_di).copies + restore_cost(c, policy_of_m).copies > 0;
+  int copies = restore_mean(c, policy_of_di).copies + restore_mean(c, policy_of_m).copies > 0;
   int32_t paradigm = !copies                       ? SLUICE_PARADIGM_NO_COPIES
                      : direction == SLUICE_FORWARD ? SLUICE_PARADIGM_COPY_AFTER
                                                    : SLUICE_PARADIGM_COPY_BEFORE;

@@ -28,6 +28,16 @@ const sluice_restore_t* sluice_restore(int32_t policy) {
   return policy >= 0 && policy < SLUICE_NUM_RESTORES ? &restores[policy] : &no_policy;
 }
 
+sluice_restore_mean_t sluice_restore_mean(const uint8_t* policies, int32_t num_chunks) {
+  int32_t copies = 0, exchanges = 0, products = 0;
+  for (int32_t i = 0; i < num_chunks; ++i) {
+    const sluice_restore_t* restore = sluice_restore(policies[i]);
+    copies += restore->host_rows, exchanges += restore->exchanges, products += restore->products;
+  }
+  const double n = num_chunks;
+  return (sluice_restore_mean_t){copies / n, exchanges / n, products / n};
+}
+
 const char* sluice_restore_name(int32_t policy) {
   return policy == SLUICE_RESTORE_BY_CHUNK ? "by chunk" : sluice_restore(policy)->name;
 }

@@ -48,6 +48,12 @@ static inline int sluice_restore_is_stored(int32_t policy) {
 static inline int sluice_restore_is_sent_again(int32_t policy) { return sluice_restore(policy)->exchanges > 0; }
 static inline int sluice_restore_is_computed_again(int32_t policy) { return sluice_restore(policy)->products > 0; }
 
+/* What policies of a tensor take in the mean of its chunks, by the columns of the table. */
+typedef struct sluice_restore_mean_s {
+  double copies, exchanges, products;
+} sluice_restore_mean_t;
+sluice_restore_mean_t sluice_restore_mean(const uint8_t* policies, int32_t num_chunks);
+
 /* One of these questions, for those who count chunks by the answer. */
 typedef int (*sluice_restore_question_t)(int32_t policy);
 

@@ -15,21 +15,15 @@ static double pass_time(double comm, double compute, double copy, int32_t n, dou
   return longest + (comm + compute + copy - longest) / n + startup * n;
 }
 
-/* What a tensor's policies cost (sluice_restore_t) in the mean of balanced routing's chunks. */
-typedef struct restore_cost_s {
-  double copies, exchanges, products;
-} restore_cost_t;
-
-static restore_cost_t restore_cost(const sluice_plan_data_t* plan, int32_t tensor) {
-  int32_t copies = 0, exchanges = 0, products = 0;
+/* Of balanced routing's chunks. */
+static sluice_restore_mean_t restore_mean(const sluice_plan_data_t* plan, int32_t tensor) {
+  uint8_t policies[SLUICE_MAX_CHUNKS];
   const int32_t kept = plan->kept_chunks > 0 ? plan->kept_chunks : plan->num_chunks; /* 0: not sized yet */
   for (int32_t i = 0; i < plan->num_chunks; ++i) {
     const int32_t policy = tensor == SLUICE_T_DI ? sluice_plan_di(plan, i) : sluice_plan_m(plan, i);
-    const sluice_restore_t* restore = sluice_restore(i < kept ? policy : sluice_restore_least(tensor));
-    copies += restore->host_rows, exchanges += restore->exchanges, products += restore->products;
+    policies[i] = (uint8_t)(i < kept ? policy : sluice_restore_least(tensor));
   }
-  const double n = plan->num_chunks;
-  return (restore_cost_t){copies / n, exchanges / n, products / n};
+  return sluice_restore_mean(policies, plan->num_chunks);
 }
 
 /* MPipeMoE Table II's work per chunk, in seconds over all chunks; MPMoE's phases folded into "the longest lane, plus
@@ -49,7 +43,7 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
   }
   double copy = rows * row_bytes / COPY_BYTES;
   double wide = (double)sluice_row_bytes(&problem->shape, SLUICE_T_KEPT_M) / row_bytes;
-  const restore_cost_t di = restore_cost(plan, SLUICE_T_DI), m = restore_cost(plan, SLUICE_T_M);
+  const sluice_restore_mean_t di = restore_mean(plan, SLUICE_T_DI), m = restore_mean(plan, SLUICE_T_M);
   double copies = di.copies * copy + m.copies * wide * copy;
   double g = problem->shape.gate_factor, weights = 0;
   if (plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK) {

@@ -11,8 +11,6 @@
  */
 enum { RING_BETWEEN_LANES = 2, RING_WITHIN_LANE = 1 };
 
-static inline int32_t sluice_min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
-
 /* Chunks that are not kept: they take turns in a ring. */
 int32_t sluice_count_moving(const uint8_t* restore, int32_t num_chunks);
 

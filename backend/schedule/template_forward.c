@@ -1,5 +1,6 @@
 #include "backend/schedule/template_forward.h"
 
+#include "backend/base/math.h"
 #include "backend/schedule/chunk_places.h"
 #include "backend/schedule/shared_ops.h"
 

@@ -63,18 +63,13 @@ sluice_status_t sluice_moe_take_ceiling_report(sluice_moe_t* moe, sluice_stream_
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_take_ceiling_report: %s is NULL",
                        moe == NULL ? "moe" : "out_report");
   }
-  size_t size = out_report->struct_size;
-  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_ceiling_report_t: struct_size is %zu; set it to sizeof the struct", size);
-  }
+  SLUICE_TRY(sluice_struct_check_size(out_report, "sluice_ceiling_report_t"));
   sluice_ceiling_report_t report;
   sluice_ceiling_report_init(&report, sizeof report);
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_take_ceiling_report"));
   sluice_status_t status = take(moe, stream, &report);
   sluice_engine_leave(moe->context);
   if (status != SLUICE_OK) return status;
-  report.struct_size = size;
-  memset(out_report, 0, size);
-  memcpy(out_report, &report, size < sizeof report ? size : sizeof report);
+  sluice_struct_give(out_report, &report, sizeof report);
   return judge(moe, &report);
 }

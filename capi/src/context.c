@@ -246,13 +246,9 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_get_stats: %s is NULL",
                        context == NULL ? "context" : "out_stats");
   }
-  size_t size = out_stats->struct_size;
-  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_context_stats_t: struct_size is %zu; set it to sizeof the struct", size);
-  }
+  SLUICE_TRY(sluice_struct_check_size(out_stats, "sluice_context_stats_t"));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_get_stats"));
   sluice_context_stats_t stats = context->stats;
-  stats.struct_size = size;
   stats.current_bytes = context->memory->current_bytes;
   stats.peak_bytes = context->memory->peak_bytes;
   stats.num_pool_allocations = sluice_engine_pool_allocations(context);
@@ -262,8 +258,7 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
   stats.planned_outstanding = (uint64_t)context->planned_outstanding;
   memcpy(stats.gemm, context->gemm->name,
          sizeof stats.gemm < sizeof context->gemm->name ? sizeof stats.gemm : sizeof context->gemm->name);
-  memset(out_stats, 0, size);
-  memcpy(out_stats, &stats, size < sizeof stats ? size : sizeof stats);
+  sluice_struct_give(out_stats, &stats, sizeof stats);
   if (reset_peak != 0) {
     sluice_allocator_reset_peak(&context->allocator);
     sluice_allocator_reset_peak(&context->far_allocator);

@@ -141,10 +141,7 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_get_info: %s is NULL",
                        plan == NULL ? "plan" : "out_info");
   }
-  size_t size = out_info->struct_size;
-  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_plan_info_t: struct_size is %zu; set it to sizeof the struct", size);
-  }
+  SLUICE_TRY(sluice_struct_check_size(out_info, "sluice_plan_info_t"));
   const sluice_plan_data_t* d = &plan->data;
   sluice_plan_breakdown_t parts;
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(plan->moe);
@@ -166,9 +163,7 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
   info.deferred_bytes = parts.deferred, info.peak_slot_bytes = parts.peak_slots;
   info.peak_direction = parts.peak_direction;
   snprintf(info.peak_op, sizeof info.peak_op, "%s", sluice_op_name(parts.peak_op));
-  info.struct_size = size;
-  memset(out_info, 0, size);
-  memcpy(out_info, &info, size < sizeof info ? size : sizeof info);
+  sluice_struct_give(out_info, &info, sizeof info);
   return SLUICE_OK;
 }
 

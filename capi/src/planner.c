@@ -236,11 +236,7 @@ sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sl
   SLUICE_TRY(SLUICE_REQUIRE(capacity >= 0 && (capacity == 0 || out_entries != NULL),
                             "sluice_planner_predict: capacity is %d and out_entries %s", capacity,
                             out_entries == NULL ? "NULL" : "given"));
-  size_t size = out_prediction->struct_size;
-  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_prediction_t: struct_size is %zu; set it to sizeof the struct",
-                       size);
-  }
+  SLUICE_TRY(sluice_struct_check_size(out_prediction, "sluice_planner_prediction_t"));
   sluice_planner_workload_t checked;
   SLUICE_TRY(read_workload(workload, &checked));
   sluice_planner_asked_t asked;
@@ -249,9 +245,7 @@ sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sl
   sluice_planner_prediction_t prediction;
   memset(&prediction, 0, sizeof prediction);
   SLUICE_TRY(sluice_planner_predict_layer(&planner->machine, &checked, &asked, &prediction, out_entries, capacity));
-  prediction.struct_size = size;
-  memset(out_prediction, 0, size);
-  memcpy(out_prediction, &prediction, size < sizeof prediction ? size : sizeof prediction);
+  sluice_struct_give(out_prediction, &prediction, sizeof prediction);
   return SLUICE_OK;
 }
 

@@ -161,11 +161,7 @@ sluice_status_t sluice_schedule_predict(const sluice_schedule_t* schedule, const
                             schedule == NULL     ? "schedule"
                             : op_seconds == NULL ? "op_seconds"
                                                  : "out_prediction"));
-  size_t size = out_prediction->struct_size;
-  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_schedule_prediction_t: struct_size is %zu; set it to sizeof the struct",
-                       size);
-  }
+  SLUICE_TRY(sluice_struct_check_size(out_prediction, "sluice_schedule_prediction_t"));
   const sluice_template_t* t = schedule->schedule;
   for (int32_t i = 0; i < t->num_ops; ++i) {
     SLUICE_TRY(SLUICE_REQUIRE(isfinite(op_seconds[i]) && op_seconds[i] >= 0,
@@ -183,9 +179,8 @@ sluice_status_t sluice_schedule_predict(const sluice_schedule_t* schedule, const
   sluice_prediction_t walked;
   const sluice_op_costs_t costs = {.seconds = given_seconds, .user = &given, .share = share != NULL ? shares : NULL};
   SLUICE_TRY(sluice_predict(t, &costs, sluice_process_allocator(), &walked, out_begin, out_end));
-  sluice_schedule_prediction_t prediction = {.struct_size = size, .seconds = walked.total};
+  sluice_schedule_prediction_t prediction = {.seconds = walked.total};
   memcpy(prediction.busy_seconds, walked.busy, sizeof prediction.busy_seconds);
-  memset(out_prediction, 0, size);
-  memcpy(out_prediction, &prediction, size < sizeof prediction ? size : sizeof prediction);
+  sluice_struct_give(out_prediction, &prediction, sizeof prediction);
   return SLUICE_OK;
 }

@@ -199,10 +199,7 @@ static void add_stats(const sluice_tuner_table_t* table, sluice_tuner_stats_t* s
 sluice_status_t sluice_context_tuner_stats(sluice_context_t* context, sluice_tuner_stats_t* out_stats) {
   SLUICE_TRY(SLUICE_REQUIRE(context != NULL && out_stats != NULL, "sluice_context_tuner_stats: %s is NULL",
                             context == NULL ? "context" : "out_stats"));
-  size_t size = out_stats->struct_size;
-  if (size < sizeof(size_t) || size > 65536) { /* written up to the caller's size: an unset one must not be trusted */
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_tuner_stats_t: struct_size is %zu; set it to sizeof the struct", size);
-  }
+  SLUICE_TRY(sluice_struct_check_size(out_stats, "sluice_tuner_stats_t"));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_tuner_stats"));
   sluice_tuner_stats_t stats;
   memset(&stats, 0, sizeof stats);
@@ -211,8 +208,6 @@ sluice_status_t sluice_context_tuner_stats(sluice_context_t* context, sluice_tun
     add_stats(t, &stats);
   }
   sluice_engine_leave(context);
-  stats.struct_size = size;
-  memset(out_stats, 0, size);
-  memcpy(out_stats, &stats, size < sizeof stats ? size : sizeof stats);
+  sluice_struct_give(out_stats, &stats, sizeof stats);
   return SLUICE_OK;
 }

@@ -41,10 +41,46 @@ static void Init_WithoutDefaults_IsAllZerosButTheSize(void** state) {
   assert_true(given.struct_size == sizeof given && given.count == 0 && given.limit == 0);
 }
 
+static void CheckSize_OfAnUnsetStruct_IsRefusedByName(void** state) {
+  (void)state;
+  const size_t bad[] = {0, sizeof(size_t) - 1, 65537, SIZE_MAX};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
+    const sample_t given = {.struct_size = bad[i]};
+    assert_int_equal(sluice_struct_check_size(&given, "sample_t"), SLUICE_E_ABI);
+    sluice_error_info_t why;
+    sluice_error_info_init(&why, sizeof why);
+    sluice_error_last(&why);
+    assert_non_null(strstr(why.message, "sample_t: struct_size is "));
+  }
+  const sample_t least = {.struct_size = sizeof(size_t)}, most = {.struct_size = 65536};
+  assert_int_equal(sluice_struct_check_size(&least, "sample_t"), SLUICE_OK);
+  assert_int_equal(sluice_struct_check_size(&most, "sample_t"), SLUICE_OK);
+}
+
+/* Older, today's and newer callers: what they know is written, zeros behind it, nothing beyond their size. */
+static void Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond(void** state) {
+  (void)state;
+  const sample_t value = {.struct_size = 1, .count = 7, .limit = 9};
+  for (size_t size = sizeof(size_t); size <= ROOM - 8; ++size) {
+    unsigned char given[ROOM], wanted[ROOM];
+    memset(given, UNTOUCHED, sizeof given);
+    memset(wanted, UNTOUCHED, sizeof wanted);
+    memcpy(given, &size, sizeof size);
+    sample_t known = value;
+    known.struct_size = size;
+    memset(wanted, 0, size);
+    memcpy(wanted, &known, size < sizeof known ? size : sizeof known);
+    sluice_struct_give(given, &value, sizeof value);
+    assert_memory_equal(given, wanted, ROOM);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Init_OfAnySize_WritesDefaultsZerosAndNothingBeyond),
       cmocka_unit_test(Init_WithoutDefaults_IsAllZerosButTheSize),
+      cmocka_unit_test(CheckSize_OfAnUnsetStruct_IsRefusedByName),
+      cmocka_unit_test(Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

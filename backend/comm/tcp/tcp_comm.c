@@ -573,7 +573,5 @@ sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_c
 }
 
 void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_t struct_size) {
-  if (out_config == NULL || struct_size < sizeof(size_t)) return;
-  memset(out_config, 0, struct_size);
-  out_config->struct_size = struct_size;
+  sluice_struct_init(out_config, struct_size, NULL, 0);
 }

@@ -131,6 +131,16 @@ static void Restore_NamedSets_AreTableTwo(void** state) {
   assert_null(sluice_restore_set_name(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE));
 }
 
+static void Restore_Mean_IsOverChunksAndNothingForNoPolicy(void** state) {
+  (void)state;
+  const uint8_t policies[4] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD,
+                               SLUICE_RESTORE_RECOMPUTE};
+  const sluice_restore_mean_t mean = sluice_restore_mean(policies, 4);
+  assert_true(mean.copies == 0.5 && mean.exchanges == 0 && mean.products == 0.25);
+  const uint8_t none[1] = {SLUICE_RESTORE_BY_CHUNK};
+  assert_true(sluice_restore_mean(none, 1).copies == 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes),
@@ -143,6 +153,7 @@ int main(void) {
       cmocka_unit_test(Restore_Texts_AreWhole),
       cmocka_unit_test(Restore_Find_TakesWholeNamesOfTheTensor),
       cmocka_unit_test(Restore_NamedSets_AreTableTwo),
+      cmocka_unit_test(Restore_Mean_IsOverChunksAndNothingForNoPolicy),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,8 +20,6 @@ def pages():
 
 
 PAGES = pages()
-# A page that is still to come.
-TO_COME = {"add-a-restore-policy.md"}
 # Read by the library or the package where users run them; tests, benchmarks and set-up have variables of their own.
 SHIPPED = ("adapters", "backend", "capi/src", "python_plugin/sluice")
 READS = re.compile(
@@ -161,7 +159,7 @@ def dead_links(page, words):
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", words, flags=re.S)):
         path, _, anchor = target.partition("#")
         path = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
-        if "://" in target or os.path.basename(path) in TO_COME:
+        if "://" in target:
             continue
         if not os.path.exists(os.path.join(ROOT, path)) or (anchor and anchor not in _slugs(path)):
             found.append(target)
@@ -267,7 +265,7 @@ MADE_BY_TESTS = {"README.md", "yours.md"}  # of other trees, which tests write o
 
 
 def unknown_documents(words, documents):
-    return sorted({name for name in NAMED.findall(words) if name not in documents | MADE_BY_TESTS | TO_COME})
+    return sorted({name for name in NAMED.findall(words) if name not in documents | MADE_BY_TESTS})
 
 
 def test_Documents_ThatSourcesName_AreInTheRepository():

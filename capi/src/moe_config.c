@@ -8,6 +8,7 @@
 #include "backend/model/restore.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/layer/layer_life.h"
+#include "backend/moe/run/make_layer.h"
 #include "backend/moe/run/plan_in_force.h"
 
 void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {

@@ -14,6 +14,7 @@
 #include "backend/moe/routing/host_routes.h"
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/parcels.h"
+#include "backend/moe/run/make_layer.h"
 #include "capi/test/budget_suite.h"
 #include "capi/test/checks.h"
 #include "capi/test/rig.h"

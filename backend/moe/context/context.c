@@ -6,6 +6,7 @@
 
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/chooser.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/schedule/check.h"
 #include "sluice/moe.h"
 
@@ -61,6 +62,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   context->allocator.reclaim = reclaim_pools, context->allocator.reclaim_user = context;
   sluice_allocator_init(&context->far_allocator, NULL, NULL, NULL);
   context->memory = &context->allocator;
+  context->rows = &sluice_rows_in_host_memory;
   context->world_size = 1;
   context->device_type = SLUICE_DEVICE_CPU;
   if (comm != NULL) {
@@ -92,13 +94,7 @@ static void drop_templates(sluice_context_t* context) {
 static void destroy(sluice_context_t* context) {
   /* In a forked child the lanes' threads do not exist: joining them would hang, so their memory is left alone. */
   if (context->pid != getpid()) return;
-  /* The lanes of a CPU use what follows until they are joined; memory of a far device goes before the device does. */
-  int is_far = context->memory != &context->allocator;
-  /* Freeing waits for the device, and that for exchanges: one whose peer is gone must not keep it. */
-  if (is_far && context->comm != NULL && context->comm->vtable->poll != NULL) {
-    (void)context->comm->vtable->poll(context->comm);
-  }
-  if (context->device != NULL && !is_far) context->device->vtable->destroy(context->device);
+  context->rows->end_lanes(context);
   sluice_gemm_destroy(context->gemm);
   drop_templates(context);
   sluice_ring_memo_deinit(&context->rings);
@@ -108,9 +104,7 @@ static void destroy(sluice_context_t* context) {
   sluice_arena_deinit(&context->envelope);
   if (context->chooser != NULL) context->chooser->vtable->destroy(context->chooser);
   sluice_comm_release(context->comm);
-  if (context->device != NULL && is_far) context->device->far->release(context->device);
-  sluice_allocator_deinit(&context->far_allocator);
-  if (context->device != NULL && is_far) context->device->vtable->destroy(context->device);
+  context->rows->end_memory(context);
   sluice_ledger_deinit(&context->ledger);
   sluice_live_steps_deinit(&context->live_steps);
   for (int32_t i = 0; i < SLUICE_NUM_POOLS; ++i) {

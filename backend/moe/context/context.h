@@ -42,11 +42,12 @@ typedef struct sluice_trace_s {
 struct sluice_context_s {
   _Atomic int32_t references;
   _Atomic int32_t busy;
-  pid_t pid;                        /* after a fork the child's handles are inert */
-  sluice_allocator_t allocator;     /* of host memory */
-  sluice_allocator_t far_allocator; /* of the device's own, where it has some */
-  sluice_allocator_t* memory;       /* of rows: one of the two */
-  sluice_comm_t* comm;              /* NULL: one rank */
+  pid_t pid;                              /* after a fork the child's handles are inert */
+  sluice_allocator_t allocator;           /* of host memory */
+  sluice_allocator_t far_allocator;       /* of the device's own, where it has some */
+  sluice_allocator_t* memory;             /* of rows: one of the two */
+  const struct sluice_row_memory_s* rows; /* the same as a table of functions (row_memory.h) */
+  sluice_comm_t* comm;                    /* NULL: one rank */
   sluice_device_t* device;
   sluice_gemm_t* gemm;
   int32_t device_type; /* SLUICE_DEVICE_*, where tensors lie */

@@ -1,12 +1,107 @@
+/* Rows in a device's own memory. */
 #include "backend/moe/context/device_memory.h"
 
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/context/wire_memory.h"
+
+static sluice_status_t open(sluice_context_t* context, sluice_stream_t stream, int32_t* out_captured) {
+  return context->device->far->open(context->device, stream, out_captured);
+}
+
+static sluice_status_t check(sluice_context_t* context, const void* data, uint64_t bytes, uint64_t alignment,
+                             const char* name) {
+  return context->device->far->check_memory(context->device, data, bytes, alignment, name);
+}
+
+static sluice_status_t fill(sluice_context_t* context, sluice_stream_t stream, void* to, int32_t value,
+                            uint64_t bytes) {
+  return context->device->far->fill(context->device, stream, to, value, bytes);
+}
+
+static sluice_status_t copy(sluice_context_t* context, sluice_stream_t stream, void* to, const void* from,
+                            uint64_t bytes) {
+  return context->device->far->copy(context->device, stream, to, from, bytes);
+}
+
+static sluice_status_t read(sluice_context_t* context, sluice_stream_t stream, const void* data, void* out,
+                            uint64_t bytes) {
+  return context->device->far->read(context->device, stream, data, out, bytes);
+}
+
+static sluice_status_t exchange(sluice_context_t* context, const sluice_exchange_t* exchange, sluice_stream_t stream,
+                                sluice_comm_request_t** out_request) {
+  *out_request = NULL;
+  return sluice_comm_exchange_enqueue(context->comm, exchange, stream);
+}
+
+/* There are no pages of the host's. */
+static void advise(const sluice_tensor_t* tensor) { (void)tensor; }
+static void advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count) {
+  (void)lists, (void)num_lists, (void)count;
+}
+
+static sluice_status_t take_scratch(sluice_pass_memory_t* memory, uint64_t total, uint64_t scalars,
+                                    sluice_arena_t** out_host, uint64_t* out_with_rows) {
+  *out_host = &memory->scratch;
+  *out_with_rows = scalars;
+  return sluice_arena_reset(&memory->scratch, total - scalars, "scratch of a pass");
+}
+
+static uint64_t base_bytes(sluice_context_t* context) {
+  const sluice_device_t* device = context->device;
+  return context->far_allocator.current_bytes - sluice_pass_memory_row_bytes(&context->pass_memory) -
+         device->far->idle_bytes(device) - context->step_bytes;
+}
+
+static void limit_pool(sluice_context_t* context, uint64_t bytes) {
+  context->device->far->limit_pinned(context->device, bytes);
+}
+
+static sluice_far_scratch_t routing_scratch(const sluice_device_t* device) {
+  return (sluice_far_scratch_t){device->far->route_scratch_bytes, device->far->parcel_scratch_bytes};
+}
+
+static void destroy_timer(sluice_context_t* context, sluice_timer_t* timer) {
+  context->device->far->timer_destroy(context->device, timer);
+}
+
+/* Freeing waits for the device, and that for exchanges: one whose peer is gone must not keep it. */
+static void end_lanes(sluice_context_t* context) {
+  if (context->comm != NULL && context->comm->vtable->poll != NULL) {
+    (void)context->comm->vtable->poll(context->comm);
+  }
+}
+
+/* Memory goes before the device does. */
+static void end_memory(sluice_context_t* context) {
+  context->device->far->release(context->device);
+  sluice_allocator_deinit(&context->far_allocator);
+  context->device->vtable->destroy(context->device);
+}
+
+const sluice_row_memory_t sluice_rows_in_device_memory = {.is_device = 1,
+                                                          .open = open,
+                                                          .check = check,
+                                                          .fill = fill,
+                                                          .copy = copy,
+                                                          .read = read,
+                                                          .exchange = exchange,
+                                                          .advise = advise,
+                                                          .advise_slices = advise_slices,
+                                                          .take_scratch = take_scratch,
+                                                          .base_bytes = base_bytes,
+                                                          .limit_pool = limit_pool,
+                                                          .routing_scratch = routing_scratch,
+                                                          .destroy_timer = destroy_timer,
+                                                          .end_lanes = end_lanes,
+                                                          .end_memory = end_memory};
 
 void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
                            sluice_free_fn_t release, void* allocate_user) {
   sluice_allocator_deinit(&context->far_allocator);
   device->far->init_memory(device, allocate, release, allocate_user, &context->far_allocator);
   context->device = device;
+  context->rows = &sluice_rows_in_device_memory;
   context->memory = &context->far_allocator;
   sluice_pass_memory_init(&context->pass_memory, context->memory, &context->allocator);
   sluice_wire_memory_open(context, allocate == NULL);

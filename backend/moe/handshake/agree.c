@@ -8,6 +8,7 @@
 #include "backend/base/math.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/wire_memory.h"
+#include "backend/moe/routing/copies.h"
 
 #define HEADER_MAGIC   0x51ce4844u
 #define ENVELOPE_BYTES SLUICE_ENVELOPE_BYTES
@@ -223,14 +224,13 @@ static sluice_status_t run_exchange(sluice_comm_t* comm, const exchange_arrays_t
   return sluice_comm_exchange_wait(comm, request, phase);
 }
 
-/* Words for rank r of counts_out, and words for this rank of counts_in, by source: with parcels of a far device their
- * numbers come first, one for each chunk. */
+/* Words for rank r of counts_out, and words for this rank of counts_in, by source: numbers of copies that the header
+ * carries come first. */
 static int64_t words_of(const sluice_binding_t* b, int32_t r) {
-  return (int64_t)b->num_chunks * (sluice_layer_experts_of(b->moe, r) + sluice_shape_has_far_parcels(&b->moe->shape));
+  return (int64_t)b->num_chunks * (sluice_layer_experts_of(b->moe, r) + b->copies->header_words);
 }
 static int32_t* words_for(const sluice_binding_t* b, int32_t r) {
-  return b->counts_out +
-         (int64_t)b->num_chunks * (b->moe->first_place[r] + r * sluice_shape_has_far_parcels(&b->moe->shape));
+  return b->counts_out + (int64_t)b->num_chunks * (b->moe->first_place[r] + r * b->copies->header_words);
 }
 static int32_t* words_from(const sluice_binding_t* b, int32_t r) {
   return b->counts_in + words_of(b, b->moe->context->rank) * r;
@@ -240,25 +240,11 @@ static int32_t* words_from(const sluice_binding_t* b, int32_t r) {
 static void pack_counts(const sluice_binding_t* b, int32_t r) {
   const sluice_moe_t* moe = b->moe;
   int32_t experts = sluice_layer_experts_of(moe, r);
-  int32_t* out = words_for(b, r);
-  for (int32_t i = 0; i < b->num_chunks && sluice_shape_has_far_parcels(&moe->shape); ++i) {
-    *out++ = b->parcels.send_counts[(int64_t)i * b->world_size + r];
-  }
+  int32_t* out = b->copies->pack(b, r, words_for(b, r));
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     memcpy(out + (int64_t)i * experts,
            b->send_counts + (int64_t)i * moe->shape.config.num_experts + moe->first_place[r],
            (size_t)experts * sizeof(int32_t));
-  }
-}
-
-/* Own counts are there, numbers of own parcels are not. Elsewhere counts_in is recv_counts. */
-static void unpack_counts(sluice_binding_t* b) {
-  int32_t n = b->num_chunks, self = b->moe->context->rank;
-  if (!sluice_shape_has_far_parcels(&b->moe->shape)) return;
-  for (int32_t r = 0; r < b->world_size; ++r) {
-    const int32_t* words = r == self ? words_for(b, r) : words_from(b, r);
-    memcpy(b->parcels.recv_counts + (int64_t)r * n, words, (size_t)n * sizeof *words);
-    memcpy(b->recv_counts + (int64_t)r * n * b->num_local, words + n, (size_t)n * (size_t)b->num_local * sizeof *words);
   }
 }
 
@@ -324,7 +310,7 @@ sluice_status_t sluice_exchange_counts(sluice_binding_t* b) {
   char phase[96];
   snprintf(phase, sizeof phase, "counts of layer %d", moe->shape.config.layer_id);
   SLUICE_TRY(exchange_rest(b, &buffers, 0, phase));
-  unpack_counts(b);
+  b->copies->unpack(b);
   return check_counts(b);
 }
 
@@ -434,6 +420,6 @@ sluice_status_t sluice_agree(sluice_moe_t* moe, const sluice_proposal_t* proposa
            (size_t)sluice_min(words_of(binding, context->rank), COUNTS_IN_ENVELOPE) * sizeof(int32_t));
   }
   SLUICE_TRY(exchange_rest(binding, &buffers, COUNTS_IN_ENVELOPE, phase));
-  unpack_counts(binding);
+  binding->copies->unpack(binding);
   return check_counts(binding);
 }

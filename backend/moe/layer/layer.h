@@ -7,6 +7,7 @@
 #include "backend/moe/context/chooser.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/layer/kept.h"
+#include "backend/moe/layer/strategies.h"
 #include "sluice/moe.h"
 
 /* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders
@@ -16,9 +17,10 @@ typedef struct sluice_ceiling_s sluice_ceiling_t; /* ceiling_state.h */
 struct sluice_moe_s {
   _Atomic int32_t references;
   sluice_context_t* context;
-  sluice_shape_t shape;     /* what it is */
-  int32_t* place_of_expert; /* [E] */
-  int32_t* first_place;     /* [W + 1] places of each rank's experts */
+  sluice_shape_t shape;                  /* what it is */
+  const sluice_strategies_t* strategies; /* and how it does it */
+  int32_t* place_of_expert;              /* [E] */
+  int32_t* first_place;                  /* [W + 1] places of each rank's experts */
   uint64_t tables_bytes;
   uint64_t fingerprint;                  /* of everything that must be equal on all ranks */
   sluice_seat_t seat;                    /* what it does next */

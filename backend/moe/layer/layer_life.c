@@ -6,6 +6,7 @@
 
 #include "backend/base/hash.h"
 #include "backend/model/pass_sizes.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/ceiling_state.h"
 
 static_assert(sizeof(struct sluice_moe_s) == SLUICE_LAYER_BYTES, "planners count it");
@@ -65,8 +66,8 @@ static sluice_status_t take_seat(sluice_moe_t* moe) {
   return chooser->vtable->attach(chooser, moe, &moe->seat);
 }
 
-sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
-                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe) {
+sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_config_t* config,
+                                   const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe) {
   *out_moe = NULL;
   int32_t world_size = context->world_size;
   SLUICE_TRY(sluice_engine_reserve_headers(context));
@@ -83,7 +84,7 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   atomic_init(&moe->references, 1);
   fill_places(moe, config, world_size);
   sluice_shape_init(&moe->shape, config, policies, context->rank, world_size, moe->first_place,
-                    context->device->far != NULL);
+                    context->rows->is_device);
   moe->fingerprint = fingerprint(moe, world_size);
   sluice_engine_retain(context);
   moe->context = context;
@@ -105,9 +106,8 @@ uint64_t sluice_layer_bytes(const sluice_moe_t* moe) {
 void sluice_layer_retain(sluice_moe_t* moe) { atomic_fetch_add(&moe->references, 1); }
 
 static void drop_timers(sluice_moe_t* moe) {
-  sluice_device_t* device = moe->context->device;
   for (int i = 0; i < 2; ++i) {
-    if (moe->seat.timers[i] != NULL) device->far->timer_destroy(device, moe->seat.timers[i]);
+    moe->context->rows->destroy_timer(moe->context, moe->seat.timers[i]);
     moe->seat.timers[i] = NULL;
   }
 }

@@ -4,9 +4,10 @@
 
 #include "backend/moe/layer/layer.h"
 
-/* config has been validated; policies: of its lists, NULL: it has none. Retains context. */
-sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
-                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
+/* config has been validated; policies: of its lists, NULL: it has none. Retains context. Its strategies are still to be
+ * chosen: run/make_layer.h makes whole layers. */
+sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_config_t* config,
+                                   const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
 /* What a layer itself takes of its context's memory. */
 uint64_t sluice_layer_bytes(const sluice_moe_t* moe);
 void sluice_layer_retain(sluice_moe_t* moe);

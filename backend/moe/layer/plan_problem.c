@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/model/pass_sizes.h"
+#include "backend/moe/context/row_memory.h"
 
 static double price(void* user, const sluice_plan_data_t* plan) {
   const sluice_moe_t* moe = user;
@@ -34,11 +35,11 @@ sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe) {
       .product_bytes = strcmp(context->gemm->name, "ref") == 0 ? 0 : SLUICE_BORROWED_PRODUCT_BYTES,
       .events_bytes = device->vtable->events_bytes,
       .device = device,
+      .far_scratch = context->rows->routing_scratch(device),
       .rings = &context->rings,
       .shares = sluice_context_budget_shares(context),
       .user = (void*)(uintptr_t)moe,
   };
-  if (moe->shape.is_far) problem.far_scratch = sluice_device_far_scratch(device);
   if (context->chooser != NULL) problem.price = price, problem.is_pinned = is_pinned;
   return problem;
 }

@@ -14,9 +14,4 @@ sluice_budget_shares_t sluice_context_budget_shares(const sluice_context_t* cont
 /* On a far device, under a plan: the block of a saved buffer (SLUICE_SAVED_*), the same for each step. */
 uint64_t sluice_planned_block_bytes(const sluice_moe_t* moe, int32_t which);
 
-/* What a far device's kernels need beside what routing names. */
-static inline sluice_far_scratch_t sluice_device_far_scratch(const sluice_device_t* device) {
-  return (sluice_far_scratch_t){device->far->route_scratch_bytes, device->far->parcel_scratch_bytes};
-}
-
 #endif /* SLUICE_BACKEND_MOE_LAYER_PLAN_PROBLEM_H_ */

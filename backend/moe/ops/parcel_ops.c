@@ -77,7 +77,7 @@ static float* spread_weights(const sluice_binding_t* b, const int32_t* slots, in
   return out + parcels * b->top_k;
 }
 
-/* There every entry of T_PARCELS gathers its weight: parcels lie by source, own ones between the others. */
+/* On a device every entry of T_PARCELS gathers its weight: parcels lie by source, own ones between the others. */
 static void gather_weights(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
@@ -96,10 +96,6 @@ static void gather_weights(sluice_pass_t* pass, const sluice_op_t* op) {
 
 /* Slots of (source, chunk) lie by source, then chunk. */
 static void unpack_weights(sluice_pass_t* pass, const sluice_op_t* op) {
-  if (pass->moe->shape.is_far) {
-    gather_weights(pass, op);
-    return;
-  }
   const sluice_binding_t* b = &pass->binding;
   const sluice_tensor_t* w = pass->route_weights;
   const int32_t* slots = b->parcels.slots;
@@ -160,7 +156,7 @@ static sluice_status_t return_rows_start(sluice_pass_t* pass, const sluice_op_t*
 
 static void reduce(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor) {
   const sluice_binding_t* b = &pass->binding;
-  (void)tensor; /* one rank is not deduplicated */
+  (void)tensor; /* one rank has no copies */
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   int64_t t = b->first_token[op->chunk], stride = sluice_tensor_stride(pass->out_rows, 0);
   char* out = sluice_tensor_data(pass->out_rows);
@@ -176,3 +172,10 @@ const sluice_travel_t sluice_travel_of_parcels = {.send_tokens_start = send_toke
                                                   .unpack_weights = unpack_weights,
                                                   .return_rows_start = return_rows_start,
                                                   .reduce = reduce};
+
+const sluice_travel_t sluice_travel_of_device_parcels = {.send_tokens_start = send_tokens_start,
+                                                         .unpack_tokens = unpack_tokens,
+                                                         .send_weights_start = sluice_send_route_start,
+                                                         .unpack_weights = gather_weights,
+                                                         .return_rows_start = return_rows_start,
+                                                         .reduce = reduce};

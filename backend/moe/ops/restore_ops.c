@@ -1,6 +1,6 @@
 #include "backend/moe/ops/restore_ops.h"
 
-#include <string.h>
+#include "backend/moe/context/row_memory.h"
 
 /* Whose policy the copy carries out: rows of T_DI or of the middle tensor. */
 static int32_t copied_tensor(const sluice_op_t* op, int32_t* out_host) {
@@ -12,7 +12,7 @@ static int32_t copied_tensor(const sluice_op_t* op, int32_t* out_host) {
 sluice_status_t sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   const sluice_binding_t* b = &pass->binding;
   int32_t host = 0, tensor = copied_tensor(op, &host);
-  sluice_device_t* device = pass->context->device;
+  sluice_context_t* context = pass->context;
   int out = op->kind == SLUICE_OP_COPY_OUT;
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
   for (int32_t e = 0; e < b->num_local; ++e) {
@@ -20,11 +20,7 @@ sluice_status_t sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t 
     if (bytes == 0) continue;
     void* slot = sluice_pass_rows(pass, tensor, op->chunk, e);
     void* pool = sluice_pass_rows(pass, host, op->chunk, e);
-    if (device->far != NULL) {
-      SLUICE_TRY(device->far->copy(device, sluice_pass_stream(pass, op), out ? pool : slot, out ? slot : pool, bytes));
-    } else {
-      memcpy(out ? pool : slot, out ? slot : pool, bytes);
-    }
+    SLUICE_TRY(context->rows->copy(context, sluice_pass_stream(pass, op), out ? pool : slot, out ? slot : pool, bytes));
     pass->times[index].bytes += bytes;
   }
   return SLUICE_OK;

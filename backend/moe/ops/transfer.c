@@ -2,14 +2,13 @@
 
 #include <stdio.h>
 
+#include "backend/moe/context/row_memory.h"
+
 sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   const sluice_exchange_t exchange = {pass->send, pass->send_bytes, pass->recv, pass->recv_bytes};
   out_transfer->bytes = 0;
   for (int32_t r = 0; r < pass->binding.world_size; ++r) out_transfer->bytes += pass->send_bytes[r];
-  if (pass->moe->shape.is_far) {
-    return sluice_comm_exchange_enqueue(pass->context->comm, &exchange, sluice_pass_stream(pass, op));
-  }
-  return sluice_comm_exchange_start(pass->context->comm, &exchange, &out_transfer->request);
+  return pass->context->rows->exchange(pass->context, &exchange, sluice_pass_stream(pass, op), &out_transfer->request);
 }
 
 sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer) {

@@ -27,10 +27,7 @@ typedef struct sluice_travel_s {
 } sluice_travel_t;
 
 extern const sluice_travel_t sluice_travel_of_rows;
-extern const sluice_travel_t sluice_travel_of_parcels;
-
-static inline const sluice_travel_t* sluice_travel_of(const sluice_moe_t* moe) {
-  return sluice_shape_is_deduplicated(&moe->shape) ? &sluice_travel_of_parcels : &sluice_travel_of_rows;
-}
+extern const sluice_travel_t sluice_travel_of_parcels;        /* tables in host memory */
+extern const sluice_travel_t sluice_travel_of_device_parcels; /* in the device's */
 
 #endif /* SLUICE_BACKEND_MOE_OPS_TRAVEL_H_ */

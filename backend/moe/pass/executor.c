@@ -1,6 +1,6 @@
 /* Walks a template on a device. Nothing runs that is not an op of the schedule. */
 #include "backend/base/clock.h"
-#include "backend/moe/pass/op_times.h"
+#include "backend/moe/pass/lanes.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/pass/released.h"
 
@@ -35,23 +35,17 @@ static sluice_status_t run_watched(sluice_pass_t* pass, int32_t first, int32_t l
   return SLUICE_OK;
 }
 
-/* The job is known by its last op, which is the one that others wait for. On a far device every op is a job. */
+/* The job is known by its last op, which is the one that others wait for. */
 static sluice_status_t run_job(void* user, int32_t last, sluice_stream_t stream) {
   sluice_pass_t* pass = user;
   const sluice_op_t* op = &pass->schedule->ops[last];
-  int32_t first = pass->moe->shape.is_far ? last : op->first_of_run;
+  int32_t first = sluice_pass_lanes(pass)->first_of_job(pass->schedule, last);
   pass->streams[op->lane] = stream;
   if (pass->host.is_on && op->lane == SLUICE_LANE_COMPUTE) return run_watched(pass, first, last);
   if (last == pass->comm_jobs.first) pass->comm_jobs.began_cpu_ns = sluice_thread_cpu_ns();
   sluice_status_t status = run_ops(pass, first, last);
   if (last == pass->comm_jobs.last) pass->comm_jobs.cpu_ns = sluice_thread_cpu_ns() - pass->comm_jobs.began_cpu_ns;
   return status;
-}
-
-/* The clock of the communication lane's thread is read at both ends of its jobs: a system call each. */
-static void note_comm_job(sluice_comm_jobs_t* jobs, int32_t index) {
-  if (jobs->first == NO_JOB) jobs->first = index;
-  jobs->last = index;
 }
 
 static sluice_status_t submit(sluice_pass_t* pass, int32_t first, int32_t last) {
@@ -64,12 +58,12 @@ static sluice_status_t submit(sluice_pass_t* pass, int32_t first, int32_t last) 
 
 static sluice_status_t submit_all(sluice_pass_t* pass) {
   const sluice_template_t* schedule = pass->schedule;
-  int is_far = pass->moe->shape.is_far; /* no lane has a thread there */
+  const sluice_pass_lanes_t* lanes = sluice_pass_lanes(pass);
   pass->comm_jobs.first = pass->comm_jobs.last = NO_JOB;
   for (int32_t i = 0; i < schedule->num_ops; ++i) {
-    if (!is_far && !sluice_ends_run(schedule, i)) continue;
-    if (!is_far && schedule->ops[i].lane == SLUICE_LANE_COMM) note_comm_job(&pass->comm_jobs, i);
-    SLUICE_TRY(submit(pass, is_far ? i : schedule->ops[i].first_of_run, i));
+    if (!lanes->ends_job(schedule, i)) continue;
+    if (schedule->ops[i].lane == SLUICE_LANE_COMM) lanes->note_comm_job(pass, i);
+    SLUICE_TRY(submit(pass, lanes->first_of_job(schedule, i), i));
   }
   return SLUICE_OK;
 }
@@ -80,22 +74,19 @@ static int is_of_training(const sluice_template_spec_t* spec) {
 }
 
 /* What choosing needs of a pass. */
-static void report(sluice_pass_t* pass, const uint64_t* lane_ns) {
+static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
   sluice_seat_t* seat = &pass->moe->seat;
-  int is_far = pass->moe->shape.is_far; /* its ops are only enqueued by now: no times of lanes */
-  sluice_pass_report_t* report = is_far ? &seat->enqueued[spec->direction] : &seat->own.pass[spec->direction];
-  *report = (sluice_pass_report_t){
+  const sluice_pass_report_t report = {
       .pass_ns = pass->end_ns - pass->agreed_ns,
       .rows = pass->binding.num_rows,
       .num_chunks = spec->num_chunks,
       .wgrad_mode = (int16_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
       .plan = pass->binding.plan,
-      .compute_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMPUTE],
-      .comm_ns = is_far ? 0 : (float)lane_ns[SLUICE_LANE_COMM],
       .comm_cpu_ns = (float)pass->comm_jobs.cpu_ns,
       .header_ns = (float)pass->header_ns,
   };
+  sluice_pass_lanes(pass)->report(pass, &report, lane_ns);
   if (spec->direction != SLUICE_FORWARD) return;
   seat->own.rows = pass->binding.num_rows;
   seat->own.num_tokens = pass->binding.num_tokens;
@@ -119,7 +110,7 @@ static void record(sluice_pass_t* pass) {
   stats->pass_ns += pass->end_ns - pass->begin_ns;
   stats->last_num_chunks = schedule->spec.num_chunks;
   stats->last_is_settled = pass->moe->seat.is_settled;
-  if (is_of_training(&schedule->spec)) report(pass, lane_ns);
+  if (is_of_training(&schedule->spec)) report_pass(pass, lane_ns);
 }
 
 static void add_to_trace(const sluice_pass_t* pass, const sluice_trace_event_t* of_what) {
@@ -169,41 +160,15 @@ static void record_walk(sluice_pass_t* pass, uint64_t began_ns) {
   stats->readings_cpu_ns += pass->host.op_readings_ns + others * pass->context->reading_cpu_ns;
 }
 
-/* Where somebody chooses by times, on a far device: a mark on the host's stream, before the pass and behind it. A pass
- * without its time is one that nobody chooses by, and no failure. */
-static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
-  sluice_device_t* device = pass->context->device;
-  sluice_seat_t* seat = &pass->moe->seat;
-  int32_t direction = pass->schedule->spec.direction;
-  if (!pass->moe->shape.is_far || seat->table == NULL || pass->captured) return SLUICE_OK;
-  if (seat->timers[direction] == NULL) SLUICE_TRY(device->far->timer_create(device, &seat->timers[direction]));
-  return device->far->timer_mark(device, seat->timers[direction], is_end, pass->stream);
-}
-
-void sluice_pass_take_times(sluice_moe_t* moe) {
-  sluice_device_t* device = moe->context->device;
-  sluice_seat_t* seat = &moe->seat;
-  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
-    sluice_pass_report_t* report = &seat->enqueued[direction];
-    uint64_t ns = 0;
-    if (report->pass_ns == 0 || seat->timers[direction] == NULL) continue;
-    sluice_status_t status = device->far->timer_ns(device, seat->timers[direction], &ns);
-    if (status == SLUICE_OK && ns == 0) continue; /* not through yet: the next forward asks again */
-    if (status == SLUICE_OK) {
-      seat->own.pass[direction] = *report;
-      seat->own.pass[direction].pass_ns = ns;
-    }
-    report->pass_ns = 0;
-  }
-}
-
 static sluice_status_t run(sluice_pass_t* pass) {
   sluice_device_t* device = pass->context->device;
   sluice_pass_report_t* enqueued = &pass->moe->seat.enqueued[pass->schedule->spec.direction];
   enqueued->pass_ns = 0;
-  int is_marked = mark(pass, 0) == SLUICE_OK;
+  const sluice_pass_lanes_t* lanes = sluice_pass_lanes(pass);
+  int is_marked = lanes->mark(pass, 0) == SLUICE_OK;
   pass->has_begun = 1;
-  uint64_t begin_ns = sluice_op_times_begin(pass);
+  lanes->begin_op_times(pass);
+  uint64_t begin_ns = sluice_now_ns();
   uint64_t begin_cpu_ns = pass->host.is_on ? sluice_thread_cpu_ns() : 0;
   device->counts_waits = pass->host.is_on;
   SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_job, pass, pass->stream));
@@ -212,9 +177,9 @@ static sluice_status_t run(sluice_pass_t* pass) {
   /* join even then: lanes may be running what was submitted. It reports the first failure. */
   sluice_status_t status = device->vtable->join(device);
   if (status == SLUICE_OK) status = submitted;
-  int has_end = is_marked && status == SLUICE_OK && mark(pass, 1) == SLUICE_OK;
+  int has_end = is_marked && status == SLUICE_OK && lanes->mark(pass, 1) == SLUICE_OK;
   if (status == SLUICE_OK) {
-    sluice_op_times_take(pass, begin_ns);
+    lanes->take_op_times(pass, begin_ns);
     record(pass);
     if (pass->host.is_on) record_walk(pass, begin_cpu_ns);
     trace(pass);

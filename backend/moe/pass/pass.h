@@ -3,6 +3,7 @@
 #define SLUICE_BACKEND_MOE_PASS_PASS_H_
 
 #include "backend/model/pass_sizes.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/pass/host_times.h"
 #include "backend/moe/routing/binding.h"
 
@@ -87,10 +88,6 @@ typedef struct sluice_pass_s {
   uint64_t header_ns;          /* that it took */
 } sluice_pass_t;
 
-/* On a far device, once the stream has been read: the times of the layer's last passes go into its next report, if they
- * are through. */
-void sluice_pass_take_times(sluice_moe_t* moe);
-
 /* Sizes of all tensors, from template and binding: pass->slots[tensor].bytes. Before the slots themselves exist. */
 sluice_status_t sluice_pass_measure(sluice_pass_t* pass);
 
@@ -100,7 +97,7 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given);
 
 /* Whether what a pass takes beside its ops is counted. */
 static inline int sluice_pass_is_watched(const sluice_moe_t* moe) {
-  return moe->context->trace.capacity > 0 && moe->context->device->far == NULL;
+  return moe->context->trace.capacity > 0 && moe->context->rows->has_host_threads;
 }
 
 /* Runs the schedule on the device; adds to the context's statistics and trace. */

@@ -3,6 +3,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "backend/moe/pass/lanes.h"
+
 #define NONE (-1)
 
 /* The ops that release a slot at the end of one use of it: so many, on lanes that need not wait for each other. */
@@ -16,7 +18,7 @@ typedef struct slot_s {
   int32_t current;     /* moved on by the op that completes it, when no other is left */
   int32_t num_open;    /* while uses are collected: releases of the newest so far */
   _Atomic int32_t num_done;
-  int32_t by_lane[SLUICE_NUM_LANES]; /* far devices: the op that released it last in this use, NONE */
+  int32_t by_lane[SLUICE_NUM_LANES]; /* where lanes are streams: the op that released it last in this use, NONE */
 } slot_t;
 
 struct sluice_released_s {
@@ -25,7 +27,7 @@ struct sluice_released_s {
   int32_t num_uses;
   slot_t* slots;
   use_t* uses;
-  int32_t* waits; /* far devices: of the ops that were submitted, one behind the other */
+  int32_t* waits; /* there: of the ops that were submitted, one behind the other */
   int32_t num_waits;
 };
 
@@ -164,12 +166,9 @@ static slot_t* slot_at(const sluice_released_t* r, int32_t tensor, int32_t slot)
 
 /* On the lane of the op: whoever waits for its end waits for this too. */
 static void fill_bytes(releasing_t* by, void* to, uint64_t bytes) {
-  sluice_device_t* device = by->pass->context->device;
-  if (device->far == NULL) {
-    memset(to, 0xff, bytes);
-  } else if (by->status == SLUICE_OK) {
-    by->status = device->far->fill(device, sluice_pass_stream(by->pass, by->op), to, 0xff, bytes);
-  }
+  sluice_context_t* context = by->pass->context;
+  if (by->status != SLUICE_OK) return;
+  by->status = context->rows->fill(context, sluice_pass_stream(by->pass, by->op), to, 0xff, bytes);
 }
 
 /* Rows of the chunk by expert, where the rows of all chunks lie by expert. */
@@ -205,10 +204,11 @@ static void release(void* user, int32_t tensor, int32_t s) {
   sluice_released_t* r = by->pass->released;
   slot_t* slot = slot_at(r, tensor, s);
   const use_t* use = &r->uses[slot->current]; /* nobody moves on before this op is counted */
-  if (by->pass->moe->shape.is_far) slot->by_lane[by->op->lane] = by->index;
+  const int are_streams = sluice_pass_lanes(by->pass)->are_streams;
+  if (are_streams) slot->by_lane[by->op->lane] = by->index;
   if (atomic_fetch_add(&slot->num_done, 1) + 1 < use->num_releases) return;
   fill(by, tensor, s);
-  if (by->pass->moe->shape.is_far) forget_lanes(slot);
+  if (are_streams) forget_lanes(slot);
   atomic_store(&slot->num_done, 0);
   slot->current = use->next;
 }
@@ -237,7 +237,7 @@ const int32_t* sluice_released_waits(sluice_pass_t* pass, int32_t index, int32_t
   const sluice_op_t* op = &pass->schedule->ops[index];
   const int32_t* deps = pass->schedule->deps + op->first_dep;
   *out_count = op->num_deps;
-  if (r == NULL || !pass->moe->shape.is_far) return deps;
+  if (r == NULL || !sluice_pass_lanes(pass)->are_streams) return deps;
   releasing_t by = {.pass = pass, .op = op, .index = index};
   for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) by.last[lane] = NONE;
   visit_releases(pass->schedule, op, note_others, &by);

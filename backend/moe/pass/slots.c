@@ -7,6 +7,7 @@
 #include "backend/model/restore.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/pass/weight_sums.h"
+#include "backend/moe/routing/copies.h"
 
 static_assert(sizeof(sluice_row_run_t) == SLUICE_ROW_RUN_BYTES && sizeof(sluice_product_t) == SLUICE_PRODUCT_BYTES &&
                   sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
@@ -34,15 +35,14 @@ static int may_join(const sluice_moe_t* moe, int32_t tensor) {
 }
 
 static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk) {
-  const sluice_parcels_t* p = &b->parcels;
-  int parcels = sluice_shape_is_deduplicated(&b->moe->shape);
-  uint64_t remote = (uint64_t)(parcels ? p->max_chunk_remote : b->max_chunk_remote);
-  if (tensor == SLUICE_T_SEND) return remote;
-  /* T_RECV also takes the returned rows, this rank's own among them. */
-  if (tensor == SLUICE_T_RECV)
-    return sluice_max_u64(remote, (uint64_t)(parcels ? p->max_chunk_sent : b->max_chunk_sent));
-  if (tensor == SLUICE_T_PARCELS) return (uint64_t)(p->first_arrived[chunk + 1] - p->first_arrived[chunk]);
-  return (uint64_t)(b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk]);
+  const sluice_copies_t* copies = b->copies;
+  switch (tensor) {
+    case SLUICE_T_SEND: return (uint64_t)copies->max_chunk_remote(b);
+    case SLUICE_T_RECV: /* also takes the returned rows, this rank's own among them */
+      return (uint64_t)sluice_max(copies->max_chunk_remote(b), copies->max_chunk_sent(b));
+    case SLUICE_T_PARCELS: return (uint64_t)copies->num_weighted(b, chunk);
+    default: return (uint64_t)(b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk]);
+  }
 }
 
 /* A host buffer is in use where a chunk's policy says so; every other slot where a chunk has its home there. */
@@ -94,7 +94,7 @@ static void lay_out(sluice_pass_t* pass, int32_t tensor, int32_t chunks) {
     slots->bytes = (uint64_t)pass->binding.num_rows * slots->row_bytes;
     return;
   }
-  if (tensor == SLUICE_T_RECV && pass->binding.cut_rows) { /* one op reads them all: row after row */
+  if (tensor == SLUICE_T_RECV && pass->binding.first_returned[n] > 0) { /* one op reads them all: row after row */
     for (int32_t s = 0; s < ring; ++s) slots->first[s] = (uint64_t)pass->binding.first_returned[s] * slots->row_bytes;
     slots->bytes = (uint64_t)pass->binding.first_returned[n] * slots->row_bytes;
     return;
@@ -141,11 +141,9 @@ static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sl
 }
 
 static sluice_status_t poison(const sluice_pass_t* pass, const sluice_arena_t* arena) {
-  sluice_device_t* device = pass->context->device;
-  if (!pass->context->poison) return SLUICE_OK;
-  if (device->far != NULL) return device->far->fill(device, pass->stream, arena->data, 0xff, arena->capacity);
-  memset(arena->data, 0xff, arena->capacity);
-  return SLUICE_OK;
+  sluice_context_t* context = pass->context;
+  if (!context->poison) return SLUICE_OK;
+  return context->rows->fill(context, pass->stream, arena->data, 0xff, arena->capacity);
 }
 
 /* A candidate may need more slots than what is chosen in the end. They stay while anything is on trial, so that trying
@@ -157,8 +155,9 @@ static sluice_status_t give_back_after_trials(sluice_pass_memory_t* memory, cons
     return SLUICE_OK;
   }
   sluice_arena_t* arena = &memory->slots;
-  /* A plan counts its slots beforehand, a graph replays where they lie, a far device would have to wait. */
-  if (!settled->had_trials || sluice_is_planned(moe) || arena->is_fixed || moe->shape.is_far) return SLUICE_OK;
+  /* A plan counts its slots beforehand, and a graph replays where they lie. */
+  if (!settled->had_trials || sluice_is_planned(moe) || arena->is_fixed) return SLUICE_OK;
+  if (!moe->context->rows->can_give_back) return SLUICE_OK;
   const int32_t wanted = SLUICE_SETTLED_PASSES * moe->context->num_layers;
   /* What runs first may still be a candidate's: a backward has its forward's chunks. */
   if (++settled->num_passes > wanted / 2) settled->most_bytes = sluice_max_u64(settled->most_bytes, bytes);
@@ -174,7 +173,7 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   const sluice_binding_t* b = &pass->binding;
   sluice_context_t* context = pass->context;
   uint64_t rows = sluice_max_u64((uint64_t)b->max_chunk_rows, (uint64_t)b->max_chunk_sent);
-  if (b->cut_rows) rows = sluice_max_u64(rows, (uint64_t)b->first_returned[b->num_chunks]);
+  rows = sluice_max_u64(rows, (uint64_t)b->first_returned[b->num_chunks]);
   uint64_t scalar_bytes = rows * sizeof(float);
   const sluice_pass_scratch_t s = sluice_pass_scratch(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops);
   uint64_t total = sluice_pass_scratch_bytes(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops);
@@ -182,13 +181,8 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
   }
-  sluice_arena_t *arena = &pass->memory->slots, *host = arena;
-  if (pass->moe->shape.is_far) {
-    uint64_t scalars = sluice_pass_far_scratch_bytes(s.scalars);
-    host = &pass->memory->scratch;
-    SLUICE_TRY(sluice_arena_reset(host, total - scalars, "scratch of a pass"));
-    total = scalars;
-  }
+  sluice_arena_t *arena = &pass->memory->slots, *host = NULL;
+  SLUICE_TRY(context->rows->take_scratch(pass->memory, total, sluice_pass_far_scratch_bytes(s.scalars), &host, &total));
   SLUICE_TRY(give_back_after_trials(pass->memory, pass->moe, total + tensors));
   SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
   SLUICE_TRY(poison(pass, arena));

@@ -16,6 +16,8 @@
 
 typedef struct sluice_binding_s {
   const sluice_moe_t* moe;
+  const struct sluice_routes_s* routes; /* the layer's strategies */
+  const struct sluice_copies_s* copies;
   sluice_pass_memory_t* memory; /* where its arrays lie; set before it is routed or restored */
   int32_t num_chunks;
   int32_t cut_rows; /* chunks are cut out of rows, see cut_rows.h; else out of tokens, all routes of one in one chunk */
@@ -47,7 +49,8 @@ typedef struct sluice_binding_s {
   int64_t* first_token;    /* [n + 1]; cut_rows: 0, .., 0, T */
   int64_t* first_sent;     /* [n + 1] kept routes of the chunks before */
   int64_t* first_order;    /* [n + 1] into order: first_sent, or first_token * K where the device made it */
-  int64_t* first_returned; /* [n + 1] cut_rows: where a chunk's rows return, counted from the first chunk's */
+  int64_t* first_returned; /* [n + 1] where a chunk's rows return, counted from the first chunk's, if those of all
+                            * chunks wait for each other (cut_rows); else 0 */
   int64_t* sent_of_rank;   /* [n][W + 1] rows of the chunk's sent order, by destination */
   int64_t* recv_of_rank;   /* [n][W + 1] rows of the chunk's received order, by source; own rows take no place */
   int64_t* rows_of_expert; /* [n][E_local] */

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "backend/moe/routing/copies.h"
+
 void sluice_binding_take_offsets(sluice_binding_t* b, int64_t num_sent) {
   sluice_arena_t* arena = &b->memory->binding;
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, l = (uint64_t)b->num_local;
@@ -15,12 +17,7 @@ void sluice_binding_take_offsets(sluice_binding_t* b, int64_t num_sent) {
   b->rows_of_expert = sluice_arena_take(arena, n * l * 8);
   b->first_in_chunk = sluice_arena_take(arena, n * l * 8);
   b->first_in_pass = sluice_arena_take(arena, n * l * 8);
-  if (b->moe->shape.is_far) {
-    b->first_order = sluice_arena_take(arena, (n + 1) * 8);
-  } else {
-    b->first_order = b->first_sent;
-    b->order_token = sluice_arena_take(arena, (uint64_t)num_sent * 4);
-  }
+  b->routes->take_offsets(b, num_sent);
 }
 
 void sluice_binding_init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
@@ -28,6 +25,8 @@ void sluice_binding_init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t n
   memset(b, 0, sizeof *b);
   b->memory = memory;
   b->moe = moe;
+  b->routes = moe->strategies->routes;
+  b->copies = moe->strategies->copies;
   b->num_chunks = num_chunks;
   b->world_size = moe->context->world_size;
   b->num_local = moe->shape.num_local;
@@ -60,18 +59,10 @@ sluice_status_t sluice_binding_take_arrays(sluice_moe_t* moe, int64_t num_tokens
   b->send_counts = sluice_arena_take(arena, (uint64_t)num_chunks * num_experts * 4);
   b->recv_counts =
       sluice_arena_take(arena, (uint64_t)b->world_size * (uint64_t)num_chunks * (uint64_t)b->num_local * 4);
-  uint64_t parcels = sluice_shape_has_far_parcels(&moe->shape) ? (uint64_t)b->world_size : 0;
-  b->counts_out = sluice_arena_take(arena, (uint64_t)num_chunks * (num_experts + parcels) * 4);
-  b->counts_in = b->recv_counts;
-  if (parcels > 0) {
-    b->parcels.send_counts = sluice_arena_take(arena, (uint64_t)num_chunks * parcels * 4);
-    b->parcels.recv_counts = sluice_arena_take(arena, (uint64_t)num_chunks * parcels * 4);
-    b->counts_in = sluice_arena_take(arena, (uint64_t)num_chunks * parcels * ((uint64_t)b->num_local + 1) * 4);
-  }
-  if (!moe->shape.is_far) {
-    b->order = sluice_arena_take(arena, (uint64_t)room * 4);
-    b->position = sluice_arena_take(arena, (uint64_t)num_routes * 4);
-  }
+  uint64_t words = (uint64_t)b->copies->header_words * (uint64_t)b->world_size;
+  b->counts_out = sluice_arena_take(arena, (uint64_t)num_chunks * (num_experts + words) * 4);
+  b->copies->take_counts(b);
+  b->routes->take_orders(b, room, num_routes);
   *out_cursor = sluice_arena_take(arena, num_experts * 8);
   if (first_token == NULL) {
     cut_tokens(b);

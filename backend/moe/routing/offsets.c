@@ -5,7 +5,7 @@
 
 #include "backend/base/math.h"
 #include "backend/moe/routing/binding_arrays.h"
-#include "backend/moe/routing/cut_rows.h"
+#include "backend/moe/routing/routes.h"
 
 static void finish_sent(sluice_binding_t* b, int32_t i) {
   const sluice_moe_t* moe = b->moe;
@@ -40,17 +40,6 @@ static void finish_received(sluice_binding_t* b, int32_t i) {
   b->first_of_chunk[i + 1] = b->first_of_chunk[i] + row;
 }
 
-/* The token of each route; -1 has none. By shifts the compiler takes many at once, by divisions one. */
-static void find_tokens(sluice_binding_t* b) {
-  int32_t shift = 0;
-  while (1 << shift < b->top_k) ++shift;
-  int is_power = 1 << shift == b->top_k;
-  for (int64_t s = 0; s < b->num_sent && is_power; ++s) b->order_token[s] = b->order[s] >> shift;
-  for (int64_t s = 0; s < b->num_sent && !is_power; ++s) {
-    b->order_token[s] = b->order[s] < 0 ? -1 : b->order[s] / b->top_k;
-  }
-}
-
 sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
   int32_t self = b->moe->context->rank;
   b->first_of_chunk[0] = b->first_returned[0] = 0;
@@ -60,7 +49,8 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
     const int64_t* sent = b->sent_of_rank + (int64_t)i * (b->world_size + 1);
     int64_t remote_sent = sent[b->world_size] - (sent[self + 1] - sent[self]);
     int64_t remote_received = b->recv_of_rank[(int64_t)i * (b->world_size + 1) + b->world_size];
-    b->first_returned[i + 1] = b->first_returned[i] + sluice_max(remote_received, sent[b->world_size]);
+    const int64_t returned = b->cut_rows ? sluice_max(remote_received, sent[b->world_size]) : 0;
+    b->first_returned[i + 1] = b->first_returned[i] + returned;
     b->max_chunk_remote = sluice_max(b->max_chunk_remote, sluice_max(remote_sent, remote_received));
     b->max_chunk_sent = sluice_max(b->max_chunk_sent, sent[b->world_size]);
     b->max_chunk_rows = sluice_max(b->max_chunk_rows, b->first_of_chunk[i + 1] - b->first_of_chunk[i]);
@@ -73,10 +63,9 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
       row += b->rows_of_expert[(int64_t)i * b->num_local + e];
     }
   }
-  if (b->cut_rows && b->counts_out != NULL) sluice_cut_rows_place(b); /* a restored binding has them */
-  if (!b->moe->shape.is_far) find_tokens(b);
-  int64_t returned = b->cut_rows ? b->first_returned[b->num_chunks] : 0; /* positions count them in 32 bits */
-  if (sluice_max(b->num_rows, returned) > INT32_MAX) {
+  b->routes->finish(b);
+  /* Positions count those that return in 32 bits. */
+  if (sluice_max(b->num_rows, b->first_returned[b->num_chunks]) > INT32_MAX) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: this rank would receive %lld rows; at most 2^31 are possible",
                        b->moe->shape.config.layer_id, (long long)b->num_rows);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/base/math.h"
+#include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/parcels_common.h"
 
 /* ---- where the arrays lie ---- */
@@ -221,7 +222,8 @@ static int64_t most_arriving(const sluice_binding_t* b) {
   return most < b->num_rows ? most : b->num_rows;
 }
 
-sluice_status_t sluice_parcels_exchange(sluice_binding_t* b) {
+static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
+  (void)stream;
   tables_t tables;
   SLUICE_TRY(take_tables(b, NULL, most_arriving(b), &tables));
   order_all(b);
@@ -245,3 +247,47 @@ sluice_status_t sluice_parcels_restore(sluice_binding_t* b, int32_t* slots) {
   order_all(b);
   return receive_all(b, &tables);
 }
+
+/* ---- the rest of the table ---- */
+
+static void take_counts(sluice_binding_t* b) { b->counts_in = b->recv_counts; }
+
+/* Numbers follow from the slots. */
+static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
+  (void)b, (void)r;
+  return out;
+}
+static void unpack(sluice_binding_t* b) { (void)b; }
+
+static char* save(const sluice_binding_t* b, char* at) {
+  const uint64_t bytes = sluice_binding_meta_parcels_bytes(&b->moe->shape, b->num_chunks, b->num_rows);
+  if (bytes > 0) memcpy(at, b->parcels.slots, bytes);
+  return at + bytes;
+}
+
+/* All of it is in META. */
+static uint64_t kept_bytes(const sluice_binding_t* b) {
+  (void)b;
+  return 0;
+}
+static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {
+  (void)b, (void)stream, (void)kept;
+  return SLUICE_OK;
+}
+
+static sluice_status_t restore(sluice_binding_t* b, int32_t* saved, void* kept) {
+  (void)kept;
+  return sluice_parcels_restore(b, saved);
+}
+
+const sluice_copies_t sluice_copies_in_host_memory = {.take_counts = take_counts,
+                                                      .pack = pack,
+                                                      .unpack = unpack,
+                                                      .exchange = exchange,
+                                                      .max_chunk_remote = sluice_parcels_max_chunk_remote,
+                                                      .max_chunk_sent = sluice_parcels_max_chunk_sent,
+                                                      .num_weighted = sluice_parcels_num_weighted,
+                                                      .save = save,
+                                                      .kept_bytes = kept_bytes,
+                                                      .keep = keep,
+                                                      .restore = restore};

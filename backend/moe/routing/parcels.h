@@ -18,26 +18,15 @@
 
 #include "backend/moe/routing/binding.h"
 
-/* Of a binding just finished, in forward: orders the parcels, exchanges slots and derives the rest; collective. The
- * arrays lie in the context's parcel arena. Errors: NO_MEMORY; MISMATCH naming the rank whose slots are none; what the
- * communicator reports. */
-sluice_status_t sluice_parcels_exchange(sluice_binding_t* binding);
+/* The tables that copies.h declares do this. In forward, of a binding just finished, they order the parcels, exchange
+ * slots and derive the rest; arrays lie in the arena of parcels. Errors: NO_MEMORY; MISMATCH naming the rank whose
+ * slots are none; what the communicator reports. On a device the numbers of parcels are there, the header brought those
+ * of the others; slots and tables follow on the stream, and nothing waits. Slots that are none are passed over there,
+ * since nobody reads them: their rows are zeros. */
+
 /* The same from the slots that a step kept. Borrows them. */
 sluice_status_t sluice_parcels_restore(sluice_binding_t* binding, int32_t* slots);
-
-/* The two on a far device. exchange: the numbers of parcels are there, the header brought those of the others; slots
- * and tables follow on `stream`, and nothing waits. Slots that are none are passed over there, since nobody reads them:
- * their rows are zeros. kept: the block that follows sluice_binding_routes_bytes() in a step, of a binding whose counts
- * are known. */
-sluice_status_t sluice_parcels_exchange_far(sluice_binding_t* binding, sluice_stream_t stream);
+/* On a device, from the numbers that it kept and the block behind its routes, of a binding whose counts are known. */
 sluice_status_t sluice_parcels_restore_far(sluice_binding_t* binding, void* kept);
-uint64_t sluice_parcels_kept_bytes(const sluice_binding_t* binding);
-
-/* On a far device: the block that a step keeps in front of its rows (routes, and parcels that arrived), once counts
- * are known, and the routes of a binding just made. */
-static inline uint64_t sluice_binding_kept_bytes(const sluice_binding_t* b) {
-  return sluice_binding_routes_bytes(&b->moe->shape, b->num_tokens) + sluice_parcels_kept_bytes(b);
-}
-static inline void* sluice_binding_routes(const sluice_binding_t* b) { return b->order; }
 
 #endif /* SLUICE_BACKEND_MOE_ROUTING_PARCELS_H_ */

@@ -10,6 +10,13 @@ static inline int64_t sluice_routes_from(const sluice_binding_t* b, int32_t sour
   return count;
 }
 
+/* For the tables of both. */
+static inline int64_t sluice_parcels_max_chunk_remote(const sluice_binding_t* b) { return b->parcels.max_chunk_remote; }
+static inline int64_t sluice_parcels_max_chunk_sent(const sluice_binding_t* b) { return b->parcels.max_chunk_sent; }
+static inline int64_t sluice_parcels_num_weighted(const sluice_binding_t* b, int32_t chunk) {
+  return b->parcels.first_arrived[chunk + 1] - b->parcels.first_arrived[chunk];
+}
+
 /* MISMATCH naming the rank. */
 sluice_status_t sluice_parcels_refuse(const sluice_binding_t* b, int32_t source);
 

@@ -2,13 +2,14 @@
 #include <string.h>
 
 #include "backend/base/math.h"
+#include "backend/moe/context/row_memory.h"
+#include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/parcels.h"
 #include "backend/moe/routing/parcels_common.h"
 
 static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * sizeof(int32_t)); }
 
-uint64_t sluice_parcels_kept_bytes(const sluice_binding_t* b) {
-  if (!sluice_shape_has_far_parcels(&b->moe->shape)) return 0;
+static uint64_t kept_bytes(const sluice_binding_t* b) {
   return sluice_parcels_kept_bytes_of(&b->moe->shape, b->parcels.first_arrived[b->num_chunks], b->num_rows);
 }
 
@@ -189,13 +190,13 @@ static sluice_status_t place_parcels(sluice_binding_t* b, sluice_stream_t stream
   return device->far->place_parcels(device, stream, &arrivals);
 }
 
-sluice_status_t sluice_parcels_exchange_far(sluice_binding_t* b, sluice_stream_t stream) {
+static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
   sluice_parcels_t* p = &b->parcels;
   sluice_arena_t* arena = &b->memory->far_parcels;
   tables_t tables;
   SLUICE_TRY(take_tables(b, 0, &tables));
   SLUICE_TRY(finish_numbers(b));
-  uint64_t kept = sluice_parcels_kept_bytes(b), weights = words(p->first_arrived[b->num_chunks] * b->top_k);
+  uint64_t kept = kept_bytes(b), weights = words(p->first_arrived[b->num_chunks] * b->top_k);
   SLUICE_TRY(
       sluice_arena_reset(arena, kept + weights + words(b->num_rows) + words(b->num_sent), "parcels on the device"));
   place_kept(b, sluice_arena_take(arena, kept));
@@ -213,3 +214,65 @@ sluice_status_t sluice_parcels_restore_far(sluice_binding_t* b, void* kept) {
   place_kept(b, kept);
   return SLUICE_OK;
 }
+
+/* ---- the rest of the table ---- */
+
+static void take_counts(sluice_binding_t* b) {
+  sluice_arena_t* arena = &b->memory->binding;
+  const uint64_t numbers = (uint64_t)b->num_chunks * (uint64_t)b->world_size;
+  b->parcels.send_counts = sluice_arena_take(arena, numbers * 4);
+  b->parcels.recv_counts = sluice_arena_take(arena, numbers * 4);
+  b->counts_in = sluice_arena_take(arena, numbers * ((uint64_t)b->num_local + 1) * 4);
+}
+
+static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
+  for (int32_t i = 0; i < b->num_chunks; ++i) *out++ = b->parcels.send_counts[(int64_t)i * b->world_size + r];
+  return out;
+}
+
+/* Own counts are there, numbers of own parcels are not. */
+static void unpack(sluice_binding_t* b) {
+  const int32_t n = b->num_chunks, self = b->moe->context->rank;
+  const int64_t words_of_rank = (int64_t)n * (b->num_local + 1);
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    const int32_t* words = b->counts_in + words_of_rank * r;
+    if (r == self) words = b->counts_out + (int64_t)n * (b->moe->first_place[r] + r);
+    memcpy(b->parcels.recv_counts + (int64_t)r * n, words, (size_t)n * sizeof *words);
+    memcpy(b->recv_counts + (int64_t)r * n * b->num_local, words + n, (size_t)n * (size_t)b->num_local * sizeof *words);
+  }
+}
+
+static char* save(const sluice_binding_t* b, char* at) {
+  const uint64_t bytes = (uint64_t)b->num_chunks * (uint64_t)b->world_size * 4;
+  memcpy(at, b->parcels.send_counts, bytes);
+  memcpy(at + bytes, b->parcels.recv_counts, bytes);
+  return at + 2 * bytes;
+}
+
+static void* behind_routes(const sluice_binding_t* b, void* kept) { return (char*)kept + b->routes->kept_bytes(b); }
+
+static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {
+  sluice_context_t* context = b->moe->context;
+  const uint64_t bytes = kept_bytes(b);
+  if (bytes == 0) return SLUICE_OK;
+  return context->rows->copy(context, stream, behind_routes(b, kept), b->parcels.position, bytes);
+}
+
+static sluice_status_t restore(sluice_binding_t* b, int32_t* saved, void* kept) {
+  b->parcels.send_counts = saved;
+  b->parcels.recv_counts = saved + (int64_t)b->num_chunks * b->world_size;
+  return sluice_parcels_restore_far(b, behind_routes(b, kept));
+}
+
+const sluice_copies_t sluice_copies_in_device_memory = {.header_words = 1,
+                                                        .take_counts = take_counts,
+                                                        .pack = pack,
+                                                        .unpack = unpack,
+                                                        .exchange = exchange,
+                                                        .max_chunk_remote = sluice_parcels_max_chunk_remote,
+                                                        .max_chunk_sent = sluice_parcels_max_chunk_sent,
+                                                        .num_weighted = sluice_parcels_num_weighted,
+                                                        .save = save,
+                                                        .kept_bytes = kept_bytes,
+                                                        .keep = keep,
+                                                        .restore = restore};

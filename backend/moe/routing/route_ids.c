@@ -6,7 +6,6 @@ static uint64_t mix(uint64_t hash, uint64_t word) {
 }
 
 uint64_t sluice_routes_hash(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
-  if (moe->shape.is_far) return 0;
   const sluice_id_reader_t reader = sluice_id_reader(expert_ids);
   uint64_t hash = mix(1, (uint64_t)expert_ids->shape[0]);
   for (int64_t t = 0; t < expert_ids->shape[0]; ++t) {

@@ -33,8 +33,7 @@ static inline int64_t sluice_read_id(const sluice_id_reader_t* reader, int64_t t
   return value;
 }
 
-/* Tells the routing of two forwards of a rank apart: of T and all ids [T, K]. 0 on a far device, whose ids nobody reads
- * for this. */
+/* Tells the routing of two forwards of a rank apart: of T and all ids [T, K], in host memory; never 0. */
 uint64_t sluice_routes_hash(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
 
 /* The place of a route's expert; -1 when the route is dropped. Errors: INVALID_ARGUMENT naming the entry. */

@@ -1,6 +1,5 @@
-/* The saved form of a binding: header, send_counts, recv_counts, order, position, slots of parcels, first token and
- * policies of chunks; without order and position on a far device, slots only where the layer is deduplicated: there
- * the numbers of parcels in their place. */
+/* The saved form of a binding: header, send_counts, recv_counts, what the layer's routes and copies save, first token
+ * and policies of chunks. */
 #include "backend/moe/routing/saved_routes.h"
 
 #include <assert.h>
@@ -8,9 +7,8 @@
 #include <string.h>
 
 #include "backend/moe/routing/binding_arrays.h"
-#include "backend/moe/routing/far_routes.h"
+#include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/offsets.h"
-#include "backend/moe/routing/parcels.h"
 
 #define META_MAGIC      0x51ce4d45u
 #define META_MAGIC_USED 0x51ce5a5au
@@ -75,16 +73,8 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   char* at = body;
   at = put(at, b->send_counts, n * (uint64_t)b->moe->shape.config.num_experts * 4);
   at = put(at, b->recv_counts, n * (uint64_t)b->world_size * (uint64_t)b->num_local * 4);
-  if (!b->moe->shape.is_far) {
-    at = put(at, b->order, (uint64_t)b->num_sent * 4);
-    at = put(at, b->position, (uint64_t)(b->num_tokens * b->top_k) * 4);
-  }
-  if (sluice_shape_has_far_parcels(&b->moe->shape)) {
-    at = put(at, b->parcels.send_counts, n * (uint64_t)b->world_size * 4);
-    at = put(at, b->parcels.recv_counts, n * (uint64_t)b->world_size * 4);
-  } else {
-    at = put(at, b->parcels.slots, sluice_binding_meta_parcels_bytes(&b->moe->shape, b->num_chunks, b->num_rows));
-  }
+  at = b->routes->save(b, at);
+  at = b->copies->save(b, at);
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t chunk[] = {(int32_t)b->first_token[i],
                              b->restore_di[i] | b->restore_m[i] << 8 | b->wgrad_mode << 16 | b->plan << 24};
@@ -157,7 +147,7 @@ static sluice_status_t read_chunks(sluice_binding_t* b, const int32_t* chunks) {
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, void* routes,
+sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, void* kept,
                                        sluice_binding_t* b) {
   meta_header_t header;
   SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
@@ -171,16 +161,11 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   /* The counts and orders are read where the host keeps them. */
   b->send_counts = (int32_t*)((const char*)meta + sizeof header);
   b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->shape.config.num_experts;
-  const int32_t* chunks = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
-  if (!moe->shape.is_far) {
-    b->order = b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local;
-    b->position = b->order + b->num_sent;
-    chunks = b->position + b->num_tokens * b->top_k;
-  }
-  int32_t* parcels = (int32_t*)chunks;
+  const int32_t* chunks = b->routes->find(b, b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local);
+  int32_t* copies = (int32_t*)(uintptr_t)chunks;
   chunks += sluice_binding_meta_parcels_bytes(&moe->shape, header.num_chunks, header.num_rows) / sizeof *chunks;
   SLUICE_TRY(read_chunks(b, chunks));
-  if (moe->shape.is_far) sluice_binding_place_routes(b, routes);
+  b->routes->place(b, kept);
   int64_t first = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     b->first_sent[i] = first;
@@ -193,11 +178,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
                        "layer %d: the saved buffer META is damaged: its counts do not add up",
                        moe->shape.config.layer_id);
   }
-  if (!sluice_shape_is_deduplicated(&moe->shape)) return SLUICE_OK;
-  if (!moe->shape.is_far) return sluice_parcels_restore(b, parcels);
-  b->parcels.send_counts = parcels;
-  b->parcels.recv_counts = parcels + (int64_t)b->num_chunks * b->world_size;
-  return sluice_parcels_restore_far(b, (char*)routes + sluice_binding_routes_bytes(&moe->shape, b->num_tokens));
+  return b->copies->restore(b, copies, kept);
 }
 
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,

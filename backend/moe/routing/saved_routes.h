@@ -12,8 +12,8 @@ void sluice_binding_save(const sluice_binding_t* binding, const uint64_t* saved_
 void sluice_binding_use_up(void* meta);
 int sluice_binding_is_used_up(const void* meta);
 /* INVALID_ARGUMENT when the bytes are not of this layer, or damaged. `meta` is borrowed by the binding, and so is
- * `routes`, the block of a far device (NULL on a CPU). */
-sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, void* routes,
+ * `kept`, what lies in front of the step's rows (sluice_binding_kept_bytes; parts have none: NULL). */
+sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, void* kept,
                                        sluice_binding_t* out_binding);
 /* What sluice_step_info needs, without binding. */
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,

@@ -1,8 +1,8 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/base/pages.h"
 #include "backend/base/tensor.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/handshake/agree.h"
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/ops/run_op.h"
@@ -73,32 +73,20 @@ static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, sluice
 
 /* Gradient rows that outlive this call belong to the step. */
 static sluice_status_t allocate_deferred(const sluice_pass_t* pass, sluice_step_t* step) {
-  uint64_t most[SLUICE_NUM_DEFERRED] = {0};
-  const sluice_plan_data_t* plan = pass->moe->plan;
-  if (plan != NULL && pass->moe->shape.is_far) {
-    const sluice_plan_problem_t problem = sluice_layer_plan_problem(pass->moe);
-    SLUICE_TRY(sluice_plan_deferred_bytes(&problem, plan, most));
-  }
-  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
-    int32_t t = sluice_deferred_tensors[i];
-    SLUICE_TRY(sluice_step_allocate_deferred(step, t, pass->slots[t].bytes, most[i], pass->stream));
-  }
-  return SLUICE_OK;
-}
-
-static void free_deferred(sluice_step_t* step) {
-  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) sluice_step_free_deferred(step, sluice_deferred_tensors[i]);
+  uint64_t bytes[SLUICE_NUM_DEFERRED];
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) bytes[i] = pass->slots[sluice_deferred_tensors[i]].bytes;
+  return sluice_step_allocate_deferred(step, bytes, pass->stream);
 }
 
 /* Gradients are often as large as the parameters and fresh from the system in each step. */
 static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
-  if (pass->moe->shape.is_far) return; /* no pages of the host's */
-  sluice_pages_advise_tensor(pass->out_rows);
+  const sluice_row_memory_t* rows = pass->context->rows;
+  rows->advise(pass->out_rows);
   const sluice_expert_tensors_t* dw = pass->grad_params;
   if (dw == NULL || pass->grad_mode != SLUICE_GRAD_OVERWRITE) return;
   const sluice_tensor_t* const up[] = {dw->w1, dw->w3};
-  sluice_pages_advise_slices(up, 2, num_local);
-  sluice_pages_advise_slices(&dw->w2, 1, num_local);
+  rows->advise_slices(up, 2, num_local);
+  rows->advise_slices(&dw->w2, 1, num_local);
 }
 
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
@@ -140,7 +128,7 @@ static sluice_status_t check_state(const sluice_step_t* step, int32_t halves) {
 
 static void advance(sluice_step_t* step, int32_t halves) {
   step->state = halves == SLUICE_HALF_INPUT ? SLUICE_STEP_INPUT_DONE : SLUICE_STEP_DONE;
-  if (step->state == SLUICE_STEP_DONE) free_deferred(step);
+  if (step->state == SLUICE_STEP_DONE) sluice_step_free_deferred(step);
 }
 
 static sluice_status_t agree(sluice_pass_t* pass, sluice_moe_t* moe, const sluice_proposal_t* proposal) {
@@ -196,7 +184,7 @@ static sluice_status_t run(sluice_pass_t* pass, sluice_step_t* step, const sluic
   } else if (collective) {
     status = sluice_fail_pass(context, status, pass->is_complete);
   }
-  if (step->state == SLUICE_STEP_FRESH) free_deferred(step);
+  if (step->state == SLUICE_STEP_FRESH) sluice_step_free_deferred(step);
   return status;
 }
 
@@ -208,7 +196,7 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
                         .binding = {.memory = &moe->context->pass_memory},
                         .stream = stream,
                         .run_op = sluice_run_backward_op,
-                        .travel = sluice_travel_of(moe),
+                        .travel = moe->strategies->travel,
                         .begin_ns = sluice_now_ns(),
                         .host = {.is_on = sluice_pass_is_watched(moe)}};
   sluice_status_t status = run(&pass, step, args, refusal);

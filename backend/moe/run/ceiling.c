@@ -2,17 +2,15 @@
 
 #include <string.h>
 
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/handshake/failure.h"
-#include "backend/moe/routing/ceiling_routes.h"
-#include "backend/moe/routing/far_routes.h"
+#include "backend/moe/routing/routes.h"
 
 /* ---- capture ---- */
 
 sluice_status_t sluice_ceiling_open(sluice_pass_t* pass) {
   const sluice_moe_t* moe = pass->moe;
-  sluice_device_t* device = pass->context->device;
-  if (!moe->shape.is_far) return SLUICE_OK;
-  SLUICE_TRY(device->far->open(device, pass->stream, &pass->captured));
+  SLUICE_TRY(pass->context->rows->open(pass->context, pass->stream, &pass->captured));
   if (!pass->captured || moe->ceiling != NULL) return SLUICE_OK;
   pass->captured = 0;
   return SLUICE_FAIL(SLUICE_E_STATE,
@@ -71,21 +69,15 @@ void sluice_ceiling_close(const sluice_pass_t* pass, sluice_status_t status) {
 /* ---- binding ---- */
 
 static sluice_status_t clear(const sluice_moe_t* moe, sluice_stream_t stream) {
-  sluice_device_t* device = moe->context->device;
-  if (device->far != NULL) return device->far->fill(device, stream, moe->ceiling->tally, 0, SLUICE_TALLY_BYTES);
-  memset(moe->ceiling->tally, 0, SLUICE_TALLY_BYTES);
-  return SLUICE_OK;
+  return moe->context->rows->fill(moe->context, stream, moe->ceiling->tally, 0, SLUICE_TALLY_BYTES);
 }
 
 sluice_status_t sluice_ceiling_bind(sluice_pass_t* pass, const sluice_tensor_t* expert_ids, int32_t num_chunks) {
   sluice_moe_t* moe = pass->moe;
   if (!moe->ceiling->is_cleared) SLUICE_TRY(clear(moe, pass->stream));
   moe->ceiling->is_cleared = 1;
-  if (!moe->shape.is_far) {
-    return sluice_binding_route_under_ceiling(moe, expert_ids, num_chunks, moe->ceiling->tally, &pass->binding);
-  }
-  return sluice_binding_route_far_under_ceiling(moe, pass->stream, expert_ids, num_chunks, moe->ceiling->tally,
-                                                &pass->binding);
+  return moe->strategies->routes->order_capacity(moe, pass->stream, expert_ids, num_chunks, moe->ceiling->tally,
+                                                 &pass->binding);
 }
 
 /* ---- agreement ---- */
@@ -124,15 +116,11 @@ sluice_status_t sluice_ceiling_tell_failure(sluice_context_t* context) {
 /* ---- the tally ---- */
 
 sluice_status_t sluice_ceiling_take_tally(sluice_moe_t* moe, sluice_stream_t stream, int64_t* out_tally) {
-  sluice_device_t* device = moe->context->device;
+  sluice_context_t* context = moe->context;
+  int32_t captured = 0;
   memset(out_tally, 0, SLUICE_TALLY_BYTES);
   if (!moe->ceiling->is_cleared) return SLUICE_OK;
-  if (device->far == NULL) {
-    memcpy(out_tally, moe->ceiling->tally, SLUICE_TALLY_BYTES);
-  } else {
-    int32_t captured = 0;
-    SLUICE_TRY(device->far->open(device, stream, &captured)); /* read refuses a captured stream */
-    SLUICE_TRY(device->far->read(device, stream, moe->ceiling->tally, out_tally, SLUICE_TALLY_BYTES));
-  }
+  SLUICE_TRY(context->rows->open(context, stream, &captured)); /* read refuses a captured stream */
+  SLUICE_TRY(context->rows->read(context, stream, moe->ceiling->tally, out_tally, SLUICE_TALLY_BYTES));
   return clear(moe, stream);
 }

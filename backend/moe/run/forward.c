@@ -1,18 +1,15 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/base/pages.h"
 #include "backend/base/tensor.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/handshake/agree.h"
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
-#include "backend/moe/routing/cut_rows.h"
-#include "backend/moe/routing/far_routes.h"
-#include "backend/moe/routing/host_routes.h"
+#include "backend/moe/pass/lanes.h"
+#include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/offsets.h"
-#include "backend/moe/routing/parcels.h"
-#include "backend/moe/routing/route_ids.h"
 #include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/ceiling.h"
 #include "backend/moe/run/planned.h"
@@ -98,10 +95,10 @@ static sluice_status_t open_planned_ceiling(forward_t* f, sluice_moe_t* moe, int
 /* Under a plan: ids are looked at, on a far device with the one read of the forward, and counted by the way. Under
  * ceilings nothing is read there: what every chunk has is known, and the tally tells of ids that name nothing. */
 static sluice_status_t check_planned(forward_t* f, sluice_moe_t* moe) {
-  if (!moe->shape.is_far) return sluice_check_routes(moe, f->args->expert_ids);
   SLUICE_TRY(sluice_ceiling_open(&f->pass));
-  if (moe->ceiling != NULL) return SLUICE_OK;
-  return sluice_binding_count_far(moe, f->pass.memory, f->pass.stream, f->args->expert_ids, &f->far_counts);
+  const sluice_routes_t* routes = moe->strategies->routes;
+  if (moe->ceiling != NULL) return routes->check(moe, f->args->expert_ids);
+  return routes->look(moe, f->pass.memory, f->pass.stream, f->args->expert_ids, &f->far_counts);
 }
 
 /* Everything this rank can do alone before the header. Without a plan that is template and routing: chunks have equal
@@ -116,12 +113,9 @@ static sluice_status_t bind_local(forward_t* f, sluice_moe_t* moe, int32_t num_c
   SLUICE_TRY(sluice_ceiling_open(&f->pass));
   if (moe->ceiling != NULL) {
     SLUICE_TRY(bind_under_ceiling(f, moe, num_chunks));
-  } else if (moe->shape.is_far) {
-    SLUICE_TRY(sluice_binding_route_far(moe, f->pass.stream, f->args->expert_ids, num_chunks, binding));
-  } else if (sluice_cuts_rows(moe, num_chunks)) {
-    SLUICE_TRY(sluice_binding_route_rows(moe, f->args->expert_ids, num_chunks, binding));
   } else {
-    SLUICE_TRY(sluice_binding_route(moe, f->args->expert_ids, num_chunks, NULL, binding));
+    const sluice_routes_t* routes = moe->strategies->routes;
+    SLUICE_TRY(routes->order(moe, f->pass.stream, f->args->expert_ids, num_chunks, binding));
   }
   return choose_template(f, moe, num_chunks);
 }
@@ -139,18 +133,6 @@ static sluice_status_t bind_planned(forward_t* f, sluice_moe_t* moe) {
   return take_template(f, moe);
 }
 
-/* On a far device: orders and positions, and the tables of parcels that arrive, in front of the rows. */
-static sluice_status_t keep_routes(const forward_t* f, const sluice_moe_t* moe) {
-  if (!moe->shape.is_far) return SLUICE_OK;
-  sluice_device_t* device = moe->context->device;
-  const sluice_binding_t* b = &f->pass.binding;
-  char* kept = f->step->saved[SLUICE_SAVED_INPUT];
-  uint64_t bytes = sluice_binding_routes_bytes(&moe->shape, b->num_tokens), parcels = sluice_parcels_kept_bytes(b);
-  SLUICE_TRY(device->far->copy(device, f->pass.stream, kept, sluice_binding_routes(b), bytes));
-  if (parcels == 0) return SLUICE_OK;
-  return device->far->copy(device, f->pass.stream, kept + bytes, b->parcels.position, parcels);
-}
-
 /* Where kept tensors go, once counts are known and before any payload. */
 static sluice_status_t allocate_saved(forward_t* f, sluice_moe_t* moe, void** given) {
   if (!f->args->needs_backward) return SLUICE_OK;
@@ -165,7 +147,7 @@ static sluice_status_t allocate_saved(forward_t* f, sluice_moe_t* moe, void** gi
   SLUICE_TRY(sluice_step_allocate(f->step, bytes, f->pass.stream, f->args->save, f->args->save_user,
                                   f->args->save_is_counted));
   sluice_binding_save(&f->pass.binding, bytes, f->step->saved[SLUICE_SAVED_META]);
-  SLUICE_TRY(keep_routes(f, moe));
+  SLUICE_TRY(sluice_binding_keep(&f->pass.binding, f->pass.stream, f->step->saved[SLUICE_SAVED_INPUT]));
   sluice_step_give_saved(f->step, &f->pass.binding, given);
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) total += bytes[i];
   moe->context->stats.saved_bytes = total;
@@ -183,7 +165,7 @@ static sluice_status_t execute(forward_t* f, sluice_moe_t* moe) {
   f->pass.callbacks = f->args->callbacks;
   f->pass.in_rows = f->args->tokens;
   f->pass.out_rows = f->args->out_tokens;
-  if (!moe->shape.is_far) sluice_pages_advise_tensor(f->pass.out_rows);
+  moe->context->rows->advise(f->pass.out_rows);
   f->pass.route_weights = f->args->route_weights;
   sluice_binding_stops(&f->pass.host);
   return sluice_pass_run(&f->pass);
@@ -215,12 +197,9 @@ static sluice_status_t run_agreed(forward_t* f, sluice_moe_t* moe, const sluice_
   }
   if (!sluice_is_planned(moe)) f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;
   SLUICE_TRY(sluice_binding_finish(&f->pass.binding));
-  if (sluice_shape_is_deduplicated(&moe->shape)) {
-    sluice_binding_stops(&f->pass.host);
-    SLUICE_TRY(moe->shape.is_far ? sluice_parcels_exchange_far(&f->pass.binding, f->pass.stream)
-                                 : sluice_parcels_exchange(&f->pass.binding));
-    sluice_binding_starts(&f->pass.host);
-  }
+  sluice_binding_stops(&f->pass.host);
+  SLUICE_TRY(f->pass.binding.copies->exchange(&f->pass.binding, f->pass.stream));
+  sluice_binding_starts(&f->pass.host);
   return execute(f, moe);
 }
 
@@ -264,7 +243,7 @@ static int32_t mode_of(const sluice_moe_t* moe) {
 static uint32_t look_back(forward_t* f, sluice_moe_t* moe, int32_t* out_num_chunks) {
   *out_num_chunks = moe->seat.num_chunks;
   f->wgrad_mode = mode_of(moe);
-  if (f->is_open && (is_kept(f) || f->repeats)) f->routes = sluice_routes_hash(moe, f->args->expert_ids);
+  if (f->is_open && (is_kept(f) || f->repeats)) f->routes = moe->strategies->routes->hash(moe, f->args->expert_ids);
   if (!f->repeats) return 0;
   const uint32_t like = sluice_kept_like(&moe->kept, f->routes);
   const sluice_kept_forward_t* repeated = sluice_kept_choose(&moe->kept, like);
@@ -285,7 +264,7 @@ static sluice_status_t run(forward_t* f, sluice_moe_t* moe, sluice_status_t refu
     refusal = bind_local(f, moe, num_chunks);
     if (refusal != SLUICE_OK) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   }
-  if (refusal == SLUICE_OK) sluice_pass_take_times(moe);
+  if (refusal == SLUICE_OK) moe->strategies->lanes->take_pass_times(moe);
   int planned = sluice_is_planned(moe);
   const sluice_proposal_t proposal = {
       .direction = SLUICE_FORWARD,
@@ -326,7 +305,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
                           .binding = {.memory = &moe->context->pass_memory},
                           .stream = stream,
                           .run_op = sluice_run_forward_op,
-                          .travel = sluice_travel_of(moe),
+                          .travel = moe->strategies->travel,
                           .begin_ns = sluice_now_ns(),
                           .host = {.is_on = sluice_pass_is_watched(moe)}}};
   sluice_status_t status = run(&f, moe, refusal);

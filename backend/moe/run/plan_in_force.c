@@ -1,31 +1,12 @@
 /* A plan in force: everything it fixes is allocated, the rest has its limits. */
 #include "backend/moe/run/plan_in_force.h"
 
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/ceiling_state.h"
 
 /* ---- what is allocated besides ---- */
 
-static uint64_t far_base_bytes(const sluice_context_t* context) {
-  sluice_device_t* device = context->device;
-  return context->far_allocator.current_bytes - sluice_pass_memory_row_bytes(&context->pass_memory) -
-         device->far->idle_bytes(device) - context->step_bytes;
-}
-
-uint64_t sluice_plan_base_bytes(sluice_context_t* context) {
-  if (context->device->far != NULL) return far_base_bytes(context);
-  const uint64_t idle = sluice_engine_idle_bytes(context); /* steps take these first, or they make way */
-  /* Rows lie in host memory here. */
-  uint64_t sized = context->envelope.capacity + sluice_pass_memory_row_bytes(&context->pass_memory) +
-                   sluice_pass_memory_host_bytes(&context->pass_memory);
-  const sluice_template_cache_t* cache = &context->templates;
-  for (int32_t i = 0; i < cache->count && cache->block == NULL; ++i) sized += sluice_align_up(cache->items[i]->bytes);
-  sized += sluice_align_up(cache->block_bytes);
-  if (cache->capacity > 0) sized += sluice_align_up((uint64_t)cache->capacity * sizeof(sluice_template_t*));
-  if (context->device->vtable->events_bytes != NULL) {
-    sized += context->device->vtable->events_bytes(context->device, -1);
-  }
-  return context->allocator.current_bytes - sized - context->step_bytes - idle;
-}
+uint64_t sluice_plan_base_bytes(sluice_context_t* context) { return context->rows->base_bytes(context); }
 
 /* ---- limits ---- */
 
@@ -43,8 +24,7 @@ static void set_limits(sluice_context_t* context, limits_t limits) {
   context->memory->limit = limits.memory;
   context->ledger.pool_limit = limits.pool;
   context->planned_outstanding = limits.outstanding;
-  sluice_device_t* device = context->device;
-  if (device->far != NULL) device->far->limit_pinned(device, limits.pool);
+  context->rows->limit_pool(context, limits.pool);
 }
 
 void sluice_plan_was_given(sluice_moe_t* moe) {

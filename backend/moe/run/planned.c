@@ -4,24 +4,12 @@
 
 #include "backend/base/log.h"
 #include "backend/model/restore.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/cut.h"
-#include "backend/moe/routing/far_routes.h"
-#include "backend/moe/routing/host_routes.h"
-#include "backend/moe/routing/route_ids.h"
+#include "backend/moe/routing/routes.h"
 #include "backend/plan/budget_words.h"
 #include "backend/plan/candidates.h"
-
-sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
-  sluice_id_reader_t reader = sluice_id_reader(expert_ids);
-  for (int64_t t = 0; t < expert_ids->shape[0]; ++t) {
-    for (int32_t k = 0; k < moe->shape.config.top_k; ++k) {
-      int32_t place = 0;
-      SLUICE_TRY(sluice_place_of_route(moe, &reader, t, k, &place));
-    }
-  }
-  return SLUICE_OK;
-}
 
 static sluice_status_t check_budget(const sluice_moe_t* moe, int of_host, uint64_t held, uint64_t step, uint64_t room,
                                     uint64_t budget) {
@@ -93,7 +81,7 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
 uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
   sluice_context_t* context = moe->context;
   const uint64_t now = sluice_plan_base_bytes(context);
-  if (moe->shape.is_far || context->expected_layers <= context->num_layers) return now;
+  if (!context->rows->counts_handles || context->expected_layers <= context->num_layers) return now;
   return now + (uint64_t)(context->expected_layers - context->num_layers) * sluice_layer_bytes(moe);
 }
 
@@ -134,15 +122,11 @@ sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement
 }
 
 /* Rows by block and rank, summed over all ranks. */
-static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, const int32_t* far_counts,
+static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, const int32_t* counts,
                                 int64_t* table) {
   sluice_context_t* context = moe->context;
   int32_t blocks = moe->plan->num_blocks;
-  if (far_counts != NULL) {
-    sluice_cut_add(moe, far_counts, blocks, table);
-  } else {
-    SLUICE_TRY(sluice_cut_count(moe, expert_ids, blocks, table));
-  }
+  SLUICE_TRY(moe->strategies->routes->sum(moe, expert_ids, counts, blocks, table));
   if (context->world_size == 1) return SLUICE_OK;
   char phase[96];
   snprintf(phase, sizeof phase, "rows by block of layer %d", moe->shape.config.layer_id);
@@ -182,20 +166,19 @@ static void note_fallback(sluice_moe_t* moe, const sluice_cut_t* cut) {
 }
 
 sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                    const int32_t* far_counts, int keep, sluice_binding_t* binding) {
+                                    const int32_t* counts, int keep, sluice_binding_t* binding) {
   const sluice_plan_data_t* plan = moe->plan;
   sluice_arena_t* arena = &binding->memory->cut;
   SLUICE_TRY(sluice_arena_reset(arena, arena->capacity, "rows by block"));
   int64_t* table =
       sluice_arena_take(arena, (uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * sizeof *table);
   int64_t* first_token = sluice_arena_take(arena, ((uint64_t)plan->num_blocks + 1) * sizeof *first_token);
-  SLUICE_TRY(sum_rows(moe, expert_ids, far_counts, table));
+  SLUICE_TRY(sum_rows(moe, expert_ids, counts, table));
   sluice_cut_t cut;
   SLUICE_TRY(sluice_cut_by_rows(moe, plan, table, &cut));
   sluice_cut_tokens(&cut, plan->num_blocks, expert_ids->shape[0], first_token);
-  SLUICE_TRY(far_counts != NULL ? sluice_binding_route_far_blocks(moe, stream, expert_ids, cut.num_chunks, first_token,
-                                                                  cut.first_block, far_counts, binding)
-                                : sluice_binding_route(moe, expert_ids, cut.num_chunks, first_token, binding));
+  const sluice_block_chunks_t chunks = {cut.num_chunks, first_token, cut.first_block};
+  SLUICE_TRY(moe->strategies->routes->order_blocks(moe, stream, expert_ids, &chunks, counts, binding));
   if (keep) note_fallback(moe, &cut);
   for (int32_t i = 0; i < cut.num_chunks && keep; ++i) {
     binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_di(plan, i) : sluice_restore_least(SLUICE_T_DI));

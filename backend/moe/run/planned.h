@@ -6,9 +6,6 @@
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/run/plan_in_force.h"
 
-/* Every id lies in range: what a rank can refuse before the header. */
-sluice_status_t sluice_check_routes(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
-
 /* What the context takes besides what its plan counts, with the layers that are still to come. Hosts may make a model's
  * layers one by one, each at its first forward, and say how many there will be: plans that have filled the budget would
  * leave them no room. On a far device layers lie in the host's memory, which has no budget. */
@@ -29,10 +26,10 @@ sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement
                                        const sluice_kept_forward_t* repeated);
 
 /* Cuts by received rows (one all-reduce), orders the routes and exchanges counts. Collective. Fills the binding and its
- * restore policies; sluice_binding_finish is still to come. far_counts: of sluice_binding_count_far, on the pass's
- * `stream`; NULL on a CPU. */
+ * restore policies; sluice_binding_finish is still to come. counts: of sluice_routes_t.look, on the pass's
+ * `stream`. */
 sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                    const int32_t* far_counts, int keep, sluice_binding_t* out_binding);
+                                    const int32_t* counts, int keep, sluice_binding_t* out_binding);
 
 /* Writes down in the binding under which plan the forward runs. */
 void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding);

@@ -2,24 +2,23 @@
 
 #include <assert.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <unistd.h>
 
-#include "backend/base/pages.h"
 #include "backend/model/pass_sizes.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/layer_life.h"
-#include "backend/moe/layer/plan_problem.h"
-#include "backend/moe/routing/parcels.h"
+#include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/saved_routes.h"
+#include "backend/moe/step/saved_memory.h"
 
-static const char* const saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
+const char* const sluice_saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
 
 static_assert(sizeof(sluice_step_t) == SLUICE_STEP_BYTES, "plans count it");
 static_assert(offsetof(sluice_step_t, link) == 0, "a step is known by its link");
 
-/* The handle lies in host memory, which is no part of a far device's budget. */
+/* The handle lies in host memory. */
 static uint64_t handle_bytes(const sluice_moe_t* moe) {
-  return moe->shape.is_far ? 0 : sluice_align_up(sizeof(sluice_step_t));
+  return moe->context->rows->counts_handles ? sluice_align_up(sizeof(sluice_step_t)) : 0;
 }
 
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
@@ -34,26 +33,10 @@ sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
   return SLUICE_OK;
 }
 
-/* As the allocator counts a block. */
-static uint64_t counted_bytes(uint64_t bytes) { return sluice_align_up(bytes == 0 ? 1 : bytes); }
-
-/* Which memory a buffer of the library's lies in. */
-enum { HOST, PINNED, ROWS };
-static int place_of(const sluice_moe_t* moe, int32_t which) {
-  if (!moe->shape.is_far || which == SLUICE_SAVED_META) return HOST;
-  return which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_MIDDLE ? ROWS : PINNED;
-}
-
-/* On a CPU offloaded rows go to a pool between steps; a far device has its own. -1: none. */
-static int32_t pool_of(const sluice_moe_t* moe, int32_t which) {
-  return place_of(moe, which) == HOST ? sluice_engine_pool_of(which) : -1;
-}
-
-/* Counted towards a budget: on a far device what lies in its memory, else everything. */
-static int counts(const sluice_moe_t* moe, int32_t which) { return !moe->shape.is_far || place_of(moe, which) == ROWS; }
+static const sluice_saved_memory_t* memory_of(const sluice_moe_t* moe) { return moe->strategies->saved; }
 
 static void hold(sluice_step_t* step, int32_t which, uint64_t bytes) {
-  step->held_bytes[which] = counts(step->moe, which) ? bytes : 0;
+  step->held_bytes[which] = memory_of(step->moe)->is_counted(which) ? bytes : 0;
   atomic_fetch_add(&step->moe->context->step_bytes, step->held_bytes[which]);
 }
 
@@ -64,29 +47,9 @@ static void let_go(sluice_step_t* step, int32_t which) {
 }
 
 static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream) {
-  const sluice_moe_t* moe = step->moe;
-  sluice_context_t* context = moe->context;
-  int place = place_of(moe, which);
-  const int32_t pool = pool_of(moe, which);
-  if (pool >= 0 && bytes > 0) {
-    uint64_t counted = 0;
-    SLUICE_TRY(sluice_pool_take(&context->own_pools[pool], bytes, saved_names[which], &step->saved[which], &counted));
-    hold(step, which, counted);
-    return SLUICE_OK;
-  }
-  if (place == HOST) {
-    step->saved[which] = sluice_alloc(&context->allocator, bytes, saved_names[which]);
-    if (step->saved[which] == NULL) return sluice_alloc_status();
-  } else {
-    const sluice_plan_data_t* plan = moe->plan;
-    const uint64_t most = plan != NULL ? sluice_planned_block_bytes(moe, which) : 0;
-    /* Blocks under a budget have the plan's ceilings, so that each serves every step of it. */
-    if (plan != NULL && (place == PINNED ? plan->inputs.host_budget : plan->inputs.budget) > 0) bytes = most;
-    if (bytes == 0) return SLUICE_OK;
-    SLUICE_TRY(context->device->far->take(context->device, stream, context->memory, place == PINNED, bytes, most,
-                                          &step->saved[which]));
-  }
-  hold(step, which, counted_bytes(bytes));
+  uint64_t counted = 0;
+  SLUICE_TRY(memory_of(step->moe)->allocate(step, which, bytes, stream, &counted));
+  hold(step, which, counted);
   return SLUICE_OK;
 }
 
@@ -94,26 +57,9 @@ static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t
 static int stays_counted(const sluice_step_t* step) { return step->is_captured && step->is_promised; }
 
 static void free_own(sluice_step_t* step, int32_t which) {
-  sluice_context_t* context = step->moe->context;
-  int place = place_of(step->moe, which);
-  const int32_t pool = pool_of(step->moe, which);
   if (step->saved[which] == NULL) return;
   if (!stays_counted(step)) let_go(step, which);
-  if (pool >= 0 && step->saved_bytes[which] > 0) {
-    (void)sluice_pool_give(&context->own_pools[pool], step->saved[which]);
-  } else if (place == HOST) {
-    sluice_free(&context->allocator, step->saved[which], step->saved_bytes[which]);
-  } else if (!step->is_captured) {
-    context->device->far->give(context->device, place == PINNED, step->saved[which]);
-  }
-}
-
-/* Rows of a far device in memory that it cannot reach would end in a fault of the device, which ends the process. */
-static sluice_status_t check_given(const sluice_step_t* step, int32_t which, uint64_t bytes) {
-  sluice_device_t* device = step->moe->context->device;
-  char name[64];
-  snprintf(name, sizeof name, "saved buffer %s", saved_names[which]);
-  return device->far->check_memory(device, step->saved[which], bytes, SLUICE_ALIGNMENT, name);
+  memory_of(step->moe)->release(step, which);
 }
 
 /* That the forward is outstanding, and under a plan what of its promises the buffer takes, for as long as it lives. */
@@ -136,12 +82,9 @@ static sluice_status_t enter_ledger(sluice_step_t* step, int32_t which, uint64_t
   return sluice_ledger_add(&context->ledger, step->saved[which], &what);
 }
 
-static sluice_allocator_t* allocator_of(const sluice_moe_t* moe, int32_t which) {
-  return place_of(moe, which) == ROWS ? moe->context->memory : &moe->context->allocator;
-}
-
 sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
                                      sluice_save_fn_t save, void* save_user, int save_is_counted) {
+  const sluice_saved_memory_t* memory = memory_of(step->moe);
   step->owns_saved = save == NULL;
   for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
     step->saved_bytes[i] = bytes[i];
@@ -151,21 +94,17 @@ sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes,
       continue;
     }
     if (!save_is_counted) {
-      SLUICE_TRY(sluice_allocator_charge(allocator_of(step->moe, i), bytes[i], saved_names[i]));
+      SLUICE_TRY(sluice_allocator_charge(memory->allocator(step->moe->context, i), bytes[i], sluice_saved_names[i]));
       step->num_charged = i + 1;
       hold(step, i, bytes[i]);
     }
     step->saved[i] = save(save_user, i, bytes[i]);
     if (step->saved[i] == NULL && bytes[i] > 0) {
       return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "layer %d: the host refused %llu bytes for the saved buffer %s",
-                         step->moe->shape.config.layer_id, (unsigned long long)bytes[i], saved_names[i]);
+                         step->moe->shape.config.layer_id, (unsigned long long)bytes[i], sluice_saved_names[i]);
     }
     SLUICE_TRY(enter_ledger(step, i, bytes[i]));
-    if (place_of(step->moe, i) == ROWS) {
-      SLUICE_TRY(check_given(step, i, bytes[i]));
-    } else {
-      sluice_pages_advise(step->saved[i], bytes[i]); /* fresh from the host's allocator */
-    }
+    SLUICE_TRY(memory->take_given(step, i, bytes[i]));
   }
   return SLUICE_OK;
 }
@@ -176,33 +115,31 @@ void sluice_step_give_saved(const sluice_step_t* step, const sluice_binding_t* b
   if (input != NULL) given[SLUICE_T_KEPT_DI] = input + sluice_binding_kept_bytes(binding);
 }
 
-sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
-                                              sluice_stream_t stream) {
-  sluice_context_t* context = step->moe->context;
-  if (bytes > 0 && most > 0 && step->moe->shape.is_far) bytes = most; /* so that a block serves every step */
-  step->deferred_bytes[tensor] = bytes;
-  if (bytes == 0) return SLUICE_OK;
-  if (step->moe->shape.is_far) {
-    SLUICE_TRY(
-        context->device->far->take(context->device, stream, context->memory, 0, bytes, most, &step->deferred[tensor]));
-  } else {
-    step->deferred[tensor] = sluice_alloc(&context->allocator, bytes, "gradient rows of the weight half");
-    if (step->deferred[tensor] == NULL) return sluice_alloc_status();
+sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream) {
+  const sluice_saved_memory_t* memory = memory_of(step->moe);
+  uint64_t most[SLUICE_NUM_DEFERRED];
+  SLUICE_TRY(memory->most_deferred(step->moe, most));
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
+    const int32_t tensor = sluice_deferred_tensors[i];
+    SLUICE_TRY(memory->allocate_deferred(step, tensor, bytes[i], most[i], stream));
+    if (step->deferred[tensor] == NULL) continue;
+    atomic_fetch_add(&step->moe->context->step_bytes, sluice_counted_bytes(step->deferred_bytes[tensor]));
   }
-  atomic_fetch_add(&context->step_bytes, counted_bytes(bytes));
   return SLUICE_OK;
 }
 
-void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor) {
+static void free_deferred(sluice_step_t* step, int32_t tensor) {
   sluice_context_t* context = step->moe->context;
   if (step->deferred[tensor] == NULL) return;
-  if (!stays_counted(step)) atomic_fetch_sub(&context->step_bytes, counted_bytes(step->deferred_bytes[tensor]));
-  if (step->moe->shape.is_far) {
-    if (!step->is_captured) context->device->far->give(context->device, 0, step->deferred[tensor]);
-  } else {
-    sluice_free(&context->allocator, step->deferred[tensor], step->deferred_bytes[tensor]);
+  if (!stays_counted(step)) {
+    atomic_fetch_sub(&context->step_bytes, sluice_counted_bytes(step->deferred_bytes[tensor]));
   }
+  memory_of(step->moe)->release_deferred(step, tensor);
   step->deferred[tensor] = NULL;
+}
+
+void sluice_step_free_deferred(sluice_step_t* step) {
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) free_deferred(step, t);
 }
 
 static sluice_status_t check_used_up(const sluice_moe_t* moe, const void* meta) {
@@ -225,7 +162,7 @@ sluice_status_t sluice_step_from_saved(sluice_moe_t* moe, void* const* saved, co
   for (int32_t i = SLUICE_SAVED_INPUT; i < SLUICE_SAVED_COUNT; ++i) {
     if (saved_bytes[i] < wanted[i] || (saved[i] == NULL && wanted[i] > 0)) {
       return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: saved buffer %s has %llu bytes; this step needs %llu",
-                         moe->shape.config.layer_id, saved_names[i], (unsigned long long)saved_bytes[i],
+                         moe->shape.config.layer_id, sluice_saved_names[i], (unsigned long long)saved_bytes[i],
                          (unsigned long long)wanted[i]);
     }
   }
@@ -253,10 +190,10 @@ void sluice_step_drop(sluice_step_t* step) {
     if (step->owns_saved) free_own(step, i);
     if (i < step->num_charged) {
       let_go(step, i);
-      sluice_allocator_discharge(allocator_of(moe, i), step->saved_bytes[i]);
+      sluice_allocator_discharge(memory_of(moe)->allocator(moe->context, i), step->saved_bytes[i]);
     }
   }
-  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) sluice_step_free_deferred(step, t);
+  sluice_step_free_deferred(step);
   sluice_free(allocator, step, sizeof *step);
   atomic_fetch_sub(&moe->context->step_bytes, handle_bytes(moe));
   sluice_layer_release(moe);

@@ -34,14 +34,12 @@ sluice_status_t sluice_step_from_saved(sluice_moe_t* moe, void* const* saved, co
 sluice_status_t sluice_step_check_saved(const sluice_step_t* step);
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step);
 /* Allocates the saved buffers through the host's callback (which counts them itself where save_is_counted), or from the
- * context; on a far device INPUT and MIDDLE in its memory, to be used from `stream`, the others in host memory. On
- * failure nothing is kept. */
+ * context, to be used from `stream`. On failure nothing is kept. */
 sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
                                      sluice_save_fn_t save, void* save_user, int save_is_counted);
-/* Rows that the input half leaves for the weight half. most: on a far device under a plan, its ceiling for them. */
-sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
-                                              sluice_stream_t stream);
-void sluice_step_free_deferred(sluice_step_t* step, int32_t tensor);
+/* Rows that the input half leaves for the weight half. bytes: by deferred tensor. */
+sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream);
+void sluice_step_free_deferred(sluice_step_t* step);
 /* given [SLUICE_T_COUNT]: where the kept tensors of this step lie. */
 void sluice_step_give_saved(const sluice_step_t* step, const sluice_binding_t* binding, void** given);
 

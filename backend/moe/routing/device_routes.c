@@ -1,15 +1,15 @@
-/* Routes of a far device: its kernels order them, and they stay there. */
-#include "backend/moe/routing/far_routes.h"
-
+/* Routes in a device's memory: its kernels order them, and they stay there. */
 #include <limits.h>
 #include <string.h>
 
 #include "backend/base/tensor.h"
-#include "backend/moe/layer/plan_problem.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/routing/binding_arrays.h"
 #include "backend/moe/routing/ceiling_routes.h"
+#include "backend/moe/routing/cut.h"
+#include "backend/moe/routing/routes.h"
 
-void sluice_binding_place_routes(sluice_binding_t* b, void* routes) {
+static void place(sluice_binding_t* b, void* routes) {
   uint64_t bytes = sluice_far_order_bytes(&b->moe->shape, b->num_tokens);
   b->order = routes;
   b->order_token = (int32_t*)(void*)((char*)routes + bytes);
@@ -79,7 +79,7 @@ static void fill_ranks(const sluice_moe_t* moe, int32_t* ranks) {
 static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_far_routes_t* routes,
                                     const int32_t* ranks, sluice_binding_t* b) {
   sluice_context_t* context = moe->context;
-  const sluice_far_scratch_t scratch = sluice_device_far_scratch(context->device);
+  const sluice_far_scratch_t scratch = context->rows->routing_scratch(context->device);
   b->parcels.sent_slots = sluice_arena_take(&b->memory->routes, sluice_far_slots_bytes(&moe->shape, b->num_tokens));
   const sluice_far_parcels_t parcels = {
       .ids = routes->ids,
@@ -110,7 +110,7 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
                                    int64_t* tally, const int32_t* ranks, sluice_binding_t* b, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_far_vtable_t* far = context->device->far;
-  const sluice_far_scratch_t scratch = sluice_device_far_scratch(context->device);
+  const sluice_far_scratch_t scratch = context->rows->routing_scratch(context->device);
   int32_t num_experts = moe->shape.config.num_experts;
   uint64_t counts_bytes = sluice_far_counts_bytes(&moe->shape, b->num_chunks);
   uint64_t scratch_bytes = far->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
@@ -120,7 +120,7 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
   SLUICE_TRY(sluice_arena_reset(&b->memory->routes,
                                 routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes + parcels_bytes,
                                 "routes on the device"));
-  sluice_binding_place_routes(b, sluice_arena_take(&b->memory->routes, routes_bytes));
+  place(b, sluice_arena_take(&b->memory->routes, routes_bytes));
   sluice_far_routes_t routes = {
       .ids = sluice_tensor_data(expert_ids),
       .ids_t = sluice_tensor_stride(expert_ids, 0),
@@ -144,8 +144,8 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
   return sluice_shape_has_far_parcels(&moe->shape) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
 }
 
-sluice_status_t sluice_binding_route_far(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                         int32_t num_chunks, sluice_binding_t* b) {
+static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                             int32_t num_chunks, sluice_binding_t* b) {
   sluice_context_t* context = moe->context;
   int64_t* cursor = NULL;
   int32_t* there = NULL;
@@ -170,11 +170,11 @@ static int32_t* ranks_behind(const sluice_moe_t* moe, const int32_t* counts) {
                            sluice_align_up(sluice_far_block_counts_bytes(&moe->shape, SLUICE_PLAN_BLOCKS)));
 }
 
-sluice_status_t sluice_binding_count_far(sluice_moe_t* moe, sluice_pass_memory_t* memory, sluice_stream_t stream,
-                                         const sluice_tensor_t* expert_ids, int32_t** out_counts) {
+static sluice_status_t look(sluice_moe_t* moe, sluice_pass_memory_t* memory, sluice_stream_t stream,
+                            const sluice_tensor_t* expert_ids, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_far_vtable_t* far = context->device->far;
-  const sluice_far_scratch_t far_scratch = sluice_device_far_scratch(context->device);
+  const sluice_far_scratch_t far_scratch = context->rows->routing_scratch(context->device);
   int32_t num_experts = moe->shape.config.num_experts, num_blocks = SLUICE_PLAN_BLOCKS;
   uint64_t bytes = sluice_far_block_counts_bytes(&moe->shape, num_blocks),
            scratch = far->route_scratch_bytes(0, num_experts);
@@ -226,32 +226,96 @@ static void sum_blocks(int32_t num_chunks, const int32_t* first_block, const int
   }
 }
 
-sluice_status_t sluice_binding_route_far_blocks(sluice_moe_t* moe, sluice_stream_t stream,
-                                                const sluice_tensor_t* expert_ids, int32_t num_chunks,
-                                                const int64_t* first_token, const int32_t* first_block,
-                                                const int32_t* counts, sluice_binding_t* b) {
+static sluice_status_t order_blocks(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                    const sluice_block_chunks_t* chunks, const int32_t* counts, sluice_binding_t* b) {
   int64_t* cursor = NULL;
   int32_t* there = NULL;
   int32_t num_experts = moe->shape.config.num_experts;
-  SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, first_token, b, &cursor));
+  SLUICE_TRY(
+      sluice_binding_take_arrays(moe, expert_ids->shape[0], chunks->num_chunks, chunks->first_token, b, &cursor));
   SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks_behind(moe, counts), b, &there));
-  sum_blocks(num_chunks, first_block, counts, num_experts, num_experts, b->send_counts);
+  sum_blocks(chunks->num_chunks, chunks->first_block, counts, num_experts, num_experts, b->send_counts);
   if (sluice_shape_has_far_parcels(&moe->shape)) {
-    sum_blocks(num_chunks, first_block, counts + sluice_far_block_routes(&moe->shape, SLUICE_PLAN_BLOCKS),
-               b->world_size + 1, b->world_size, b->parcels.send_counts);
+    sum_blocks(chunks->num_chunks, chunks->first_block,
+               counts + sluice_far_block_routes(&moe->shape, SLUICE_PLAN_BLOCKS), b->world_size + 1, b->world_size,
+               b->parcels.send_counts);
   }
   sum_sent(b);
   sluice_binding_receive_own(b);
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_binding_route_far_under_ceiling(sluice_moe_t* moe, sluice_stream_t stream,
-                                                       const sluice_tensor_t* expert_ids, int32_t num_chunks,
-                                                       int64_t* tally, sluice_binding_t* b) {
+static sluice_status_t order_capacity(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
+                                      int32_t num_chunks, int64_t* drop_counters, sluice_binding_t* b) {
   int64_t* cursor = NULL;
   int32_t* there = NULL;
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
-  SLUICE_TRY(route_there(moe, stream, expert_ids, tally, NULL, b, &there));
+  SLUICE_TRY(route_there(moe, stream, expert_ids, drop_counters, NULL, b, &there));
   sluice_binding_fill_counts(b);
   return SLUICE_OK;
 }
+
+/* ---- the rest of the table ---- */
+
+static sluice_status_t sum(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids, const int32_t* counts,
+                           int32_t num_blocks, int64_t* out_table) {
+  (void)expert_ids;
+  sluice_cut_add(moe, counts, num_blocks, out_table);
+  return SLUICE_OK;
+}
+
+static sluice_status_t check(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
+  (void)moe, (void)expert_ids;
+  return SLUICE_OK;
+}
+
+static uint64_t hash(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
+  (void)moe, (void)expert_ids;
+  return 0;
+}
+
+static void take_offsets(sluice_binding_t* b, int64_t num_sent) {
+  (void)num_sent;
+  b->first_order = sluice_arena_take(&b->memory->binding, ((uint64_t)b->num_chunks + 1) * 8);
+}
+
+/* They are the device's. */
+static void take_orders(sluice_binding_t* b, int64_t room, int64_t num_routes) {
+  (void)b, (void)room, (void)num_routes;
+}
+static void finish(sluice_binding_t* b) { (void)b; }
+
+/* META has none of it. */
+static char* save(const sluice_binding_t* b, char* at) {
+  (void)b;
+  return at;
+}
+static const int32_t* find(sluice_binding_t* b, const int32_t* at) {
+  (void)b;
+  return at;
+}
+
+static uint64_t kept_bytes(const sluice_binding_t* b) {
+  return sluice_binding_routes_bytes(&b->moe->shape, b->num_tokens);
+}
+
+static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {
+  sluice_context_t* context = b->moe->context;
+  return context->rows->copy(context, stream, kept, b->order, kept_bytes(b));
+}
+
+const sluice_routes_t sluice_routes_in_device_memory = {.order = order,
+                                                        .look = look,
+                                                        .sum = sum,
+                                                        .order_blocks = order_blocks,
+                                                        .check = check,
+                                                        .order_capacity = order_capacity,
+                                                        .hash = hash,
+                                                        .take_offsets = take_offsets,
+                                                        .take_orders = take_orders,
+                                                        .finish = finish,
+                                                        .save = save,
+                                                        .find = find,
+                                                        .kept_bytes = kept_bytes,
+                                                        .keep = keep,
+                                                        .place = place};

@@ -1,0 +1,116 @@
+/* Lanes that are streams of a device: passes and ops are timed by it. */
+#include <time.h>
+
+#include "backend/base/clock.h"
+#include "backend/moe/pass/lanes.h"
+
+#define NAP_NS        20000
+#define ALONE_WAIT_NS (UINT64_C(600) * 1000000000) /* without a communicator, whose timeout counts otherwise */
+
+/* An op is a job: nothing is gained by enqueueing several as one. */
+static int32_t first_of_job(const sluice_template_t* schedule, int32_t last) {
+  (void)schedule;
+  return last;
+}
+
+static int ends_job(const sluice_template_t* schedule, int32_t i) {
+  (void)schedule, (void)i;
+  return 1;
+}
+
+/* No lane has a thread. */
+static void note_comm_job(sluice_pass_t* pass, int32_t i) { (void)pass, (void)i; }
+
+/* ---- times of passes ---- */
+
+static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
+  sluice_device_t* device = pass->context->device;
+  sluice_seat_t* seat = &pass->moe->seat;
+  int32_t direction = pass->schedule->spec.direction;
+  if (seat->table == NULL || pass->captured) return SLUICE_OK;
+  if (seat->timers[direction] == NULL) SLUICE_TRY(device->far->timer_create(device, &seat->timers[direction]));
+  return device->far->timer_mark(device, seat->timers[direction], is_end, pass->stream);
+}
+
+/* Its ops are only enqueued by now: no times of lanes. */
+static void report(sluice_pass_t* pass, const sluice_pass_report_t* report, const uint64_t* lane_ns) {
+  (void)lane_ns;
+  pass->moe->seat.enqueued[pass->schedule->spec.direction] = *report;
+}
+
+static void take_pass_times(sluice_moe_t* moe) {
+  sluice_device_t* device = moe->context->device;
+  sluice_seat_t* seat = &moe->seat;
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    sluice_pass_report_t* report = &seat->enqueued[direction];
+    uint64_t ns = 0;
+    if (report->pass_ns == 0 || seat->timers[direction] == NULL) continue;
+    sluice_status_t status = device->far->timer_ns(device, seat->timers[direction], &ns);
+    if (status == SLUICE_OK && ns == 0) continue; /* not through yet: the next forward asks again */
+    if (status == SLUICE_OK) {
+      seat->own.pass[direction] = *report;
+      seat->own.pass[direction].pass_ns = ns;
+    }
+    report->pass_ns = 0;
+  }
+}
+
+/* ---- times of ops ---- */
+
+static int is_timed(const sluice_pass_t* pass) { return pass->context->trace.capacity > 0 && !pass->captured; }
+
+static void begin_op_times(const sluice_pass_t* pass) {
+  pass->context->device->far->time_ops(pass->context->device, is_timed(pass));
+}
+
+static int peers_are_there(sluice_comm_t* comm) {
+  return comm == NULL || comm->vtable->poll == NULL || comm->vtable->poll(comm) == SLUICE_OK;
+}
+
+/* *out_waited: the pass ended while this looked on. */
+static int wait_for_times(const sluice_pass_t* pass, uint64_t* begins, uint64_t* ends, int* out_waited) {
+  sluice_device_t* device = pass->context->device;
+  sluice_comm_t* comm = pass->context->comm;
+  const struct timespec nap = {.tv_nsec = NAP_NS};
+  uint64_t begin_ns = sluice_now_ns(), most_ns = comm != NULL ? comm->timeout_ns : ALONE_WAIT_NS;
+  for (*out_waited = 0;; *out_waited = 1) {
+    int32_t found = device->far->op_times(device, pass->schedule->num_ops, begins, ends);
+    if (found != SLUICE_OP_TIMES_LATER) return found == SLUICE_OP_TIMES_TAKEN;
+    if (!peers_are_there(comm) || sluice_now_ns() - begin_ns > most_ns) return 0;
+    nanosleep(&nap, NULL);
+  }
+}
+
+/* The device's times count from the pass's first event, which may have waited long for the host's own work before it.
+ * Where the end was seen, they are laid so that the last op ends then. */
+static void place(sluice_pass_t* pass, uint64_t begin_ns, const uint64_t* begins, const uint64_t* ends, int waited) {
+  uint64_t now = sluice_now_ns(), last = 0;
+  int32_t num_ops = pass->schedule->num_ops;
+  for (int32_t i = 0; i < num_ops; ++i) last = ends[i] > last ? ends[i] : last;
+  if (waited && now > begin_ns + last) begin_ns = now - last;
+  for (int32_t i = 0; i < num_ops; ++i) {
+    pass->times[i].begin_ns = begin_ns + begins[i];
+    pass->times[i].end_ns = begin_ns + ends[i];
+  }
+}
+
+static void take_op_times(sluice_pass_t* pass, uint64_t begin_ns) {
+  if (!is_timed(pass)) return;
+  int32_t num_ops = pass->schedule->num_ops;
+  uint64_t bytes = 2 * (uint64_t)num_ops * sizeof(uint64_t);
+  uint64_t* times = sluice_alloc(&pass->context->allocator, bytes, "times of ops");
+  if (times == NULL) return;
+  int waited = 0;
+  if (wait_for_times(pass, times, times + num_ops, &waited)) place(pass, begin_ns, times, times + num_ops, waited);
+  sluice_free(&pass->context->allocator, times, bytes);
+}
+
+const sluice_pass_lanes_t sluice_lanes_of_streams = {.are_streams = 1,
+                                                     .first_of_job = first_of_job,
+                                                     .ends_job = ends_job,
+                                                     .note_comm_job = note_comm_job,
+                                                     .mark = mark,
+                                                     .report = report,
+                                                     .take_pass_times = take_pass_times,
+                                                     .begin_op_times = begin_op_times,
+                                                     .take_op_times = take_op_times};

@@ -1,0 +1,29 @@
+/* The one place that asks which way a layer goes. */
+#include "backend/moe/run/make_layer.h"
+
+#include "backend/moe/context/row_memory.h"
+#include "backend/moe/layer/layer_life.h"
+#include "backend/moe/ops/travel.h"
+#include "backend/moe/pass/lanes.h"
+#include "backend/moe/routing/copies.h"
+#include "backend/moe/step/saved_memory.h"
+
+/* By where rows lie, and whether a token's row travels once to each rank. */
+static const sluice_strategies_t strategies[2][2] = {
+    {{&sluice_routes_in_host_memory, &sluice_no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
+      &sluice_travel_of_rows},
+     {&sluice_routes_in_host_memory, &sluice_copies_in_host_memory, &sluice_lanes_of_threads,
+      &sluice_saved_in_host_memory, &sluice_travel_of_parcels}},
+    {{&sluice_routes_in_device_memory, &sluice_no_copies, &sluice_lanes_of_streams, &sluice_saved_in_device_memory,
+      &sluice_travel_of_rows},
+     {&sluice_routes_in_device_memory, &sluice_copies_in_device_memory, &sluice_lanes_of_streams,
+      &sluice_saved_in_device_memory, &sluice_travel_of_device_parcels}},
+};
+
+sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
+                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe) {
+  SLUICE_TRY(sluice_layer_begin(context, config, policies, out_moe));
+  sluice_moe_t* moe = *out_moe;
+  moe->strategies = &strategies[context->rows->is_device][sluice_shape_is_deduplicated(&moe->shape)];
+  return SLUICE_OK;
+}

@@ -1,0 +1,11 @@
+/* Making a layer: what it is, and how it does what layers do in several ways. */
+#ifndef SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_
+#define SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_
+
+#include "backend/moe/layer/layer.h"
+
+/* config has been validated; policies: of its lists, NULL: it has none. Retains context. */
+sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
+                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
+
+#endif /* SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_ */

@@ -1,0 +1,89 @@
+/* Saved buffers of a device with memory of its own: what lies there counts. */
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/pages.h"
+#include "backend/model/pass_sizes.h"
+#include "backend/moe/layer/plan_problem.h"
+#include "backend/moe/step/saved_memory.h"
+
+enum { PLAIN, PINNED, ROWS };
+static int place_of(int32_t which) {
+  if (which == SLUICE_SAVED_META) return PLAIN;
+  return which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_MIDDLE ? ROWS : PINNED;
+}
+
+static sluice_status_t allocate(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream,
+                                uint64_t* out_counted) {
+  const sluice_moe_t* moe = step->moe;
+  sluice_context_t* context = moe->context;
+  const int is_pinned = place_of(which) == PINNED;
+  if (place_of(which) == PLAIN) return sluice_saved_allocate_plain(step, which, bytes);
+  const sluice_plan_data_t* plan = moe->plan;
+  const uint64_t most = plan != NULL ? sluice_planned_block_bytes(moe, which) : 0;
+  /* Blocks under a budget have the plan's sizes, so that each serves every step of it. */
+  if (plan != NULL && (is_pinned ? plan->inputs.host_budget : plan->inputs.budget) > 0) bytes = most;
+  if (bytes == 0) return SLUICE_OK;
+  SLUICE_TRY(context->device->far->take(context->device, stream, context->memory, is_pinned, bytes, most,
+                                        &step->saved[which]));
+  *out_counted = sluice_counted_bytes(bytes);
+  return SLUICE_OK;
+}
+
+static void release(sluice_step_t* step, int32_t which) {
+  if (place_of(which) == PLAIN) {
+    sluice_saved_release_plain(step, which);
+  } else if (!step->is_captured) {
+    sluice_device_t* device = step->moe->context->device;
+    device->far->give(device, place_of(which) == PINNED, step->saved[which]);
+  }
+}
+
+static int is_counted(int32_t which) { return place_of(which) == ROWS; }
+
+static sluice_allocator_t* allocator(sluice_context_t* context, int32_t which) {
+  return place_of(which) == ROWS ? context->memory : &context->allocator;
+}
+
+/* Rows in memory that the device cannot reach would end in a fault of the device, which ends the process. */
+static sluice_status_t take_given(sluice_step_t* step, int32_t which, uint64_t bytes) {
+  if (place_of(which) != ROWS) {
+    sluice_pages_advise(step->saved[which], bytes); /* fresh from the host's allocator */
+    return SLUICE_OK;
+  }
+  sluice_device_t* device = step->moe->context->device;
+  char name[64];
+  snprintf(name, sizeof name, "saved buffer %s", sluice_saved_names[which]);
+  return device->far->check_memory(device, step->saved[which], bytes, SLUICE_ALIGNMENT, name);
+}
+
+static sluice_status_t most_deferred(const sluice_moe_t* moe, uint64_t* out_bytes) {
+  memset(out_bytes, 0, SLUICE_NUM_DEFERRED * sizeof *out_bytes);
+  if (moe->plan == NULL) return SLUICE_OK;
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  return sluice_plan_deferred_bytes(&problem, moe->plan, out_bytes);
+}
+
+/* As large as the plan's most, so that a block serves every step. */
+static sluice_status_t allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
+                                         sluice_stream_t stream) {
+  sluice_context_t* context = step->moe->context;
+  if (bytes > 0 && most > 0) bytes = most;
+  step->deferred_bytes[tensor] = bytes;
+  if (bytes == 0) return SLUICE_OK;
+  return context->device->far->take(context->device, stream, context->memory, 0, bytes, most, &step->deferred[tensor]);
+}
+
+static void release_deferred(sluice_step_t* step, int32_t tensor) {
+  sluice_device_t* device = step->moe->context->device;
+  if (!step->is_captured) device->far->give(device, 0, step->deferred[tensor]);
+}
+
+const sluice_saved_memory_t sluice_saved_in_device_memory = {.allocate = allocate,
+                                                             .release = release,
+                                                             .is_counted = is_counted,
+                                                             .allocator = allocator,
+                                                             .take_given = take_given,
+                                                             .most_deferred = most_deferred,
+                                                             .allocate_deferred = allocate_deferred,
+                                                             .release_deferred = release_deferred};

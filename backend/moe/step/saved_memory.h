@@ -1,0 +1,43 @@
+/* Where the saved buffers of steps lie, and what of them a budget counts. On a device INPUT and MIDDLE lie in its
+ * memory, offloaded rows in page-locked host memory, and META in plain host memory, which has no budget; elsewhere all
+ * of them in host memory, offloaded rows in a pool between steps. Private to moe/step. */
+#ifndef SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_
+#define SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_
+
+#include "backend/moe/step/step.h"
+
+typedef struct sluice_saved_memory_s {
+  /* step->saved[which], of the library's own. *out_counted: bytes that it takes of a budget. */
+  sluice_status_t (*allocate)(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream,
+                              uint64_t* out_counted);
+  void (*release)(sluice_step_t* step, int32_t which);
+  /* Whether a budget counts the buffer, and who is charged for one of the host's. */
+  int (*is_counted)(int32_t which);
+  sluice_allocator_t* (*allocator)(sluice_context_t* context, int32_t which);
+  /* A buffer of the host's: INVALID_ARGUMENT, naming it, where rows may not lie there. */
+  sluice_status_t (*take_given)(sluice_step_t* step, int32_t which, uint64_t bytes);
+  /* The most rows that an input half leaves under the plan in force, by deferred tensor; 0: what there are. */
+  sluice_status_t (*most_deferred)(const sluice_moe_t* moe, uint64_t* out_bytes);
+  sluice_status_t (*allocate_deferred)(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
+                                       sluice_stream_t stream);
+  void (*release_deferred)(sluice_step_t* step, int32_t tensor);
+} sluice_saved_memory_t;
+
+extern const sluice_saved_memory_t sluice_saved_in_host_memory;
+extern const sluice_saved_memory_t sluice_saved_in_device_memory;
+
+extern const char* const sluice_saved_names[SLUICE_SAVED_COUNT];
+
+/* As the allocator counts a block. */
+static inline uint64_t sluice_counted_bytes(uint64_t bytes) { return sluice_align_up(bytes == 0 ? 1 : bytes); }
+
+/* In plain host memory. */
+static inline sluice_status_t sluice_saved_allocate_plain(sluice_step_t* step, int32_t which, uint64_t bytes) {
+  step->saved[which] = sluice_alloc(&step->moe->context->allocator, bytes, sluice_saved_names[which]);
+  return step->saved[which] != NULL ? SLUICE_OK : sluice_alloc_status();
+}
+static inline void sluice_saved_release_plain(sluice_step_t* step, int32_t which) {
+  sluice_free(&step->moe->context->allocator, step->saved[which], step->saved_bytes[which]);
+}
+
+#endif /* SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_ */

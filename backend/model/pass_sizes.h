@@ -8,7 +8,7 @@
 
 /* Of records that rooms above define; each asserts its own. */
 #define SLUICE_STEP_BYTES     472u  /* sluice_step_t */
-#define SLUICE_LAYER_BYTES    1784u /* sluice_moe_t */
+#define SLUICE_LAYER_BYTES    1792u /* sluice_moe_t */
 #define SLUICE_ROW_RUN_BYTES  24u   /* sluice_row_run_t */
 #define SLUICE_PRODUCT_BYTES  96u   /* sluice_product_t */
 #define SLUICE_OP_TIMES_BYTES 24u   /* sluice_op_times_t */

@@ -11,6 +11,7 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/context/context.h"
+#include "backend/moe/run/choose_mode.h"
 #include "capi/test/ceiling_budgets.h"
 #include "capi/test/checks.h"
 #include "capi/test/fakes.h"
@@ -224,6 +225,7 @@ static void CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName(void** state) {
   rig_use_machine(fakes_machine(), 0);
   if (rig_open(&rig, NULL, &layer) != SLUICE_OK) fail_msg("%s", last_message());
   rig.context->memory_budget = (uint64_t)1 << 30;
+  sluice_layer_choose_mode(rig.moe);
   first_call_in_a_capture_is_refused(&rig);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
   sluice_fake_cuda_destroy_graph(capture_round(&rig));

@@ -19,6 +19,7 @@ struct sluice_moe_s {
   sluice_context_t* context;
   sluice_shape_t shape;                  /* what it is */
   const sluice_strategies_t* strategies; /* and how it does it */
+  const struct sluice_mode_s* mode;      /* how its chunks get their counts: run/mode.h; anew with each plan */
   int32_t* place_of_expert;              /* [E] */
   int32_t* first_place;                  /* [W + 1] places of each rank's experts */
   uint64_t tables_bytes;

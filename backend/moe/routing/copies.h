@@ -13,7 +13,8 @@ typedef struct sluice_copies_s {
   /* Writes those numbers for rank r at `out`, returns where its counts begin; reads what came back. */
   int32_t* (*pack)(const sluice_binding_t* binding, int32_t r, int32_t* out);
   void (*unpack)(sluice_binding_t* binding);
-  /* Of a binding just finished, in forward: what ranks tell each other about their copies; collective. */
+  /* Of a binding just finished, in forward: what ranks tell each other about their copies; collective. NULL: nothing.
+   */
   sluice_status_t (*exchange)(sluice_binding_t* binding, sluice_stream_t stream);
   /* Rows of a chunk at most: to or from other ranks, and those that return, own ones among them; of `chunk`, those
    * whose route weights travel too. */

@@ -10,11 +10,6 @@ static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
 
 static void unpack(sluice_binding_t* b) { (void)b; }
 
-static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
-  (void)b, (void)stream;
-  return SLUICE_OK;
-}
-
 static int64_t max_chunk_remote(const sluice_binding_t* b) { return b->max_chunk_remote; }
 static int64_t max_chunk_sent(const sluice_binding_t* b) { return b->max_chunk_sent; }
 
@@ -46,7 +41,6 @@ static sluice_status_t restore(sluice_binding_t* b, int32_t* saved, void* kept) 
 const sluice_copies_t sluice_no_copies = {.take_counts = take_counts,
                                           .pack = pack,
                                           .unpack = unpack,
-                                          .exchange = exchange,
                                           .max_chunk_remote = max_chunk_remote,
                                           .max_chunk_sent = max_chunk_sent,
                                           .num_weighted = num_weighted,

@@ -90,7 +90,7 @@ sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_pe
     b->first_in_chunk[e] = b->first_in_pass[e] = row;
     row += rows_per_expert[e];
   }
-  b->first_of_chunk[0] = 0;
+  b->first_of_chunk[0] = b->first_returned[0] = b->first_returned[1] = 0;
   b->first_of_chunk[1] = b->num_rows = b->max_chunk_rows = row;
   return SLUICE_OK;
 }

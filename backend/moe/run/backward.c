@@ -1,67 +1,41 @@
-#include <string.h>
-
+/* A backward, from the routes that its forward saved to gradients. */
 #include "backend/base/clock.h"
 #include "backend/base/tensor.h"
-#include "backend/moe/context/row_memory.h"
-#include "backend/moe/handshake/agree.h"
 #include "backend/moe/handshake/failure.h"
-#include "backend/moe/ops/run_op.h"
-#include "backend/moe/ops/travel.h"
 #include "backend/moe/routing/saved_routes.h"
-#include "backend/moe/run/ceiling.h"
-#include "backend/moe/run/plan_in_force.h"
-#include "backend/moe/run/planned.h"
-#include "backend/moe/run/run.h"
+#include "backend/moe/run/mode.h"
+#include "backend/moe/run/run_pass.h"
 
-static sluice_template_spec_t spec_of(const sluice_moe_t* moe, const sluice_step_t* step,
-                                      const sluice_moe_backward_args_t* args, const sluice_binding_t* binding) {
-  int32_t weights = SLUICE_WEIGHTS_NONE;
-  if (!(args->halves & SLUICE_HALF_WEIGHT)) weights = SLUICE_WEIGHTS_LATER;
-  if ((args->halves & SLUICE_HALF_WEIGHT) && (args->grad_params != NULL || moe->shape.config.callback_experts)) {
-    weights = SLUICE_WEIGHTS_NOW;
-  }
-  sluice_template_spec_t spec = {
-      .direction = SLUICE_BACKWARD,
-      .num_chunks = binding->num_chunks,
-      .single_rank = moe->context->world_size == 1,
-      .callback = moe->shape.config.callback_experts,
-      .input_half = (args->halves & SLUICE_HALF_INPUT) != 0,
-      .weight_half = weights,
-      .wgrad_mode = moe->plan != NULL && binding->plan == 0 ? moe->plan->wgrad_mode : binding->wgrad_mode,
-      .gated = moe->shape.config.gated != SLUICE_GATED_NO,
-      .bounded = sluice_is_planned(moe) && !binding->cut_rows,
-      .dedup = sluice_shape_is_deduplicated(&moe->shape),
-      .cut_rows = binding->cut_rows,
-      .reuse_saved = step->state == SLUICE_STEP_INPUT_DONE
+static int32_t weight_half_of(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args) {
+  if (!(args->halves & SLUICE_HALF_WEIGHT)) return SLUICE_WEIGHTS_LATER;
+  const int is_wanted = args->grad_params != NULL || moe->shape.config.callback_experts;
+  return is_wanted ? SLUICE_WEIGHTS_NOW : SLUICE_WEIGHTS_NONE;
+}
+
+static sluice_template_spec_t spec_of(const sluice_pass_t* pass, const sluice_step_t* step,
+                                      const sluice_moe_backward_args_t* args) {
+  const sluice_moe_t* moe = pass->moe;
+  sluice_template_spec_t spec = sluice_run_spec(pass, SLUICE_BACKWARD);
+  spec.input_half = (args->halves & SLUICE_HALF_INPUT) != 0;
+  spec.weight_half = weight_half_of(moe, args);
+  spec.wgrad_mode = moe->mode->wgrad_mode(moe, &pass->binding);
+  spec.reuse_saved = step->state == SLUICE_STEP_INPUT_DONE
                          ? step->reuses_saved
-                         : !moe->shape.config.callback_experts && args->may_reuse_saved,
-  };
-  memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
-  memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);
+                         : !moe->shape.config.callback_experts && args->may_reuse_saved;
   return spec;
 }
 
-/* Under a plan: what an input half leaves behind is counted there and has room, or nothing is sent. */
-static sluice_status_t check_halves(sluice_pass_t* pass) {
-  if (pass->moe->plan == NULL || pass->schedule->spec.weight_half != SLUICE_WEIGHTS_LATER) return SLUICE_OK;
-  SLUICE_TRY(sluice_pass_measure(pass));
-  uint64_t bytes = 0;
-  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
-    bytes += sluice_align_up(pass->slots[sluice_deferred_tensors[i]].bytes);
-  }
-  return sluice_planned_check_halves(pass->moe, bytes);
-}
-
-static sluice_status_t bind_local(sluice_pass_t* pass, sluice_moe_t* moe, sluice_step_t* step,
-                                  const sluice_moe_backward_args_t* args) {
-  SLUICE_TRY(sluice_ceiling_open(pass));
+/* Everything that this rank can do alone. */
+static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
+  sluice_moe_t* moe = pass->moe;
+  SLUICE_TRY(moe->mode->open(pass));
   SLUICE_TRY(sluice_binding_restore(moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
                                     step->saved[SLUICE_SAVED_INPUT], &pass->binding));
-  const sluice_template_spec_t spec = spec_of(moe, step, args, &pass->binding);
+  const sluice_template_spec_t spec = spec_of(pass, step, args);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
-  SLUICE_TRY(sluice_ceiling_check_capture(pass));
+  SLUICE_TRY(moe->mode->check_capture(pass));
   step->is_captured |= pass->captured;
-  SLUICE_TRY(check_halves(pass));
+  SLUICE_TRY(moe->mode->check_halves(pass));
   /* Only now are the token counts of the step known. */
   if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {
     return SLUICE_FAIL(
@@ -131,76 +105,65 @@ static void advance(sluice_step_t* step, int32_t halves) {
   if (step->state == SLUICE_STEP_DONE) sluice_step_free_deferred(step);
 }
 
-static sluice_status_t agree(sluice_pass_t* pass, sluice_moe_t* moe, const sluice_proposal_t* proposal) {
-  int refuses = proposal->local_status != SLUICE_OK;
-  pass->agreed_ns = sluice_now_ns();
-  if (sluice_ceiling_is_agreed(moe, refuses ? NULL : pass->schedule)) {
-    return sluice_ceiling_skip_header(moe, proposal->local_status);
-  }
+static sluice_status_t agree(sluice_pass_t* pass, sluice_status_t refusal, const char* text) {
+  const sluice_proposal_t proposal = {
+      .direction = SLUICE_BACKWARD,
+      .num_chunks = refusal == SLUICE_OK ? pass->binding.num_chunks : 0,
+      .comm_hash = refusal == SLUICE_OK ? sluice_pass_comm_hash(pass) : 0,
+      .num_tokens = refusal == SLUICE_OK ? pass->binding.num_tokens : 0,
+      .local_status = refusal,
+      .local_message = text,
+  };
   sluice_agreement_t agreement;
-  SLUICE_TRY(sluice_agree(moe, proposal, NULL, &agreement));
+  SLUICE_TRY(pass->moe->mode->agree(pass, &proposal, &agreement));
   pass->agreed_ns = agreement.agreed_ns;
   pass->header_ns = agreement.header_ns;
-  sluice_ceiling_note_agreed(moe, pass->schedule);
   return SLUICE_OK;
 }
 
-static sluice_status_t agree_to(sluice_pass_t* pass, sluice_moe_t* moe, sluice_status_t status, const char* text) {
-  const sluice_proposal_t proposal = {
-      .direction = SLUICE_BACKWARD,
-      .num_chunks = status == SLUICE_OK ? pass->binding.num_chunks : 0,
-      .comm_hash = status == SLUICE_OK ? sluice_pass_comm_hash(pass) : 0,
-      .num_tokens = status == SLUICE_OK ? pass->binding.num_tokens : 0,
-      .local_status = status,
-      .local_message = text,
-  };
-  return agree(pass, moe, &proposal);
+/* Up to where nothing is left to refuse, on any rank. */
+static sluice_status_t open_collective(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args,
+                                       sluice_status_t refusal) {
+  sluice_context_t* context = pass->context;
+  char text[256] = "";
+  SLUICE_TRY(pass->moe->mode->tell_failure(pass->moe));
+  refusal = sluice_take_refusal(context, refusal, text, sizeof text);
+  sluice_status_t status = refusal;
+  if (status == SLUICE_OK) status = check_state(step, args->halves);
+  if (status == SLUICE_OK) status = bind_alone(pass, step, args);
+  sluice_binding_stops(&pass->host);
+  if (refusal == SLUICE_OK && status != SLUICE_OK) status = sluice_take_refusal(context, status, text, sizeof text);
+  return agree(pass, status, text);
+}
+
+/* A weight half alone: there is nobody to ask. */
+static sluice_status_t open_alone(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args,
+                                  sluice_status_t refusal) {
+  sluice_status_t status = refusal;
+  if (status == SLUICE_OK) status = check_state(step, args->halves);
+  if (status == SLUICE_OK) status = bind_alone(pass, step, args);
+  sluice_binding_stops(&pass->host);
+  if (status == SLUICE_OK) pass->moe->mode->note_alone(pass);
+  return status;
 }
 
 static sluice_status_t run(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args,
                            sluice_status_t refusal) {
-  sluice_moe_t* moe = pass->moe;
-  sluice_context_t* context = pass->context;
-  int collective = args->halves != SLUICE_HALF_WEIGHT;
-  char text[256] = "";
+  const int is_collective = args->halves != SLUICE_HALF_WEIGHT;
   sluice_binding_starts(&pass->host);
-  if (collective && sluice_ceiling_is_agreed(moe, NULL)) SLUICE_TRY(sluice_ceiling_tell_failure(context));
-  if (collective) refusal = sluice_take_refusal(context, refusal, text, sizeof text);
-  sluice_status_t status = refusal;
-  if (status == SLUICE_OK) status = check_state(step, args->halves);
-  if (status == SLUICE_OK) status = bind_local(pass, moe, step, args);
-  sluice_binding_stops(&pass->host);
-  if (collective) {
-    if (refusal == SLUICE_OK && status != SLUICE_OK) status = sluice_take_refusal(context, status, text, sizeof text);
-    SLUICE_TRY(agree_to(pass, moe, status, text));
-  } else {
-    SLUICE_TRY(status);
-    sluice_ceiling_note_agreed(moe, pass->schedule); /* local: there is nobody to ask */
-  }
-  status = execute(pass, step, args);
+  SLUICE_TRY((is_collective ? open_collective : open_alone)(pass, step, args, refusal));
+  sluice_status_t status = execute(pass, step, args);
   if (status == SLUICE_OK) return SLUICE_OK;
-  if (collective && moe->ceiling != NULL) {
-    status = sluice_ceiling_fail(pass, status);
-  } else if (collective) {
-    status = sluice_fail_pass(context, status, pass->is_complete);
-  }
+  if (is_collective) status = pass->moe->mode->fail(pass, status);
   if (step->state == SLUICE_STEP_FRESH) sluice_step_free_deferred(step);
   return status;
 }
 
 sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
                                     sluice_stream_t stream, sluice_status_t refusal) {
-  sluice_pass_t pass = {.context = moe->context,
-                        .moe = moe,
-                        .memory = &moe->context->pass_memory,
-                        .binding = {.memory = &moe->context->pass_memory},
-                        .stream = stream,
-                        .run_op = sluice_run_backward_op,
-                        .travel = moe->strategies->travel,
-                        .begin_ns = sluice_now_ns(),
-                        .host = {.is_on = sluice_pass_is_watched(moe)}};
+  sluice_pass_t pass = sluice_run_pass(moe, SLUICE_BACKWARD, stream);
   sluice_status_t status = run(&pass, step, args, refusal);
-  sluice_ceiling_close(&pass, status);
+  moe->mode->close(&pass, status);
   if (status == SLUICE_OK) advance(step, args->halves);
   return status;
 }

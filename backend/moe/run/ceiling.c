@@ -8,17 +8,6 @@
 
 /* ---- capture ---- */
 
-sluice_status_t sluice_ceiling_open(sluice_pass_t* pass) {
-  const sluice_moe_t* moe = pass->moe;
-  SLUICE_TRY(pass->context->rows->open(pass->context, pass->stream, &pass->captured));
-  if (!pass->captured || moe->ceiling != NULL) return SLUICE_OK;
-  pass->captured = 0;
-  return SLUICE_FAIL(SLUICE_E_STATE,
-                     "layer %d: the stream is being captured into a graph, which cannot wait for counts: set "
-                     "exchange_mode to SLUICE_EXCHANGE_CEILING",
-                     moe->shape.config.layer_id);
-}
-
 static int32_t kind_of(const sluice_ceiling_t* ceiling, uint64_t comm_hash) {
   for (int32_t i = 0; i < ceiling->num_kinds; ++i) {
     if (ceiling->kinds[i] == comm_hash) return i;
@@ -61,7 +50,7 @@ void sluice_ceiling_close(const sluice_pass_t* pass, sluice_status_t status) {
     if (context->num_captured == 0) fix_memory(pass->memory, 0);
     return;
   }
-  if (status != SLUICE_OK || pass->moe->ceiling == NULL || pass->schedule == NULL) return;
+  if (status != SLUICE_OK || pass->schedule == NULL) return;
   int32_t kind = kind_of(pass->moe->ceiling, pass->schedule->comm_hash);
   if (kind >= 0) pass->moe->ceiling->has_run[kind] = 1;
 }
@@ -84,20 +73,29 @@ sluice_status_t sluice_ceiling_bind(sluice_pass_t* pass, const sluice_tensor_t* 
 
 int sluice_ceiling_is_agreed(const sluice_moe_t* moe, const sluice_template_t* schedule) {
   const sluice_ceiling_t* ceiling = moe->ceiling;
-  if (ceiling == NULL) return 0;
   if (schedule == NULL) return ceiling->num_kinds > 0;
   return kind_of(ceiling, schedule->comm_hash) >= 0;
 }
 
-sluice_status_t sluice_ceiling_skip_header(const sluice_moe_t* moe, sluice_status_t refusal) {
-  if (refusal == SLUICE_OK && moe->context->comm != NULL) ++moe->context->comm->call_number;
-  return refusal;
+sluice_status_t sluice_ceiling_agree(sluice_pass_t* pass, const sluice_proposal_t* proposal,
+                                     sluice_agreement_t* out_agreement) {
+  const int refuses = proposal->local_status != SLUICE_OK;
+  const int is_known = refuses || pass->schedule != NULL; /* else a plan is still to come */
+  if (is_known && sluice_ceiling_is_agreed(pass->moe, refuses ? NULL : pass->schedule)) {
+    *out_agreement = sluice_agreement_alone(proposal);
+    if (!refuses && pass->context->comm != NULL) ++pass->context->comm->call_number;
+    return proposal->local_status;
+  }
+  SLUICE_TRY(sluice_agree(pass->moe, proposal, NULL, out_agreement));
+  if (pass->schedule != NULL) sluice_ceiling_note_agreed(pass);
+  return SLUICE_OK;
 }
 
-void sluice_ceiling_note_agreed(const sluice_moe_t* moe, const sluice_template_t* schedule) {
-  sluice_ceiling_t* ceiling = moe->ceiling;
-  if (ceiling == NULL || ceiling->num_kinds == SLUICE_MAX_KINDS || kind_of(ceiling, schedule->comm_hash) >= 0) return;
-  ceiling->kinds[ceiling->num_kinds] = schedule->comm_hash;
+void sluice_ceiling_note_agreed(const sluice_pass_t* pass) {
+  sluice_ceiling_t* ceiling = pass->moe->ceiling;
+  const uint64_t kind = pass->schedule->comm_hash;
+  if (ceiling->num_kinds == SLUICE_MAX_KINDS || kind_of(ceiling, kind) >= 0) return;
+  ceiling->kinds[ceiling->num_kinds] = kind;
   ceiling->has_run[ceiling->num_kinds++] = 0;
 }
 
@@ -106,9 +104,10 @@ sluice_status_t sluice_ceiling_fail(const sluice_pass_t* pass, sluice_status_t s
   return sluice_fail_pass(pass->context, status, 0);
 }
 
-sluice_status_t sluice_ceiling_tell_failure(sluice_context_t* context) {
+sluice_status_t sluice_ceiling_tell_failure(const sluice_moe_t* moe) {
+  sluice_context_t* context = moe->context;
   char text[256];
-  if (context->told_failure == SLUICE_OK) return SLUICE_OK;
+  if (!sluice_ceiling_is_agreed(moe, NULL) || context->told_failure == SLUICE_OK) return SLUICE_OK;
   sluice_status_t status = sluice_take_refusal(context, SLUICE_OK, text, sizeof text);
   return sluice_fail_pass(context, status, 0);
 }

@@ -6,6 +6,7 @@
 #include "backend/moe/ops/travel.h"
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/routing/copies.h"
+#include "backend/moe/run/choose_mode.h"
 #include "backend/moe/step/saved_memory.h"
 
 /* By where rows lie, and whether a token's row travels once to each rank. */
@@ -25,5 +26,6 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
   SLUICE_TRY(sluice_layer_begin(context, config, policies, out_moe));
   sluice_moe_t* moe = *out_moe;
   moe->strategies = &strategies[context->rows->is_device][sluice_shape_is_deduplicated(&moe->shape)];
+  sluice_layer_choose_mode(moe);
   return SLUICE_OK;
 }

@@ -1,16 +1,14 @@
 #include "backend/moe/run/parts.h"
 
-#include "backend/base/clock.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/handshake/agree.h"
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/layer/layer_life.h"
-#include "backend/moe/ops/run_op.h"
-#include "backend/moe/ops/travel.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/routing/host_routes.h"
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/saved_routes.h"
+#include "backend/moe/run/run_pass.h"
 
 static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction, int32_t part) {
   return (sluice_template_spec_t){
@@ -25,13 +23,9 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction
 }
 
 static sluice_pass_t pass_of(sluice_moe_t* moe, int32_t direction) {
-  return (sluice_pass_t){.context = moe->context,
-                         .moe = moe,
-                         .memory = &moe->context->pass_memory,
-                         .binding = {.memory = &moe->context->pass_memory},
-                         .run_op = direction == SLUICE_FORWARD ? sluice_run_forward_op : sluice_run_backward_op,
-                         .travel = &sluice_travel_of_rows,
-                         .begin_ns = sluice_now_ns()};
+  sluice_pass_t pass = sluice_run_pass(moe, direction, NULL);
+  pass.host.is_on = 0; /* binding and walking are those of whole passes */
+  return pass;
 }
 
 /* The header of a part. `status` and its record: why this rank refuses, if it does. */

@@ -3,6 +3,7 @@
 
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/ceiling_state.h"
+#include "backend/moe/run/choose_mode.h"
 
 /* ---- what is allocated besides ---- */
 
@@ -48,6 +49,7 @@ void sluice_plan_remove(sluice_moe_t* moe) {
   moe->plans = NULL;
   moe->plan = NULL;
   moe->plan_is_given = 0;
+  sluice_layer_choose_mode(moe);
   sluice_plan_lift_limits(moe);
 }
 
@@ -89,6 +91,7 @@ sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t*
   moe->plans->count = 1;
   moe->plans->plans[0] = *plan;
   moe->plan = moe->plans->plans;
+  sluice_layer_choose_mode(moe);
   return SLUICE_OK;
 }
 

@@ -36,7 +36,7 @@ sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held
   return check_budget(moe, 1, held_pool, sluice_plan_pool_of_step(plan), inputs->host_budget, inputs->host_budget);
 }
 
-sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t bytes) {
+static sluice_status_t check_deferred(const sluice_moe_t* moe, uint64_t bytes) {
   const sluice_plan_data_t* plan = moe->plan;
   const sluice_plan_inputs_t* inputs = &plan->inputs;
   if (!inputs->halves_apart) {
@@ -58,6 +58,20 @@ sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t by
                      moe->shape.config.layer_id, (unsigned long long)held, (unsigned long long)bytes,
                      (unsigned long long)(held + bytes - room), (unsigned long long)inputs->budget,
                      inputs->max_outstanding);
+}
+
+int32_t sluice_planned_wgrad_mode(const sluice_moe_t* moe, const sluice_binding_t* binding) {
+  return moe->plan != NULL && binding->plan == 0 ? moe->plan->wgrad_mode : binding->wgrad_mode;
+}
+
+sluice_status_t sluice_planned_check_pass(sluice_pass_t* pass) {
+  if (pass->moe->plan == NULL || pass->schedule->spec.weight_half != SLUICE_WEIGHTS_LATER) return SLUICE_OK;
+  SLUICE_TRY(sluice_pass_measure(pass));
+  uint64_t bytes = 0;
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
+    bytes += sluice_align_up(pass->slots[sluice_deferred_tensors[i]].bytes);
+  }
+  return check_deferred(pass->moe, bytes);
 }
 
 static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agreement_t* agreement) {
@@ -92,23 +106,8 @@ sluice_status_t sluice_planned_least_bytes(const sluice_moe_t* moe, int64_t num_
   return sluice_plan_least_bytes(&problem, &inputs, out_bytes);
 }
 
-sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
-                                       const sluice_kept_forward_t* repeated) {
-  sluice_chooser_t* chooser = moe->seat.table != NULL ? moe->context->chooser : NULL;
-  if (moe->plan != NULL && moe->plan->inputs.max_tokens >= agreement->max_tokens) {
-    if (chooser != NULL && !moe->plan_is_given) {
-      moe->plan =
-          &moe->plans
-               ->plans[repeated != NULL ? repeated->plan : chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
-    }
-    return SLUICE_OK;
-  }
-  if (moe->plan_is_given && moe->plan != NULL) {
-    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                       "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
-                       moe->shape.config.layer_id, (long long)agreement->max_tokens,
-                       (long long)moe->plan->inputs.max_tokens);
-  }
+/* A plan for as many tokens as any rank has. */
+static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_agreement_t* agreement, sluice_chooser_t* chooser) {
   const sluice_plan_inputs_t inputs = inputs_of(moe, agreement);
   sluice_plan_set_t set;
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
@@ -119,6 +118,39 @@ sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement
   SLUICE_TRY(sluice_plan_install_set(moe, &set));
   if (chooser != NULL) moe->plan = &moe->plans->plans[chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
   return SLUICE_OK;
+}
+
+static sluice_status_t prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
+                               const sluice_kept_forward_t* repeated) {
+  sluice_chooser_t* chooser = moe->seat.table != NULL ? moe->context->chooser : NULL;
+  if (moe->plan != NULL && moe->plan->inputs.max_tokens >= agreement->max_tokens) {
+    if (chooser == NULL || moe->plan_is_given) return SLUICE_OK;
+    const int32_t plan = repeated != NULL ? repeated->plan : chooser->vtable->choose_plan(chooser, moe, &moe->seat);
+    moe->plan = &moe->plans->plans[plan];
+    return SLUICE_OK;
+  }
+  if (moe->plan_is_given && moe->plan != NULL) {
+    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                       "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
+                       moe->shape.config.layer_id, (long long)agreement->max_tokens,
+                       (long long)moe->plan->inputs.max_tokens);
+  }
+  return make_plans(moe, agreement, chooser);
+}
+
+sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_agreement_t* agreement,
+                                    const sluice_kept_forward_t* repeated) {
+  const sluice_moe_t* moe = f->pass.moe;
+  SLUICE_TRY(prepare(f->pass.moe, agreement, repeated));
+  f->num_chunks = moe->plan->num_chunks;
+  f->plan = (int32_t)(moe->plan - moe->plans->plans);
+  return SLUICE_OK;
+}
+
+void sluice_planned_propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
+  proposal->comm_hash = (uint64_t)sluice_forward_keeps(f);
+  proposal->base_bytes = sluice_planned_base_bytes(f->pass.moe);
+  proposal->held_pool_bytes = sluice_ledger_sums(&f->pass.context->ledger).pool;
 }
 
 /* Rows by block and rank, summed over all ranks. */

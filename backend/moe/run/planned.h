@@ -2,8 +2,7 @@
 #ifndef SLUICE_BACKEND_MOE_RUN_PLANNED_H_
 #define SLUICE_BACKEND_MOE_RUN_PLANNED_H_
 
-#include "backend/moe/handshake/agree.h"
-#include "backend/moe/pass/pass.h"
+#include "backend/moe/run/forward_call.h"
 #include "backend/moe/run/plan_in_force.h"
 
 /* What the context takes besides what its plan counts, with the layers that are still to come. Hosts may make a model's
@@ -16,14 +15,19 @@ uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe);
  * before any row is sent. In place of an allocator that would refuse in the middle of a pass. OVER_BUDGET. */
 sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held, uint64_t held_pool);
 
-/* Whether the input half of a backward may leave `bytes` of gradient rows for its weight half under the plan in force,
- * on this rank. Errors: UNSUPPORTED, where the plan does not count them; OVER_BUDGET. */
-sluice_status_t sluice_planned_check_halves(const sluice_moe_t* moe, uint64_t bytes);
+/* Whether the input half of a backward may leave its gradient rows for its weight half under the plan in force, on this
+ * rank; measures the pass. Errors: UNSUPPORTED, where the plan does not count them; OVER_BUDGET. */
+sluice_status_t sluice_planned_check_pass(sluice_pass_t* pass);
+/* Of a backward whose forward may have run without a plan. */
+int32_t sluice_planned_wgrad_mode(const sluice_moe_t* moe, const sluice_binding_t* binding);
+
+/* What this rank has, for the header. */
+void sluice_planned_propose(const sluice_forward_t* f, sluice_proposal_t* proposal);
 
 /* A plan for as many tokens as any rank has, made and installed if the present one is for fewer. Fails alike on all
  * ranks, but for NO_MEMORY. repeated: of several, the one of that forward; NULL: whichever is chosen. */
-sluice_status_t sluice_planned_prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
-                                       const sluice_kept_forward_t* repeated);
+sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_agreement_t* agreement,
+                                    const sluice_kept_forward_t* repeated);
 
 /* Cuts by received rows (one all-reduce), orders the routes and exchanges counts. Collective. Fills the binding and its
  * restore policies; sluice_binding_finish is still to come. counts: of sluice_routes_t.look, on the pass's

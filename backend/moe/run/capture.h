@@ -1,0 +1,12 @@
+/* A call on a stream that may be being captured into a graph. */
+#ifndef SLUICE_BACKEND_MOE_RUN_CAPTURE_H_
+#define SLUICE_BACKEND_MOE_RUN_CAPTURE_H_
+
+#include "backend/moe/pass/pass.h"
+
+/* Opens the call: pass->captured. Errors: INVALID_ARGUMENT, FOREIGN. */
+sluice_status_t sluice_capture_open(sluice_pass_t* pass);
+/* The same for a call that waits for counts. STATE in a capture. */
+sluice_status_t sluice_capture_refuse(sluice_pass_t* pass);
+
+#endif /* SLUICE_BACKEND_MOE_RUN_CAPTURE_H_ */

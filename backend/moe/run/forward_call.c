@@ -1,0 +1,46 @@
+#include "backend/moe/run/forward_call.h"
+
+#include <string.h>
+
+#include "backend/moe/run/mode.h"
+
+sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction) {
+  const sluice_moe_t* moe = pass->moe;
+  const sluice_binding_t* binding = &pass->binding;
+  sluice_template_spec_t spec = {
+      .direction = direction,
+      .num_chunks = binding->num_chunks,
+      .single_rank = moe->context->world_size == 1,
+      .callback = moe->shape.config.callback_experts,
+      .gated = moe->shape.config.gated != SLUICE_GATED_NO,
+      .bounded = moe->mode->is_bounded && !binding->cut_rows,
+      .dedup = sluice_shape_is_deduplicated(&moe->shape),
+      .cut_rows = binding->cut_rows,
+  };
+  memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
+  memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);
+  return spec;
+}
+
+sluice_status_t sluice_forward_take_template(sluice_forward_t* f) {
+  sluice_template_spec_t spec = sluice_run_spec(&f->pass, SLUICE_FORWARD);
+  spec.keep = sluice_forward_keeps(f);
+  return sluice_engine_template(f->pass.context, &spec, &f->pass.schedule);
+}
+
+sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_chunks, int32_t restore_di,
+                                               int32_t restore_m, const sluice_chunk_policies_t* by_chunk) {
+  sluice_binding_t* binding = &f->pass.binding;
+  binding->num_chunks = num_chunks;
+  for (int32_t i = 0; i < num_chunks && sluice_forward_keeps(f); ++i) {
+    binding->restore_di[i] = (uint8_t)sluice_policy_of_di(restore_di, by_chunk, i);
+    binding->restore_m[i] = (uint8_t)sluice_policy_of_m(restore_m, by_chunk, i);
+  }
+  return sluice_forward_take_template(f);
+}
+
+sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks) {
+  const sluice_shape_t* shape = &f->pass.moe->shape;
+  return sluice_forward_choose_template(f, num_chunks, sluice_restore_of(shape->config.restore_input),
+                                        sluice_restore_of(shape->config.restore_middle), &shape->policies);
+}

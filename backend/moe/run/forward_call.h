@@ -1,0 +1,38 @@
+/* One forward in the making, from its arguments to its pass: what forward.c, the modes and replay work on. Private to
+ * moe/run. */
+#ifndef SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_
+#define SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_
+
+#include "backend/moe/handshake/agree.h"
+#include "backend/moe/pass/pass.h"
+#include "backend/moe/run/run.h"
+
+struct sluice_replay_role_s;
+
+typedef struct sluice_forward_s {
+  sluice_pass_t pass;
+  const sluice_moe_forward_args_t* args;
+  const struct sluice_replay_role_s* role; /* what this forward has to do with others of its routing */
+  sluice_step_t* step;
+  int32_t* counts;    /* under a plan: what the look at the ids brought (routing/routes.h) */
+  int32_t num_chunks; /* wanted before the header; afterwards those of the pass, or of its plan */
+  int32_t plan;       /* of the layer's set */
+  int32_t wgrad_mode; /* without a plan: of this step's backward */
+  uint64_t routes;    /* their hash, where somebody looks back; else 0 */
+  uint32_t like;      /* the earlier forwards that this rank takes it to repeat (layer/kept.h) */
+} sluice_forward_t;
+
+static inline int sluice_forward_keeps(const sluice_forward_t* f) { return f->args->needs_backward != 0; }
+
+/* What both directions say of a schedule. */
+sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction);
+
+/* The template for the binding as it is. */
+sluice_status_t sluice_forward_take_template(sluice_forward_t* f);
+/* The same for n chunks with these policies: of all chunks, and by chunk. */
+sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_chunks, int32_t restore_di,
+                                               int32_t restore_m, const sluice_chunk_policies_t* by_chunk);
+/* The config's policies. */
+sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks);
+
+#endif /* SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_ */

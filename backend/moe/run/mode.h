@@ -1,0 +1,60 @@
+/* How the chunks of a pass get their counts, and so what its header is for. A mode is chosen when a layer is made, and
+ * anew whenever a plan is installed or removed (choose_mode.h); forward and backward go through its table.
+ *
+ *   exact                chunks are bound before the header, which carries their counts
+ *   under a plan         chunks are cut by received rows, which takes an all-reduce behind the header; counts follow
+ *   capacity             counts are constants: no header once the ranks have agreed on a call of the kind; graphs
+ *   capacity, planned    the same under a plan, which the header of its first call compares
+ */
+#ifndef SLUICE_BACKEND_MOE_RUN_MODE_H_
+#define SLUICE_BACKEND_MOE_RUN_MODE_H_
+
+#include "backend/moe/run/forward_call.h"
+
+typedef struct sluice_mode_s {
+  int32_t is_bounded; /* a plan has room for passes: their templates keep to its rings */
+
+  /* ---- any collective call ---- */
+
+  /* First: where no header will tell the other ranks of an earlier failure, an abort does. */
+  sluice_status_t (*tell_failure)(const sluice_moe_t* moe);
+  /* Opens the call on its stream. STATE where that is captured into a graph, and the mode reads counts. */
+  sluice_status_t (*open)(sluice_pass_t* pass);
+  /* Once the schedule is known, in a capture: whether it may be. */
+  sluice_status_t (*check_capture)(const sluice_pass_t* pass);
+  /* The ranks agree; or have agreed on such calls before, and this rank goes on alone. */
+  sluice_status_t (*agree)(sluice_pass_t* pass, const sluice_proposal_t* proposal, sluice_agreement_t* out_agreement);
+  /* A pass that failed beyond its header: `status` with its record, and the others learn of it. */
+  sluice_status_t (*fail)(const sluice_pass_t* pass, sluice_status_t status);
+  /* The end of any call that got past open. */
+  void (*close)(const sluice_pass_t* pass, sluice_status_t status);
+
+  /* ---- forward, in this order ---- */
+
+  /* All that this rank can do, and refuse, alone: f->pass.schedule and binding, as far as they are known. */
+  sluice_status_t (*bind_alone)(sluice_forward_t* f);
+  /* What the header says of it. */
+  void (*propose)(const sluice_forward_t* f, sluice_proposal_t* proposal);
+  /* A plan, and room under it. OVER_BUDGET on all ranks alike. repeated: of the forward that this one repeats, or NULL.
+   */
+  sluice_status_t (*take_plan)(sluice_forward_t* f, const sluice_agreement_t* agreement,
+                               const sluice_kept_forward_t* repeated);
+  /* The rest of the binding; sluice_binding_finish is still to come. */
+  sluice_status_t (*bind)(sluice_forward_t* f, const sluice_agreement_t* agreement);
+
+  /* ---- backward ---- */
+
+  /* Of a forward that may have run in another mode. */
+  int32_t (*wgrad_mode)(const sluice_moe_t* moe, const sluice_binding_t* binding);
+  /* Whether what an input half leaves behind is counted and has room, or nothing is sent. */
+  sluice_status_t (*check_halves)(sluice_pass_t* pass);
+  /* A weight half, which asks nobody. */
+  void (*note_alone)(const sluice_pass_t* pass);
+} sluice_mode_t;
+
+extern const sluice_mode_t sluice_mode_exact;
+extern const sluice_mode_t sluice_mode_under_plan;
+extern const sluice_mode_t sluice_mode_capacity;
+extern const sluice_mode_t sluice_mode_capacity_under_plan;
+
+#endif /* SLUICE_BACKEND_MOE_RUN_MODE_H_ */

@@ -34,12 +34,12 @@ static void processor_name(char* out, size_t room) {
 void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted,
                       char out_key[SLUICE_CACHE_KEY_BYTES]) {
   char processor[128], device[192];
-  const sluice_far_vtable_t* far = context->device->far;
+  const sluice_device_memory_t* memory = context->device->memory;
   processor_name(processor, sizeof processor);
   snprintf(device, sizeof device, "%s", context->device->name);
-  if (far != NULL) {
+  if (memory != NULL) {
     int name = snprintf(device, sizeof device, "%s, ", context->device->name);
-    far->describe(context->device, device + name, (int32_t)sizeof device - name);
+    memory->describe(context->device, device + name, (int32_t)sizeof device - name);
   }
   const char* threads = getenv("OMP_NUM_THREADS");
   snprintf(out_key, SLUICE_CACHE_KEY_BYTES,

@@ -9,6 +9,7 @@
 #include "backend/calibrate/passes_fit.h"
 #include "backend/calibrate/probe.h"
 #include "backend/moe/layer/layer_life.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/run/make_layer.h"
 #include "backend/moe/run/run.h"
 
@@ -149,10 +150,8 @@ static void give(scene_t* s, void* data, uint64_t bytes) {
 
 /* Small finite numbers, as the bench's. */
 static sluice_status_t fill(const scene_t* s, void* data, uint64_t bytes) {
-  sluice_device_t* device = s->bench->context->device;
-  if (is_far(s)) return device->far->fill(device, NULL, data, 0x3c, bytes);
-  memset(data, 0x3c, bytes);
-  return SLUICE_OK;
+  sluice_context_t* context = s->bench->context;
+  return context->rows->fill(context, NULL, data, 0x3c, bytes);
 }
 
 static uint64_t rows_bytes(const scene_t* s) { return TOKENS * (uint64_t)s->bench->model_width * s->bench->element; }
@@ -174,7 +173,7 @@ static sluice_status_t open_memory(scene_t* s) {
 
 static sluice_status_t open_routes(const scene_t* s) {
   const sluice_bench_t* b = s->bench;
-  sluice_device_t* device = b->context->device;
+  sluice_context_t* context = b->context;
   routes_t* here = is_far(s) ? (routes_t*)(void*)b->copied : s->routes;
   float word = 0;
   memset(here, 0, sizeof *here);
@@ -183,8 +182,8 @@ static sluice_status_t open_routes(const scene_t* s) {
     here->weights[t] = 0.5f;
   }
   if (!is_far(s)) return SLUICE_OK;
-  SLUICE_TRY(device->far->copy(device, NULL, s->routes, here, sizeof *here));
-  return device->far->read(device, NULL, s->routes->weights, &word, sizeof word); /* the block is others' next */
+  SLUICE_TRY(context->rows->copy(context, NULL, s->routes, here, sizeof *here));
+  return context->rows->read(context, NULL, s->routes->weights, &word, sizeof word); /* the block is others' next */
 }
 
 static sluice_status_t open_scene(scene_t* s) {

@@ -168,7 +168,7 @@ static sluice_status_t run_launches(sluice_bench_t* b, int64_t jobs) {
 
 static sluice_status_t copy(sluice_bench_t* b, uint64_t bytes, sluice_stream_t stream) {
   sluice_device_t* device = b->context->device;
-  if (sluice_bench_is_far(b)) return device->far->copy(device, stream, b->copied, b->send, bytes);
+  if (sluice_bench_is_far(b)) return device->memory->copy(device, stream, b->copied, b->send, bytes);
   memcpy(b->copied, b->send, bytes);
   return SLUICE_OK;
 }

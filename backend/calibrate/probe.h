@@ -80,7 +80,7 @@ void sluice_bench_fill_tables(int32_t* index, float* scalars);
 void sluice_bench_close_far(sluice_bench_t* bench);
 sluice_status_t sluice_bench_run_far(sluice_bench_t* bench, sluice_bench_job_t* jobs, int32_t count);
 sluice_status_t sluice_bench_launch_far(sluice_bench_t* bench, int32_t count, double* out_seconds);
-static inline int sluice_bench_is_far(const sluice_bench_t* bench) { return bench->context->device->far != NULL; }
+static inline int sluice_bench_is_far(const sluice_bench_t* bench) { return bench->context->device->memory != NULL; }
 /* Shares of speed while lanes run together; collective. */
 sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]);
 /* What the link sends at once after a pause (token_bucket.h), in seconds of line time; collective. */

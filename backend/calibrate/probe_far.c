@@ -13,21 +13,21 @@ sluice_status_t sluice_bench_open_far(sluice_bench_t* b) {
   sluice_device_t* device = b->context->device;
   int32_t captured = 0;
   void* pinned = NULL;
-  device->far->init_memory(device, NULL, NULL, NULL, &b->far_memory);
-  SLUICE_TRY(device->far->open(device, NULL, &captured));
+  device->memory->init_memory(device, NULL, NULL, NULL, &b->far_memory);
+  SLUICE_TRY(device->memory->open(device, NULL, &captured));
   if (captured) return SLUICE_FAIL(SLUICE_E_STATE, "calibration: the default stream is being captured into a graph");
   b->memory = sluice_alloc(&b->far_memory, b->bytes, "calibration");
   if (b->memory == NULL) return sluice_alloc_status();
-  SLUICE_TRY(device->far->take(device, NULL, &b->far_memory, 1, (uint64_t)SLUICE_BENCH_BYTES, 0, &pinned));
+  SLUICE_TRY(device->memory->take(device, NULL, &b->far_memory, 1, (uint64_t)SLUICE_BENCH_BYTES, 0, &pinned));
   b->copied = pinned;
-  return device->far->fill(device, NULL, b->memory, 0x3c, b->bytes); /* small finite numbers in every dtype */
+  return device->memory->fill(device, NULL, b->memory, 0x3c, b->bytes); /* small finite numbers in every dtype */
 }
 
 /* Waits until the device is through with all that was enqueued. */
 static sluice_status_t wait_far(sluice_bench_t* b) {
   sluice_device_t* device = b->context->device;
   float word = 0;
-  return device->far->read(device, NULL, b->scalars, &word, sizeof word);
+  return device->memory->read(device, NULL, b->scalars, &word, sizeof word);
 }
 
 sluice_status_t sluice_bench_send_tables_far(sluice_bench_t* b) {
@@ -35,17 +35,17 @@ sluice_status_t sluice_bench_send_tables_far(sluice_bench_t* b) {
   int32_t* index = (int32_t*)(void*)b->copied;
   float* scalars = (float*)(void*)(b->copied + SLUICE_BENCH_ROWS * sizeof *index);
   sluice_bench_fill_tables(index, scalars);
-  SLUICE_TRY(device->far->copy(device, NULL, b->index, index, SLUICE_BENCH_ROWS * sizeof *index));
-  SLUICE_TRY(device->far->copy(device, NULL, b->scalars, scalars, SLUICE_BENCH_ROWS * sizeof *scalars));
+  SLUICE_TRY(device->memory->copy(device, NULL, b->index, index, SLUICE_BENCH_ROWS * sizeof *index));
+  SLUICE_TRY(device->memory->copy(device, NULL, b->scalars, scalars, SLUICE_BENCH_ROWS * sizeof *scalars));
   return wait_far(b);
 }
 
 void sluice_bench_close_far(sluice_bench_t* b) {
   sluice_device_t* device = b->context->device;
-  device->far->give(device, 1, b->copied);
+  device->memory->give(device, 1, b->copied);
   sluice_free(&b->far_memory, b->memory, b->bytes);
   sluice_allocator_deinit(&b->far_memory);
-  device->far->time_ops(device, 0); /* the next pass says what it wants */
+  device->memory->clock->time_ops(device, 0); /* the next pass says what it wants */
 }
 
 /* ---- passes ---- */
@@ -73,14 +73,14 @@ static sluice_status_t submit_all(pass_t* pass, int32_t count) {
 static sluice_status_t run_pass(pass_t* pass, int32_t count, uint64_t* begin_ns, uint64_t* end_ns) {
   sluice_device_t* device = pass->bench->context->device;
   int32_t captured = 0;
-  device->far->time_ops(device, 1);
-  SLUICE_TRY(device->far->open(device, NULL, &captured));
+  device->memory->clock->time_ops(device, 1);
+  SLUICE_TRY(device->memory->open(device, NULL, &captured));
   SLUICE_TRY(device->vtable->begin(device, count, run_job, pass, NULL));
   sluice_status_t status = submit_all(pass, count), joined = device->vtable->join(device);
   if (status == SLUICE_OK) status = joined;
   if (status != SLUICE_OK) return status;
   SLUICE_TRY(wait_far(pass->bench));
-  if (device->far->op_times(device, count, begin_ns, end_ns) == SLUICE_OP_TIMES_TAKEN) return SLUICE_OK;
+  if (device->memory->clock->op_times(device, count, begin_ns, end_ns) == SLUICE_OP_TIMES_TAKEN) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_FOREIGN, "calibration: device %s did not take the times of its jobs", device->name);
 }
 

@@ -6,16 +6,17 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
+#include "backend/moe/context/row_memory.h"
 
 /* Host tensors are what they say. A pointer of the wrong memory would end in a fault of the device, and with it the
  * process: there every tensor of a call is looked up, of the experts' only the first of each array. */
 static sluice_status_t check_tensor(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                     int32_t dtype, int32_t ndim, const int64_t* shape, int is_looked_up) {
-  const sluice_context_t* context = moe->context;
+  sluice_context_t* context = moe->context;
   SLUICE_TRY(sluice_tensor_check_on(tensor, name, context->device_type, context->device_id, dtype, ndim, shape));
-  if (context->device->far == NULL || !is_looked_up || sluice_tensor_elements(tensor) == 0) return SLUICE_OK;
+  if (!is_looked_up || sluice_tensor_elements(tensor) == 0) return SLUICE_OK;
   uint64_t element = sluice_dtype_bytes(sluice_tensor_dtype(tensor));
-  return context->device->far->check_memory(context->device, sluice_tensor_data(tensor), element, element, name);
+  return context->rows->check(context, sluice_tensor_data(tensor), element, element, name);
 }
 
 sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
@@ -194,12 +195,12 @@ sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_exp
 }
 
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream) {
-  if (stream == NULL || moe->context->device->far != NULL) return SLUICE_OK; /* far: looked at when it is opened */
+  if (stream == NULL || moe->context->rows->is_device) return SLUICE_OK; /* looked at when it is opened */
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: stream must be NULL on a CPU", moe->shape.config.layer_id);
 }
 
 sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what) {
-  if (context->device->far == NULL) return SLUICE_OK;
+  if (!context->rows->is_device) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: not on device %s yet; use a CPU context", what, context->device->name);
 }
 

@@ -8,6 +8,7 @@
 #include "backend/comm/local/local_far.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/context/device_memory.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/tune/tuner.h"
 #include "capi/src/context_far.h"
 #include "sluice/moe.h"
@@ -202,7 +203,7 @@ sluice_status_t sluice_context_allocate_saved(sluice_context_t* context, int32_t
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "sluice_context_allocate_saved: which is %d; it is the SLUICE_SAVED_* of the buffer", which);
   }
-  const int32_t pool = context->device->far == NULL ? sluice_engine_pool_of(which) : -1;
+  const int32_t pool = context->rows->counts_host_memory ? sluice_engine_pool_of(which) : -1;
   if (pool < 0 || bytes == 0) return sluice_context_allocate(context, bytes, out_data);
   uint64_t counted = 0;
   SLUICE_TRY(sluice_pool_take(&context->host_pools[pool], bytes, "saved buffer", out_data, &counted));
@@ -219,7 +220,7 @@ sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t byte
     sluice_allocator_discharge(&context->allocator, counted);
     return SLUICE_E_NO_MEMORY;
   }
-  if (context->device->far == NULL) atomic_fetch_add(&context->step_bytes, counted);
+  if (context->rows->counts_host_memory) atomic_fetch_add(&context->step_bytes, counted);
   *out_data = data;
   return SLUICE_OK;
 }
@@ -237,7 +238,7 @@ void sluice_context_free(sluice_context_t* context, void* data, uint64_t bytes) 
   if (!is_counted) return;
   uint64_t counted = sluice_align_up(bytes == 0 ? 1 : bytes);
   sluice_allocator_discharge(&context->allocator, counted);
-  if (context->device->far == NULL) atomic_fetch_sub(&context->step_bytes, counted);
+  if (context->rows->counts_host_memory) atomic_fetch_sub(&context->step_bytes, counted);
 }
 
 sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t reset_peak,
@@ -276,7 +277,7 @@ static sluice_status_t set_trace(sluice_context_t* context, int64_t capacity) {
   }
   sluice_free(sluice_process_allocator(), context->trace.events, (uint64_t)context->trace.capacity * sizeof *events);
   context->trace = (sluice_trace_t){.events = events, .capacity = capacity};
-  if (capacity > 0 && context->device->far == NULL) context->reading_cpu_ns = sluice_thread_cpu_reading_ns();
+  if (capacity > 0 && context->rows->has_host_threads) context->reading_cpu_ns = sluice_thread_cpu_reading_ns();
   return SLUICE_OK;
 }
 

@@ -93,7 +93,7 @@ static void check_numbers(const problem_t* p, int ids_64) {
   int64_t routes = s->tokens * s->top_k, w = s->ranks;
   int32_t *counts = filled(CHUNKS * (w + 1)), *token = filled(s->tokens * p->most), *table = filled(s->tokens * w);
   int32_t* slots = filled(routes);
-  void* scratch = malloc(device->far->parcel_scratch_bytes(routes, s->experts, s->ranks));
+  void* scratch = malloc(device->memory->routing->parcel_scratch_bytes(routes, s->experts, s->ranks));
   const sluice_far_parcels_t parcels = {
       .ids = ids_64 ? (const void*)p->ids64 : p->ids32,
       .ids_t = s->top_k,
@@ -113,7 +113,7 @@ static void check_numbers(const problem_t* p, int ids_64) {
       .slots = slots,
       .scratch = scratch,
   };
-  assert_int_equal(device->far->number_parcels(device, NULL, &parcels), SLUICE_OK);
+  assert_int_equal(device->memory->routing->number_parcels(device, NULL, &parcels), SLUICE_OK);
   for (int i = 0; i < CHUNKS; ++i) {
     int32_t row = 0;
     int64_t begin = p->first_token[i], end = p->first_token[i + 1];
@@ -154,8 +154,8 @@ static void check_blocks(const problem_t* p, int ids_64, int32_t num_blocks) {
   int32_t *counts = filled(num_blocks * (s->experts + 1)), *parcels = filled(num_blocks * (w + 1));
   int32_t* places = filled(s->experts);
   for (int32_t e = 0; e < s->experts; ++e) places[e] = s->experts - 1 - e;
-  void* scratch = malloc(device->far->route_scratch_bytes(0, s->experts) + 1);
-  void* parcel_scratch = malloc(device->far->parcel_scratch_bytes(routes, s->experts, s->ranks));
+  void* scratch = malloc(device->memory->routing->route_scratch_bytes(0, s->experts) + 1);
+  void* parcel_scratch = malloc(device->memory->routing->parcel_scratch_bytes(routes, s->experts, s->ranks));
   const sluice_far_blocks_t blocks = {
       .ids = ids_64 ? (const void*)p->ids64 : p->ids32,
       .ids_t = s->top_k,
@@ -173,7 +173,7 @@ static void check_blocks(const problem_t* p, int ids_64, int32_t num_blocks) {
       .parcels = parcels,
       .parcel_scratch = parcel_scratch,
   };
-  assert_int_equal(device->far->count_blocks(device, NULL, &blocks), SLUICE_OK);
+  assert_int_equal(device->memory->routing->count_blocks(device, NULL, &blocks), SLUICE_OK);
   for (int32_t g = 0; g < num_blocks; ++g) {
     for (int32_t r = 0; r < w; ++r) {
       int32_t want = 0;
@@ -224,7 +224,7 @@ static void place(int64_t num_runs, int32_t top_k, int32_t rows, int spoilt) {
         rows, i * rows, rows, i * rows, 3 * i, i * rows, is_own ? i * rows : 7 * i, is_own ? -1 : 11 * i};
   }
   const sluice_far_arrivals_t arrivals = {runs, num_runs, top_k, routes, slots, token, position, weight, origin};
-  assert_int_equal(device->far->place_parcels(device, NULL, &arrivals), SLUICE_OK);
+  assert_int_equal(device->memory->routing->place_parcels(device, NULL, &arrivals), SLUICE_OK);
   for (int64_t i = 0; i < routes; ++i) {
     int64_t run = i / rows, inside = i % rows;
     int32_t k = (int32_t)(i * 5 % top_k), is_own = run % 3 == 1, is_bad = spoilt && i % 7 == 0;

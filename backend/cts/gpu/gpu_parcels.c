@@ -15,8 +15,8 @@ static const char* parcels(int64_t tokens, int64_t top_k, int64_t experts, int64
   gpu_array_t ids = gpu_array(routes * 4), position = gpu_array(routes * 4), counts = gpu_array((ranks + 1) * 4),
               token = gpu_zeros(tokens * most * 4), table = gpu_array(tokens * ranks * 4),
               slots = gpu_zeros(routes * 4), owner = gpu_array(experts * 4);
-  const sluice_far_vtable_t* far = gpu_rig.device->far;
-  gpu_array_t scratch = gpu_array((int64_t)far->parcel_scratch_bytes(routes, (int32_t)experts, (int32_t)ranks));
+  const sluice_routing_kernels_t* kernels = gpu_rig.device->memory->routing;
+  gpu_array_t scratch = gpu_array((int64_t)kernels->parcel_scratch_bytes(routes, (int32_t)experts, (int32_t)ranks));
   int32_t *id = ids.host, *at = position.host, *rank = owner.host;
   for (int64_t e = 0; e < experts; ++e) rank[e] = (int32_t)(e % ranks);
   for (int64_t r = 0; r < routes; ++r) id[r] = (int32_t)(gpu_random_bits() % (uint32_t)(experts + 1)) - 1;
@@ -38,7 +38,7 @@ static const char* parcels(int64_t tokens, int64_t top_k, int64_t experts, int64
                                      .position_of_token = table.there,
                                      .slots = slots.there,
                                      .scratch = scratch.there};
-  if (far->number_parcels(gpu_rig.device, NULL, &args) != SLUICE_OK) problem = gpu_last_error();
+  if (kernels->number_parcels(gpu_rig.device, NULL, &args) != SLUICE_OK) problem = gpu_last_error();
   gpu_fetch(&counts), gpu_fetch(&token), gpu_fetch(&table), gpu_fetch(&slots);
   for (int64_t w = 0; w < ranks; ++w) {
     int64_t first = row;
@@ -80,7 +80,8 @@ static const char* places(int64_t num_runs, int32_t top_k, int32_t rows, int spo
   gpu_send(&slots), gpu_send(&token);
   const sluice_far_arrivals_t arrivals = {runs,        num_runs,       top_k,        routes,      slots.there,
                                           token.there, position.there, weight.there, origin.there};
-  if (gpu_rig.device->far->place_parcels(gpu_rig.device, NULL, &arrivals) != SLUICE_OK) problem = gpu_last_error();
+  if (gpu_rig.device->memory->routing->place_parcels(gpu_rig.device, NULL, &arrivals) != SLUICE_OK)
+    problem = gpu_last_error();
   gpu_fetch(&position), gpu_fetch(&weight), gpu_fetch(&origin);
   for (int64_t i = 0; i < routes; ++i) {
     int64_t run = i / rows, inside = i % rows;

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "backend/device/cuda/cuda_far.h"
+#include "backend/device/cuda/cuda_device_memory.h"
 #include "backend/device/cuda/cuda_kernels.h"
 #include "backend/device/cuda/cuda_pass.h"
 #include "backend/device/cuda/cuda_state.h"
@@ -31,7 +31,7 @@ static void destroy_event(cuda_device_t* device, void* event) {
 static void release_driver_objects(cuda_device_t* device) {
   void* context = NULL;
   int is_current = device->driver->cuCtxPushCurrent_v2(device->context) == 0;
-  sluice_cuda_far_release(&device->base);
+  sluice_cuda_memory_release(&device->base);
   sluice_cuda_times_release(&device->base, &device->far.times);
   destroy_event(device, device->far.end);
   destroy_event(device, device->entry);
@@ -95,7 +95,7 @@ static sluice_status_t create(cuda_device_t* device, sluice_cuda_image_t image, 
                                    .kernels = sluice_cuda_kernels(),
                                    .allocator = allocator,
                                    .name = "cuda",
-                                   .far = &sluice_cuda_far_vtable};
+                                   .memory = &sluice_cuda_memory};
   device->ordinal = ordinal;
   device->pid = getpid();
   sluice_status_t status = take_context(device);

@@ -42,6 +42,17 @@ sluice_status_t sluice_cuda_copy(sluice_device_t* device, sluice_stream_t stream
   return left;
 }
 
+sluice_status_t sluice_cuda_fill(sluice_device_t* device, sluice_stream_t stream, void* to, int32_t value,
+                                 uint64_t bytes) {
+  if (bytes == 0) return SLUICE_OK;
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
+  SLUICE_TRY(sluice_cuda_enter(device));
+  int code = driver->cuMemsetD8Async((unsigned long long)(uintptr_t)to, (unsigned char)value, bytes, stream);
+  return sluice_cuda_leave_with(
+      device,
+      code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "%llu bytes cannot be filled", (unsigned long long)bytes));
+}
+
 /* ---- pools of blocks: pinned memory, and the device's
  * --------------------------------------------------------------------------------------------- */
 

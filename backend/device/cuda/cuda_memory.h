@@ -57,5 +57,7 @@ void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_byt
 /* Copies between a pinned block and the device on a copy lane; stream-complete. Errors: FOREIGN. */
 sluice_status_t sluice_cuda_copy(sluice_device_t* device, sluice_stream_t stream, void* to, const void* from,
                                  uint64_t bytes);
+sluice_status_t sluice_cuda_fill(sluice_device_t* device, sluice_stream_t stream, void* to, int32_t value,
+                                 uint64_t bytes);
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_ */

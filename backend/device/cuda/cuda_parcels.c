@@ -2,6 +2,7 @@
 
 #include "backend/base/math.h"
 #include "backend/device/cuda/cuda_launch.h"
+#include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/cuda_routing.h"
 
 /* ---- numbering ---- */
@@ -156,8 +157,8 @@ static void place_inside(sluice_stream_t stream, const sluice_far_arrivals_t* a)
 sluice_status_t sluice_cuda_place_parcels(sluice_device_t* device, sluice_stream_t stream,
                                           const sluice_far_arrivals_t* a) {
   uint64_t bytes = (uint64_t)a->parcels * (uint64_t)a->top_k * sizeof(int32_t);
-  SLUICE_TRY(device->far->fill(device, stream, a->position, 0xff, bytes));
-  SLUICE_TRY(device->far->fill(device, stream, a->weight, 0xff, bytes));
+  SLUICE_TRY(sluice_cuda_fill(device, stream, a->position, 0xff, bytes));
+  SLUICE_TRY(sluice_cuda_fill(device, stream, a->weight, 0xff, bytes));
   SLUICE_TRY(sluice_cuda_enter(device));
   place_inside(stream, a);
   return sluice_cuda_leave_with(device, SLUICE_OK);

@@ -1,4 +1,4 @@
-/* Parcels on the device (device.h): a part of sluice_cuda_far_vtable. */
+/* Parcels on the device: a part of sluice_cuda_routing_kernels. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_PARCELS_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_PARCELS_H_
 

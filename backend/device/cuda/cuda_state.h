@@ -4,7 +4,8 @@
  * cuda_launch.c    entering its context, launches
  * cuda_pass.c      lanes, jobs and joins of a pass
  * cuda_read.c      what the host reads of it, and checks of pointers and streams
- * cuda_far.c       what the engine asks of a device whose memory it cannot touch
+ * cuda_device_memory.c, cuda_routing_kernels.c, cuda_clock.c
+ *                  what the engine asks of a device with memory of its own
  * cuda_times.c     when the jobs of a pass ran
  * cuda_memory.c    its allocator and its pools */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_STATE_H_
@@ -18,7 +19,7 @@
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/cuda_times.h"
 
-/* What a device keeps for the engine (cuda_far.c). */
+/* What a device keeps for the engine. */
 typedef struct sluice_cuda_far_state_s {
   void* end;        /* event: the end of the last pass, on its host's stream */
   int32_t has_end;  /* it was recorded */

@@ -5,27 +5,27 @@
 #include "backend/moe/context/wire_memory.h"
 
 static sluice_status_t open(sluice_context_t* context, sluice_stream_t stream, int32_t* out_captured) {
-  return context->device->far->open(context->device, stream, out_captured);
+  return context->device->memory->open(context->device, stream, out_captured);
 }
 
 static sluice_status_t check(sluice_context_t* context, const void* data, uint64_t bytes, uint64_t alignment,
                              const char* name) {
-  return context->device->far->check_memory(context->device, data, bytes, alignment, name);
+  return context->device->memory->check_memory(context->device, data, bytes, alignment, name);
 }
 
 static sluice_status_t fill(sluice_context_t* context, sluice_stream_t stream, void* to, int32_t value,
                             uint64_t bytes) {
-  return context->device->far->fill(context->device, stream, to, value, bytes);
+  return context->device->memory->fill(context->device, stream, to, value, bytes);
 }
 
 static sluice_status_t copy(sluice_context_t* context, sluice_stream_t stream, void* to, const void* from,
                             uint64_t bytes) {
-  return context->device->far->copy(context->device, stream, to, from, bytes);
+  return context->device->memory->copy(context->device, stream, to, from, bytes);
 }
 
 static sluice_status_t read(sluice_context_t* context, sluice_stream_t stream, const void* data, void* out,
                             uint64_t bytes) {
-  return context->device->far->read(context->device, stream, data, out, bytes);
+  return context->device->memory->read(context->device, stream, data, out, bytes);
 }
 
 static sluice_status_t exchange(sluice_context_t* context, const sluice_exchange_t* exchange, sluice_stream_t stream,
@@ -50,19 +50,20 @@ static sluice_status_t take_scratch(sluice_pass_memory_t* memory, uint64_t total
 static uint64_t base_bytes(sluice_context_t* context) {
   const sluice_device_t* device = context->device;
   return context->far_allocator.current_bytes - sluice_pass_memory_row_bytes(&context->pass_memory) -
-         device->far->idle_bytes(device) - context->step_bytes;
+         device->memory->idle_bytes(device) - context->step_bytes;
 }
 
 static void limit_pool(sluice_context_t* context, uint64_t bytes) {
-  context->device->far->limit_pinned(context->device, bytes);
+  context->device->memory->limit_pinned(context->device, bytes);
 }
 
 static sluice_far_scratch_t routing_scratch(const sluice_device_t* device) {
-  return (sluice_far_scratch_t){device->far->route_scratch_bytes, device->far->parcel_scratch_bytes};
+  return (sluice_far_scratch_t){device->memory->routing->route_scratch_bytes,
+                                device->memory->routing->parcel_scratch_bytes};
 }
 
 static void destroy_timer(sluice_context_t* context, sluice_timer_t* timer) {
-  context->device->far->timer_destroy(context->device, timer);
+  context->device->memory->clock->timer_destroy(context->device, timer);
 }
 
 /* Freeing waits for the device, and that for exchanges: one whose peer is gone must not keep it. */
@@ -74,7 +75,7 @@ static void end_lanes(sluice_context_t* context) {
 
 /* Memory goes before the device does. */
 static void end_memory(sluice_context_t* context) {
-  context->device->far->release(context->device);
+  context->device->memory->release(context->device);
   sluice_allocator_deinit(&context->far_allocator);
   context->device->vtable->destroy(context->device);
 }
@@ -99,7 +100,7 @@ const sluice_row_memory_t sluice_rows_in_device_memory = {.is_device = 1,
 void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
                            sluice_free_fn_t release, void* allocate_user) {
   sluice_allocator_deinit(&context->far_allocator);
-  device->far->init_memory(device, allocate, release, allocate_user, &context->far_allocator);
+  device->memory->init_memory(device, allocate, release, allocate_user, &context->far_allocator);
   context->device = device;
   context->rows = &sluice_rows_in_device_memory;
   context->memory = &context->far_allocator;

@@ -82,7 +82,7 @@ static void end_lanes(sluice_context_t* context) {
 
 static void end_memory(sluice_context_t* context) { sluice_allocator_deinit(&context->far_allocator); }
 
-const sluice_row_memory_t sluice_rows_in_host_memory = {.counts_handles = 1,
+const sluice_row_memory_t sluice_rows_in_host_memory = {.counts_host_memory = 1,
                                                         .can_give_back = 1,
                                                         .has_host_threads = 1,
                                                         .open = open,

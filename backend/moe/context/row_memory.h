@@ -2,7 +2,7 @@
  * the context gets its device; who works on rows goes through this table and does not ask which it is.
  *
  * Work goes to `stream`, the host's or a lane's (NULL in host memory), and is complete when the stream is; in host
- * memory at once. Errors: as device.h names them; host memory has none. */
+ * memory at once. Errors: as device/device_memory.h names them; host memory has none. */
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
 #define SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
 
@@ -10,10 +10,10 @@
 #include "backend/moe/context/context.h"
 
 typedef struct sluice_row_memory_s {
-  int32_t is_device;        /* for shapes and tensors, which say it in data */
-  int32_t counts_handles;   /* a budget counts what the host keeps for itself too */
-  int32_t can_give_back;    /* slots that only trials needed go back without waiting for anything */
-  int32_t has_host_threads; /* lanes are threads, whose CPU time tells something */
+  int32_t is_device;          /* for shapes and tensors, which say it in data */
+  int32_t counts_host_memory; /* a budget counts what lies in host memory */
+  int32_t can_give_back;      /* slots that only trials needed go back without waiting for anything */
+  int32_t has_host_threads;   /* lanes are threads, whose CPU time tells something */
   /* Before anything else of a call, and whether the stream is being captured into a graph. */
   sluice_status_t (*open)(sluice_context_t* context, sluice_stream_t stream, int32_t* out_captured);
   /* INVALID_ARGUMENT, naming the tensor, unless rows may lie at `data`. */

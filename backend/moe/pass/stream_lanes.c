@@ -28,8 +28,9 @@ static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
   sluice_seat_t* seat = &pass->moe->seat;
   int32_t direction = pass->schedule->spec.direction;
   if (seat->table == NULL || pass->captured) return SLUICE_OK;
-  if (seat->timers[direction] == NULL) SLUICE_TRY(device->far->timer_create(device, &seat->timers[direction]));
-  return device->far->timer_mark(device, seat->timers[direction], is_end, pass->stream);
+  if (seat->timers[direction] == NULL)
+    SLUICE_TRY(device->memory->clock->timer_create(device, &seat->timers[direction]));
+  return device->memory->clock->timer_mark(device, seat->timers[direction], is_end, pass->stream);
 }
 
 /* Its ops are only enqueued by now: no times of lanes. */
@@ -45,7 +46,7 @@ static void take_pass_times(sluice_moe_t* moe) {
     sluice_pass_report_t* report = &seat->enqueued[direction];
     uint64_t ns = 0;
     if (report->pass_ns == 0 || seat->timers[direction] == NULL) continue;
-    sluice_status_t status = device->far->timer_ns(device, seat->timers[direction], &ns);
+    sluice_status_t status = device->memory->clock->timer_ns(device, seat->timers[direction], &ns);
     if (status == SLUICE_OK && ns == 0) continue; /* not through yet: the next forward asks again */
     if (status == SLUICE_OK) {
       seat->own.pass[direction] = *report;
@@ -60,7 +61,7 @@ static void take_pass_times(sluice_moe_t* moe) {
 static int is_timed(const sluice_pass_t* pass) { return pass->context->trace.capacity > 0 && !pass->captured; }
 
 static void begin_op_times(const sluice_pass_t* pass) {
-  pass->context->device->far->time_ops(pass->context->device, is_timed(pass));
+  pass->context->device->memory->clock->time_ops(pass->context->device, is_timed(pass));
 }
 
 static int peers_are_there(sluice_comm_t* comm) {
@@ -74,7 +75,7 @@ static int wait_for_times(const sluice_pass_t* pass, uint64_t* begins, uint64_t*
   const struct timespec nap = {.tv_nsec = NAP_NS};
   uint64_t begin_ns = sluice_now_ns(), most_ns = comm != NULL ? comm->timeout_ns : ALONE_WAIT_NS;
   for (*out_waited = 0;; *out_waited = 1) {
-    int32_t found = device->far->op_times(device, pass->schedule->num_ops, begins, ends);
+    int32_t found = device->memory->clock->op_times(device, pass->schedule->num_ops, begins, ends);
     if (found != SLUICE_OP_TIMES_LATER) return found == SLUICE_OP_TIMES_TAKEN;
     if (!peers_are_there(comm) || sluice_now_ns() - begin_ns > most_ns) return 0;
     nanosleep(&nap, NULL);

@@ -101,7 +101,7 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
       .scratch =
           sluice_arena_take(&b->memory->routes, sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens)),
   };
-  return context->device->far->number_parcels(context->device, stream, &parcels);
+  return context->device->memory->routing->number_parcels(context->device, stream, &parcels);
 }
 
 /* Orders the routes on the device, and their parcels. ranks: host [E] for those, else NULL. out_counts: there,
@@ -109,11 +109,11 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
 static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                    int64_t* tally, const int32_t* ranks, sluice_binding_t* b, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
-  const sluice_far_vtable_t* far = context->device->far;
+  const sluice_routing_kernels_t* kernels = context->device->memory->routing;
   const sluice_far_scratch_t scratch = context->rows->routing_scratch(context->device);
   int32_t num_experts = moe->shape.config.num_experts;
   uint64_t counts_bytes = sluice_far_counts_bytes(&moe->shape, b->num_chunks);
-  uint64_t scratch_bytes = far->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
+  uint64_t scratch_bytes = kernels->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
   uint64_t routes_bytes = sluice_binding_routes_bytes(&moe->shape, b->num_tokens);
   uint64_t parcels_bytes = sluice_far_slots_bytes(&moe->shape, b->num_tokens) +
                            sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens);
@@ -140,7 +140,7 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
   };
   routes.scratch = sluice_arena_take(&b->memory->routes, scratch_bytes);
   *out_counts = routes.counts;
-  SLUICE_TRY(far->route(context->device, stream, &routes));
+  SLUICE_TRY(kernels->route(context->device, stream, &routes));
   return sluice_shape_has_far_parcels(&moe->shape) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
 }
 
@@ -156,7 +156,7 @@ static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sl
   int32_t* ranks = sluice_arena_take(&b->memory->scratch, ranks_bytes_of(moe));
   fill_ranks(moe, ranks);
   SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks, b, &there));
-  SLUICE_TRY(context->device->far->read(context->device, stream, there, counts, bytes));
+  SLUICE_TRY(context->rows->read(context, stream, there, counts, bytes));
   SLUICE_TRY(take_counts(b, counts));
   sluice_binding_receive_own(b);
   return SLUICE_OK;
@@ -173,11 +173,11 @@ static int32_t* ranks_behind(const sluice_moe_t* moe, const int32_t* counts) {
 static sluice_status_t look(sluice_moe_t* moe, sluice_pass_memory_t* memory, sluice_stream_t stream,
                             const sluice_tensor_t* expert_ids, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
-  const sluice_far_vtable_t* far = context->device->far;
+  const sluice_routing_kernels_t* kernels = context->device->memory->routing;
   const sluice_far_scratch_t far_scratch = context->rows->routing_scratch(context->device);
   int32_t num_experts = moe->shape.config.num_experts, num_blocks = SLUICE_PLAN_BLOCKS;
   uint64_t bytes = sluice_far_block_counts_bytes(&moe->shape, num_blocks),
-           scratch = far->route_scratch_bytes(0, num_experts);
+           scratch = kernels->route_scratch_bytes(0, num_experts);
   uint64_t parcel_scratch = sluice_far_parcel_scratch_bytes(&moe->shape, &far_scratch, expert_ids->shape[0]);
   SLUICE_TRY(sluice_binding_check_routes(moe, expert_ids->shape[0]));
   SLUICE_TRY(sluice_arena_reset(&memory->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
@@ -203,8 +203,8 @@ static sluice_status_t look(sluice_moe_t* moe, sluice_pass_memory_t* memory, slu
       .parcels = there + sluice_far_block_routes(&moe->shape, num_blocks),
       .parcel_scratch = sluice_arena_take(&memory->routes, parcel_scratch),
   };
-  SLUICE_TRY(far->count_blocks(context->device, stream, &blocks));
-  SLUICE_TRY(far->read(context->device, stream, there, counts, bytes));
+  SLUICE_TRY(kernels->count_blocks(context->device, stream, &blocks));
+  SLUICE_TRY(context->rows->read(context, stream, there, counts, bytes));
   for (int32_t g = 0; g < num_blocks; ++g) {
     const int32_t* of_block = counts + (int64_t)g * (num_experts + 1);
     SLUICE_TRY(check_first_bad(moe, of_block[num_experts]));

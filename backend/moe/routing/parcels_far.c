@@ -121,8 +121,8 @@ static sluice_status_t exchange_slots(sluice_binding_t* b, sluice_stream_t strea
     int own = r == context->rank;
     int64_t sent = pack_slots(b, r, tables->pack), received = 0;
     for (int32_t i = 0; i < b->num_chunks; ++i) received += sluice_routes_from(b, r, i);
-    SLUICE_TRY(context->device->far->move_words(context->device, stream, tables->pack, b->num_chunks, p->sent_slots,
-                                                own ? in : out));
+    SLUICE_TRY(context->device->memory->routing->move_words(context->device, stream, tables->pack, b->num_chunks,
+                                                            p->sent_slots, own ? in : out));
     tables->send[r] = out;
     tables->recv[r] = in;
     tables->send_bytes[r] = own ? 0 : (uint64_t)sent * sizeof *out;
@@ -187,7 +187,7 @@ static sluice_status_t place_parcels(sluice_binding_t* b, sluice_stream_t stream
       .weight = p->weight,
       .origin = p->origin,
   };
-  return device->far->place_parcels(device, stream, &arrivals);
+  return device->memory->routing->place_parcels(device, stream, &arrivals);
 }
 
 static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {

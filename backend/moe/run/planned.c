@@ -95,7 +95,7 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agre
 uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
   sluice_context_t* context = moe->context;
   const uint64_t now = sluice_plan_base_bytes(context);
-  if (!context->rows->counts_handles || context->expected_layers <= context->num_layers) return now;
+  if (!context->rows->counts_host_memory || context->expected_layers <= context->num_layers) return now;
   return now + (uint64_t)(context->expected_layers - context->num_layers) * sluice_layer_bytes(moe);
 }
 

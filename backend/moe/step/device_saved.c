@@ -24,8 +24,8 @@ static sluice_status_t allocate(sluice_step_t* step, int32_t which, uint64_t byt
   /* Blocks under a budget have the plan's sizes, so that each serves every step of it. */
   if (plan != NULL && (is_pinned ? plan->inputs.host_budget : plan->inputs.budget) > 0) bytes = most;
   if (bytes == 0) return SLUICE_OK;
-  SLUICE_TRY(context->device->far->take(context->device, stream, context->memory, is_pinned, bytes, most,
-                                        &step->saved[which]));
+  SLUICE_TRY(context->device->memory->take(context->device, stream, context->memory, is_pinned, bytes, most,
+                                           &step->saved[which]));
   *out_counted = sluice_counted_bytes(bytes);
   return SLUICE_OK;
 }
@@ -35,7 +35,7 @@ static void release(sluice_step_t* step, int32_t which) {
     sluice_saved_release_plain(step, which);
   } else if (!step->is_captured) {
     sluice_device_t* device = step->moe->context->device;
-    device->far->give(device, place_of(which) == PINNED, step->saved[which]);
+    device->memory->give(device, place_of(which) == PINNED, step->saved[which]);
   }
 }
 
@@ -54,7 +54,7 @@ static sluice_status_t take_given(sluice_step_t* step, int32_t which, uint64_t b
   sluice_device_t* device = step->moe->context->device;
   char name[64];
   snprintf(name, sizeof name, "saved buffer %s", sluice_saved_names[which]);
-  return device->far->check_memory(device, step->saved[which], bytes, SLUICE_ALIGNMENT, name);
+  return device->memory->check_memory(device, step->saved[which], bytes, SLUICE_ALIGNMENT, name);
 }
 
 static sluice_status_t most_deferred(const sluice_moe_t* moe, uint64_t* out_bytes) {
@@ -71,12 +71,13 @@ static sluice_status_t allocate_deferred(sluice_step_t* step, int32_t tensor, ui
   if (bytes > 0 && most > 0) bytes = most;
   step->deferred_bytes[tensor] = bytes;
   if (bytes == 0) return SLUICE_OK;
-  return context->device->far->take(context->device, stream, context->memory, 0, bytes, most, &step->deferred[tensor]);
+  return context->device->memory->take(context->device, stream, context->memory, 0, bytes, most,
+                                       &step->deferred[tensor]);
 }
 
 static void release_deferred(sluice_step_t* step, int32_t tensor) {
   sluice_device_t* device = step->moe->context->device;
-  if (!step->is_captured) device->far->give(device, 0, step->deferred[tensor]);
+  if (!step->is_captured) device->memory->give(device, 0, step->deferred[tensor]);
 }
 
 const sluice_saved_memory_t sluice_saved_in_device_memory = {.allocate = allocate,

@@ -18,7 +18,7 @@ static_assert(offsetof(sluice_step_t, link) == 0, "a step is known by its link")
 
 /* The handle lies in host memory. */
 static uint64_t handle_bytes(const sluice_moe_t* moe) {
-  return moe->context->rows->counts_handles ? sluice_align_up(sizeof(sluice_step_t)) : 0;
+  return moe->context->rows->counts_host_memory ? sluice_align_up(sizeof(sluice_step_t)) : 0;
 }
 
 sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {

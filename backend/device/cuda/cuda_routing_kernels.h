@@ -1,0 +1,9 @@
+/* The kernels of cuda_routing.h and cuda_parcels.h as the engine asks for them (device/routing_kernels.h). */
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_KERNELS_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_KERNELS_H_
+
+#include "backend/device/device.h"
+
+extern const sluice_routing_kernels_t sluice_cuda_routing_kernels;
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_KERNELS_H_ */

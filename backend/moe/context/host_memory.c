@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "backend/base/pages.h"
+#include "backend/moe/context/context.h"
 #include "backend/moe/context/row_memory.h"
 
 static sluice_status_t open(sluice_context_t* context, sluice_stream_t stream, int32_t* out_captured) {

@@ -6,8 +6,11 @@
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
 #define SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
 
+#include "backend/comm/comm.h"
+#include "backend/device/device.h"
 #include "backend/model/routing_sizes.h"
-#include "backend/moe/context/context.h"
+#include "backend/moe/context/pass_memory.h"
+#include "sluice/context.h"
 
 typedef struct sluice_row_memory_s {
   int32_t is_device;          /* for shapes and tensors, which say it in data */

@@ -77,6 +77,7 @@ typedef struct sluice_pass_s {
   float* scalar_recv;         /* [largest chunk] route weights as they arrive; gate scalars on their way out */
   sluice_product_t* products; /* [sluice_pass_products] compute lane */
   sluice_op_times_t* times;   /* [num_ops] */
+  int32_t is_bounded;         /* a plan has room for it, and its templates keep to the plan's rings */
   int32_t captured;           /* the host's stream is being captured into a graph */
   int32_t has_begun;          /* ops are being submitted: rows may have left this rank */
   int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */

@@ -148,15 +148,16 @@ static sluice_status_t poison(const sluice_pass_t* pass, const sluice_arena_t* a
 
 /* A candidate may need more slots than what is chosen in the end. They stay while anything is on trial, so that trying
  * costs no fresh pages; after a few settled passes of each layer what only trials needed goes back, once. */
-static sluice_status_t give_back_after_trials(sluice_pass_memory_t* memory, const sluice_moe_t* moe, uint64_t bytes) {
-  sluice_settled_t* settled = &memory->settled;
+static sluice_status_t give_back_after_trials(const sluice_pass_t* pass, uint64_t bytes) {
+  const sluice_moe_t* moe = pass->moe;
+  sluice_settled_t* settled = &pass->memory->settled;
   if (!moe->seat.is_settled) {
     *settled = (sluice_settled_t){.had_trials = 1};
     return SLUICE_OK;
   }
-  sluice_arena_t* arena = &memory->slots;
+  sluice_arena_t* arena = &pass->memory->slots;
   /* A plan counts its slots beforehand, and a graph replays where they lie. */
-  if (!settled->had_trials || sluice_is_planned(moe) || arena->is_fixed) return SLUICE_OK;
+  if (!settled->had_trials || pass->is_bounded || arena->is_fixed) return SLUICE_OK;
   if (!moe->context->rows->can_give_back) return SLUICE_OK;
   const int32_t wanted = SLUICE_SETTLED_PASSES * moe->context->num_layers;
   /* What runs first may still be a candidate's: a backward has its forward's chunks. */
@@ -183,7 +184,7 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   }
   sluice_arena_t *arena = &pass->memory->slots, *host = NULL;
   SLUICE_TRY(context->rows->take_scratch(pass->memory, total, sluice_pass_far_scratch_bytes(s.scalars), &host, &total));
-  SLUICE_TRY(give_back_after_trials(pass->memory, pass->moe, total + tensors));
+  SLUICE_TRY(give_back_after_trials(pass, total + tensors));
   SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
   SLUICE_TRY(poison(pass, arena));
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {

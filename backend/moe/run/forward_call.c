@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "backend/moe/run/mode.h"
-
 sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction) {
   const sluice_moe_t* moe = pass->moe;
   const sluice_binding_t* binding = &pass->binding;
@@ -13,7 +11,7 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
       .single_rank = moe->context->world_size == 1,
       .callback = moe->shape.config.callback_experts,
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
-      .bounded = moe->mode->is_bounded && !binding->cut_rows,
+      .bounded = pass->is_bounded && !binding->cut_rows,
       .dedup = sluice_shape_is_deduplicated(&moe->shape),
       .cut_rows = binding->cut_rows,
   };

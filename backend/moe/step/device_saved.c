@@ -5,7 +5,7 @@
 #include "backend/base/pages.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/layer/plan_problem.h"
-#include "backend/moe/step/saved_memory.h"
+#include "backend/moe/step/saved_plain.h"
 
 enum { PLAIN, PINNED, ROWS };
 static int place_of(int32_t which) {

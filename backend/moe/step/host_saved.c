@@ -3,7 +3,7 @@
 
 #include "backend/base/pages.h"
 #include "backend/model/pass_sizes.h"
-#include "backend/moe/step/saved_memory.h"
+#include "backend/moe/step/saved_plain.h"
 
 /* Offloaded rows go to a pool between steps. -1: none. */
 static int32_t pool_of(int32_t which, uint64_t bytes) { return bytes > 0 ? sluice_engine_pool_of(which) : -1; }

@@ -4,7 +4,7 @@
 #ifndef SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_
 #define SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_
 
-#include "backend/moe/step/step.h"
+#include "backend/moe/layer/layer.h"
 
 typedef struct sluice_saved_memory_s {
   /* step->saved[which], of the library's own. *out_counted: bytes that it takes of a budget. */
@@ -30,14 +30,5 @@ extern const char* const sluice_saved_names[SLUICE_SAVED_COUNT];
 
 /* As the allocator counts a block. */
 static inline uint64_t sluice_counted_bytes(uint64_t bytes) { return sluice_align_up(bytes == 0 ? 1 : bytes); }
-
-/* In plain host memory. */
-static inline sluice_status_t sluice_saved_allocate_plain(sluice_step_t* step, int32_t which, uint64_t bytes) {
-  step->saved[which] = sluice_alloc(&step->moe->context->allocator, bytes, sluice_saved_names[which]);
-  return step->saved[which] != NULL ? SLUICE_OK : sluice_alloc_status();
-}
-static inline void sluice_saved_release_plain(sluice_step_t* step, int32_t which) {
-  sluice_free(&step->moe->context->allocator, step->saved[which], step->saved_bytes[which]);
-}
 
 #endif /* SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_ */

@@ -1,0 +1,16 @@
+/* Saved buffers in plain host memory, where META lies in any case. Private to moe/step. */
+#ifndef SLUICE_BACKEND_MOE_STEP_SAVED_PLAIN_H_
+#define SLUICE_BACKEND_MOE_STEP_SAVED_PLAIN_H_
+
+#include "backend/moe/step/saved_memory.h"
+#include "backend/moe/step/step.h"
+
+static inline sluice_status_t sluice_saved_allocate_plain(sluice_step_t* step, int32_t which, uint64_t bytes) {
+  step->saved[which] = sluice_alloc(&step->moe->context->allocator, bytes, sluice_saved_names[which]);
+  return step->saved[which] != NULL ? SLUICE_OK : sluice_alloc_status();
+}
+static inline void sluice_saved_release_plain(sluice_step_t* step, int32_t which) {
+  sluice_free(&step->moe->context->allocator, step->saved[which], step->saved_bytes[which]);
+}
+
+#endif /* SLUICE_BACKEND_MOE_STEP_SAVED_PLAIN_H_ */

@@ -59,14 +59,6 @@ def generate(include_dir):
     return "".join(sorted(defines)) + declarations
 
 
-def macro(include_dir, name):
-    """The value of one integer macro of the public headers."""
-    found = re.search(rf"^#define {name} (-?\w+)$", generate(include_dir), re.MULTILINE)
-    if not found:
-        raise RuntimeError(f"the public headers define no integer {name}")
-    return int(found.group(1), 0)
-
-
 def emit(include_dir, module, path):
     """Writes the importable module and returns the cdef text."""
     import cffi

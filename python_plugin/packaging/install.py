@@ -21,37 +21,20 @@ import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, HERE)
+sys.path[:0] = [HERE, os.path.join(ROOT, "capi", "packaging")]
 import cdef  # noqa: E402
+import elf  # noqa: E402
+import libraries  # noqa: E402
 import restore_table  # noqa: E402
+from libraries import INCLUDE, Failure  # noqa: E402
 
-INCLUDE = os.path.join(ROOT, "capi", "include")
-TAG = "py3-none-linux_x86_64"
-LIBRARY = "//capi:libsluice.so.0"
-OPTIONAL_LIBRARIES = ("//backend/comm/mpi:libsluice_mpi.so",)  # opened on demand, so a wheel without it works
 PACKAGE = ("python_plugin/sluice", "sluice")
 SOURCE_SUFFIXES = (".py", ".pyi", ".typed", ".c", ".cc", ".cpp", ".h", ".json")
 SKIP_FOLDERS = {"test", "tests", "__pycache__"}
 
 
-class Failure(Exception):
-    """One line for the user: what failed and what to do."""
-
-
 def say(text):
     print(f"install: {text}", flush=True)
-
-
-def run(command, **options):
-    return subprocess.run(command, cwd=ROOT, text=True, **options)
-
-
-def bazel(*arguments):
-    done = run(["nice", "bazel", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    if done.returncode != 0:
-        sys.stderr.write(done.stderr[-6000:])
-        raise Failure(f"bazel {' '.join(arguments)} failed (exit {done.returncode}): see above")
-    return done.stdout
 
 
 def adapter_packages():
@@ -85,22 +68,20 @@ def input_hash():
     return digest.hexdigest()
 
 
-def exists(target):
-    package, _, name = target[2:].partition(":")
-    build = os.path.join(ROOT, package, "BUILD")
-    if not os.path.isfile(build):
-        return False
-    with open(build) as file:
-        return f'"{name}"' in file.read()
-
-
-def build_libraries():
-    targets = [LIBRARY] + [target for target in OPTIONAL_LIBRARIES if exists(target)]
+def build_libraries(folder):
+    """The stripped libraries, in `folder`."""
     began = time.monotonic()
-    bazel("build", *targets)
-    say(f"built {', '.join(targets)} in {time.monotonic() - began:.1f} s")
-    bin_dir = bazel("info", "bazel-bin").strip()
-    return [os.path.join(bin_dir, target[2:].replace(":", "/")) for target in targets]
+    stripped = []
+    for path in libraries.build():
+        stripped.append(os.path.join(folder, os.path.basename(path)))
+        libraries.strip(path, stripped[-1])
+    say(f"built {', '.join(map(os.path.basename, stripped))} in {time.monotonic() - began:.1f} s")
+    return stripped
+
+
+def platform_tag(paths):
+    """Where these libraries load: pip refuses the wheel on a machine with an older C library."""
+    return "py3-none-manylinux_{}_{}_x86_64".format(*elf.glibc(paths))
 
 
 def copy(source, destination):
@@ -108,7 +89,7 @@ def copy(source, destination):
     shutil.copyfile(source, destination)
 
 
-def stage(top, libraries, version):
+def stage(top, paths, version):
     """Lays the package out under `top` as it will be installed."""
     for folder, package in [PACKAGE, *adapter_packages()]:
         for name in files_below(folder):
@@ -119,8 +100,8 @@ def stage(top, libraries, version):
         os.makedirs(os.path.dirname(adapters_init), exist_ok=True)
         with open(adapters_init, "w") as file:
             file.write('"""Adapters of host frameworks; each is imported only where its host is."""\n')
-    for library in libraries:
-        copy(library, os.path.join(top, "sluice/lib", os.path.basename(library)))
+    for path in paths:
+        copy(path, os.path.join(top, "sluice/lib", os.path.basename(path)))
     for name in cdef.header_files(INCLUDE):
         copy(os.path.join(INCLUDE, name), os.path.join(top, "sluice/include", name))
     cdef.emit(INCLUDE, "sluice._sluice_abi", os.path.join(top, "sluice/_sluice_abi.py"))
@@ -129,7 +110,7 @@ def stage(top, libraries, version):
         file.write(f'"""Written by the packaging; the C headers are the source."""\n\n__version__ = "{version}"\n')
 
 
-def make_wheel(top, version, wheel_dir):
+def make_wheel(top, version, tag, wheel_dir):
     """Writes the wheel by hand: it is a zip of the staged tree and four small files."""
     info = f"sluice-{version}.dist-info"
     metadata = (
@@ -138,7 +119,7 @@ def make_wheel(top, version, wheel_dir):
         "License: Apache-2.0\nRequires-Python: >=3.9\nRequires-Dist: cffi>=1.15\n"
         'Provides-Extra: png\nRequires-Dist: resvg-py>=0.2; extra == "png"\n'
     )
-    wheel = f"Wheel-Version: 1.0\nGenerator: sluice-packaging\nRoot-Is-Purelib: false\nTag: {TAG}\n"
+    wheel = f"Wheel-Version: 1.0\nGenerator: sluice-packaging\nRoot-Is-Purelib: false\nTag: {tag}\n"
     entry_points = "[console_scripts]\nsluice = sluice.__main__:main\n\n"
     entry_points += "[torch.backends]\nsluice = sluice.autoload:load\n"
     for name, text in (("METADATA", metadata), ("WHEEL", wheel), ("entry_points.txt", entry_points)):
@@ -148,7 +129,7 @@ def make_wheel(top, version, wheel_dir):
     copy(os.path.join(ROOT, "LICENSE"), os.path.join(top, info, "LICENSE"))
 
     os.makedirs(wheel_dir, exist_ok=True)
-    path = os.path.join(wheel_dir, f"sluice-{version}-{TAG}.whl")
+    path = os.path.join(wheel_dir, f"sluice-{version}-{tag}.whl")
     record = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for where, folders, names in os.walk(top):
@@ -170,7 +151,8 @@ def make_wheel(top, version, wheel_dir):
 
 def install(wheel):
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    done = run([*command, "--force-reinstall", "--no-index", wheel], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    command += ["--force-reinstall", "--no-index", wheel]
+    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode != 0:
         raise Failure(f"pip could not install {os.path.basename(wheel)}: {done.stdout.strip().splitlines()[-1:]}")
 
@@ -216,12 +198,12 @@ def main():
     if os.path.exists(stamp_path):
         os.remove(stamp_path)
 
-    version = ".".join(str(cdef.macro(INCLUDE, f"SLUICE_VERSION_{part}")) for part in ("MAJOR", "MINOR", "PATCH"))
-    libraries = build_libraries()
+    version = libraries.version()
     with tempfile.TemporaryDirectory() as scratch:
         top = os.path.join(scratch, "stage")
-        stage(top, libraries, version)
-        wheel = make_wheel(top, version, options.wheel_dir or scratch)
+        paths = build_libraries(os.path.join(scratch, "lib"))
+        stage(top, paths, version)
+        wheel = make_wheel(top, version, platform_tag(paths), options.wheel_dir or scratch)
         if not options.no_install:
             install(wheel)
     if not options.no_install:

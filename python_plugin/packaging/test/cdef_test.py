@@ -61,12 +61,6 @@ def test_Emit_ModuleWithoutCompiler_HasConstants(include_dir, tmp_path, monkeypa
     assert (lib.SLUICE_B, lib.SLUICE_MAX_THINGS, lib.SLUICE_NONE) == (8, 8, -1)
 
 
-def test_Macro_MissingOne_SaysWhich(include_dir):
-    assert cdef.macro(include_dir, "SLUICE_MAX_THINGS") == 8
-    with pytest.raises(RuntimeError, match="SLUICE_NAME"):
-        cdef.macro(include_dir, "SLUICE_NAME")
-
-
 def test_Generate_BrokenHeader_ShowsTheCompilersWords(include_dir, tmp_path):
     (tmp_path / "sluice" / "x.h").write_text('#include "sluice/absent.h"\n')
     with pytest.raises(RuntimeError, match=r"absent\.h"):

@@ -1,0 +1,57 @@
+"""Builds the libraries that are shipped, and strips them: what an archive, a Debian package and a wheel share."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+INCLUDE = os.path.join(ROOT, "capi", "include")
+LIBRARY = "//capi:libsluice.so.0"
+OPENED_ON_DEMAND = ("//backend/comm/mpi:libsluice_mpi.so",)
+
+
+class Failure(Exception):
+    """One line for the user: what failed and what to do."""
+
+
+def run(*command: str) -> str:
+    """What the command says, in English, whatever the user's language."""
+    environment = dict(os.environ, LC_ALL="C")
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
+    if done.returncode != 0:
+        sys.stderr.write(done.stderr[-6000:])
+        raise Failure(f"{' '.join(command[:4])} failed (exit {done.returncode}): see above")
+    return done.stdout
+
+
+def build() -> list[str]:
+    """The paths of the libraries as they are tested: optimised, with symbols and debug information."""
+    targets = (LIBRARY, *OPENED_ON_DEMAND)
+    run("nice", "bazel", "build", *targets)
+    bin_dir = run("bazel", "info", "bazel-bin").strip()
+    return [os.path.join(bin_dir, target[2:].replace(":", "/")) for target in targets]
+
+
+def strip(path: str, stripped: str, debug: str | None = None) -> None:
+    """Copies a library without what only debuggers read. That goes to `debug`, which debuggers find in its folder."""
+    os.makedirs(os.path.dirname(stripped), exist_ok=True)
+    run("objcopy", "--strip-unneeded", path, stripped)
+    if debug is not None:
+        run("objcopy", "--only-keep-debug", path, debug)
+        run("objcopy", f"--add-gnu-debuglink={debug}", stripped)
+        os.chmod(debug, 0o644)
+    os.chmod(stripped, 0o644)
+
+
+def version() -> str:
+    """Of the public headers, which are the source of it."""
+    with open(os.path.join(INCLUDE, "sluice", "base.h")) as file:
+        text = file.read()
+    parts = (re.search(rf"^#define SLUICE_VERSION_{part} (\d+)$", text, re.MULTILINE) for part in PARTS)
+    return ".".join(found.group(1) for found in parts)
+
+
+PARTS = ("MAJOR", "MINOR", "PATCH")

@@ -1,0 +1,52 @@
+"""An archive that has the same bits whenever, wherever and by whomever it is made from the same tree."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import tarfile
+
+from libraries import ROOT
+
+
+def source_date() -> int:
+    """The date of all files: SOURCE_DATE_EPOCH, else that of the commit, else the oldest that formats know."""
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if given:
+        return int(given)
+    done = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%ct"], capture_output=True, text=True)
+    return int(done.stdout) if done.returncode == 0 else 315532800  # 1980-01-01
+
+
+def entries(top: str) -> list[str]:
+    """Every file, link and folder below `top`, relative to it, in a fixed order."""
+    found = []
+    for where, folders, names in os.walk(top):
+        found += [os.path.relpath(os.path.join(where, name), top) for name in folders + names]
+    return sorted(found)
+
+
+def _clean(entry: tarfile.TarInfo, seconds: int) -> tarfile.TarInfo:
+    entry.mtime = seconds
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    if entry.isfile():
+        entry.mode = 0o644
+    elif entry.isdir():
+        entry.mode = 0o755
+    return entry
+
+
+def write(path: str, top: str, name: str, seconds: int) -> None:
+    """Packs the tree `top` as the folder `name` into the .tar.gz at `path`."""
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=seconds) as packed:
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            for inside in ["", *entries(top)]:
+                entry = tar.gettarinfo(os.path.join(top, inside), os.path.join(name, inside).rstrip("/"))
+                entry = _clean(entry, seconds)
+                if entry.isfile():
+                    with open(os.path.join(top, inside), "rb") as file:
+                        tar.addfile(entry, file)
+                else:
+                    tar.addfile(entry)

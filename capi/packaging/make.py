@@ -1,0 +1,49 @@
+"""Packs the C library for those who build on it: headers, library, pkg-config and CMake files, manual, licence.
+
+    .venv/bin/python capi/packaging/make.py [--out DIR]
+
+Makes DIR/sluice-VERSION-linux-x86_64.tar.gz (DIR is `dist`), the same bits each time it is made from one commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+
+import archive
+import elf
+import libraries
+import tree
+from libraries import ROOT, Failure
+
+
+def make_archive(out: str, built: list[str], version: str) -> str:
+    name = f"sluice-{version}-linux-x86_64"
+    path = os.path.join(out, f"{name}.tar.gz")
+    with tempfile.TemporaryDirectory() as top:
+        tree.runtime(top, "lib", built, version, os.path.join(top, "lib"))
+        tree.development(top, "lib", version, "${pcfiledir}/../..")
+        tree.documents(os.path.join(top, "share/doc/sluice"))
+        tree.copy(os.path.join(ROOT, "LICENSE"), os.path.join(top, "share/doc/sluice/LICENSE"))
+        archive.write(path, top, name, archive.source_date())
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default=os.path.join(ROOT, "dist"), help="where it is put (dist)")
+    options = parser.parse_args()
+    built = libraries.build()
+    if not any(name.startswith("libmpi.so") for path in built for name in elf.dynamic(path, "NEEDED")):
+        raise Failure("this machine has no Open MPI, so libsluice_mpi.so would be empty: install libopenmpi-dev")
+    os.makedirs(options.out, exist_ok=True)
+    print(make_archive(options.out, built, libraries.version()))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as error:
+        sys.exit(f"make: FAILED: {error}")

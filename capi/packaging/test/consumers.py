@@ -1,0 +1,56 @@
+"""Builds a project that knows nothing of this checkout against an installed tree, in C and C++, and runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
+# What the manual's program prints, and what layer.cc does.
+STEP = ["y[0] = 1 0", "y[1] = 2 0", "y[2] = 0.5 0.5", "y[3] = 0 0"]
+LAYER = ["y[0] = 2 4", "y[1] = 6 8", "y[2] = 10 12"]
+
+
+def run(*command, **options):
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", **options.pop("env", {})}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, **options)
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(map(str, command))}:\n{done.stdout[-2000:]}{done.stderr[-3000:]}", pytrace=False)
+    return done.stdout
+
+
+def project(folder):
+    """The project: the program of the manual, a C++ program and a CMakeLists.txt."""
+    shutil.copytree(os.path.join(HERE, "consumer"), folder)
+    with open(os.path.join(ROOT, "docs", "c-abi.md")) as file:
+        (folder / "step.c").write_text(re.search(r"^```c\n(#include.*?)^```", file.read(), re.S | re.M).group(1))
+    return folder
+
+
+def check(folder, libdir, **env):
+    """Both programs run, with the library of `libdir`."""
+    for name, lines in (("step", STEP), ("layer", LAYER)):
+        assert run(folder / name, env=env).splitlines()[: len(lines)] == lines
+        loaded = re.search(r"libsluice\.so\.0 => (\S+)", run("ldd", folder / name, env=env)).group(1)
+        assert os.path.realpath(os.path.dirname(loaded)) == os.path.realpath(libdir)
+
+
+def with_pkg_config(folder, libdir, **env):
+    """As a Makefile would. `env` leads pkg-config to the tree."""
+    flags = run("pkg-config", "--cflags", "--libs", "sluice >= 0.1", env=env).split()
+    strict = ["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+    run("gcc", "-std=c99", *strict, "step.c", *flags, "-o", "step", cwd=folder)
+    run("g++", "-std=c++11", *strict, "layer.cc", *flags, "-o", "layer", cwd=folder)
+    check(folder, libdir, LD_LIBRARY_PATH=str(libdir))
+
+
+def with_cmake(folder, libdir, prefix):
+    """CMake gives the programs the folder of the library, as it does for every imported one."""
+    run("cmake", "-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={prefix}", "-DWANTED=0.1", cwd=folder)
+    run("cmake", "--build", "build", cwd=folder)
+    check(folder / "build", libdir)

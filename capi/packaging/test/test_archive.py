@@ -1,0 +1,132 @@
+"""The archive of the C library: what is in it, what it needs, and that others can build on it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import consumers
+import elf
+import libraries
+import manual
+import pytest
+
+sys.path.insert(0, os.path.join(libraries.ROOT, "integration_tests", "house"))
+import test_symbols as symbols
+
+STRIPPED_BYTES = 4 << 20  # the library; with what debuggers read it takes three times that
+
+
+def shared_objects(tree):
+    return [path for path in sorted((tree / "lib").glob("*.so*")) if path.suffix != ".debug" and not path.is_symlink()]
+
+
+def test_Archive_MadeAgainElsewhere_HasTheSameBits(make, made, tmp_path):
+    before = os.umask(0o077)
+    try:
+        again = make(tmp_path / "again", TZ="Asia/Tokyo", LC_ALL="C.UTF-8")
+    finally:
+        os.umask(before)
+    first, second = (next(folder.glob("*.tar.gz")) for folder in (made, again))
+    assert first.name == second.name == f"sluice-{libraries.version()}-linux-x86_64.tar.gz"
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_Archive_SourceDate_IsEveryDateInIt(make, tmp_path):
+    path = next(make(tmp_path, SOURCE_DATE_EPOCH="1000000000").glob("*.tar.gz"))
+    with tarfile.open(path) as tar:
+        entries = tar.getmembers()
+    assert {entry.mtime for entry in entries} == {1000000000}
+    assert {(entry.uid, entry.gid, entry.uname, entry.gname) for entry in entries} == {(0, 0, "root", "root")}
+    assert {entry.mode for entry in entries} == {0o644, 0o755, 0o777}  # files, folders, links
+
+
+def test_Archive_Holds_WhatUsersBuildWith(unpacked):
+    version = libraries.version()
+    assert sorted(os.listdir(unpacked / "lib")) == sorted(
+        [f"libsluice.so.{version}", f"libsluice.so.{version}.debug", "libsluice.so.0", "libsluice.so"]
+        + ["libsluice_mpi.so", "libsluice_mpi.so.debug", "cmake", "pkgconfig"]
+    )
+    assert os.readlink(unpacked / "lib/libsluice.so") == "libsluice.so.0"
+    assert os.readlink(unpacked / "lib/libsluice.so.0") == f"libsluice.so.{version}"
+    headers = os.listdir(os.path.join(libraries.INCLUDE, "sluice"))
+    assert sorted(os.listdir(unpacked / "include/sluice")) == sorted(headers)
+    assert sorted(os.listdir(unpacked / "share/doc/sluice")) == ["CHANGELOG.md", "LICENSE", "html"]
+    written = [path for path in unpacked.rglob("sluice*") if path.suffix in (".pc", ".cmake")]
+    assert len(written) == 3 and not any(re.search(r"@[A-Z]+@", path.read_text()) for path in written)
+
+
+def test_Library_IsStripped_AndItsDebugFileFitsIt(unpacked):
+    for path in shared_objects(unpacked):
+        debug = path.with_name(f"{path.name}.debug")
+        here, there = elf.sections(path), elf.sections(debug)
+        assert ".gnu_debuglink" in here and not {".symtab", ".debug_info"} & here, path.name
+        assert {".symtab", ".debug_info", ".debug_line"} <= there, path.name
+        assert elf.build_id(path) == elf.build_id(debug)
+        assert path.stat().st_size < STRIPPED_BYTES
+    assert len(shared_objects(unpacked)) == 2
+
+
+def test_Library_SymbolsAndName_AreThoseOfTheAbi(unpacked):
+    path = unpacked / "lib" / "libsluice.so.0"
+    with open(os.path.join(libraries.ROOT, "capi", "abi", "sluice.lds")) as file:
+        assert symbols.dynamic_symbols(path)[0] == symbols.map_symbols(file.read())
+    assert elf.dynamic(path, "SONAME") == ["libsluice.so.0"]
+    assert set(elf.dynamic(path, "NEEDED")) <= symbols.ALLOWED_LIBRARIES
+
+
+def test_Libraries_NeedAnOldEnoughCLibrary_AndSearchNoFolderOfTheBuilder(unpacked):
+    found = shared_objects(unpacked)
+    assert (2, 2) < elf.glibc(found) <= elf.GLIBC_CEILING
+    for path in found:
+        assert elf.needs(path, "GLIBCXX") == elf.needs(path, "CXXABI") == ()
+        assert elf.dynamic(path, "RPATH") == elf.dynamic(path, "RUNPATH") == []
+
+
+def test_Elf_ReadsWhatAnotherLibraryNeeds(tmp_path):
+    (tmp_path / "a.cc").write_text("#include <string>\nstd::string f(int n) { return std::to_string(n); }\n")
+    command = ["g++", "-shared", "-fPIC", "-Wl,-rpath,/nowhere", "a.cc", "-o", "a.so"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert elf.needs(tmp_path / "a.so", "GLIBCXX")[:2] == (3, 4)
+    assert elf.dynamic(tmp_path / "a.so", "RUNPATH") + elf.dynamic(tmp_path / "a.so", "RPATH") == ["/nowhere"]
+
+
+def test_PkgConfig_ProjectElsewhere_BuildsAndRuns(unpacked, tmp_path):
+    moved = shutil.copytree(unpacked, tmp_path / "moved", symlinks=True)
+    folder = consumers.project(tmp_path / "project")
+    consumers.with_pkg_config(folder, moved / "lib", PKG_CONFIG_PATH=str(moved / "lib/pkgconfig"))
+
+
+def test_FindPackage_ProjectElsewhere_BuildsAndRuns(unpacked, tmp_path):
+    moved = shutil.copytree(unpacked, tmp_path / "moved", symlinks=True)
+    consumers.with_cmake(consumers.project(tmp_path / "project"), moved / "lib", moved)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("", True), ("0", True), ("0.1", True), ("0.1.0", True), ("0.0", False), ("0.2", False), ("1", False)],
+)
+def test_FindPackage_Version_IsTakenOrRefused(unpacked, tmp_path, wanted, found):
+    """Before 1.0 a minor version may change anything."""
+    text = f"cmake_minimum_required(VERSION 3.13)\nproject(version NONE)\nfind_package(sluice {wanted} REQUIRED)\n"
+    (tmp_path / "CMakeLists.txt").write_text(text)
+    command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={unpacked}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode == 0) == found, done.stderr
+    assert found or f"version: {libraries.version()}" in done.stderr
+
+
+def test_Manual_LinksLeadSomewhere(unpacked):
+    pages = {path.name: path.read_text() for path in (unpacked / "share/doc/sluice/html").iterdir()}
+    anchors = {f"{name}#{found}" for name, text in pages.items() for found in re.findall(r'id="([^"]+)"', text)}
+    links = [(name, href) for name, text in pages.items() for href in re.findall(r'href="([^"]+)"', text)]
+    inside = [f"{href if href[0] != '#' else name + href}" for name, href in links if "://" not in href]
+    assert len(inside) > 10 and [href for href in inside if href not in pages and href not in anchors] == []
+    assert "<table>" in pages["c-abi.html"] and "sluice_moe_forward" in pages["c-abi.html"]
+
+
+def test_Manual_LinkToAPageThatIsNotInIt_BecomesText():
+    html = manual.render("# A b, `c`\n\n[in](tuning.md#x) [out](../README.md) [web](https://example.org)\n")
+    assert '<h1 id="a-b-c">' in html and '<a href="tuning.html#x">in</a> out <a href="https://example.org">web' in html

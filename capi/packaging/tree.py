@@ -1,0 +1,58 @@
+"""Lays out what users of the C ABI install, below a prefix: to run programs, to build them, to debug them, to read."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+import libraries
+import manual
+from libraries import INCLUDE, ROOT
+
+TEMPLATES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
+SONAME = "libsluice.so.0"
+
+
+def write(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def copy(source: str, path: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    shutil.copyfile(source, path)
+
+
+def runtime(prefix: str, libdir: str, built: list[str], version: str, debug: str) -> None:
+    """The stripped libraries, and the name by which programs ask for them. Debug files go to the folder `debug`."""
+    os.makedirs(debug, exist_ok=True)
+    for path in built:
+        name = os.path.basename(path)
+        name = f"libsluice.so.{version}" if name == SONAME else name
+        libraries.strip(path, os.path.join(prefix, libdir, name), os.path.join(debug, f"{name}.debug"))
+    os.symlink(f"libsluice.so.{version}", os.path.join(prefix, libdir, SONAME))
+
+
+def development(prefix: str, libdir: str, version: str, pkg_config_prefix: str) -> None:
+    """Headers, the linker's name of the library, and how pkg-config and CMake find both."""
+    for name in sorted(os.listdir(os.path.join(INCLUDE, "sluice"))):
+        copy(os.path.join(INCLUDE, "sluice", name), os.path.join(prefix, "include/sluice", name))
+    os.makedirs(os.path.join(prefix, libdir), exist_ok=True)
+    os.symlink(SONAME, os.path.join(prefix, libdir, "libsluice.so"))
+    major, minor, _ = version.split(".")
+    values = {"PREFIX": pkg_config_prefix, "LIBDIR": libdir, "VERSION": version, "MAJOR": major, "MINOR": minor}
+    for name, folder in (
+        ("sluice.pc", "pkgconfig"),
+        ("sluice-config.cmake", "cmake/sluice"),
+        ("sluice-config-version.cmake", "cmake/sluice"),
+    ):
+        with open(os.path.join(TEMPLATES, f"{name}.in")) as file:
+            text = re.sub(r"@([A-Z]+)@", lambda found: values[found.group(1)], file.read())
+        write(os.path.join(prefix, libdir, folder, name), text)
+
+
+def documents(folder: str) -> None:
+    manual.write(os.path.join(folder, "html"))
+    copy(os.path.join(ROOT, "CHANGELOG.md"), os.path.join(folder, "CHANGELOG.md"))

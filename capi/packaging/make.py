@@ -1,8 +1,9 @@
 """Packs the C library for those who build on it: headers, library, pkg-config and CMake files, manual, licence.
 
-    .venv/bin/python capi/packaging/make.py [--out DIR]
+    .venv/bin/python capi/packaging/make.py [--deb] [--out DIR]
 
-Makes DIR/sluice-VERSION-linux-x86_64.tar.gz (DIR is `dist`), the same bits each time it is made from one commit.
+Makes DIR/sluice-VERSION-linux-x86_64.tar.gz (DIR is `dist`), and with --deb Debian packages instead: libsluice0,
+libsluice-dev, libsluice0-dbgsym. The same bits each time they are made from one commit.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import sys
 import tempfile
 
 import archive
+import debian
 import elf
 import libraries
+import manual
 import tree
 from libraries import ROOT, Failure
 
@@ -25,21 +28,28 @@ def make_archive(out: str, built: list[str], version: str) -> str:
     with tempfile.TemporaryDirectory() as top:
         tree.runtime(top, "lib", built, version, os.path.join(top, "lib"))
         tree.development(top, "lib", version, "${pcfiledir}/../..")
-        tree.documents(os.path.join(top, "share/doc/sluice"))
-        tree.copy(os.path.join(ROOT, "LICENSE"), os.path.join(top, "share/doc/sluice/LICENSE"))
+        about = os.path.join(top, "share/doc/sluice")
+        manual.write(os.path.join(about, "html"))
+        for page in ("CHANGELOG.md", "LICENSE"):
+            tree.copy(os.path.join(ROOT, page), os.path.join(about, page))
         archive.write(path, top, name, archive.source_date())
     return path
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--deb", action="store_true", help="Debian packages instead of an archive")
     parser.add_argument("--out", default=os.path.join(ROOT, "dist"), help="where it is put (dist)")
     options = parser.parse_args()
     built = libraries.build()
     if not any(name.startswith("libmpi.so") for path in built for name in elf.dynamic(path, "NEEDED")):
         raise Failure("this machine has no Open MPI, so libsluice_mpi.so would be empty: install libopenmpi-dev")
     os.makedirs(options.out, exist_ok=True)
-    print(make_archive(options.out, built, libraries.version()))
+    if options.deb:
+        paths = debian.make(options.out, built, libraries.version())
+    else:
+        paths = [make_archive(options.out, built, libraries.version())]
+    print("\n".join(paths))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lays out what users of the C ABI install, below a prefix: to run programs, to build them, to debug them, to read."""
+"""Lays out what users of the C ABI install, below a prefix: to run programs, to build them, to debug them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 import shutil
 
 import libraries
-import manual
-from libraries import INCLUDE, ROOT
+from libraries import INCLUDE
 
 TEMPLATES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 SONAME = "libsluice.so.0"
@@ -51,8 +50,3 @@ def development(prefix: str, libdir: str, version: str, pkg_config_prefix: str) 
         with open(os.path.join(TEMPLATES, f"{name}.in")) as file:
             text = re.sub(r"@([A-Z]+)@", lambda found: values[found.group(1)], file.read())
         write(os.path.join(prefix, libdir, folder, name), text)
-
-
-def documents(folder: str) -> None:
-    manual.write(os.path.join(folder, "html"))
-    copy(os.path.join(ROOT, "CHANGELOG.md"), os.path.join(folder, "CHANGELOG.md"))

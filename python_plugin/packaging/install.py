@@ -105,7 +105,7 @@ def stage(top, paths, version):
     for name in cdef.header_files(INCLUDE):
         copy(os.path.join(INCLUDE, name), os.path.join(top, "sluice/include", name))
     cdef.emit(INCLUDE, "sluice._sluice_abi", os.path.join(top, "sluice/_sluice_abi.py"))
-    restore_table.emit(libraries[0], os.path.join(top, "sluice/_restore_table.py"))
+    restore_table.emit(paths[0], os.path.join(top, "sluice/_restore_table.py"))
     with open(os.path.join(top, "sluice/_version.py"), "w") as file:
         file.write(f'"""Written by the packaging; the C headers are the source."""\n\n__version__ = "{version}"\n')
 

@@ -1,0 +1,25 @@
+/* The three options of a layer whose activations are kept, recomputed or offloaded as a whole. */
+#ifndef SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_
+#define SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_
+
+#include "backend/planner/stages/model.h"
+
+/* What is measured of a layer. */
+typedef struct sluice_stages_profile_s {
+  double forward_seconds;
+  double backward_seconds;
+  double recompute_seconds;  /* of the forward once more, before the backward */
+  uint64_t activation_bytes; /* what the backward needs, the layer's input included */
+  uint64_t checkpoint_bytes; /* what recomputation starts from: the layer's input. <= activation_bytes */
+  uint64_t workspace_bytes;  /* while it runs, in any case */
+} sluice_stages_profile_t;
+
+enum { SLUICE_STAGES_PROFILE_OPTIONS = 3 };
+
+/* Keep: all activations are held. Recompute: the checkpoint is, and the rest exists once while the layer runs.
+ * Offload: all go to host memory, and exist once while the layer runs. By index SLUICE_STAGES_KEEP, _RECOMPUTE,
+ * _OFFLOAD. Any thread; no errors. */
+void sluice_stages_options_of_profile(const sluice_stages_profile_t* profile,
+                                      sluice_stages_option_t out_options[SLUICE_STAGES_PROFILE_OPTIONS]);
+
+#endif /* SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_ */

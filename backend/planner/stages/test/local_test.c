@@ -1,0 +1,175 @@
+/* The choice of options within a stage beside all choices. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "backend/planner/stages/local.h"
+#include "backend/planner/stages/test/exhaustive.h"
+#include "backend/planner/stages/test/random_problem.h"
+
+enum { NUM_STAGES = 2000, MOST_LAYERS = 7, SEED = 5 };
+
+/* A run on the last stage but one of three, so that there are links on both sides. */
+typedef struct drawn_s {
+  random_problem_t r;
+  sluice_stages_tables_t tables;
+  sluice_stages_local_t local;
+  int32_t first;
+  int32_t end;
+} drawn_t;
+
+static void draw(random_t* random, drawn_t* d) {
+  const int32_t count = 1 + random_index(random, MOST_LAYERS);
+  d->r = random_chain(random, count + 2, 3);
+  d->first = 1, d->end = 1 + count;
+  assert_int_equal(sluice_stages_tables_make(&d->r.problem, sluice_process_allocator(), &d->tables), SLUICE_OK);
+  assert_int_equal(sluice_stages_local_make(&d->tables, &d->local), SLUICE_OK);
+  d->local.most_nodes = UINT64_MAX;
+  sluice_stages_local_set_run(&d->local, 1, d->first, d->end);
+}
+
+static void drop(drawn_t* d) {
+  sluice_stages_local_deinit(&d->local);
+  sluice_stages_tables_deinit(&d->tables);
+  random_problem_free(&d->r);
+}
+
+typedef struct best_s {
+  double turn; /* within the budget */
+  uint64_t bytes;
+} best_t;
+
+static best_t best_of_all(const drawn_t* d) {
+  int32_t options[MOST_LAYERS] = {0};
+  best_t best = {INFINITY, UINT64_MAX};
+  for (;;) {
+    uint64_t bytes;
+    const double turn = exhaustive_turn(&d->r.problem, 1, d->first, d->end, options, &bytes);
+    if (turn < INFINITY && bytes < best.bytes) best.bytes = bytes;
+    if (bytes <= exhaustive_budget(&d->r.problem, 1)) best.turn = fmin(best.turn, turn);
+    int32_t i = 0;
+    while (i < d->end - d->first && ++options[i] == d->r.layers[d->first + i].num_options) options[i++] = 0;
+    if (i == d->end - d->first) return best;
+  }
+}
+
+/* What the answer comes to, by the reference. */
+static double turn_of_answer(const drawn_t* d, uint64_t* out_bytes) {
+  int32_t options[MOST_LAYERS];
+  for (int32_t i = 0; i < d->local.count; ++i) options[i] = d->local.items[d->local.pick[i]].option;
+  return exhaustive_turn(&d->r.problem, 1, d->first, d->end, options, out_bytes);
+}
+
+static void Leanest_OfAnyStage_TakesTheFewestBytesOfAllChoices(void** state) {
+  (void)state;
+  random_t random = {SEED};
+  for (int32_t c = 0; c < NUM_STAGES; ++c) {
+    drawn_t d;
+    draw(&random, &d);
+    uint64_t bytes;
+    sluice_stages_local_leanest(&d.local);
+    assert_true(turn_of_answer(&d, &bytes) < INFINITY);
+    assert_int_equal(bytes, best_of_all(&d).bytes);
+    assert_int_equal(bytes, d.local.sum.bytes);
+    drop(&d);
+  }
+}
+
+static void Exact_OfAnyStage_IsTheFastestOfAllChoicesThatFit(void** state) {
+  (void)state;
+  random_t random = {SEED + 1};
+  int32_t num_searched = 0;
+  for (int32_t c = 0; c < NUM_STAGES; ++c) {
+    drawn_t d;
+    draw(&random, &d);
+    const best_t best = best_of_all(&d);
+    assert_int_equal(sluice_stages_local_exact(&d.local, INFINITY), best.turn < INFINITY);
+    if (best.turn < INFINITY) {
+      uint64_t bytes;
+      const double turn = turn_of_answer(&d, &bytes);
+      assert_true(fabs(turn - best.turn) <= 1e-9 * best.turn);
+      assert_true(fabs(turn - d.local.sum.turn) <= 1e-9 * turn);
+      assert_true(bytes <= d.local.budget);
+      assert_true(d.local.is_proven);
+      num_searched += d.local.sum.compute > 0 && d.local.sum.bytes > d.local.budget / 2;
+    }
+    drop(&d);
+  }
+  assert_true(num_searched > NUM_STAGES / 10);
+}
+
+/* Below a cap that is the best turn there is nothing, above it there is. */
+static void Exact_WithACap_FindsWhatLiesBelowIt(void** state) {
+  (void)state;
+  random_t random = {SEED + 2};
+  for (int32_t c = 0; c < NUM_STAGES; ++c) {
+    drawn_t d;
+    draw(&random, &d);
+    const double best = best_of_all(&d).turn;
+    if (best < INFINITY) {
+      assert_true(sluice_stages_local_exact(&d.local, best * 1.001) && d.local.sum.turn <= best * (1 + 1e-9));
+      assert_true(sluice_stages_local_exact(&d.local, best) && d.local.sum.turn >= best * (1 - 1e-9));
+      assert_true(d.local.is_proven);
+    }
+    drop(&d);
+  }
+}
+
+/* vPipe's own local algorithm with its polish: how far it is off on its own. */
+static void Greedy_OfAnyStage_FitsWhereAnythingDoesAndIsNearlyTheFastest(void** state) {
+  (void)state;
+  random_t random = {SEED + 3};
+  double sum = 0, worst = 0;
+  int32_t count = 0;
+  for (int32_t c = 0; c < NUM_STAGES; ++c) {
+    drawn_t d;
+    draw(&random, &d);
+    const double best = best_of_all(&d).turn;
+    assert_int_equal(sluice_stages_local_greedy(&d.local), best < INFINITY);
+    if (best < INFINITY) {
+      const double excess = d.local.sum.turn / best - 1;
+      assert_true(excess > -1e-9 && d.local.sum.bytes <= d.local.budget);
+      assert_true(!d.local.is_proven || excess < 1e-9);
+      sum += excess, worst = fmax(worst, excess), ++count;
+    }
+    drop(&d);
+  }
+  printf("greedy over the best, %d stages: mean %.5f, worst %.4f\n", count, sum / count, worst);
+  assert_true(sum / count <= 0.001);
+}
+
+static void Exact_OutOfNodes_SaysThatNothingIsProven(void** state) {
+  (void)state;
+  random_t random = {SEED + 4};
+  int32_t num_unproven = 0;
+  for (int32_t c = 0; c < NUM_STAGES; ++c) {
+    drawn_t d;
+    draw(&random, &d);
+    d.local.most_nodes = 1;
+    if (sluice_stages_local_exact(&d.local, INFINITY)) {
+      assert_true(d.local.sum.bytes <= d.local.budget);
+      assert_true(!d.local.is_proven || d.local.sum.turn <= best_of_all(&d).turn * (1 + 1e-9));
+      num_unproven += !d.local.is_proven;
+    }
+    drop(&d);
+  }
+  assert_true(num_unproven > 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Leanest_OfAnyStage_TakesTheFewestBytesOfAllChoices),
+      cmocka_unit_test(Exact_OfAnyStage_IsTheFastestOfAllChoicesThatFit),
+      cmocka_unit_test(Exact_WithACap_FindsWhatLiesBelowIt),
+      cmocka_unit_test(Greedy_OfAnyStage_FitsWhereAnythingDoesAndIsNearlyTheFastest),
+      cmocka_unit_test(Exact_OutOfNodes_SaysThatNothingIsProven),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

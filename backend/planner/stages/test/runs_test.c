@@ -1,0 +1,128 @@
+/* Divisions into runs beside all divisions. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+
+#include "backend/planner/stages/runs.h"
+#include "backend/planner/stages/test/random_problem.h"
+
+enum { NUM_ROWS = 3000, LENGTH = 10, STAGES = 4 };
+
+typedef struct row_s {
+  int32_t length;
+  int32_t num_stages;
+  double floor[STAGES][LENGTH + 1]; /* sums before each place */
+  double limit[STAGES];             /* longer floors are impossible */
+  double cost[STAGES][LENGTH + 1][LENGTH + 1];
+  int64_t num_asked;
+} row_t;
+
+static double floor_of(void* user, int32_t stage, int32_t first, int32_t end) {
+  const row_t* row = user;
+  const double floor = row->floor[stage][end] - row->floor[stage][first];
+  return floor > row->limit[stage] ? INFINITY : floor;
+}
+
+static double cost_of(void* user, int32_t stage, int32_t first, int32_t end, double cap) {
+  row_t* row = user;
+  ++row->num_asked;
+  const double cost = row->cost[stage][first][end];
+  return cost < cap ? cost : INFINITY; /* at or above the cap anything may be said */
+}
+
+static row_t draw(random_t* random) {
+  row_t row = {.num_stages = 1 + random_index(random, STAGES)};
+  row.length = row.num_stages + random_index(random, LENGTH - row.num_stages + 1);
+  for (int32_t s = 0; s < row.num_stages; ++s) {
+    row.limit[s] = random_index(random, 3) == 0 ? random_between(random, 0, 6) : INFINITY;
+    for (int32_t i = 0; i < row.length; ++i) {
+      const double value = random_index(random, 8) == 0 ? 0 : random_between(random, 0, 2);
+      row.floor[s][i + 1] = row.floor[s][i] + value;
+    }
+    for (int32_t first = 0; first < row.length; ++first) {
+      for (int32_t end = first + 1; end <= row.length; ++end) {
+        row.cost[s][first][end] = random_index(random, 6) == 0
+                                      ? INFINITY
+                                      : floor_of(&row, s, first, end) + fmax(0, random_between(random, -1, 1));
+      }
+    }
+  }
+  return row;
+}
+
+static double best_of_all(const row_t* row) {
+  double reached[LENGTH + 1];
+  for (int32_t i = 0; i <= row->length; ++i) reached[i] = i == 0 ? 0 : INFINITY;
+  for (int32_t s = 0; s < row->num_stages; ++s) {
+    double next[LENGTH + 1];
+    for (int32_t end = 0; end <= row->length; ++end) {
+      next[end] = INFINITY;
+      for (int32_t first = 0; first < end; ++first) {
+        next[end] = fmin(next[end], fmax(reached[first], row->cost[s][first][end]));
+      }
+    }
+    for (int32_t i = 0; i <= row->length; ++i) reached[i] = next[i];
+  }
+  return reached[row->length];
+}
+
+static void Divide_AnyRow_IsTheBestOfAllDivisions(void** state) {
+  (void)state;
+  random_t random = {11};
+  int32_t num_impossible = 0;
+  for (int32_t c = 0; c < NUM_ROWS; ++c) {
+    row_t row = draw(&random);
+    const sluice_runs_t runs = {&row, row.length, row.num_stages, floor_of, cost_of};
+    int32_t ends[STAGES];
+    double worst;
+    assert_int_equal(sluice_runs_divide(&runs, sluice_process_allocator(), ends, &worst), SLUICE_OK);
+    assert_true(worst == best_of_all(&row));
+    num_impossible += worst == INFINITY;
+    if (worst == INFINITY) continue;
+    double found = 0;
+    for (int32_t s = 0; s < row.num_stages; ++s) {
+      const int32_t first = s == 0 ? 0 : ends[s - 1];
+      assert_true(ends[s] > first);
+      found = fmax(found, row.cost[s][first][ends[s]]);
+    }
+    assert_int_equal(ends[row.num_stages - 1], row.length);
+    assert_true(found == worst);
+  }
+  assert_in_range(num_impossible, NUM_ROWS / 100, NUM_ROWS / 2);
+}
+
+static double length_of(void* user, int32_t stage, int32_t first, int32_t end) {
+  (void)stage, (void)user;
+  return end - first;
+}
+
+static double length_cost(void* user, int32_t stage, int32_t first, int32_t end, double cap) {
+  (void)stage, (void)cap;
+  ++((row_t*)user)->num_asked;
+  return end - first;
+}
+
+/* 1,024 alike on 64 stages have half a million runs to each stage. */
+static void Divide_ALongRowWithGoodFloors_AsksForFewRuns(void** state) {
+  (void)state;
+  row_t row = {0};
+  int32_t ends[64];
+  double worst;
+  const sluice_runs_t runs = {&row, 1024, 64, length_of, length_cost};
+  assert_int_equal(sluice_runs_divide(&runs, sluice_process_allocator(), ends, &worst), SLUICE_OK);
+  assert_true(worst == 16);
+  assert_true(row.num_asked <= 1024);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Divide_AnyRow_IsTheBestOfAllDivisions),
+      cmocka_unit_test(Divide_ALongRowWithGoodFloors_AsksForFewRuns),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

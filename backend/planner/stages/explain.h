@@ -1,0 +1,16 @@
+/* A plan in sentences: a line for each stage, with why it begins where it does, and one for each layer, with why it has
+ * its option. */
+#ifndef SLUICE_BACKEND_PLANNER_STAGES_EXPLAIN_H_
+#define SLUICE_BACKEND_PLANNER_STAGES_EXPLAIN_H_
+
+#include "backend/base/text.h"
+#include "backend/planner/stages/model.h"
+
+/* "keep", "recompute", "offload", "mixed"; "?" of anything else. Immutable. */
+const char* sluice_stages_kind_name(int32_t kind);
+
+/* plan: what sluice_stages_plan made of problem, OVER_BUDGET too. Any thread; no errors. */
+void sluice_stages_explain(const sluice_stages_problem_t* problem, const sluice_stages_plan_t* plan,
+                           sluice_text_t* text);
+
+#endif /* SLUICE_BACKEND_PLANNER_STAGES_EXPLAIN_H_ */

@@ -1,0 +1,132 @@
+#include "backend/planner/stages/plan_stages.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "backend/base/check.h"
+#include "backend/base/math.h"
+#include "backend/planner/stages/check_problem.h"
+#include "backend/planner/stages/cut_order.h"
+#include "backend/planner/stages/heuristic.h"
+#include "backend/planner/stages/predict_stages.h"
+#include "backend/planner/stages/reasons.h"
+#include "backend/planner/stages/refine.h"
+
+/* Nodes of branch and bound for one stage, fewer where runs are many. Nearly all are decided by far fewer, and the
+ * greedy's answer stands where they are not. */
+enum { MOST_NODES = 4000, LEAST_NODES = 200, NODES_BY_LAYERS = 200000 };
+
+static uint64_t most_nodes(const sluice_stages_problem_t* problem) {
+  if (problem->method == SLUICE_STAGES_EXACT) return UINT64_MAX;
+  return (uint64_t)sluice_min(MOST_NODES, sluice_max(LEAST_NODES, NODES_BY_LAYERS / problem->num_layers));
+}
+
+typedef struct planning_s {
+  sluice_stages_tables_t tables;
+  sluice_partition_t part;
+  sluice_partition_t scratch;
+  sluice_stages_plan_t* plan;
+} planning_t;
+
+static double short_bytes(const planning_t* p) {
+  return sluice_partition_score(p->part.judged, p->tables.num_stages).short_bytes;
+}
+
+/* ---- methods ---- */
+
+static sluice_status_t plan_chain(planning_t* p) {
+  int32_t exists = 0;
+  SLUICE_TRY(sluice_cut_order_fastest(&p->part, &exists, &p->plan->is_optimal));
+  if (!exists) {
+    p->plan->is_optimal = 0;
+    return sluice_cut_order_leanest(&p->part);
+  }
+  return sluice_partition_refine(&p->part); /* what the slowest stage leaves open is evened out */
+}
+
+static sluice_status_t search(planning_t* p, int32_t coarsen) {
+  SLUICE_TRY(sluice_stages_search(&p->part, &p->scratch, coarsen, &p->plan->num_rounds));
+  if (short_bytes(p) == 0) return SLUICE_OK;
+  /* Refinement may end where no single step saves bytes. */
+  SLUICE_TRY(sluice_cut_order_leanest(&p->part));
+  return sluice_partition_refine(&p->part);
+}
+
+static sluice_status_t plan_graph(planning_t* p) {
+  int32_t exists = 0, is_optimal = 0;
+  SLUICE_TRY(search(p, 1));
+  SLUICE_TRY(sluice_cut_order_fastest(&p->scratch, &exists, &is_optimal));
+  if (!exists) return SLUICE_OK;
+  SLUICE_TRY(sluice_partition_refine(&p->scratch));
+  const sluice_partition_score_t searched = sluice_partition_score(p->part.judged, p->tables.num_stages);
+  const sluice_partition_score_t cut = sluice_partition_score(p->scratch.judged, p->tables.num_stages);
+  if (sluice_partition_is_better(&cut, &searched)) sluice_partition_copy(&p->part, &p->scratch);
+  return SLUICE_OK;
+}
+
+static sluice_status_t plan_by_method(planning_t* p) {
+  switch (p->tables.problem->method) {
+    case SLUICE_STAGES_HEURISTIC: return search(p, 1);
+    case SLUICE_STAGES_UNCOARSENED: return search(p, 0);
+    case SLUICE_STAGES_EXACT:
+      SLUICE_TRY(SLUICE_REQUIRE(p->tables.is_chain,
+                                "method is SLUICE_STAGES_EXACT, which is for chains; these layers are none: use "
+                                "SLUICE_STAGES_AUTO"));
+      return plan_chain(p);
+    default: return p->tables.is_chain ? plan_chain(p) : plan_graph(p);
+  }
+}
+
+/* ---- the answer ---- */
+
+static void fill_plan(planning_t* p) {
+  sluice_stages_plan_t* plan = p->plan;
+  for (int32_t i = 0; i < p->tables.num_layers; ++i) {
+    plan->choices[i] = (sluice_stages_choice_t){.stage = p->part.stage_of[i], .option = p->part.option_of[i]};
+  }
+  sluice_stages_predict(&p->tables, p->part.stage_of, plan);
+  sluice_stages_give_reasons(&p->part, plan);
+}
+
+static sluice_status_t refuse(planning_t* p) {
+  sluice_stages_plan_t* plan = p->plan;
+  const int32_t blocking = sluice_partition_worst_stage(&p->part);
+  const sluice_stages_stage_t* stage = &plan->stages[blocking];
+  int32_t first = -1, last = -1;
+  for (int32_t i = 0; i < p->tables.num_layers; ++i) {
+    if (p->part.stage_of[i] != blocking) continue;
+    if (first < 0) first = i;
+    last = i;
+  }
+  plan->blocking_stage = blocking, plan->is_optimal = 0;
+  plan->smallest_budget_bytes = stage->bytes, plan->short_bytes = stage->bytes - stage->budget_bytes;
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                     "no partition of %d layers over %d stages that was found fits: stage %d, with layers %d to %d and "
+                     "%d micro-batches outstanding, takes at least %" PRIu64 " bytes of its budget of %" PRIu64
+                     "; raise every budget by %" PRIu64 " bytes, or let fewer micro-batches be outstanding",
+                     p->tables.num_layers, p->tables.num_stages, blocking, first, last, stage->in_flight, stage->bytes,
+                     stage->budget_bytes, plan->short_bytes);
+}
+
+static sluice_status_t make_plan(planning_t* p) {
+  SLUICE_TRY(plan_by_method(p));
+  fill_plan(p);
+  return short_bytes(p) > 0 ? refuse(p) : SLUICE_OK;
+}
+
+sluice_status_t sluice_stages_plan(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
+                                   sluice_stages_plan_t* plan) {
+  SLUICE_TRY(SLUICE_REQUIRE(problem != NULL && plan != NULL && plan->choices != NULL && plan->stages != NULL,
+                            "a problem, a plan and the plan's choices and stages have to be there"));
+  SLUICE_TRY(sluice_stages_check(problem));
+  *plan = (sluice_stages_plan_t){.choices = plan->choices, .stages = plan->stages, .blocking_stage = -1};
+  planning_t planning = {.plan = plan};
+  SLUICE_TRY(sluice_stages_tables_make(problem, allocator, &planning.tables));
+  sluice_status_t status = sluice_partition_make(&planning.tables, most_nodes(problem), &planning.part);
+  if (status == SLUICE_OK) status = sluice_partition_make(&planning.tables, most_nodes(problem), &planning.scratch);
+  if (status == SLUICE_OK) status = make_plan(&planning);
+  sluice_partition_deinit(&planning.scratch);
+  sluice_partition_deinit(&planning.part);
+  sluice_stages_tables_deinit(&planning.tables);
+  return status;
+}

@@ -1,0 +1,413 @@
+/* What a plan says: refusals, the smallest budget, reasons, predictions; and that it is always the same. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backend/planner/stages/explain.h"
+#include "backend/planner/stages/plan_stages.h"
+#include "backend/planner/stages/profile.h"
+#include "backend/planner/stages/test/exhaustive.h"
+#include "backend/planner/stages/test/random_problem.h"
+
+static sluice_status_t make(random_problem_t* r) {
+  return sluice_stages_plan(&r->problem, sluice_process_allocator(), &r->plan);
+}
+
+static const char* message(void) {
+  static sluice_error_info_t info;
+  sluice_error_capture(&info);
+  return info.message;
+}
+
+/* ---- refusals ---- */
+
+static void check_refused(random_problem_t* r, const char* words) {
+  assert_int_equal(make(r), SLUICE_E_INVALID_ARGUMENT);
+  if (strstr(message(), words) == NULL) fail_msg("\"%s\" does not say \"%s\"", message(), words);
+}
+
+static void Plan_OfAProblemThatMeansNothing_IsRefusedByName(void** state) {
+  (void)state;
+  random_t random = {1};
+  random_problem_t r = random_chain(&random, 6, 3);
+  r.problem.links = r.links;
+  const sluice_stages_problem_t good = r.problem;
+#define REFUSE(change, words) \
+  do {                        \
+    change;                   \
+    check_refused(&r, words); \
+    r.problem = good;         \
+  } while (0)
+  REFUSE(r.problem.num_layers = 0, "num_layers is 0");
+  REFUSE(r.problem.num_stages = 7, "no stage stays empty");
+  REFUSE(r.problem.num_micro_batches = 0, "num_micro_batches is 0");
+  REFUSE(r.problem.schedule = 3, "schedule is 3");
+  REFUSE(r.problem.method = 4, "method is 4");
+  REFUSE(r.problem.in_flight_limit = -1, "in_flight_limit is -1");
+  REFUSE(r.problem.weight_versions = 2, "weight_versions is 2");
+  REFUSE(r.problem.copy_bytes_per_second = NAN, "copy_bytes_per_second is");
+  REFUSE(r.problem.base_bytes = UINT64_MAX, "more than the");
+  const int32_t in_flight[3] = {1, 0, 1};
+  REFUSE(r.problem.in_flight = in_flight, "in_flight of stage 1 is 0");
+  sluice_stages_edge_t backward = {3, 3};
+  REFUSE((r.problem.edges = &backward, r.problem.num_edges = 1), "edge 0 leads from layer 3 to 3");
+  sluice_stages_edge_t skip = {0, 2};
+  REFUSE((r.problem.edges = &skip, r.problem.num_edges = 1, r.problem.method = SLUICE_STAGES_EXACT), "is for chains");
+#undef REFUSE
+  r.links[1].bytes_per_second = 0;
+  check_refused(&r, "link 1 has 0 bytes per second");
+  r.links[1].bytes_per_second = 1;
+  r.options[4 * RANDOM_OPTIONS].forward_seconds = -1;
+  check_refused(&r, "option 0 of layer 4 takes -1");
+  r.options[4 * RANDOM_OPTIONS].forward_seconds = 1;
+  r.layers[2].options = &r.options[2 * RANDOM_OPTIONS + SLUICE_STAGES_OFFLOAD], r.layers[2].num_options = 1;
+  check_refused(&r, "all options of layer 2 copy");
+  random_problem_free(&r);
+}
+
+static void Plan_NthAllocationFails_LeaksNothingAndSaysSo(void** state) {
+  (void)state;
+  random_t random = {2};
+  random_problem_t chain = random_chain(&random, 9, 3), graph = random_nests(&random, 30, 3);
+  random_problem_t* problems[] = {&chain, &graph};
+  for (int i = 0; i < 2; ++i) {
+    sluice_status_t status = SLUICE_E_NO_MEMORY;
+    int64_t nth = 0;
+    for (; status == SLUICE_E_NO_MEMORY; ++nth) {
+      sluice_allocator_t allocator;
+      sluice_allocator_init(&allocator, NULL, NULL, NULL);
+      allocator.fail_after = nth;
+      status = sluice_stages_plan(&problems[i]->problem, &allocator, &problems[i]->plan);
+      assert_int_equal(allocator.num_live, 0);
+      assert_int_equal(allocator.current_bytes, 0);
+      sluice_allocator_deinit(&allocator);
+    }
+    assert_true(status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET);
+    assert_true(nth > 18);
+    random_problem_free(problems[i]);
+  }
+}
+
+/* ---- the smallest budget ---- */
+
+static void Plan_ThatDoesNotFit_NamesTheSmallestBudgetThatDoes(void** state) {
+  (void)state;
+  random_t random = {3};
+  for (int32_t c = 0; c < 300; ++c) {
+    const int32_t stages = 1 + random_index(&random, 4);
+    random_problem_t r = random_chain(&random, stages + random_index(&random, 12), stages);
+    for (int32_t s = 0; s < stages; ++s) r.budgets[s] = 1;
+    r.problem.method = random_index(&random, 4);
+    assert_int_equal(make(&r), SLUICE_E_OVER_BUDGET);
+    const uint64_t smallest = r.plan.smallest_budget_bytes;
+    char words[64];
+    snprintf(words, sizeof words, "stage %d, with layers", r.plan.blocking_stage);
+    assert_non_null(strstr(message(), words));
+    snprintf(words, sizeof words, "takes at least %llu bytes", (unsigned long long)smallest);
+    assert_non_null(strstr(message(), words));
+    assert_int_equal(r.plan.stages[r.plan.blocking_stage].bytes, smallest);
+    assert_int_equal(r.plan.short_bytes, smallest - 1);
+    for (int32_t s = 0; s < stages; ++s) r.budgets[s] = smallest;
+    assert_int_equal(make(&r), SLUICE_OK);
+    for (int32_t s = 0; s < stages; ++s) assert_true(r.plan.stages[s].bytes <= smallest);
+    for (int32_t s = 0; s < stages; ++s) r.budgets[s] = smallest - 1;
+    assert_int_equal(make(&r), SLUICE_E_OVER_BUDGET);
+    random_problem_free(&r);
+  }
+}
+
+/* ---- predictions and reasons ---- */
+
+static int is_same(double a, double b) { return fabs(a - b) <= 1e-9 * (fabs(a) + fabs(b)); }
+
+static void check_stage(const random_problem_t* r, int32_t stage, int32_t first, int32_t end) {
+  const sluice_stages_stage_t* s = &r->plan.stages[stage];
+  int32_t options[EXHAUSTIVE_LAYERS];
+  uint64_t bytes;
+  for (int32_t i = first; i < end; ++i) options[i - first] = r->plan.choices[i].option;
+  assert_true(is_same(exhaustive_turn(&r->problem, stage, first, end, options, &bytes), s->seconds));
+  assert_int_equal(bytes, s->bytes);
+  assert_int_equal(bytes, s->base_bytes + s->parameter_bytes + s->state_bytes + s->message_bytes + s->resident_bytes +
+                              s->held_bytes + s->working_bytes + s->staging_bytes);
+  for (int32_t i = first; i < end; ++i) {
+    const sluice_stages_choice_t* choice = &r->plan.choices[i];
+    options[i - first] = choice->fastest;
+    uint64_t other_bytes;
+    const double turn = exhaustive_turn(&r->problem, stage, first, end, options, &other_bytes);
+    const uint64_t budget = exhaustive_budget(&r->problem, stage);
+    switch (choice->reason) {
+      case SLUICE_STAGES_FASTEST: assert_int_equal(choice->option, choice->fastest); break;
+      case SLUICE_STAGES_FREE:
+        assert_int_equal(other_bytes, budget + choice->reason_bytes);
+        assert_true(turn >= s->seconds * (1 - 1e-9));
+        break;
+      case SLUICE_STAGES_SAVES:
+        assert_int_equal(other_bytes, budget + choice->reason_bytes);
+        assert_true(fabs(s->seconds - turn - choice->reason_seconds) <= 1e-9 * s->seconds && turn < s->seconds);
+        break;
+      case SLUICE_STAGES_UNBURDENS:
+        assert_true(other_bytes <= budget);
+        assert_true(fabs(turn - s->seconds - choice->reason_seconds) <= 1e-9 * turn);
+        break;
+      case SLUICE_STAGES_NO_TIME: assert_true(turn == INFINITY); break;
+      default: fail_msg("reason %d of a plan that fits", choice->reason);
+    }
+    options[i - first] = choice->option;
+  }
+}
+
+static void check_cuts(const random_problem_t* r, int32_t stage) {
+  const sluice_stages_stage_t* s = &r->plan.stages[stage];
+  const sluice_stages_other_cut_t* cuts[] = {&s->begins_earlier, &s->begins_later};
+  for (int i = 0; i < 2; ++i) {
+    /* Of an optimal plan no other cut is better. */
+    assert_true(cuts[i]->slowest_seconds >= r->plan.slowest_seconds * (1 - 1e-9));
+    assert_true(cuts[i]->short_bytes == 0 || cuts[i]->slowest_seconds == INFINITY);
+    assert_true(cuts[i]->layer >= 0 || cuts[i]->slowest_seconds == INFINITY);
+    if (stage == 0) assert_int_equal(cuts[i]->layer, -1);
+    if (cuts[i]->layer >= 0) assert_int_equal(r->plan.choices[cuts[i]->layer].stage, stage - 1 + i);
+  }
+}
+
+static void Plan_OfAnyChain_PredictsAndReasonsAsTheFormulasDo(void** state) {
+  (void)state;
+  random_t random = {4};
+  int32_t reasons[6] = {0};
+  for (int32_t c = 0; c < 500; ++c) {
+    const int32_t stages = 1 + random_index(&random, EXHAUSTIVE_STAGES);
+    random_problem_t r = random_chain(&random, stages + random_index(&random, EXHAUSTIVE_LAYERS + 1 - stages), stages);
+    if (make(&r) == SLUICE_OK) {
+      for (int32_t s = 0, first = 0, end; s < stages; ++s, first = end) {
+        for (end = first; end < r.problem.num_layers && r.plan.choices[end].stage == s;) ++end;
+        check_stage(&r, s, first, end);
+        check_cuts(&r, s);
+      }
+      for (int32_t i = 0; i < r.problem.num_layers; ++i) ++reasons[r.plan.choices[i].reason];
+    }
+    random_problem_free(&r);
+  }
+  printf("fastest %d, free %d, saves %d, unburdens %d, no time %d\n", reasons[0], reasons[1], reasons[2], reasons[3],
+         reasons[4]);
+  assert_true(reasons[SLUICE_STAGES_FASTEST] > 100 && reasons[SLUICE_STAGES_FREE] > 100);
+  assert_true(reasons[SLUICE_STAGES_SAVES] > 100);
+}
+
+static void Plan_MadeTwice_IsTheSameToTheByte(void** state) {
+  (void)state;
+  random_t random = {5};
+  for (int32_t c = 0; c < 40; ++c) {
+    random_problem_t r = c % 2 == 0 ? random_chain(&random, 40, 4) : random_nests(&random, 40, 4);
+    const size_t choices = 40 * sizeof *r.plan.choices, stages = 4 * sizeof *r.plan.stages;
+    void *first = malloc(choices), *second = malloc(stages);
+    const sluice_status_t status = make(&r);
+    memcpy(first, r.plan.choices, choices), memcpy(second, r.plan.stages, stages);
+    memset(r.plan.choices, 0xff, choices), memset(r.plan.stages, 0xff, stages);
+    assert_int_equal(make(&r), status);
+    assert_memory_equal(first, r.plan.choices, choices);
+    assert_memory_equal(second, r.plan.stages, stages);
+    free(first), free(second);
+    random_problem_free(&r);
+  }
+}
+
+/* ---- what plans are for ---- */
+
+enum { ALIKE = 32 };
+
+typedef struct alike_s {
+  sluice_stages_option_t options[3];
+  sluice_stages_layer_t layers[ALIKE];
+  uint64_t budgets[ALIKE];
+  sluice_stages_choice_t choices[ALIKE];
+  sluice_stages_stage_t stages[ALIKE];
+  sluice_stages_problem_t problem;
+  sluice_stages_plan_t plan;
+} alike_t;
+
+/* Layers of 1 + 2 seconds and 100 bytes, 10 of them their input. */
+static void make_alike(alike_t* a, int32_t num_stages) {
+  const sluice_stages_profile_t profile = {1, 2, 1, 100, 10, 0};
+  *a = (alike_t){.problem = {.layers = a->layers, .budget_bytes = a->budgets, .num_layers = ALIKE},
+                 .plan = {.choices = a->choices, .stages = a->stages}};
+  sluice_stages_options_of_profile(&profile, a->options);
+  for (int32_t i = 0; i < ALIKE; ++i) a->layers[i] = (sluice_stages_layer_t){a->options, 10, 30, 10, 3, 0};
+  a->problem.num_stages = num_stages, a->problem.num_micro_batches = 8;
+}
+
+static sluice_status_t plan_alike(alike_t* a, uint64_t budget) {
+  for (int32_t s = 0; s < a->problem.num_stages; ++s) a->budgets[s] = budget;
+  return sluice_stages_plan(&a->problem, sluice_process_allocator(), &a->plan);
+}
+
+static int32_t count_kind(const alike_t* a, int32_t stage, int32_t kind) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < ALIKE; ++i) {
+    count += a->choices[i].stage == stage && a->options[a->choices[i].option].kind == kind;
+  }
+  return count;
+}
+
+/* 1F1B: stage 0 of 4 holds four micro-batches, stage 3 one, so that memory is short in front. Without copies the
+ * front computes again and hands layers on; with them it copies, which is free. */
+static void Plan_OfLayersAllAlike_RelievesTheFrontStages(void** state) {
+  (void)state;
+  alike_t a;
+  make_alike(&a, 4);
+  assert_int_equal(plan_alike(&a, 1600), SLUICE_OK);
+  assert_true(count_kind(&a, 0, SLUICE_STAGES_RECOMPUTE) > 0);
+  assert_int_equal(count_kind(&a, 3, SLUICE_STAGES_RECOMPUTE), 0);
+  assert_true(a.stages[0].num_layers < a.stages[3].num_layers);
+  assert_true(a.plan.slowest_seconds == 29);
+  a.problem.copy_bytes_per_second = 100;
+  assert_int_equal(plan_alike(&a, 1600), SLUICE_OK);
+  assert_true(count_kind(&a, 0, SLUICE_STAGES_OFFLOAD) > 0);
+  assert_true(a.plan.slowest_seconds == 24);
+  assert_true(a.plan.step_seconds == 96 + 7 * 24);
+}
+
+/* A model without a pipeline is one stage. */
+static void Plan_OfOneStage_GetsFasterAsItsBudgetGrows(void** state) {
+  (void)state;
+  alike_t a;
+  make_alike(&a, 1);
+  double before = INFINITY;
+  assert_int_equal(plan_alike(&a, 1), SLUICE_E_OVER_BUDGET);
+  const uint64_t least = a.plan.smallest_budget_bytes, most = ALIKE * 140;
+  for (int32_t i = 0; i < 10; ++i) {
+    const uint64_t budget = least + (most - least) * (uint64_t)i / 9;
+    assert_int_equal(plan_alike(&a, budget), SLUICE_OK);
+    assert_true(a.stages[0].bytes <= budget);
+    assert_true(a.plan.slowest_seconds <= before);
+    before = a.plan.slowest_seconds;
+  }
+  assert_true(before == 96); /* all kept */
+}
+
+/* The layer whose backward follows its forward at once has no time to copy. */
+static void Plan_OfTheLastLayer_DoesNotCopyIt(void** state) {
+  (void)state;
+  alike_t a;
+  make_alike(&a, 1);
+  a.problem.copy_bytes_per_second = 1e6;
+  assert_int_equal(plan_alike(&a, 1), SLUICE_E_OVER_BUDGET);
+  assert_int_equal(plan_alike(&a, a.plan.smallest_budget_bytes), SLUICE_OK);
+  assert_int_equal(count_kind(&a, 0, SLUICE_STAGES_OFFLOAD), ALIKE - 1);
+  assert_int_not_equal(a.choices[ALIKE - 1].option, SLUICE_STAGES_OFFLOAD);
+}
+
+/* A Mixture-of-Experts layer brings plans of its own: more chunks are slower here and take less. It is chosen among
+ * with all other layers, under one budget. */
+static void Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows(void** state) {
+  (void)state;
+  alike_t a;
+  make_alike(&a, 1);
+  sluice_stages_option_t own[4];
+  for (int32_t i = 0; i < 4; ++i) {
+    own[i] = (sluice_stages_option_t){.forward_seconds = 4 + 0.25 * i,
+                                      .backward_seconds = 8,
+                                      .resident_bytes = (uint64_t)(400 >> i),
+                                      .held_bytes = 50,
+                                      .kind = SLUICE_STAGES_MIXED,
+                                      .tag = 1 << i};
+  }
+  a.layers[5].options = own, a.layers[5].num_options = 4;
+  const uint64_t all = ALIKE * 40 + (ALIKE - 1) * 100 + 450;
+  assert_int_equal(plan_alike(&a, all), SLUICE_OK);
+  assert_int_equal(own[a.choices[5].option].tag, 1);
+  assert_int_equal(plan_alike(&a, all - 1),
+                   SLUICE_OK); /* 200 bytes for a quarter of a second: cheaper than 90 for one */
+  assert_int_equal(own[a.choices[5].option].tag, 2);
+  assert_true(a.plan.slowest_seconds == 93 + 12.25);
+  assert_int_equal(a.choices[5].reason, SLUICE_STAGES_SAVES);
+  assert_int_equal(a.choices[5].reason_bytes, 1);
+}
+
+static void Plan_WithManyVersionsOfWeights_CountsEach(void** state) {
+  (void)state;
+  alike_t a;
+  make_alike(&a, 4);
+  assert_int_equal(plan_alike(&a, 0), SLUICE_OK);
+  const uint64_t one = a.stages[0].parameter_bytes;
+  a.problem.weight_versions = 1;
+  assert_int_equal(plan_alike(&a, 0), SLUICE_OK);
+  assert_int_equal(a.stages[0].parameter_bytes, 4 * one);
+  assert_int_equal(a.stages[3].parameter_bytes, one);
+}
+
+static void Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers(void** state) {
+  (void)state;
+  alike_t a;
+  make_alike(&a, 4);
+  assert_int_equal(plan_alike(&a, 1600), SLUICE_OK);
+  sluice_text_t length = sluice_text(NULL, 0);
+  sluice_stages_explain(&a.problem, &a.plan, &length);
+  char* words = malloc(length.used + 1);
+  sluice_text_t text = sluice_text(words, length.used + 1);
+  sluice_stages_explain(&a.problem, &a.plan, &text);
+  int32_t lines = 0;
+  for (const char* c = words; *c != 0; ++c) lines += *c == '\n';
+  assert_int_equal(lines, 4 + ALIKE);
+  /* Seven layers and five forwards once more: 7 * 40 + 10 + 2 * 400 + 5 * 40 + 90 bytes; one more kept is 4 * 90. */
+  assert_non_null(strstr(words, "stage 0: 7 layers, 26 s (compute 26, messages 0, copies 0), 1380 bytes of 1600\n"));
+  assert_non_null(strstr(words,
+                         "recompute (option 1): with keep (option 0) the stage is 140 bytes over its budget; "
+                         "this costs 1 s"));
+  assert_non_null(strstr(words, "keep (option 0): nothing is faster, and it fits"));
+  assert_non_null(strstr(words, "29 s, the slowest"));
+  free(words);
+}
+
+/* Seconds of processor: 0.5 and 10 are what is asked for, and a slow machine needs a fraction of either. */
+static void Plan_OfManyLayers_IsQuick(void** state) {
+  (void)state;
+  const struct {
+    int32_t layers, stages, count;
+    double seconds;
+  } sizes[] = {{128, 8, 10, 0.5}, {1024, 64, 3, 10}};
+  for (int i = 0; i < 2; ++i) {
+    random_t random = {6};
+    for (int32_t c = 0; c < sizes[i].count; ++c) {
+      random_problem_t r = random_chain(&random, sizes[i].layers, sizes[i].stages);
+      const clock_t begin = clock();
+      const sluice_status_t status = make(&r);
+      const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+      printf("%d layers on %d stages: %.3f s, status %d\n", sizes[i].layers, sizes[i].stages, seconds, status);
+      assert_true(status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET);
+      assert_true(seconds < sizes[i].seconds);
+      for (int32_t s = 0; s < sizes[i].stages; ++s) r.budgets[s] = 1; /* and the answer that nothing fits */
+      const clock_t again = clock();
+      assert_int_equal(make(&r), SLUICE_E_OVER_BUDGET);
+      const double refused = (double)(clock() - again) / CLOCKS_PER_SEC;
+      printf("  refused in %.3f s\n", refused);
+      assert_true(refused < sizes[i].seconds);
+      random_problem_free(&r);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Plan_OfAProblemThatMeansNothing_IsRefusedByName),
+      cmocka_unit_test(Plan_NthAllocationFails_LeaksNothingAndSaysSo),
+      cmocka_unit_test(Plan_ThatDoesNotFit_NamesTheSmallestBudgetThatDoes),
+      cmocka_unit_test(Plan_OfAnyChain_PredictsAndReasonsAsTheFormulasDo),
+      cmocka_unit_test(Plan_MadeTwice_IsTheSameToTheByte),
+      cmocka_unit_test(Plan_OfLayersAllAlike_RelievesTheFrontStages),
+      cmocka_unit_test(Plan_OfOneStage_GetsFasterAsItsBudgetGrows),
+      cmocka_unit_test(Plan_OfTheLastLayer_DoesNotCopyIt),
+      cmocka_unit_test(Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows),
+      cmocka_unit_test(Plan_WithManyVersionsOfWeights_CountsEach),
+      cmocka_unit_test(Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers),
+      cmocka_unit_test(Plan_OfManyLayers_IsQuick),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

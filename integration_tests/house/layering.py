@@ -26,7 +26,7 @@ LEVELS = {
     "calibrate": 5,
     "tune": 5,
     "planner": 6,
-    "stage": 7,
+    "pipeline": 7,
     "optim": 7,
 }
 # Areas with implementations: the area's own package holds the vtable, each folder below it an implementation.

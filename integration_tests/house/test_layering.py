@@ -36,7 +36,7 @@ def test_Includes_HaveNoForbiddenEdge(root):
         Edge("backend/moe", "backend/cost"),
         Edge("backend/cost", "backend/tune"),
         Edge("backend/tune", "backend/calibrate"),
-        Edge("backend/stage", "backend/optim"),
+        Edge("backend/pipeline", "backend/optim"),
         Edge("backend/comm/host", "backend/comm/local"),
         Edge("backend/gemm/auto", "backend/comm/local"),
         Edge("backend/moe", "backend/gemm/auto"),

@@ -1,0 +1,73 @@
+/* The ops of a stage, the tensors that they touch, and which touch which: the table that builder and checker share. */
+#ifndef SLUICE_BACKEND_PIPELINE_OPS_H_
+#define SLUICE_BACKEND_PIPELINE_OPS_H_
+
+#include "backend/pipeline/spec.h"
+
+typedef enum sluice_stage_op_kind_e {
+  SLUICE_STAGE_RECEIVE_ACTIVATION = 0, /* the input of a forward, from the stage of c - 1 */
+  SLUICE_STAGE_FORWARD,
+  SLUICE_STAGE_SEND_ACTIVATION,
+  SLUICE_STAGE_RECEIVE_GRADIENT, /* of the output, from the stage of c + 1 */
+  SLUICE_STAGE_BACKWARD,         /* with weight_apart the gradient of the input alone */
+  SLUICE_STAGE_SEND_GRADIENT,
+  SLUICE_STAGE_WEIGHT_GRAD, /* W [zero bubble, section 2] */
+  SLUICE_STAGE_FLUSH,       /* the end of the batch on this stage */
+  SLUICE_STAGE_OP_COUNT
+} sluice_stage_op_kind_t;
+
+typedef enum sluice_stage_tensor_e {
+  SLUICE_STAGE_T_INPUT = 0,
+  SLUICE_STAGE_T_STASH, /* what a forward leaves for its backward */
+  SLUICE_STAGE_T_OUTPUT,
+  SLUICE_STAGE_T_OUTPUT_GRAD,
+  SLUICE_STAGE_T_INPUT_GRAD,
+  SLUICE_STAGE_T_HELD,          /* what a backward leaves for its weight gradient */
+  SLUICE_STAGE_T_FORWARD_STATE, /* one: random numbers, running statistics; so forwards keep micro-batch order */
+  SLUICE_STAGE_T_BACKWARD_STATE,
+  SLUICE_STAGE_T_GRADIENTS, /* one: of the weights, which fold in micro-batch order */
+  SLUICE_STAGE_T_COUNT
+} sluice_stage_tensor_t;
+
+/* "forward"; "?" for what is none. */
+const char* sluice_stage_op_name(int32_t kind);
+const char* sluice_stage_tensor_name(int32_t tensor);
+
+/* Sends and receives: the transport's work. All others take the stage's thread. */
+static inline int sluice_stage_op_is_message(int32_t kind) {
+  return kind == SLUICE_STAGE_RECEIVE_ACTIVATION || kind == SLUICE_STAGE_SEND_ACTIVATION ||
+         kind == SLUICE_STAGE_RECEIVE_GRADIENT || kind == SLUICE_STAGE_SEND_GRADIENT;
+}
+
+static inline int sluice_stage_op_is_send(int32_t kind) {
+  return kind == SLUICE_STAGE_SEND_ACTIVATION || kind == SLUICE_STAGE_SEND_GRADIENT;
+}
+
+/* Whether the program of this spec has ops of the kind for a micro-batch of virtual stage c. FLUSH: no. */
+int sluice_stage_op_exists(const sluice_pipeline_spec_t* spec, int32_t kind, int32_t virtual_stage);
+/* The virtual stage at the other end of a message of c. */
+int32_t sluice_stage_op_other_end(int32_t kind, int32_t virtual_stage);
+/* Whether replicas of a stage meet in the op: forwards and backwards of expert-parallel virtual stages. */
+int sluice_stage_op_is_collective(const sluice_pipeline_spec_t* spec, int32_t kind, int32_t virtual_stage);
+
+/* A tensor of a virtual stage on the same stage. */
+typedef struct sluice_stage_access_s {
+  int32_t tensor;
+  int32_t virtual_stage;
+} sluice_stage_access_t;
+
+#define SLUICE_STAGE_MAX_ACCESSES 4
+
+typedef struct sluice_stage_accesses_s {
+  int32_t num_reads;
+  int32_t num_writes;
+  sluice_stage_access_t reads[SLUICE_STAGE_MAX_ACCESSES];
+  sluice_stage_access_t writes[SLUICE_STAGE_MAX_ACCESSES];
+} sluice_stage_accesses_t;
+
+/* What an op touches. Where c and its neighbour share a stage, the neighbour's slot is read in place. FLUSH: nothing;
+ * it waits for every other op of its stage. */
+sluice_stage_accesses_t sluice_stage_op_accesses(const sluice_pipeline_spec_t* spec, int32_t kind,
+                                                 int32_t virtual_stage);
+
+#endif /* SLUICE_BACKEND_PIPELINE_OPS_H_ */

@@ -1,0 +1,57 @@
+/* What a pipeline is: stages, virtual stages, micro-batches, limits. Plain data.
+ *
+ * The layers of a model are cut into p·v *virtual stages*, numbered c in the order of the layers. A *stage* is one rank
+ * of the pipeline and holds v of them; the placement says which. A batch is cut into m *micro-batches*. Every virtual
+ * stage runs each micro-batch forward and backward once, and a *flush* ends the batch, so that the optimizer sees what
+ * one device would have computed [AxoNN, section III-C].
+ *
+ * Two equal specs give the same program. Everything here is immutable once filled in; any thread may read it. */
+#ifndef SLUICE_BACKEND_PIPELINE_SPEC_H_
+#define SLUICE_BACKEND_PIPELINE_SPEC_H_
+
+#include "backend/base/status.h"
+
+#define SLUICE_PIPELINE_MAX_STAGES         64
+#define SLUICE_PIPELINE_MAX_VIRTUAL_STAGES 128  /* p·v */
+#define SLUICE_PIPELINE_MAX_TURNS          1024 /* m·v: forwards of one stage in a batch */
+
+/* Which stage holds virtual stage c. Looped: c mod p. V: down the stages and up again, so that with v = 2 the first
+ * stage holds the first and the last layers, and c and c + 1 lie on one stage where the V turns. */
+enum { SLUICE_PLACEMENT_LOOPED = 0, SLUICE_PLACEMENT_V = 1 };
+
+typedef struct sluice_pipeline_spec_s {
+  int32_t num_stages;        /* p in [1, 64] */
+  int32_t num_virtual;       /* v, of one stage */
+  int32_t num_micro_batches; /* m */
+  int32_t placement;         /* SLUICE_PLACEMENT_* */
+  int32_t policy;            /* SLUICE_POLICY_* of policy.h */
+  int32_t weight_apart;   /* a backward computes the input's gradients alone; weight gradients are ops of their own */
+  int32_t forward_only;   /* no backward: evaluation */
+  int32_t receives_ahead; /* inputs that may have arrived beyond those in flight */
+  /* By virtual stage. */
+  int32_t in_flight[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES]; /* L: forwards whose backward has not run; 0: policy's */
+  int32_t held[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];      /* backwards whose weight gradient has not run; 0: no limit */
+  uint64_t activation_bytes[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES]; /* of one in flight, with its input, output and their
+                                                                    gradients */
+  uint64_t held_bytes[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];       /* of one that is held for its weight gradient */
+  uint64_t message_bytes[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];    /* from c to c + 1, and of its gradient back */
+  uint8_t expert_parallel[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];   /* collectives across replicas of a stage in F and B */
+  /* By stage: what all of the above may take, with every slot filled; 0: no limit. */
+  uint64_t byte_limit[SLUICE_PIPELINE_MAX_STAGES];
+} sluice_pipeline_spec_t;
+
+static inline int32_t sluice_pipeline_num_virtual_stages(const sluice_pipeline_spec_t* spec) {
+  return spec->num_stages * spec->num_virtual;
+}
+
+/* The stage that holds virtual stage c. */
+int32_t sluice_pipeline_stage_of(const sluice_pipeline_spec_t* spec, int32_t virtual_stage);
+/* The k-th virtual stage of a stage in the order of the layers, k in [0, v). */
+int32_t sluice_pipeline_virtual_stage(const sluice_pipeline_spec_t* spec, int32_t stage, int32_t k);
+/* Whether the output of c goes to another stage. c + 1 has to exist. */
+int sluice_pipeline_crosses(const sluice_pipeline_spec_t* spec, int32_t virtual_stage);
+
+/* Ranges of everything above but the policy. Errors: INVALID_ARGUMENT naming the field. */
+sluice_status_t sluice_pipeline_spec_check(const sluice_pipeline_spec_t* spec);
+
+#endif /* SLUICE_BACKEND_PIPELINE_SPEC_H_ */

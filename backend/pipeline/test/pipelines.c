@@ -1,0 +1,43 @@
+#include "backend/pipeline/test/pipelines.h"
+
+#include "backend/pipeline/policy_table.h"
+
+sluice_pipeline_spec_t pipeline_of(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight) {
+  const sluice_policy_t* row = sluice_policy(policy);
+  sluice_pipeline_spec_t spec = {.num_stages = p,
+                                 .num_virtual = v,
+                                 .num_micro_batches = m,
+                                 .policy = policy,
+                                 .placement = row->placement < 0 ? SLUICE_PLACEMENT_LOOPED : row->placement,
+                                 .weight_apart = row->weight_apart == 1,
+                                 .forward_only = row->forward_only,
+                                 .receives_ahead = 1};
+  for (int32_t c = 0; c < p * v; ++c) spec.in_flight[c] = in_flight;
+  return spec;
+}
+
+const char* last_error(void) {
+  static sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  return info.message;
+}
+
+sluice_pipeline_program_t* program_of(const sluice_pipeline_spec_t* spec) {
+  sluice_pipeline_program_t* program = NULL;
+  if (sluice_pipeline_program_build(spec, sluice_process_allocator(), &program) != SLUICE_OK)
+    fail_msg("%s", last_error());
+  assert_non_null(program);
+  return program;
+}
+
+void free_program(sluice_pipeline_program_t* program) {
+  sluice_pipeline_program_destroy(program, sluice_process_allocator());
+}
+
+void assert_refused(const sluice_pipeline_spec_t* spec, sluice_status_t status, const char* text) {
+  sluice_pipeline_program_t* program = (sluice_pipeline_program_t*)(void*)&program;
+  assert_int_equal(sluice_pipeline_program_build(spec, sluice_process_allocator(), &program), status);
+  assert_null(program);
+  if (strstr(last_error(), text) == NULL) fail_msg("\"%s\" is not in: %s", text, last_error());
+}

@@ -1,0 +1,263 @@
+/* Policies: orders as published, and what a stage runs of what is ready. */
+#include <stdio.h>
+
+#include "backend/pipeline/policy_table.h"
+#include "backend/pipeline/runner.h"
+#include "backend/pipeline/test/pipelines.h"
+
+static void Table_EveryRow_IsComplete(void** state) {
+  (void)state;
+  for (int32_t i = 0; i < SLUICE_POLICY_COUNT; ++i) {
+    const sluice_policy_t* row = sluice_policy(i);
+    assert_non_null(row);
+    assert_true(row->name[0] != '\0' && row->source[0] != '\0');
+    assert_true(row->min_virtual >= 1);
+    /* Either an order binds, or a rule chooses. */
+    assert_int_equal(row->is_planned, row->before == NULL);
+    assert_true(!row->is_planned || row->order != NULL);
+    for (int32_t j = 0; j < i; ++j) assert_string_not_equal(row->name, sluice_policy(j)->name);
+  }
+  assert_null(sluice_policy(-1));
+  assert_null(sluice_policy(SLUICE_POLICY_COUNT));
+}
+
+/* The order of a stage: a letter for each op (A, F, a: activation received, forward, sent; G, B, g: of the gradient;
+ * W), the virtual stage on the stage where there are several, the micro-batch. */
+static const char* order_of(const sluice_pipeline_spec_t* spec, int32_t stage) {
+  static char text[1024];
+  static const char letters[] = "AFaGBgW";
+  sluice_pipeline_program_t* program = program_of(spec);
+  size_t used = 0;
+  for (int32_t i = program->first_place[stage]; i < program->first_place[stage + 1] - 1; ++i) {
+    const sluice_stage_op_t* op = &program->ops[program->order[i]];
+    assert_int_equal(op->place, i - program->first_place[stage]);
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s%c", used > 0 ? " " : "", letters[op->kind]);
+    if (spec->num_virtual > 1) {
+      used += (size_t)snprintf(text + used, sizeof text - used, "%d.", op->virtual_stage / spec->num_stages);
+    }
+    used += (size_t)snprintf(text + used, sizeof text - used, "%d", op->micro_batch);
+    assert_true(used < sizeof text);
+  }
+  free_program(program);
+  return text;
+}
+
+static void Order_DeepSpeed_IsThatOfItsTrainSchedule(void** state) {
+  (void)state;
+  /* As TrainSchedule of DeepSpeed 0.19.8 gives it for three stages and three micro-batches. */
+  sluice_pipeline_spec_t spec = pipeline_of(3, 1, 3, SLUICE_POLICY_DEEPSPEED, 0);
+  assert_string_equal(order_of(&spec, 0), "F0 a0 F1 a1 F2 G0 a2 B0 G1 B1 G2 B2");
+  assert_string_equal(order_of(&spec, 1), "A0 F0 a0 A1 F1 G0 a1 B0 g0 A2 F2 G1 a2 B1 g1 G2 B2 g2");
+  assert_string_equal(order_of(&spec, 2), "A0 F0 B0 g0 A1 F1 B1 g1 A2 F2 B2 g2");
+}
+
+static void Order_1F1B_HasOneLessInFlightOnEachStage(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_1F1B, 0);
+  assert_string_equal(order_of(&spec, 0), "F0 F1 F2 B0 F3 B1 B2 B3");
+  assert_string_equal(order_of(&spec, 1), "F0 F1 B0 F2 B1 F3 B2 B3");
+  assert_string_equal(order_of(&spec, 2), "F0 B0 F1 B1 F2 B2 F3 B3");
+  /* A limit on the first stage holds for those behind it: they could wait for no more. */
+  spec.in_flight[0] = 1;
+  assert_string_equal(order_of(&spec, 1), "F0 B0 F1 B1 F2 B2 F3 B3");
+}
+
+static void Order_GPipe_RunsAllForwardsFirst(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_GPIPE, 0);
+  assert_string_equal(order_of(&spec, 1), "F0 F1 F2 B0 B1 B2");
+}
+
+static void Order_ZeroBubble_PutsWeightGradientsOffByTheStage(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_ZERO_BUBBLE, 0);
+  assert_string_equal(order_of(&spec, 0), "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3");
+  assert_string_equal(order_of(&spec, 2), "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3");
+}
+
+static void Order_Looped_GoesInGroupsOfStages(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 2, 4, SLUICE_POLICY_LOOPED, 0);
+  assert_string_equal(order_of(&spec, 0),
+                      "F0.0 F0.1 F1.0 F1.1 F0.2 B1.0 F0.3 B1.1 F1.2 B0.0 F1.3 B0.1 B1.2 B1.3 B0.2 B0.3");
+  assert_string_equal(order_of(&spec, 1),
+                      "F0.0 F0.1 F1.0 B1.0 F1.1 B1.1 F0.2 B0.0 F0.3 B0.1 F1.2 B1.2 F1.3 B1.3 B0.2 B0.3");
+}
+
+/* Forwards without their weight gradient never pass `most` in the order of any stage. */
+static void assert_keeps_at_most(const sluice_pipeline_spec_t* spec, int32_t most) {
+  sluice_pipeline_program_t* program = program_of(spec);
+  for (int32_t s = 0; s < spec->num_stages; ++s) {
+    int32_t kept = 0, reached = 0;
+    for (int32_t i = program->first_place[s]; i < program->first_place[s + 1]; ++i) {
+      int32_t kind = program->ops[program->order[i]].kind;
+      kept += (kind == SLUICE_STAGE_FORWARD) - (kind == SLUICE_STAGE_WEIGHT_GRAD);
+      if (kept > reached) reached = kept;
+    }
+    assert_int_equal(kept, 0);
+    assert_in_range(reached, 1, most);
+  }
+  free_program(program);
+}
+
+static void Order_OfWeightGradientsApart_KeepsAsMuchAs1F1B(void** state) {
+  (void)state;
+  for (int32_t p = 1; p <= 8; ++p) {
+    for (int32_t m = 1; m <= 20; ++m) {
+      sluice_pipeline_spec_t spec = pipeline_of(p, 1, m, SLUICE_POLICY_ZERO_BUBBLE, 0);
+      assert_keeps_at_most(&spec, p);
+      spec = pipeline_of(p, 2, m, SLUICE_POLICY_V, 0); /* of halves */
+      assert_keeps_at_most(&spec, 2 * p);
+    }
+  }
+}
+
+/* ---- what runs next ---- */
+
+typedef struct bench_s {
+  sluice_pipeline_program_t* program;
+  sluice_runner_t runner;
+} bench_t;
+
+static bench_t begin(const sluice_pipeline_spec_t* spec, int32_t stage) {
+  bench_t bench = {.program = program_of(spec)};
+  assert_int_equal(sluice_runner_init(&bench.runner, bench.program, stage, sluice_process_allocator()), SLUICE_OK);
+  return bench;
+}
+
+static void finish(bench_t* bench) {
+  sluice_runner_deinit(&bench->runner, sluice_process_allocator());
+  free_program(bench->program);
+}
+
+static int32_t find(const bench_t* bench, int32_t kind, int32_t i) {
+  return sluice_pipeline_find(bench->program, kind, bench->runner.stage, i);
+}
+
+/* Runs the next op, which has to be this one. */
+static void runs(bench_t* bench, int32_t kind, int32_t i) {
+  assert_int_equal(sluice_runner_next(&bench->runner), find(bench, kind, i));
+  sluice_runner_end(&bench->runner, find(bench, kind, i));
+}
+
+static void arrives(bench_t* bench, int32_t kind, int32_t i) {
+  sluice_runner_end(&bench->runner, find(bench, kind, i));
+}
+
+static void MessageDriven_FirstStage_InjectsLThenOneForEachGradient(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
+  bench_t bench = begin(&spec, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 0);
+  arrives(&bench, SLUICE_STAGE_SEND_ACTIVATION, 0);
+  arrives(&bench, SLUICE_STAGE_RECEIVE_GRADIENT, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 1); /* initialization comes before what arrives: lines 3 to 9 */
+  arrives(&bench, SLUICE_STAGE_SEND_ACTIVATION, 1);
+  arrives(&bench, SLUICE_STAGE_RECEIVE_GRADIENT, 1);
+  runs(&bench, SLUICE_STAGE_BACKWARD, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 2); /* lines 23 to 26, before the gradient that is there already */
+  runs(&bench, SLUICE_STAGE_BACKWARD, 1);
+  runs(&bench, SLUICE_STAGE_FORWARD, 3);
+  assert_int_equal(sluice_runner_next(&bench.runner), -1);
+  finish(&bench);
+}
+
+static void MessageDriven_LastStage_TurnsEachAroundAtOnce(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
+  bench_t bench = begin(&spec, 1);
+  assert_int_equal(sluice_runner_next(&bench.runner), -1);
+  arrives(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 0);
+  arrives(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 1);
+  runs(&bench, SLUICE_STAGE_FORWARD, 0);
+  runs(&bench, SLUICE_STAGE_BACKWARD, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 1);
+  runs(&bench, SLUICE_STAGE_BACKWARD, 1);
+  finish(&bench);
+}
+
+/* A stage between others, with one forward done and both an input and a gradient there, the input first. */
+static bench_t between(int32_t policy) {
+  sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, policy, 4);
+  bench_t bench = begin(&spec, 1);
+  arrives(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 0);
+  arrives(&bench, SLUICE_STAGE_SEND_ACTIVATION, 0);
+  arrives(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 1);
+  arrives(&bench, SLUICE_STAGE_RECEIVE_GRADIENT, 0);
+  return bench;
+}
+
+static void Policies_WithBothReady_ChooseByTheirRule(void** state) {
+  (void)state;
+  bench_t bench = between(SLUICE_POLICY_MESSAGE_DRIVEN);
+  runs(&bench, SLUICE_STAGE_FORWARD, 1); /* it arrived first */
+  finish(&bench);
+  bench = between(SLUICE_POLICY_BACKWARD_FIRST);
+  runs(&bench, SLUICE_STAGE_BACKWARD, 0);
+  finish(&bench);
+  bench = between(SLUICE_POLICY_1F1B_HINT);
+  runs(&bench, SLUICE_STAGE_FORWARD, 1); /* two are in flight on this stage of three */
+  arrives(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 2);
+  runs(&bench, SLUICE_STAGE_BACKWARD, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 2);
+  arrives(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 3);
+  runs(&bench, SLUICE_STAGE_FORWARD, 3); /* the hint says backward 1, which is not there */
+  finish(&bench);
+}
+
+static void Plan_WhoseNextIsNotReady_WaitsAlthoughAnotherIs(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_1F1B, 3);
+  bench_t bench = begin(&spec, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 1);
+  assert_int_equal(sluice_runner_next(&bench.runner), -1);
+  arrives(&bench, SLUICE_STAGE_RECEIVE_GRADIENT, 0);
+  runs(&bench, SLUICE_STAGE_BACKWARD, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 2);
+  finish(&bench);
+}
+
+static void Plan_ThatBlocks_RunsMessagesInItsOrderAndPostsNone(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_DEEPSPEED, 0);
+  bench_t bench = begin(&spec, 1);
+  assert_int_equal(sluice_runner_next_post(&bench.runner), -1);
+  runs(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 0);
+  runs(&bench, SLUICE_STAGE_FORWARD, 0);
+  runs(&bench, SLUICE_STAGE_BACKWARD, 0);
+  runs(&bench, SLUICE_STAGE_SEND_GRADIENT, 0);
+  finish(&bench);
+}
+
+static void Runner_AtTheStart_PostsReceivesUpToTheLimitAndWhatIsAhead(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 9, SLUICE_POLICY_MESSAGE_DRIVEN, 3);
+  bench_t bench = begin(&spec, 1);
+  for (int32_t i = 0; i < 4; ++i) {
+    assert_int_equal(sluice_runner_next_post(&bench.runner), find(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, i));
+  }
+  assert_int_equal(sluice_runner_next_post(&bench.runner), -1);
+  assert_false(sluice_runner_is_done(&bench.runner));
+  finish(&bench);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Table_EveryRow_IsComplete),
+      cmocka_unit_test(Order_DeepSpeed_IsThatOfItsTrainSchedule),
+      cmocka_unit_test(Order_1F1B_HasOneLessInFlightOnEachStage),
+      cmocka_unit_test(Order_GPipe_RunsAllForwardsFirst),
+      cmocka_unit_test(Order_ZeroBubble_PutsWeightGradientsOffByTheStage),
+      cmocka_unit_test(Order_Looped_GoesInGroupsOfStages),
+      cmocka_unit_test(Order_OfWeightGradientsApart_KeepsAsMuchAs1F1B),
+      cmocka_unit_test(MessageDriven_FirstStage_InjectsLThenOneForEachGradient),
+      cmocka_unit_test(MessageDriven_LastStage_TurnsEachAroundAtOnce),
+      cmocka_unit_test(Policies_WithBothReady_ChooseByTheirRule),
+      cmocka_unit_test(Plan_WhoseNextIsNotReady_WaitsAlthoughAnotherIs),
+      cmocka_unit_test(Plan_ThatBlocks_RunsMessagesInItsOrderAndPostsNone),
+      cmocka_unit_test(Runner_AtTheStart_PostsReceivesUpToTheLimitAndWhatIsAhead),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

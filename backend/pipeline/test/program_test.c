@@ -1,0 +1,273 @@
+/* Programs: placement, ops, matches and needs, held against an ordering that is computed in another way. */
+#include "backend/pipeline/test/pipelines.h"
+
+static void Placement_LoopedAndV_FollowTheLayers(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = {.num_stages = 3, .num_virtual = 3};
+  const int32_t looped[] = {0, 1, 2, 0, 1, 2, 0, 1, 2}, v[] = {0, 1, 2, 2, 1, 0, 0, 1, 2};
+  for (int32_t c = 0; c < 9; ++c) {
+    spec.placement = SLUICE_PLACEMENT_LOOPED;
+    assert_int_equal(sluice_pipeline_stage_of(&spec, c), looped[c]);
+    assert_int_equal(sluice_pipeline_virtual_stage(&spec, looped[c], c / 3), c);
+    spec.placement = SLUICE_PLACEMENT_V;
+    assert_int_equal(sluice_pipeline_stage_of(&spec, c), v[c]);
+    assert_int_equal(sluice_pipeline_virtual_stage(&spec, v[c], c / 3), c);
+    if (c < 8) assert_int_equal(sluice_pipeline_crosses(&spec, c), v[c] != v[c + 1]);
+  }
+}
+
+static int32_t count_ops(const sluice_pipeline_program_t* program, int32_t kind, int32_t c, int32_t i) {
+  int32_t count = 0;
+  for (int32_t n = 0; n < program->num_ops; ++n) {
+    const sluice_stage_op_t* op = &program->ops[n];
+    count += op->kind == kind && op->virtual_stage == c && op->micro_batch == i;
+  }
+  return count;
+}
+
+/* Forms that differ in what ops there are. */
+static const struct {
+  int32_t p, v, m, policy, in_flight, placement, weight_apart;
+} forms[] = {
+    {1, 1, 1, SLUICE_POLICY_MESSAGE_DRIVEN, 1, 0, 0},
+    {2, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 2, 0, 0},
+    {4, 1, 6, SLUICE_POLICY_BACKWARD_FIRST, 3, 0, 1},
+    {3, 2, 5, SLUICE_POLICY_BACKWARD_FIRST, 4, 0, 0},
+    {3, 2, 5, SLUICE_POLICY_BACKWARD_FIRST, 2, 1, 1},
+    {2, 3, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 2, 1, 0},
+    {4, 1, 6, SLUICE_POLICY_1F1B, 0, 0, 0},
+    {3, 2, 4, SLUICE_POLICY_FORWARD_ONLY, 2, 1, 0},
+    {4, 2, 8, SLUICE_POLICY_V, 0, 1, 1},
+    {1, 4, 3, SLUICE_POLICY_MESSAGE_DRIVEN, 2, 0, 1},
+    {4, 1, 5, SLUICE_POLICY_DEEPSPEED, 0, 0, 0},
+    {4, 2, 8, SLUICE_POLICY_LOOPED, 0, 0, 0},
+};
+#define NUM_FORMS ((int32_t)(sizeof forms / sizeof forms[0]))
+
+static sluice_pipeline_program_t* form(int32_t f) {
+  sluice_pipeline_spec_t spec = pipeline_of(forms[f].p, forms[f].v, forms[f].m, forms[f].policy, forms[f].in_flight);
+  spec.placement = forms[f].placement;
+  spec.weight_apart = forms[f].weight_apart;
+  return program_of(&spec);
+}
+
+static void Program_OfEveryForm_HasEachOpOnceAndMatchesInPairs(void** state) {
+  (void)state;
+  for (int32_t f = 0; f < NUM_FORMS; ++f) {
+    sluice_pipeline_program_t* program = form(f);
+    const sluice_pipeline_spec_t* spec = &program->spec;
+    int32_t expected = spec->num_stages;
+    for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
+      for (int32_t kind = 0; kind < SLUICE_STAGE_FLUSH; ++kind) {
+        int exists = sluice_stage_op_exists(spec, kind, c);
+        expected += exists * spec->num_micro_batches;
+        for (int32_t i = 0; i < spec->num_micro_batches; ++i) {
+          assert_int_equal(count_ops(program, kind, c, i), exists);
+          int32_t found = sluice_pipeline_find(program, kind, c, i);
+          assert_int_equal(found >= 0, exists);
+          if (exists) assert_int_equal(program->ops[found].stage, sluice_pipeline_stage_of(spec, c));
+        }
+      }
+    }
+    assert_int_equal(program->num_ops, expected);
+    for (int32_t i = 0; i < program->num_ops; ++i) {
+      const sluice_stage_op_t* op = &program->ops[i];
+      if (!sluice_stage_op_is_message(op->kind)) {
+        assert_int_equal(op->match, -1);
+        continue;
+      }
+      const sluice_stage_op_t* other = &program->ops[op->match];
+      assert_int_equal(other->match, i);
+      assert_int_equal(other->stage, op->peer);
+      assert_int_equal(other->peer, op->stage);
+      assert_int_not_equal(other->stage, op->stage);
+      assert_int_equal(other->micro_batch, op->micro_batch);
+      assert_int_not_equal(sluice_stage_op_is_send(other->kind), sluice_stage_op_is_send(op->kind));
+    }
+    free_program(program);
+  }
+}
+
+static int touches(const sluice_stage_slot_t* a, int32_t num_a, const sluice_stage_slot_t* b, int32_t num_b) {
+  for (int32_t i = 0; i < num_a; ++i) {
+    for (int32_t j = 0; j < num_b; ++j) {
+      if (a[i].tensor == b[j].tensor && a[i].virtual_stage == b[j].virtual_stage && a[i].slot == b[j].slot) return 1;
+    }
+  }
+  return 0;
+}
+
+static int conflicts(const sluice_stage_op_t* a, const sluice_stage_op_t* b) {
+  if (a->kind == SLUICE_STAGE_FLUSH || b->kind == SLUICE_STAGE_FLUSH) return 1;
+  return touches(a->writes, a->num_writes, b->reads, b->num_reads) ||
+         touches(a->reads, a->num_reads, b->writes, b->num_writes) ||
+         touches(a->writes, a->num_writes, b->writes, b->num_writes);
+}
+
+/* reaches[a · n + b]: b comes behind a, by needs within a stage; `without` is one need that does not count. */
+static void close(const sluice_pipeline_program_t* program, int32_t stage, int32_t without, char* reaches) {
+  int32_t first = program->first_op[stage], n = program->first_op[stage + 1] - first;
+  memset(reaches, 0, (size_t)n * (size_t)n);
+  for (int32_t b = 0; b < n; ++b) {
+    const sluice_stage_op_t* op = &program->ops[first + b];
+    for (int32_t k = 0; k < op->num_needs; ++k) {
+      if (op->first_need + k == without) continue;
+      int32_t a = program->needs[op->first_need + k] - first;
+      assert_in_range(a, 0, b - 1);
+      reaches[a * n + b] = 1;
+      for (int32_t x = 0; x < a; ++x) reaches[x * n + b] |= reaches[x * n + a];
+    }
+  }
+}
+
+static void Needs_OfEveryForm_OrderEveryConflictAndNoneIsSuperfluous(void** state) {
+  (void)state;
+  for (int32_t f = 0; f < NUM_FORMS; ++f) {
+    sluice_pipeline_program_t* program = form(f);
+    for (int32_t s = 0; s < program->spec.num_stages; ++s) {
+      int32_t first = program->first_op[s], n = program->first_op[s + 1] - first;
+      char* reaches = malloc((size_t)n * (size_t)n);
+      assert_non_null(reaches);
+      close(program, s, -1, reaches);
+      for (int32_t b = 0; b < n; ++b) {
+        for (int32_t a = 0; a < b; ++a) {
+          if (conflicts(&program->ops[first + a], &program->ops[first + b])) assert_true(reaches[a * n + b]);
+        }
+      }
+      for (int32_t b = 0; b < n; ++b) {
+        const sluice_stage_op_t* op = &program->ops[first + b];
+        for (int32_t k = 0; k < op->num_needs; ++k) {
+          close(program, s, op->first_need + k, reaches);
+          assert_false(reaches[(program->needs[op->first_need + k] - first) * n + b]);
+        }
+      }
+      free(reaches);
+    }
+    free_program(program);
+  }
+}
+
+static int needs(const sluice_pipeline_program_t* program, int32_t op, int32_t earlier) {
+  for (int32_t k = 0; k < program->ops[op].num_needs; ++k) {
+    if (program->needs[program->ops[op].first_need + k] == earlier) return 1;
+  }
+  return 0;
+}
+
+static void Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 5, SLUICE_POLICY_MESSAGE_DRIVEN, 3);
+  sluice_pipeline_program_t* program = program_of(&spec);
+  int32_t forward = sluice_pipeline_find(program, SLUICE_STAGE_FORWARD, 0, 3);
+  assert_true(needs(program, forward, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 0, 0)));
+  assert_false(needs(program, forward, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 0, 1)));
+  /* One receive ahead: the input of micro-batch 4 comes where that of 0 lay. */
+  int32_t receive = sluice_pipeline_find(program, SLUICE_STAGE_RECEIVE_ACTIVATION, 1, 4);
+  assert_true(needs(program, receive, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 1, 0)));
+  assert_int_equal(program->ops[sluice_pipeline_find(program, SLUICE_STAGE_RECEIVE_ACTIVATION, 1, 3)].num_needs, 0);
+  free_program(program);
+}
+
+static void WeightGradient_Apart_FreesWhatABackwardLeft(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 4, SLUICE_POLICY_BACKWARD_FIRST, 2);
+  spec.weight_apart = 1;
+  spec.held[1] = 2;
+  sluice_pipeline_program_t* program = program_of(&spec);
+  int32_t weight = sluice_pipeline_find(program, SLUICE_STAGE_WEIGHT_GRAD, 1, 0);
+  assert_true(needs(program, weight, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 1, 0)));
+  assert_true(needs(program, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 1, 2), weight));
+  free_program(program);
+}
+
+static void Build_WhatDoesNotFit_IsRefusedByName(void** state) {
+  (void)state;
+  const sluice_pipeline_spec_t good = pipeline_of(2, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
+  sluice_pipeline_spec_t spec;
+#define REFUSED(change, text) spec = good, change, assert_refused(&spec, SLUICE_E_INVALID_ARGUMENT, text)
+  REFUSED(spec.num_stages = 0, "num_stages is 0");
+  REFUSED(spec.num_stages = 65, "num_stages is 65");
+  REFUSED(spec.num_virtual = 65, "num_virtual is 65");
+  REFUSED(spec.num_micro_batches = 0, "num_micro_batches is 0");
+  REFUSED(spec.num_micro_batches = 1025, "num_micro_batches is 1025");
+  REFUSED(spec.placement = 2, "placement is 2");
+  REFUSED(spec.policy = SLUICE_POLICY_COUNT, "policy is 10");
+  REFUSED(spec.policy = -1, "policy is -1");
+  REFUSED(spec.receives_ahead = -1, "receives_ahead is -1");
+  REFUSED(spec.in_flight[1] = -1, "virtual stage 1: in_flight is -1");
+  REFUSED(spec.held[0] = -2, "held is -2");
+  REFUSED((spec.weight_apart = 1, spec.forward_only = 1), "exclude each other");
+  REFUSED(spec.forward_only = 1, "message_driven asks for forward_only = 0");
+  REFUSED(spec.policy = SLUICE_POLICY_FORWARD_ONLY, "forward_only asks for forward_only = 1");
+  REFUSED(spec.policy = SLUICE_POLICY_ZERO_BUBBLE, "zero_bubble asks for weight_apart = 1");
+  REFUSED(spec.policy = SLUICE_POLICY_LOOPED, "looped asks for 2 to 128 virtual stages");
+  REFUSED((spec.policy = SLUICE_POLICY_V, spec.num_virtual = 2), "v asks for placement 1");
+  REFUSED((spec.policy = SLUICE_POLICY_1F1B, spec.num_virtual = 2), "1f1b asks for 1 to 1 virtual stages");
+  REFUSED((spec.policy = SLUICE_POLICY_GPIPE), "gpipe has all 4 micro-batches in flight");
+  REFUSED((spec.policy = SLUICE_POLICY_LOOPED, spec.num_virtual = 2, spec.num_micro_batches = 3), "groups of 2");
+  /* The stock order does not follow limits, and would wait for ever. */
+  REFUSED((spec.policy = SLUICE_POLICY_DEEPSPEED, spec.in_flight[0] = 1), "waits forever");
+  spec = good, spec.activation_bytes[1] = 100, spec.message_bytes[0] = 10, spec.byte_limit[1] = 209;
+  assert_refused(&spec, SLUICE_E_OVER_BUDGET, "stage 1 take 210 bytes and its limit is 209");
+  spec.byte_limit[1] = 210;
+  free_program(program_of(&spec));
+}
+
+static void Limits_ThatAreLeftOpen_BecomeThePolicys(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(4, 1, 8, SLUICE_POLICY_MESSAGE_DRIVEN, 0);
+  sluice_pipeline_program_t* program = program_of(&spec);
+  for (int32_t s = 0; s < 4; ++s) assert_int_equal(program->spec.in_flight[s], 4);
+  free_program(program);
+  spec = pipeline_of(4, 1, 8, SLUICE_POLICY_ZERO_BUBBLE, 0);
+  program = program_of(&spec);
+  for (int32_t s = 0; s < 4; ++s) {
+    assert_int_equal(program->spec.in_flight[s], 4 - s);
+    assert_int_equal(program->spec.held[s], 1 + s);
+  }
+  free_program(program);
+}
+
+static void Build_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** state) {
+  (void)state;
+  const sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_1F1B, 0);
+  for (int64_t n = 0;; ++n) {
+    sluice_allocator_t allocator;
+    sluice_allocator_init(&allocator, NULL, NULL, NULL);
+    allocator.fail_after = n;
+    sluice_pipeline_program_t* program = NULL;
+    sluice_status_t status = sluice_pipeline_program_build(&spec, &allocator, &program);
+    sluice_pipeline_program_destroy(program, &allocator);
+    uint64_t live = allocator.num_live, bytes = allocator.current_bytes;
+    sluice_allocator_deinit(&allocator);
+    assert_int_equal(live, 0);
+    assert_int_equal(bytes, 0);
+    if (status == SLUICE_OK) {
+      assert_int_equal(n, 4);
+      return;
+    }
+    assert_int_equal(status, SLUICE_E_NO_MEMORY);
+    assert_null(program);
+  }
+}
+
+static void Program_AsLargeAsItMayBe_IsBuilt(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(64, 2, 512, SLUICE_POLICY_BACKWARD_FIRST, 512);
+  free_program(program_of(&spec));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Placement_LoopedAndV_FollowTheLayers),
+      cmocka_unit_test(Program_OfEveryForm_HasEachOpOnceAndMatchesInPairs),
+      cmocka_unit_test(Needs_OfEveryForm_OrderEveryConflictAndNoneIsSuperfluous),
+      cmocka_unit_test(Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot),
+      cmocka_unit_test(WeightGradient_Apart_FreesWhatABackwardLeft),
+      cmocka_unit_test(Build_WhatDoesNotFit_IsRefusedByName),
+      cmocka_unit_test(Limits_ThatAreLeftOpen_BecomeThePolicys),
+      cmocka_unit_test(Build_EveryFailingAllocation_IsNoMemoryAndLeaksNothing),
+      cmocka_unit_test(Program_AsLargeAsItMayBe_IsBuilt),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,296 @@
+#include "backend/pipeline/simulate.h"
+
+#include <math.h>
+
+#include "backend/base/check.h"
+#include "backend/base/math.h"
+#include "backend/pipeline/event_queue.h"
+#include "backend/pipeline/runner.h"
+
+#define NOBODY (-1)
+/* Sums of the same times in another order are one moment. */
+#define SAME_MOMENT 1e-9
+
+/* A message, by its send. */
+typedef struct message_s {
+  uint8_t is_sent, is_awaited, has_arrived; /* posted at its two ends; off its link */
+  int32_t next;                             /* in the queue of its link */
+} message_t;
+
+typedef struct link_s {
+  int32_t first, last; /* sends that wait for it */
+  int32_t is_busy;
+} link_t;
+
+typedef struct simulation_s {
+  const sluice_pipeline_program_t* program;
+  const sluice_pipeline_times_t* times;
+  sluice_pipeline_result_t* result;
+  double now;
+  double *begin, *end;
+  sluice_event_queue_t events;
+  message_t* messages; /* by op */
+  link_t* links;       /* p · p */
+  uint64_t bytes[SLUICE_PIPELINE_MAX_STAGES];
+  int32_t in_flight[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
+  int32_t of_stage[SLUICE_PIPELINE_MAX_STAGES];
+  int32_t held[SLUICE_PIPELINE_MAX_STAGES];
+  int32_t running[SLUICE_PIPELINE_MAX_STAGES];
+  sluice_runner_t runners[SLUICE_PIPELINE_MAX_STAGES];
+} simulation_t;
+
+/* ---- times ---- */
+
+static double seconds_of(const simulation_t* s, const sluice_stage_op_t* op) {
+  const sluice_pipeline_times_t* times = s->times;
+  int32_t c = op->virtual_stage;
+  double seconds = 0;
+  if (sluice_stage_op_is_message(op->kind)) {
+    int32_t edge = op->kind == SLUICE_STAGE_SEND_ACTIVATION ? c : c - 1;
+    seconds = times->latency_s[edge] + (double)s->program->spec.message_bytes[edge] * times->s_per_byte[edge];
+  } else if (op->kind == SLUICE_STAGE_FORWARD) {
+    seconds = times->forward_s[c];
+  } else if (op->kind == SLUICE_STAGE_BACKWARD) {
+    seconds = times->backward_s[c] + (s->program->spec.weight_apart ? 0 : times->weight_s[c]);
+  } else if (op->kind == SLUICE_STAGE_WEIGHT_GRAD) {
+    seconds = times->weight_s[c];
+  }
+  return times->stretch == NULL || op->kind == SLUICE_STAGE_FLUSH ? seconds : seconds * times->stretch(times->user, op);
+}
+
+static sluice_status_t check_times(const sluice_pipeline_program_t* program, const sluice_pipeline_times_t* times) {
+  for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(&program->spec); ++c) {
+    const double all[] = {times->forward_s[c], times->backward_s[c], times->weight_s[c], times->latency_s[c],
+                          times->s_per_byte[c]};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+      SLUICE_TRY(SLUICE_REQUIRE(isfinite(all[i]) && all[i] >= 0,
+                                "pipeline: a time of virtual stage %d is %g; give finite seconds of at least 0", c,
+                                all[i]));
+    }
+  }
+  return SLUICE_OK;
+}
+
+/* ---- what is in flight ---- */
+
+static void note_bytes(simulation_t* s, int32_t stage) {
+  sluice_stage_result_t* result = &s->result->stages[stage];
+  result->peak_bytes = sluice_max_u64(result->peak_bytes, s->bytes[stage]);
+}
+
+static void count_begin(simulation_t* s, const sluice_stage_op_t* op) {
+  if (op->kind != SLUICE_STAGE_FORWARD || s->program->spec.forward_only) return;
+  int32_t c = op->virtual_stage, stage = op->stage;
+  sluice_stage_result_t* result = &s->result->stages[stage];
+  ++s->in_flight[c];
+  ++s->of_stage[stage];
+  s->bytes[stage] += s->program->spec.activation_bytes[c];
+  s->result->most_in_flight[c] = (int32_t)sluice_max(s->result->most_in_flight[c], s->in_flight[c]);
+  result->most_in_flight = (int32_t)sluice_max(result->most_in_flight, s->of_stage[stage]);
+  note_bytes(s, stage);
+}
+
+static void count_end(simulation_t* s, const sluice_stage_op_t* op) {
+  int32_t c = op->virtual_stage, stage = op->stage;
+  const sluice_pipeline_spec_t* spec = &s->program->spec;
+  sluice_stage_result_t* result = &s->result->stages[stage];
+  if (op->kind == SLUICE_STAGE_BACKWARD) {
+    --s->in_flight[c];
+    --s->of_stage[stage];
+    s->bytes[stage] -= spec->activation_bytes[c];
+    if (!spec->weight_apart) return;
+    ++s->held[stage];
+    s->bytes[stage] += spec->held_bytes[c];
+    result->most_held = (int32_t)sluice_max(result->most_held, s->held[stage]);
+    note_bytes(s, stage);
+  } else if (op->kind == SLUICE_STAGE_WEIGHT_GRAD) {
+    --s->held[stage];
+    s->bytes[stage] -= spec->held_bytes[c];
+  }
+}
+
+/* ---- moments ---- */
+
+static void begin(simulation_t* s, int32_t op) {
+  s->begin[op] = s->now;
+  count_begin(s, &s->program->ops[op]);
+}
+
+static void end(simulation_t* s, int32_t index) {
+  const sluice_stage_op_t* op = &s->program->ops[index];
+  s->end[index] = s->now;
+  if (!sluice_stage_op_is_message(op->kind)) s->result->stages[op->stage].busy_s += s->now - s->begin[index];
+  count_end(s, op);
+  if (s->running[op->stage] == index) s->running[op->stage] = NOBODY;
+  sluice_runner_end(&s->runners[op->stage], index);
+}
+
+static link_t* link_of(const simulation_t* s, const sluice_stage_op_t* send) {
+  return &s->links[send->stage * s->program->spec.num_stages + send->peer];
+}
+
+static void start_if_free(simulation_t* s, link_t* link) {
+  if (link->is_busy || link->first == NOBODY) return;
+  int32_t send = link->first;
+  link->first = s->messages[send].next;
+  link->is_busy = 1;
+  s->begin[send] = s->now;
+  int32_t receive = s->program->ops[send].match;
+  if (receive >= 0) s->begin[receive] = s->now;
+  sluice_event_add(&s->events, s->now + seconds_of(s, &s->program->ops[send]), send);
+}
+
+static void queue_on_link(simulation_t* s, int32_t send) {
+  link_t* link = link_of(s, &s->program->ops[send]);
+  s->messages[send].next = NOBODY;
+  if (link->first == NOBODY) {
+    link->first = send;
+  } else {
+    s->messages[link->last].next = send;
+  }
+  link->last = send;
+  start_if_free(s, link);
+}
+
+static void post(simulation_t* s, int32_t index) {
+  const sluice_stage_op_t* op = &s->program->ops[index];
+  int is_send = sluice_stage_op_is_send(op->kind), is_buffered = s->times->is_buffered;
+  int32_t send = is_send ? index : op->match;
+  if (send < 0) return; /* nobody sends it: the stage will be found waiting */
+  message_t* message = &s->messages[send];
+  if (is_send) {
+    message->is_sent = 1;
+  } else {
+    message->is_awaited = 1;
+  }
+  if (is_buffered ? is_send : message->is_sent && message->is_awaited) queue_on_link(s, send);
+  if (is_buffered && (is_send || message->has_arrived)) end(s, index);
+}
+
+static void end_message(simulation_t* s, int32_t send) {
+  const sluice_stage_op_t* op = &s->program->ops[send];
+  message_t* message = &s->messages[send];
+  link_t* link = link_of(s, op);
+  message->has_arrived = 1;
+  link->is_busy = 0;
+  start_if_free(s, link);
+  if (!s->times->is_buffered) end(s, send);
+  if (message->is_awaited && op->match >= 0) end(s, op->match);
+}
+
+static void end_event(simulation_t* s, int32_t op) {
+  if (sluice_stage_op_is_message(s->program->ops[op].kind)) {
+    end_message(s, op);
+  } else {
+    end(s, op);
+  }
+}
+
+/* Whether anything was posted or begun. */
+static int move(simulation_t* s, int32_t stage) {
+  int has_moved = 0;
+  for (int32_t op; (op = sluice_runner_next_post(&s->runners[stage])) >= 0; has_moved = 1) post(s, op);
+  return has_moved;
+}
+
+static int choose(simulation_t* s, int32_t stage) {
+  if (s->running[stage] != NOBODY) return 0;
+  int32_t op = sluice_runner_next(&s->runners[stage]);
+  if (op < 0) return 0;
+  s->running[stage] = op;
+  if (sluice_stage_op_is_message(s->program->ops[op].kind)) {
+    post(s, op);
+  } else {
+    begin(s, op);
+    sluice_event_add(&s->events, s->now + seconds_of(s, &s->program->ops[op]), op);
+  }
+  return 1;
+}
+
+/* All that happens at the next moment, messages that take no time included, before stages choose. */
+static void end_moment(simulation_t* s) {
+  for (;;) {
+    while (s->events.count > 0 && s->events.heap[0].time <= s->now + SAME_MOMENT * (1 + s->now)) {
+      end_event(s, sluice_event_take(&s->events).op);
+    }
+    int has_moved = 0;
+    for (int32_t stage = 0; stage < s->program->spec.num_stages; ++stage) has_moved |= move(s, stage);
+    if (!has_moved && (s->events.count == 0 || s->events.heap[0].time > s->now + SAME_MOMENT * (1 + s->now))) return;
+  }
+}
+
+static void run(simulation_t* s) {
+  for (;;) {
+    end_moment(s);
+    int has_chosen = 0;
+    for (int32_t stage = 0; stage < s->program->spec.num_stages; ++stage) has_chosen |= choose(s, stage);
+    if (has_chosen) continue; /* a message of a blocking plan may have ended at once */
+    if (s->events.count == 0) return;
+    s->now = s->events.heap[0].time;
+  }
+}
+
+/* ---- results ---- */
+
+static sluice_status_t finish(const simulation_t* s) {
+  sluice_pipeline_result_t* result = s->result;
+  int32_t p = s->program->spec.num_stages;
+  double busy = 0;
+  result->makespan_s = s->now;
+  for (int32_t stage = 0; stage < p; ++stage) {
+    const sluice_runner_t* runner = &s->runners[stage];
+    if (!sluice_runner_is_done(runner)) {
+      return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: stage %d has run %d of %d ops and nothing can move any more",
+                         stage, runner->num_ended, runner->num_ops);
+    }
+    sluice_stage_result_t* of_stage = &result->stages[stage];
+    of_stage->bubble = result->makespan_s > 0 ? 1 - of_stage->busy_s / result->makespan_s : 0;
+    busy += of_stage->busy_s;
+  }
+  result->bubble = result->makespan_s > 0 ? 1 - busy / (p * result->makespan_s) : 0;
+  return SLUICE_OK;
+}
+
+static sluice_status_t run_all(simulation_t* s, sluice_allocator_t* allocator) {
+  int32_t p = s->program->spec.num_stages, made = 0;
+  sluice_status_t status = SLUICE_OK;
+  for (; made < p && status == SLUICE_OK; ++made) {
+    s->running[made] = NOBODY;
+    status = sluice_runner_init(&s->runners[made], s->program, made, allocator);
+  }
+  if (status == SLUICE_OK) {
+    run(s);
+    status = finish(s);
+  } else {
+    --made;
+  }
+  for (int32_t stage = 0; stage < made; ++stage) sluice_runner_deinit(&s->runners[stage], allocator);
+  return status;
+}
+
+sluice_status_t sluice_pipeline_simulate(const sluice_pipeline_program_t* program, const sluice_pipeline_times_t* times,
+                                         sluice_allocator_t* allocator, sluice_pipeline_result_t* out_result,
+                                         double* out_begin, double* out_end) {
+  *out_result = (sluice_pipeline_result_t){.makespan_s = 0};
+  SLUICE_TRY(check_times(program, times));
+  uint64_t ops = (uint64_t)program->num_ops, p = (uint64_t)program->spec.num_stages;
+  uint64_t fixed = sluice_align_up(sizeof(simulation_t)), event_bytes = ops * sizeof(sluice_pipeline_event_t);
+  uint64_t time_bytes = 2 * ops * sizeof(double), link_bytes = p * p * sizeof(link_t);
+  uint64_t bytes = fixed + event_bytes + time_bytes + link_bytes + ops * sizeof(message_t);
+  char* memory = sluice_alloc_zeroed(allocator, bytes, "pipeline simulation");
+  if (memory == NULL) return sluice_alloc_status();
+  simulation_t* s = (simulation_t*)(void*)memory;
+  s->program = program;
+  s->times = times;
+  s->result = out_result;
+  s->events.heap = (sluice_pipeline_event_t*)(void*)(memory + fixed);
+  double* own_times = (double*)(void*)(memory + fixed + event_bytes);
+  s->begin = out_begin != NULL ? out_begin : own_times;
+  s->end = out_end != NULL ? out_end : own_times + ops;
+  s->links = (link_t*)(void*)(memory + fixed + event_bytes + time_bytes);
+  s->messages = (message_t*)(void*)(memory + fixed + event_bytes + time_bytes + link_bytes);
+  for (uint64_t i = 0; i < p * p; ++i) s->links[i].first = NOBODY;
+  sluice_status_t status = run_all(s, allocator);
+  sluice_free(allocator, memory, bytes);
+  return status;
+}

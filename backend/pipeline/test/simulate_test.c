@@ -1,0 +1,302 @@
+/* The simulator: published values, and what every run of it has to keep. */
+#include <math.h>
+
+#include "backend/pipeline/simulate.h"
+#include "backend/pipeline/test/pipelines.h"
+
+/* Values that are printed with two decimals, or tenths of a percent. */
+#define TWO_DECIMALS    0.005
+#define TENTH_PERCENT   0.0005
+#define NEXT_TO_NOTHING 1e-9
+
+static sluice_pipeline_times_t times_of(const sluice_pipeline_spec_t* spec, double f, double b, double w, double c) {
+  sluice_pipeline_times_t times = {.is_buffered = 0};
+  for (int32_t i = 0; i < sluice_pipeline_num_virtual_stages(spec); ++i) {
+    times.forward_s[i] = f / spec->num_virtual;
+    times.backward_s[i] = b / spec->num_virtual;
+    times.weight_s[i] = w / spec->num_virtual;
+    times.latency_s[i] = c;
+  }
+  return times;
+}
+
+static sluice_pipeline_result_t simulate(const sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times) {
+  sluice_pipeline_program_t* program = program_of(spec);
+  sluice_pipeline_result_t result;
+  sluice_status_t status = sluice_pipeline_simulate(program, times, sluice_process_allocator(), &result, NULL, NULL);
+  free_program(program);
+  if (status != SLUICE_OK) fail_msg("%s", last_error());
+  return result;
+}
+
+static void assert_near(double value, double expected, double tolerance) {
+  if (fabs(value - expected) > tolerance) fail_msg("%.6f is not %.6f", value, expected);
+}
+
+/* m = 16, f + b = 1, rendezvous sends: what a message-driven stage gains over the stock order. */
+static double gain(int32_t p, int32_t policy, int32_t in_flight, double c, double f) {
+  sluice_pipeline_spec_t stock = pipeline_of(p, 1, 16, SLUICE_POLICY_DEEPSPEED, 0);
+  sluice_pipeline_spec_t own = pipeline_of(p, 1, 16, policy, in_flight);
+  sluice_pipeline_times_t times = times_of(&own, f, (1 - f) / 2, (1 - f) / 2, c);
+  return simulate(&stock, &times).makespan_s / simulate(&own, &times).makespan_s;
+}
+
+static void MessageDriven_BesideStock_GainsWhatIsPublished(void** state) {
+  (void)state;
+  static const struct {
+    int32_t p, in_flight;
+    double c, gain;
+  } anchors[] = {{2, 2, 0.25, 1.19}, {2, 3, 0.25, 1.43}, {2, 4, 0.25, 1.43}, {2, 16, 0.25, 1.43}, {2, 2, 0.5, 1.32},
+                 {2, 3, 0.5, 1.83},  {2, 8, 0.5, 1.83},  {4, 4, 0.25, 1.32}, {4, 8, 0.25, 1.71}};
+  static const double forward_shares[] = {1.0 / 3, 0.5, 0.25};
+  for (size_t i = 0; i < sizeof anchors / sizeof anchors[0]; ++i) {
+    for (size_t f = 0; f < sizeof forward_shares / sizeof forward_shares[0]; ++f) {
+      for (int32_t policy = SLUICE_POLICY_MESSAGE_DRIVEN; policy <= SLUICE_POLICY_BACKWARD_FIRST; ++policy) {
+        double found = gain(anchors[i].p, policy, anchors[i].in_flight, anchors[i].c, forward_shares[f]);
+        assert_near(found, anchors[i].gain, TWO_DECIMALS);
+      }
+    }
+  }
+}
+
+static void Stock_InItsSteadyState_PaysEveryMessage(void** state) {
+  (void)state;
+  /* A micro-batch more costs f + b + 2c where every stage has one neighbour, f + b + 4c where one has two. */
+  for (int32_t p = 2; p <= 4; p += 2) {
+    sluice_pipeline_spec_t more = pipeline_of(p, 1, 17, SLUICE_POLICY_DEEPSPEED, 0), less = more;
+    less.num_micro_batches = 16;
+    sluice_pipeline_times_t times = times_of(&more, 1.0 / 3, 1.0 / 3, 1.0 / 3, 0.25);
+    double step = simulate(&more, &times).makespan_s - simulate(&less, &times).makespan_s;
+    assert_near(step, p == 2 ? 1.5 : 2, NEXT_TO_NOTHING);
+  }
+}
+
+static double bubble(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight, int32_t weight_apart) {
+  sluice_pipeline_spec_t spec = pipeline_of(p, v, m, policy, in_flight);
+  if (weight_apart) spec.weight_apart = 1;
+  sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
+  return simulate(&spec, &times).bubble;
+}
+
+static void Bubbles_OfEqualParts_AreWhatIsPublished(void** state) {
+  (void)state;
+  assert_near(bubble(8, 1, 16, SLUICE_POLICY_1F1B, 0, 0), 0.304, TENTH_PERCENT);
+  assert_near(bubble(8, 1, 16, SLUICE_POLICY_DEEPSPEED, 0, 0), 0.304, TENTH_PERCENT);
+  assert_near(bubble(8, 1, 16, SLUICE_POLICY_GPIPE, 0, 0), 0.304, TENTH_PERCENT);
+  assert_near(bubble(8, 1, 16, SLUICE_POLICY_ZERO_BUBBLE, 0, 0), 0.127, TENTH_PERCENT);
+  assert_near(bubble(8, 2, 16, SLUICE_POLICY_LOOPED, 0, 0), 0.179, TENTH_PERCENT);
+  /* Greedy looping, all micro-batches in flight. */
+  assert_near(bubble(8, 2, 16, SLUICE_POLICY_BACKWARD_FIRST, 16, 0), 0.244, TENTH_PERCENT);
+  /* Greedy with weight gradients apart reaches what the plan does where L counts until B; 21 % was said of it. */
+  assert_near(bubble(8, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 8, 1), 0.127, TENTH_PERCENT);
+  /* V's own value: 4.5 halves of a forward each stage; the least is 3.5, the wait for the first input and the last. */
+  assert_near(bubble(8, 2, 16, SLUICE_POLICY_V, 0, 0), 4.5 / (48 + 4.5), TENTH_PERCENT);
+  assert_near(bubble(4, 2, 16, SLUICE_POLICY_V, 0, 0), 1.5 / (48 + 1.5), TENTH_PERCENT);
+}
+
+static void Bubbles_OfPlans_FollowTheirFormulas(void** state) {
+  (void)state;
+  for (int32_t p = 1; p <= 8; ++p) {
+    for (int32_t m = p; m <= 24; m += p) {
+      double work = 3.0 * m, idle = 3.0 * (p - 1);
+      assert_near(bubble(p, 1, m, SLUICE_POLICY_1F1B, 0, 0), idle / (work + idle), NEXT_TO_NOTHING);
+      assert_near(bubble(p, 1, m, SLUICE_POLICY_GPIPE, 0, 0), idle / (work + idle), NEXT_TO_NOTHING);
+      assert_near(bubble(p, 2, m, SLUICE_POLICY_LOOPED, 0, 0), idle / 2 / (work + idle / 2), NEXT_TO_NOTHING);
+      if (m >= 2 * p - 1) {
+        assert_near(bubble(p, 1, m, SLUICE_POLICY_ZERO_BUBBLE, 0, 0), idle / 3 / (work + idle / 3), NEXT_TO_NOTHING);
+      }
+    }
+  }
+}
+
+/* ---- what every run keeps ---- */
+
+typedef struct draw_s {
+  uint64_t seed;
+} draw_t;
+
+/* Between 0.5 and 2.5, the same for an op whenever it is asked. */
+static double stretch(void* user, const sluice_stage_op_t* op) {
+  uint64_t x = ((draw_t*)user)->seed;
+  const uint64_t parts[] = {(uint64_t)op->kind, (uint64_t)op->virtual_stage, (uint64_t)op->micro_batch};
+  for (size_t i = 0; i < 3; ++i) x = (x ^ parts[i]) * 0x9e3779b97f4a7c15u, x ^= x >> 29;
+  return 0.5 + 2 * (double)(x % 1000) / 1000;
+}
+
+static void assert_keeps_rules(const sluice_pipeline_program_t* program, const sluice_pipeline_times_t* times) {
+  size_t room = (size_t)program->num_ops * sizeof(double);
+  double *begin = malloc(room), *end = malloc(room);
+  assert_true(begin != NULL && end != NULL);
+  sluice_pipeline_result_t result;
+  if (sluice_pipeline_simulate(program, times, sluice_process_allocator(), &result, begin, end) != SLUICE_OK) {
+    fail_msg("%s", last_error());
+  }
+  for (int32_t i = 0; i < program->num_ops; ++i) {
+    const sluice_stage_op_t* a = &program->ops[i];
+    int is_message = sluice_stage_op_is_message(a->kind);
+    if (!is_message || !times->is_buffered) assert_true(begin[i] <= end[i] + NEXT_TO_NOTHING);
+    for (int32_t n = 0; n < a->num_needs; ++n) {
+      int32_t needed = program->needs[a->first_need + n];
+      int may_wait_on_link = times->is_buffered && is_message;
+      if (!may_wait_on_link) assert_true(end[needed] <= begin[i] + NEXT_TO_NOTHING);
+    }
+    if (is_message && !sluice_stage_op_is_send(a->kind)) assert_true(end[i] >= begin[a->match]);
+    for (int32_t j = 0; j < i; ++j) {
+      const sluice_stage_op_t* b = &program->ops[j];
+      int same_link = is_message && sluice_stage_op_is_send(a->kind) && b->kind == a->kind && b->peer == a->peer;
+      int share = a->stage == b->stage && (is_message ? same_link : !sluice_stage_op_is_message(b->kind));
+      if (!share || (is_message && times->is_buffered)) continue;
+      assert_true(end[i] <= begin[j] + NEXT_TO_NOTHING || end[j] <= begin[i] + NEXT_TO_NOTHING);
+    }
+    if (end[i] > result.makespan_s + NEXT_TO_NOTHING) fail_msg("op %d ends behind the batch", i);
+  }
+  for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(&program->spec); ++c) {
+    assert_in_range(result.most_in_flight[c], 0, program->spec.in_flight[c]);
+  }
+  free(begin);
+  free(end);
+}
+
+static void Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits(void** state) {
+  (void)state;
+  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
+    int32_t two = policy == SLUICE_POLICY_LOOPED || policy == SLUICE_POLICY_V || policy == SLUICE_POLICY_BACKWARD_FIRST;
+    sluice_pipeline_spec_t spec = pipeline_of(4, two ? 2 : 1, 8, policy, 0);
+    sluice_pipeline_program_t* program = program_of(&spec);
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+      draw_t draw = {seed};
+      sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0.1 * (double)(seed % 4));
+      times.is_buffered = seed % 2 == 0 && policy != SLUICE_POLICY_DEEPSPEED;
+      times.stretch = stretch;
+      times.user = &draw;
+      assert_keeps_rules(program, &times);
+    }
+    free_program(program);
+  }
+}
+
+/* ---- single questions ---- */
+
+static void Link_WithTwoMessages_CarriesOneAfterTheOther(void** state) {
+  (void)state;
+  /* Forwards take 1 and messages 3: the second input comes at 1 + 3 + 3, whatever is posted. */
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_FORWARD_ONLY, 2);
+  sluice_pipeline_times_t times = times_of(&spec, 1, 0, 0, 3);
+  for (times.is_buffered = 0; times.is_buffered < 2; ++times.is_buffered) {
+    assert_near(simulate(&spec, &times).makespan_s, 8, NEXT_TO_NOTHING);
+  }
+}
+
+static void Message_OfBytes_TakesLatencyAndThem(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 1, SLUICE_POLICY_MESSAGE_DRIVEN, 1);
+  spec.message_bytes[0] = 1000;
+  sluice_pipeline_times_t times = times_of(&spec, 1, 1, 0, 0.25);
+  times.s_per_byte[0] = 0.001;
+  assert_near(simulate(&spec, &times).makespan_s, 4 + 2 * 1.25, NEXT_TO_NOTHING);
+}
+
+static void Stock_BufferedSends_HidePartOfWhatRendezvousPays(void** state) {
+  (void)state;
+  /* With two stages nothing is won: the first one waits for a gradient before it sends the next input. */
+  for (int32_t p = 2; p <= 4; p += 2) {
+    sluice_pipeline_spec_t spec = pipeline_of(p, 1, 16, SLUICE_POLICY_DEEPSPEED, 0);
+    sluice_pipeline_times_t times = times_of(&spec, 0.5, 0.25, 0.25, 0.25);
+    double rendezvous = simulate(&spec, &times).makespan_s;
+    times.is_buffered = 1;
+    double buffered = simulate(&spec, &times).makespan_s;
+    if (p == 2) assert_near(buffered, rendezvous, NEXT_TO_NOTHING);
+    if (p == 4) assert_true(buffered < 0.9 * rendezvous);
+  }
+}
+
+static void Result_OneStage_IsBusyAllTheTime(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(1, 2, 5, SLUICE_POLICY_BACKWARD_FIRST, 2);
+  spec.weight_apart = 1;
+  sluice_pipeline_times_t times = times_of(&spec, 1, 2, 3, 7);
+  sluice_pipeline_result_t result = simulate(&spec, &times);
+  assert_near(result.makespan_s, 5 * 6, NEXT_TO_NOTHING);
+  assert_near(result.bubble, 0, NEXT_TO_NOTHING);
+}
+
+static void Result_InFlightHeldAndBytes_AreThoseOfTheOrder(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(4, 1, 8, SLUICE_POLICY_ZERO_BUBBLE, 0);
+  for (int32_t c = 0; c < 4; ++c) spec.activation_bytes[c] = 100, spec.held_bytes[c] = 10;
+  sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
+  sluice_pipeline_result_t result = simulate(&spec, &times);
+  for (int32_t s = 0; s < 4; ++s) {
+    assert_int_equal(result.stages[s].most_in_flight, 4 - s);
+    assert_int_equal(result.stages[s].most_held, 1 + s);
+    assert_true(result.stages[s].peak_bytes >= (uint64_t)(4 - s) * 100);
+    assert_true(result.stages[s].peak_bytes <= (uint64_t)(4 - s) * 100 + (uint64_t)(1 + s) * 10);
+  }
+}
+
+static void Simulate_TimeThatIsNone_IsRefused(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
+  sluice_pipeline_program_t* program = program_of(&spec);
+  const double wrong[] = {-1, NAN, INFINITY};
+  for (size_t i = 0; i < 3; ++i) {
+    sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
+    times.weight_s[1] = wrong[i];
+    sluice_pipeline_result_t result;
+    assert_int_equal(sluice_pipeline_simulate(program, &times, sluice_process_allocator(), &result, NULL, NULL),
+                     SLUICE_E_INVALID_ARGUMENT);
+    assert_non_null(strstr(last_error(), "virtual stage 1"));
+  }
+  free_program(program);
+}
+
+static void Simulate_ProgramThatCannotMove_IsInternal(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
+  sluice_pipeline_program_t* program = program_of(&spec);
+  int32_t send = sluice_pipeline_find(program, SLUICE_STAGE_SEND_GRADIENT, 1, 1);
+  int32_t receive = program->ops[send].match;
+  program->ops[send].match = program->ops[receive].match = -1;
+  sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
+  sluice_pipeline_result_t result;
+  assert_int_equal(sluice_pipeline_simulate(program, &times, sluice_process_allocator(), &result, NULL, NULL),
+                   SLUICE_E_INTERNAL);
+  free_program(program);
+}
+
+static void Simulate_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(3, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
+  sluice_pipeline_program_t* program = program_of(&spec);
+  sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
+  for (int64_t n = 0; n <= 4; ++n) {
+    sluice_allocator_t allocator;
+    sluice_allocator_init(&allocator, NULL, NULL, NULL);
+    allocator.fail_after = n;
+    sluice_pipeline_result_t result;
+    sluice_status_t status = sluice_pipeline_simulate(program, &times, &allocator, &result, NULL, NULL);
+    assert_int_equal(status, n < 4 ? SLUICE_E_NO_MEMORY : SLUICE_OK);
+    assert_int_equal(allocator.num_live, 0);
+    sluice_allocator_deinit(&allocator);
+  }
+  free_program(program);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(MessageDriven_BesideStock_GainsWhatIsPublished),
+      cmocka_unit_test(Stock_InItsSteadyState_PaysEveryMessage),
+      cmocka_unit_test(Bubbles_OfEqualParts_AreWhatIsPublished),
+      cmocka_unit_test(Bubbles_OfPlans_FollowTheirFormulas),
+      cmocka_unit_test(Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits),
+      cmocka_unit_test(Link_WithTwoMessages_CarriesOneAfterTheOther),
+      cmocka_unit_test(Message_OfBytes_TakesLatencyAndThem),
+      cmocka_unit_test(Stock_BufferedSends_HidePartOfWhatRendezvousPays),
+      cmocka_unit_test(Result_OneStage_IsBusyAllTheTime),
+      cmocka_unit_test(Result_InFlightHeldAndBytes_AreThoseOfTheOrder),
+      cmocka_unit_test(Simulate_TimeThatIsNone_IsRefused),
+      cmocka_unit_test(Simulate_ProgramThatCannotMove_IsInternal),
+      cmocka_unit_test(Simulate_EveryFailingAllocation_IsNoMemoryAndLeaksNothing),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

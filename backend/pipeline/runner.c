@@ -85,17 +85,32 @@ static int32_t next_of_plan(sluice_runner_t* runner) {
   return op;
 }
 
-int32_t sluice_runner_next(sluice_runner_t* runner) {
-  const sluice_policy_t* policy = runner->program->policy;
-  if (policy->is_planned) return next_of_plan(runner);
-  if (runner->num_ready == 0) return -1;
-  int32_t best = 0;
-  for (int32_t i = 1; i < runner->num_ready; ++i) {
-    if (policy->before(&runner->ready[i], &runner->ready[best])) best = i;
-  }
-  int32_t op = runner->ready[best].op;
-  runner->ready[best] = runner->ready[--runner->num_ready];
+static int32_t take_ready(sluice_runner_t* runner, int32_t at) {
+  int32_t op = runner->ready[at].op;
+  runner->ready[at] = runner->ready[--runner->num_ready];
   return op;
+}
+
+int32_t sluice_runner_next(sluice_runner_t* runner) {
+  const sluice_pipeline_program_t* program = runner->program;
+  if (program->policy->is_planned) return next_of_plan(runner);
+  int32_t best = -1;
+  for (int32_t i = 0; i < runner->num_ready; ++i) {
+    const sluice_stage_candidate_t* one = &runner->ready[i];
+    if (runner->follows && one->virtual_stage >= 0 &&
+        sluice_stage_op_is_collective(&program->spec, one->kind, one->virtual_stage)) {
+      continue;
+    }
+    if (best < 0 || program->policy->before(one, &runner->ready[best])) best = i;
+  }
+  return best < 0 ? -1 : take_ready(runner, best);
+}
+
+int sluice_runner_take(sluice_runner_t* runner, int32_t op) {
+  for (int32_t i = 0; i < runner->num_ready; ++i) {
+    if (runner->ready[i].op == op) return take_ready(runner, i) == op;
+  }
+  return 0;
 }
 
 int32_t sluice_runner_next_post(sluice_runner_t* runner) {

@@ -15,6 +15,7 @@ typedef struct sluice_runner_s {
   int32_t num_ops;
   int32_t num_ended;
   int32_t next_place; /* of a planned order */
+  int32_t follows;    /* the policy leaves collective ops to sluice_runner_take: another replica leads */
   int64_t clock;      /* grows with everything that arrives or becomes ready */
   int32_t num_ready;
   int32_t first_post, num_posts; /* of `posts`, in the order in which they became ready */
@@ -35,6 +36,8 @@ void sluice_runner_deinit(sluice_runner_t* runner, sluice_allocator_t* allocator
 /* Takes the op that the stage's thread runs next; -1: nothing may run now. In a blocking plan it may be a message, in
  * which the thread waits. */
 int32_t sluice_runner_next(sluice_runner_t* runner);
+/* Takes an op for the stage's thread that another replica has chosen, where it is ready. Returns whether it was. */
+int sluice_runner_take(sluice_runner_t* runner, int32_t op);
 /* Takes the next message to be posted beside computation; -1: none. */
 int32_t sluice_runner_next_post(sluice_runner_t* runner);
 /* The op (of the program) has ended. */

@@ -1,0 +1,26 @@
+/* A set of states of a fixed number of words, each with a number in the order in which they came. Private to
+ * backend/pipeline. */
+#ifndef SLUICE_BACKEND_PIPELINE_STATE_SET_H_
+#define SLUICE_BACKEND_PIPELINE_STATE_SET_H_
+
+#include "backend/base/alloc.h"
+
+typedef struct sluice_state_set_s {
+  sluice_allocator_t* allocator;
+  int32_t words;
+  int64_t count, capacity;
+  int64_t num_buckets; /* a power of two; 0 before the first state */
+  uint64_t* states;    /* [capacity][words] */
+  int32_t* buckets;    /* number + 1; 0: empty */
+} sluice_state_set_t;
+
+void sluice_state_set_init(sluice_state_set_t* set, int32_t words, sluice_allocator_t* allocator);
+void sluice_state_set_deinit(sluice_state_set_t* set);
+/* Adds the state where it is new. Errors: NO_MEMORY. */
+sluice_status_t sluice_state_set_add(sluice_state_set_t* set, const uint64_t* state);
+/* Valid until the next addition. */
+static inline const uint64_t* sluice_state_set_get(const sluice_state_set_t* set, int64_t number) {
+  return set->states + number * set->words;
+}
+
+#endif /* SLUICE_BACKEND_PIPELINE_STATE_SET_H_ */

@@ -1,0 +1,114 @@
+#include "backend/pipeline/choose.h"
+
+#include <string.h>
+
+#include "backend/base/check.h"
+#include "backend/base/math.h"
+#include "backend/pipeline/build.h"
+#include "backend/pipeline/policy_table.h"
+
+#define EVERY_LIMIT_UP_TO 16
+
+static void set_stage(sluice_pipeline_spec_t* spec, int32_t stage, int32_t limit) {
+  for (int32_t k = 0; k < spec->num_virtual; ++k) {
+    int32_t c = sluice_pipeline_virtual_stage(spec, stage, k);
+    spec->in_flight[c] = spec->held[c] = limit;
+  }
+}
+
+static int fits(const sluice_pipeline_spec_t* spec, int32_t stage) {
+  return spec->byte_limit[stage] == 0 || sluice_pipeline_stage_bytes(spec, stage) <= spec->byte_limit[stage];
+}
+
+/* L on every stage, less where its bytes say so, and 1 at least: the builder refuses that where it does not fit. */
+static void set_limits(sluice_pipeline_spec_t* spec, int32_t limit) {
+  for (int32_t s = 0; s < spec->num_stages; ++s) {
+    int32_t most = limit;
+    for (set_stage(spec, s, most); most > 1 && !fits(spec, s); set_stage(spec, s, most)) --most;
+  }
+}
+
+static sluice_status_t try_limits(const sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times,
+                                  sluice_allocator_t* allocator, sluice_pipeline_result_t* out_result) {
+  sluice_pipeline_program_t* program;
+  SLUICE_TRY(sluice_pipeline_program_build(spec, allocator, &program));
+  sluice_status_t status = sluice_pipeline_simulate(program, times, allocator, out_result, NULL, NULL);
+  sluice_pipeline_program_destroy(program, allocator);
+  return status;
+}
+
+static int32_t next_limit(int32_t limit, int32_t num_micro_batches) {
+  if (limit == num_micro_batches) return limit + 1;
+  int32_t step = limit < EVERY_LIMIT_UP_TO ? 1 : limit / 4;
+  return (int32_t)sluice_min(limit + step, num_micro_batches);
+}
+
+/* Whether two specs have other limits. */
+static int differs(const sluice_pipeline_spec_t* a, const sluice_pipeline_spec_t* b) {
+  return memcmp(a->in_flight, b->in_flight, sizeof a->in_flight) != 0;
+}
+
+/* What no micro-batch ever used goes, where the batch takes no longer without it: fewer slots hold fewer inputs too. */
+static sluice_status_t trim(sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times,
+                            sluice_allocator_t* allocator, sluice_pipeline_result_t* result) {
+  sluice_pipeline_spec_t less = *spec;
+  for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
+    less.in_flight[c] = (int32_t)sluice_max(1, result->most_in_flight[c]);
+    int32_t most_held = result->stages[sluice_pipeline_stage_of(spec, c)].most_held;
+    less.held[c] = (int32_t)sluice_max(1, sluice_min(spec->held[c], most_held));
+  }
+  sluice_pipeline_result_t trimmed;
+  SLUICE_TRY(try_limits(&less, times, allocator, &trimmed));
+  if (trimmed.makespan_s > result->makespan_s) return SLUICE_OK;
+  *spec = less;
+  *result = trimmed;
+  return SLUICE_OK;
+}
+
+static sluice_status_t try_all(const sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times,
+                               sluice_allocator_t* allocator, sluice_pipeline_choice_t* choice, double wanted_s) {
+  sluice_pipeline_spec_t now = *spec, last = *spec;
+  sluice_pipeline_result_t result;
+  for (int32_t limit = 1; limit <= spec->num_micro_batches; limit = next_limit(limit, spec->num_micro_batches)) {
+    set_limits(&now, limit);
+    if (limit > 1 && !differs(&now, &last)) return SLUICE_OK; /* no stage has bytes for more */
+    last = now;
+    SLUICE_TRY(try_limits(&now, times, allocator, &result));
+    ++choice->num_tried;
+    if (limit == 1 || result.makespan_s < choice->best_s) choice->best_s = result.makespan_s;
+    if (result.makespan_s > wanted_s) continue;
+    choice->limit = limit;
+    SLUICE_TRY(trim(&now, times, allocator, &result));
+    choice->makespan_s = result.makespan_s;
+    memcpy(choice->in_flight, now.in_flight, sizeof choice->in_flight);
+    memcpy(choice->held, now.held, sizeof choice->held);
+    for (int32_t s = 0; s < spec->num_stages; ++s) choice->bytes[s] = sluice_pipeline_stage_bytes(&now, s);
+    return SLUICE_OK;
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_pipeline_choose(const sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times,
+                                       double tolerance, sluice_allocator_t* allocator,
+                                       sluice_pipeline_choice_t* out_choice) {
+  *out_choice = (sluice_pipeline_choice_t){.limit = 0};
+  SLUICE_TRY(sluice_pipeline_spec_check(spec));
+  SLUICE_TRY(sluice_policy_check(spec));
+  SLUICE_TRY(SLUICE_REQUIRE(tolerance >= 0, "pipeline: tolerance is %g; give at least 0", tolerance));
+  const sluice_policy_t* policy = sluice_policy(spec->policy);
+  SLUICE_TRY(SLUICE_REQUIRE(!policy->is_planned,
+                            "pipeline: the order of policy %s fixes what is in flight; choose with one that runs what "
+                            "is ready",
+                            policy->name));
+  sluice_pipeline_spec_t open = *spec;
+  memset(open.in_flight, 0, sizeof open.in_flight);
+  memset(open.held, 0, sizeof open.held);
+  /* Once to know the best, once to stop at the first that comes near it. */
+  SLUICE_TRY(try_all(&open, times, allocator, out_choice, -1));
+  double best_s = out_choice->best_s;
+  int32_t num_tried = out_choice->num_tried;
+  SLUICE_TRY(try_all(&open, times, allocator, out_choice, best_s * (1 + tolerance)));
+  out_choice->best_s = best_s;
+  out_choice->num_tried = num_tried;
+  return SLUICE_OK;
+}

@@ -83,6 +83,10 @@ static void Bubbles_OfEqualParts_AreWhatIsPublished(void** state) {
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_1F1B, 0, 0), 0.304, TENTH_PERCENT);
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_DEEPSPEED, 0, 0), 0.304, TENTH_PERCENT);
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_GPIPE, 0, 0), 0.304, TENTH_PERCENT);
+  assert_near(bubble(8, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 8, 0), 0.304, TENTH_PERCENT);
+  assert_near(bubble(8, 1, 16, SLUICE_POLICY_1F1B_HINT, 8, 0), 0.304, TENTH_PERCENT);
+  /* Forwards that arrive first go first, and gradients come back later for it. */
+  assert_near(bubble(8, 1, 16, SLUICE_POLICY_MESSAGE_DRIVEN, 8, 0), 0.36, TENTH_PERCENT);
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_ZERO_BUBBLE, 0, 0), 0.127, TENTH_PERCENT);
   assert_near(bubble(8, 2, 16, SLUICE_POLICY_LOOPED, 0, 0), 0.179, TENTH_PERCENT);
   /* Greedy looping, all micro-batches in flight. */

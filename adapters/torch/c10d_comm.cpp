@@ -24,7 +24,9 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -64,6 +66,14 @@ void fail(sluice_host_failure_t* out, int peer, const char* text) {
   out->message[sizeof out->message - 1] = '\0';
 }
 
+// The system gives no thread, so nothing would end a wait: not a peer's fault.
+struct NoTicker : std::runtime_error {
+  explicit NoTicker(const std::system_error& error)
+      : std::runtime_error(std::string("no thread can be started to end waits: ") + error.what()),
+        code(error.code().value()) {}
+  int code;
+};
+
 // Interrupts a wait when its slice is over. One per process, never destroyed: a detached thread may outlive main.
 class Ticker {
  public:
@@ -77,17 +87,17 @@ class Ticker {
     return *current();
   }
 
-  // Runs `work->wait`, for about a slice at most. True: done. False: the slice is over. Throws what gloo throws.
+  // Runs `work->wait`, for about a slice at most. True: done. False: the slice is over. Throws what gloo throws, and
+  // NoTicker before it waits; then the next wait tries again.
   bool wait(c10d::Work& work, Clock::time_point until) {
     Armed armed{&work, until};
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      armed_.insert(&armed);
+      const bool is_new = !running_;
+      if (is_new) start();
+      armed_.insert(&armed); // what may throw comes before: this frame is not known to the ticker then
       last_use_ = Clock::now();
-      if (!running_) {
-        running_ = true;
-        std::thread([this] { run(); }).detach();
-      } else if (until < next_) {
+      if (!is_new && until < next_) {
         wake_.notify_one();
       }
     }
@@ -112,6 +122,16 @@ class Ticker {
     c10d::Work* work;
     Clock::time_point until;
   };
+
+  // With the mutex held, for which the new thread waits.
+  void start() {
+    try {
+      std::thread([this] { run(); }).detach();
+    } catch (const std::system_error& error) {
+      throw NoTicker(error);
+    }
+    running_ = true;
+  }
 
   void run() {
     sigset_t all;
@@ -331,6 +351,10 @@ sluice_status_t exchange_wait(void* user, void* handle, uint64_t timeout_ns, slu
     }
     comm->release(request);
     return SLUICE_OK;
+  } catch (const NoTicker& error) {
+    fail(out_failure, -1, error.what());
+    if (out_failure != nullptr) out_failure->native_code = error.code;
+    return give_up(comm, request, SLUICE_E_FOREIGN);
   } catch (const std::exception& error) {
     return give_up(comm, request, lost(comm, out_failure, peer, error.what()));
   } catch (...) {

@@ -1,5 +1,7 @@
 """What the ranks of test_exchange.py do: the callbacks of c10d_comm.cpp alone, without libsluice."""
 
+import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -122,6 +124,43 @@ def uneven():
     comm.destroy()
     dist.barrier()
     return took
+
+
+@contextlib.contextmanager
+def threads_refused():
+    """A stack that no system has room for makes pthread_create fail with EAGAIN, for root too."""
+    libc = ctypes.CDLL(None)
+    before, huge = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes
+    assert libc.pthread_getattr_default_np(before) == 0 and libc.pthread_getattr_default_np(huge) == 0
+    assert libc.pthread_attr_setstacksize(huge, ctypes.c_size_t(1 << 50)) == 0
+    assert libc.pthread_setattr_default_np(huge) == 0
+    try:
+        yield
+    finally:
+        assert libc.pthread_setattr_default_np(before) == 0
+
+
+def threadless():
+    """Rank 0's first wait cannot have the thread that ends waits. The next one on another communicator can, and keeps
+    its deadline while rank 1 sends nothing. Returns both waits of rank 0."""
+    first, second = Comm(), Comm()
+    table = [[64, 64], [64, 64]]
+    said = None
+    if first.rank == 0:
+        with threads_refused():
+            _, _, request, _ = post(first, table, 0)
+            refused = first.wait(request, NEVER), *first.why()
+        posted = post(second, table, 0)
+        expired = second.wait(posted[2], 0.3), *second.why()
+        meeting.say("expired")
+        check(second, posted)
+        said = refused, expired
+    else:
+        meeting.hear("expired", [0])
+        check(second, post(second, table, 0))
+    first.destroy()
+    second.destroy()
+    return said
 
 
 def late(times):

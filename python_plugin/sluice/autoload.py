@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -58,12 +59,12 @@ class _Finder:
     """Finds nothing itself: lets the others find a target and adds a step after its loading."""
 
     def __init__(self) -> None:
-        self._busy = False
+        self._own = threading.local()  # `busy`: another thread may import another target meanwhile
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        if name not in TARGETS or self._busy:
+        if name not in TARGETS or getattr(self._own, "busy", False):
             return None
-        self._busy = True
+        self._own.busy = True
         try:
             spec = _find_with_others(self, name, path, target)
             loader = getattr(spec, "loader", None)
@@ -73,7 +74,7 @@ class _Finder:
             _report(f"the loader of {name} could not be prepared", error)
             return None
         finally:
-            self._busy = False
+            self._own.busy = False
         return spec
 
 

@@ -136,7 +136,8 @@ static int write_file(const char* path, const char* key, const sluice_machine_t*
   if (file == NULL && descriptor >= 0) (void)close(descriptor);
   if (file != NULL) {
     sluice_machine_write(machine, text, length + 1);
-    done = fprintf(file, FORM "\n%s\n%s", key, text) > 0;
+    /* On the disk before it gets its name: else a power cut may leave the name with no bytes. */
+    done = fprintf(file, FORM "\n%s\n%s", key, text) > 0 && fflush(file) == 0 && fsync(descriptor) == 0;
     done = fclose(file) == 0 && done;
   }
   free(text);

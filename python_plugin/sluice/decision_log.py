@@ -82,6 +82,8 @@ def replace(path: str, text: str) -> None:
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave the new name with no bytes
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -46,6 +46,24 @@ def test_Append_MoreThanAreKept_DropsTheOldest(tmp_path) -> None:
     assert decision_log.append([], str(tmp_path)) is None
 
 
+def test_Replace_File_IsOnTheDiskBeforeItHasItsName(tmp_path, monkeypatch) -> None:
+    seen, sync, rename = [], os.fsync, os.replace
+
+    def note_sync(handle: int) -> None:
+        seen.append(("synced", os.fstat(handle).st_ino, os.fstat(handle).st_size))
+        sync(handle)
+
+    def note_rename(old: str, new: str) -> None:
+        seen.append(("renamed", os.stat(old).st_ino, os.stat(old).st_size))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    decision_log.replace(str(tmp_path / "file"), "text")
+    assert [what for what, *_ in seen] == ["synced", "renamed"]
+    assert seen[0][1:] == seen[1][1:] and seen[0][2] == 4
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"sluice_last_decisions": 9}', '{"sluice_last_decisions": 1, "entries": 3}']
 )

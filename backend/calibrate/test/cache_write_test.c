@@ -1,0 +1,59 @@
+/* A measured machine is on the disk before its file has its name. This program's own fsync and rename, which the linker
+ * prefers to the C library's, see in which order that happens. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/calibrate/cache.h"
+
+static struct stat synced, renamed;
+
+int fsync(int descriptor) {
+  if (fstat(descriptor, &synced) != 0) abort();
+  return (int)syscall(SYS_fsync, descriptor);
+}
+
+int rename(const char* from, const char* to) {
+  if (stat(from, &renamed) != 0) abort();
+  return (int)syscall(SYS_renameat2, -100 /* AT_FDCWD */, from, -100, to, 0);
+}
+
+static char folder[] = "/tmp/sluice_cache_XXXXXX", path[64];
+
+static int set_up(void** state) {
+  (void)state;
+  if (mkdtemp(folder) == NULL) return 1;
+  snprintf(path, sizeof path, "%s/machine.json", folder);
+  return 0;
+}
+
+static int tear_down(void** state) {
+  (void)state;
+  unlink(path);
+  return rmdir(folder);
+}
+
+static void written(void** state) {
+  (void)state;
+  sluice_machine_t machine, again;
+  static const char text[] = "{\"sluice_machine\": 1, \"name\": \"a test\", \"op_seconds\": 3e-6}";
+  assert_int_equal(sluice_machine_read(text, sizeof text - 1, &machine), SLUICE_OK);
+  assert_int_equal(sluice_cache_write(path, "a key", &machine), 1);
+  assert_true(renamed.st_size > (off_t)sizeof text);
+  assert_true(synced.st_ino == renamed.st_ino && synced.st_size == renamed.st_size);
+  assert_int_equal(sluice_cache_read(path, "a key", 1, &again), 1);
+  assert_true(again.op_seconds == machine.op_seconds);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {{"CacheWrite_File_IsOnTheDiskBeforeItHasItsName", written}};
+  return cmocka_run_group_tests_name("cache, written", tests, set_up, tear_down);
+}

@@ -7,6 +7,10 @@
 #include "backend/base/c_locale.h"
 
 #define MAX_DEPTH 16
+/* What is read is written by Sluice or by hand. Whoever else writes it may not make the reader slow: names of one
+ * object are compared with each other. */
+#define MAX_BYTES   (UINT64_C(1) << 24)
+#define MAX_MEMBERS 256
 
 typedef struct reader_s {
   const char* text;
@@ -104,6 +108,7 @@ static int same_name(const sluice_json_t* a, const sluice_json_t* b) {
 }
 
 static sluice_status_t read_member(reader_t* r, sluice_json_t* object, sluice_json_t* child) {
+  if (object->count > MAX_MEMBERS) return fail(r, "this object has too many members");
   SLUICE_TRY(read_string(r, &child->name, &child->name_length));
   for (const sluice_json_t* c = object->child; c != child; c = c->next) {
     if (same_name(c, child)) return fail(r, "this object has two members of this name");
@@ -147,6 +152,10 @@ static sluice_status_t read_value(reader_t* r, sluice_json_t* node) {
 
 sluice_status_t sluice_json_parse(const char* text, uint64_t length, const char* what, sluice_json_tree_t* out_tree) {
   memset(out_tree, 0, sizeof *out_tree);
+  if (length > MAX_BYTES) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the text has %llu bytes, more than the %llu that are read", what,
+                       (unsigned long long)length, (unsigned long long)MAX_BYTES);
+  }
   reader_t r = {text, text, text + length, what, out_tree, 0};
   out_tree->capacity = most_nodes(text, length);
   out_tree->nodes =

@@ -31,8 +31,9 @@ typedef struct sluice_json_tree_s {
   int32_t used, capacity;
 } sluice_json_tree_t;
 
-/* text [length] is borrowed while the tree is used. out_tree: new, sluice_json_free; nodes[0] is the root. `what`
- * begins the message ("machine profile"). Errors: INVALID_ARGUMENT naming line and column, NO_MEMORY. */
+/* text [length], at most 16 MiB, is borrowed while the tree is used; an object has at most 256 members. out_tree: new,
+ * sluice_json_free; nodes[0] is the root. `what` begins the message ("machine profile"). Errors: INVALID_ARGUMENT
+ * naming line and column, NO_MEMORY. */
 sluice_status_t sluice_json_parse(const char* text, uint64_t length, const char* what, sluice_json_tree_t* out_tree);
 void sluice_json_free(sluice_json_tree_t* tree);
 

@@ -356,11 +356,9 @@ static sluice_status_t read_root(const sluice_json_t* root, sluice_machine_t* m)
       SLUICE_TRY(read_field(&fields[i], c, m));
       continue;
     }
-    char known[512];
-    size_t used = 0;
-    for (i = 0; i < NUM_FIELDS; ++i) {
-      used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", fields[i].name);
-    }
+    char known[1024]; /* as the message that it stands in */
+    sluice_text_t list = sluice_text(known, sizeof known);
+    for (i = 0; i < NUM_FIELDS; ++i) sluice_text_add(&list, "%s%s", i > 0 ? ", " : "", fields[i].name);
     return unknown_field("the machine", c, known);
   }
   return sluice_machine_check(m);

@@ -123,6 +123,7 @@ static const refusal_t refusals[] = {
     {"{\"name\": \"x\"}", "it begins with \"sluice_machine\": 1"},
     {"{\"sluice_machine\": 2}", "this version reads form 1"},
     {M "\"bandwith\": 3}", "unknown field \"bandwith\" in the machine; known are name, provenance"},
+    {M "\"bandwith\": 3}", "pass_seconds, pass_byte_seconds, share, error"},
     {M "\"exchange\": {\"bytes_per_second\": -1e9}}", "exchange.bytes_per_second is -1e+09"},
     {M "\"exchange\": {\"bytes_per_second\": 1e9, \"latency\": 1}}", "unknown field \"latency\" in exchange"},
     {M "\"exchange\": {\"startup_seconds\": 1}}", "exchange must have either points or bytes_per_second"},

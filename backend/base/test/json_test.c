@@ -1,0 +1,71 @@
+/* What a text may be that somebody else wrote: its size and its objects have limits, and names are compared whole. */
+#include "backend/base/json.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#define GIB (UINT64_C(1) << 30)
+
+static void refuses(const char* text, uint64_t length, const char* why) {
+  sluice_json_tree_t tree;
+  sluice_error_info_t info;
+  assert_int_equal(sluice_json_parse(text, length, "a test", &tree), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(tree.nodes);
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  if (strstr(info.message, why) == NULL) fail_msg("%s", info.message);
+}
+
+/* {"0":0,"1":0, ...} */
+static uint64_t write_members(char* out, uint64_t room, int count) {
+  uint64_t used = (uint64_t)snprintf(out, room, "{");
+  for (int i = 0; i < count; ++i) used += (uint64_t)snprintf(out + used, room - used, "%s\"%d\":0", i ? "," : "", i);
+  return used + (uint64_t)snprintf(out + used, room - used, "}");
+}
+
+static void many_members(void** state) {
+  (void)state;
+  char text[8192];
+  sluice_json_tree_t tree;
+  const uint64_t most = write_members(text, sizeof text, 256);
+  assert_int_equal(sluice_json_parse(text, most, "a test", &tree), SLUICE_OK);
+  assert_int_equal(tree.nodes[0].count, 256);
+  assert_non_null(sluice_json_member(&tree.nodes[0], "255"));
+  sluice_json_free(&tree);
+  refuses(text, write_members(text, sizeof text, 257), "this object has too many members");
+}
+
+/* A length of a string that 32 bits hold as something below 0. */
+static void long_text(void** state) {
+  (void)state;
+  char* text = mmap(NULL, 3 * GIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  assert_true(text != MAP_FAILED);
+  text[0] = '"';
+  refuses(text, 3 * GIB, "the text has 3221225472 bytes, more than the 16777216 that are read");
+  munmap(text, 3 * GIB);
+}
+
+static void same_names(void** state) {
+  (void)state;
+  static const char twice[] = "{\"ab\": 1, \"a\": 2, \"ab\": 3}", once[] = "{\"ab\": 1, \"a\": 2, \"abc\": 3}";
+  sluice_json_tree_t tree;
+  refuses(twice, sizeof twice - 1, "two members of this name");
+  assert_int_equal(sluice_json_parse(once, sizeof once - 1, "a test", &tree), SLUICE_OK);
+  assert_true(sluice_json_member(&tree.nodes[0], "abc")->number == 3);
+  sluice_json_free(&tree);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"Json_ObjectOfManyMembers_IsReadUpToALimit", many_members},
+      {"Json_LongText_IsRefusedUnread", long_text},
+      {"Json_MembersOfOneName_AreRefused", same_names},
+  };
+  return cmocka_run_group_tests_name("json", tests, NULL, NULL);
+}

@@ -34,7 +34,8 @@ static int planned_failure(sluice_allocator_t* allocator) {
 }
 
 static int passes_limit(const sluice_allocator_t* allocator, uint64_t bytes) {
-  return allocator->limit != 0 && (bytes > allocator->limit || allocator->current_bytes > allocator->limit - bytes);
+  const uint64_t taken = allocator->current_bytes + allocator->asked_bytes;
+  return allocator->limit != 0 && (bytes > allocator->limit || taken > allocator->limit - bytes);
 }
 
 /* With the mutex held, which is let go while others free. */
@@ -57,11 +58,16 @@ void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* wh
   void* data = NULL;
   pthread_mutex_lock(&allocator->mutex);
   int over = stays_past_limit(allocator, rounded);
-  if (!over && !planned_failure(allocator)) {
+  int is_asked = !over && !planned_failure(allocator);
+  if (is_asked) {
+    allocator->asked_bytes += rounded;
+    pthread_mutex_unlock(&allocator->mutex);
     data = allocator->allocate != NULL ? allocator->allocate(allocator->user, rounded)
                                        : aligned_alloc(SLUICE_ALIGNMENT, rounded);
+    if (data != NULL && allocator->allocate == NULL) sluice_pages_advise(data, rounded);
+    pthread_mutex_lock(&allocator->mutex);
+    allocator->asked_bytes -= rounded;
   }
-  if (data != NULL && allocator->allocate == NULL) sluice_pages_advise(data, rounded);
   if (data != NULL) {
     account(allocator, rounded);
     ++allocator->num_live;
@@ -93,12 +99,12 @@ void* sluice_alloc_zeroed(sluice_allocator_t* allocator, uint64_t bytes, const c
 void sluice_free(sluice_allocator_t* allocator, void* data, uint64_t bytes) {
   if (data == NULL) return;
   uint64_t rounded = sluice_align_up(bytes == 0 ? 1 : bytes);
-  pthread_mutex_lock(&allocator->mutex);
   if (allocator->allocate != NULL) {
     if (allocator->release != NULL) allocator->release(allocator->user, data, rounded);
   } else {
     free(data);
   }
+  pthread_mutex_lock(&allocator->mutex);
   allocator->current_bytes -= rounded;
   --allocator->num_live;
   pthread_mutex_unlock(&allocator->mutex);

@@ -1,7 +1,8 @@
 /* The allocator: every byte Sluice asks for on a rank goes through one of these, so that `peak_bytes` is the truth.
  *
  * Blocks are 64-byte aligned (a recomputed product then sees the same alignment and repeats the same bits). Accounting
- * is exact: the bytes asked for, rounded up to 64. Thread-safe. */
+ * is exact: the bytes asked for, rounded up to 64. Thread-safe. The host's functions are called with nothing locked:
+ * they may collect garbage, which frees what Sluice gave. */
 #ifndef SLUICE_BACKEND_BASE_ALLOC_H_
 #define SLUICE_BACKEND_BASE_ALLOC_H_
 
@@ -17,6 +18,7 @@ typedef struct sluice_allocator_s {
   void* user;
   pthread_mutex_t mutex;
   uint64_t current_bytes;
+  uint64_t asked_bytes; /* of the calls of `allocate` that have not returned: they count for the limit */
   uint64_t peak_bytes;
   uint64_t limit;     /* current_bytes may not pass it; 0: no limit */
   uint64_t num_live;  /* blocks not yet freed */

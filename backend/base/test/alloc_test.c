@@ -60,9 +60,55 @@ static void Allocator_PastItsLimit_IsOverBudgetAndCountsNothing(void** state) {
   sluice_allocator_deinit(&a);
 }
 
+/* As a framework whose allocator collects garbage first, and with it something of Sluice's. */
+typedef struct host_s {
+  sluice_allocator_t* allocator;
+  void* garbage;
+  int num_locked; /* calls that found the allocator locked */
+} host_t;
+
+static void look_at_lock(host_t* host) {
+  if (pthread_mutex_trylock(&host->allocator->mutex) != 0) {
+    ++host->num_locked;
+  } else {
+    pthread_mutex_unlock(&host->allocator->mutex);
+  }
+}
+static void* collect_and_allocate(void* user, uint64_t bytes) {
+  host_t* host = user;
+  look_at_lock(host);
+  if (host->num_locked == 0) sluice_free(host->allocator, host->garbage, 64);
+  host->garbage = NULL;
+  return bytes > LIMIT ? NULL : test_malloc((size_t)bytes);
+}
+static void look_and_release(void* user, void* data, uint64_t bytes) {
+  (void)bytes;
+  look_at_lock(user);
+  test_free(data);
+}
+
+static void Allocator_HostFreesWhileItAllocates_CountsBothAndWaitsForNobody(void** state) {
+  (void)state;
+  sluice_allocator_t a;
+  host_t host = {.allocator = &a};
+  sluice_allocator_init(&a, collect_and_allocate, look_and_release, &host);
+  void* garbage = sluice_alloc(&a, 64, "what is dropped later");
+  host.garbage = garbage;
+  void* held = sluice_alloc(&a, 128, "held");
+  assert_int_equal(host.num_locked, 0);
+  assert_true(a.current_bytes == 128 && a.peak_bytes == 128 && a.num_live == 1);
+  assert_null(sluice_alloc(&a, LIMIT + 1, "what the host has not"));
+  assert_true(a.current_bytes == 128 && a.peak_bytes == 128 && a.asked_bytes == 0);
+  sluice_free(&a, held, 128);
+  assert_int_equal(host.num_locked, 0);
+  assert_true(a.current_bytes == 0 && a.num_live == 0);
+  sluice_allocator_deinit(&a);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Allocator_PastItsLimit_IsOverBudgetAndCountsNothing),
+      cmocka_unit_test(Allocator_HostFreesWhileItAllocates_CountsBothAndWaitsForNobody),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

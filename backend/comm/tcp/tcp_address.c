@@ -115,7 +115,7 @@ static sluice_status_t fail_without_address(const struct ifaddrs* all, const cha
 sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* out_card) {
   memset(out_card, 0, sizeof *out_card);
   identify_place(out_card->place);
-  if (getrandom(out_card->nonce, sizeof out_card->nonce, 0) != (ssize_t)sizeof out_card->nonce) {
+  if (getrandom(out_card->secret, sizeof out_card->secret, 0) != (ssize_t)sizeof out_card->secret) {
     return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: getrandom failed: %s", strerror(errno));
   }
   struct ifaddrs* all = NULL;
@@ -134,15 +134,15 @@ sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* 
 /* ---- somebody else's ----------------------------------------------------------------------------------------------
  */
 
-static socklen_t fill(const sluice_tcp_address_t* address, uint16_t port, struct sockaddr_storage* out_target) {
+socklen_t sluice_tcp_address_fill(const sluice_tcp_address_t* address, struct sockaddr_storage* out_target) {
   memset(out_target, 0, sizeof *out_target);
   if (address->family == 4) {
-    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port)};
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(address->port)};
     memcpy(&in.sin_addr, address->bytes, 4);
     memcpy(out_target, &in, sizeof in);
     return sizeof in;
   }
-  struct sockaddr_in6 in = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+  struct sockaddr_in6 in = {.sin6_family = AF_INET6, .sin6_port = htons(address->port)};
   memcpy(&in.sin6_addr, address->bytes, 16);
   memcpy(out_target, &in, sizeof in);
   return sizeof in;
@@ -153,12 +153,12 @@ socklen_t sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp
   static const uint8_t unknown[sizeof mine->place];
   const int is_same_place =
       memcmp(mine->place, theirs->place, sizeof unknown) == 0 && memcmp(mine->place, unknown, sizeof unknown) != 0;
-  if (is_same_place) {
-    /* The listener takes connections to any address, so also to this one, which no firewall looks at. */
-    static const sluice_tcp_address_t loopback = {.family = 4, .bytes = {127, 0, 0, 1}};
-    if (attempt == 0) return fill(&loopback, theirs->port, out_target);
+  if (is_same_place && theirs->any_port != 0) {
+    /* No firewall looks at this one. */
+    const sluice_tcp_address_t loopback = {.family = 4, .bytes = {127, 0, 0, 1}, .port = theirs->any_port};
+    if (attempt == 0) return sluice_tcp_address_fill(&loopback, out_target);
     --attempt;
   }
   if (attempt >= theirs->num_addresses || attempt >= SLUICE_TCP_MAX_ADDRESSES) return 0;
-  return fill(&theirs->addresses[attempt], theirs->port, out_target);
+  return sluice_tcp_address_fill(&theirs->addresses[attempt], out_target);
 }

@@ -11,22 +11,27 @@
 enum { SLUICE_TCP_MAX_ADDRESSES = 8 };
 
 typedef struct sluice_tcp_address_s {
-  uint8_t family; /* 4 or 6 */
+  uint16_t family; /* 4 or 6 */
+  uint16_t port;
   uint8_t bytes[16];
 } sluice_tcp_address_t;
 
 /* Sent to all ranks as it is: one kind of machine, one build. */
 typedef struct sluice_tcp_card_s {
   uint8_t place[32]; /* equal on two ranks: same machine, same network namespace */
-  uint8_t nonce[16]; /* whoever connects shows the nonce of the rank it means */
-  uint16_t port;     /* the same for all addresses; 0: this rank could not listen */
+  /* New for each communicator. Who connects proves that it knows it, and so does this rank (tcp_hello.h); it is sent
+   * through the parent alone. */
+  uint8_t secret[16];
+  uint16_t any_port; /* of a listener on all addresses, loopback among them; 0: there is none */
   uint8_t num_addresses;
   sluice_tcp_address_t addresses[SLUICE_TCP_MAX_ADDRESSES]; /* the likeliest first */
 } sluice_tcp_card_t;
 
-/* Fills everything but the port. interfaces: comma-separated names, NULL: all that are up. Loopback counts only where
+/* Fills everything but the ports. interfaces: comma-separated names, NULL: all that are up. Loopback counts only where
  * it is named or nothing else is there. Errors: NOT_FOUND (names the interfaces that there are), FOREIGN. */
 sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* out_card);
+/* The form that the system takes; returns its length. */
+socklen_t sluice_tcp_address_fill(const sluice_tcp_address_t* address, struct sockaddr_storage* out_target);
 /* The address to use for the rank with this card, by `mine` of this one, at attempt 0, 1, ...; 0 when there is none. */
 socklen_t sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp_card_t* theirs, int32_t attempt,
                                  struct sockaddr_storage* out_target);

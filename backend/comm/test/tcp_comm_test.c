@@ -1,14 +1,17 @@
 /* What the suite in //backend/cts/comm cannot see of the tcp transport: who may connect, what one rank's trouble is to
  * the others, and that the parent stays usable. Ranks are threads that find each other through the local transport. */
 #include <arpa/inet.h>
+#include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -19,6 +22,8 @@
 #include "backend/comm/test/tcp_ranks.h"
 
 enum { WORLD = 3 };
+
+#define SECOND_NS UINT64_C(1000000000)
 
 /* ---- cases ------------------------------------------------------------------------------------------------------- */
 
@@ -194,6 +199,40 @@ static void strangers(void** state) {
   assert_true((intptr_t)num_connected > 0);
 }
 
+/* ---- what one rank lacks ----------------------------------------------------------------------------------------- */
+
+/* In a process of its own, whose limit goes with it. Enough for listening, not for the connections. */
+static int connect_without_descriptors(void) {
+  enum { RANKS = 4, PREPARED = 3 * RANKS, FEW = 5 };
+  tcp_rank_t ranks[RANKS];
+  const int first_free = dup(0);
+  const struct rlimit few = {.rlim_cur = (rlim_t)first_free + PREPARED + FEW,
+                             .rlim_max = (rlim_t)first_free + PREPARED + FEW};
+  close(first_free);
+  if (setrlimit(RLIMIT_NOFILE, &few) != 0) return 1;
+  for (int32_t r = 0; r < RANKS; ++r) ranks[r] = (tcp_rank_t){.connect_timeout_ns = 2 * SECOND_NS};
+  tcp_ranks_run(ranks, RANKS);
+  int num_short = 0;
+  for (int32_t r = 0; r < RANKS; ++r) {
+    if (ranks[r].status == SLUICE_OK) return 2;
+    fprintf(stderr, "rank %d: %s\n", r, ranks[r].why.message);
+    num_short += ranks[r].status == SLUICE_E_FOREIGN && ranks[r].why.native_code == EMFILE &&
+                 strstr(ranks[r].why.message, "no descriptor left") != NULL;
+    if (ranks[r].again != SLUICE_OK) return 3;
+  }
+  return num_short > 0 ? 0 : 4;
+}
+
+static void no_descriptors(void** state) {
+  (void)state;
+  int code = -1;
+  fflush(NULL);
+  const pid_t child = fork();
+  if (child == 0) _exit(connect_without_descriptors());
+  assert_int_equal(waitpid(child, &code, 0), child);
+  assert_int_equal(code, 0);
+}
+
 static void bad_arguments(void** state) {
   (void)state;
   sluice_local_group_t* group;
@@ -223,15 +262,15 @@ static void bad_arguments(void** state) {
 
 static void targets(void** state) {
   (void)state;
-  sluice_tcp_card_t mine = {.place = {1}}, theirs = {.place = {2}, .port = 4711, .num_addresses = 2};
-  theirs.addresses[0] = (sluice_tcp_address_t){.family = 4, .bytes = {10, 0, 0, 2}};
-  theirs.addresses[1] = (sluice_tcp_address_t){.family = 6, .bytes = {0x20, 1, [15] = 9}};
+  sluice_tcp_card_t mine = {.place = {1}}, theirs = {.place = {2}, .any_port = 4711, .num_addresses = 2};
+  theirs.addresses[0] = (sluice_tcp_address_t){.family = 4, .bytes = {10, 0, 0, 2}, .port = 4712};
+  theirs.addresses[1] = (sluice_tcp_address_t){.family = 6, .bytes = {0x20, 1, [15] = 9}, .port = 4713};
   struct sockaddr_storage target;
   struct sockaddr_in in;
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
   memcpy(&in, &target, sizeof in);
   assert_int_equal(ntohl(in.sin_addr.s_addr), 0x0a000002);
-  assert_int_equal(ntohs(in.sin_port), 4711);
+  assert_int_equal(ntohs(in.sin_port), 4712);
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 1, &target), sizeof(struct sockaddr_in6));
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 2, &target), 0);
   /* The same place: loopback comes first, and the addresses follow. */
@@ -239,8 +278,15 @@ static void targets(void** state) {
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
   memcpy(&in, &target, sizeof in);
   assert_int_equal(ntohl(in.sin_addr.s_addr), INADDR_LOOPBACK);
+  assert_int_equal(ntohs(in.sin_port), 4711);
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 1, &target), sizeof in);
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 3, &target), 0);
+  /* But not where that rank listens on named interfaces alone. */
+  theirs.any_port = 0;
+  assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
+  memcpy(&in, &target, sizeof in);
+  assert_int_equal(ntohs(in.sin_port), 4712);
+  assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 2, &target), 0);
   /* Places that the system does not tell are not the same one. */
   mine.place[0] = theirs.place[0] = 0;
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
@@ -255,6 +301,7 @@ int main(void) {
       {"TcpWait_LargeMessageOverASlowConnection_ArrivesIntactAndWakesSeldom", large_messages},
       {"TcpWait_AnotherGaveUpForALostRank_BlamesTheLostOne", loss_that_another_noticed},
       {"TcpCreate_StrangersConnect_AreShownTheDoor", strangers},
+      {"TcpCreate_NoDescriptorsLeft_SaysSo", no_descriptors},
       {"TcpCreate_BadArguments_AreRefused", bad_arguments},
       {"TcpCard_Targets_AreLoopbackWhereThePlaceIsTheSame", targets},
   };

@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "backend/base/clock.h"
+
 static void* run_rank(void* argument) {
   tcp_rank_t* me = argument;
   sluice_comm_config_t config;
@@ -13,9 +15,14 @@ static void* run_rank(void* argument) {
   config.world_size = me->world_size;
   config.timeout_ns = me->timeout_ns;
   tcp.interfaces = me->interfaces;
+  tcp.connect_timeout_ns = me->connect_timeout_ns;
   me->status = sluice_comm_create_local(me->group, &config, &me->parent);
   if (me->status != SLUICE_OK) return NULL;
+  if (me->wrap != NULL) me->parent = me->wrap(me, me->parent);
+  if (me->first != NULL) me->first(me);
+  me->created_ns = sluice_now_ns();
   me->status = sluice_comm_create_tcp(me->parent, &tcp, &me->comm);
+  me->created_ns = sluice_now_ns() - me->created_ns;
   sluice_error_info_init(&me->why, sizeof me->why);
   if (me->status != SLUICE_OK) sluice_error_last(&me->why);
   if (me->then != NULL && me->status == SLUICE_OK) me->then(me);

@@ -12,9 +12,13 @@ typedef struct tcp_rank_s {
   int32_t world_size;
   const char* interfaces;
   uint64_t timeout_ns;
-  void (*then)(struct tcp_rank_s* me); /* with what create gave */
+  uint64_t connect_timeout_ns;
+  sluice_comm_t* (*wrap)(struct tcp_rank_s* me, sluice_comm_t* local); /* the parent, of the local one; takes it */
+  void (*first)(struct tcp_rank_s* me);                                /* before create */
+  void (*then)(struct tcp_rank_s* me);                                 /* with what create gave */
   sluice_comm_t* parent;
   sluice_comm_t* comm;
+  uint64_t created_ns; /* what create took */
   sluice_status_t status;
   sluice_error_info_t why;
   sluice_status_t again; /* of the parent, afterwards */

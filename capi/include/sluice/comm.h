@@ -152,15 +152,16 @@ SLUICE_EXPORT void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_
 /* A communicator of the same ranks as `parent`, with its deadlines, over one TCP connection between every two of them.
  * Addresses and the outcome go through `parent`, which is retained and otherwise left alone (its notes are used at a
  * deadline). The calling thread moves the bytes of its own exchanges, without a thread beside it. Ranks of one machine
- * and network namespace connect over loopback. Whoever connects must show a number that only the parent's ranks know;
- * what is sent is not encrypted.
+ * and network namespace connect over loopback, unless interfaces are named: then those alone are listened on. Both ends
+ * prove that they know a secret that the parent's ranks alone have. Strangers delay nobody; where one answers at a
+ * rank's address, its next address is tried. What is sent is not encrypted.
  * A rank that is killed is PEER_LOST at once, also where a child that it forked lives on. One whose machine answers
  * nothing for 12 s (no power, no network) is PEER_LOST to ranks that wait. A rank that computes, or is stopped, is
  * waited for until the deadline: its machine answers.
  * config: NULL for the defaults. out_comm: new, sluice_comm_destroy. Collective over `parent`, which must be idle, and
  * alike on all ranks. Comm-exclusive on `parent`. Errors, the parent stays usable: INVALID_ARGUMENT, ABI, NOT_FOUND (no
- * such interface), FOREIGN (a rank cannot be reached: says where), PEER_REFUSED (another rank had one of these). What
- * the parent's exchanges return ends the parent, NO_MEMORY may. */
+ * such interface), FOREIGN (a rank cannot be reached: says where; no descriptors left), PEER_REFUSED (another rank had
+ * one of these). What the parent's exchanges return ends the parent, NO_MEMORY may. */
 SLUICE_API sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
                                                   sluice_comm_t** out_comm);
 

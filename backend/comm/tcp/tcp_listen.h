@@ -1,0 +1,19 @@
+/* Where a rank waits for the others: on all its addresses, or on those of the interfaces that were named and no other.
+ */
+#ifndef SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_
+#define SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_
+
+#include "backend/comm/tcp/tcp_address.h"
+
+typedef struct sluice_tcp_listeners_s {
+  int fds[SLUICE_TCP_MAX_ADDRESSES];
+  int32_t count;
+} sluice_tcp_listeners_t;
+
+/* Writes the ports into `card`, whose addresses are set; of named ones those stay that can be listened on. On a failure
+ * nothing is open. Errors: FOREIGN. */
+sluice_status_t sluice_tcp_listen(int32_t rank, int is_named, sluice_tcp_card_t* card,
+                                  sluice_tcp_listeners_t* out_listeners);
+void sluice_tcp_listeners_close(sluice_tcp_listeners_t* listeners);
+
+#endif /* SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_ */

@@ -1,0 +1,160 @@
+#include "backend/comm/test/tcp_detour.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "backend/base/clock.h"
+#include "backend/comm/tcp/tcp_address.h"
+
+enum { WORLD = 2 };
+
+static tcp_detour_t* detour;
+static int listener;
+static _Atomic uint16_t true_port; /* rank 0's */
+static _Atomic int is_over;
+
+static void loopback(uint16_t port, struct sockaddr_in* out) {
+  *out = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port)};
+  out->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+}
+
+/* ---- the parent, which changes the card on its way --------------------------------------------------------------- */
+
+typedef struct parent_s {
+  sluice_comm_t* local;
+  sluice_comm_request_t* request; /* one at a time, as connecting has them */
+  void* from_0;
+  uint64_t bytes;
+  int32_t rank;
+} parent_t;
+
+static sluice_status_t start(void* user, const sluice_exchange_t* exchange, void** out_request,
+                             sluice_host_failure_t* out_failure) {
+  parent_t* p = user;
+  (void)out_failure;
+  p->from_0 = p->rank == 0 ? NULL : exchange->recv[0];
+  p->bytes = p->rank == 0 ? 0 : exchange->recv_bytes[0];
+  *out_request = p;
+  return sluice_comm_exchange_start(p->local, exchange, &p->request);
+}
+
+static sluice_status_t await(void* user, void* request, uint64_t timeout_ns, sluice_host_failure_t* out_failure) {
+  parent_t* p = user;
+  (void)request, (void)out_failure;
+  const uint64_t until_ns = sluice_now_ns() + timeout_ns;
+  const sluice_status_t status = p->local->vtable->exchange_wait(p->local, p->request, until_ns, NULL);
+  if (status != SLUICE_OK || p->bytes != sizeof(sluice_tcp_card_t)) return status;
+  sluice_tcp_card_t card;
+  struct sockaddr_in own;
+  socklen_t length = sizeof own;
+  memcpy(&card, p->from_0, sizeof card);
+  if (card.any_port == 0 || getsockname(listener, (struct sockaddr*)&own, &length) != 0) abort();
+  atomic_store(&true_port, card.any_port);
+  card.any_port = ntohs(own.sin_port); /* loopback is tried first */
+  if (detour->kind >= DETOUR_LATE) card.num_addresses = 0;
+  memcpy(p->from_0, &card, sizeof card);
+  return status;
+}
+
+static void destroy(void* user) {
+  parent_t* p = user;
+  sluice_comm_destroy(p->local);
+  free(p);
+}
+
+static sluice_comm_t* wrap(tcp_rank_t* me, sluice_comm_t* local) {
+  static const sluice_host_comm_vtable_t vtable = {
+      .struct_size = sizeof vtable, .exchange_start = start, .exchange_wait = await, .destroy = destroy};
+  parent_t* p = calloc(1, sizeof *p);
+  sluice_comm_config_t config;
+  sluice_comm_t* made;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = me->rank;
+  config.world_size = me->world_size;
+  if (p == NULL) abort();
+  *p = (parent_t){.local = local, .rank = me->rank};
+  if (sluice_comm_create_host(&config, &vtable, p, &made) != SLUICE_OK) abort();
+  return made;
+}
+
+/* ---- who answers ------------------------------------------------------------------------------------------------- */
+
+static int is_ready(int fd) {
+  struct pollfd p = {.fd = fd, .events = POLLIN};
+  return poll(&p, 1, 20) > 0;
+}
+
+/* Hands on in both directions until one ends. */
+static void hand_on(int client) {
+  struct sockaddr_in target;
+  char bytes[4096];
+  loopback(atomic_load(&true_port), &target);
+  const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (server < 0 || connect(server, (struct sockaddr*)&target, sizeof target) != 0) abort();
+  detour->num_recorded = 0;
+  for (int is_up = 1; is_up;) {
+    struct pollfd both[2] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
+    (void)poll(both, 2, -1);
+    for (int side = 0; side < 2 && is_up; ++side) {
+      if (both[side].revents == 0) continue;
+      const ssize_t n = recv(both[side].fd, bytes, sizeof bytes, 0);
+      is_up = n > 0 && send(both[1 - side].fd, bytes, (size_t)n, MSG_NOSIGNAL) == n;
+      const size_t room = sizeof detour->recorded - detour->num_recorded;
+      const size_t kept = n > 0 && (size_t)n < room ? (size_t)n : room;
+      if (!is_up || side != 0) continue;
+      memcpy(detour->recorded + detour->num_recorded, bytes, kept);
+      detour->num_recorded += kept;
+    }
+  }
+  close(server);
+}
+
+static void answer(int client) {
+  static const char garbage[64] = "HTTP/1.1 400 Bad Request\r\n\r\n";
+  char words[64];
+  ssize_t n;
+  if (detour->kind == DETOUR_GARBAGE || detour->kind == DETOUR_NOBODY)
+    (void)send(client, garbage, sizeof garbage, MSG_NOSIGNAL);
+  while (detour->kind == DETOUR_ECHO && (n = recv(client, words, sizeof words, 0)) > 0) {
+    (void)send(client, words, (size_t)n, MSG_NOSIGNAL);
+  }
+  if (detour->kind == DETOUR_RECORDS || (detour->kind == DETOUR_LATE && detour->num_accepted > 2)) hand_on(client);
+}
+
+static void* stand_there(void* unused) {
+  while (!atomic_load(&is_over)) {
+    if (detour->kind == DETOUR_SILENT || !is_ready(listener)) {
+      usleep(1000);
+      continue;
+    }
+    const int client = accept(listener, NULL, NULL);
+    if (client < 0) continue;
+    ++detour->num_accepted;
+    answer(client);
+    close(client);
+  }
+  return unused;
+}
+
+void tcp_detour_run(tcp_detour_t* d, tcp_rank_t ranks[WORLD]) {
+  struct sockaddr_in any_port;
+  pthread_t thread;
+  loopback(0, &any_port);
+  detour = d;
+  atomic_store(&is_over, 0);
+  listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (listener < 0 || bind(listener, (struct sockaddr*)&any_port, sizeof any_port) != 0 || listen(listener, 64) != 0) {
+    abort();
+  }
+  for (int r = 0; r < WORLD; ++r) ranks[r].wrap = wrap;
+  if (pthread_create(&thread, NULL, stand_there, NULL) != 0) abort();
+  tcp_ranks_run(ranks, WORLD);
+  atomic_store(&is_over, 1);
+  pthread_join(thread, NULL);
+  close(listener);
+}

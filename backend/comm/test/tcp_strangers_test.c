@@ -1,0 +1,130 @@
+/* Strangers neither prevent nor delay a start, and none of them gets in: idle ones, slow ones, such as say what no rank
+ * says, and such as repeat what a rank has said. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/comm/test/tcp_detour.h"
+#include "backend/comm/test/tcp_strangers.h"
+
+enum { WORLD = 3, MANY = 200, TURNS = 3, GREETING_BYTES = 32, PROOF_BYTES = 16 };
+
+#define SECOND_NS UINT64_C(1000000000)
+
+/* To and from each other rank. */
+static void exchange_once(tcp_rank_t* me) {
+  uint64_t out = (uint64_t)me->rank + 7, in[WORLD] = {0}, bytes[WORLD];
+  const void* send[WORLD];
+  void* recv[WORLD];
+  for (int32_t r = 0; r < me->world_size; ++r) {
+    send[r] = &out;
+    recv[r] = &in[r];
+    bytes[r] = r == me->rank ? 0 : sizeof out;
+  }
+  const sluice_exchange_t exchange = {.send = send, .send_bytes = bytes, .recv = recv, .recv_bytes = bytes};
+  sluice_comm_request_t* request;
+  me->status = sluice_comm_exchange_start(me->comm, &exchange, &request);
+  if (me->status == SLUICE_OK) me->status = sluice_comm_exchange_wait(me->comm, request, NULL);
+  for (int32_t r = 0; r < me->world_size; ++r) {
+    if (r != me->rank && me->status == SLUICE_OK && in[r] != (uint64_t)r + 7) me->status = SLUICE_E_INTERNAL;
+  }
+}
+
+static void all_are_well(const tcp_rank_t* ranks, int32_t world_size) {
+  for (int32_t r = 0; r < world_size; ++r) {
+    if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %d, %s", r, ranks[r].status, ranks[r].why.message);
+  }
+}
+
+/* The best of three: the machine may be busy. */
+static uint64_t best_start_ns(const tcp_strangers_t* strangers) {
+  uint64_t best_ns = UINT64_MAX;
+  for (int turn = 0; turn < TURNS; ++turn) {
+    tcp_rank_t ranks[WORLD] = {{.then = exchange_once}, {.then = exchange_once}, {.then = exchange_once}};
+    tcp_strangers_t own = *strangers;
+    const uint64_t took_ns = tcp_strangers_run(&own, ranks, WORLD);
+    all_are_well(ranks, WORLD);
+    if (took_ns < best_ns) best_ns = took_ns;
+  }
+  return best_ns;
+}
+
+static void do_not_delay(const tcp_strangers_t* strangers) {
+  static const tcp_strangers_t none = {.count = 0};
+  const uint64_t clean_ns = best_start_ns(&none), with_ns = best_start_ns(strangers);
+  print_message("started in %.3f s, without strangers in %.3f s\n", (double)with_ns / 1e9, (double)clean_ns / 1e9);
+  assert_true(with_ns < clean_ns + SECOND_NS);
+}
+
+static void idle(void** state) {
+  (void)state;
+  const tcp_strangers_t strangers = {.count = MANY};
+  do_not_delay(&strangers);
+}
+
+/* As a rank would begin, so that nobody can tell until the end. */
+static void slow(void** state) {
+  (void)state;
+  char greeting[GREETING_BYTES] = "sluicet2";
+  const int32_t from_1_to_0[] = {1, 0};
+  memcpy(greeting + 8, from_1_to_0, sizeof from_1_to_0);
+  const tcp_strangers_t strangers = {.count = MANY, .words = greeting, .num_words = sizeof greeting, .is_slow = 1};
+  do_not_delay(&strangers);
+}
+
+static void garbage(void** state) {
+  (void)state;
+  static const char words[] = "GET / HTTP/1.0\r\nHost: somewhere.example\r\nAccept: */*\r\n\r\n";
+  const tcp_strangers_t strangers = {.count = MANY, .words = words, .num_words = sizeof words};
+  do_not_delay(&strangers);
+}
+
+/* ---- a hello of another job -------------------------------------------------------------------------------------- */
+
+static void replayed(void** state) {
+  (void)state;
+  tcp_rank_t first[2] = {{.then = exchange_once}, {.then = exchange_once}};
+  tcp_rank_t second[2] = {{.then = exchange_once}, {.then = exchange_once}};
+  tcp_detour_t detour = {.kind = DETOUR_RECORDS};
+  tcp_detour_run(&detour, first);
+  all_are_well(first, 2);
+  assert_true(detour.num_recorded >= GREETING_BYTES + PROOF_BYTES);
+  tcp_strangers_t strangers = {.count = 1, .words = detour.recorded, .num_words = GREETING_BYTES + PROOF_BYTES};
+  const uint64_t took_ns = tcp_strangers_run(&strangers, second, 2);
+  all_are_well(second, 2);
+  assert_true(took_ns < 10 * SECOND_NS); /* of 30, after which it would have failed */
+  /* It was answered as anybody who greets, and not welcomed. */
+  assert_int_equal(strangers.num_heard, 2 * PROOF_BYTES);
+}
+
+/* ---- where a rank listens ---------------------------------------------------------------------------------------- */
+
+static void named_interface(void** state) {
+  (void)state;
+  tcp_rank_t ranks[2] = {{.interfaces = "lo", .then = exchange_once}, {.interfaces = "lo", .then = exchange_once}};
+  tcp_strangers_t nobody = {.count = 0};
+  tcp_strangers_run(&nobody, ranks, 2);
+  all_are_well(ranks, 2);
+  assert_in_range(nobody.num_listeners, 1, 16);
+  for (int32_t i = 0; i < nobody.num_listeners; ++i) {
+    struct sockaddr_in in;
+    memcpy(&in, &nobody.listeners[i], sizeof in);
+    const int is_v4 = in.sin_family == AF_INET;
+    assert_true(is_v4 ? ntohl(in.sin_addr.s_addr) >> 24 == 127 : IN6_IS_ADDR_LOOPBACK(&nobody.listeners[i].sin6_addr));
+  }
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"TcpStart_IdleStrangers_DelayNobody", idle},
+      {"TcpStart_StrangersOfAByteASecond_DelayNobody", slow},
+      {"TcpStart_StrangersThatTalkGarbage_DelayNobody", garbage},
+      {"TcpStart_HelloOfAnotherJobReplayed_IsRefused", replayed},
+      {"TcpStart_NamedInterface_OnlyItIsListenedOn", named_interface},
+  };
+  return cmocka_run_group_tests_name("tcp, strangers", tests, NULL, NULL);
+}

@@ -10,18 +10,29 @@
 typedef struct connecting_s {
   sluice_comm_t* parent;
   sluice_tcp_card_t* cards; /* [W] */
+  const void** send;        /* [W], of the exchange of cards, as the next two; the beginning of the block */
+  void** recv;
+  uint64_t* sizes;
+  uint64_t bytes; /* of the block */
   sluice_tcp_listeners_t listeners;
   sluice_tcp_meeting_t* meeting;
 } connecting_t;
 
-static uint64_t bytes_of_cards(const connecting_t* c) {
-  return (uint64_t)c->parent->world_size * sizeof(sluice_tcp_card_t);
-}
+/* ---- before anybody waits for this rank -------------------------------------------------------------------------- */
 
+/* All that connecting needs. What fails later than this would leave the others waiting. */
 static sluice_status_t prepare(connecting_t* c, const char* interfaces) {
   const int is_named = interfaces != NULL && interfaces[0] != '\0';
-  c->cards = sluice_alloc_zeroed(sluice_process_allocator(), bytes_of_cards(c), "addresses of ranks");
-  if (c->cards == NULL) return sluice_alloc_status();
+  const uint64_t w = (uint64_t)c->parent->world_size;
+  /* Pointers stand first: each part is aligned as the next one needs it. */
+  const uint64_t bytes = w * (2 * sizeof(void*) + sizeof(uint64_t) + sizeof(sluice_tcp_card_t));
+  char* block = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "addresses of ranks");
+  if (block == NULL) return sluice_alloc_status();
+  c->bytes = bytes;
+  c->send = (const void**)(void*)block;
+  c->recv = (void**)(void*)(block + w * sizeof(void*));
+  c->sizes = (uint64_t*)(void*)(block + w * 2 * sizeof(void*));
+  c->cards = (sluice_tcp_card_t*)(void*)(c->sizes + w);
   SLUICE_TRY(sluice_tcp_meeting_create(c->parent->rank, c->parent->world_size, &c->meeting));
   sluice_tcp_card_t* mine = &c->cards[c->parent->rank];
   SLUICE_TRY(sluice_tcp_card_init(is_named ? interfaces : NULL, mine));
@@ -31,32 +42,22 @@ static sluice_status_t prepare(connecting_t* c, const char* interfaces) {
 static void release(connecting_t* c) {
   sluice_tcp_listeners_close(&c->listeners);
   sluice_tcp_meeting_destroy(c->meeting);
-  sluice_free(sluice_process_allocator(), c->cards, bytes_of_cards(c));
+  sluice_free(sluice_process_allocator(), c->send, c->bytes);
 }
 
 /* ---- together ---------------------------------------------------------------------------------------------------- */
 
 /* Every rank's card to every rank, through the parent. */
 static sluice_status_t swap_cards(connecting_t* c) {
-  sluice_allocator_t* allocator = sluice_process_allocator();
-  const int32_t world_size = c->parent->world_size;
-  const uint64_t bytes = (uint64_t)world_size * (sizeof(void*) * 2 + sizeof(uint64_t));
-  char* block = sluice_alloc(allocator, bytes, "addresses of ranks");
-  if (block == NULL) return sluice_alloc_status();
-  const void** send = (const void**)(void*)block;
-  void** recv = (void**)(void*)(block + (uint64_t)world_size * sizeof(void*));
-  uint64_t* sizes = (uint64_t*)(void*)(block + (uint64_t)world_size * 2 * sizeof(void*));
-  for (int32_t r = 0; r < world_size; ++r) {
-    send[r] = &c->cards[c->parent->rank];
-    recv[r] = &c->cards[r];
-    sizes[r] = r == c->parent->rank ? 0 : sizeof *c->cards;
+  for (int32_t r = 0; r < c->parent->world_size; ++r) {
+    c->send[r] = &c->cards[c->parent->rank];
+    c->recv[r] = &c->cards[r];
+    c->sizes[r] = r == c->parent->rank ? 0 : sizeof *c->cards;
   }
-  const sluice_exchange_t exchange = {.send = send, .send_bytes = sizes, .recv = recv, .recv_bytes = sizes};
+  const sluice_exchange_t exchange = {.send = c->send, .send_bytes = c->sizes, .recv = c->recv, .recv_bytes = c->sizes};
   sluice_comm_request_t* request;
-  sluice_status_t status = sluice_comm_exchange_start(c->parent, &exchange, &request);
-  if (status == SLUICE_OK) status = sluice_comm_exchange_wait(c->parent, request, "the addresses of all ranks");
-  sluice_free(allocator, block, bytes);
-  return status;
+  SLUICE_TRY(sluice_comm_exchange_start(c->parent, &exchange, &request));
+  return sluice_comm_exchange_wait(c->parent, request, "the addresses of all ranks");
 }
 
 /* One outcome for all: the highest rank that failed, 0 if none, else its rank + 1. */

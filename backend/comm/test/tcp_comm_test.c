@@ -201,6 +201,64 @@ static void strangers(void** state) {
 
 /* ---- what one rank lacks ----------------------------------------------------------------------------------------- */
 
+static pthread_barrier_t barrier;
+static int64_t failing; /* the allocation of all ranks that fails */
+
+static void plan_failure(tcp_rank_t* me) {
+  pthread_barrier_wait(&barrier); /* all have their parents */
+  if (me->rank == 0) sluice_process_allocator()->fail_after = failing;
+  pthread_barrier_wait(&barrier);
+}
+
+/* Before anybody says more to the parent, which would end the waits of others. */
+static void wait_for_all(tcp_rank_t* me) {
+  (void)me;
+  pthread_barrier_wait(&barrier);
+}
+
+/* The allocation may be of any rank. The rank is told NO_MEMORY, the others that it could not, and nobody waits. */
+static void nth_allocation(int32_t world_size) {
+  sluice_allocator_t* allocator = sluice_process_allocator();
+  pthread_barrier_init(&barrier, NULL, (unsigned)world_size);
+  for (failing = 0;; ++failing) {
+    const uint64_t num_before = allocator->num_live;
+    tcp_rank_t ranks[WORLD];
+    int num_ok = 0, num_without = 0;
+    for (int32_t r = 0; r < world_size; ++r) {
+      ranks[r] = (tcp_rank_t){.timeout_ns = 20 * SECOND_NS,
+                              .connect_timeout_ns = 20 * SECOND_NS,
+                              .first = plan_failure,
+                              .last = wait_for_all};
+    }
+    tcp_ranks_run(ranks, world_size);
+    const int is_over = allocator->fail_after >= 0;
+    allocator->fail_after = -1;
+    for (int32_t r = 0; r < world_size; ++r) {
+      num_ok += ranks[r].status == SLUICE_OK;
+      num_without += ranks[r].status == SLUICE_E_NO_MEMORY;
+      if (ranks[r].status == SLUICE_E_TIMED_OUT) {
+        fail_msg("allocation %d of %d ranks, rank %d: %s", (int)failing, world_size, r, ranks[r].why.message);
+      }
+    }
+    assert_int_equal(allocator->num_live, num_before);
+    /* The parent's meeting afterwards allocates too: then all have their communicators. */
+    assert_true(num_ok == world_size || (num_ok == 0 && num_without == 1));
+    if (is_over) break;
+  }
+  print_message("%d allocations of %d ranks\n", (int)failing, world_size);
+  pthread_barrier_destroy(&barrier);
+}
+
+static void nth_allocation_of_two(void** state) {
+  (void)state;
+  nth_allocation(2);
+}
+
+static void nth_allocation_of_three(void** state) {
+  (void)state;
+  nth_allocation(WORLD);
+}
+
 /* In a process of its own, whose limit goes with it. Enough for listening, not for the connections. */
 static int connect_without_descriptors(void) {
   enum { RANKS = 4, PREPARED = 3 * RANKS, FEW = 5 };
@@ -301,6 +359,8 @@ int main(void) {
       {"TcpWait_LargeMessageOverASlowConnection_ArrivesIntactAndWakesSeldom", large_messages},
       {"TcpWait_AnotherGaveUpForALostRank_BlamesTheLostOne", loss_that_another_noticed},
       {"TcpCreate_StrangersConnect_AreShownTheDoor", strangers},
+      {"TcpCreate_NthAllocationOfTwoRanksFails_NobodyWaits", nth_allocation_of_two},
+      {"TcpCreate_NthAllocationOfThreeRanksFails_NobodyWaits", nth_allocation_of_three},
       {"TcpCreate_NoDescriptorsLeft_SaysSo", no_descriptors},
       {"TcpCreate_BadArguments_AreRefused", bad_arguments},
       {"TcpCard_Targets_AreLoopbackWhereThePlaceIsTheSame", targets},

@@ -26,6 +26,7 @@ static void* run_rank(void* argument) {
   sluice_error_info_init(&me->why, sizeof me->why);
   if (me->status != SLUICE_OK) sluice_error_last(&me->why);
   if (me->then != NULL && me->status == SLUICE_OK) me->then(me);
+  if (me->last != NULL) me->last(me);
   sluice_comm_destroy(me->comm);
   int64_t one = 1;
   me->again = sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "the parent, afterwards");

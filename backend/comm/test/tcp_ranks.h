@@ -16,6 +16,7 @@ typedef struct tcp_rank_s {
   sluice_comm_t* (*wrap)(struct tcp_rank_s* me, sluice_comm_t* local); /* the parent, of the local one; takes it */
   void (*first)(struct tcp_rank_s* me);                                /* before create */
   void (*then)(struct tcp_rank_s* me);                                 /* with what create gave */
+  void (*last)(struct tcp_rank_s* me);                                 /* after both, whatever they gave */
   sluice_comm_t* parent;
   sluice_comm_t* comm;
   uint64_t created_ns; /* what create took */

@@ -1,0 +1,75 @@
+/* Adam and AdamW: the numbers of a step, and the kernels that take it over rows of memory [own, after Kingma and Ba,
+ * Alg. 1; Loshchilov and Hutter, Alg. 2, with the bias correction and the place of epsilon that torch has].
+ *
+ *     g = grad * grad_scale                              (Adam: + weight_decay * p)
+ *     m = beta1 * m + (1 - beta1) * g
+ *     v = beta2 * v + (1 - beta2) * g * g
+ *     p = (AdamW: (1 - lr * weight_decay) *) p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+ *
+ * in f64, from f32 as it lies to f32 as it is kept: one rounding for each of m, v and p. It costs no time, as a step
+ * waits for memory, and no operation is fused, so that every instruction set gives the same bits. */
+#ifndef SLUICE_BACKEND_OPTIM_ADAM_H_
+#define SLUICE_BACKEND_OPTIM_ADAM_H_
+
+#include <stdint.h>
+
+#include "backend/base/status.h"
+
+/* What a user sets of a group of parameters. */
+typedef struct sluice_adam_rule_s {
+  double lr, beta1, beta2, epsilon, weight_decay;
+  int32_t is_decoupled;      /* 1: AdamW; 0: Adam, whose weight decay is part of the gradient */
+  int32_t corrects_the_bias; /* 0: both 1 - beta^t are taken as 1 */
+  int32_t maximizes;         /* 1: gradients are taken with the other sign */
+} sluice_adam_rule_t;
+
+/* What all elements of a step share. */
+typedef struct sluice_adam_numbers_s {
+  double beta1, one_minus_beta1, beta2, one_minus_beta2;
+  double decay;     /* AdamW: 1 - lr * weight_decay; else 1 */
+  double l2;        /* Adam: weight_decay; else 0 */
+  double step_size; /* lr / (1 - beta1^t) */
+  double inverse_v; /* 1 / sqrt(1 - beta2^t) */
+  double epsilon;
+  double grad_scale; /* gradients are multiplied by it: 1 / (scale of the loss), and what clipping makes of it */
+} sluice_adam_numbers_t;
+
+/* Refuses a rule that no training means: INVALID_ARGUMENT naming the number. */
+sluice_status_t sluice_adam_check(const sluice_adam_rule_t* rule);
+/* Of the step with number `t`, the first is 1. grad_scale as it is in the result. */
+sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int64_t t, double grad_scale);
+
+/* A parameter, all of `count` elements, one behind the other. Pointers are borrowed and may not overlap. */
+typedef struct sluice_adam_tensor_s {
+  int64_t count;
+  int64_t step;      /* the number of the step, the first is 1 */
+  void* param;       /* of param_dtype, updated */
+  float* master;     /* the parameter in f32, which is updated in its place; param becomes it, rounded to nearest even;
+                        NULL: param has no master */
+  const void* grad;  /* of grad_dtype */
+  float* exp_avg;    /* m */
+  float* exp_avg_sq; /* v */
+  int32_t param_dtype, grad_dtype; /* F32, BF16 or F16 */
+} sluice_adam_tensor_t;
+
+/* What a scan finds in gradients. */
+typedef struct sluice_adam_scan_s {
+  double sum_of_squares; /* of grad as it lies, in f64, in an order that depends on neither threads nor processor */
+  float largest;         /* of |grad|, infinity where one is infinite or no number */
+} sluice_adam_scan_t;
+
+/* Kernels of one instruction set, over elements [first, first + count) of a tensor. */
+typedef struct sluice_adam_kernels_s {
+  const char* name;
+  void (*update)(const sluice_adam_tensor_t* tensor, int64_t first, int64_t count, const sluice_adam_numbers_t* n);
+  sluice_adam_scan_t (*scan)(const void* grad, int32_t dtype, int64_t first, int64_t count);
+} sluice_adam_kernels_t;
+
+extern const sluice_adam_kernels_t sluice_adam_plain;
+/* NULL where this processor lacks the instructions. */
+const sluice_adam_kernels_t* sluice_adam_avx2(void);
+const sluice_adam_kernels_t* sluice_adam_avx512(void);
+/* The widest set that this processor has. */
+const sluice_adam_kernels_t* sluice_adam_widest(void);
+
+#endif /* SLUICE_BACKEND_OPTIM_ADAM_H_ */

@@ -1,0 +1,34 @@
+/* The same loops for AVX2. */
+#include <stddef.h>
+
+#include "backend/optim/adam.h"
+
+#if defined(__x86_64__)
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2")
+#endif
+
+#include "backend/optim/adam_loops.inc.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+static const sluice_adam_kernels_t kernels = KERNELS_OF("avx2");
+
+const sluice_adam_kernels_t* sluice_adam_avx2(void) {
+  const int has = __builtin_cpu_supports("avx2");
+  return has ? &kernels : NULL;
+}
+
+#else
+
+const sluice_adam_kernels_t* sluice_adam_avx2(void) { return NULL; }
+
+#endif

@@ -1,0 +1,94 @@
+/* The loops of a step, written once in plain C and compiled for each instruction set by the file that includes it,
+ * which defines KERNELS and NAME. The compiler makes vectors of them; nothing here may depend on how wide they are: no
+ * operation is fused (-ffp-contract=off), and sums are kept in LANES of their own. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/base/dtype.h"
+#include "backend/base/math.h"
+#include "backend/optim/adam.h"
+
+enum {
+  BLOCK = 512, /* elements between two conversions: gradients as f32 stay in the first cache */
+  LANES = 16,  /* sums of squares of a scan */
+};
+
+/* Elements [first, first + count) of grad as f32; the result lies in `room` or in grad itself. */
+static const float* as_f32(const void* data, int32_t dtype, int64_t first, int64_t count, float* room) {
+  if (dtype == SLUICE_DTYPE_F32) return (const float*)data + first;
+  const uint16_t* half = (const uint16_t*)data + first;
+  if (dtype == SLUICE_DTYPE_BF16) {
+    for (int64_t i = 0; i < count; ++i) room[i] = sluice_bf16_to_f32(half[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) room[i] = sluice_f16_to_f32(half[i]);
+  }
+  return room;
+}
+
+static void from_f32(const float* data, int64_t count, void* out, int32_t dtype, int64_t first) {
+  if (dtype == SLUICE_DTYPE_F32) {
+    memcpy((float*)out + first, data, (size_t)count * sizeof *data);
+    return;
+  }
+  uint16_t* half = (uint16_t*)out + first;
+  if (dtype == SLUICE_DTYPE_BF16) {
+    for (int64_t i = 0; i < count; ++i) half[i] = sluice_f32_to_bf16(data[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) half[i] = sluice_f32_to_f16(data[i]);
+  }
+}
+
+static void update_block(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
+                         int64_t count, const sluice_adam_numbers_t* numbers) {
+  const sluice_adam_numbers_t n = *numbers;
+  for (int64_t i = 0; i < count; ++i) {
+    const double g = (double)grad[i] * n.grad_scale + n.l2 * (double)p[i];
+    const double first = n.beta1 * (double)m[i] + n.one_minus_beta1 * g;
+    const double second = n.beta2 * (double)v[i] + n.one_minus_beta2 * g * g;
+    const double denominator = sqrt(second) * n.inverse_v + n.epsilon;
+    m[i] = (float)first;
+    v[i] = (float)second;
+    p[i] = (float)(n.decay * (double)p[i] - n.step_size * (first / denominator));
+  }
+}
+
+static void update(const sluice_adam_tensor_t* t, int64_t first, int64_t count, const sluice_adam_numbers_t* n) {
+  float grad_room[BLOCK], param_room[BLOCK];
+  for (int64_t end = first + count; first < end; first += BLOCK) {
+    const int64_t size = sluice_min(BLOCK, end - first);
+    const float* grad = as_f32(t->grad, t->grad_dtype, first, size, grad_room);
+    const int in_place = t->master == NULL && t->param_dtype == SLUICE_DTYPE_F32;
+    float* master = t->master != NULL ? t->master + first : in_place ? (float*)t->param + first : param_room;
+    if (master == param_room) as_f32(t->param, t->param_dtype, first, size, param_room);
+    update_block(master, t->exp_avg + first, t->exp_avg_sq + first, grad, size, n);
+    if (!in_place) from_f32(master, size, t->param, t->param_dtype, first);
+  }
+}
+
+static sluice_adam_scan_t scan(const void* grad, int32_t dtype, int64_t first, int64_t count) {
+  float room[BLOCK];
+  double sums[LANES] = {0.0};
+  uint32_t largest = 0; /* bits of |g|: of numbers in their order, above them infinity, above it what is no number */
+  for (int64_t end = first + count; first < end; first += BLOCK) {
+    const int64_t size = sluice_min(BLOCK, end - first);
+    const float* g = as_f32(grad, dtype, first, size, room);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+      for (int64_t lane = 0; lane < LANES; ++lane) sums[lane] += (double)g[i + lane] * (double)g[i + lane];
+    }
+    for (int64_t lane = 0; i + lane < size; ++lane) sums[lane] += (double)g[i + lane] * (double)g[i + lane];
+    for (int64_t j = 0; j < size; ++j) {
+      uint32_t bits;
+      memcpy(&bits, g + j, sizeof bits);
+      bits &= 0x7fffffffu;
+      largest = bits > largest ? bits : largest;
+    }
+  }
+  sluice_adam_scan_t found = {.sum_of_squares = 0.0, .largest = INFINITY};
+  for (int64_t lane = 0; lane < LANES; ++lane) found.sum_of_squares += sums[lane];
+  if (largest < 0x7f800000u) memcpy(&found.largest, &largest, sizeof largest);
+  return found;
+}
+
+#define KERNELS_OF(NAME) \
+  { (NAME), update, scan }

@@ -1,0 +1,35 @@
+#include <math.h>
+
+#include "backend/base/check.h"
+#include "backend/optim/adam.h"
+
+sluice_status_t sluice_adam_check(const sluice_adam_rule_t* rule) {
+  SLUICE_TRY(SLUICE_REQUIRE(isfinite(rule->lr) && rule->lr >= 0.0,
+                            "optimizer: lr is %g; it has to be a number from 0 on", rule->lr));
+  SLUICE_TRY(SLUICE_REQUIRE(rule->beta1 >= 0.0 && rule->beta1 < 1.0, "optimizer: beta1 is %g; it has to be in [0, 1)",
+                            rule->beta1));
+  SLUICE_TRY(SLUICE_REQUIRE(rule->beta2 >= 0.0 && rule->beta2 < 1.0, "optimizer: beta2 is %g; it has to be in [0, 1)",
+                            rule->beta2));
+  SLUICE_TRY(SLUICE_REQUIRE(isfinite(rule->epsilon) && rule->epsilon >= 0.0,
+                            "optimizer: epsilon is %g; it has to be a number from 0 on", rule->epsilon));
+  return SLUICE_REQUIRE(isfinite(rule->weight_decay) && rule->weight_decay >= 0.0,
+                        "optimizer: weight_decay is %g; it has to be a number from 0 on", rule->weight_decay);
+}
+
+sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int64_t t, double grad_scale) {
+  /* By pow from the number of the step, not as a running product: a step that is resumed has the same bits. */
+  const double correction1 = rule->corrects_the_bias ? 1.0 - pow(rule->beta1, (double)t) : 1.0;
+  const double correction2 = rule->corrects_the_bias ? 1.0 - pow(rule->beta2, (double)t) : 1.0;
+  return (sluice_adam_numbers_t){
+      .beta1 = rule->beta1,
+      .one_minus_beta1 = 1.0 - rule->beta1,
+      .beta2 = rule->beta2,
+      .one_minus_beta2 = 1.0 - rule->beta2,
+      .decay = rule->is_decoupled ? 1.0 - rule->lr * rule->weight_decay : 1.0,
+      .l2 = rule->is_decoupled ? 0.0 : rule->weight_decay,
+      .step_size = rule->lr / correction1,
+      .inverse_v = 1.0 / sqrt(correction2),
+      .epsilon = rule->epsilon,
+      .grad_scale = rule->maximizes ? -grad_scale : grad_scale,
+  };
+}

@@ -1,0 +1,119 @@
+#include "backend/optim/adam_step.h"
+
+#include <math.h>
+
+#include "backend/base/check.h"
+#include "backend/base/math.h"
+#include "backend/optim/pieces.h"
+
+/* ---- looking at gradients ---- */
+
+/* Sums are kept by share of the line of pieces, so many whatever the number of threads. */
+enum { SHARES = 256 };
+
+typedef struct look_s {
+  const sluice_adam_step_t* step;
+  int64_t pieces;
+  sluice_adam_scan_t shares[SHARES];
+} look_t;
+
+typedef struct share_s {
+  const sluice_adam_kernels_t* kernels;
+  sluice_adam_scan_t* sum;
+} share_t;
+
+static void look_at_piece(void* user, const sluice_adam_group_t* group, const sluice_adam_tensor_t* tensor,
+                          int64_t first, int64_t count) {
+  (void)group;
+  const share_t* share = user;
+  const sluice_adam_scan_t found = share->kernels->scan(tensor->grad, tensor->grad_dtype, first, count);
+  share->sum->sum_of_squares += found.sum_of_squares;
+  share->sum->largest = found.largest > share->sum->largest ? found.largest : share->sum->largest;
+}
+
+static void look_on_thread(void* data, int index, int count) {
+  look_t* look = data;
+  for (int i = index; i < SHARES; i += count) {
+    share_t share = {look->step->kernels, look->shares + i};
+    sluice_pieces_walk(look->step, look->pieces * i / SHARES, look->pieces * (i + 1) / SHARES, look_at_piece, &share);
+  }
+}
+
+static int threads_for(const sluice_adam_step_t* step, int64_t pieces) {
+  return (int)sluice_min(sluice_threads_available(step->threads), sluice_max(pieces, 1));
+}
+
+sluice_adam_outcome_t sluice_adam_look(const sluice_adam_step_t* step) {
+  look_t look = {.step = step, .pieces = sluice_pieces_count(step)};
+  sluice_threads_run(step->threads, threads_for(step, look.pieces), look_on_thread, &look);
+  double squares = 0.0;
+  sluice_adam_outcome_t outcome = {.norm = 0.0};
+  for (int i = 0; i < SHARES; ++i) {
+    squares += look.shares[i].sum_of_squares;
+    outcome.largest = look.shares[i].largest > outcome.largest ? look.shares[i].largest : outcome.largest;
+  }
+  outcome.is_skipped = !(outcome.largest < INFINITY);
+  outcome.norm = sqrt(squares) / step->loss_scale;
+  return outcome;
+}
+
+/* ---- changing parameters ---- */
+
+typedef struct update_s {
+  const sluice_adam_step_t* step;
+  double grad_scale;
+  int64_t pieces;
+} update_t;
+
+static void update_piece(void* user, const sluice_adam_group_t* group, const sluice_adam_tensor_t* tensor,
+                         int64_t first, int64_t count) {
+  const update_t* update = user;
+  /* Two calls of pow for 32,768 elements: cheaper than to hold them for every group. */
+  const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&group->rule, tensor->step, update->grad_scale);
+  update->step->kernels->update(tensor, first, count, &numbers);
+}
+
+static void update_on_thread(void* data, int index, int count) {
+  update_t* update = data;
+  sluice_pieces_walk(update->step, update->pieces * index / count, update->pieces * (index + 1) / count, update_piece,
+                     update);
+}
+
+/* torch's clip_grad_norm_: max_norm / (norm + 1e-6), at most 1. */
+static double clip_factor(const sluice_adam_step_t* step, double norm) {
+  if (step->max_norm <= 0.0) return 1.0;
+  const double factor = step->max_norm / (norm + 1e-6);
+  return factor < 1.0 ? factor : 1.0;
+}
+
+static sluice_status_t check_group(const sluice_adam_group_t* group, int64_t index) {
+  SLUICE_TRY(sluice_adam_check(&group->rule));
+  for (int64_t t = 0; t < group->num_tensors; ++t) {
+    const int64_t number = group->tensors[t].step;
+    SLUICE_TRY(SLUICE_REQUIRE(number >= 1,
+                              "optimizer: tensor %lld of group %lld is at step %lld; the first step is number 1",
+                              (long long)t, (long long)index, (long long)number));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t check(const sluice_adam_step_t* step) {
+  SLUICE_TRY(SLUICE_REQUIRE(isfinite(step->loss_scale) && step->loss_scale > 0.0,
+                            "optimizer: loss_scale is %g; it has to be a number above 0", step->loss_scale));
+  SLUICE_TRY(SLUICE_REQUIRE(isfinite(step->max_norm) && step->max_norm >= 0.0,
+                            "optimizer: max_norm is %g; it has to be a number above 0, or 0 to clip nothing",
+                            step->max_norm));
+  for (int64_t g = 0; g < step->num_groups; ++g) SLUICE_TRY(check_group(step->groups + g, g));
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_adam_step(const sluice_adam_step_t* step, sluice_adam_outcome_t* out_outcome) {
+  *out_outcome = (sluice_adam_outcome_t){.norm = 0.0};
+  SLUICE_TRY(check(step));
+  if (step->looks_first || step->max_norm > 0.0) *out_outcome = sluice_adam_look(step);
+  if (out_outcome->is_skipped) return SLUICE_OK;
+  update_t update = {.step = step, .pieces = sluice_pieces_count(step)};
+  update.grad_scale = clip_factor(step, out_outcome->norm) / step->loss_scale;
+  sluice_threads_run(step->threads, threads_for(step, update.pieces), update_on_thread, &update);
+  return SLUICE_OK;
+}

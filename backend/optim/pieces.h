@@ -1,0 +1,17 @@
+/* The elements of many tensors as one line of pieces, which threads share. Where a piece begins depends on the tensors
+ * alone, so that what is summed by piece does not depend on the number of threads. Private to optim. */
+#ifndef SLUICE_BACKEND_OPTIM_PIECES_H_
+#define SLUICE_BACKEND_OPTIM_PIECES_H_
+
+#include "backend/optim/adam_step.h"
+
+enum { SLUICE_ADAM_PIECE = 1 << 15 }; /* elements; a tensor's last piece is shorter */
+
+typedef void (*sluice_piece_fn_t)(void* user, const sluice_adam_group_t* group, const sluice_adam_tensor_t* tensor,
+                                  int64_t first, int64_t count);
+
+int64_t sluice_pieces_count(const sluice_adam_step_t* step);
+/* fn for each piece in [begin, end), in order. */
+void sluice_pieces_walk(const sluice_adam_step_t* step, int64_t begin, int64_t end, sluice_piece_fn_t fn, void* user);
+
+#endif /* SLUICE_BACKEND_OPTIM_PIECES_H_ */

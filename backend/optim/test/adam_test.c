@@ -1,0 +1,354 @@
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/optim/adam_step.h"
+
+/* ---- data ---- */
+
+enum { COUNT = 100003 }; /* four pieces, the last of an odd length */
+
+typedef struct memory_s {
+  float *p, *m, *v, *g;
+  uint16_t *half_g, *half_p;
+} memory_t;
+
+static uint64_t random_state;
+static double uniform(void) { /* in (-1, 1) */
+  random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+  return (double)(int64_t)(random_state >> 11) / 4503599627370496.0 - 1.0;
+}
+
+static void* zeros(size_t count, size_t bytes) {
+  void* data = calloc(count, bytes);
+  assert_non_null(data);
+  return data;
+}
+
+/* Parameters near 1, moments as training leaves them, gradients over ten orders of magnitude. */
+static memory_t memory_of(int64_t count, int32_t dtype, uint64_t seed) {
+  random_state = seed;
+  const size_t n = (size_t)count;
+  memory_t a = {zeros(n, 4), zeros(n, 4), zeros(n, 4), zeros(n, 4), zeros(n, 2), zeros(n, 2)};
+  for (int64_t i = 0; i < count; ++i) {
+    a.p[i] = (float)uniform();
+    a.m[i] = (float)(uniform() * pow(10.0, 4.0 * uniform() - 4.0));
+    a.v[i] = (float)fabs(uniform() * pow(10.0, 6.0 * uniform() - 6.0));
+    a.g[i] = (float)(uniform() * pow(10.0, 5.0 * uniform() - 3.0));
+    a.half_g[i] = dtype == SLUICE_DTYPE_BF16 ? sluice_f32_to_bf16(a.g[i]) : sluice_f32_to_f16(a.g[i]);
+  }
+  return a;
+}
+
+static void release(memory_t* a) { free(a->p), free(a->m), free(a->v), free(a->g), free(a->half_g), free(a->half_p); }
+
+static sluice_adam_tensor_t tensor_of(const memory_t* a, int64_t count, int32_t dtype, int64_t step) {
+  const int is_half = dtype != SLUICE_DTYPE_F32;
+  return (sluice_adam_tensor_t){
+      .count = count,
+      .step = step,
+      .param = is_half ? (void*)a->half_p : a->p,
+      .master = is_half ? a->p : NULL,
+      .grad = is_half ? (const void*)a->half_g : a->g,
+      .exp_avg = a->m,
+      .exp_avg_sq = a->v,
+      .param_dtype = dtype,
+      .grad_dtype = dtype,
+  };
+}
+
+static const sluice_adam_rule_t adamw = {.lr = 1e-3,
+                                         .beta1 = 0.9,
+                                         .beta2 = 0.999,
+                                         .epsilon = 1e-8,
+                                         .weight_decay = 0.1,
+                                         .is_decoupled = 1,
+                                         .corrects_the_bias = 1};
+
+static sluice_threads_t no_threads;
+
+static sluice_adam_step_t step_of(const sluice_adam_group_t* groups, int64_t num_groups) {
+  return (sluice_adam_step_t){.groups = groups,
+                              .num_groups = num_groups,
+                              .loss_scale = 1.0,
+                              .looks_first = 1,
+                              .kernels = &sluice_adam_plain,
+                              .threads = &no_threads};
+}
+
+/* ---- numbers ---- */
+
+static double ulp_of(double x) {
+  const float f = (float)fabs(x);
+  return (double)nextafterf(f, INFINITY) - (double)f;
+}
+
+static double larger(double a, double b) { return fabs(a) > fabs(b) ? fabs(a) : fabs(b); }
+
+/* The rule, written down in f64 and by itself; from the same state. */
+static void expect_step(const sluice_adam_rule_t* rule, int64_t t, double scale, const memory_t* before,
+                        const memory_t* after, int64_t i) {
+  const double g0 = (double)before->g[i] * scale, p0 = before->p[i], m0 = before->m[i], v0 = before->v[i];
+  const double g = rule->is_decoupled ? g0 : g0 + rule->weight_decay * p0;
+  const double m = rule->beta1 * m0 + (1.0 - rule->beta1) * g;
+  const double v = rule->beta2 * v0 + (1.0 - rule->beta2) * g * g;
+  const double c1 = 1.0 - pow(rule->beta1, (double)t), c2 = 1.0 - pow(rule->beta2, (double)t);
+  const double moved = rule->lr / c1 * m / (sqrt(v) / sqrt(c2) + rule->epsilon);
+  const double kept = rule->is_decoupled ? p0 * (1.0 - rule->lr * rule->weight_decay) : p0;
+  /* A rounding of each, and of what f64 itself is off by. */
+  assert_true(fabs((double)after->m[i] - m) <= 0.51 * ulp_of(larger(m0, g)));
+  assert_true(fabs((double)after->v[i] - v) <= 0.51 * ulp_of(larger(v0, g * g)));
+  assert_true(fabs((double)after->p[i] - (kept - moved)) <= 0.51 * ulp_of(larger(kept - moved, p0)));
+}
+
+static void Step_FromAnyState_IsTheRuleInF64RoundedOnce(void** state) {
+  (void)state;
+  const int64_t steps[] = {1, 2, 10, 1000, 1000000};
+  for (size_t s = 0; s < sizeof steps / sizeof steps[0]; ++s) {
+    for (int32_t is_decoupled = 0; is_decoupled < 2; ++is_decoupled) {
+      sluice_adam_rule_t rule = adamw;
+      rule.is_decoupled = is_decoupled;
+      memory_t before = memory_of(COUNT, SLUICE_DTYPE_F32, 1), after = memory_of(COUNT, SLUICE_DTYPE_F32, 1);
+      const sluice_adam_tensor_t tensor = tensor_of(&after, COUNT, SLUICE_DTYPE_F32, steps[s]);
+      const sluice_adam_group_t group = {.rule = rule, .tensors = &tensor, .num_tensors = 1};
+      const sluice_adam_step_t step = step_of(&group, 1);
+      sluice_adam_outcome_t outcome;
+      assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_OK);
+      for (int64_t i = 0; i < COUNT; ++i) expect_step(&rule, steps[s], 1.0, &before, &after, i);
+      release(&before), release(&after);
+    }
+  }
+}
+
+static void Step_FirstOfAdam_MovesByTheLearningRate(void** state) {
+  (void)state;
+  float p[] = {1.0F, -2.0F}, m[] = {0.0F, 0.0F}, v[] = {0.0F, 0.0F};
+  const float g[] = {0.25F, -8.0F};
+  const sluice_adam_tensor_t tensor = {2, 1, p, NULL, g, m, v, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32};
+  sluice_adam_group_t group = {.rule = adamw, .tensors = &tensor, .num_tensors = 1};
+  group.rule.weight_decay = 0.0;
+  group.rule.lr = 0.5;
+  const sluice_adam_step_t step = step_of(&group, 1);
+  sluice_adam_outcome_t outcome;
+  assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_OK);
+  assert_float_equal(p[0], 0.5F, 1e-6F);
+  assert_float_equal(p[1], -1.5F, 1e-6F);
+  assert_float_equal(outcome.norm, sqrt(0.0625 + 64.0), 1e-12);
+  assert_float_equal(outcome.largest, 8.0F, 0.0F);
+}
+
+static void Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes(void** state) {
+  (void)state;
+  const sluice_adam_kernels_t* const sets[] = {sluice_adam_avx2(), sluice_adam_avx512()};
+  const char* const names[] = {"avx2", "avx512"};
+  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
+  const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&adamw, 7, 1.0 / 3.0);
+  for (size_t s = 0; s < 2; ++s) {
+    if (sets[s] == NULL) {
+      print_message("SKIPPED: this processor has no %s\n", names[s]);
+      continue;
+    }
+    for (size_t d = 0; d < 3; ++d) {
+      memory_t plain = memory_of(COUNT, dtypes[d], 3), wide = memory_of(COUNT, dtypes[d], 3);
+      const sluice_adam_tensor_t a = tensor_of(&plain, COUNT, dtypes[d], 7), b = tensor_of(&wide, COUNT, dtypes[d], 7);
+      /* Beginnings that no vector is aligned to, ends in the middle of one. */
+      for (int64_t first = 0, size = 1; first < COUNT; first += size, size = size * 3 + 1) {
+        const int64_t count = first + size < COUNT ? size : COUNT - first;
+        sluice_adam_plain.update(&a, first, count, &numbers);
+        sets[s]->update(&b, first, count, &numbers);
+        const sluice_adam_scan_t x = sluice_adam_plain.scan(a.grad, dtypes[d], first, count);
+        const sluice_adam_scan_t y = sets[s]->scan(b.grad, dtypes[d], first, count);
+        assert_memory_equal(&x.sum_of_squares, &y.sum_of_squares, sizeof x.sum_of_squares);
+        assert_memory_equal(&x.largest, &y.largest, sizeof x.largest);
+      }
+      assert_memory_equal(plain.p, wide.p, COUNT * 4);
+      assert_memory_equal(plain.m, wide.m, COUNT * 4);
+      assert_memory_equal(plain.v, wide.v, COUNT * 4);
+      assert_memory_equal(plain.half_p, wide.half_p, COUNT * 2);
+      release(&plain), release(&wide);
+    }
+  }
+}
+
+static void Step_OfHalfParameters_WritesTheMasterRoundedToNearest(void** state) {
+  (void)state;
+  const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
+  for (size_t d = 0; d < 2; ++d) {
+    memory_t a = memory_of(COUNT, dtypes[d], 5);
+    const sluice_adam_tensor_t tensor = tensor_of(&a, COUNT, dtypes[d], 3);
+    const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&adamw, 3, 1.0);
+    sluice_adam_widest()->update(&tensor, 0, COUNT, &numbers);
+    for (int64_t i = 0; i < COUNT; ++i) {
+      const uint16_t wanted = d == 0 ? sluice_f32_to_bf16(a.p[i]) : sluice_f32_to_f16(a.p[i]);
+      assert_int_equal(a.half_p[i], wanted);
+    }
+    release(&a);
+  }
+}
+
+static void Step_OfHalfParametersWithoutMaster_IsThatOfAMasterThatStartsAtThem(void** state) {
+  (void)state;
+  const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
+  for (size_t d = 0; d < 2; ++d) {
+    memory_t a = memory_of(COUNT, dtypes[d], 7), b = memory_of(COUNT, dtypes[d], 7);
+    for (int64_t i = 0; i < COUNT; ++i) {
+      a.half_p[i] = b.half_p[i] = d == 0 ? sluice_f32_to_bf16(a.p[i]) : sluice_f32_to_f16(a.p[i]);
+      b.p[i] = d == 0 ? sluice_bf16_to_f32(b.half_p[i]) : sluice_f16_to_f32(b.half_p[i]);
+    }
+    sluice_adam_tensor_t without = tensor_of(&a, COUNT, dtypes[d], 3), with = tensor_of(&b, COUNT, dtypes[d], 3);
+    without.master = NULL;
+    const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&adamw, 3, 1.0);
+    sluice_adam_widest()->update(&without, 0, COUNT, &numbers);
+    sluice_adam_widest()->update(&with, 0, COUNT, &numbers);
+    assert_memory_equal(a.half_p, b.half_p, COUNT * 2);
+    assert_memory_equal(a.m, b.m, COUNT * 4);
+    assert_memory_equal(a.v, b.v, COUNT * 4);
+    release(&a), release(&b);
+  }
+}
+
+/* ---- all or nothing ---- */
+
+static void expect_same(const memory_t* a, const memory_t* b) {
+  assert_memory_equal(a->p, b->p, COUNT * 4);
+  assert_memory_equal(a->m, b->m, COUNT * 4);
+  assert_memory_equal(a->v, b->v, COUNT * 4);
+  assert_memory_equal(a->half_p, b->half_p, COUNT * 2);
+}
+
+static void Step_WithOneGradientThatIsNoNumber_ChangesNothingAnywhere(void** state) {
+  (void)state;
+  const int64_t places[] = {0, 32767, 32768, COUNT - 1};
+  const float bad[] = {INFINITY, -INFINITY, NAN};
+  for (size_t i = 0; i < 4; ++i) {
+    for (size_t j = 0; j < 3; ++j) {
+      memory_t one = memory_of(COUNT, SLUICE_DTYPE_BF16, 8), two = memory_of(COUNT, SLUICE_DTYPE_BF16, 9);
+      memory_t was_one = memory_of(COUNT, SLUICE_DTYPE_BF16, 8), was_two = memory_of(COUNT, SLUICE_DTYPE_BF16, 9);
+      two.half_g[places[i]] = sluice_f32_to_bf16(bad[j]);
+      const sluice_adam_tensor_t tensors[] = {tensor_of(&one, COUNT, SLUICE_DTYPE_BF16, 4),
+                                              tensor_of(&two, COUNT, SLUICE_DTYPE_BF16, 4)};
+      const sluice_adam_group_t groups[] = {{adamw, tensors, 1}, {adamw, tensors + 1, 1}};
+      sluice_adam_step_t step = step_of(groups, 2);
+      step.kernels = sluice_adam_widest();
+      sluice_adam_outcome_t outcome;
+      assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_OK);
+      assert_int_equal(outcome.is_skipped, 1);
+      expect_same(&one, &was_one);
+      expect_same(&two, &was_two);
+      release(&one), release(&two), release(&was_one), release(&was_two);
+    }
+  }
+}
+
+static void Step_WithARuleThatNoTrainingMeans_IsRefusedAndChangesNothing(void** state) {
+  (void)state;
+  const double bad[][5] = {{-1e-3, 0.9, 0.999, 1e-8, 0.0}, {NAN, 0.9, 0.999, 1e-8, 0.0},
+                           {1e-3, 1.0, 0.999, 1e-8, 0.0},  {1e-3, 0.9, -0.1, 1e-8, 0.0},
+                           {1e-3, 0.9, 0.999, -1.0, 0.0},  {1e-3, 0.9, 0.999, 1e-8, -1.0}};
+  memory_t a = memory_of(COUNT, SLUICE_DTYPE_F32, 2), was = memory_of(COUNT, SLUICE_DTYPE_F32, 2);
+  const sluice_adam_tensor_t tensor = tensor_of(&a, COUNT, SLUICE_DTYPE_F32, 1);
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
+    const sluice_adam_rule_t rule = {bad[i][0], bad[i][1], bad[i][2], bad[i][3], bad[i][4], 1, 1, 0};
+    const sluice_adam_group_t groups[] = {{adamw, &tensor, 1}, {rule, &tensor, 1}};
+    const sluice_adam_step_t step = step_of(groups, 2);
+    sluice_adam_outcome_t outcome;
+    assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_E_INVALID_ARGUMENT);
+    expect_same(&a, &was);
+  }
+  const sluice_adam_tensor_t unborn = tensor_of(&a, COUNT, SLUICE_DTYPE_F32, 0);
+  const sluice_adam_group_t group = {adamw, &unborn, 1};
+  const sluice_adam_step_t step = step_of(&group, 1);
+  sluice_adam_outcome_t outcome;
+  assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_E_INVALID_ARGUMENT);
+  expect_same(&a, &was);
+  release(&a), release(&was);
+}
+
+/* ---- norms, threads ---- */
+
+static void Step_ThatClips_IsThatOfGradientsScaledDown(void** state) {
+  (void)state;
+  memory_t clipped = memory_of(COUNT, SLUICE_DTYPE_F32, 6), before = memory_of(COUNT, SLUICE_DTYPE_F32, 6);
+  double squares = 0.0;
+  for (int64_t i = 0; i < COUNT; ++i) squares += (double)before.g[i] * (double)before.g[i];
+  const sluice_adam_tensor_t tensor = tensor_of(&clipped, COUNT, SLUICE_DTYPE_F32, 5);
+  const sluice_adam_group_t group = {adamw, &tensor, 1};
+  sluice_adam_step_t step = step_of(&group, 1);
+  step.loss_scale = 1024.0;
+  step.max_norm = 1e-3;
+  sluice_adam_outcome_t outcome;
+  assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_OK);
+  const double norm = sqrt(squares) / 1024.0;
+  assert_true(fabs(outcome.norm / norm - 1.0) < 1e-12);
+  assert_true(norm > step.max_norm);
+  for (int64_t i = 0; i < COUNT; ++i) before.g[i] = (float)((double)before.g[i] * (1e-3 / (norm + 1e-6) / 1024.0));
+  for (int64_t i = 0; i < COUNT; ++i) {
+    /* The factor is rounded to f32 here and each gradient was there. */
+    const double g = before.g[i], m = 0.9 * (double)before.m[i] + 0.1 * g;
+    assert_true(fabs((double)clipped.m[i] - m) <= 2.0 * ulp_of(larger(before.m[i], g)));
+  }
+  release(&clipped), release(&before);
+}
+
+/* A pool whose threads run one after the other, last first. */
+static int fake_threads, fake_index;
+static void fake_parallel(void (*fn)(void* data), void* data, unsigned num_threads, unsigned flags) {
+  (void)flags;
+  fake_threads = (int)num_threads;
+  for (fake_index = fake_threads - 1; fake_index >= 0; --fake_index) fn(data);
+}
+static int wanted_threads;
+static int fake_max(void) { return wanted_threads; }
+static int fake_count(void) { return fake_threads; }
+static int fake_num(void) { return fake_index; }
+static int fake_in_parallel(void) { return 0; }
+
+static void Step_WithAnyNumberOfThreads_HasTheSameBits(void** state) {
+  (void)state;
+  const sluice_threads_t pool = {fake_parallel, fake_max, fake_count, fake_num, fake_in_parallel};
+  memory_t single = memory_of(COUNT, SLUICE_DTYPE_F16, 4);
+  double norm = 0.0;
+  for (wanted_threads = 1; wanted_threads <= 4; ++wanted_threads) {
+    memory_t a = memory_of(COUNT, SLUICE_DTYPE_F16, 4);
+    memory_t* at = wanted_threads == 1 ? &single : &a;
+    /* Two tensors of one group, cut in the middle of a vector. */
+    sluice_adam_tensor_t tensors[] = {tensor_of(at, 40001, SLUICE_DTYPE_F16, 2),
+                                      tensor_of(at, COUNT - 40001, SLUICE_DTYPE_F16, 2)};
+    tensors[1].master += 40001, tensors[1].exp_avg += 40001, tensors[1].exp_avg_sq += 40001;
+    tensors[1].grad = at->half_g + 40001;
+    tensors[1].param = at->half_p + 40001;
+    const sluice_adam_group_t group = {adamw, tensors, 2};
+    sluice_adam_step_t step = step_of(&group, 1);
+    step.kernels = sluice_adam_widest();
+    step.threads = &pool;
+    step.max_norm = 0.01;
+    sluice_adam_outcome_t outcome;
+    assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_OK);
+    if (wanted_threads == 1) norm = outcome.norm;
+    assert_memory_equal(&norm, &outcome.norm, sizeof norm);
+    if (wanted_threads > 1) assert_int_equal(fake_threads, wanted_threads);
+    expect_same(&single, at);
+    release(&a);
+  }
+  release(&single);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Step_FromAnyState_IsTheRuleInF64RoundedOnce),
+      cmocka_unit_test(Step_FirstOfAdam_MovesByTheLearningRate),
+      cmocka_unit_test(Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes),
+      cmocka_unit_test(Step_OfHalfParameters_WritesTheMasterRoundedToNearest),
+      cmocka_unit_test(Step_OfHalfParametersWithoutMaster_IsThatOfAMasterThatStartsAtThem),
+      cmocka_unit_test(Step_WithOneGradientThatIsNoNumber_ChangesNothingAnywhere),
+      cmocka_unit_test(Step_WithARuleThatNoTrainingMeans_IsRefusedAndChangesNothing),
+      cmocka_unit_test(Step_ThatClips_IsThatOfGradientsScaledDown),
+      cmocka_unit_test(Step_WithAnyNumberOfThreads_HasTheSameBits),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

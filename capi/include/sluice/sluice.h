@@ -7,6 +7,7 @@
 #include "sluice/context.h"
 #include "sluice/gate.h"
 #include "sluice/moe.h"
+#include "sluice/optimizer.h"
 #include "sluice/parts.h"
 #include "sluice/plan.h"
 #include "sluice/planner.h"

@@ -1,0 +1,205 @@
+/* The optimizer by its public calls: what it refuses, what it skips, and a model trained by it. */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "capi/test/refusals.h"
+#include "sluice/optimizer.h"
+
+enum { COUNT = 1000 };
+
+typedef struct model_s {
+  float param[COUNT], grad[COUNT], exp_avg[COUNT], exp_avg_sq[COUNT];
+  sluice_optimizer_tensor_t tensor;
+  sluice_optimizer_group_t group;
+  const sluice_optimizer_group_t* groups[1];
+  sluice_optimizer_step_args_t args;
+  sluice_optimizer_t* optimizer;
+} model_t;
+
+static model_t* open_model(void) {
+  model_t* m = calloc(1, sizeof *m);
+  assert_non_null(m);
+  for (int i = 0; i < COUNT; ++i) m->param[i] = (float)i / COUNT, m->grad[i] = (float)(i % 7 - 3) / 4.0F;
+  m->tensor = (sluice_optimizer_tensor_t){.count = COUNT,
+                                          .step = 1,
+                                          .param = m->param,
+                                          .grad = m->grad,
+                                          .exp_avg = m->exp_avg,
+                                          .exp_avg_sq = m->exp_avg_sq,
+                                          .param_dtype = SLUICE_DTYPE_F32,
+                                          .grad_dtype = SLUICE_DTYPE_F32};
+  sluice_optimizer_group_init(&m->group, sizeof m->group);
+  m->group.tensors = &m->tensor;
+  m->group.num_tensors = 1;
+  m->groups[0] = &m->group;
+  sluice_optimizer_step_args_init(&m->args, sizeof m->args);
+  m->args.groups = m->groups;
+  m->args.num_groups = 1;
+  sluice_optimizer_config_t config;
+  sluice_optimizer_config_init(&config, sizeof config);
+  WORKS(sluice_optimizer_create(&config, &m->optimizer));
+  return m;
+}
+
+static void close_model(model_t* m) {
+  sluice_optimizer_destroy(m->optimizer);
+  free(m);
+}
+
+/* Parameters, moments: what a step may change. */
+static void copy_state(const model_t* m, float* out) {
+  memcpy(out, m->param, sizeof m->param);
+  memcpy(out + COUNT, m->exp_avg, sizeof m->exp_avg);
+  memcpy(out + 2 * COUNT, m->exp_avg_sq, sizeof m->exp_avg_sq);
+}
+
+static void check_unchanged(const model_t* m, const float* before) {
+  float now[3 * COUNT];
+  copy_state(m, now);
+  assert_memory_equal(before, now, sizeof now);
+}
+
+/* sum of (p - target)^2 / 2: its gradient is p - target. */
+static void Steps_OnAQuadratic_ReachItsMinimum(void** state) {
+  (void)state;
+  model_t* m = open_model();
+  m->group.lr = 0.02, m->group.weight_decay = 0.0;
+  for (int64_t t = 1; t <= 500; ++t) {
+    for (int i = 0; i < COUNT; ++i) m->grad[i] = 1024.0F * (m->param[i] - 0.25F);
+    m->tensor.step = t;
+    m->args.loss_scale = 1024.0;
+    WORKS(sluice_optimizer_step(m->optimizer, &m->args, NULL));
+  }
+  for (int i = 0; i < COUNT; ++i) assert_true(fabsf(m->param[i] - 0.25F) < 1e-3F);
+  close_model(m);
+}
+
+static void Step_WithResult_TellsTheNormAndThatNothingWasSkipped(void** state) {
+  (void)state;
+  model_t* m = open_model();
+  sluice_optimizer_step_result_t result;
+  sluice_optimizer_step_result_init(&result, sizeof result);
+  double squares = 0.0;
+  for (int i = 0; i < COUNT; ++i) squares += (double)m->grad[i] * (double)m->grad[i];
+  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
+  assert_true(fabs(result.norm - sqrt(squares)) < 1e-9);
+  assert_int_equal(result.skipped, 0);
+  close_model(m);
+}
+
+static void Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns(void** state) {
+  (void)state;
+  model_t* m = open_model();
+  float before[3 * COUNT];
+  copy_state(m, before);
+  sluice_optimizer_step_result_t result;
+  sluice_optimizer_step_result_init(&result, sizeof result);
+  m->grad[COUNT - 1] = -INFINITY;
+  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
+  assert_int_equal(result.skipped, 1);
+  check_unchanged(m, before);
+  m->grad[COUNT - 1] = 0.5F;
+  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
+  assert_int_equal(result.skipped, 0);
+  assert_true(m->param[COUNT - 1] < before[COUNT - 1]);
+  close_model(m);
+}
+
+static void Step_BadArguments_AreRefusedByNameAndChangeNothing(void** state) {
+  (void)state;
+  model_t* m = open_model();
+  float before[3 * COUNT];
+  copy_state(m, before);
+  const model_t good = *m;
+#define TENSOR(field, value, text)                                         \
+  m->tensor.field = (value);                                               \
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, text); \
+  m->tensor = good.tensor;                                                 \
+  check_unchanged(m, before)
+  TENSOR(count, -1, "tensor 0 of group 0 has count -1");
+  TENSOR(step, 0, "tensor 0 of group 0 is at step 0");
+  TENSOR(param, NULL, "param is NULL");
+  TENSOR(grad, NULL, "grad is NULL");
+  TENSOR(exp_avg, NULL, "exp_avg is NULL");
+  TENSOR(exp_avg_sq, NULL, "exp_avg_sq is NULL");
+  TENSOR(param_dtype, SLUICE_DTYPE_F64, "param_dtype is f64");
+  TENSOR(grad_dtype, 99, "grad_dtype is unknown (99)");
+#define GROUP(field, value, text)                                          \
+  m->group.field = (value);                                                \
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, text); \
+  m->group.field = good.group.field;                                       \
+  check_unchanged(m, before)
+  GROUP(lr, -1.0, "lr is -1");
+  GROUP(beta1, 1.0, "beta1 is 1");
+  GROUP(beta2, -0.5, "beta2 is -0.5");
+  GROUP(epsilon, NAN, "epsilon is nan");
+  GROUP(weight_decay, INFINITY, "weight_decay is inf");
+  GROUP(num_tensors, -1, "num_tensors -1");
+  GROUP(reserved, 7, "reserved is 7");
+  GROUP(tensors, NULL, "array is NULL");
+#define ARGS(field, value, text)                                           \
+  m->args.field = (value);                                                 \
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, text); \
+  m->args.field = good.args.field;                                         \
+  check_unchanged(m, before)
+  ARGS(loss_scale, 0.0, "loss_scale is 0");
+  ARGS(max_norm, -1.0, "max_norm is -1");
+  ARGS(num_groups, -1, "num_groups is -1");
+  m->args.groups = NULL;
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "groups is NULL");
+  m->args.groups = m->groups;
+  ARGS(reserved, 1, "reserved is 1");
+  m->groups[0] = NULL;
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "group 0 is NULL");
+  m->groups[0] = &m->group;
+  m->group.struct_size = 1;
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_ABI, "sluice_optimizer_group_t");
+  m->group.struct_size = sizeof m->group;
+  REFUSED(sluice_optimizer_step(NULL, &m->args, NULL), BAD, "optimizer is NULL");
+  REFUSED(sluice_optimizer_create(NULL, NULL), BAD, "out_optimizer is NULL");
+  check_unchanged(m, before);
+  WORKS(sluice_optimizer_step(m->optimizer, &m->args, NULL));
+  close_model(m);
+  sluice_optimizer_destroy(NULL);
+}
+
+/* Two threads in turns and at once: each call has run wholly or was BUSY. */
+typedef struct caller_s {
+  model_t* model;
+  int ran, busy;
+} caller_t;
+
+static void* call_often(void* data) {
+  caller_t* caller = data;
+  for (int i = 0; i < 300; ++i) {
+    const sluice_status_t status = sluice_optimizer_step(caller->model->optimizer, &caller->model->args, NULL);
+    caller->ran += status == SLUICE_OK;
+    caller->busy += status == SLUICE_E_BUSY;
+  }
+  return NULL;
+}
+
+static void Step_FromTwoThreads_RunsOrIsBusy(void** state) {
+  (void)state;
+  model_t* m = open_model();
+  caller_t callers[2] = {{.model = m}, {.model = m}};
+  pthread_t threads[2];
+  for (int i = 0; i < 2; ++i) assert_int_equal(pthread_create(&threads[i], NULL, call_often, &callers[i]), 0);
+  for (int i = 0; i < 2; ++i) pthread_join(threads[i], NULL);
+  for (int i = 0; i < 2; ++i) assert_int_equal(callers[i].ran + callers[i].busy, 300);
+  assert_true(callers[0].ran + callers[1].ran > 0);
+  close_model(m);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Steps_OnAQuadratic_ReachItsMinimum),
+      cmocka_unit_test(Step_WithResult_TellsTheNormAndThatNothingWasSkipped),
+      cmocka_unit_test(Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns),
+      cmocka_unit_test(Step_BadArguments_AreRefusedByNameAndChangeNothing),
+      cmocka_unit_test(Step_FromTwoThreads_RunsOrIsBusy),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,101 @@
+"""One step of the library's optimizer over torch tensors: addresses are handed over, nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._library import load
+from .descriptors import config_dtype
+
+
+class Entry(NamedTuple):
+    """A parameter of a step, which has the number `step`; moments are f32. DTensors: what this rank has of them."""
+
+    step: int
+    param: torch.Tensor
+    grad: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+
+
+class OptimizerStep:
+    """Made for one step, and keeps alive all that the library reads."""
+
+    def __init__(self, handle: Any) -> None:
+        self._library, self._handle = load(), handle
+        self._groups: list[Any] = []
+        self._kept: list[Any] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # what is not dense is updated in a copy
+
+    def add_group(self, numbers: Mapping[str, Any], entries: Sequence[Entry]) -> None:
+        """numbers: a parameter group of torch's Adam, with `bias_correction` if it is to be off."""
+        library = self._library
+        items = library.ffi.new("sluice_optimizer_tensor_t[]", max(len(entries), 1))
+        for index, entry in enumerate(entries):
+            self._describe(items[index], entry)
+        group = library.new("optimizer_group")
+        group.tensors, group.num_tensors = items, len(entries)
+        group.lr, group.epsilon, group.weight_decay = float(numbers["lr"]), numbers["eps"], numbers["weight_decay"]
+        group.beta1, group.beta2 = (float(beta) for beta in numbers["betas"])
+        group.decoupled = bool(numbers["decoupled_weight_decay"])
+        group.bias_correction = bool(numbers.get("bias_correction", True))
+        group.maximize = bool(numbers["maximize"])
+        self._groups.append(group)
+        self._kept.append(items)
+
+    def _describe(self, item: Any, entry: Entry) -> None:
+        ffi = self._library.ffi
+        param = _local(entry.param)
+        strides = _dense_strides(param)
+        grad = self._dense(_local(entry.grad), strides, False)
+        item.count, item.step = param.numel(), entry.step
+        item.param_dtype, item.grad_dtype = config_dtype(param.dtype), config_dtype(grad.dtype)
+        item.param = ffi.cast("void *", self._dense(param, strides, True).data_ptr())
+        item.grad = ffi.cast("void *", grad.data_ptr())
+        item.exp_avg = ffi.cast("float *", self._dense(_local(entry.exp_avg), strides, True).data_ptr())
+        item.exp_avg_sq = ffi.cast("float *", self._dense(_local(entry.exp_avg_sq), strides, True).data_ptr())
+
+    def _dense(self, tensor: torch.Tensor, strides: tuple[int, ...], is_written: bool) -> torch.Tensor:
+        """Itself where its elements lie by `strides`, one behind the other; else a copy that does."""
+        if tensor.stride() == strides or tensor.numel() <= 1:
+            return tensor
+        copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+        self._kept.append(copy)
+        if is_written:
+            self._copies.append((tensor, copy))
+        return copy
+
+    def run(self, loss_scale: float = 1.0, check_finite: bool = True) -> bool:
+        """Whether parameters changed: not where a gradient is infinite or no number and that is looked for."""
+        library = self._library
+        args, result = library.new("optimizer_step_args"), library.new("optimizer_step_result")
+        groups = library.ffi.new("sluice_optimizer_group_t *[]", self._groups or 1)
+        args.groups, args.num_groups = groups, len(self._groups)
+        args.loss_scale, args.check_finite = loss_scale, check_finite
+        library.check(library.lib.sluice_optimizer_step(self._handle, args, result))
+        if result.skipped:
+            return False
+        for tensor, copy in self._copies:
+            tensor.copy_(copy)
+        return True
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """What this rank has of a DTensor; itself of any other tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of a tensor of this shape whose elements lie one behind the other, in the order that it has."""
+    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
+
+
+def new_handle() -> Any:
+    """An optimizer of the library, released with the object."""
+    library = load()
+    out = library.ffi.new("sluice_optimizer_t **")
+    library.check(library.lib.sluice_optimizer_create(library.new("optimizer_config"), out))
+    return library.ffi.gc(out[0], library.lib.sluice_optimizer_destroy)
